@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -34,11 +35,14 @@ from subfleet.journal.networks import NetworkRecord
 from subfleet.journal.rows import record_of
 from subfleet.link.traffic import Traffic
 from subfleet.methods.fedoras import FedorAS
+from subfleet.methods.subspacing import supernet_tiers
 from subfleet.methods.tier_search import TierMemory, TierSearch
 from subfleet.protocol.answers import Evaluated
+from subfleet.protocol.chains import Chain, Link, LinkOperator
 from subfleet.protocol.messages import Presence, Refusal
 from subfleet.protocol.paths import PathScore
 from subfleet.protocol.programs import ProgramRef
+from subfleet.protocol.readings import Budget
 from subfleet.protocol.topics import Topics
 from subfleet.rounds.actions import Action, CloseGeneration, Reply, Request, SendTask
 from subfleet.rounds.coordinator import resume_actions, step
@@ -66,7 +70,9 @@ def terms_with(search: TierSearch, **changes: Any) -> Terms:
 
 
 BY_SERVER = terms_with(TierSearch(evolution=EVOLUTION))
-BY_DEVICES = terms_with(TierSearch(evolution=EVOLUTION, scoring="devices", scoring_clients=2, scoring_rounds=2))
+SCORING = TierSearch(evolution=EVOLUTION, scoring="devices", scoring_clients=2, scoring_rounds=1)
+BY_DEVICES = terms_with(replace(SCORING, scoring_rounds=2))
+NOBODY = "no device that can compute its paths has scored them; see that some hold samples out"
 
 
 def supernet_round(terms: Terms, held_out: int = HELD_OUT) -> Outcome:
@@ -237,10 +243,11 @@ def test_without_a_search_or_before_its_end_nothing_ranks() -> None:
 # --- by devices ---------------------------------------------------------------------------------------------------
 
 
-def opened(terms: Terms = BY_DEVICES, held_out: int = HELD_OUT) -> Outcome:
+def opened(terms: Terms = BY_DEVICES, held_out: int = HELD_OUT, *, central: bool = True) -> Outcome:
     """Devices are asked for the first scores, at second 6."""
     state, actions = supernet_round(terms, held_out)
-    return step(terms, state, Ready(made=replace(made_now(terms, state, actions), ticket="ab")), 6.0)
+    made = replace(made_now(terms, state, actions), ticket="ab")
+    return step(terms, state, Ready(made=made if central else replace(made, scores=())), 6.0)
 
 
 def test_devices_are_sent_the_smallest_supernet_that_holds_the_paths() -> None:
@@ -258,23 +265,26 @@ def test_devices_are_sent_the_smallest_supernet_that_holds_the_paths() -> None:
     assert all(one.evaluation is not None and one.evaluation.population == paths for one in given)
 
 
-def test_scores_are_means_over_labels_of_all_rounds_and_rank_against_the_servers() -> None:
-    state, actions = opened()
+@pytest.mark.parametrize(("share", "first"), [(1.0, 0.8), (0.5, 0.5)])
+def test_scores_are_means_over_labels_of_all_rounds_and_rank_against_the_servers(share: float, first: float) -> None:
+    """However many labels a device says to have counted, it has no more than its share of them."""
+    terms = terms_with(replace(SCORING, scoring_rounds=2), max_client_share=share)
+    state, actions = opened(terms)
     assert state.scores is not None
     central = state.scores.made.scores
     asked, record = list[set[str]](), None
     for now_s in (7.0, 8.0):
-        state = sent(state, actions, BY_DEVICES, now_s)
+        state = sent(state, actions, terms, now_s)
         asked.append(set(state.seats))
         for number, name in enumerate(sorted(state.seats)):
             ranks = tuple(0.1 * (1 + sorted(central).index(one)) for one in central)
-            told = scored(state, BY_DEVICES, name, ranks if number else (0.5,) * len(central), 2 if number else 8)
-            state, actions = step(BY_DEVICES, state, told, now_s)
+            told = scored(state, terms, name, ranks if number else (0.5,) * len(central), 2 if number else 8)
+            state, actions = step(terms, state, told, now_s)
             assert [one.receipt.status for one in actions if isinstance(one, Reply)] == ["accepted"]
         closes = [one for one in actions if isinstance(one, CloseGeneration)]
         record = closes[0] if closes else record
     assert record is not None
-    expected = [0.8 * 0.5 + 0.2 * 0.1 * (1 + sorted(central).index(one)) for one in central]
+    expected = [first * 0.5 + (1 - first) * 0.1 * (1 + sorted(central).index(one)) for one in central]
     assert record.scores == pytest.approx(expected)
     assert record.devices is not None
     assert record.devices.ranks == pytest.approx((1.0, 1.0))
@@ -309,12 +319,10 @@ def test_scores_are_believed_no_further_than_what_is_known(spoil: Callable[[Eval
     assert after.seats[name].stage == "out"
 
 
-def test_a_device_that_refuses_or_is_silent_holds_nobody_up() -> None:
-    terms = terms_with(
-        TierSearch(evolution=EVOLUTION, scoring="devices", scoring_clients=2, scoring_rounds=1),
-        deadlines=Deadlines(evaluate_s=50.0),
-    )
-    state, actions = opened(terms)
+@pytest.mark.parametrize("central", [False, True])
+def test_a_device_that_refuses_or_is_silent_holds_nobody_up(central: bool) -> None:
+    terms = terms_with(SCORING, deadlines=Deadlines(evaluate_s=50.0))
+    state, actions = opened(terms, central=central)
     state = sent(state, actions, terms, 6.0)
     first, second = sorted(state.seats)
     refused = Refusal(
@@ -330,20 +338,73 @@ def test_a_device_that_refuses_or_is_silent_holds_nobody_up() -> None:
     after, actions = step(terms, state, scored(state, terms, second, (0.1, 0.2, 0.3)), 8.0)
     assert [one.scores for one in actions if isinstance(one, CloseGeneration)] == [pytest.approx((0.1, 0.2, 0.3))]
     assert after.generations == 1
-    late, _ = step(terms, state, Tick(), 57.0)  # nobody has told anything
-    assert late.phase == "failed"
-    assert late.failure.endswith("no device that can compute its paths has scored them; see that some hold samples out")
+    late, actions = step(terms, state, Tick(), 57.0)  # nobody has told anything
+    if central:
+        assert state.scores is not None
+        assert [one.scores for one in actions if isinstance(one, CloseGeneration)] == [state.scores.made.scores]
+    else:
+        assert late.phase == "failed"
+        assert late.failure.endswith(f"cannot be scored: {NOBODY}")
 
 
-def test_where_nobody_holds_samples_out_the_search_ends_at_its_deadline_and_says_so() -> None:
-    state, actions = opened(held_out=0)
-    assert state.phase == "search"
-    assert not wanted_of(EvaluationWanted, actions)
-    limit_s = BY_DEVICES.config.deadlines.evaluate_s
-    state, _ = step(BY_DEVICES, state, Tick(), 6.0 + limit_s)
-    state, _ = step(BY_DEVICES, state, Tick(), 7.0 + 2 * limit_s)
+def test_a_tier_that_no_device_can_compute_has_no_network() -> None:
+    """The rest of the search goes on: others have devices."""
+    terms = terms_with(replace(SCORING, evolution=replace(EVOLUTION, evaluations=3)))
+    state, actions = supernet_round(terms)
+    poor = {
+        name: replace(
+            seat, budget=Budget(memory_bytes=2**40, forward_macs=supernet_tiers(terms.network, 2)[0].high_macs)
+        )
+        for name, seat in state.last.items()
+    }
+    state, now_s, tiers = replace(state, last=MappingProxyType(poor)), 6.0, list[int]()
+    for _ in range(3):
+        made = replace(made_now(terms, state, actions), ticket="ab", scores=())
+        state, actions = step(terms, state, Ready(made=made), now_s)
+        state = sent(state, actions, terms, now_s)
+        for name in sorted(state.seats):
+            state, actions = step(terms, state, scored(state, terms, name, (0.1, 0.2, 0.3)), now_s)
+            tiers += [one.generation.tier for one in actions if isinstance(one, CloseGeneration)]
+        if state.scores is not None:  # nobody could be asked
+            now_s += terms.config.deadlines.evaluate_s
+            state, actions = step(terms, state, Tick(), now_s)
+        if state.phase != "search":
+            break
+    assert tiers == [1]
+    assert [one.id for one in state.lineages] == ["", "t1"]
+
+
+def test_what_its_runtime_lacks_a_device_does_not_score() -> None:
+    """A target that cannot write an operator has no link with it."""
+    state, actions = opened()
+    program = ProgramRef(program_id="scores", target="onnx", blob=blob("scores"))
+    wanted = wanted_of(EvaluationWanted, actions)[0]
+    links = tuple(
+        Link(name=name, operators=(LinkOperator(name="none", piece="", prefix=""),))
+        for name in BY_DEVICES.network.choices
+    )
+    facts = ProgramFacts(planned_peak_bytes=1000, chain=Chain(links=links, fixed_bytes=0, runtime_bytes=()))
+    made = EvaluationMade(wanted=wanted, program=program, weights=blob("w"), facts=facts)
+    state, _ = step(BY_DEVICES, state, Ready(made=made), 6.0)
+    seat = state.seats[wanted.client_id]
+    assert (seat.stage, seat.reason) == (
+        "skipped",
+        "its runtime 'onnx' lacks an operator of what is to be evaluated",
+    )
+
+
+def test_where_nobody_holds_samples_out_the_search_ends_at_its_deadlines_and_says_so() -> None:
+    state, actions = opened(held_out=0, central=False)
+    now_s = 6.0
+    while state.phase == "search":
+        assert not wanted_of(EvaluationWanted, actions)
+        now_s += BY_DEVICES.config.deadlines.evaluate_s
+        state, actions = step(BY_DEVICES, state, Tick(), now_s)
+        if wanted := wanted_of(GenerationWanted, actions):
+            made = replace(scored_by_chance(BY_DEVICES, state, wanted[0]), ticket="ab", scores=())
+            state, actions = step(BY_DEVICES, state, Ready(made=made), now_s)
     assert state.phase == "failed"
-    assert "see that some hold samples out" in state.failure
+    assert state.failure.endswith(NOBODY)
 
 
 def test_a_server_that_starts_anew_has_the_generation_scored_by_tasks_of_other_names(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
 """How a device draws the paths of a supernet that it trains, and what it tells of them. Plain data."""
 
-import math
 from dataclasses import dataclass
 from typing import Literal
+
+from subfleet.protocol.limits import MAX_LOSS
 
 __all__ = ["OperatorExamples", "PathSampler", "PathScore", "PathSettings", "check_examples"]
 
@@ -46,9 +47,10 @@ class PathScore:
     accuracy: float
 
     def __post_init__(self) -> None:
-        if not 0 <= self.loss < math.inf or not 0 <= self.accuracy <= 1:
+        if not 0 <= self.loss < MAX_LOSS or not 0 <= self.accuracy <= 1:
             raise ValueError(
-                f"a path's loss is {self.loss} and its accuracy {self.accuracy}, but they must be 0 or more, and 0 to 1"
+                f"a path's loss is {self.loss} and its accuracy {self.accuracy}, but they must be from 0 to "
+                f"{MAX_LOSS:g}, and from 0 to 1"
             )
 
 

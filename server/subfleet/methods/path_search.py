@@ -85,6 +85,7 @@ class PathSearch:
             before the next one; asked in the loop.
         propose: the next generation; None where nothing is left to propose. It may take seconds.
         scored: what is remembered once a generation has been scored.
+        passed: the same where nobody can score its tier: nothing more is proposed for that.
         found: the networks that the paths which were found become, of what is remembered, the supernet and the round
             that was folded last; the supernet then retires. They begin with the supernet's weights, or with first ones.
         federated: who scores; None has the server do so on its validation data.
@@ -93,5 +94,6 @@ class PathSearch:
     due: Callable[[Any, int], bool]
     propose: Callable[[Proposing], Generation | None]
     scored: Callable[[Any, ScoredGeneration], Any]
+    passed: Callable[[Any, Generation], Any]
     found: Callable[[Any, Network, int], Sequence[Lineage]]
     federated: FederatedScoring | None = None

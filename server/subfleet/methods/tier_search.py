@@ -72,6 +72,7 @@ class TierSearch:
             due=lambda memory, folded_round: folded_round == supernet_rounds,
             propose=self._proposed,
             scored=_scored,
+            passed=_passed,
             found=partial(self._found, fresh),
             federated=federated if self.scoring == "devices" else None,
         )
@@ -84,7 +85,10 @@ class TierSearch:
             paths = self._population(space, tier, told, asked.seed)
             if paths:
                 return Generation(
-                    number=memory.generations + 1, tier=tier.number, paths=paths, least_macs=tier.low_macs
+                    number=memory.generations + 1,
+                    tier=tier.number,
+                    paths=paths,
+                    least_macs=min(map(space.macs_of, paths)),
                 )
         return None
 
@@ -124,6 +128,11 @@ def _scored(memory: TierMemory, scored: ScoredGeneration) -> TierMemory:
     new = zip(map(_BETWEEN.join, generation.paths), scored.scores, strict=True)
     told[generation.tier - 1] = (*told[generation.tier - 1], *new)
     return replace(memory, generations=generation.number, told=tuple(told))
+
+
+def _passed(memory: TierMemory, generation: Generation) -> TierMemory:
+    """With the next tier begun."""
+    return replace(memory, told=(*memory.told, *[()] * (generation.tier + 1 - len(memory.told))))
 
 
 def _read(told: Told) -> list[tuple[tuple[str, ...], float]]:

@@ -13,13 +13,13 @@ from itertools import islice
 from types import MappingProxyType
 
 from subfleet.protocol.evaluating import EvaluationSettings
-from subfleet.protocol.memory import planned_for
 from subfleet.protocol.messages import Evaluated, Task
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.rounds.actions import Action, CloseEvaluation, GoOn, Request, SendTask, Withdraw
 from subfleet.rounds.answers import evaluation_task_id, judge, reply
 from subfleet.rounds.ending import over
+from subfleet.rounds.fitting_plans import operators_of, planned_evaluation
 from subfleet.rounds.members import expected
 from subfleet.rounds.networks import standing_for
 from subfleet.rounds.requests import EvaluationMade, EvaluationWanted
@@ -78,7 +78,10 @@ def evaluation_made(terms: Terms, state: RunState, made: EvaluationMade, now_s: 
     if (made.wanted.round, made.wanted.participant) != (state.round, seat.participant):
         return state, ()
     budget = seat.budget or Budget(memory_bytes=0)
-    planned_bytes = _planned_bytes(made, seat)
+    planned_bytes, unfit = planned_evaluation(seat, made.facts, operators_of(state, seat.client_id))
+    if unfit:
+        reason = f"its runtime {seat.runtime!r} lacks an operator of what is to be evaluated"
+        return _with_seat(state, replace(seat, stage="skipped", reason=reason)), ()
     if planned_bytes > budget.memory_bytes:
         reason = f"to evaluate takes {planned_bytes} bytes of memory, but the budget is {budget.memory_bytes}"
         return _with_seat(state, replace(seat, stage="skipped", reason=reason)), ()
@@ -110,14 +113,6 @@ def _settings(terms: Terms, state: RunState) -> EvaluationSettings:
     if generation is None:
         return EvaluationSettings(batch_size=batch_size, per_class=terms.config.evaluation.per_class)
     return EvaluationSettings(batch_size=batch_size, population=generation.paths)
-
-
-def _planned_bytes(made: EvaluationMade, seat: Seat) -> int:
-    """What a task takes on the client: of a supernet, whatever path of the subspace that it is sent is evaluated."""
-    facts, spec = made.facts, made.wanted.participant.spec
-    if facts.chain is not None:
-        return facts.chain.room(facts.chain.kept(dict(spec.choices))).evaluation_peak_bytes
-    return planned_for(facts.planned_peak_bytes, facts.packings, seat.packing_width)
 
 
 def evaluated(terms: Terms, state: RunState, answer: Evaluated) -> Outcome:

@@ -1,8 +1,9 @@
 """Devices score the paths of a generation on their held-out data, a few devices in each of some rounds. Pure.
 
 A device receives the smallest supernet that holds the generation's paths, and tells how good each of them is there
-(FedorAS, section 3.2). A path's score is the mean over all labels that were counted in all rounds. A server that starts
-anew has the generation scored anew, by tasks with other names, since devices do not answer a task twice.
+(FedorAS, section 3.2). A path's score is the mean over all labels that were counted in all rounds, of which no device
+has more than a share in each. A server that starts anew has the generation scored anew, by tasks with other names,
+since devices do not answer a task twice.
 """
 
 import math
@@ -21,11 +22,14 @@ from subfleet.rounds.members import expected
 from subfleet.rounds.requests import GenerationMade
 from subfleet.rounds.state import GenerationScores, RunState
 from subfleet.rounds.terms import Terms
+from subfleet.rounds.weights import share_limit
 from subfleet.search.ranking import kendall_tau
 
 __all__ = ["begun_scoring", "mean_scores", "scored_by_devices", "smallest_supernet"]
 
 Outcome = tuple[RunState, tuple[Action, ...]]
+_MOST_GUESSES = 2.0
+"""The most that a loss counts, in those of guessing: worse paths are alike."""
 
 
 def smallest_supernet(network: Network, generation: Generation) -> SubnetSpec:
@@ -85,7 +89,7 @@ def scored_by_devices(
 
 def mean_scores(scores: GenerationScores) -> tuple[float, ...]:
     """Of each path, over all labels that were counted; none where no device has told any."""
-    return tuple(one / scores.labels for one in scores.sums) if scores.labels else ()
+    return tuple(one / scores.weight for one in scores.sums) if scores.weight else ()
 
 
 def _answered(terms: Terms, state: RunState) -> bool:
@@ -120,22 +124,25 @@ def _able(terms: Terms, state: RunState, scores: GenerationScores, now_s: float)
 def _closed(terms: Terms, state: RunState, scores: GenerationScores, now_s: float) -> Outcome:
     """Count what was told, and go on to the next round of scoring."""
     found = [one.evaluated for _, one in sorted(state.seats.items()) if one.stage == "done" and one.evaluated]
-    labels = scores.labels + sum(one.label_count for one in found)
-    told = [_told(terms, one) for one in found]
+    labels = [one.label_count for one in found]
+    limit = share_limit(labels, terms.config.max_client_share)  # how many a device has is no more than a claim
+    weights = [float(own if limit is None or own <= limit else limit) for own in labels]
+    told = [_told(terms, one, weight) for one, weight in zip(found, weights, strict=True)]
     sums = tuple(math.fsum((before, *own)) for before, *own in zip(scores.sums, *told, strict=True))
     asked = [seat for seat in state.seats.values() if seat.task is not None]
     sent = (seat.task.weights for seat in asked if seat.task is not None and seat.task.weights is not None)
     scores = replace(
         scores,
         closed=scores.closed + 1,
-        labels=labels,
+        labels=scores.labels + sum(labels),
+        weight=scores.weight + math.fsum(weights),
         sums=sums,
         answers=scores.answers + len(found),
         asked=tuple(sorted({*scores.asked, *(seat.client_id for seat in asked)})),
         supernet_bytes=max([scores.supernet_bytes, *(one.size_bytes for one in sent)]),
     )
     central = scores.made.scores
-    if central and labels:
+    if central and scores.weight:
         scores = replace(scores, ranks=(*scores.ranks, kendall_tau(mean_scores(scores), central)))
     withdrawn = (Withdraw(task_id=seat.task.task_id) for seat in asked if seat.open and seat.task is not None)
     settled = state.settled.union(seat.task.task_id for seat in asked if seat.stage == "done" and seat.task is not None)
@@ -143,7 +150,10 @@ def _closed(terms: Terms, state: RunState, scores: GenerationScores, now_s: floa
     return state, tuple(withdrawn)
 
 
-def _told(terms: Terms, answer: Evaluated) -> list[float]:
-    """Of each path, its score times the labels that were counted."""
-    by_loss = terms.config.training.objective.name != "cross_entropy"
-    return [answer.label_count * (-one.loss if by_loss else one.accuracy) for one in answer.scores]
+def _told(terms: Terms, answer: Evaluated, weight: float) -> list[float]:
+    """Of each path, its score times what the answer counts by."""
+    if terms.config.training.objective.name == "cross_entropy":
+        return [weight * one.accuracy for one in answer.scores]
+    # One device's word for a loss without bounds would decide by itself.
+    most = _MOST_GUESSES * math.log(terms.config.model.class_count)
+    return [-weight * min(one.loss, most) for one in answer.scores]

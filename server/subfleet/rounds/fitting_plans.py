@@ -2,13 +2,21 @@
 
 from collections.abc import Sequence
 
+from subfleet.protocol.chains import Chain, ChainRoom
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.memory import planned_for
-from subfleet.rounds.state import Seat
+from subfleet.protocol.subnet import SubnetSpec
+from subfleet.rounds.state import RunState, Seat
 from subfleet.rounds.written import ProgramFacts
 from subfleet.search.candidates import lacking_operators
 
-__all__ = ["planned_for_seat"]
+__all__ = ["operators_of", "planned_evaluation", "planned_for_seat"]
+
+
+def operators_of(state: RunState, client_id: str) -> tuple[str, ...]:
+    """The operators that a device's runtime lists; none where it lists none."""
+    member = state.members.get(client_id)
+    return () if member is None or member.profile is None else member.profile.operators
 
 
 def planned_for_seat(seat: Seat, facts: ProgramFacts, operators: Sequence[str]) -> tuple[int, bool]:
@@ -21,9 +29,23 @@ def planned_for_seat(seat: Seat, facts: ProgramFacts, operators: Sequence[str]) 
     """
     if facts.chain is None or seat.spec is None:
         return planned_for(facts.planned_peak_bytes, facts.packings, seat.packing_width), False
+    room = _room(facts.chain, seat.spec, operators)
+    return (0, True) if room is None else (room.least_peak_bytes, False)
+
+
+def planned_evaluation(seat: Seat, facts: ProgramFacts, operators: Sequence[str]) -> tuple[int, bool]:
+    """The same of evaluating: of a subspace, whatever path of it."""
+    if facts.chain is None or seat.spec is None:
+        return planned_for(facts.planned_peak_bytes, facts.packings, seat.packing_width), False
+    room = _room(facts.chain, seat.spec, operators)
+    return (0, True) if room is None else (room.evaluation_peak_bytes, False)
+
+
+def _room(chain: Chain, spec: SubnetSpec, operators: Sequence[str]) -> ChainRoom | None:
+    """What a subspace's paths take; None where the target, or the device's runtime, lacks an operator of it."""
     try:
-        links = facts.chain.kept(dict(seat.spec.choices))
-    except ProtocolError:  # the target lacks an operator of it
-        return 0, True
+        links = chain.kept(dict(spec.choices))
+    except ProtocolError:
+        return None
     unfit = any(lacking_operators(one.needs, operators) for link in links for one in link.operators)
-    return facts.chain.room(links).least_peak_bytes, unfit
+    return None if unfit else chain.room(links)

@@ -3,7 +3,9 @@
     waiting --> search     a round was folded, and the method has something to search for
     search  --> search     a generation was proposed and scored, and is remembered
     search  --> waiting    nothing is left to propose: what was found are the networks of the run from now on
-    search  --> failed     a generation cannot be scored
+    search  --> failed     a generation cannot be scored, or none of any tier could
+
+A tier whose paths no device can compute is passed over where devices score.
 
 Generations are proposed beside the loop, and scored there or by devices, see `federated_scoring`. Each is in the
 journal before the next is asked for: a run that was killed goes on behind the last one.
@@ -23,6 +25,7 @@ from subfleet.rounds.terms import Terms
 __all__ = ["generation_failed", "generation_made", "generation_wanted", "search_due", "searched_round", "searching"]
 
 Outcome = tuple[RunState, tuple[Action, ...]]
+_NOBODY = "no device that can compute its paths has scored them; see that some hold samples out"
 
 
 def search_due(terms: Terms, state: RunState) -> bool:
@@ -53,10 +56,12 @@ def generation_made(terms: Terms, state: RunState, made: GenerationMade, now_s: 
     search = terms.policies.path_search
     if state.phase != "search" or made.wanted != generation_wanted(state) or search is None:
         return state, ()
+    supernet = _supernet(terms, state)
     if made.generation is None:
+        if supernet is not None and not _found(terms, state, search, supernet):
+            return generation_failed(state, made.wanted, _NOBODY, now_s), ()
         found = _with_found(terms, state)
         return replace(found, phase="waiting", entered_s=now_s, generations=0), ()
-    supernet = _supernet(terms, state)
     if search.federated is not None and supernet is not None:
         return begun_scoring(state, terms.declared(supernet).network, made, now_s), ()
     close = CloseGeneration(
@@ -92,10 +97,13 @@ def _with_scores(terms: Terms, state: RunState, now_s: float) -> Outcome:
     told = state.scores
     if told is None or told.closed < search.federated.rounds:
         return state, actions
-    state, generation, scores = replace(state, scores=None), told.made.generation, mean_scores(told)
+    state, generation = replace(state, scores=None), told.made.generation
+    scores = mean_scores(told) or told.made.scores  # the server's own, where it has any
+    if generation is not None and not scores and not told.asked:  # a tier for which there is no device
+        memory = search.passed(remembered(terms, state), generation)
+        return replace(state, memory=memory, entered_s=now_s), actions
     if generation is None or not scores:
-        reason = "no device that can compute its paths has scored them; see that some hold samples out"
-        return generation_failed(state, told.made.wanted, reason, now_s), actions
+        return generation_failed(state, told.made.wanted, _NOBODY, now_s), actions
     close = CloseGeneration(
         round=state.folded_round, generation=generation, scores=scores, seconds=now_s - told.asked_s, devices=told
     )
@@ -115,6 +123,10 @@ def _supernet(terms: Terms, state: RunState) -> Lineage | None:
     return next((one for one in living if terms.declared(one).network.choices), None)
 
 
+def _found(terms: Terms, state: RunState, search: PathSearch, supernet: Lineage) -> tuple[Lineage, ...]:
+    return tuple(search.found(remembered(terms, state), terms.declared(supernet).network, state.folded_round))
+
+
 def _with_found(terms: Terms, state: RunState) -> RunState:
     """The state in which the supernet has retired, and the networks that were found are in use.
 
@@ -124,8 +136,7 @@ def _with_found(terms: Terms, state: RunState) -> RunState:
     supernet, search = _supernet(terms, state), terms.policies.path_search
     if supernet is None or search is None:
         raise ValueError("a search has ended of a run that has no supernet")
-    network = terms.declared(supernet).network
-    found = tuple(search.found(remembered(terms, state), network, state.folded_round))
+    network, found = terms.declared(supernet).network, _found(terms, state, search, supernet)
     odd = [one.id for one in found if (one.parent, one.born_round) != (network.id, state.folded_round)]
     if not found or odd:
         raise ValueError(f"a search has found the networks {odd}, but must find some of network {network.id!r}")

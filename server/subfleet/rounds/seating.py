@@ -20,7 +20,7 @@ from subfleet.rounds.answers import deploy_task_id, task_id
 from subfleet.rounds.counting import counts
 from subfleet.rounds.deciding import deciding_limit
 from subfleet.rounds.declarations import declaration_of
-from subfleet.rounds.fitting_plans import planned_for_seat
+from subfleet.rounds.fitting_plans import operators_of, planned_for_seat
 from subfleet.rounds.labels import class_counts_of
 from subfleet.rounds.networks import NOT_YET, declared_of, in_use, own_size, standing_for
 from subfleet.rounds.pricing import candidates_of, prices_of
@@ -143,12 +143,12 @@ def prepared_seat(
 ) -> tuple[Seat, tuple[Action, ...]]:
     """Send the task if the program's own plan fits the budget, and the runtime has what it calls; else look below."""
     facts = made.facts
-    lacking = lacking_operators(facts.operators, _operators(state, seat))
+    lacking = lacking_operators(facts.operators, operators_of(state, seat.client_id))
     if lacking:
         return _without_operators(terms, state, seat, lacking)
     if seat.budget is None or seat.spec is None:
         return _choose_below(terms, state, seat, "memory")
-    planned_bytes, unfit = planned_for_seat(seat, facts, _operators(state, seat))
+    planned_bytes, unfit = planned_for_seat(seat, facts, operators_of(state, seat.client_id))
     if unfit or planned_bytes > _room_bytes(terms, state, seat):
         if facts.chain is not None:
             return _subspace_anew(terms, state, seat, facts)
@@ -233,11 +233,6 @@ def _without_operators(
         return skipped, ()
     chosen, actions = _choose_below(terms, state, replace(seat, attempt=seat.attempt + 1), "runtime")
     return (chosen, actions) if chosen.open else (skipped, ())
-
-
-def _operators(state: RunState, seat: Seat) -> tuple[str, ...]:
-    member = state.members.get(seat.client_id)
-    return () if member is None or member.profile is None else member.profile.operators
 
 
 def reason_of(refusal: Refusal) -> str:
@@ -334,7 +329,7 @@ def ask_of(
         below_limit=below_limit,
         search=search or state.searches.get(seat.runtime),
         written=MappingProxyType(written),
-        operators=_operators(state, seat),
+        operators=operators_of(state, seat.client_id),
         refused=unfit_sizes(state, seat.client_id, seat.runtime),
         declared=own_size(terms, state.lineages, seat),
         lasting=seat.lasting,

@@ -272,7 +272,9 @@ class GenerationScores:
         made: the generation, with the server's own scores where it has validation samples.
         supernet: the smallest subspace that holds its paths; supernet_bytes: of its weights, as they are sent.
         asked_s: monotonic time at which the generation was asked for.
-        sums: of each path, its scores times the labels that they were counted on.
+        sums: of each path, its scores times what each counts by: the labels that they were counted on, of which no
+            answer has more than `Run.max_client_share` in a round of scoring.
+        weight: by which they counted together.
         labels: that were counted.
         closed: rounds of scoring that are over.
         answers: that came in them.
@@ -286,6 +288,7 @@ class GenerationScores:
     asked_s: float
     sums: tuple[float, ...]
     supernet_bytes: int = 0
+    weight: float = 0.0
     labels: int = 0
     closed: int = 0
     answers: int = 0
