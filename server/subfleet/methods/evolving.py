@@ -113,6 +113,7 @@ class Standing:
     """A client that trains nothing: which network's subnet is its own, that it evaluates and is left with?
 
     Attributes:
+        seed: of the run.
         client: with what it trained last, of a network that may have retired.
         networks: those that are in use, by id; of two or more that the run has had.
         ready: whether it may have a size: the program that trains that counts in the round, and all that it takes is
@@ -122,6 +123,7 @@ class Standing:
         declared: the size that it has declared, of a network in use; else None.
     """
 
+    seed: int
     client: Participant
     networks: Mapping[str, Network]
     ready: Callable[[SubnetSpec], bool]

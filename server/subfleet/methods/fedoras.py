@@ -111,7 +111,7 @@ class FedorAS:
         return Policies(
             memory=TierMemory(),
             path_search=search.path_search(self.supernet_rounds, fresh=self.start == "fresh"),
-            standing=_standing,
+            standing=self._standing,
             draws_paths=True,
             space=partial(one_size, "largest"),
             assign=self._assign,
@@ -124,16 +124,27 @@ class FedorAS:
 
     def _assign(self, ask: Ask) -> Assigned:
         supernet = next((one for one in ask.networks.values() if one.choices), None)
-        tiers = self.tiers if self.tiers_by == "drawn" else 0
         if supernet is not None:
-            return Subspaces(share=self.subspace, sampler=self.path_sampler, tiers=self.tiers, drawn=tiers > 0).given(
-                ask, supernet
-            )
-        highest = drawn_tier(ask.draw, tiers) if tiers else math.inf
+            drawn = self.tiers_by == "drawn"
+            spaces = Subspaces(share=self.subspace, sampler=self.path_sampler, tiers=self.tiers, drawn=drawn)
+            return spaces.given(ask, supernet)
+        highest = self._highest(ask.draw.seed, ask.draw.client_id)
         able = [one for one in ask.candidates if ask.allows(one) and tier_of(one.spec) <= highest]
         if not able:
             return Assigned(candidate=None)
         return Assigned(candidate=ask.draw.stream("tier").choice(able))
+
+    def _highest(self, seed: int, client_id: str) -> float:
+        """The highest tier whose network a client may have, where it is one that it can train."""
+        return drawn_tier(seed, client_id, self.tiers) if self.tiers_by == "drawn" else math.inf
+
+    def _standing(self, standing: Standing) -> SubnetSpec:
+        """Of the networks that a client can have, that of the highest tier."""
+        highest = self._highest(standing.seed, standing.client.client_id)
+        sizes = sorted((one.full_spec() for one in standing.networks.values()), key=tier_of)
+        able = [size for size in sizes if tier_of(size) <= highest] or sizes[:1]
+        ready = [size for size in able if standing.ready(size)]
+        return (ready or able[:1])[-1]
 
     def _training(self, settings: TrainingSettings, round_number: int) -> TrainingSettings:
         done = round_number - 1 - self.supernet_rounds
@@ -168,10 +179,3 @@ def _by_operator(network: Network, client: Participant) -> Mapping[str, float | 
         for name, decl in network.tensors.items()
         if decl.part is not None and decl.part in network.parts_of(client.spec)
     }
-
-
-def _standing(standing: Standing) -> SubnetSpec:
-    """Of the networks that a client can have, that of the highest tier."""
-    sizes = sorted((one.full_spec() for one in standing.networks.values()), key=tier_of)
-    ready = [size for size in sizes if standing.ready(size)]
-    return (ready or sizes[:1])[-1]

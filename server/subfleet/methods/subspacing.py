@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from subfleet.elastic.cost import Costs
 from subfleet.elastic.network import Network
-from subfleet.methods.asking import Ask, Assigned, Draw, stream_of
+from subfleet.methods.asking import Ask, Assigned, stream_of
 from subfleet.protocol.chains import Chain
 from subfleet.protocol.paths import PathSampler, PathSettings
 from subfleet.protocol.subnet import SubnetSpec
@@ -28,9 +28,9 @@ def supernet_tiers(network: Network, count: int) -> tuple[Tier, ...]:
     return tiers_of(parts[""][1], choices, count, 0)
 
 
-def drawn_tier(draw: Draw, count: int) -> int:
-    """A client's own tier for the whole run, from 1, all equally likely."""
-    return 1 + stream_of(f"{draw.seed}/{draw.client_id}/tier").randrange(count)
+def drawn_tier(seed: int, client_id: str, count: int) -> int:
+    """A client's own tier for the whole run of a seed, from 1, all equally likely."""
+    return 1 + stream_of(f"{seed}/{client_id}/tier").randrange(count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class Subspaces:
         own = ask.budget.forward_macs
         if not self.drawn:
             return own
-        tier = supernet_tiers(network, self.tiers)[drawn_tier(ask.draw, self.tiers) - 1]
+        tier = supernet_tiers(network, self.tiers)[drawn_tier(ask.draw.seed, ask.draw.client_id, self.tiers) - 1]
         return tier.high_macs if own is None else min(own, tier.high_macs)
 
     def _budget_bytes(self, ask: Ask, parts: _Parts) -> float:

@@ -113,6 +113,7 @@ def standing_for(terms: Terms, state: RunState, seat: Seat) -> Participant | Non
     networks = MappingProxyType({one.id: terms.declared(one).network for one in lineages_in_use(terms, state)})
     spec = terms.policies.standing(
         Standing(
+            seed=terms.config.seed,
             client=known,
             networks=networks,
             ready=partial(_ready, terms, state, seat),

@@ -15,9 +15,10 @@ from subfleet.elastic.families.records.choices import ChoiceCnn
 from subfleet.elastic.lineage import Chosen, Drawn, Lineage
 from subfleet.elastic.paths import path_spec
 from subfleet.folding.folding import Folding
+from subfleet.methods.evolving import Standing
 from subfleet.methods.fedoras import FedorAS
 from subfleet.methods.path_search import Generation, Proposing, ScoredGeneration
-from subfleet.methods.policies import Assigned
+from subfleet.methods.policies import Assigned, Participant
 from subfleet.methods.subspacing import drawn_tier, supernet_tiers
 from subfleet.methods.tier_search import TierMemory, TierSearch, tier_of
 from subfleet.protocol.errors import ConfigError
@@ -206,8 +207,7 @@ def test_a_drawn_tier_is_a_clients_own_for_the_whole_run_and_bounds_its_multipli
     found = set()
     for number in range(30):
         asked = ask(terms, f"client-{number}")
-        tier = drawn_tier(asked.draw, 3)
-        assert tier == drawn_tier(replace(asked.draw, round=9), 3)
+        tier = drawn_tier(asked.draw.seed, asked.draw.client_id, 3)
         paths = terms.policies.assign(asked).paths
         assert paths is not None
         assert paths.forward_macs == tiers[tier - 1].high_macs
@@ -256,9 +256,31 @@ def test_clients_of_a_tier_and_above_fine_tune_its_network() -> None:
 
 def test_of_drawn_tiers_nobody_trains_a_network_above_its_own() -> None:
     terms = terms_of(tiers_by="drawn", tiers=3)
-    own = drawn_tier(ask(terms, "ada").draw, 3)
+    own = drawn_tier(terms.config.seed, "ada", 3)
     drawn = [tuning(terms, None, number).candidate for number in range(40)]
     assert {tier_of(one.spec) for one in drawn if one is not None} == set(range(1, own + 1))
+
+
+@pytest.mark.parametrize("by", ["drawn", "measured"])
+def test_each_client_is_left_with_the_network_of_its_tier(by: str) -> None:
+    terms = terms_of(tiers_by=by, tiers=3)
+    networks = {one.id: terms.declared(one).network for one in found_by(terms)}
+    standing, left = terms.policies.standing, set[int]()
+    assert standing is not None
+    whole = terms.network.full_spec()
+    for name in (f"client-{number}" for number in range(20)):
+        client = Participant(client_id=name, spec=whole, size=whole)
+        tier = drawn_tier(terms.config.seed, name, 3) if by == "drawn" else 3
+        for ready in ({1, 2, 3}, {1, 2}, {1}, set[int]()):
+            asked = Standing(
+                seed=terms.config.seed,
+                client=client,
+                networks=networks,
+                ready=lambda size, ready=ready: tier_of(size) in ready,  # type: ignore[misc]
+            )
+            assert tier_of(standing(asked)) == max([one for one in ready if one <= tier], default=1)
+        left.add(tier)
+    assert left == ({1, 2, 3} if by == "drawn" else {3})
 
 
 @pytest.mark.parametrize(("start", "kind"), [("supernet", Chosen), ("fresh", Drawn)])

@@ -99,7 +99,7 @@ def test_evaluation_takes_the_highest_utility_of_those_that_are_ready() -> None:
     ):
         memory = FedTransMemory(utilities={"ada": utilities})
         sizes = [networks[name].full_spec() for name in ready]
-        asked = Standing(client=client, networks=networks, ready=sizes.__contains__, memory=memory)
+        asked = Standing(seed=0, client=client, networks=networks, ready=sizes.__contains__, memory=memory)
         assert standing(asked) == networks[expected].full_spec()
 
 

@@ -225,7 +225,7 @@ def test_whose_cluster_was_split_has_the_same_subnet_of_its_half() -> None:
     memory = SattlerMemory(clusters={"ada": "c2", "bob": "c1"})
     for name, cluster in memory.clusters.items():
         client = Participant(client_id=name, spec=TERMS.space[1], size=TERMS.space[1])
-        asked = Standing(client=client, networks=networks, ready=lambda size: False, memory=memory)
+        asked = Standing(seed=0, client=client, networks=networks, ready=lambda size: False, memory=memory)
         assert standing(asked) == replace(TERMS.space[1], network=cluster)
 
 
