@@ -83,6 +83,9 @@ def path(  # noqa: PLR0913, PLR0917 - one parameter per option is how typer read
         list[str] | None, typer.Option("--operator", help="Of each choice in turn; once for each of them.")
     ] = None,
     random: Annotated[int | None, typer.Option("--random", help="Draw a path with this seed instead.")] = None,
+    network: Annotated[
+        str | None, typer.Option("--network", help="Write this network of the run's end instead, such as t1.")
+    ] = None,
     target: Annotated[
         list[str] | None, typer.Option("--target", help="What to write models for; else the run's own targets.")
     ] = None,
@@ -91,15 +94,24 @@ def path(  # noqa: PLR0913, PLR0917 - one parameter per option is how typer read
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Write any path of a run's supernet, with the weights that it has before any fine-tuning."""
+    """Write any path of a run's supernet, with the weights that it has before any fine-tuning; or what was found in it.
+
+    Of a tier whose network no device was left with, --network has the result all the same.
+    """
     with reporting(verbose=verbose):
-        from subfleet.cli.paths import chosen_path, supernet_of, write_path
+        from subfleet.cli.paths import chosen_path, found_network, supernet_of, write_path
         from subfleet.programs.place import default_cache
 
-        supernet = supernet_of(_existing(folder, name))
-        targets = target or supernet.run.deploy_targets or supernet.run.targets
-        wanted = chosen_path(supernet.network, operators or (), random)
-        found = write_path(supernet, wanted, targets, out, cache=default_cache())
+        if network is None:
+            kept = supernet_of(_existing(folder, name))
+            wanted = chosen_path(kept.network, operators or (), random)
+        elif operators or random is not None:
+            raise ConfigError("--network is given beside --operator or --random; leave one out")
+        else:
+            kept = found_network(_existing(folder, name), network)
+            wanted = kept.network.full_spec()
+        targets = target or kept.run.deploy_targets or kept.run.targets
+        found = write_path(kept, wanted, targets, out, cache=default_cache())
         if json:
             typer.echo(json_module.dumps(found))
             return

@@ -1,4 +1,4 @@
-"""What `subfleet runs path` writes: any path of a run's supernet, with the weights that it has there."""
+"""What `subfleet runs path` writes, with its weights: any path of a supernet, or a network that was found in it."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -26,19 +26,21 @@ from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.settings.kept import MODEL, SUPERNET, kept_run
 from subfleet.settings.run import Run
+from subfleet.settings.taking import networks_of
 
-__all__ = ["KeptSupernet", "chosen_path", "supernet_of", "write_path"]
+__all__ = ["KeptWeights", "chosen_path", "found_network", "supernet_of", "write_path"]
 
 _BATCH_SIZE = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeptSupernet:
-    """The supernet of a run that is over.
+class KeptWeights:
+    """A network of a run that is over.
 
     Attributes:
         run: its settings.
-        state: the supernet's tensors by name, as they were when it was searched, or where it never was, in the end.
+        network: the supernet, or one that was found in it.
+        state: its tensors by name, of a supernet as they were when it was searched, or where it never was, in the end.
     """
 
     run: Run
@@ -46,7 +48,7 @@ class KeptSupernet:
     state: Mapping[str, Tensor]
 
 
-def supernet_of(folder: Path) -> KeptSupernet:
+def supernet_of(folder: Path) -> KeptWeights:
     """The supernet of a run.
 
     Raises:
@@ -60,11 +62,31 @@ def supernet_of(folder: Path) -> KeptSupernet:
     path = next((one for one in (folder / SUPERNET, folder / MODEL) if one.exists()), None)
     if path is None:
         raise FileError(f"the run {folder} is not over: there is no {MODEL} in it; let it end first")
+    return KeptWeights(run=run, network=network, state=_state_of(path, ""))
+
+
+def found_network(folder: Path, name: str) -> KeptWeights:
+    """A network as it was in the end of a run, such as "t1", which was found for its lowest tier.
+
+    Raises:
+        FileError: there is no run, or its files cannot be read.
+        ConfigError: it is not over, or it ended without such a network.
+        ProtocolError: its model's file is damaged.
+    """
+    networks = networks_of(folder)
+    found = next((one for one in networks if one.name == name), None)
+    if found is None:
+        names = [one.name for one in networks]
+        raise ConfigError(f"the run {folder} ended without a network {name!r:.80}; name one of {names}")
+    state = _state_of(folder / MODEL, found.id)
+    return KeptWeights(run=kept_run(folder), network=network_of(found.config), state=state)
+
+
+def _state_of(path: Path, network_id: str) -> Mapping[str, Tensor]:
     try:
-        state = unpacked(load(path.read_bytes()))
+        return unpacked(load(path.read_bytes())).of(network_id).shared
     except OSError as error:
         raise FileError(f"{path} cannot be read: {error.strerror}") from error
-    return KeptSupernet(run=run, network=network, state=state.of("").shared)
 
 
 def chosen_path(network: Network, operators: Sequence[str], seed: int | None) -> SubnetSpec:
@@ -83,15 +105,15 @@ def chosen_path(network: Network, operators: Sequence[str], seed: int | None) ->
 
 
 def write_path(
-    supernet: KeptSupernet, path: SubnetSpec, targets: Sequence[str], out: Path, *, cache: CacheFolder
+    kept: KeptWeights, path: SubnetSpec, targets: Sequence[str], out: Path, *, cache: CacheFolder
 ) -> dict[str, Any]:
     """Write a path's weights, and a model of it for each target; each is verified against PyTorch first.
 
-    Running statistics are those of the path: they are measured on the run's evaluation data.
+    Running statistics are those of the path: of a supernet they are measured on the run's evaluation data.
 
     Args:
-        supernet: that the path is of.
-        path: to write.
+        kept: the network that the path is of.
+        path: to write; of a network without choices the whole of it.
         targets: such as "onnx" and "executorch".
         out: folder of the files, which is made.
         cache: where exported models are kept.
@@ -104,11 +126,12 @@ def write_path(
         ExportError: the path cannot be written for a target.
         FileError: files cannot be read or written.
     """
-    run, network, state = supernet.run, supernet.network, supernet.state
-    if network.config.norm == "batch":
+    run, network, state = kept.run, kept.network, kept.state
+    supernet = not network.is_path(network.full_spec())
+    if supernet and network.config.norm == "batch":
         _, data, _ = with_evaluation(run)
         state = recalibrated(network, state, path, torch.split(torch.from_numpy(data.inputs.copy()), _BATCH_SIZE))
-    alone = network_of(realised(network, path))
+    alone = network_of(realised(network, path)) if supernet else network
     own = {name: state[name].contiguous() for name in alone.tensors}
     cost = estimate_cost(network, path, batch_size=1)
     content = save(own)
