@@ -18,6 +18,7 @@ from subfleet.emulation.method_checks import accepted_norms, check_methods, verd
 from subfleet.link.traffic import Traffic
 from subfleet.methods import METHODS
 from subfleet.methods.fedavg import FedAvg
+from subfleet.methods.fedoras import FedorAS
 from subfleet.methods.heterofl import HeteroFL
 from subfleet.methods.norms import NormPolicy
 from subfleet.methods.policies import AfterRound, Ask, Assigned, Policies, as_folded, largest_fitting
@@ -43,6 +44,10 @@ def test_methods_that_work_are_ok(exports: AwaitedExports) -> None:
     assert verdict_of(METHOD, exports) == "ok"
     every = ("averaged", "bank", "recalibrated", "calibrated")
     assert list(check_methods(exports, {"fedavg": FedAvg})) == [("fedavg", norms, "ok") for norms in every]
+
+
+def test_a_search_that_never_comes_is_seen(exports: AwaitedExports) -> None:
+    assert verdict_of(FedorAS(supernet_rounds=3), exports) == "the supernet was trained, but never searched"
 
 
 def test_a_check_runs_on_every_runtime_that_the_method_tells(

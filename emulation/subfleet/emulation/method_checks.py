@@ -31,13 +31,16 @@ from subfleet.emulation.gathered import EmulatedDevice, GatheredRun
 from subfleet.folding.path_scoring import random_paths
 from subfleet.methods import METHODS, AnyMethod
 from subfleet.methods.fedfa import FedFA
+from subfleet.methods.fedoras import FedorAS
 from subfleet.methods.norms import NormPolicy
 from subfleet.methods.policies import as_folded, shared_by_all
+from subfleet.methods.tier_search import TierSearch
 from subfleet.protocol.errors import SubfleetError
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import TrainingSettings
 from subfleet.rounds.terms import Terms
+from subfleet.search.path_evolution import EvolutionSettings
 from subfleet.serving.terms import terms_of
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
@@ -57,6 +60,17 @@ _SUPERNET = ChoiceCnn(
     operators=(("conv1", "dsconv3", "mbconv3", "identity"),),
 )
 """For methods that draw paths of one."""
+_SEARCHED: Mapping[str, AnyMethod] = MappingProxyType(
+    {
+        FedorAS.TYPE: FedorAS(
+            supernet_rounds=1,
+            tiers=2,
+            min_contributors=1,
+            search=TierSearch(evolution=EvolutionSettings(evaluations=6, population=3, offspring=3)),
+        )
+    }
+)
+"""Methods that would not come to their search within the rounds of the checks as they are by default."""
 _KINDS: Mapping[NormPolicy, tuple[Literal["batch", "group"], ...]] = MappingProxyType(
     {
         "averaged": ("group",),
@@ -77,8 +91,9 @@ def check_methods(
 ) -> Iterator[tuple[str, NormPolicy, str]]:
     """Try every method; yields its name, the policy of norms, and "ok" or the reason why not."""
     for name, kind in methods.items():
-        for norms in accepted_norms(kind()):
-            yield name, norms, verdict_of(kind(), exports, norms)
+        method = _SEARCHED.get(name) or kind()
+        for norms in accepted_norms(method):
+            yield name, norms, verdict_of(method, exports, norms)
 
 
 def accepted_norms(method: AnyMethod) -> tuple[NormPolicy, ...]:
@@ -175,11 +190,23 @@ def _complaints(terms: Terms, experiment: GatheredRun, result: BatchResult) -> I
             yield f"client {row.client_id} moved {row.bytes_down} and {row.bytes_up} bytes, less than its weights"
         elif violates(row):
             yield f"client {row.client_id} was given more than its budget"
+    if terms.policies.path_search is not None:
+        yield from _unsearched(result)
     # What a method does to the whole model after a round moves more than was trained.
     whole = terms.policies.after_round is not as_folded or terms.policies.distillation is not None
     moved = () if whole else _moved_elsewhere(terms, result)
     if moved:
         yield f"tensor {moved[0]!r} moved where nobody trained it"
+
+
+def _unsearched(result: BatchResult) -> Iterator[str]:
+    """What of a search and of what comes after it was not done."""
+    found = {one.lineage.id for one in result.result.networks if one.lineage.born_round}
+    trained = {client.spec.network for rounds in result.trained.values() for client in rounds.values()}
+    if not result.supernet or not found:
+        yield "the supernet was trained, but never searched"
+    elif not found & trained:
+        yield f"the search has found {sorted(found)}, but nobody trained any of them"
 
 
 def _untrained_loss(terms: Terms, evaluation: Dataset) -> float:
@@ -198,10 +225,18 @@ def _untrained_loss(terms: Terms, evaluation: Dataset) -> float:
 
 
 def _moved_elsewhere(terms: Terms, result: BatchResult) -> list[str]:
-    """Tensors, of the shared model or of a copy, that changed at places that no client of it held in any round."""
+    """Tensors, of the shared model or of a copy, that changed at places that no client of it held in any round.
+
+    Of a supernet that was searched, up to then.
+    """
     before: Mapping[str, Any] = init_state(terms.network, terms.config.seed)
-    after = unpacked(load(result.model))
-    clients = [one for rounds in result.trained.values() for one in rounds.values()]
+    after = unpacked(load(result.supernet or result.model))
+    clients = [
+        one
+        for rounds in result.trained.values()
+        for one in rounds.values()
+        if not result.supernet or one.spec.network == terms.network.id
+    ]
     keys = [terms.policies.cohorts(terms.network, client, after.sizes) for client in clients]
     specs = [client.spec for client in clients]
     if isinstance(terms.config.method, FedFA):
