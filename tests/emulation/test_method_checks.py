@@ -22,8 +22,10 @@ from subfleet.methods.fedoras import FedorAS
 from subfleet.methods.heterofl import HeteroFL
 from subfleet.methods.norms import NormPolicy
 from subfleet.methods.policies import AfterRound, Ask, Assigned, Policies, as_folded, largest_fitting
+from subfleet.methods.tier_search import TierSearch
 from subfleet.protocol.errors import ConfigError
 from subfleet.rounds.terms import Terms
+from subfleet.search.path_evolution import EvolutionSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.export]
 
@@ -46,8 +48,16 @@ def test_methods_that_work_are_ok(exports: AwaitedExports) -> None:
     assert list(check_methods(exports, {"fedavg": FedAvg})) == [("fedavg", norms, "ok") for norms in every]
 
 
-def test_a_search_that_never_comes_is_seen(exports: AwaitedExports) -> None:
-    assert verdict_of(FedorAS(supernet_rounds=3), exports) == "the supernet was trained, but never searched"
+@pytest.mark.parametrize(
+    ("rounds", "said"),
+    [
+        (4, "the supernet was trained, but never searched"),
+        (3, "the search has found ['t1', 't2'], but nobody trained any of them"),
+    ],
+)
+def test_a_search_that_comes_to_nothing_is_seen(rounds: int, said: str, exports: AwaitedExports) -> None:
+    search = TierSearch(evolution=EvolutionSettings(evaluations=2, population=2, offspring=1))
+    assert verdict_of(FedorAS(supernet_rounds=rounds, tiers=2, search=search), exports) == said
 
 
 def test_a_check_runs_on_every_runtime_that_the_method_tells(

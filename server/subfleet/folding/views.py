@@ -52,10 +52,12 @@ class Views:
 
     def for_use(self, state: ModelState, client: Participant) -> dict[str, Tensor]:
         """The same, with running statistics as evaluation and deployment need them."""
-        seen = self.for_training(state, client)
-        if not self.terms.policies.recalibrates:
+        seen, network = self.for_training(state, client), self.network_of(state, client)
+        # Those of a supernet are means over all of its paths, and of none of them.
+        of_no_path = network.config.norm == "batch" and not network.is_path(network.full_spec())
+        if not (self.terms.policies.recalibrates or of_no_path):
             return seen
-        return recalibrated(self.network_of(state, client), seen, client.spec, torch.split(self.samples, _BATCH_SIZE))
+        return recalibrated(network, seen, client.spec, torch.split(self.samples, _BATCH_SIZE))
 
     def key(self, state: ModelState, client: Participant) -> tuple[str, ...]:
         """Equal for clients that see the same of a model."""

@@ -64,6 +64,16 @@ class Combination:
                 f"method {self.method.TYPE!r} trains a path for each batch by its loss alone; leave the objective's "
                 "proximal, distillation and class_mask out"
             )
+        if self.merge is not None:
+            yield (
+                f"merge is {self.merge.TYPE!r}, but method {self.method.TYPE!r} folds each operator by the examples "
+                "that went through it, and keeps what too few clients drew; leave merge out"
+            )
+        if self.distillation is not None and self.distillation.iterations:
+            yield (
+                f"distillation teaches subnets by the whole model, but that of method {self.method.TYPE!r} is a "
+                "supernet, which predicts nothing; set distillation.iterations = 0"
+            )
         if self.norms == "calibrated":
             yield (
                 f"norms are 'calibrated', but method {self.method.TYPE!r} has no one network whose norms devices could "

@@ -85,15 +85,17 @@ def share_limit(weights: Iterable[float], max_share: float) -> Fraction | None:
 
 
 def _bounded(seat: Seat) -> tuple[Update, str]:
-    """A client's update with no more samples than its profile told, and what was wrong with it."""
+    """A client's update with no more samples than a round of its profile's has, and what was wrong with it."""
     if seat.result is None:
         raise ValueError(f"the seat of client {seat.client_id} has no update")
-    claimed = seat.result.sample_count
-    if claimed <= seat.sample_count:
+    claimed, training = seat.result.sample_count, None if seat.task is None else seat.task.training
+    known = seat.sample_count if training is None else training.round_count(seat.sample_count)
+    if claimed <= known:
         return seat.result, ""
-    why = f"it claims {claimed} samples, but its profile has {seat.sample_count}"
+    of_round = "" if known == seat.sample_count else f", of which a round goes over {known}"
+    why = f"it claims {claimed} samples, but its profile has {seat.sample_count}{of_round}"
     examples = tuple(
-        (choice, tuple((operator, count * seat.sample_count // claimed) for operator, count in counts))
+        (choice, tuple((operator, count * known // claimed) for operator, count in counts))
         for choice, counts in seat.result.operator_examples
     )
-    return replace(seat.result, sample_count=seat.sample_count, operator_examples=examples), why
+    return replace(seat.result, sample_count=known, operator_examples=examples), why

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,9 @@ from torch import Tensor
 from subfleet.elastic.cost import Costs, estimate_cost
 from subfleet.elastic.families.records.choices import ChoiceCnn
 from subfleet.elastic.lineage import Chosen, Drawn, Lineage
+from subfleet.elastic.merges import CoordinateMedian
 from subfleet.elastic.paths import path_spec
+from subfleet.elastic.teaching import DistillationSettings
 from subfleet.folding.folding import Folding
 from subfleet.methods.evolving import Standing
 from subfleet.methods.fedoras import FedorAS
@@ -29,7 +32,7 @@ from subfleet.protocol.training import TrainingSettings
 from subfleet.rounds.terms import Terms
 from subfleet.search.path_evolution import EvolutionSettings
 from subfleet.settings.samples import DataSettings
-from subfleet.testing.rounds import Client, ask, change_of, first_state, seat_of, terms_with
+from subfleet.testing.rounds import Client, ask, change_of, config_with, first_state, seat_of, terms_with
 from subfleet.transport.blob_store import BlobStore
 
 MODEL = ChoiceCnn(
@@ -340,3 +343,19 @@ def test_every_tiers_best_path_lies_in_its_bracket() -> None:
 def test_settings_out_of_their_range_are_refused(settings: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         FedorAS(**settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"merge": CoordinateMedian()}, "folds each operator by the examples that went through it"),
+        ({"distillation": DistillationSettings(iterations=2)}, "a supernet, which predicts nothing"),
+        ({"norms": "calibrated"}, "has no one network whose norms devices could measure"),
+        ({"data": DataSettings(test="unused")}, "data.validation_samples is 0"),
+        ({"model": replace(MODEL, operators=(("conv3",),))}, "the model has no choice of them"),
+    ],
+)
+def test_what_does_not_go_with_a_supernet_is_refused(settings: dict[str, Any], words: str) -> None:
+    given = {"model": MODEL, "data": DataSettings(test="unused", validation_samples=1), **settings}
+    with pytest.raises(ValueError, match=words):
+        config_with(FedorAS(), **given)

@@ -1,0 +1,103 @@
+"""How the server scores paths of a supernet: by running statistics of their own, and by what the run goes by."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from subfleet.elastic.building import init_state
+from subfleet.elastic.evaluate import evaluate
+from subfleet.elastic.families.records.choices import ChoiceRnn
+from subfleet.elastic.model_state import ModelState
+from subfleet.elastic.network import Network
+from subfleet.elastic.paths import path_spec
+from subfleet.elastic.running_statistics import recalibrated
+from subfleet.folding.path_scoring import score_of, scored_generation
+from subfleet.folding.views import Views
+from subfleet.methods.fedoras import FedorAS
+from subfleet.methods.policies import Participant
+from subfleet.methods.tier_search import TierSearch
+from subfleet.protocol.training import ObjectiveSettings, TrainingSettings
+from subfleet.rounds.requests import GenerationWanted
+from subfleet.rounds.state import RunState
+from subfleet.rounds.terms import Terms
+from subfleet.search.path_evolution import EvolutionSettings
+from subfleet.settings.samples import DataSettings
+from subfleet.tasks import Dataset
+from subfleet.testing.rounds import SUPERNET, terms_with
+
+EVOLUTION = EvolutionSettings(evaluations=4, population=4, offspring=2)
+METHOD = FedorAS(supernet_rounds=1, tiers=1, search=TierSearch(evolution=EVOLUTION))
+BATCH = replace(SUPERNET, norm="batch", widths=(8,), last_widths=(8,))
+TEXT = ChoiceRnn(
+    input_shape=(6,), vocabulary=5, class_count=5, widths=(8,), depths=(1,), operators=(("gru", "linear"),)
+)
+
+
+def terms_of(model: object, **changes: object) -> Terms:
+    data = DataSettings(test="unused", validation_samples=40)
+    return terms_with(METHOD, model, data=data, **changes)  # type: ignore[arg-type]
+
+
+def spoiled(network: Network) -> dict[str, Tensor]:
+    """Weights that are drawn, and running statistics that are those of nothing."""
+    roles = {name: decl.role for name, decl in network.tensors.items()}
+    state = init_state(network, 1)
+    return {
+        name: torch.arange(1.0, 1.0 + len(tensor)) * 7 if roles[name] in ("mean", "variance") else tensor
+        for name, tensor in state.items()
+    }
+
+
+def samples(shape: tuple[int, ...], classes: int) -> tuple[Tensor, Tensor]:
+    stream = torch.Generator().manual_seed(2)
+    inputs = torch.randn((40, *shape), generator=stream)
+    return inputs, torch.randint(classes, (40,), generator=stream)
+
+
+def test_a_path_is_scored_by_running_statistics_of_its_own() -> None:
+    terms = terms_of(BATCH)
+    network, data = terms.network, samples(BATCH.input_shape, BATCH.class_count)
+    state, path = spoiled(network), path_spec(network, ["conv1", "dsconv3"])
+    own = evaluate(network, path, recalibrated(network, state, path, [data[0]]), *data)
+    assert own.loss != pytest.approx(evaluate(network, path, state, *data).loss, rel=0.01)
+    assert score_of(network, path, state, data, by_loss=True) == pytest.approx(-own.loss)
+    assert score_of(network, path, state, data, by_loss=False) == own.accuracy
+
+
+def test_a_supernets_mean_is_of_paths_with_running_statistics_of_their_own() -> None:
+    terms = terms_of(BATCH)
+    network, (inputs, _) = terms.network, samples(BATCH.input_shape, BATCH.class_count)
+    state, path = spoiled(network), path_spec(network, ["conv1", "dsconv3"])
+    views = Views(terms=terms, samples=inputs)
+    seen = views.for_use(ModelState(shared=state), Participant(client_id="", spec=path, size=path))
+    expected = recalibrated(network, state, path, [inputs])
+    changed = [name for name in expected if not torch.equal(expected[name], state[name])]
+    assert changed
+    assert all(torch.equal(seen[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("text", [False, True])
+def test_a_generation_is_scored_by_accuracy_or_where_symbols_are_predicted_by_loss(text: bool) -> None:
+    stream = torch.Generator().manual_seed(3)
+    if text:
+        training = TrainingSettings(objective=ObjectiveSettings(name="next_token"))
+        terms = terms_of(TEXT, training=training)
+        inputs = torch.randint(5, (40, 6), generator=stream)
+        labels = torch.randint(5, (40, 6), generator=stream)
+    else:
+        terms = terms_of(SUPERNET)
+        inputs, labels = samples(SUPERNET.input_shape, SUPERNET.class_count)
+    network, state = terms.network, init_state(terms.network, 4)
+    made = scored_generation(
+        terms,
+        RunState(round=1, folded_round=1, phase="search"),
+        GenerationWanted(round=1, number=1),
+        ModelState(shared=state),
+        Dataset(inputs=inputs.numpy(), labels=labels.numpy()),
+    )
+    assert made.generation is not None
+    found = [evaluate(network, path_spec(network, path), state, inputs, labels) for path in made.generation.paths]
+    assert list(made.scores) == pytest.approx([-one.loss if text else one.accuracy for one in found])
+    assert len(set(made.scores)) > 1
