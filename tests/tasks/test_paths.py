@@ -84,6 +84,19 @@ def test_every_valid_path_is_drawn_equally_often(sampler: PathSampler) -> None:
 
 
 @pytest.mark.slow
+def test_where_two_resources_bind_every_valid_path_is_drawn_equally_often() -> None:
+    """Costs of many digits, so that budgets have no whole steps: what is close to them is drawn, too."""
+    costs = [[(1013, 7001), (3011, 2003), (4007, 5009), (6029, 997)]] * 5
+    places, budgets = places_of(costs), [19_501, 19_009]
+    valid = valid_paths(places, budgets)
+    assert 100 < len(valid) < 900
+    drawn, rng = PathDraws(places, budgets, "exact"), np.random.default_rng(5)
+    found = Counter(drawn.draw(rng) for _ in range(60 * len(valid)))
+    assert found.keys() == valid
+    assert chisquare([found[path] for path in sorted(valid)]).pvalue > 0.001
+
+
+@pytest.mark.slow
 def test_greedy_reaches_every_valid_path_but_not_equally_often() -> None:
     found, valid = frequencies("greedy", 14, 20_000), valid_paths(places_of(TOY), [14])
     assert found.keys() == valid

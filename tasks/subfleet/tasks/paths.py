@@ -23,7 +23,8 @@ _LEVELS = {1: 4096, 2: 128}
 _WEIGHTS = 33
 """How many weighings of resources are tried before a path that fits all of them is looked for in a table."""
 _MOST_TRIES = 1000
-"""Of "reject", after which it draws from a table as "exact" does: a tight budget would keep a device busy."""
+"""Of "reject", after which it draws from a table as "exact" does: a tight budget would keep a device busy; and of
+"exact", after which it draws among those valid paths that costs rounded up leave."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +65,7 @@ class PathDraws:
         ]
         self._costs = [own[:, binding] for own in costs]
         self._limits = np.array([budgets[at] for at in binding], dtype=np.float64)
-        self._table: _Table | None = None
+        self._tables: dict[bool, _Table] = {}
         self._fallback = self._found_fallback()
         # Places without a free operator come first (FedorAS, below equation 3).
         self._free = [bool((own.sum(axis=1) == 0).any()) for own in costs]
@@ -101,14 +102,18 @@ class PathDraws:
         return self._uniform(rng)
 
     def _uniform(self, rng: np.random.Generator) -> list[int]:
+        # By costs that are rounded down every valid path is there, and some beside them, which are drawn anew.
+        for _ in range(_MOST_TRIES):
+            chosen = self._counted(up=False).draw(rng)
+            if (_total(self._costs, chosen) <= self._limits).all():
+                return chosen
         # By costs that are rounded up, the few paths that take all of a budget may be none.
-        return self._counted.draw(rng) if self._counted.any_path else [*self._fallback]
+        return self._counted(up=True).draw(rng) if self._counted(up=True).any_path else [*self._fallback]
 
-    @property
-    def _counted(self) -> "_Table":
-        if self._table is None:
-            self._table = _Table(self._costs, self._limits)
-        return self._table
+    def _counted(self, *, up: bool) -> "_Table":
+        if up not in self._tables:
+            self._tables[up] = _Table(self._costs, self._limits, up=up)
+        return self._tables[up]
 
     def _found_fallback(self) -> list[int]:
         """A valid path, of which "greedy" sets aside what places still to come cost; of one resource the cheapest.
@@ -119,8 +124,8 @@ class PathDraws:
             if (_total(self._costs, chosen) <= self._limits).all():
                 return chosen
         least = sum((own.min(axis=0) for own in self._costs), np.zeros(len(self._limits)))
-        if (least <= self._limits).all() and self._counted.any_path:
-            return self._counted.draw(np.random.default_rng(0))
+        if (least <= self._limits).all() and self._counted(up=True).any_path:
+            return self._counted(up=True).draw(np.random.default_rng(0))
         raise ConfigError(
             f"no path fits: the cheapest takes {least.tolist()} and the budgets are {self._limits.tolist()}; raise them"
         )
@@ -137,17 +142,18 @@ class PathDraws:
 
 
 class _Table:
-    """How many valid paths go on from each place, for what is left of the budgets.
+    """How many paths go on from each place, for what is left of the budgets.
 
-    Costs are rounded up to steps of the budgets, so that nothing drawn exceeds them; where budgets are whole numbers
-    of few steps, they are exact.
+    Costs are rounded to steps of the budgets: up, so that nothing drawn exceeds them, or down, so that nothing that is
+    valid is left out; where budgets are whole numbers of few steps, they are exact.
     """
 
-    def __init__(self, costs: Sequence[_Costs], limits: npt.NDArray[np.float64]) -> None:
+    def __init__(self, costs: Sequence[_Costs], limits: npt.NDArray[np.float64], *, up: bool) -> None:
         levels = _LEVELS[len(limits)]
         steps = np.maximum(limits / levels, 1.0)
         self._levels = tuple(int(level) for level in limits // steps)
-        self._costs = [np.ceil(own / steps).astype(np.int64) for own in costs]
+        rounded = np.ceil if up else np.floor
+        self._costs = [rounded(own / steps).astype(np.int64) for own in costs]
         counts = [np.ones([level + 1 for level in self._levels])]
         for own in reversed(self._costs):
             counts.append(sum((_moved(counts[-1], cost) for cost in own), np.zeros_like(counts[-1])))
@@ -155,11 +161,11 @@ class _Table:
 
     @property
     def any_path(self) -> bool:
-        """Whether one is valid."""
+        """Whether there is one."""
         return bool(self._counts[0][self._levels] > 0)
 
     def draw(self, rng: np.random.Generator) -> list[int]:
-        """Every valid path equally often."""
+        """Every path equally often."""
         left, chosen = np.array(self._levels), list[int]()
         for own, after in zip(self._costs, self._counts[1:], strict=True):
             rest = left - own

@@ -350,7 +350,7 @@ def test_settings_out_of_their_range_are_refused(settings: dict[str, object], wo
     [
         ({"merge": CoordinateMedian()}, "folds each operator by the examples that went through it"),
         ({"distillation": DistillationSettings(iterations=2)}, "a supernet, which predicts nothing"),
-        ({"norms": "calibrated"}, "has no one network whose norms devices could measure"),
+        ({"norms": "calibrated", "model": replace(MODEL, norm="batch")}, "has no one network whose norms devices could measure"),
         ({"data": DataSettings(test="unused")}, "data.validation_samples is 0"),
         ({"model": replace(MODEL, operators=(("conv3",),))}, "the model has no choice of them"),
     ],
