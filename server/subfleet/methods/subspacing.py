@@ -54,7 +54,8 @@ class Subspaces:
         whole = next(one for one in ask.candidates if one.spec.network == network.id)
         parts, macs = _parts_of(network), self._forward_macs(ask, network)
         chain = ask.written[whole.spec.spec_id].chain if whole.spec.spec_id in ask.written else None
-        if chain is None and (barred := ask.barred(whole)):
+        # Of a chain that is written, the subspace is asked for what fits, but what a device cannot load it never can.
+        if (chain is None or whole.spec.spec_id in ask.refused) and (barred := ask.barred(whole)):
             return Assigned(candidate=None, reason=f"the supernet {barred}", only=whole)
         choices = _runnable(network, parts, macs, chain, ask.operators)
         budget_bytes = self._budget_bytes(ask, parts)

@@ -15,15 +15,18 @@ from subfleet.elastic.cost import Costs, estimate_cost
 from subfleet.elastic.families.records.choices import ChoiceCnn
 from subfleet.elastic.lineage import Chosen, Drawn, Lineage
 from subfleet.elastic.merges import CoordinateMedian
+from subfleet.elastic.network import Network
 from subfleet.elastic.paths import path_spec
 from subfleet.elastic.teaching import DistillationSettings
 from subfleet.folding.folding import Folding
+from subfleet.methods.asking import Written
 from subfleet.methods.evolving import Standing
 from subfleet.methods.fedoras import FedorAS
 from subfleet.methods.path_search import Generation, Proposing, ScoredGeneration
 from subfleet.methods.policies import Assigned, Participant
 from subfleet.methods.subspacing import drawn_tier, supernet_tiers
 from subfleet.methods.tier_search import TierMemory, TierSearch, tier_of
+from subfleet.protocol.chains import Chain, Link, LinkOperator
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.paths import OperatorExamples
 from subfleet.protocol.readings import Budget
@@ -198,6 +201,27 @@ def test_an_operator_that_no_path_within_the_multiplications_has_is_not_sent() -
     assert given(TERMS, forward_macs=parts[""][1] - 1).candidate is None
 
 
+def test_a_device_that_cannot_load_the_supernets_program_is_not_given_it_again() -> None:
+    asked = ask(TERMS, "ada")
+    (whole,) = asked.candidates
+    written = Written(size=whole.spec, planned_peak_bytes=1, chain=chain_of(NETWORK))
+    told = replace(asked, written={whole.spec.spec_id: written})
+    assert TERMS.policies.assign(told).candidate is not None
+    refused = TERMS.policies.assign(replace(told, refused={whole.spec.spec_id: "it lacks Erf"}))
+    assert (refused.candidate, refused.reason) == (None, "the supernet was refused by the device: it lacks Erf")
+
+
+def chain_of(network: Network) -> Chain:
+    links = tuple(
+        Link(
+            name=name,
+            operators=tuple(LinkOperator(name=one, piece="", prefix=f"{name}.{one}.") for one in choice.operators),
+        )
+        for name, choice in network.choices.items()
+    )
+    return Chain(links=links, fixed_bytes=0, runtime_bytes=())
+
+
 def test_without_memory_for_the_leanest_path_nothing_is_sent() -> None:
     refused = given(TERMS, memory_bytes=1000)
     assert refused.candidate is None
@@ -350,7 +374,10 @@ def test_settings_out_of_their_range_are_refused(settings: dict[str, object], wo
     [
         ({"merge": CoordinateMedian()}, "folds each operator by the examples that went through it"),
         ({"distillation": DistillationSettings(iterations=2)}, "a supernet, which predicts nothing"),
-        ({"norms": "calibrated", "model": replace(MODEL, norm="batch")}, "has no one network whose norms devices could measure"),
+        (
+            {"norms": "calibrated", "model": replace(MODEL, norm="batch")},
+            "has no one network whose norms",
+        ),
         ({"data": DataSettings(test="unused")}, "data.validation_samples is 0"),
         ({"model": replace(MODEL, operators=(("conv3",),))}, "the model has no choice of them"),
     ],
