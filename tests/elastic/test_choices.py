@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from subfleet.elastic.building import build_module, init_state, network_of
 from subfleet.elastic.cost import Costs, estimate_cost
+from subfleet.elastic.families.choice_block import draw
 from subfleet.elastic.families.records.choices import CONVOLUTION_OPERATORS, SEQUENCE_OPERATORS, ChoiceCnn, ChoiceRnn
 from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.inheriting import inherited
@@ -105,6 +106,30 @@ def test_a_realised_path_gives_what_the_supernet_gives_on_it_and_learns_the_same
         ours.keys() == theirs.keys() == {name for name, _ in build_module(alone, alone.full_spec()).named_parameters()}
     )
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@settings(deadline=None, max_examples=40)
+@given(case=paths())
+def test_the_whole_supernet_gives_on_a_path_that_is_drawn_what_the_path_gives_alone(
+    case: tuple[Network, SubnetSpec],
+) -> None:
+    """To the bit (O4): its module holds all operators, of which it runs those that are drawn."""
+    network, path = case
+    state = {name: tensor.float() for name, tensor in drawn_state(network).items()}
+    alone = network_of(realised(network, path))
+    whole, own = build_module(network, network.full_spec()).eval(), build_module(alone, alone.full_spec()).eval()
+    whole.load_state_dict(state)
+    own.load_state_dict({name: state[name] for name in own.state_dict()})
+    inputs = inputs_of(network.config, 3)
+    inputs = inputs if network.symbols else inputs.float()
+    draw(whole, {choice: operators[0] for choice, operators in network.operators_of(last_path(network)).items()})
+    draw(whole, {choice: operators[0] for choice, operators in network.operators_of(path).items()})
+    with torch.inference_mode():
+        assert torch.equal(whole(inputs), own(inputs))
+
+
+def last_path(network: Network) -> SubnetSpec:
+    return path_spec(network, [choice.operators[-1] for choice in network.choices.values()])
 
 
 @settings(deadline=None, max_examples=40)

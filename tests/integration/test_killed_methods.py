@@ -196,15 +196,20 @@ def _found(folder: Path) -> list[list[tuple[Any, ...]]]:
 
 
 @pytest.mark.long
-def test_a_run_that_is_killed_in_its_search_finds_the_same_networks(cache: CacheFolder, tmp_path: Path) -> None:
-    """Killed once behind each of some generations, it scores those that are left, and nothing twice."""
+@pytest.mark.parametrize("scoring", ["server", "devices"])
+def test_a_run_that_is_killed_in_its_search_and_in_fine_tuning_ends_with_the_same_networks_and_bits(
+    scoring: str, cache: CacheFolder, tmp_path: Path
+) -> None:
+    """Killed behind each of two generations, it scores those that are left, and nothing twice; then in fine-tuning."""
     path, calm, runs = tmp_path / "run.toml", tmp_path / "calm", tmp_path / "runs"
-    path.write_text(file_of("fedoras"), encoding="utf-8")
+    federated = f'search = {{ scoring = "{scoring}", scoring_clients = 2, scoring_rounds = 2, '
+    path.write_text(file_of("fedoras").replace("search = { ", federated), encoding="utf-8")
+    searched = "search after round 2, generation"
     command, told = Command(cache, "run", str(path), "--runs", str(runs)), list[str]()
-    for _ in range(2):
+    for killed_at in (searched, searched, "round 3:"):
         for line in command.lines():
-            if line.startswith("search after round 2, generation"):
-                told.append(line)
+            told += [line] if line.startswith(searched) else []
+            if line.startswith(killed_at):
                 command.kill()
                 break
         else:
@@ -212,16 +217,20 @@ def test_a_run_that_is_killed_in_its_search_finds_the_same_networks(cache: Cache
         command = Command(cache, "runs", "resume", "fedoras", "--runs", str(runs))
     code, output = command.ended()
     assert code == 0, output
-    told += [line for line in output.splitlines() if line.startswith("search after round 2, generation")]
+    assert searched not in output
     with AwaitedExports(cache) as exports:
         run_in_batch(replayed_run(runs / "fedoras"), calm, Unobserved(), threading.Event(), exports=exports)
     hurt, whole = (json.loads((one / "summary.json").read_text()) for one in (runs / "fedoras", calm))
     numbers = [int(line.split("generation ")[1].split(":")[0]) for line in told]
     assert numbers == sorted(set(numbers))
-    # Seconds are those of the machine, but for a batch those of its own clock.
-    generations = [[{**one, "seconds": 0.0} for one in summary["generations"]] for summary in (hurt, whole)]
+    # Seconds are those of the machine, but for a batch those of its own clock; bytes have what was asked for twice.
+    generations = [
+        [{**one, "seconds": 0.0, "devices": one["devices"] is not None} for one in summary["generations"]]
+        for summary in (hurt, whole)
+    ]
     assert generations[0] == generations[1]
     assert len(generations[0]) > 2
+    assert all(one["devices"] == (scoring == "devices") for one in generations[0])
     assert _choices(runs / "fedoras") == _choices(calm)
     for name in ("model.safetensors", "supernet.safetensors"):
         assert (runs / "fedoras" / name).read_bytes() == (calm / name).read_bytes()

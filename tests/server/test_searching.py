@@ -1,6 +1,7 @@
 """A search between two rounds: a generation at a time, scored by the server or by devices, remembered, and taken up."""
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -21,7 +22,9 @@ from server.coordinator_cases import (
 )
 from server.fake_device import CLASSES
 
+from subfleet.elastic.cost import Costs, estimate_cost
 from subfleet.elastic.lineage import Chosen, Lineage
+from subfleet.elastic.paths import path_spec
 from subfleet.journal.database import open_database
 from subfleet.journal.generations import (
     GenerationRecord,
@@ -32,7 +35,7 @@ from subfleet.journal.generations import (
 )
 from subfleet.journal.journal import Journal, begin_run
 from subfleet.journal.networks import NetworkRecord
-from subfleet.journal.rows import record_of
+from subfleet.journal.rows import record_of, round_record
 from subfleet.link.traffic import Traffic
 from subfleet.methods.fedoras import FedorAS
 from subfleet.methods.subspacing import supernet_tiers
@@ -44,11 +47,11 @@ from subfleet.protocol.paths import PathScore
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.topics import Topics
-from subfleet.rounds.actions import Action, CloseGeneration, Reply, Request, SendTask
+from subfleet.rounds.actions import Action, Close, CloseGeneration, Reply, Request, SendTask
 from subfleet.rounds.coordinator import resume_actions, step
 from subfleet.rounds.events import Event, Failed, Folded, Ready, Tick, UpdateStored
 from subfleet.rounds.requests import EvaluationMade, EvaluationWanted, GenerationMade, GenerationWanted
-from subfleet.rounds.state import RunState
+from subfleet.rounds.state import RunState, Seat
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.written import ProgramFacts
 from subfleet.search.path_evolution import EvolutionSettings
@@ -166,6 +169,42 @@ def test_generations_are_asked_for_one_at_a_time_and_what_is_found_takes_the_pla
     assert [(one.id, one.parent, one.born_round) for one in found] == [("t1", "", 1), ("t2", "", 1)]
     best = max((score, path) for one in closed for score, path in zip(one.scores, one.generation.paths, strict=True))
     assert f"{best[0]:.4f}" in {one.reason.rpartition("score ")[2] for one in found}
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_round_of_the_supernet_takes_what_the_paths_that_were_drawn_take(place: int) -> None:
+    """And not what the cheapest one takes, nor the numbers of operators that were not sent."""
+    terms = BY_SERVER
+    close = next(one for one in supernet_round(terms)[1] if isinstance(one, Close))
+    seats, expected = list[Seat](), dict[str, tuple[float, int]]()
+    for seat in close.seats:
+        assert seat.result is not None
+        assert seat.spec is not None
+        kept, paths = terms.network.operators_of(seat.spec), list[list[str]]()
+        for turn in range(2):  # of its examples a quarter went along the one path, and all others along the other
+            paths.append([own[(place + turn) % len(own)] for own in kept.values()])
+        counts = (HELD_OUT // 4, HELD_OUT - HELD_OUT // 4)
+        told = tuple(
+            (name, tuple(added({one[at]: count} for one, count in zip(paths, counts, strict=True)).items()))
+            for at, name in enumerate(kept)
+        )
+        seats.append(replace(seat, result=replace(seat.result, operator_examples=told)))
+        macs = [estimate_cost(terms.network, path_spec(terms.network, one), batch_size=1).forward_macs for one in paths]
+        mean = sum(count * one for count, one in zip(counts, macs, strict=True)) / HELD_OUT
+        parts = Costs(terms.network).of_parts(terms.network.full_spec())
+        numbers = parts[""][0] + sum(parts[one][0] for one in terms.network.parts_of(seat.spec))
+        expected[seat.client_id] = (mean, numbers)
+    record = round_record(terms, replace(close, seats=tuple(seats)), Traffic(Topics("main")))
+    for row in record.clients:
+        macs_of, numbers = expected[row.client_id]
+        assert row.forward_macs == pytest.approx(macs_of, abs=1)
+        assert row.parameters == numbers
+    cheapest = terms.candidates[0].forward_macs
+    assert any(row.forward_macs > cheapest for row in record.clients)
+
+
+def added(counts: Iterable[dict[str, int]]) -> Counter[str]:
+    return sum(map(Counter, counts), Counter[str]())
 
 
 def test_a_generation_that_nobody_waits_for_changes_nothing() -> None:

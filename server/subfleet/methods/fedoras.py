@@ -2,9 +2,9 @@
 
 Dudziak et al., "FedorAS: Federated Architecture Search under system heterogeneity", section 3.
 
-Client half: in the first stage it draws a path of its subspace for each batch, within its budget of compute and memory
-at that moment, takes one step, and tells how many examples went through each operator (section 3.1, 2). In the last
-stage it trains its tier's network, or that of a tier below, as in federated averaging (section 3.3).
+Client half: in the first stage it draws a path of its subspace for each batch, within the compute and memory that it
+can give when its task begins, takes one step, and tells how many examples went through each operator (section 3.1, 2).
+In the last stage it trains its tier's network, or that of a tier below, as in federated averaging (section 3.3).
 Server half: it gives each client a subspace of its own within a budget of bytes (equation 1), averages each operator
 by the examples that went through it, and keeps it where too few clients had it (OPA, equation 5); then it searches,
 tier by tier, for the path that does best on validation data (equation 6), which becomes a network of the run.

@@ -73,7 +73,7 @@ def round_info(terms: Terms, state: RunState, now_s: float) -> RoundInfo | None:
         "measure": ("measure", terms.config.deadlines.measure_s),
         "train": ("train", terms.config.deadlines.round_s),
         "evaluate": ("train", terms.config.deadlines.evaluate_s),
-        "search": ("train", terms.config.deadlines.round_s),
+        "search": ("train", terms.config.deadlines.evaluate_s),
         "deploy": ("train", terms.config.deadlines.deploy_s),
         "finished": ("finished", terms.config.deadlines.linger_s),
         "failed": ("finished", terms.config.deadlines.linger_s),

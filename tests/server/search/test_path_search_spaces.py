@@ -89,6 +89,26 @@ def test_every_path_is_of_one_tier(macs: list[list[int]], count: int) -> None:
             assert tier_for(tiers, total).high_macs <= total or tier_for(tiers, total).number == 1
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_tiers_are_the_brackets_of_the_paper(count: int) -> None:
+    """Evenly spaced up to where 95 % of all paths lie, and what is above (linspace(fixed, q95, tiers) and the most)."""
+    choices = ((3, 7, 11, 40), (2, 5, 9, 31), (1, 6, 8, 50), (0, 4, 12, 27), (5, 10, 15, 20))
+    totals = sorted(100 + sum(path) for path in itertools.product(*choices))
+    upper = totals[int(0.95 * len(totals))]  # of the paths themselves, where the tiers draw some of them
+    tiers = tiers_of(100, choices, count, 0)
+    lows = [one.low_macs for one in tiers]
+    expected = [totals[0] + place * (upper - totals[0]) / max(count - 1, 1) for place in range(count)]
+    assert lows == pytest.approx(expected, abs=2)
+    assert [one.high_macs for one in tiers] == [*lows[1:], totals[-1]]
+    if count > 1:
+        assert 0.03 < sum(tiers[-1].holds(total) for total in totals) / len(totals) < 0.06
+
+
+def test_where_no_path_would_be_above_tiers_are_spaced_up_to_the_dearest() -> None:
+    tiers = tiers_of(0, ((10, 20), (10, 20)), 2, 0)  # one path of four is the dearest
+    assert [(one.low_macs, one.high_macs) for one in tiers] == [(20, 30), (30, 40)]
+
+
 def test_devices_are_of_the_highest_tier_whose_paths_they_can_all_take() -> None:
     tiers = (Tier(number=1, low_macs=0, high_macs=10), Tier(number=2, low_macs=10, high_macs=20))
     assert [tier_for(tiers, macs).number for macs in (5, 10, 19, 20, None)] == [1, 1, 1, 2, 2]
