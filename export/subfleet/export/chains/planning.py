@@ -42,7 +42,7 @@ _CHAINED_BYTES = 2_500_000
 
 _GAPS = 1.12
 """Features and gradients of links are blocks of the C library's heap, which fits other ones into what becomes free.
-Measured: 1.00 (CNN-S) to 1.11 (CNN-L), and with ExecuTorch, whose own tensors are there too, up to 1.16."""
+Measured: 1.00 (CNN-S) to 1.11 (CNN-L), and more with ExecuTorch, whose own tensors are there, too."""
 
 
 def reading_bytes(manifest_bytes: int) -> int:
