@@ -83,9 +83,16 @@ def test_other_methods_have_the_devices_and_the_samples_of_the_game() -> None:
         assert not network_of(run.model).choices
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> CacheFolder:
+    return CacheFolder(path=tmp_path_factory.mktemp("cache"))
+
+
 @pytest.mark.export
 @pytest.mark.parametrize("scoring", ["server", "devices"])
-def test_a_short_game_goes_from_a_supernet_to_a_network_for_each_tier(scoring: str, tmp_path: Path) -> None:
+def test_a_short_game_goes_from_a_supernet_to_a_network_for_each_tier(
+    scoring: str, cache: CacheFolder, tmp_path: Path
+) -> None:
     evolution = "{ evaluations = 6, population = 3, offspring = 3 }"
     search = f"{{ scoring = '{scoring}', scoring_clients = 2, scoring_rounds = 2, evolution = {evolution} }}"
     run = read_run(
@@ -95,7 +102,7 @@ def test_a_short_game_goes_from_a_supernet_to_a_network_for_each_tier(scoring: s
             f"method.search={search}",
         ),
     )
-    with AwaitedExports(CacheFolder(path=tmp_path / "cache")) as exports:
+    with AwaitedExports(cache) as exports:
         run_in_batch(run, tmp_path / "run", Unobserved(), threading.Event(), exports=exports)
     summary: dict[str, Any] = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
     first, *found = summary["networks"]

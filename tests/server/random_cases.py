@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from server.coordinator_cases import blob, terms_of
@@ -19,13 +20,14 @@ from subfleet.methods.fedoras import FedorAS
 from subfleet.methods.fedtrans import Grown
 from subfleet.methods.sattler import Found, SattlerMemory, Split
 from subfleet.methods.tier_search import TierSearch
-from subfleet.protocol.messages import Evaluated, Task
+from subfleet.protocol.messages import Evaluated, Task, Update
 from subfleet.protocol.paths import OperatorExamples, PathScore
 from subfleet.protocol.programs import ProgramRef
-from subfleet.protocol.schema import canonical_json
+from subfleet.protocol.schema import canonical_json, from_plain, parse_json
 from subfleet.rounds.actions import Action, Fold, Reply
 from subfleet.rounds.exhaustive import never
 from subfleet.rounds.networks import all_lineages
+from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.requests import (
     EvaluationMade,
     EvaluationWanted,
@@ -42,6 +44,7 @@ from subfleet.rounds.requests import (
     TaskMade,
     TaskWanted,
 )
+from subfleet.rounds.state import Member, RunState
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.written import ProgramFacts
 from subfleet.search.path_evolution import EvolutionSettings
@@ -149,7 +152,7 @@ def _grown(terms: Terms, fold: Fold) -> tuple[Grown, tuple[Lineage, ...]]:
     return found, (*before, child)
 
 
-def drawn_in(terms: Terms, task: Task, samples: int) -> OperatorExamples:
+def _drawn_in(terms: Terms, task: Task, samples: int) -> OperatorExamples:
     """What a device tells of the paths that it drew, where it drew any: the first operator that it has, everywhere."""
     if task.paths is None:
         return ()
@@ -210,3 +213,47 @@ def made_of(job: Supplied, planned: int, fails: bool) -> Made:
         case _:
             never(job)
     return made
+
+
+def update_of(terms: Terms, task: Task) -> Update:
+    """What a device says of a task that it has trained."""
+    return Update(
+        task_id=task.task_id,
+        run_id=task.run_id,
+        round=task.round,
+        client_id=task.client_id,
+        blob=blob(task.task_id),
+        sample_count=5,
+        step_count=1,
+        loss=1.0,
+        accuracy=0.5,
+        measured_peak_bytes=1,
+        train_seconds=0.0,
+        seconds=0.0,
+        operator_examples=_drawn_in(terms, task, 5),
+    )
+
+
+def survived(state: RunState, now_s: float) -> RunState:
+    """What the journal keeps of a state, when a server starts anew."""
+    members = {name: Member(profile=member.profile) for name, member in state.members.items() if member.profile}
+    nothing: Any = MappingProxyType({})
+    memory = state.memory
+    if memory is not None:
+        memory = from_plain(type(memory), parse_json(canonical_json(memory), max_bytes=2**20))
+    lineages = from_plain(tuple[Lineage, ...], parse_json(canonical_json(state.lineages), max_bytes=2**20))
+    assert lineages == state.lineages, "the journal has the run's networks"
+    assert memory == state.memory, "what the method remembers is what the journal has"
+    return replace(
+        state,
+        members=PersistentMap(members),
+        entered_s=now_s,
+        opened_s=now_s,
+        prices=nothing,
+        searches=nothing,
+        written_prices=nothing,
+        asked=frozenset(),
+        memory=memory,
+        scores=None,
+        seats=nothing if state.phase == "search" else state.seats,
+    )

@@ -2,22 +2,28 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from types import MappingProxyType
-from typing import Any
 
 import pytest
 from hypothesis import event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
-from server.coordinator_cases import CLIENTS, blob, profile, scored_by_chance, telemetry
-from server.random_cases import VARIANTS, answers, brings, drawn_in, evolved_by, found_of, made_of, terms_of_places
+from server.coordinator_cases import CLIENTS, profile, scored_by_chance, telemetry
+from server.random_cases import (
+    VARIANTS,
+    answers,
+    brings,
+    evolved_by,
+    found_of,
+    made_of,
+    survived,
+    terms_of_places,
+    update_of,
+)
 from server.server_rig import MODEL, prices_of
 
 from subfleet.elastic.building import network_of
-from subfleet.elastic.lineage import Lineage
 from subfleet.protocol.candidate_scores import CandidateScore
 from subfleet.protocol.messages import Deployed, Presence, Refusal, Scores, Task, Update
-from subfleet.protocol.schema import canonical_json, from_plain, parse_json
 from subfleet.rounds.actions import Action, Close, CloseEvaluation, CloseGeneration, Fetch, Fold, Request, SendTask
 from subfleet.rounds.coordinator import resume_actions, round_info, step
 from subfleet.rounds.events import (
@@ -29,7 +35,6 @@ from subfleet.rounds.events import (
     UpdateStored,
 )
 from subfleet.rounds.networks import lineages_in_use, standing_for
-from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.requests import (
     BeginningWanted,
     GenerationWanted,
@@ -40,7 +45,7 @@ from subfleet.rounds.requests import (
     Wanted,
 )
 from subfleet.rounds.sizing import lacking
-from subfleet.rounds.state import Member, RunState
+from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
 from subfleet.serving.lookout import looked_for
 
@@ -168,21 +173,7 @@ class Fleet(RuleBasedStateMachine):
             self.answer(task, stored=True)
 
     def answer(self, task: Task, stored: bool) -> None:
-        update = Update(
-            task_id=task.task_id,
-            run_id=task.run_id,
-            round=task.round,
-            client_id=task.client_id,
-            blob=blob(task.task_id),
-            sample_count=5,
-            step_count=1,
-            loss=1.0,
-            accuracy=0.5,
-            measured_peak_bytes=1,
-            train_seconds=0.0,
-            seconds=0.0,
-            operator_examples=drawn_in(self.terms, task, 5),
-        )
+        update = update_of(self.terms, task)
         self.apply(Tick())  # as below
         seats = self.state.seats
         actions = self.apply(UpdateStored(update=update) if stored else update)
@@ -313,29 +304,7 @@ class Fleet(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         """What survives is what the journal keeps."""
-        members = {
-            name: Member(profile=member.profile) for name, member in self.state.members.items() if member.profile
-        }
-        nothing: Any = MappingProxyType({})
-        memory = before = self.state.memory
-        if memory is not None:
-            memory = from_plain(type(memory), parse_json(canonical_json(memory), max_bytes=2**20))
-        lineages = from_plain(tuple[Lineage, ...], parse_json(canonical_json(self.state.lineages), max_bytes=2**20))
-        assert lineages == self.state.lineages, "the journal has the run's networks"
-        self.state = replace(
-            self.state,
-            members=PersistentMap(members),
-            entered_s=self.now_s,
-            opened_s=self.now_s,
-            prices=nothing,
-            searches=nothing,
-            written_prices=nothing,
-            asked=frozenset(),
-            memory=memory,
-            scores=None,
-            seats=nothing if self.state.phase == "search" else self.state.seats,
-        )
-        assert memory == before, "what the method remembers is what the journal has"
+        self.state = survived(self.state, self.now_s)
         self.jobs.clear()
         self.fold = None
         for action in resume_actions(self.terms, self.state):

@@ -1,0 +1,128 @@
+"""Searches between two rounds, as tests play them: a supernet of one round, and then two tiers."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from server.coordinator_cases import (
+    CLIENTS,
+    blob,
+    prepared,
+    profile,
+    scored_by_chance,
+    task,
+    telemetry,
+    terms_of,
+    update,
+    wanted_of,
+)
+from server.fake_device import CLASSES
+
+from subfleet.journal.database import open_database
+from subfleet.journal.journal import Journal, begin_run
+from subfleet.methods.fedoras import FedorAS
+from subfleet.methods.tier_search import TierSearch
+from subfleet.protocol.answers import Evaluated
+from subfleet.protocol.messages import Presence
+from subfleet.protocol.paths import PathScore
+from subfleet.protocol.programs import ProgramRef
+from subfleet.rounds.actions import Action, CloseGeneration
+from subfleet.rounds.coordinator import step
+from subfleet.rounds.events import Event, Folded, Ready, UpdateStored
+from subfleet.rounds.requests import EvaluationMade, EvaluationWanted, GenerationMade, GenerationWanted
+from subfleet.rounds.state import RunState
+from subfleet.rounds.terms import Terms
+from subfleet.rounds.written import ProgramFacts
+from subfleet.search.path_evolution import EvolutionSettings
+from subfleet.settings.samples import DataSettings
+from subfleet.testing.rounds import SUPERNET
+
+HELD_OUT = 10
+Outcome = tuple[RunState, tuple[Action, ...]]
+EVOLUTION = EvolutionSettings(evaluations=6, population=3, offspring=3)
+
+
+def terms_with(search: TierSearch, **changes: Any) -> Terms:
+    """A supernet of one round, and then two tiers."""
+    method = FedorAS(supernet_rounds=1, tiers=2, search=search, min_contributors=1)
+    data = DataSettings(test="server.server_rig:evaluation", validation_samples=5)
+    model = replace(SUPERNET, class_count=CLASSES)
+    return terms_of(**{"method": method, "model": model, "data": data, "rounds": 3, **changes})
+
+
+BY_SERVER = terms_with(TierSearch(evolution=EVOLUTION))
+SCORING = TierSearch(evolution=EVOLUTION, scoring="devices", scoring_clients=2, scoring_rounds=1)
+BY_DEVICES = terms_with(replace(SCORING, scoring_rounds=2))
+NOBODY = "no device that can compute its paths has scored them; see that some hold samples out"
+
+
+def supernet_round(terms: Terms, held_out: int = HELD_OUT) -> Outcome:
+    """The supernet's only round was folded at second 5, with all clients."""
+    state = RunState()
+    for name in CLIENTS:
+        state, _ = step(terms, state, Presence(client_id=name, session_id=f"{name}-1", online=True), 1.0)
+        state, _ = step(
+            terms, state, replace(profile(name), input_shape=SUPERNET.input_shape, held_out_count=held_out), 1.0
+        )
+    for name in CLIENTS:
+        state, _ = step(terms, state, telemetry(terms, name, state.round), 2.0)
+    for name in CLIENTS:
+        state, _ = step(terms, state, prepared(terms, state, name), 2.0)
+    for name in CLIENTS:
+        given = dict(task(state, name).spec.choices)
+        kept = {one: given.get(one, choice.operators) for one, choice in terms.network.choices.items()}
+        examples = tuple((choice, ((own[0], HELD_OUT),)) for choice, own in kept.items())
+        told = replace(update(terms, state, name), operator_examples=examples)
+        state, _ = step(terms, state, UpdateStored(update=told), 3.0)
+    return step(terms, state, Folded(round=1, accuracy=0.2, loss=1.0, sha256="0" * 64, refused={}), 5.0)
+
+
+def journal_in(folder: Path, terms: Terms) -> Journal:
+    engine = open_database(folder)
+    run_id = begin_run(engine, name="test", settings="{}", round_count=3)
+    return Journal(engine, run_id, first_memory=terms.policies.memory)
+
+
+def made_now(terms: Terms, state: RunState, actions: tuple[Action, ...]) -> GenerationMade:
+    (wanted,) = wanted_of(GenerationWanted, actions)
+    return scored_by_chance(terms, state, wanted)
+
+
+def searched(terms: Terms, state: RunState, actions: tuple[Action, ...]) -> tuple[RunState, list[CloseGeneration]]:
+    """The state after the whole search by the server, and what was recorded of it."""
+    closed = list[CloseGeneration]()
+    while state.phase == "search":
+        made = made_now(terms, state, actions)
+        state, actions = step(terms, state, Ready(made=made), 6.0)
+        closed += [one for one in actions if isinstance(one, CloseGeneration)]
+    return state, closed
+
+
+def sent(state: RunState, actions: tuple[Action, ...], terms: Terms, now_s: float) -> RunState:
+    """Everybody who is to score has its task."""
+    program = ProgramRef(program_id="scores", target="onnx", blob=blob("scores"))
+    for wanted in wanted_of(EvaluationWanted, actions):
+        facts = ProgramFacts(planned_peak_bytes=1000)
+        made: Event = Ready(made=EvaluationMade(wanted=wanted, program=program, weights=blob("w"), facts=facts))
+        state, _ = step(terms, state, made, now_s)
+    return state
+
+
+def scored(
+    state: RunState, terms: Terms, name: str, accuracies: tuple[float, ...], labels: int = HELD_OUT
+) -> Evaluated:
+    given = task(state, name)
+    return Evaluated(
+        task_id=given.task_id,
+        run_id=terms.run_id,
+        round=state.round,
+        client_id=name,
+        loss=1.0,
+        accuracy=sum(accuracies) / len(accuracies),
+        sample_count=HELD_OUT,
+        label_count=labels,
+        measured_peak_bytes=10,
+        seconds=0.1,
+        message_id=f"scores.{given.task_id}",
+        scores=tuple(PathScore(loss=1.0, accuracy=one) for one in accuracies),
+    )

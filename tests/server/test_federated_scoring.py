@@ -1,0 +1,243 @@
+"""Generations that devices score: whom they are asked of, how far they are believed, and what goes on without them."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+from server.coordinator_cases import (
+    blob,
+    scored_by_chance,
+    task,
+    wanted_of,
+)
+from server.fake_device import CLASSES
+from server.searching_cases import (
+    BY_DEVICES,
+    EVOLUTION,
+    HELD_OUT,
+    NOBODY,
+    SCORING,
+    Outcome,
+    journal_in,
+    made_now,
+    scored,
+    sent,
+    supernet_round,
+    terms_with,
+)
+
+from subfleet.journal.generations import (
+    generation_record,
+    generation_text,
+)
+from subfleet.link.traffic import Traffic
+from subfleet.methods.subspacing import supernet_tiers
+from subfleet.methods.tier_search import TierMemory, TierSearch
+from subfleet.protocol.answers import Evaluated
+from subfleet.protocol.chains import Chain, Link, LinkOperator
+from subfleet.protocol.messages import Refusal
+from subfleet.protocol.programs import ProgramRef
+from subfleet.protocol.readings import Budget
+from subfleet.protocol.topics import Topics
+from subfleet.rounds.actions import CloseGeneration, Reply, Request, SendTask
+from subfleet.rounds.coordinator import resume_actions, step
+from subfleet.rounds.events import Ready, Tick
+from subfleet.rounds.requests import EvaluationMade, EvaluationWanted, GenerationWanted
+from subfleet.rounds.state import RunState
+from subfleet.rounds.terms import Terms
+from subfleet.rounds.written import ProgramFacts
+from subfleet.settings.timing import Deadlines
+from subfleet.testing.rounds import SUPERNET
+
+
+def opened(terms: Terms = BY_DEVICES, held_out: int = HELD_OUT, *, central: bool = True) -> Outcome:
+    """Devices are asked for the first scores, at second 6."""
+    state, actions = supernet_round(terms, held_out)
+    made = replace(made_now(terms, state, actions), ticket="ab")
+    return step(terms, state, Ready(made=made if central else replace(made, scores=())), 6.0)
+
+
+def test_devices_are_sent_the_smallest_supernet_that_holds_the_paths() -> None:
+    state, actions = opened()
+    wanted = wanted_of(EvaluationWanted, actions)
+    assert len(wanted) == len(state.seats) == 2
+    assert state.scores is not None
+    assert state.scores.made.generation is not None
+    paths = state.scores.made.generation.paths
+    for place, (name, choice) in enumerate(BY_DEVICES.network.choices.items()):
+        held = dict(wanted[0].participant.spec.choices).get(name, choice.operators)
+        assert set(held) == {path[place] for path in paths}
+    state = sent(state, actions, BY_DEVICES, 6.0)
+    given = [task(state, name) for name in state.seats]
+    assert all(one.evaluation is not None and one.evaluation.population == paths for one in given)
+
+
+@pytest.mark.parametrize(("share", "first"), [(1.0, 0.8), (0.5, 0.5)])
+def test_scores_are_means_over_labels_of_all_rounds_and_rank_against_the_servers(share: float, first: float) -> None:
+    """However many labels a device says to have counted, it has no more than its share of them."""
+    terms = terms_with(replace(SCORING, scoring_rounds=2), max_client_share=share)
+    state, actions = opened(terms)
+    assert state.scores is not None
+    central = state.scores.made.scores
+    asked, record = list[set[str]](), None
+    for now_s in (7.0, 8.0):
+        state = sent(state, actions, terms, now_s)
+        asked.append(set(state.seats))
+        for number, name in enumerate(sorted(state.seats)):
+            ranks = tuple(0.1 * (1 + sorted(central).index(one)) for one in central)
+            told = scored(state, terms, name, ranks if number else (0.5,) * len(central), 2 if number else 8)
+            state, actions = step(terms, state, told, now_s)
+            assert [one.receipt.status for one in actions if isinstance(one, Reply)] == ["accepted"]
+        closes = [one for one in actions if isinstance(one, CloseGeneration)]
+        record = closes[0] if closes else record
+    assert record is not None
+    expected = [first * 0.5 + (1 - first) * 0.1 * (1 + sorted(central).index(one)) for one in central]
+    assert record.scores == pytest.approx(expected)
+    assert record.devices is not None
+    assert record.devices.ranks == pytest.approx((1.0, 1.0))
+    assert (record.devices.answers, record.devices.labels, record.devices.closed) == (4, 20, 2)
+    text = generation_text(generation_record(record, Traffic(Topics("main"))))
+    assert "4 answers of devices in 2 rounds" in text
+    assert text.endswith("Kendall's tau against the server's own scores 1.00, 1.00")
+    assert state.generations == 1
+    assert isinstance(state.memory, TierMemory)
+    assert wanted_of(GenerationWanted, actions) == [GenerationWanted(round=1, number=2)]
+
+
+def _too_few(told: Evaluated) -> Evaluated:
+    return replace(told, scores=told.scores[1:])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (_too_few, "there are scores of 2 paths, but 3 were to be scored"),
+        (lambda told: replace(told, label_count=11), "11 labels were counted, but 10 samples have 10 at most"),
+        (lambda told: replace(told, sample_count=11), "11 samples were evaluated, but the client's profile has 10"),
+    ],
+)
+def test_scores_are_believed_no_further_than_what_is_known(spoil: Callable[[Evaluated], Evaluated], words: str) -> None:
+    state, actions = opened()
+    state = sent(state, actions, BY_DEVICES, 6.0)
+    name = min(state.seats)
+    after, actions = step(BY_DEVICES, state, spoil(scored(state, BY_DEVICES, name, (0.1, 0.2, 0.3))), 7.0)
+    (reply,) = [one.receipt for one in actions if isinstance(one, Reply)]
+    assert (reply.status, reply.reason) == ("refused", words)
+    assert after.seats[name].stage == "out"
+
+
+@pytest.mark.parametrize("central", [False, True])
+def test_a_device_that_refuses_or_is_silent_holds_nobody_up(central: bool) -> None:
+    terms = terms_with(SCORING, deadlines=Deadlines(evaluate_s=50.0))
+    state, actions = opened(terms, central=central)
+    state = sent(state, actions, terms, 6.0)
+    first, second = sorted(state.seats)
+    refused = Refusal(
+        task_id=task(state, first).task_id,
+        run_id=terms.run_id,
+        round=state.round,
+        client_id=first,
+        reason="memory",
+        detail="as told",
+    )
+    state, _ = step(terms, state, refused, 7.0)
+    assert state.seats[first].stage == "refused"
+    after, actions = step(terms, state, scored(state, terms, second, (0.1, 0.2, 0.3)), 8.0)
+    assert [one.scores for one in actions if isinstance(one, CloseGeneration)] == [pytest.approx((0.1, 0.2, 0.3))]
+    assert after.generations == 1
+    late, actions = step(terms, state, Tick(), 57.0)  # nobody has told anything
+    if central:
+        assert state.scores is not None
+        assert [one.scores for one in actions if isinstance(one, CloseGeneration)] == [state.scores.made.scores]
+    else:
+        assert late.phase == "failed"
+        assert late.failure.endswith(f"cannot be scored: {NOBODY}")
+
+
+def test_a_tier_that_no_device_can_compute_has_no_network() -> None:
+    """The rest of the search goes on: others have devices."""
+    terms = terms_with(replace(SCORING, evolution=replace(EVOLUTION, evaluations=3)))
+    state, actions = supernet_round(terms)
+    poor = {
+        name: replace(
+            seat, budget=Budget(memory_bytes=2**40, forward_macs=supernet_tiers(terms.network, 2)[0].high_macs)
+        )
+        for name, seat in state.last.items()
+    }
+    state, now_s, tiers = replace(state, last=MappingProxyType(poor)), 6.0, list[int]()
+    for _ in range(3):
+        made = replace(made_now(terms, state, actions), ticket="ab", scores=())
+        state, actions = step(terms, state, Ready(made=made), now_s)
+        state = sent(state, actions, terms, now_s)
+        for name in sorted(state.seats):
+            state, actions = step(terms, state, scored(state, terms, name, (0.1, 0.2, 0.3)), now_s)
+            tiers += [one.generation.tier for one in actions if isinstance(one, CloseGeneration)]
+        if state.scores is not None:  # nobody could be asked
+            now_s += terms.config.deadlines.evaluate_s
+            state, actions = step(terms, state, Tick(), now_s)
+        if state.phase != "search":
+            break
+    assert tiers == [1]
+    assert [one.id for one in state.lineages] == ["", "t1"]
+
+
+def test_what_its_runtime_lacks_a_device_does_not_score() -> None:
+    """A target that cannot write an operator has no link with it."""
+    state, actions = opened()
+    program = ProgramRef(program_id="scores", target="onnx", blob=blob("scores"))
+    wanted = wanted_of(EvaluationWanted, actions)[0]
+    links = tuple(
+        Link(name=name, operators=(LinkOperator(name="none", piece="", prefix=""),))
+        for name in BY_DEVICES.network.choices
+    )
+    facts = ProgramFacts(planned_peak_bytes=1000, chain=Chain(links=links, fixed_bytes=0, runtime_bytes=()))
+    made = EvaluationMade(wanted=wanted, program=program, weights=blob("w"), facts=facts)
+    state, _ = step(BY_DEVICES, state, Ready(made=made), 6.0)
+    seat = state.seats[wanted.client_id]
+    assert (seat.stage, seat.reason) == (
+        "skipped",
+        "its runtime 'onnx' lacks an operator of what is to be evaluated",
+    )
+
+
+def test_where_nobody_holds_samples_out_the_search_ends_at_its_deadlines_and_says_so() -> None:
+    state, actions = opened(held_out=0, central=False)
+    now_s = 6.0
+    while state.phase == "search":
+        assert not wanted_of(EvaluationWanted, actions)
+        now_s += BY_DEVICES.config.deadlines.evaluate_s
+        state, actions = step(BY_DEVICES, state, Tick(), now_s)
+        if wanted := wanted_of(GenerationWanted, actions):
+            made = replace(scored_by_chance(BY_DEVICES, state, wanted[0]), ticket="ab", scores=())
+            state, actions = step(BY_DEVICES, state, Ready(made=made), now_s)
+    assert state.phase == "failed"
+    assert state.failure.endswith(NOBODY)
+
+
+def test_a_server_that_starts_anew_has_the_generation_scored_by_tasks_of_other_names(tmp_path: Path) -> None:
+    journal = journal_in(tmp_path, BY_DEVICES)
+    state, actions = supernet_round(BY_DEVICES)
+    journal.save(RunState(), state)
+    before, made = state, made_now(BY_DEVICES, state, actions)
+    state, actions = step(BY_DEVICES, state, Ready(made=replace(made, ticket="ab")), 6.0)
+    state = sent(state, actions, BY_DEVICES, 6.0)
+    journal.save(before, state)
+    names = {task(state, name).task_id for name in state.seats}
+    taken_up = journal.load(0.0)
+    assert (taken_up.phase, taken_up.scores, dict(taken_up.seats)) == ("search", None, {})
+    assert not any(isinstance(one, SendTask) for one in resume_actions(BY_DEVICES, taken_up))
+    asked = replace(taken_up, members=state.members, last=state.last)  # who took part is there again
+    asked, actions = step(BY_DEVICES, asked, Tick(), 1.0)
+    again = [one.wanted for one in actions if isinstance(one, Request)]
+    assert again == [made.wanted]
+    asked, actions = step(BY_DEVICES, asked, Ready(made=replace(made, ticket="cd")), 2.0)
+    asked = sent(asked, actions, BY_DEVICES, 2.0)
+    assert len(asked.seats) == 2
+    assert not names & {task(asked, name).task_id for name in asked.seats}
+
+
+def test_running_statistics_are_measured_by_the_server_alone() -> None:
+    with pytest.raises(ValueError, match="running statistics of a supernet are those of no path"):
+        terms_with(TierSearch(scoring="devices"), model=replace(SUPERNET, class_count=CLASSES, norm="batch"))
