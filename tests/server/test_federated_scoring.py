@@ -8,6 +8,7 @@ from types import MappingProxyType
 import pytest
 from server.coordinator_cases import (
     blob,
+    refusal,
     scored_by_chance,
     task,
     wanted_of,
@@ -37,7 +38,6 @@ from subfleet.methods.subspacing import supernet_tiers
 from subfleet.methods.tier_search import TierMemory, TierSearch
 from subfleet.protocol.answers import Evaluated
 from subfleet.protocol.chains import Chain, Link, LinkOperator
-from subfleet.protocol.messages import Refusal
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.topics import Topics
@@ -134,15 +134,7 @@ def test_a_device_that_refuses_or_is_silent_holds_nobody_up(central: bool) -> No
     state, actions = opened(terms, central=central)
     state = sent(state, actions, terms, 6.0)
     first, second = sorted(state.seats)
-    refused = Refusal(
-        task_id=task(state, first).task_id,
-        run_id=terms.run_id,
-        round=state.round,
-        client_id=first,
-        reason="memory",
-        detail="as told",
-    )
-    state, _ = step(terms, state, refused, 7.0)
+    state, _ = step(terms, state, refusal(terms, state, first), 7.0)
     assert state.seats[first].stage == "refused"
     after, actions = step(terms, state, scored(state, terms, second, (0.1, 0.2, 0.3)), 8.0)
     assert [one.scores for one in actions if isinstance(one, CloseGeneration)] == [pytest.approx((0.1, 0.2, 0.3))]

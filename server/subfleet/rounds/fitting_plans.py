@@ -1,11 +1,10 @@
 """What the written program of a client's subnet plans to take on its device. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from subfleet.protocol.chains import Chain, ChainRoom
+from subfleet.protocol.chains import ChainRoom
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.memory import planned_for
-from subfleet.protocol.subnet import SubnetSpec
 from subfleet.rounds.state import RunState, Seat
 from subfleet.rounds.written import ProgramFacts
 from subfleet.search.candidates import lacking_operators
@@ -27,25 +26,22 @@ def planned_for_seat(seat: Seat, facts: ProgramFacts, operators: Sequence[str]) 
         facts: of the program.
         operators: that the device's runtime lists.
     """
-    if facts.chain is None or seat.spec is None:
-        return planned_for(facts.planned_peak_bytes, facts.packings, seat.packing_width), False
-    room = _room(facts.chain, seat.spec, operators)
-    return (0, True) if room is None else (room.least_peak_bytes, False)
+    return _planned(seat, facts, operators, lambda room: room.least_peak_bytes)
 
 
 def planned_evaluation(seat: Seat, facts: ProgramFacts, operators: Sequence[str]) -> tuple[int, bool]:
     """The same of evaluating: of a subspace, whatever path of it."""
+    return _planned(seat, facts, operators, lambda room: room.evaluation_peak_bytes)
+
+
+def _planned(
+    seat: Seat, facts: ProgramFacts, operators: Sequence[str], peak_bytes: Callable[[ChainRoom], int]
+) -> tuple[int, bool]:
     if facts.chain is None or seat.spec is None:
         return planned_for(facts.planned_peak_bytes, facts.packings, seat.packing_width), False
-    room = _room(facts.chain, seat.spec, operators)
-    return (0, True) if room is None else (room.evaluation_peak_bytes, False)
-
-
-def _room(chain: Chain, spec: SubnetSpec, operators: Sequence[str]) -> ChainRoom | None:
-    """What a subspace's paths take; None where the target, or the device's runtime, lacks an operator of it."""
     try:
-        links = chain.kept(dict(spec.choices))
-    except ProtocolError:
-        return None
+        links = facts.chain.kept(dict(seat.spec.choices))
+    except ProtocolError:  # the target lacks an operator of it
+        return 0, True
     unfit = any(lacking_operators(one.needs, operators) for link in links for one in link.operators)
-    return None if unfit else chain.room(links)
+    return peak_bytes(facts.chain.room(links)), unfit

@@ -58,9 +58,9 @@ def generation_made(terms: Terms, state: RunState, made: GenerationMade, now_s: 
         return state, ()
     supernet = _supernet(terms, state)
     if made.generation is None:
-        if supernet is not None and not _found(terms, state, search, supernet):
+        found = _with_found(terms, state, search, supernet)
+        if found is None:
             return generation_failed(state, made.wanted, _NOBODY, now_s), ()
-        found = _with_found(terms, state)
         return replace(found, phase="waiting", entered_s=now_s, generations=0), ()
     if search.federated is not None and supernet is not None:
         return begun_scoring(state, terms.declared(supernet).network, made, now_s), ()
@@ -123,23 +123,21 @@ def _supernet(terms: Terms, state: RunState) -> Lineage | None:
     return next((one for one in living if terms.declared(one).network.choices), None)
 
 
-def _found(terms: Terms, state: RunState, search: PathSearch, supernet: Lineage) -> tuple[Lineage, ...]:
-    return tuple(search.found(remembered(terms, state), terms.declared(supernet).network, state.folded_round))
-
-
-def _with_found(terms: Terms, state: RunState) -> RunState:
-    """The state in which the supernet has retired, and the networks that were found are in use.
+def _with_found(terms: Terms, state: RunState, search: PathSearch, supernet: Lineage | None) -> RunState | None:
+    """The state in which the supernet has retired, and the networks that were found are in use; None without any.
 
     Raises:
-        ValueError: the method has found none, or some that do not come from the supernet: a mistake of the method's.
+        ValueError: there is no supernet, or the method has found networks that do not come from it: a mistake of ours.
     """
-    supernet, search = _supernet(terms, state), terms.policies.path_search
-    if supernet is None or search is None:
+    if supernet is None:
         raise ValueError("a search has ended of a run that has no supernet")
-    network, found = terms.declared(supernet).network, _found(terms, state, search, supernet)
+    network = terms.declared(supernet).network
+    found = tuple(search.found(remembered(terms, state), network, state.folded_round))
     odd = [one.id for one in found if (one.parent, one.born_round) != (network.id, state.folded_round)]
-    if not found or odd:
+    if odd:
         raise ValueError(f"a search has found the networks {odd}, but must find some of network {network.id!r}")
+    if not found:
+        return None
     before = (
         replace(one, retired_round=state.folded_round) if one.id == network.id else one
         for one in all_lineages(terms, state.lineages)
