@@ -5,15 +5,20 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnxruntime as ort
 import pytest
+import torch
 
-from subfleet.elastic.building import network_of
+from subfleet.cli.paths import found_network, write_path
+from subfleet.elastic.building import build_module, network_of
 from subfleet.emulation.batch.exports import AwaitedExports
 from subfleet.emulation.batch.host import run_in_batch
 from subfleet.export.cache import CacheFolder
 from subfleet.journal.guarding import Unobserved
 from subfleet.methods.fedoras import FedorAS
-from subfleet.settings.kept import SUPERNET
+from subfleet.protocol.errors import ConfigError
+from subfleet.settings.kept import SUPERNET, keep_run
 from subfleet.settings.reading import read_run, read_runs
 from subfleet.settings.run import Run
 
@@ -124,3 +129,16 @@ def test_a_short_game_goes_from_a_supernet_to_a_network_for_each_tier(
     assert all(summary["figures"]["tiers"].values())
     if len(known) == 2 and best[0] != best[1] and known[0] != known[1]:
         assert summary["tuning"]["tau"] == (1.0 if (best[0] < best[1]) == (known[0] < known[1]) else -1.0)
+    keep_run(tmp_path / "run", run)
+    for row in found:  # whoever was left with it
+        tier = found_network(tmp_path / "run", row["network"])
+        written = write_path(tier, tier.network.full_spec(), ("onnx",), tmp_path / row["network"], cache=cache)
+        assert (written["parameters"], written["forward_macs"]) == (row["parameters"], row["forward_macs"])
+        session = ort.InferenceSession(written["files"]["onnx"])
+        sample = np.random.default_rng(1).random((1, *run.model.input_shape), dtype=np.float32)
+        module = build_module(tier.network, tier.network.full_spec()).eval()
+        module.load_state_dict(dict(tier.state))
+        (logits,) = session.run(None, {session.get_inputs()[0].name: sample})
+        np.testing.assert_allclose(logits, module(torch.from_numpy(sample)).detach(), atol=1e-4)
+    with pytest.raises(ConfigError, match="ended without a network 't9'"):
+        found_network(tmp_path / "run", "t9")
