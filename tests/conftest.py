@@ -1,13 +1,17 @@
 """What every test needs of the process that it runs in."""
 
 import gc
+import os
 import signal
+
+from subfleet.protocol.silence import silence
 
 
 def pytest_configure() -> None:
     """Hear Ctrl-C again where a shell started us in the background, deaf to it; what tests start inherits that."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    silence(os.environ)  # tests import libraries themselves
 
 
 def pytest_collection() -> None:

@@ -11,7 +11,6 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -20,9 +19,11 @@ from step_benchmark.data import Samples
 from step_benchmark.programs import ProgramStep
 from step_benchmark.stepping import Start
 from subfleet.protocol.programs import Program
+from subfleet.protocol.silence import imported
 from subfleet.trainers.onnx_session import OnnxSession
 from subfleet.trainers.sessions import Array, RunProgram, SessionLayout, StepSession, hosted
 
+onnxruntime = imported("onnxruntime")
 STEPS = 12
 WARM_STEPS = 2
 NODES = 20

@@ -1,5 +1,6 @@
 """Entry point of `subfleet-edge`: nothing is imported before Ctrl-C ends the command in one sentence."""
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -13,7 +14,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit code. Whatever goes wrong ends as one sentence on standard error."""
     try:
         from subfleet.edge_client.commands import run
+        from subfleet.protocol.silence import silence
 
+        silence(os.environ)
         return run(arguments)
     except KeyboardInterrupt:
         sys.stderr.write("subfleet-edge: stopped; start the same command again to go on\n")

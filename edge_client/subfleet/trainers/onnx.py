@@ -20,6 +20,7 @@ from subfleet.protocol.programs import (
     TrainJob,
     TrainResult,
 )
+from subfleet.protocol.silence import imported
 from subfleet.tasks import describe_source
 from subfleet.trainers.chain_evaluating import evaluate_paths
 from subfleet.trainers.chain_training import train_chain
@@ -182,7 +183,7 @@ def _open_pieces(runtime: ModuleType, provider: str, threads: int) -> OnnxPieces
 def _prepare(provider: str) -> ModuleType:
     """Import ONNX Runtime and make it load what it loads only once, so that no single training is charged with it."""
     try:
-        import onnxruntime
+        onnxruntime = imported("onnxruntime")
     except ModuleNotFoundError as error:
         raise MissingExtraError("onnxruntime", "edge") from error
     except ImportError as error:

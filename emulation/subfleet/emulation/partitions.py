@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from subfleet.protocol.errors import ConfigError, MissingExtraError
+from subfleet.protocol.silence import imported
 from subfleet.settings.samples import Partition, PartitionSettings
 from subfleet.tasks import Dataset
 from subfleet.tasks.dataset import NO_OWNER
@@ -135,10 +136,9 @@ _PARTITIONS: Mapping[Partition, Callable[[Dataset, _Split], list[Indices]]] = Ma
 
 def _partitioners() -> Any:
     try:
-        from flwr_datasets import partitioner
+        return imported("flwr_datasets.partitioner")
     except ImportError as error:
         raise MissingExtraError("flwr-datasets", "emulation") from error
-    return partitioner
 
 
 def _shuffled(count: int, split: _Split) -> Indices:
@@ -147,9 +147,7 @@ def _shuffled(count: int, split: _Split) -> Indices:
 
 def _parts(partitioner: Any, indices: Indices, keys: Indices, split: _Split, *, count: int = 0) -> list[Indices]:
     """The parts that a partitioner of flwr-datasets makes of samples with keys (classes or owners)."""
-    from datasets import Dataset as Table
-
-    partitioner.dataset = Table.from_dict({_KEY: keys, _INDEX: indices})
+    partitioner.dataset = imported("datasets").Dataset.from_dict({_KEY: keys, _INDEX: indices})
     try:
         with warnings.catch_warnings():
             # They warn whenever they draw again, which is what min_samples asks for, and of what they themselves use.

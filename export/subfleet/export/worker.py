@@ -21,6 +21,7 @@ from subfleet.export.versions import TARGET_NAMES
 from subfleet.protocol.errors import ExportError, SubfleetError
 from subfleet.protocol.programs import encode_program
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json
+from subfleet.protocol.silence import silence
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 
@@ -126,6 +127,7 @@ def _read(lines: TextIO, answers: BinaryIO, jobs: "queue.SimpleQueue[str]") -> N
 
 def main() -> None:
     """Serve jobs until the input ends."""
+    silence(os.environ)  # also where a program of somebody else has started us
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # what the tools print goes to the log, never between the answers
     jobs: queue.SimpleQueue[str] = queue.SimpleQueue()

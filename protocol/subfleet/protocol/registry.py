@@ -5,12 +5,14 @@ where it is named.
 """
 
 import dataclasses
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.silence import silence
 from subfleet.protocol.suggestion import did_you_mean
 
 __all__ = ["Registry", "problem_with_record"]
@@ -135,6 +137,7 @@ class Registry(Mapping[str, T]):
             owners = " and ".join(f"{one.value} of {_package(one)}" for one in (entry, *others))
             return ConfigError(f"{self.what} {name!r:.80} is registered as {owners}; uninstall all but one")
         subject = f"{self.what} {name!r:.80}, which is {entry.value} of {_package(entry)}, cannot be loaded"
+        silence(os.environ)  # what others bring may import a library that reports
         try:
             found = self._read(entry.load())
             problem = self._check(found, name)

@@ -1,5 +1,6 @@
 """Entry point of `subfleet`: nothing is imported before Ctrl-C ends the command in one sentence."""
 
+import os
 import sys
 
 __all__ = ["main"]
@@ -12,7 +13,9 @@ def main() -> None:
     """Run the command that the arguments name, or say which package is missing."""
     try:
         from subfleet.cli.failures import reporting
+        from subfleet.protocol.silence import silence
 
+        silence(os.environ)
         with reporting(verbose="--verbose" in sys.argv):
             from subfleet.cli.commands import app
         app(prog_name="subfleet")

@@ -11,6 +11,7 @@ from subfleet.journal.evaluations import EvaluationRecord
 from subfleet.journal.records import RoundRecord, RunObserver
 from subfleet.observers.figures import evaluation_figures, figures_of, parameters_of
 from subfleet.protocol.errors import MissingExtraError
+from subfleet.protocol.silence import imported
 from subfleet.settings.run import Run
 
 __all__ = ["DATABASE", "mlflow"]
@@ -42,13 +43,12 @@ def mlflow(run: Run, folder: Path) -> Iterator[RunObserver]:
     Raises:
         MissingExtraError: MLflow is not installed.
     """
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # it would report its use over the network
     try:
-        from mlflow import MlflowClient
+        package = imported("mlflow")
     except ImportError as error:
         raise MissingExtraError("mlflow", "mlflow") from error
     place = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{(folder.parent / DATABASE).resolve()}"
-    client: Any = MlflowClient(tracking_uri=place)
+    client: Any = package.MlflowClient(tracking_uri=place)
     name = _SEED.sub("", run.name)
     known = client.get_experiment_by_name(name)
     experiment = known.experiment_id if known is not None else client.create_experiment(name)

@@ -10,6 +10,7 @@ from subfleet.journal.evaluations import EvaluationRecord
 from subfleet.journal.records import RoundRecord, RunObserver
 from subfleet.observers.figures import evaluation_figures, figures_of, parameters_of
 from subfleet.protocol.errors import MissingExtraError
+from subfleet.protocol.silence import imported
 from subfleet.settings.run import Run
 
 __all__ = ["wandb"]
@@ -36,9 +37,8 @@ def wandb(run: Run, folder: Path) -> Iterator[RunObserver]:
     Raises:
         MissingExtraError: wandb is not installed.
     """
-    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # it would report its failures over the network
     try:
-        import wandb as package
+        package = imported("wandb")
     except ImportError as error:
         raise MissingExtraError("wandb", "wandb") from error
     tracked = package.init(
@@ -46,7 +46,7 @@ def wandb(run: Run, folder: Path) -> Iterator[RunObserver]:
         name=run.name,
         dir=str(folder),
         config=parameters_of(run),
-        mode=os.environ.get("WANDB_MODE") or "offline",  # type: ignore[arg-type]  # it says what is wrong with others
+        mode=os.environ.get("WANDB_MODE") or "offline",  # it says what is wrong with others
         reinit="create_new",
         settings=package.Settings(silent=True, console="off", x_disable_stats=True),
     )

@@ -20,6 +20,7 @@ from onnx import helper, shape_inference
 from subfleet.export.memory.heap import heap_bytes
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.programs import ValueInfo
+from subfleet.protocol.silence import imported
 
 __all__ = ["RanGraph", "TensorType", "read_onnx", "run_onnx", "session_options"]
 
@@ -61,7 +62,7 @@ class RanGraph:
 
 def session_options() -> Any:
     """The options that decide over memory, as a device's trainer sets them (`subfleet.trainers.onnx`)."""
-    import onnxruntime
+    onnxruntime = imported("onnxruntime")
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
@@ -81,7 +82,7 @@ def run_onnx(body: bytes, inputs: Sequence[ValueInfo]) -> RanGraph:
     Raises:
         ExportError: the runtime reports another graph than the one that it saved.
     """
-    import onnxruntime
+    onnxruntime = imported("onnxruntime")
 
     with TemporaryDirectory() as folder:
         options = session_options()
@@ -107,7 +108,7 @@ def read_onnx(body: bytes) -> RanGraph:
 
     A value of which ONNX infers nothing is taken to be as its node's first input.
     """
-    import onnxruntime
+    onnxruntime = imported("onnxruntime")
 
     with TemporaryDirectory() as folder:
         options = session_options()

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from subfleet.export.quiet import quiet
 from subfleet.export.targets.onnx import with_class_names
+from subfleet.protocol.silence import imported
 
 __all__ = ["quantise_onnx"]
 
@@ -29,30 +30,31 @@ def quantise_onnx(body: bytes, mode: str, samples: npt.NDArray[np.generic], clas
     Returns:
         The model with 8-bit weights, in the same operator set.
     """
-    from onnxruntime.quantization import QuantFormat, QuantType, quantize_dynamic, quantize_static
+    quantization = imported("onnxruntime.quantization")
+    signed = quantization.QuantType.QInt8
 
     with tempfile.TemporaryDirectory() as folder, quiet():
         folded, quantised = Path(folder) / "folded.onnx", Path(folder) / "quantised.onnx"
         _fold_constants(body, folded)
         if mode == "dynamic":
-            quantize_dynamic(folded, quantised, op_types_to_quantize=_PRODUCTS, weight_type=QuantType.QInt8)
+            quantization.quantize_dynamic(folded, quantised, op_types_to_quantize=_PRODUCTS, weight_type=signed)
         else:
-            quantize_static(
+            quantization.quantize_static(
                 folded,
                 quantised,
                 _reader(samples, _input_name(folded)),
-                quant_format=QuantFormat.QDQ,
+                quant_format=quantization.QuantFormat.QDQ,
                 op_types_to_quantize=_PRODUCTS,
                 per_channel=True,
-                activation_type=QuantType.QInt8,
-                weight_type=QuantType.QInt8,
+                activation_type=signed,
+                weight_type=signed,
             )
         return with_class_names(quantised.read_bytes(), classes)
 
 
 def _fold_constants(body: bytes, path: Path) -> None:
     """Write the model with everything computed that depends on weights alone: the quantiser looks for constants."""
-    import onnxruntime
+    onnxruntime = imported("onnxruntime")
 
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
@@ -69,9 +71,9 @@ def _input_name(path: Path) -> str:
 
 def _reader(samples: npt.NDArray[np.generic], name: str) -> Any:
     """The samples in the form that the quantiser asks for."""
-    from onnxruntime.quantization import CalibrationDataReader
+    base: Any = imported("onnxruntime.quantization").CalibrationDataReader  # an untyped library's seam, to be inherited
 
-    class Reader(CalibrationDataReader):  # type: ignore[misc] # an untyped library's seam, which must be inherited
+    class Reader(base):  # type: ignore[misc]
         """Hands out batch after batch."""
 
         def __init__(self) -> None:

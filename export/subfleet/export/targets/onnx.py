@@ -21,6 +21,7 @@ from subfleet.export.tracing import inputs_of, results_of
 from subfleet.protocol.class_names import CLASS_NAMES, text_of_class_names
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.programs import ValueInfo
+from subfleet.protocol.silence import imported
 
 __all__ = ["IR_VERSION", "OPSET", "OnnxTarget", "training_model", "with_class_names"]
 
@@ -229,7 +230,7 @@ class OnnxTarget:
 
     def run(self, body: bytes, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         """Run a program once; see `Target`."""
-        import onnxruntime
+        onnxruntime = imported("onnxruntime")
 
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1

@@ -1,0 +1,80 @@
+"""What keeps libraries from reporting to their vendors: one table of their switches, and how a library is loaded."""
+
+import importlib
+import os
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["SWITCHES", "Switch", "imported", "silence"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Switch:
+    """An environment variable by which a library reports nothing to its vendor.
+
+    Attributes:
+        modules: names by which the library, and what reports through it, is imported.
+        variable: its name.
+        value: what turns reports off.
+        reports: what the library would do by default.
+    """
+
+    modules: tuple[str, ...]
+    variable: str
+    value: str
+    reports: str
+
+
+SWITCHES = (
+    Switch(
+        modules=("onnxruntime",),
+        variable="ORT_DISABLE_TELEMETRY",
+        value="1",
+        reports="from 1.29 on, keeps an id of the device and uploads which models and hardware it ran",
+    ),
+    Switch(
+        modules=("flwr_datasets", "flwr"),
+        variable="FLWR_TELEMETRY_ENABLED",
+        value="0",
+        reports="keeps an id of the user and uploads which data sets and machines it is used with",
+    ),
+    Switch(
+        modules=("huggingface_hub", "datasets"),
+        variable="HF_HUB_DISABLE_TELEMETRY",
+        value="1",
+        reports="uploads which libraries are used, and names them in each of its requests",
+    ),
+    Switch(
+        modules=("mlflow",),
+        variable="MLFLOW_DISABLE_TELEMETRY",
+        value="true",
+        reports="fetches what to report, and uploads which of its functions are called",
+    ),
+    Switch(
+        modules=("wandb",),
+        variable="WANDB_ERROR_REPORTING",
+        value="false",
+        reports="uploads its own failures and how often it is used, also from runs that are kept offline",
+    ),
+)
+"""Every library of ours that reports by itself."""
+
+
+def silence(environment: MutableMapping[str, str]) -> None:
+    """Turn off all reports in an environment, such as `os.environ`; what its user has set himself stays.
+
+    Most libraries read their variable when they are imported, so that this comes first in every process.
+    """
+    for switch in SWITCHES:
+        environment.setdefault(switch.variable, switch.value)
+
+
+def imported(module: str) -> Any:
+    """A module of a library that would report, imported where it does not: also in the process of somebody else.
+
+    Raises:
+        ImportError: it is not there, or cannot be loaded.
+    """
+    silence(os.environ)
+    return importlib.import_module(module)

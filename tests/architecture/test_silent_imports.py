@@ -1,0 +1,57 @@
+"""Libraries that report to their vendors are loaded where they do not, wherever we use one."""
+
+import importlib.util
+import re
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from subfleet.protocol.silence import SWITCHES, Switch
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = (*(path.parent.name for path in ROOT.glob("*/subfleet")), "benchmarks", "scripts", "examples")
+IMPORT = re.compile(
+    rf"^\s*(?:import|from) +({'|'.join(name for switch in SWITCHES for name in switch.modules)})\b", re.M
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("    import onnxruntime\n", True),
+        ("import onnxruntime as ort", True),
+        ("x = 1\nfrom onnxruntime.quantization import QuantType\n", True),
+        ("    from datasets import Dataset", True),
+        ('onnxruntime = imported("onnxruntime")\n', False),
+        ("from onnxruntime_extensions import ops\n", False),
+        ("from subfleet.observers.wandb import wandb\n", False),
+    ],
+)
+def test_what_is_looked_for(line: str, found: bool) -> None:
+    assert bool(IMPORT.search(line)) == found
+
+
+def test_no_module_of_ours_imports_one_by_itself() -> None:
+    modules = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
+    assert len(modules) > 400
+    found = [str(path.relative_to(ROOT)) for path in modules if IMPORT.search(path.read_text(encoding="utf-8"))]
+    assert found == [], "load it by subfleet.protocol.silence.imported"
+
+
+@pytest.mark.parametrize("switch", SWITCHES, ids=lambda switch: str(switch.variable))
+def test_a_switch_is_documented(switch: Switch) -> None:
+    page = (ROOT / "docs" / "reference" / "environment.md").read_text(encoding="utf-8")
+    assert f"`{switch.variable}={switch.value}`" in page
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("switch", SWITCHES, ids=lambda switch: str(switch.variable))
+def test_an_installed_library_knows_its_switch(switch: Switch) -> None:
+    if switch.modules[0] == "onnxruntime" and tuple(map(int, version("onnxruntime").split(".")[:2])) < (1, 29):
+        pytest.skip("ONNX Runtime reports from 1.29 on, and this one is older")
+    found = importlib.util.find_spec(switch.modules[0])
+    assert found is not None
+    assert found.origin is not None
+    files = [path for ending in ("*.py", "*.so*") for path in Path(found.origin).parent.rglob(ending)]
+    assert any(switch.variable.encode() in path.read_bytes() for path in files)
