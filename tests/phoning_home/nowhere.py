@@ -6,9 +6,12 @@ looked up with a server that nobody runs, and what looks nothing up where there 
 traced, so that a command is as fast as anywhere. REPORT gets a line for each address and port, and for each name.
 """
 
+import contextlib
 import ctypes
 import fcntl
 import ipaddress
+import os
+import signal
 import socket
 import struct
 import subprocess
@@ -41,8 +44,11 @@ def main(report: Path, command: list[str]) -> int:
     heard: set[str] = set()
     listener = _listener()
     threading.Thread(target=_hear, args=(listener, heard), daemon=True).start()
-    code = subprocess.call(command)
+    process = subprocess.Popen(command, start_new_session=True)
+    code = process.wait()
     time.sleep(0.05)  # what it sent last is in the listener's queue
+    with contextlib.suppress(ProcessLookupError):  # whatever it has left running, as a rule nothing
+        os.killpg(process.pid, signal.SIGKILL)
     report.write_text("".join(f"{line}\n" for line in sorted(heard)), encoding="utf-8")
     return code
 

@@ -47,7 +47,8 @@ TRACKERS = (".cache/wandb/*",)
 PLANTED = Path(__file__).with_name("planted.py")
 BROKER = "mqtt://127.0.0.1:1883"
 SERVED = f"""
-sleep 100 | {sys.executable} -m subfleet.link.broker --port 1883 &
+mkfifo alive && exec 3<> alive
+{sys.executable} -m subfleet.link.broker --port 1883 < alive 3>&- &
 subfleet-edge join {BROKER} --wait --leave-when-finished --data digits:train --id a --replay laptop &
 subfleet serve run.toml --broker {BROKER} --wait --port 0 --runs served && wait $!
 """
