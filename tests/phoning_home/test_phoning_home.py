@@ -83,7 +83,7 @@ COMMANDS = {
         Command(line="subfleet-edge --version"),
         Command(line="subfleet-edge doctor --data digits:train"),
         Command(line="subfleet-edge capture --seconds 0.2 --every 0.1 --out log.csv"),
-        Command(line="subfleet-edge predict runs/tiny/models/a/model.onnx --data digits:test"),
+        Command(line="subfleet-edge predict model.onnx --data digits:test"),
     )
 }
 
@@ -141,6 +141,8 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
     (folder / "work" / "run.toml").write_text(RUN, encoding="utf-8")
     outcome = sealed(folder / "run", ["subfleet", "run", "run.toml", "--host", "batch"])
     shutil.copytree(folder / "work" / "runs", folder / "work" / "spare")
+    (deployed,) = (folder / "run" / "home" / ".cache" / "subfleet" / "programs").glob("*.onnx")
+    shutil.copy(deployed, folder / "work" / "model.onnx")
     return folder, outcome
 
 
