@@ -4,6 +4,7 @@ python benchmarks/coordinator.py                        # every method, default 
 python benchmarks/coordinator.py --json                 # ends with one JSON object
 python benchmarks/coordinator.py --methods fedavg fjord # some of them
 python benchmarks/coordinator.py --write                # and writes benchmarks/results/coordinator.md
+python benchmarks/coordinator.py --smoke                # sees that it runs, in seconds
 python benchmarks/coordinator.py --spoil                # searches within a step, and copies all members: has to fail
 
 The pure coordinator is driven by simulated devices and an exporter that has everything at once: two rounds and the
@@ -20,31 +21,47 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
+from coordinator_benchmark.fleet import PricesOf
 from coordinator_benchmark.heartbeats import bytes_per_member, heartbeat_us, server_heartbeat_us
 from coordinator_benchmark.steps import StepFigures, step_figures
 
 from subfleet import tasks
-from subfleet.elastic.building import network_of
+from subfleet.elastic.families.presets import cnn_l
+from subfleet.elastic.families.records.choices import ChoiceCnn
 from subfleet.elastic.families.records.residual import Mlp, PreactResNet
 from subfleet.elastic.memory_prices import MemoryPrices
-from subfleet.elastic.network import Family
+from subfleet.elastic.network import Family, Network
 from subfleet.export.pricing.model import PriceModel
-from subfleet.methods import METHODS
+from subfleet.methods import METHODS, AnyMethod
+from subfleet.methods.fedavg import FedAvg
+from subfleet.methods.fedoras import FedorAS
 from subfleet.programs.requests import train_request
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.training import TrainingSettings
 from subfleet.serving.terms import terms_of
 from subfleet.settings.evaluations import Evaluations
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
 
 RESULTS = Path(__file__).parent / "results" / "coordinator.md"
-MODEL = PreactResNet(input_shape=(3, 32, 32), class_count=10, widths=(64, 128, 256, 512), depths=(2, 2, 2, 2))
-SMALL = Mlp(input_shape=(4,), class_count=2, widths=(4,), depths=(1,), group_size=2)
+MODEL: Family = PreactResNet(input_shape=(3, 32, 32), class_count=10, widths=(64, 128, 256, 512), depths=(2, 2, 2, 2))
+SMALL: Family = Mlp(input_shape=(4,), class_count=2, widths=(4,), depths=(1,), group_size=2)
+SUPERNET: Family = cnn_l.settings
+"""Of methods that draw paths."""
+SMALL_SUPERNET: Family = ChoiceCnn(input_shape=(1, 8, 8), class_count=2, widths=(8,), depths=(1,), last_widths=(16,))
+ENTRANTS: Mapping[str, AnyMethod] = MappingProxyType(
+    {
+        **{name: kind() for name, kind in METHODS.items()},
+        # By default its search begins after 500 rounds; here after the first.
+        "fedoras, searching": FedorAS(supernet_rounds=1),
+    }
+)
 MEMBERS, FEW, MANY = 1000, 100, 10_000
+SMOKE_MEMBERS, SMOKE_FEW, SMOKE_MANY = 20, 10, 100
 MOST_MS, MOST_TIMES = 50.0, 1.5
 HEAD = f"""# Steps of the loop
 
@@ -60,26 +77,34 @@ A step may take {MOST_MS:g} ms.
 """
 
 
-def config_of(method: str, members: int, *, model: Family = MODEL, evaluation: str = "none") -> Run:
-    """A run with the method's default settings, for devices with ONNX Runtime."""
+def config_of(method: AnyMethod, members: int, *, small: bool = False, evaluation: str = "none") -> Run:
+    """A run for devices with ONNX Runtime; a method that draws paths has a supernet."""
+    supernet = method.policies().draws_paths
+    model, choices = (SMALL, SMALL_SUPERNET) if small else (MODEL, SUPERNET)
     return Run(
         name="loop",
-        model=model,
-        data=DataSettings(test=evaluation),
+        model=choices if supernet else model,
+        data=DataSettings(test=evaluation, validation_samples=int(supernet)),
         rounds=2,
         min_clients=members,
-        method=METHODS[method](),
+        method=method,
         evaluation=Evaluations(every=1),
         targets=("onnx",),
         deploy_targets=("onnx",),
     )
 
 
-def prices_of(config: Run) -> MemoryPrices:
-    """What the exporter's workers would tell."""
-    network = network_of(config.model)
-    training = config.policies.training(config.training_of(1), 1)
-    return PriceModel(network, train_request(network, SubnetSpec(), "onnx", training)).prices
+def exporter() -> PricesOf:
+    """What the exporter's workers would tell, each asked once for a network and its training."""
+    known: dict[str, MemoryPrices] = {}
+
+    def prices_of(network: Network, training: TrainingSettings) -> MemoryPrices:
+        request = train_request(network, network.full_spec(), "onnx", training)
+        if request.program_id not in known:
+            known[request.program_id] = PriceModel(network, request).prices
+        return known[request.program_id]
+
+    return prices_of
 
 
 def row_of(name: str, found: StepFigures) -> str:
@@ -91,29 +116,30 @@ def row_of(name: str, found: StepFigures) -> str:
     )
 
 
-def beats(*, spoil: bool) -> dict[str, dict[str, float]]:
+def beats(counts: tuple[int, int], *, spoil: bool) -> dict[str, dict[str, float]]:
     """Microseconds of a heartbeat among few and among many members, in the coordinator and in the whole server."""
     found: dict[str, dict[str, float]] = {"heartbeat_us": {}, "server_heartbeat_us": {}}
     with tempfile.TemporaryDirectory(prefix="subfleet-") as scratch:
         folder = Path(scratch)
         samples = tasks.Dataset(inputs=np.zeros((4, 4), np.float32), labels=np.zeros(4, np.int64))
         tasks.write_npz(folder / "evaluation.npz", samples)
-        for count in (FEW, MANY):
-            config = config_of("fedavg", 10 * MANY, model=SMALL, evaluation=str(folder / "evaluation.npz"))
+        for count in counts:
+            config = config_of(FedAvg(), 10 * max(counts), small=True, evaluation=str(folder / "evaluation.npz"))
             terms = terms_of(config, "loop")
             found["heartbeat_us"][str(count)] = heartbeat_us(terms, count, spoil=spoil)
             found["server_heartbeat_us"][str(count)] = server_heartbeat_us(config, terms, count, folder / str(count))
     return found
 
 
-def table_of(found: dict[str, dict[str, float]], held: float) -> list[str]:
+def table_of(counts: tuple[int, int], found: dict[str, dict[str, float]], held: float) -> list[str]:
     """What heartbeats cost, in lines."""
+    few, many = counts
     return [
         "",
-        f"| a heartbeat | among {FEW} members, us | among {MANY}, us |",
+        f"| a heartbeat | among {few} members, us | among {many}, us |",
         "|---|---:|---:|",
         *(
-            f"| {words} | {found[key][str(FEW)]:.0f} | {found[key][str(MANY)]:.0f} |"
+            f"| {words} | {found[key][str(few)]:.0f} | {found[key][str(many)]:.0f} |"
             for key, words in (("heartbeat_us", "in the coordinator"), ("server_heartbeat_us", "in the whole server"))
         ),
         "",
@@ -134,28 +160,24 @@ def problems(worst_ms: dict[str, float], found: dict[str, dict[str, float]]) -> 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, and judge."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--methods", nargs="+", choices=sorted(METHODS), default=list(METHODS))
-    parser.add_argument("--json", action="store_true", help="end with one JSON object")
-    parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
-    parser.add_argument("--spoil", action="store_true", help="plant an error")
-    chosen = parser.parse_args(arguments)
+    chosen = _arguments(arguments)
+    members, counts = (SMOKE_MEMBERS, (SMOKE_FEW, SMOKE_MANY)) if chosen.smoke else (MEMBERS, (FEW, MANY))
     print(HEAD, end="")
-    lines, worst_ms = [], dict[str, float]()
-    prices = {"onnx": prices_of(config_of("fedavg", MEMBERS))}
+    lines, worst_ms, prices = [], dict[str, float](), exporter()
     for name in chosen.methods:
-        terms = terms_of(config_of(name, MEMBERS), "loop")
-        found = step_figures(terms, prices, members=MEMBERS, spoil=chosen.spoil)
+        terms = terms_of(config_of(ENTRANTS[name], members, small=chosen.smoke), "loop")
+        found = step_figures(terms, prices, members=members, spoil=chosen.spoil)
         if found.folded < terms.config.rounds:
             print(f"{name} has folded {found.folded} rounds of {terms.config.rounds}", file=sys.stderr)
             return 1
         worst_ms[name] = max(found.worst_ms)
         lines.append(row_of(name, found))
         print(lines[-1], flush=True)
-    heard, held = beats(spoil=chosen.spoil), bytes_per_member(terms_of(config_of("fedavg", MEMBERS), "loop"), MANY)
-    last = table_of(heard, held)
+    heard = beats(counts, spoil=chosen.spoil)
+    held = bytes_per_member(terms_of(config_of(FedAvg(), members), "loop"), max(counts))
+    last = table_of(counts, heard, held)
     print("\n".join(last))
-    wrong = problems(worst_ms, heard)
+    wrong = [] if chosen.smoke else problems(worst_ms, heard)
     if chosen.write:
         RESULTS.write_text(HEAD + "\n".join([*lines, *last]) + "\n")
     if chosen.json:
@@ -163,6 +185,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for one in wrong:
         print(one, file=sys.stderr)
     return 1 if wrong else 0
+
+
+def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--methods", nargs="+", choices=sorted(ENTRANTS), default=list(ENTRANTS))
+    parser.add_argument("--smoke", action="store_true", help="a small fleet, whose times nobody judges")
+    parser.add_argument("--json", action="store_true", help="end with one JSON object")
+    parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
+    parser.add_argument("--spoil", action="store_true", help="plant an error")
+    chosen = parser.parse_args(arguments)
+    if chosen.write and (chosen.smoke or chosen.spoil):
+        parser.error("--write takes a whole run as it is; leave out --smoke and --spoil")
+    return chosen
 
 
 if __name__ == "__main__":

@@ -1,16 +1,19 @@
 """Simulated devices and an exporter that has everything at once: what drives the pure coordinator."""
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from random import Random
 
 from subfleet.elastic.memory_prices import MemoryPrices
+from subfleet.elastic.network import Network
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.messages import Deployed, Evaluated, Presence, Profile, Refusal, Task, Telemetry, Update
+from subfleet.protocol.paths import OperatorExamples
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.training import TrainingSettings
 from subfleet.rounds.actions import Action, Fetch, Fold, GoOn, Request, SendTask
 from subfleet.rounds.events import (
     Event,
@@ -33,7 +36,6 @@ from subfleet.rounds.requests import (
     ProgramWanted,
     ScoringMade,
     ScoringWanted,
-    SearchWanted,
     TaskMade,
     TaskWanted,
 )
@@ -42,7 +44,7 @@ from subfleet.rounds.suspicion import ChangeSize
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.written import ProgramFacts
 
-__all__ = ["Fleet", "presence", "profile"]
+__all__ = ["Fleet", "PricesOf", "presence", "profile"]
 
 _BLOB = BlobRef(sha256="0" * 64, size_bytes=1000)
 _PROGRAM = ProgramRef(program_id="program", target="onnx", blob=_BLOB)
@@ -50,6 +52,8 @@ _OVER = 1.03
 """Plans over prices."""
 _HELD_OUT = 20
 """Samples of each device that it evaluates on."""
+PricesOf = Callable[[Network, TrainingSettings], MemoryPrices]
+"""What the exporter tells of a network that is trained with some settings."""
 _Supplied = TaskWanted | ScoringWanted | EvaluationWanted | ModelsWanted | ProgramWanted | PricesWanted
 _REFUSE = 20
 """One device of so many refuses its first task of a round, for memory."""
@@ -83,13 +87,13 @@ class Fleet:
     """Answers what the coordinator asks of devices and of the exporter.
 
     Attributes:
-        prices: what memory costs, by target.
+        prices: what memory costs on the target of all devices.
         names: of the devices.
         waiting: what happens next.
     """
 
     terms: Terms
-    prices: Mapping[str, MemoryPrices]
+    prices: PricesOf
     names: tuple[str, ...]
     waiting: deque[Event] = field(default_factory=deque)
     _told: tuple[int, int] = (0, 0)
@@ -143,7 +147,7 @@ class Fleet:
             self.waiting.append(done)
         elif isinstance(action, GoOn):
             self.waiting.appendleft(Tick())
-        elif isinstance(action, Request) and not isinstance(action.wanted, SearchWanted):
+        elif isinstance(action, Request) and isinstance(action.wanted, _Supplied):
             self.waiting.append(Ready(made=self._made(state, action.wanted)))
 
     def _answer(self, task: Task) -> Event:
@@ -187,13 +191,18 @@ class Fleet:
             measured_peak_bytes=1,
             train_seconds=0.0,
             seconds=0.0,
+            operator_examples=self._drawn(task),
         )
 
-    def _made(
-        self,
-        state: RunState,
-        wanted: TaskWanted | ScoringWanted | EvaluationWanted | ModelsWanted | ProgramWanted | PricesWanted,
-    ) -> Made:
+    def _drawn(self, task: Task) -> OperatorExamples:
+        """The first operator that it has, for every sample; nothing where it trains one network."""
+        if task.paths is None:
+            return ()
+        given = dict(task.spec.choices)
+        choices = self.terms.network.choices
+        return tuple((name, ((given.get(name, one.operators)[0], 100),)) for name, one in choices.items())
+
+    def _made(self, state: RunState, wanted: _Supplied) -> Made:
         match wanted:
             case TaskWanted():
                 facts = self._facts(state, wanted.participant.size, wanted.target)
@@ -209,7 +218,8 @@ class Fleet:
                 facts = self._facts(state, wanted.program.size, wanted.program.target)
                 made = ProgramMade(wanted=wanted, facts=facts)
             case PricesWanted():
-                made = PricesMade(wanted=wanted, memory=self.prices[wanted.target])
+                network = self.terms.declared(wanted.lineage).network
+                made = PricesMade(wanted=wanted, memory=self.prices(network, self.terms.training(1)))
             case _:
                 never(wanted)
         return made

@@ -1,19 +1,19 @@
 """Rounds of a method with a thousand members, and what each step of the pure coordinator costs."""
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
+from random import Random
 
-from coordinator_benchmark.fleet import Fleet
-from subfleet.elastic.memory_prices import MemoryPrices
+from coordinator_benchmark.fleet import Fleet, PricesOf
+from subfleet.folding.path_scoring import proposed_generation
 from subfleet.rounds.actions import Action, Request
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Event, Ready, Tick
-from subfleet.rounds.exploring import explored
-from subfleet.rounds.requests import SearchWanted
+from subfleet.rounds.requests import BeginningWanted, GenerationMade, GenerationWanted, SearchWanted
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
 from subfleet.serving.garbage import freeze_what_is_loaded
+from subfleet.serving.lookout import looked_for
 
 __all__ = ["StepFigures", "step_figures"]
 
@@ -41,12 +41,12 @@ class StepFigures:
     folded: int
 
 
-def step_figures(terms: Terms, prices: Mapping[str, MemoryPrices], *, members: int, spoil: bool) -> StepFigures:
+def step_figures(terms: Terms, prices: PricesOf, *, members: int, spoil: bool) -> StepFigures:
     """Play a run to its end.
 
     Args:
         terms: of the run.
-        prices: that the exporter tells, by target.
+        prices: that the exporter tells.
         members: how many devices there are.
         spoil: search within the step that asks for it.
     """
@@ -86,6 +86,16 @@ def step_figures(terms: Terms, prices: Mapping[str, MemoryPrices], *, members: i
 
 
 def _searched(terms: Terms, state: RunState, actions: tuple[Action, ...]) -> tuple[Event, ...]:
-    """What the server's search would find in its own thread."""
-    wanted = (one.wanted for one in actions if isinstance(one, Request) and isinstance(one.wanted, SearchWanted))
-    return tuple(Ready(made=explored(terms, state, one)) for one in wanted)
+    """What the server would look for in threads of its own."""
+    wanted = [one.wanted for one in actions if isinstance(one, Request)]
+    found = [looked_for(terms, state, one) for one in wanted if isinstance(one, SearchWanted | BeginningWanted)]
+    proposed = [_proposed(terms, state, one) for one in wanted if isinstance(one, GenerationWanted)]
+    return tuple(Ready(made=one) for one in (*found, *proposed))
+
+
+def _proposed(terms: Terms, state: RunState, wanted: GenerationWanted) -> GenerationMade:
+    """The next paths of a search, whose scores are drawn by chance."""
+    generation = proposed_generation(terms, state)
+    chance = Random(wanted.number)  # noqa: S311 - no secret
+    scores = tuple(chance.random() for _ in ([] if generation is None else generation.paths))
+    return GenerationMade(wanted=wanted, generation=generation, scores=scores)

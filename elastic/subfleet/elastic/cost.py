@@ -2,8 +2,10 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
 
 import numpy as np
 
@@ -13,7 +15,7 @@ from subfleet.elastic.sizes import Floats, SizeTable
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import SubnetSpec
 
-__all__ = ["Costs", "SubnetCost", "estimate_cost"]
+__all__ = ["Costs", "SubnetCost", "estimate_cost", "part_costs"]
 
 _FLOAT_BYTES = 4
 _WEIGHT_HALVES = 9
@@ -172,6 +174,12 @@ class Costs:
                 own = [macs[row, self._columns.blocks == places[f"{name}.{operator}"]].sum() for operator in kept]
                 left[row] += sum(own) - min(own)
         return left
+
+
+@lru_cache(maxsize=8)  # a supernet has thousands of tensors, and each of its clients asks
+def part_costs(network: Network) -> Mapping[str, tuple[int, int]]:
+    """Parameters and multiply-accumulates of each part of a whole network; see `Costs.of_parts`."""
+    return MappingProxyType(Costs(network).of_parts(network.full_spec()))
 
 
 def _column(sizes: SizeTable, factors: Sequence[str | int], block: str | None) -> int:

@@ -193,9 +193,9 @@ class LocalShapes:
     parts: frozenset[str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Network:
-    """The declaration that everything else is derived from.
+    """The declaration that everything else is derived from. A run declares each once, so two are equal as one object.
 
     Attributes:
         config: what it was declared from.

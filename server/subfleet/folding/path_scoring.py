@@ -12,7 +12,7 @@ from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import Network
 from subfleet.elastic.paths import path_spec
 from subfleet.elastic.running_statistics import recalibrated
-from subfleet.methods.path_search import Proposing
+from subfleet.methods.path_search import Generation, Proposing
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.rounds.networks import lineages_in_use
@@ -21,7 +21,7 @@ from subfleet.rounds.state import RunState, remembered
 from subfleet.rounds.terms import Terms
 from subfleet.tasks import Dataset
 
-__all__ = ["random_paths", "score_of", "scored_generation"]
+__all__ = ["proposed_generation", "random_paths", "score_of", "scored_generation"]
 
 _BATCH_SIZE = 256
 
@@ -41,14 +41,9 @@ def scored_generation(
     Raises:
         ConfigError: there are no validation samples, or a path is none of the supernet.
     """
-    search = terms.policies.path_search
-    found = (terms.declared(one).network for one in lineages_in_use(terms, state))
-    supernet = next((one for one in found if one.choices), None)
-    if search is None or supernet is None:
-        return GenerationMade(wanted=wanted, generation=None)
-    proposing = Proposing(network=supernet, memory=remembered(terms, state), seed=terms.config.seed)
-    generation = search.propose(proposing)
-    if generation is None:
+    search, supernet = terms.policies.path_search, _supernet_in_use(terms, state)
+    generation = proposed_generation(terms, state)
+    if generation is None or search is None or supernet is None:
         return GenerationMade(wanted=wanted, generation=None)
     ticket = secrets.token_hex(4)  # of no consequence but that no two makings share it
     if validation is None and search.federated is not None:
@@ -61,6 +56,28 @@ def scored_generation(
     paths = (path_spec(supernet, path) for path in generation.paths)
     scores = tuple(score_of(supernet, path, shared, samples, by_loss=by_loss) for path in paths)
     return GenerationMade(wanted=wanted, generation=generation, scores=scores, ticket=ticket)
+
+
+def proposed_generation(terms: Terms, state: RunState) -> Generation | None:
+    """The next generation of the method's search; None where nothing is left to search for.
+
+    Then the networks that were found are declared here, as each takes half a second, for which no loop waits.
+    """
+    search, supernet = terms.policies.path_search, _supernet_in_use(terms, state)
+    if search is None or supernet is None:
+        return None
+    memory = remembered(terms, state)
+    generation = search.propose(Proposing(network=supernet, memory=memory, seed=terms.config.seed))
+    if generation is None:
+        for lineage in search.found(memory, supernet, state.folded_round):
+            terms.declared(lineage)
+    return generation
+
+
+def _supernet_in_use(terms: Terms, state: RunState) -> Network | None:
+    """The network in use that has a choice of operators; None where none has."""
+    found = (terms.declared(one).network for one in lineages_in_use(terms, state))
+    return next((one for one in found if one.choices), None)
 
 
 def random_paths(network: Network, count: int, rng: Random) -> tuple[SubnetSpec, ...]:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from subfleet.elastic.cost import Costs
+from subfleet.elastic.cost import part_costs
 from subfleet.elastic.update_form import update_bytes
 from subfleet.journal.evaluations import EvaluationRecord, EvaluationRow
 from subfleet.journal.generations import GenerationRecord, generation_record
@@ -174,7 +174,7 @@ def _drawn_macs(terms: Terms, close: Close, seat: Seat) -> int:
     if update is None or not update.operator_examples or seat.spec is None:
         return 0
     network = declared_of(terms, close.lineages, seat.spec).network
-    parts = Costs(network).of_parts(network.full_spec())
+    parts = part_costs(network)
     macs = float(parts[""][1])
     for choice, own in update.operator_examples:
         examples = sum(count for _, count in own)

@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from subfleet.elastic.cost import Costs
+from subfleet.elastic.cost import part_costs
 from subfleet.elastic.network import Network
 from subfleet.methods.asking import Ask, Assigned, stream_of
 from subfleet.protocol.chains import Chain
 from subfleet.protocol.paths import PathSampler, PathSettings
 from subfleet.protocol.subnet import SubnetSpec
-from subfleet.search.candidates import Candidate, lacking_operators
+from subfleet.search.candidates import lacking_operators
 from subfleet.search.subspaces import draw_subspace
 from subfleet.search.tiers import Tier, tiers_of
 
@@ -23,7 +23,7 @@ _Parts = Mapping[str, tuple[int, int]]
 
 def supernet_tiers(network: Network, count: int) -> tuple[Tier, ...]:
     """The tiers of a supernet's paths, the same in every run."""
-    parts = _parts_of(network)
+    parts = part_costs(network)
     choices = tuple(tuple(parts[part][1] for part in choice.parts) for choice in network.choices.values())
     return tiers_of(parts[""][1], choices, count, 0)
 
@@ -52,7 +52,7 @@ class Subspaces:
     def given(self, ask: Ask, network: Network) -> Assigned:
         """A subspace for a client: its size is the whole supernet, whose program chains whatever is drawn."""
         whole = next(one for one in ask.candidates if one.spec.network == network.id)
-        parts, macs = _parts_of(network), self._forward_macs(ask, network)
+        parts, macs = part_costs(network), self._forward_macs(ask, network)
         chain = ask.written[whole.spec.spec_id].chain if whole.spec.spec_id in ask.written else None
         # Of a chain that is written, the subspace is asked for what fits, but what a device cannot load it never can.
         if (chain is None or whole.spec.spec_id in ask.refused) and (barred := ask.barred(whole)):
@@ -66,7 +66,7 @@ class Subspaces:
             if macs is not None and _least_macs(parts, kept) > macs:
                 continue
             spec = _spec_of(network, kept)
-            if self._has_room(ask, ask.price(spec), spec, chain):
+            if self._has_room(ask, spec, chain):
                 paths = PathSettings(sampler=self.sampler, forward_macs=macs)
                 return Assigned(candidate=whole, placed=spec, paths=paths)
             budget_bytes *= _SHRUNK
@@ -86,10 +86,10 @@ class Subspaces:
         links = [one for one in (ask.budget.downlink_bytes, ask.budget.uplink_bytes) if one is not None]
         return min([self.share * operators, *(one - always for one in links)])
 
-    def _has_room(self, ask: Ask, price: Candidate, spec: SubnetSpec, chain: Chain | None) -> bool:
+    def _has_room(self, ask: Ask, spec: SubnetSpec, chain: Chain | None) -> bool:
         """Whether the leanest path has room: by the program's own plan where it is known, else by shapes."""
         if chain is None:
-            return price.training_memory_bytes.get(ask.target, 0) <= ask.budget.memory_bytes
+            return ask.price(spec).training_memory_bytes.get(ask.target, 0) <= ask.budget.memory_bytes
         return chain.room(chain.kept(dict(spec.choices))).least_peak_bytes <= ask.budget.memory_bytes
 
 
@@ -129,7 +129,3 @@ def _too_little(ask: Ask, macs: int | None) -> str:
         f"no subspace of the supernet fits {ask.budget.memory_bytes} bytes of memory, "
         f"{ask.budget.downlink_bytes} bytes down, {ask.budget.uplink_bytes} bytes up{most}"
     )
-
-
-def _parts_of(network: Network) -> _Parts:
-    return Costs(network).of_parts(network.full_spec())

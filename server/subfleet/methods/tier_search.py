@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
 
-from subfleet.elastic.cost import Costs
+from subfleet.elastic.cost import part_costs
 from subfleet.elastic.lineage import Chosen, Drawn, Lineage
 from subfleet.elastic.network import Network
 from subfleet.elastic.paths import path_spec, realised
@@ -149,7 +149,7 @@ class _Space:
 
     @classmethod
     def of(cls, network: Network) -> "_Space":
-        parts = Costs(network).of_parts(network.full_spec())
+        parts = part_costs(network)
         return cls(
             choices=tuple(choice.operators for choice in network.choices.values()),
             fixed_macs=parts[""][1],
