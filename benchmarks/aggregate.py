@@ -26,16 +26,18 @@ from importlib.metadata import version
 from pathlib import Path
 
 import torch
+from smoke import parsed
 from torch import Tensor
 
 from subfleet.elastic.accumulator import Accumulator, Contribution
 from subfleet.elastic.building import network_of
 from subfleet.elastic.families.records.residual import Mlp, PreactResNet
-from subfleet.elastic.network import Network
+from subfleet.elastic.network import Family, Network
 
 RESULTS = Path(__file__).parent / "results"
-NETWORK = PreactResNet(input_shape=(3, 32, 32), class_count=10, widths=(64, 128, 256, 512), depths=(2, 2, 2, 2))
+NETWORK: Family = PreactResNet(input_shape=(3, 32, 32), class_count=10, widths=(64, 128, 256, 512), depths=(2, 2, 2, 2))
 """ResNet-18: 11 million numbers in 60 tensors."""
+SMALL: Family = Mlp(input_shape=(64,), class_count=2, widths=(64,), depths=(1,))
 BATCH = 8
 """Updates that are in memory at a time and pass over the sums together."""
 CLIENTS = (10, 100, 1000)
@@ -63,7 +65,8 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     if os.getloadavg()[0] > 0.5:
         _say(f"the load average is {os.getloadavg()[0]:.1f}: rates of threads are not to be trusted")
-    table = [rates(count, torch.device(arguments.device)) for count in arguments.clients]
+    model = SMALL if arguments.smoke else NETWORK
+    table = [rates(network_of(model), count, torch.device(arguments.device)) for count in arguments.clients]
     # The memory of a GPU is not the process's.
     on_cpu = arguments.device == "cpu"
     peaks = {count: _peak_of_a_fresh_process(count, arguments.threads) for count in arguments.clients if on_cpu}
@@ -76,9 +79,8 @@ def main() -> None:
         print(json.dumps(summary(table, peaks)))
 
 
-def rates(clients: int, device: torch.device) -> Rates:
+def rates(network: Network, clients: int, device: torch.device) -> Rates:
     """Copying, folding in batches, folding one by one, and a plain loop, in turn."""
-    network = network_of(NETWORK)
     state, updates = seeded_model(network, device), seeded_updates(network, device)
     source = torch.cat([tensor.reshape(-1) for update in updates for tensor in update.values()])
     target = torch.empty_like(source)
@@ -237,7 +239,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     parser.add_argument("--write", action="store_true", help="write the pages of results")
     parser.add_argument("--peak", type=int, help=argparse.SUPPRESS)
-    return parser.parse_args()
+    return parsed(parser, clients=[CLIENTS[0]], threads=1)
 
 
 def _say(text: str) -> None:

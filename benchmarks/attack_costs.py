@@ -2,30 +2,50 @@
 
 subfleet run league-depth --runs runs/league
 python benchmarks/attack_costs.py runs/league/league-depth-*     # a Markdown table
+python benchmarks/attack_costs.py --smoke                        # of games that are played for it, in seconds
 
 Each entrant's loss is compared with FedFA's in the same games, paired over seeds.
 """
 
+import argparse
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from smoke import DIGITS, folders_of, parsed
+
 from subfleet.protocol.errors import ConfigError, SubfleetError
 from subfleet.reporting.comparing import Entrant, read_folders
 from subfleet.reporting.paired import paired_difference
+from subfleet.settings.run import Run
 
 ATTACKS = ("shuffled-5", "shuffled-1", "shuffled", "backdoor")
 RIVAL, HONEST = "fedfa", "honest"
 LAST_ROUNDS = 5
 """Attackers are drawn for some rounds and not for others."""
+_SMALL = (
+    *DIGITS,
+    *("min_clients=6", "clients_per_round=3", "fleet.devices.0.count=2"),
+    *(f"fleet.devices.{place}.count=1" for place in range(1, 5)),
+    *(f"fleet.devices.{place}.runtime=torch" for place in range(5)),
+)
 HEADS = ("game", "entrant", "attack", "seeds", "accuracy %", "lost %", f"lost, less {RIVAL}'s (points)")
 
 
-def main(folders: Sequence[str]) -> int:
-    """Print the table of these runs' folders."""
+def main() -> int:
+    """Print the table of runs' folders."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", nargs="*", type=Path, help="of runs that are over")
+    chosen = parsed(parser)
+    with folders_of(chosen, "league-depth", *_SMALL, wanted=_is_small) as folders:
+        return told(folders)
+
+
+def told(folders: Sequence[Path]) -> int:
+    """Print the table; an exit code other than 0 where it cannot be told."""
     try:
-        entrants = {one.name: one for one in read_folders(map(Path, folders))}
+        entrants = {one.name: one for one in read_folders(folders)}
         rows = [row for name in entrants for row in _rows(name, entrants)]
     except SubfleetError as error:
         print(error, file=sys.stderr)
@@ -33,6 +53,10 @@ def main(folders: Sequence[str]) -> int:
     for row in (HEADS, ["---"] * len(HEADS), *rows):
         print(f"| {' | '.join(row)} |")
     return 0
+
+
+def _is_small(run: Run) -> bool:
+    return run.name in {f"league-depth-{one}-s1" for one in ("fedfa-honest", "fedfa-shuffled")}
 
 
 def _rows(name: str, entrants: Mapping[str, Entrant]) -> Iterator[list[str]]:
@@ -76,4 +100,4 @@ def _last(entrant: Entrant) -> dict[int, float]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

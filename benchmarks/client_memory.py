@@ -20,6 +20,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from smoke import parsed
+
 RESULTS = Path(__file__).parent / "results" / "client-memory.md"
 CLIENTS = ("torch", "onnx", "executorch")
 NAMES = {"torch": "PyTorch, eager", "onnx": "ONNX Runtime", "executorch": "ExecuTorch, native binding"}
@@ -195,7 +197,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
     parser.add_argument("--repeats", type=int, default=3, help="fresh processes of each client; default 3")
     parser.add_argument("--child", nargs=2, metavar=("WHAT", "FOLDER"), help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    arguments = parsed(parser, repeats=1)
     if arguments.child:
         what, folder = arguments.child[0], Path(arguments.child[1])
         export(folder) if what == "export" else child(what, folder)

@@ -20,13 +20,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from smoke import DIGITS, folders_of, parsed
+
 from subfleet.protocol.errors import SubfleetError
 from subfleet.reporting.comparing import Entrant, read_folders
 from subfleet.reporting.paired import paired_difference
+from subfleet.settings.run import Run
 
 LEAST = 0.10
 """Of accuracy, by which the largest network on all data has to be above the median client that stands alone."""
 _FLOAT_BYTES = 4
+_SMALL = (*DIGITS, *(f"fleet.devices.{place}.runtime=torch" for place in range(6)))
 HEADS = (
     *("entrant", "seeds", "networks %", "median kind %", "worst kind %", "own samples %"),
     *("middle half %", "worst client %", "MB down", "MB up", "MB up, as published"),
@@ -128,16 +132,26 @@ def line_of(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def _is_small(run: Run) -> bool:
+    return run.name in {"fedadp-game-fedadp-s1", "fedadp-game-standalone-s1"}
+
+
 def main() -> int:
     """See the module's text."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", type=Path, help="folders of runs that are over")
+    parser.add_argument("folders", nargs="*", type=Path, help="of runs that are over")
     parser.add_argument("--first", default="fedadp-game-fedadp", help="the entrant that the others are taken from")
     parser.add_argument("--alone", default="fedadp-game-standalone", help="the entrant whose clients stand alone")
     parser.add_argument("--largest", type=float, help="accuracy of the largest network on all data, 0 to 1")
-    options = parser.parse_args()
+    options = parsed(parser)
+    with folders_of(options, "fedadp-game", *_SMALL, wanted=_is_small) as folders:
+        return told(folders, options)
+
+
+def told(folders: Sequence[Path], options: argparse.Namespace) -> int:
+    """Print the tables; 1 where they cannot be told, or where nothing is left to gain."""
     try:
-        entrants = read_folders(options.runs)
+        entrants = read_folders(folders)
     except SubfleetError as error:
         print(error, file=sys.stderr)
         return 1

@@ -18,6 +18,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from smoke import parsed
+
 RESULTS = Path(__file__).parent / "results" / "plan-memory.md"
 TARGETS = ("onnx", "executorch")
 MEGABYTE = 1e6
@@ -260,7 +262,7 @@ def main() -> None:
     parser.add_argument("--target", action="append", choices=TARGETS, help="only this target; may be repeated")
     parser.add_argument("--variants", action="store_true", help="also recomputed activations, and batches in 4 parts")
     parser.add_argument("--threads", type=int, default=1, help="of the trainers")
-    arguments = parser.parse_args()
+    arguments = parsed(parser, model=["mlp"], target=["onnx"])
     rows = []
     for case in cases_of(arguments):
         with tempfile.TemporaryDirectory() as folder:

@@ -23,8 +23,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from smoke import parsed
+
 RESULTS = Path(__file__).parent / "results"
 SEEDS = (3, 1, 2)
+_SMALL = ("rounds=1",)
 PACKAGES = ("torch", "onnxruntime", "executorch", "amqtt")
 PAGE = """# Quickstart
 
@@ -54,7 +57,7 @@ def machine() -> str:
     return f"{os.cpu_count()} cores ({model}, {platform.machine()}), Python {platform.python_version()}, {packages}"
 
 
-def measured(seed: int) -> dict[str, Any]:
+def measured(seed: int, *changes: str) -> dict[str, Any]:
     """One run: what it took, what it printed beside its tables, and its summary."""
     with tempfile.TemporaryDirectory(prefix="subfleet-quickstart-") as scratch:
         folder = Path(scratch)
@@ -62,7 +65,11 @@ def measured(seed: int) -> dict[str, Any]:
         environment = {**os.environ, "SUBFLEET_CACHE": str(folder / "cache")}
         load, before, started_s = os.getloadavg()[0], _cpu_s(), time.monotonic()
         done = subprocess.run(
-            [*command, "--set", f"seed={seed}"], env=environment, stdout=subprocess.PIPE, text=True, check=True
+            [*command, "--set", f"seed={seed}", *(f"--set={one}" for one in changes)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
         )
         seconds = time.monotonic() - started_s
         summary = json.loads((folder / "runs" / "quickstart" / "summary.json").read_text(encoding="utf-8"))
@@ -120,10 +127,10 @@ def main() -> int:
     parser.add_argument(
         "--write", action="store_true", help="write benchmarks/results/quickstart.md and quickstart.json"
     )
-    chosen = parser.parse_args()
+    chosen = parsed(parser, seeds=SEEDS[:1])
     runs = []
     for seed in chosen.seeds:
-        runs.append(measured(seed))
+        runs.append(measured(seed, *(_SMALL if chosen.smoke else ())))
         print(row(runs[-1]), flush=True)
     if chosen.write:
         (RESULTS / "quickstart.md").write_text(page(runs), encoding="utf-8")

@@ -2,6 +2,7 @@
 
 python benchmarks/search.py                        # prints tables
 python benchmarks/search.py --plans plans.jsonl    # keeps exact plans, which take seconds each, for the next time
+python benchmarks/search.py --smoke                # sees that it runs, on a tiny space
 python benchmarks/search.py --json                 # ends with one JSON object
 python benchmarks/search.py --write                # and writes benchmarks/results/search.md
 python benchmarks/search.py --spoil                # sends what is chosen whatever its plan: has to fail
@@ -28,7 +29,8 @@ from pathlib import Path
 from search_benchmark.budgets import Share, read_shares
 from search_benchmark.exact import ExactFigures, Plans, exact_figures
 from search_benchmark.measuring import Figures, exhaustive_figures, export_figures, hit_rates, large_figures
-from search_benchmark.spaces import LARGE, SMALL, case_of
+from search_benchmark.spaces import LARGE, SMALL, TINY, case_of
+from smoke import parsed
 
 RESULTS = Path(__file__).parent / "results" / "search.md"
 _LARGE_HEAD = (
@@ -48,13 +50,16 @@ def main() -> None:
     """Measure, print, and write if asked."""
     arguments = _arguments()
     size = 150 if arguments.quick else 1500
+    large_names, small_names = ((TINY,), (TINY,)) if arguments.smoke else (LARGE, SMALL)
     shares, origin = read_shares()
-    large = _in_processes(shares, size)
-    small = [exhaustive_figures(case_of(name), shares, count=size) for name in SMALL]
+    large = _in_processes(large_names, shares, size)
+    small = [exhaustive_figures(case_of(name), shares, count=size) for name in small_names]
     plans, planned = Plans(arguments.plans), 3 if arguments.quick else 12
     exact = [
-        exact_figures(case_of(name), shares, plans, count=planned, listed=name in SMALL, checks=not arguments.spoil)
-        for name in (*LARGE, *SMALL)
+        exact_figures(
+            case_of(name), shares, plans, count=planned, listed=name in small_names, checks=not arguments.spoil
+        )
+        for name in dict.fromkeys((*large_names, *small_names))
     ]
     lines = [
         f"Budgets: {origin}.",
@@ -62,9 +67,9 @@ def main() -> None:
         *_table("Against the exhaustive optimum", _SMALL_HEAD, [one.row for one in small]),
         *_table("Under exact plans", _EXACT_HEAD, [one.row for one in exact]),
         "",
-        *hit_rates(case_of(LARGE[0]), shares, count=size // 3),
+        *hit_rates(case_of(large_names[0]), shares, count=size // 3),
         "",
-        *export_figures(case_of(LARGE[0]), shares, rounds=40, clients=max(size // 50, 5)),
+        *export_figures(case_of(large_names[0]), shares, rounds=40, clients=max(size // 50, 5)),
     ]
     print("\n".join(lines))
     if arguments.write:
@@ -86,17 +91,17 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a tenth of the assignments, a quarter of the exact plans")
     parser.add_argument("--plans", type=Path, help="a file of exact plans, which is added to")
     parser.add_argument("--spoil", action="store_true", help="send what is chosen without a look at its exact plan")
-    arguments = parser.parse_args()
+    arguments = parsed(parser, quick=True)
     if arguments.write and (arguments.spoil or arguments.quick):
         parser.error("--write takes a whole run as it is; leave out --spoil and --quick")
     return arguments
 
 
-def _in_processes(shares: Sequence[Share], count: int) -> list[Figures]:
+def _in_processes(names: Sequence[str], shares: Sequence[Share], count: int) -> list[Figures]:
     """The large spaces, each in a fresh process of one thread: others that wait would count as busy."""
     os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"))
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-        return pool.map(partial(large_figures, shares=shares, count=count), LARGE, chunksize=1)
+        return pool.map(partial(large_figures, shares=shares, count=count), names, chunksize=1)
 
 
 def _table(title: str, head: str, rows: Sequence[str]) -> list[str]:

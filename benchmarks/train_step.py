@@ -18,6 +18,7 @@ from types import MappingProxyType
 
 import torch
 from rich.console import Console
+from smoke import parsed
 from step_benchmark import parity
 from step_benchmark.data import Samples, samples_of
 from step_benchmark.eager import EagerStep, layouts_of
@@ -89,7 +90,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--no-memory", action="store_true", help="no measured memory")
     parser.add_argument("--json", action="store_true", help="end with one JSON object; tables go to standard error")
     parser.add_argument("--profile", action="store_true", help="time by operator instead")
-    return parser.parse_args()
+    return parsed(parser, models=["mlp"], targets=["onnx"], threads=[1], repeats=1, quick=True)
 
 
 def _numbers(text: str) -> list[int]:

@@ -14,6 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import torch
+from smoke import parsed
 from step_benchmark.zoo import ZOO, ZooModel, build_seeded
 from torch import Tensor
 
@@ -80,7 +81,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--models", nargs="+", choices=sorted(ZOO), default=list(ZOO))
     parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
-    arguments = parser.parse_args()
+    arguments = parsed(parser, models=["mlp"])
     torch.set_num_threads(1)
     rows = []
     print(HEAD, end="")

@@ -127,7 +127,7 @@ class _Server:
     def _ask(self, query: Query, place: int = 0) -> Ask:
         memory_bytes = int(query.limits.memory_bytes * (1 if self.checks else _SPOILT))
         return Ask(
-            network=self.case.network,
+            networks=MappingProxyType({self.case.network.id: self.case.network}),
             candidates=(),
             price=self.case.price,
             draw=Draw(seed=0, round=1, client_id=str(place)),

@@ -1,0 +1,36 @@
+"""Every benchmark still runs: each on as little as it can take. No figure is judged."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+PROGRAMS = sorted(path.stem for path in BENCHMARKS.glob("*.py") if "__main__" in path.read_text(encoding="utf-8"))
+
+
+LONG = frozenset(
+    {"attack_costs", "chains", "client_memory", "fedadp", "fedoras", "fedtrans", "foreign_networks", "quickstart"}
+)
+"""They play games, or start process after process."""
+CASES = [pytest.param(name, marks=pytest.mark.long if name in LONG else ()) for name in PROGRAMS]
+
+
+@pytest.mark.slow
+@pytest.mark.export
+@pytest.mark.parametrize("name", CASES)
+def test_a_benchmark_runs(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", "--smoke"])
+    monkeypatch.delenv("SUBFLEET_DATA", raising=False)
+
+    status: object = None
+    try:
+        runpy.run_path(str(BENCHMARKS / f"{name}.py"), run_name="__main__")
+    except SystemExit as ended:
+        status = ended.code
+
+    told = capsys.readouterr()
+    assert not status, told.err
+    assert told.out + told.err, "it tells what it measured"
