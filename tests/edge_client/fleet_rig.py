@@ -48,8 +48,8 @@ from subfleet.transport.exchange import BlobExchange, Fetched
 from subfleet.transport.memory import Faults, MemoryBroker, MemoryTransport
 from subfleet.transport.outbox import Outbox
 
-PROGRAM = b"program" * 50_000  # three chunks
-WEIGHTS = b"weights" * 30_000  # two chunks
+PROGRAM = b"program" * 50_000  # six chunks
+WEIGHTS = b"weights" * 30_000  # four chunks
 DATA_BYTES = 480
 
 

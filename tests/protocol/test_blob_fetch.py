@@ -8,67 +8,130 @@ from hypothesis import strategies as st
 
 from subfleet.protocol.blobs import (
     CHUNK_BYTES,
+    LEAST_CHUNK_BYTES,
+    MESSAGE_BYTES,
     WINDOW_CHUNKS,
     BlobFetch,
     BlobRef,
     ByteRange,
     Chunk,
+    chunk_bytes_within,
     decode_chunk,
     encode_chunk,
 )
 from subfleet.protocol.errors import ProtocolError, TooLargeError
+from subfleet.protocol.topics import CHUNK, Topics
 
 _DIGEST = "ab" * 32
-_SIZES = st.one_of(st.integers(1, 30 * CHUNK_BYTES), st.integers(1, 30).map(lambda count: count * CHUNK_BYTES))
+_SIZES = st.one_of(st.integers(1, 8 * CHUNK_BYTES), st.integers(1, 8).map(lambda count: count * CHUNK_BYTES))
 
 
-def _chunk(fetch: BlobFetch, offset: int) -> Chunk:
-    return Chunk(sha256=fetch.blob.sha256, offset=offset, data=bytes(fetch.length_at(offset)))
+def _chunk(fetch: BlobFetch, offset: int, length: int = CHUNK_BYTES) -> Chunk:
+    data = bytes(min(length, fetch.blob.size_bytes - offset))
+    return Chunk(sha256=fetch.blob.sha256, offset=offset, data=data)
 
 
 @given(size_bytes=_SIZES, seed=st.integers(0, 2**32))
 def test_a_fetch_asks_for_exactly_the_blob_and_never_beyond_its_window(size_bytes: int, seed: int) -> None:
-    chance, offsets = random.Random(seed), range(0, size_bytes, CHUNK_BYTES)
-    have = frozenset(chance.sample(offsets, chance.randint(0, len(offsets))))
+    chance, pieces = random.Random(seed), range(0, size_bytes, LEAST_CHUNK_BYTES)
+    have = frozenset(chance.sample(pieces, chance.randint(0, len(pieces))))
     fetch = BlobFetch(BlobRef(sha256=_DIGEST, size_bytes=size_bytes), have=have, retry_s=2.0)
-    outstanding: set[int] = set()
+    outstanding: dict[int, int] = {}
     received = set(have)
     now_s = 0.0
     while not fetch.complete:
         for wanted in fetch.requests(now_s):
-            assert wanted.offset in set(offsets) - received
-            assert wanted.length == min(CHUNK_BYTES, size_bytes - wanted.offset)
-            outstanding.add(wanted.offset)
-        assert len(outstanding) <= WINDOW_CHUNKS
+            assert set(range(wanted.offset, wanted.offset + wanted.length, LEAST_CHUNK_BYTES)) <= set(pieces) - received
+            assert wanted.length % LEAST_CHUNK_BYTES == 0 or wanted.offset + wanted.length == size_bytes
+            assert wanted.length <= fetch.chunk_bytes
+            outstanding[wanted.offset] = wanted.length
+        assert sum(outstanding.values()) <= WINDOW_CHUNKS * CHUNK_BYTES
         assert outstanding, "a fetch that is not complete always waits for something"
         if chance.random() < 0.25:  # everything outstanding is lost
             outstanding.clear()
             now_s += 1e6
-        else:
-            offset = chance.choice(sorted(outstanding))
-            assert fetch.accept(_chunk(fetch, offset))
-            assert not fetch.accept(_chunk(fetch, offset)), "a second copy is not taken"
-            outstanding.discard(offset)
-            received.add(offset)
-            now_s += 0.1
-    assert received == set(offsets)
+            continue
+        offset = chance.choice(sorted(outstanding))
+        length = outstanding.pop(offset)
+        part = min(length, LEAST_CHUNK_BYTES * chance.randint(1, 32))  # what a sender makes of it
+        assert fetch.accept(_chunk(fetch, offset, part))
+        assert not fetch.accept(_chunk(fetch, offset, part)), "a second copy is not taken"
+        received.update(range(offset, offset + part, LEAST_CHUNK_BYTES))
+        if part < length:
+            outstanding[offset + part] = length - part
+        now_s += 0.1
+    assert received == set(pieces)
     assert fetch.requests(now_s) == ()
 
 
 def test_on_a_link_slower_than_the_first_guess_it_does_not_keep_asking_twice() -> None:
     fetch = BlobFetch(BlobRef(sha256=_DIGEST, size_bytes=12 * CHUNK_BYTES), retry_s=2.0)
-    queue: list[int] = []  # the link carries one chunk every 10 seconds, in the order of asking
-    asked = 0
+    queue: list[ByteRange] = []  # the link carries one whole chunk in 10 seconds, in the order of asking
+    asked_bytes = carried_bytes = 0
     for now_s in range(100_000):
         ranges = fetch.requests(float(now_s))
-        asked += len(ranges)
-        queue += [wanted.offset for wanted in ranges]
-        if now_s % 10 == 9 and queue:
-            fetch.accept(_chunk(fetch, queue.pop(0)))
+        asked_bytes += sum(wanted.length for wanted in ranges)
+        queue += ranges
+        carried_bytes += CHUNK_BYTES // 10 if queue else 0
+        if queue and carried_bytes >= queue[0].length:
+            carried_bytes -= queue[0].length
+            fetch.accept(_chunk(fetch, queue[0].offset, queue.pop(0).length))
         if fetch.complete:
             break
     assert fetch.complete
-    assert asked <= 12 + 8, "only before the first chunk came could it not know"
+    assert fetch.chunk_bytes == CHUNK_BYTES, "what was only late has shown what comes through"
+    assert asked_bytes <= (12 + 10) * CHUNK_BYTES, "only before the first chunk came could it not know"
+
+
+def _sizes_asked(fetch: BlobFetch, seconds: int, **proven: int) -> list[int]:
+    """What is asked for at once, whenever that changes, while nothing comes."""
+    lengths = [wanted.length for now_s in range(seconds) for wanted in fetch.requests(float(now_s), **proven)]
+    return [length for length, _ in itertools.groupby(lengths)]
+
+
+def test_where_nothing_comes_less_is_asked_for_down_to_a_floor() -> None:
+    fetch = BlobFetch(BlobRef(sha256=_DIGEST, size_bytes=4 * CHUNK_BYTES))
+    assert _sizes_asked(fetch, 25) == [61_440, 30_720, 15_360, 7_680, 3_840]
+    assert fetch.chunk_bytes == LEAST_CHUNK_BYTES
+    (wanted, *_) = fetch.requests(1000.0)
+    assert wanted.length == LEAST_CHUNK_BYTES
+    assert fetch.accept(_chunk(fetch, wanted.offset, wanted.length))
+
+
+def test_a_link_that_breaks_for_whatever_is_sent_counts_as_nothing_that_comes() -> None:
+    fetch = BlobFetch(BlobRef(sha256=_DIGEST, size_bytes=4 * CHUNK_BYTES))
+    for now_s in (0.0, 1.0):
+        fetch.requests(now_s)
+        fetch.ask_again()
+    fetch.requests(2.0)
+    assert {wanted.length for wanted in fetch.requests(4.0)} == {CHUNK_BYTES // 2}
+
+
+def test_after_a_lost_link_no_more_is_asked_for_than_is_known_to_come_through() -> None:
+    fetch = BlobFetch(BlobRef(sha256=_DIGEST, size_bytes=4 * CHUNK_BYTES))
+    assert {wanted.length for wanted in fetch.requests(0.0)} == {CHUNK_BYTES}
+    fetch.ask_again(LEAST_CHUNK_BYTES)
+    assert {wanted.length for wanted in fetch.requests(0.0)} == {LEAST_CHUNK_BYTES}
+    assert fetch.accept(_chunk(fetch, 0, LEAST_CHUNK_BYTES))
+
+
+@pytest.mark.parametrize("proven_bytes", [CHUNK_BYTES, CHUNK_BYTES // 2])
+def test_no_less_is_asked_for_than_has_come_through(proven_bytes: int) -> None:
+    fetch = BlobFetch(BlobRef(sha256=_DIGEST, size_bytes=4 * CHUNK_BYTES))
+    assert _sizes_asked(fetch, 1000, proven_bytes=proven_bytes)[-1] == proven_bytes
+
+
+def test_a_short_blob_is_halved_below_its_own_length_at_once() -> None:
+    fetch = BlobFetch(BlobRef(sha256=_DIGEST, size_bytes=20_000))
+    assert _sizes_asked(fetch, 12)[:2] == [20_000, 15_360]
+
+
+def test_one_chunk_of_several_that_is_lost_changes_nothing() -> None:
+    fetch = BlobFetch(BlobRef(sha256=_DIGEST, size_bytes=40 * CHUNK_BYTES))
+    for number in range(20):  # of two or more outstanding ones the first is always lost
+        ranges = fetch.requests(1000.0 * number)
+        assert {wanted.length for wanted in ranges} == {CHUNK_BYTES}
+        fetch.accept(_chunk(fetch, ranges[-1].offset))
 
 
 def test_late_chunks_are_asked_for_again_and_lost_links_at_once() -> None:
@@ -153,3 +216,22 @@ def test_patience_is_finite() -> None:
     gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
     assert gaps[:2] == [2, 4]
     assert max(gaps) == 8 < math.inf
+
+
+@pytest.mark.parametrize("halvings", range(5))
+def test_a_chunk_leaves_room_for_all_that_mqtt_adds(halvings: int) -> None:
+    size = CHUNK_BYTES >> halvings
+    longest = Topics("f" * 64).down("d" * 64, CHUNK)
+    fixed_header = 1 + 3  # with the length of any message below 2 MiB
+    message_bytes = (
+        fixed_header + 2 + len(longest) + 2 + len(encode_chunk(Chunk(sha256=_DIGEST, offset=0, data=bytes(size))))
+    )
+    assert message_bytes <= MESSAGE_BYTES >> halvings
+    assert chunk_bytes_within(MESSAGE_BYTES >> halvings) == size
+    assert chunk_bytes_within(message_bytes - 1) <= size
+
+
+def test_limits_between_and_below_the_sizes_of_chunks() -> None:
+    assert [chunk_bytes_within(limit) for limit in (2**30, 65_536, 61_695, 20_000, 4096, 100)] == [
+        *(CHUNK_BYTES, CHUNK_BYTES, CHUNK_BYTES // 2, 15_360, LEAST_CHUNK_BYTES, LEAST_CHUNK_BYTES)
+    ]

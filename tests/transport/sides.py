@@ -8,6 +8,7 @@ from subfleet.protocol.blobs import CHUNK_BYTES, BlobRef, Chunk, decode_chunk
 from subfleet.protocol.messages import BlobMissing, ChunkRequest, decode
 from subfleet.transport.base import Connected, Delivery, Transport
 from subfleet.transport.blob_store import BlobStore
+from subfleet.transport.chunk_sizes import ChunkSizes
 from subfleet.transport.exchange import BlobExchange, Fetched, FetchFailed
 
 DEADLINE_S = 60.0  # real time
@@ -26,12 +27,19 @@ class HandClock:
 
 class Side:
     def __init__(
-        self, transport: Transport, folder: Path, root: str, name: str, clock: Callable[[], float] = time.monotonic
+        self,
+        transport: Transport,
+        folder: Path,
+        root: str,
+        name: str,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        sizes: ChunkSizes | None = None,
     ) -> None:
         self.name = name
         self.store = BlobStore(folder)
         self.exchange = make_exchange(
-            self.store, root, retry_s=0.25, give_up_s=DEADLINE_S if clock is time.monotonic else LONGEST_S
+            self.store, root, retry_s=0.25, give_up_s=DEADLINE_S if clock is time.monotonic else LONGEST_S, sizes=sizes
         )
         self.results: list[Fetched | FetchFailed] = []
         self.requested: list[int] = []
@@ -45,7 +53,7 @@ class Side:
     def step(self, timeout_s: float = 0.0) -> None:
         event = self._transport.poll(timeout_s)
         if isinstance(event, Connected):
-            self.exchange.reconnected()
+            self.exchange.reconnected(event.message_bytes)
             self.outstanding.clear()
         elif isinstance(event, Delivery):
             self._handle(event)
@@ -80,12 +88,15 @@ class Side:
         self.most_outstanding = max(self.most_outstanding, len(self.outstanding))
 
 
-def make_exchange(store: BlobStore, root: str, *, retry_s: float = 2.0, give_up_s: float = 600.0) -> BlobExchange:
+def make_exchange(
+    store: BlobStore, root: str, *, retry_s: float = 2.0, give_up_s: float = 600.0, sizes: ChunkSizes | None = None
+) -> BlobExchange:
     return BlobExchange(
         store,
         request_topic=lambda peer: f"{root}/{peer}/from/request",
         chunk_topic=lambda peer: f"{root}/{peer}/from/chunk",
         missing_topic=lambda peer: f"{root}/{peer}/from/missing",
+        sizes=sizes,
         retry_s=retry_s,
         give_up_s=give_up_s,
     )

@@ -23,6 +23,7 @@ from subfleet.protocol.programs import Trainer
 from subfleet.protocol.topics import DEFAULT_FLEET, Topics
 from subfleet.transport.address import BrokerOptions, mqtt_client_id
 from subfleet.transport.base import Transport
+from subfleet.transport.chunk_sizes import KNOWN_BROKERS, ChunkSizes, KnownBroker
 from subfleet.transport.claiming import ClaimingTransport, device_place
 from subfleet.transport.mqtt import MqttTransport
 from subfleet.transport.pacing import PacedTransport
@@ -126,7 +127,8 @@ def join(options: JoinOptions) -> None:
             held_out=options.held_out,
             threads=profile.threads,
         )
-        device = Device(store=store, worker=worker, meter=meter)
+        known = KnownBroker(store.folder / KNOWN_BROKERS, address.where)
+        device = Device(store=store, worker=worker, meter=meter, sizes=ChunkSizes.remembered(known))
         session = Session(settings, transport, topics, device)
         _LOG.info(
             "%s (%s) joins fleet %s with %s, %d samples, %d held out, state in %s",

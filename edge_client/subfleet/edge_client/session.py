@@ -4,7 +4,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -59,6 +59,7 @@ from subfleet.protocol.messages import (
 from subfleet.protocol.readings import LogLow, Reading
 from subfleet.protocol.topics import CHUNK, Topics
 from subfleet.transport.base import Connected, Delivery, Disconnected, Transport, Will
+from subfleet.transport.chunk_sizes import ChunkSizes
 from subfleet.transport.complaints import Complaints
 from subfleet.transport.exchange import BlobExchange, Fetched
 from subfleet.transport.outbox import Outbox, Outgoing
@@ -83,11 +84,13 @@ class Device:
         store: the agent's folder, held by the caller.
         worker: trains.
         meter: reads the device's resources.
+        sizes: of the chunks that come through its broker.
     """
 
     store: AgentStore
     worker: TrainingWorker
     meter: Meter
+    sizes: ChunkSizes = field(default_factory=ChunkSizes)
 
 
 class Session:
@@ -131,6 +134,7 @@ class Session:
             request_topic=lambda _peer: up(client_id, ChunkRequest.KIND),
             chunk_topic=lambda _peer: up(client_id, CHUNK),
             missing_topic=lambda _peer: up(client_id, BlobMissing.KIND),
+            sizes=device.sizes,
             retry_s=retry_s,
         )
         self._received = ReceivedLog(settings)
@@ -216,7 +220,7 @@ class Session:
             _LOG.info("connected as %s", self._settings.client_id)
             self._connected = True
             self._outbox.resend_all()
-            self._exchange.reconnected()
+            self._exchange.reconnected(event.message_bytes)
             self._handle(LinkUp())
         elif isinstance(event, Disconnected):
             _LOG.warning("the link to the broker is down: %s", event.reason)

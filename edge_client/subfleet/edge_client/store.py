@@ -4,6 +4,7 @@
 <state>/blobs/              programs, weights and updates, by content
 <state>/work/               what is being trained; emptied at every start
 <state>/models/<run>/       the inference models of each run
+<state>/brokers.json        how large the chunks are that come through each broker
 <state>/lock                held by the one agent that uses the folder
 
 All of it together has a limit. Programs that were not used for long go first; what the task in hand needs, updates

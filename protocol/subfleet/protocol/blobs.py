@@ -1,22 +1,44 @@
 """Blobs: anything larger than a control message, named by its SHA-256 and moved in chunks that the receiver pulls.
 
 `BlobFetch` is the receiver's half as a pure state machine: it names the ranges it lacks, keeps at most a window of them
-outstanding, asks again for what did not come, and knows when it is complete. It touches no file and no socket.
+outstanding, asks again for what did not come, for less where nothing comes, and knows when it is complete. It touches
+no file and no socket.
 """
 
 import hashlib
 import re
 import struct
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from subfleet.protocol.errors import ProtocolError, TooLargeError
 
-__all__ = ["CHUNK_BYTES", "BlobFetch", "BlobRef", "ByteRange", "Chunk", "decode_chunk", "encode_chunk"]
+__all__ = [
+    "CHUNK_BYTES",
+    "LEAST_CHUNK_BYTES",
+    "MESSAGE_BYTES",
+    "BlobFetch",
+    "BlobRef",
+    "ByteRange",
+    "Chunk",
+    "chunk_bytes_within",
+    "decode_chunk",
+    "encode_chunk",
+]
 
-CHUNK_BYTES = 128 * 1024
-"""Bytes of content in one chunk: small enough for hosted brokers."""
-WINDOW_CHUNKS = 8
+MESSAGE_BYTES = 64 * 1024
+"""Of the largest message, with all that MQTT adds: the smallest limit that hosted brokers are known to set."""
+CHUNK_BYTES = 60 * 1024
+"""Of content in a chunk, where a broker takes messages of 64 KiB."""
+LEAST_CHUNK_BYTES = CHUNK_BYTES // 16
+"""Of content in a chunk, at least: chunks are halved down to this where larger ones do not come through, and what has
+come of a blob is a number of such pieces."""
+_FRAME_BYTES = 256
+"""At least what a chunk's header, the longest topic (151) and MQTT's own fields (8) take."""
+WINDOW_CHUNKS = 16
 _LEAST_WINDOW_CHUNKS = 2
+_MOST_WINDOW_CHUNKS = 64  # that one request may name
+_BARREN = 2  # so often in a row nothing came: then less is asked for at once
 _LONGEST_BACKOFF = 4
 _LONGEST_PATIENCE_S = 60.0  # one long stall must not teach it to wait for ever
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -69,6 +91,14 @@ class Chunk:
     data: bytes | memoryview
 
 
+def chunk_bytes_within(message_bytes: int) -> int:
+    """The largest chunk whose message stays within so many bytes; never less than LEAST_CHUNK_BYTES."""
+    size = CHUNK_BYTES
+    while size > LEAST_CHUNK_BYTES and size + _FRAME_BYTES > message_bytes:
+        size //= 2
+    return size
+
+
 def encode_chunk(chunk: Chunk) -> bytes:
     """Magic, blob digest and offset, then the bytes: 44 bytes of overhead."""
     return _CHUNK_HEADER.pack(_CHUNK_MAGIC, bytes.fromhex(chunk.sha256), chunk.offset) + bytes(chunk.data)
@@ -95,16 +125,20 @@ def decode_chunk(payload: bytes | memoryview) -> Chunk:
 class BlobFetch:
     """The receiver's half of one transfer. Times are seconds of the caller's monotonic clock.
 
-    It adapts to the link, as a chunk takes a second at 1 Mbit/s and asking twice would only make that worse: it starts
-    with two outstanding chunks, dares one more for each that comes and half as many when one is late, and calls a chunk
-    late after three times what the last one took.
+    It adapts to the link, as a chunk takes half a second at 1 Mbit/s and asking twice would only make that worse: it
+    starts with two outstanding chunks, dares one more for each that comes and half as many when one is late, and calls
+    a chunk late after three times what the last one took.
+
+    It adapts to the broker, too: where nothing at all comes it asks for half as much at once, down to
+    LEAST_CHUNK_BYTES, and for more again as soon as a larger chunk has come after all, as that was only late.
 
     Args:
         blob: what to fetch.
-        have: offsets of chunks that were received before, so that a transfer resumes.
+        have: offsets of pieces of LEAST_CHUNK_BYTES that were received before, so that a transfer resumes.
+        chunk_bytes: to ask for at once: CHUNK_BYTES, or that halved once or more.
         max_bytes: a larger blob is refused here, before anything is allocated.
         retry_s: a range is never asked for again before this long.
-        window_chunks: how many chunks may be outstanding.
+        window_chunks: how many chunks of CHUNK_BYTES may be outstanding, or as many bytes in smaller ones.
 
     Raises:
         TooLargeError: the blob is larger than max_bytes.
@@ -115,6 +149,7 @@ class BlobFetch:
         blob: BlobRef,
         *,
         have: frozenset[int] = frozenset(),
+        chunk_bytes: int = CHUNK_BYTES,
         max_bytes: int = 2**31,
         retry_s: float = 2.0,
         window_chunks: int = WINDOW_CHUNKS,
@@ -122,66 +157,136 @@ class BlobFetch:
         if blob.size_bytes > max_bytes:
             raise TooLargeError(f"a blob is {blob.size_bytes} bytes, but may be {max_bytes} bytes at most")
         self.blob = blob
+        self.chunk_bytes = chunk_bytes
         self._retry_s = retry_s
-        self._window = window_chunks
+        self._full_window = window_chunks
         self._dared = min(_LEAST_WINDOW_CHUNKS, window_chunks)  # how much of the window is in use
+        self._barren = 0  # how often in a row nothing came of what was asked for
         self._patience_s = retry_s
         self._took_s: float | None = None  # from asking for a chunk to having it
         self._answered: list[tuple[float, bool]] = []  # of what came since requests(): first asked at, asked once
         self._first_asked_s: dict[int, float] = {}
-        self._lacking = dict.fromkeys(offset for offset in range(0, blob.size_bytes, CHUNK_BYTES) if offset not in have)
         self._asked_at: dict[int, float] = {}
+        pieces = (at for at in range(0, blob.size_bytes, LEAST_CHUNK_BYTES) if at not in have)
+        self._lacking: dict[int, int] = {}  # lengths by offset: what is asked for at once
+        self._divide((at, min(at + LEAST_CHUNK_BYTES, blob.size_bytes)) for at in pieces)
 
     @property
     def complete(self) -> bool:
         """Whether every chunk has come."""
         return not self._lacking
 
-    def length_at(self, offset: int) -> int:
-        """How many bytes the chunk at `offset` has."""
-        return min(CHUNK_BYTES, self.blob.size_bytes - offset)
+    def requests(self, now_s: float, *, proven_bytes: int = 0) -> tuple[ByteRange, ...]:
+        """The ranges to ask for now: new ones while the window has room, and old ones that did not come.
 
-    def requests(self, now_s: float) -> tuple[ByteRange, ...]:
-        """The ranges to ask for now: new ones while the window has room, and old ones that did not come."""
+        Args:
+            now_s: the time.
+            proven_bytes: the largest chunk that has come through this broker: no less is asked for at once.
+        """
         self._learn(now_s)
         late = [at for at, asked_s in self._asked_at.items() if now_s - asked_s >= self._patience_s]
-        for offset in late:
-            del self._asked_at[offset]
         if late:
+            self._barren += 1
             self._dared = max(self._dared // 2, min(_LEAST_WINDOW_CHUNKS, self._window))
             backoff_s = min(2 * self._patience_s, _LONGEST_BACKOFF * self._usual_patience_s(), _LONGEST_PATIENCE_S)
             self._patience_s = max(backoff_s, self._retry_s)
+            self._ask_for_less(proven_bytes)
+        for offset in late:
+            self._asked_at.pop(offset, None)
         room = self._dared - len(self._asked_at)
         wanted = [offset for offset in self._lacking if offset not in self._asked_at][: max(room, 0)]
         self._asked_at.update(dict.fromkeys(wanted, now_s))
         for offset in wanted:
             self._first_asked_s.setdefault(offset, now_s)
-        return tuple(ByteRange(offset=offset, length=self.length_at(offset)) for offset in wanted)
+        return tuple(ByteRange(offset=offset, length=self._lacking[offset]) for offset in wanted)
 
     def accept(self, chunk: Chunk) -> bool:
-        """Take a chunk; False where it is not of this blob, not a whole range, or was here before."""
-        if chunk.sha256 != self.blob.sha256 or chunk.offset not in self._lacking:
+        """Take a chunk; False where it is not of this blob, no whole pieces of it, or was here before.
+
+        It may be a part of a range that was asked for, or more than one: the sender may know more of the broker.
+        """
+        begin, length = chunk.offset, len(chunk.data)
+        end = begin + length
+        whole = end == self.blob.size_bytes or (end < self.blob.size_bytes and length % LEAST_CHUNK_BYTES == 0)
+        if chunk.sha256 != self.blob.sha256 or begin % LEAST_CHUNK_BYTES or not whole or not 0 < length <= CHUNK_BYTES:
             return False
-        if len(chunk.data) != self.length_at(chunk.offset):
+        near = range(max(0, begin + LEAST_CHUNK_BYTES - CHUNK_BYTES), end, LEAST_CHUNK_BYTES)
+        touched = [at for at in near if at in self._lacking and at + self._lacking[at] > begin]
+        for at in touched:
+            self._strike(at, begin, end)
+        if not touched:
             return False
-        del self._lacking[chunk.offset]
-        asked_s = self._asked_at.pop(chunk.offset, None)
+        self._barren = 0
         self._dared = min(self._dared + 1, self._window)
-        first_asked_s = self._first_asked_s.pop(chunk.offset, None)
-        if first_asked_s is not None:
-            self._answered.append((first_asked_s, first_asked_s == asked_s))
+        if length > self.chunk_bytes:
+            self._ask_for_more(length)
         return True
 
-    def ask_again(self) -> None:
-        """Forget what is outstanding: the link was lost, and with it every answer."""
+    def ask_again(self, most_bytes: int = CHUNK_BYTES) -> None:
+        """Forget what is outstanding: the link was lost, and with it every answer.
+
+        Args:
+            most_bytes: to ask for at once from now on, as for `chunk_bytes`.
+        """
+        if self._asked_at:
+            self._barren += 1  # a broker may have cut somebody off for a chunk that is too large for it
         self._asked_at.clear()
         self._first_asked_s.clear()
         self._patience_s = self._usual_patience_s()
+        if self.chunk_bytes > most_bytes:
+            self.chunk_bytes = most_bytes
+            self._divide(())
 
     def restart(self) -> None:
         """Fetch everything anew: the whole did not have the digest that was promised."""
-        self._lacking = dict.fromkeys(range(0, self.blob.size_bytes, CHUNK_BYTES))
+        self._lacking = {}
         self.ask_again()
+        self._barren = 0
+        self._divide([(0, self.blob.size_bytes)])
+
+    @property
+    def _window(self) -> int:
+        return min(self._full_window * CHUNK_BYTES // self.chunk_bytes, _MOST_WINDOW_CHUNKS)
+
+    def _strike(self, at: int, begin: int, end: int) -> None:
+        """A range has come from `begin` to `end`: what is left of it stays asked for, if it was."""
+        length, asked_s = self._lacking.pop(at), self._asked_at.pop(at, None)
+        first_asked_s = self._first_asked_s.pop(at, None)
+        left = [(start, stop) for start, stop in ((at, begin), (end, at + length)) if start < stop]
+        for start, stop in left:
+            self._lacking[start] = stop - start
+            if asked_s is not None:
+                self._asked_at[start] = asked_s
+            if first_asked_s is not None:
+                self._first_asked_s[start] = first_asked_s
+        if first_asked_s is not None and not left:
+            self._answered.append((first_asked_s, first_asked_s == asked_s))
+
+    def _ask_for_less(self, proven_bytes: int) -> None:
+        largest = max(self._lacking[at] for at in self._asked_at)
+        if self._barren < _BARREN or largest <= max(proven_bytes, LEAST_CHUNK_BYTES):
+            return
+        while self.chunk_bytes >= largest:
+            self.chunk_bytes //= 2
+        self._barren = 0
+        self._asked_at.clear()
+        self._first_asked_s.clear()
+        self._patience_s = self._usual_patience_s()
+        self._divide(())
+
+    def _ask_for_more(self, length: int) -> None:
+        while 2 * self.chunk_bytes <= length:
+            self.chunk_bytes *= 2
+        self._divide(())
+
+    def _divide(self, more: Iterable[tuple[int, int]]) -> None:
+        """Cut what lacks and is not outstanding, and more, into what is asked for at once."""
+        waiting = ((at, at + length) for at, length in self._lacking.items() if at not in self._asked_at)
+        spans = list(_joined(sorted((*waiting, *more))))
+        self._lacking = {at: length for at, length in self._lacking.items() if at in self._asked_at}
+        for begin, end in spans:
+            for at in range(begin, end, self.chunk_bytes):
+                self._lacking[at] = min(self.chunk_bytes, end - at)
 
     def _usual_patience_s(self) -> float:
         return max(self._retry_s, min(3 * (self._took_s or 0.0), _LONGEST_PATIENCE_S))
@@ -194,3 +299,16 @@ class BlobFetch:
                 self._took_s = now_s - first_asked_s
                 self._patience_s = self._usual_patience_s()
         self._answered.clear()
+
+
+def _joined(spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Spans in order, with touching ones joined."""
+    begin = end = 0
+    for start, stop in spans:
+        if start != end:
+            if begin < end:
+                yield begin, end
+            begin = start
+        end = stop
+    if begin < end:
+        yield begin, end

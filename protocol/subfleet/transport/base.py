@@ -2,8 +2,9 @@
 
 A transport may lose, double, reorder or delay a message, and may have acknowledged one that it then drops. What it does
 promise, and its contract tests state: a payload that arrives is the payload that was sent; a retained message reaches
-later subscribers unless it was lost; after every `Connected` the caller's subscriptions are in place; `publish` never
-waits for the network; `poll` never waits longer than it is told; a payload above the limit is refused by `publish`.
+later subscribers unless it was lost, or the broker keeps none; after every `Connected` the caller's subscriptions are
+in place; `publish` never waits for the network; `poll` never waits longer than it is told; a payload above the limit
+is refused by `publish`.
 Everything stronger is made above it: receipts (`outbox`) and pulled chunks (`exchange`).
 """
 
@@ -18,7 +19,13 @@ MAX_PAYLOAD_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connected:
-    """The link is up, for the first time or again: publish retained state and whatever lacks its receipt."""
+    """The link is up, for the first time or again: publish retained state and whatever lacks its receipt.
+
+    Attributes:
+        message_bytes: what a message may be long with all that MQTT adds, where the broker has said so.
+    """
+
+    message_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,14 +15,15 @@ from subfleet.protocol.blobs import CHUNK_BYTES, BlobFetch, BlobRef, ByteRange, 
 from subfleet.protocol.errors import FileError, TooLargeError
 from subfleet.protocol.messages import BlobMissing, ChunkRequest, encode
 from subfleet.transport.blob_store import BlobStore, PartialBlob
+from subfleet.transport.chunk_sizes import ChunkSizes
 from subfleet.transport.outbox import Outgoing
 
 __all__ = ["BlobExchange", "FetchFailed", "Fetched"]
 
 _LOG = logging.getLogger(__name__)
 
-_CHUNKS_PER_TICK = 64  # 8 MiB: what is read from disk before the caller sees its next event
-_MAX_WAITING_CHUNKS = 64  # of one peer: several of its windows; more would let it keep the others waiting
+_CHUNKS_PER_TICK = 128  # 8 MB: what is read from disk before the caller sees its next event
+_MAX_WAITING_CHUNKS = 128  # of one peer: several of its windows; more would let it keep the others waiting
 _MAX_DIGEST_FAILURES = 3
 
 
@@ -71,6 +72,7 @@ class BlobExchange:
         request_topic: of a peer, where we ask it for chunks.
         chunk_topic: of a peer, where we send it chunks.
         missing_topic: of a peer, where we tell it that we lack a blob.
+        sizes: of the chunks that come through the broker between us.
         complain: is told of a peer what it does wrongly.
         retry_s: a chunk that has not come after this long is asked for again, later on slow links.
         give_up_s: a transfer from which nothing came for this long has failed.
@@ -83,6 +85,7 @@ class BlobExchange:
         request_topic: Callable[[str], str],
         chunk_topic: Callable[[str], str],
         missing_topic: Callable[[str], str],
+        sizes: ChunkSizes | None = None,
         complain: Callable[[str, str], None] = _complain,
         retry_s: float = 2.0,
         give_up_s: float = 600.0,
@@ -91,6 +94,7 @@ class BlobExchange:
         self._request_topic = request_topic
         self._chunk_topic = chunk_topic
         self._missing_topic = missing_topic
+        self._sizes = ChunkSizes() if sizes is None else sizes
         self._complain = complain
         self._retry_s = retry_s
         self._give_up_s = give_up_s
@@ -120,7 +124,13 @@ class BlobExchange:
             return
         try:
             partial = self._store.partial(ref)
-            fetch = BlobFetch(ref, have=partial.have, max_bytes=ref.size_bytes, retry_s=self._retry_s)
+            fetch = BlobFetch(
+                ref,
+                have=partial.have,
+                chunk_bytes=self._sizes.chunk_bytes,
+                max_bytes=ref.size_bytes,
+                retry_s=self._retry_s,
+            )
         except TooLargeError as error:
             self._results.append(FetchFailed(peer=peer, ref=ref, reason="too_large", detail=str(error)))
             return
@@ -154,7 +164,9 @@ class BlobExchange:
             self._absent[peer, request.blob.sha256] = None
             return
         for wanted in request.ranges:
-            if wanted.length > CHUNK_BYTES or wanted.offset + wanted.length > request.blob.size_bytes:
+            if wanted.length > CHUNK_BYTES:
+                self._complain(peer, f"asks for {wanted.length} bytes at once, but may for {CHUNK_BYTES}; update it")
+            elif wanted.offset + wanted.length > request.blob.size_bytes:
                 self._complain(peer, f"asks for {wanted} of blob {request.blob.sha256[:12]}, which has none")
             elif (peer, request.blob, wanted) in self._wanted:
                 continue
@@ -168,8 +180,12 @@ class BlobExchange:
     def handle_chunk(self, peer: str, chunk: Chunk) -> None:
         """A chunk came; one that we did not ask this peer for is ignored."""
         transfer = self._transfers.get(chunk.sha256)
-        if transfer is None or transfer.peers[0] != peer or not transfer.fetch.accept(chunk):
+        if transfer is None or transfer.peers[0] != peer:
             return
+        asked_bytes = transfer.fetch.chunk_bytes
+        if not transfer.fetch.accept(chunk):
+            return
+        self._sizes.came(len(chunk.data), asked_bytes)
         transfer.progress_at_s = None
         try:
             transfer.partial.write(chunk.offset, chunk.data)
@@ -185,13 +201,18 @@ class BlobExchange:
         if transfer is not None and peer in transfer.peers:
             self._give_up_peer(transfer, peer, "missing", f"{peer} does not have the blob any more")
 
-    def reconnected(self) -> None:
-        """The link was lost and is back: what is outstanding is asked for again with the next `tick`."""
+    def reconnected(self, message_bytes: int | None = None) -> None:
+        """The link was lost and is back: what is outstanding is asked for again with the next `tick`.
+
+        Args:
+            message_bytes: see `Connected.message_bytes`.
+        """
+        self._sizes.limit(message_bytes)
         self._wanted.clear()
         self._waiting.clear()
         self._absent.clear()
         for transfer in self._transfers.values():
-            transfer.fetch.ask_again()
+            transfer.fetch.ask_again(self._sizes.chunk_bytes)
             transfer.progress_at_s = None
 
     def tick(self, now_s: float) -> tuple[Outgoing, ...]:
@@ -203,7 +224,7 @@ class BlobExchange:
         for key in list(self._wanted)[:_CHUNKS_PER_TICK]:
             del self._wanted[key]
             self._waiting[key[0]] -= 1
-            outgoing.append(self._serve(*key))
+            outgoing.extend(self._serve(*key))
         self._waiting = +self._waiting
         return tuple(outgoing)
 
@@ -221,20 +242,25 @@ class BlobExchange:
             transfer.progress_at_s = None
             self._give_up_peer(transfer, peer, "stalled", f"nothing came from {peer} for {self._give_up_s:g} seconds")
             return []
-        ranges = transfer.fetch.requests(now_s)
+        ranges = transfer.fetch.requests(now_s, proven_bytes=self._sizes.proven_bytes)
         if not ranges:
             return []
         request = ChunkRequest(blob=transfer.fetch.blob, ranges=ranges)
         return [Outgoing(topic=self._request_topic(peer), payload=encode(request))]
 
-    def _serve(self, peer: str, ref: BlobRef, wanted: ByteRange) -> Outgoing:
+    def _serve(self, peer: str, ref: BlobRef, wanted: ByteRange) -> list[Outgoing]:
+        """The range, in as many chunks as the broker needs: a peer may know less of it than we do."""
         try:
             data = self._store.read_range(ref, wanted)
         except FileError as error:
             self._complain(peer, f"it cannot be served: {error}")
-            return self._missing(peer, ref.sha256)
-        payload = encode_chunk(Chunk(sha256=ref.sha256, offset=wanted.offset, data=data))
-        return Outgoing(topic=self._chunk_topic(peer), payload=payload)
+            return [self._missing(peer, ref.sha256)]
+        size, topic = self._sizes.chunk_bytes, self._chunk_topic(peer)
+        chunks = (
+            Chunk(sha256=ref.sha256, offset=wanted.offset + at, data=data[at : at + size])
+            for at in range(0, len(data), size)
+        )
+        return [Outgoing(topic=topic, payload=encode_chunk(chunk)) for chunk in chunks]
 
     def _missing(self, peer: str, sha256: str) -> Outgoing:
         return Outgoing(topic=self._missing_topic(peer), payload=encode(BlobMissing(sha256=sha256)))

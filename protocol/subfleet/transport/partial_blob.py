@@ -1,6 +1,7 @@
 """The part of a blob that has come so far, in a file that survives a crash.
 
-The file holds the blob's bytes, and behind them one byte for each chunk: 1 where the chunk was written. Content is
+The file holds the blob's bytes, and behind them one byte for each piece: 1 where the piece was written. Pieces are as
+large as the smallest chunk, so that chunks of any size may follow each other. Content is
 written before its mark, so after the process died every mark is true. After the machine died some may not be; then the
 digest of the whole is wrong, and all of it is fetched again.
 """
@@ -10,7 +11,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from subfleet.protocol.blobs import CHUNK_BYTES, BlobRef
+from subfleet.protocol.blobs import CHUNK_BYTES, LEAST_CHUNK_BYTES, BlobRef
 from subfleet.protocol.errors import FileError
 
 __all__ = ["PartialBlob", "partial_bytes", "sync_folder"]
@@ -37,7 +38,7 @@ class PartialBlob:
         self._target = target
         self._ref = ref
         self._on_commit = on_commit
-        self._chunk_count = -(-ref.size_bytes // CHUNK_BYTES)
+        self._piece_count = _pieces(ref.size_bytes)
         try:
             self._marks = self._read_marks()
         except OSError as error:
@@ -45,27 +46,28 @@ class PartialBlob:
 
     @property
     def have(self) -> frozenset[int]:
-        """Offsets of the chunks that are here."""
-        return frozenset(place * CHUNK_BYTES for place, mark in enumerate(self._marks) if mark == _WRITTEN[0])
+        """Offsets of the pieces of LEAST_CHUNK_BYTES that are here."""
+        return frozenset(place * LEAST_CHUNK_BYTES for place, mark in enumerate(self._marks) if mark == _WRITTEN[0])
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
-        """Write one whole chunk.
+        """Write one chunk: a number of whole pieces, the blob's last one among them or not.
 
         Raises:
             ValueError: the offset or the length is not that of a chunk of this blob.
             FileError: the disk is full or cannot be written.
         """
-        expected = min(CHUNK_BYTES, self._ref.size_bytes - offset)
-        if offset < 0 or offset % CHUNK_BYTES or len(data) != expected:
+        end = offset + len(data)
+        whole = end == self._ref.size_bytes or (end < self._ref.size_bytes and len(data) % LEAST_CHUNK_BYTES == 0)
+        if offset < 0 or offset % LEAST_CHUNK_BYTES or not whole or not 0 < len(data) <= CHUNK_BYTES:
             raise ValueError(f"a chunk of {len(data)} bytes at {offset} is none of blob {self._ref.sha256[:12]}")
-        place = offset // CHUNK_BYTES
+        place, marks = offset // LEAST_CHUNK_BYTES, _WRITTEN * _pieces(len(data))
         try:
             with self._path.open("r+b", buffering=0) as file:
                 _write_all(file.fileno(), data, offset)
-                _write_all(file.fileno(), _WRITTEN, self._ref.size_bytes + place)
+                _write_all(file.fileno(), marks, self._ref.size_bytes + place)
         except OSError as error:
             raise self._unwritable(error) from error
-        self._marks[place] = _WRITTEN[0]
+        self._marks[place : place + len(marks)] = marks
 
     def commit(self) -> bool:
         """Check the digest and move the whole to its place; False, and everything discarded, where it is wrong.
@@ -104,10 +106,10 @@ class PartialBlob:
         if self._path.exists() and self._path.stat().st_size == length:
             with self._path.open("rb") as file:
                 file.seek(self._ref.size_bytes)
-                return bytearray(file.read(self._chunk_count))
+                return bytearray(file.read(self._piece_count))
         with self._path.open("wb") as file:
             file.truncate(length)
-        return bytearray(self._chunk_count)
+        return bytearray(self._piece_count)
 
     def _digest(self) -> str:
         digest, left = hashlib.sha256(), self._ref.size_bytes
@@ -126,8 +128,12 @@ class PartialBlob:
 
 
 def partial_bytes(ref: BlobRef) -> int:
-    """What the part of a blob is long: the blob, and a mark for each of its chunks."""
-    return ref.size_bytes + -(-ref.size_bytes // CHUNK_BYTES)
+    """What the part of a blob is long: the blob, and a mark for each of its pieces."""
+    return ref.size_bytes + _pieces(ref.size_bytes)
+
+
+def _pieces(size_bytes: int) -> int:
+    return -(-size_bytes // LEAST_CHUNK_BYTES)
 
 
 def sync_folder(folder: Path) -> None:

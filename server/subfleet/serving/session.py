@@ -68,6 +68,7 @@ from subfleet.serving.terms import terms_of
 from subfleet.settings.run import Run
 from subfleet.transport.base import Connected, Delivery, Disconnected, Transport
 from subfleet.transport.blob_store import BlobStore
+from subfleet.transport.chunk_sizes import ChunkSizes
 from subfleet.transport.complaints import Complaints
 from subfleet.transport.counting import CountingTransport
 from subfleet.transport.exchange import BlobExchange, Fetched, FetchFailed
@@ -91,6 +92,7 @@ class Server:
         observer: told of every finished round; it may fail, and the run goes on.
         state_folder: where the run lives; one server at a time.
         exports: the exporter. The caller closes it.
+        sizes: of the chunks that come through the broker.
         clock: seconds, monotonic.
 
     Raises:
@@ -99,7 +101,7 @@ class Server:
         FileError: the state folder cannot be used.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a server is made of
         self,
         config: Run,
         transport: Transport,
@@ -107,6 +109,7 @@ class Server:
         *,
         state_folder: Path,
         exports: Exports,
+        sizes: ChunkSizes | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         config, evaluation, validation = with_evaluation(config)
@@ -133,6 +136,7 @@ class Server:
             request_topic=lambda peer: self._topics.down(peer, "request"),
             chunk_topic=lambda peer: self._topics.down(peer, "chunk"),
             missing_topic=lambda peer: self._topics.down(peer, "missing"),
+            sizes=sizes,
         )
         self._uploads = Uploads(self._exchange, self._complaints.note)
         self._outbox = Outbox()
@@ -272,7 +276,7 @@ class Server:
 
     def _take(self, event: Connected | Disconnected | Delivery) -> None:
         if isinstance(event, Connected):
-            self._exchange.reconnected()
+            self._exchange.reconnected(event.message_bytes)
             self._outbox.resend_all()
             self._announcer.again()
         elif isinstance(event, Disconnected):

@@ -1,0 +1,138 @@
+"""How large the chunks are that come through a broker, found out while blobs are fetched, and remembered for it."""
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from subfleet.protocol.blobs import CHUNK_BYTES, LEAST_CHUNK_BYTES, chunk_bytes_within
+
+__all__ = ["KNOWN_BROKERS", "ChunkSizes", "KnownBroker"]
+
+_LOG = logging.getLogger(__name__)
+KNOWN_BROKERS = "brokers.json"
+"""Name of the file in a device's or a server's folder."""
+_REMEMBERED_S = 7 * 24 * 3600.0  # limits are raised, and a link may just have been slow
+_MAX_FILE_BYTES = 64 * 1024
+_MAX_BROKERS = 64
+_SIZES = frozenset(CHUNK_BYTES >> halvings for halvings in range(5))
+
+
+class KnownBroker:
+    """What is remembered of one broker between two starts, in a file with all of them.
+
+    The file only saves time: one that cannot be read counts as empty, and one that cannot be written is not.
+
+    Args:
+        path: of the file.
+        where: host and port of the broker.
+        unix_time: seconds since 1970.
+    """
+
+    def __init__(self, path: Path, where: str, unix_time: Callable[[], float] = time.time) -> None:
+        self._path = path
+        self._where = where
+        self._unix_time = unix_time
+
+    @property
+    def chunk_bytes(self) -> int:
+        """The largest chunk that came through; CHUNK_BYTES where nothing is known, or what is known is a week old."""
+        known = self._read().get(self._where)
+        size, since_s = (known.get("chunk_bytes"), known.get("since_s")) if isinstance(known, dict) else (None, None)
+        if not isinstance(size, int) or size not in _SIZES or not isinstance(since_s, (int, float)):
+            return CHUNK_BYTES
+        return size if abs(self._unix_time() - since_s) < _REMEMBERED_S else CHUNK_BYTES
+
+    def remember(self, chunk_bytes: int) -> None:
+        """Keep the size of the chunks that come through."""
+        known = dict(list(self._read().items())[-_MAX_BROKERS + 1 :])
+        known.pop(self._where, None)
+        known[self._where] = {"chunk_bytes": chunk_bytes, "since_s": round(self._unix_time())}
+        written = self._path.with_name(f"{self._path.name}.part")
+        try:
+            written.write_text(json.dumps(known), encoding="utf-8")
+            written.replace(self._path)
+        except OSError as error:
+            _LOG.debug("what is known of the broker cannot be kept: %s", error)
+
+    def _read(self) -> dict[str, object]:
+        try:
+            with self._path.open("rb") as file:
+                known = json.loads(file.read(_MAX_FILE_BYTES))
+        except (OSError, ValueError, RecursionError):
+            return {}
+        return known if isinstance(known, dict) else {}
+
+
+class ChunkSizes:
+    """What one side asks for at once, and sends at once. Not thread-safe.
+
+    Args:
+        begin_bytes: what is asked for first: CHUNK_BYTES, or that halved.
+        remember: told whenever it changes.
+        say: told, in a sentence, that chunks are smaller from now on.
+    """
+
+    def __init__(
+        self,
+        begin_bytes: int = CHUNK_BYTES,
+        *,
+        remember: Callable[[int], None] = lambda _: None,
+        say: Callable[[str], None] = _LOG.warning,
+    ) -> None:
+        self.chunk_bytes = begin_bytes
+        self.proven_bytes = 0
+        self._limit_bytes = CHUNK_BYTES
+        self._remember = remember
+        self._say = say
+
+    @classmethod
+    def remembered(cls, broker: KnownBroker) -> "ChunkSizes":
+        """Begin with what is known of a broker, and keep what is found out."""
+        return cls(broker.chunk_bytes, remember=broker.remember)
+
+    def found(self, chunk_bytes: int) -> None:
+        """The largest chunk that came through when it was tried."""
+        self.proven_bytes = chunk_bytes
+        if chunk_bytes != self.chunk_bytes:
+            self.chunk_bytes = min(chunk_bytes, self._limit_bytes)
+            self._remember(self.chunk_bytes)
+
+    def limit(self, message_bytes: int | None) -> None:
+        """The broker has said what its messages may be long, everything included; None: nothing, or no limit."""
+        self._limit_bytes = CHUNK_BYTES if message_bytes is None else chunk_bytes_within(message_bytes)
+        self.chunk_bytes = min(self.chunk_bytes, self._limit_bytes)
+
+    def came(self, length: int, asked_bytes: int) -> None:
+        """A chunk has come.
+
+        Args:
+            length: of its content, bytes.
+            asked_bytes: what is asked for at once in its transfer; below `chunk_bytes` where larger ones did not come.
+        """
+        if length < LEAST_CHUNK_BYTES:
+            return  # such a chunk comes through every broker
+        size = _largest_within(length)
+        self.proven_bytes = max(self.proven_bytes, size)
+        if length != asked_bytes and size <= self.chunk_bytes:
+            return  # the rest of a blob: no sign of what would come through
+        found = min(self.proven_bytes, self._limit_bytes)
+        if found > self.chunk_bytes or asked_bytes < self.chunk_bytes:
+            self._change(found)
+
+    def _change(self, found: int) -> None:
+        if found == self.chunk_bytes:
+            return
+        if found < self.chunk_bytes:
+            self._say(
+                f"no chunk of {self.chunk_bytes} bytes comes through this broker; chunks have {found} bytes from now "
+                "on, which is slower: let the broker take messages of 64 KiB"
+            )
+        self.chunk_bytes = found
+        self._remember(found)
+
+
+def _largest_within(length: int) -> int:
+    """The largest size of a chunk that is no longer than some content."""
+    return max(size for size in _SIZES if size <= length)

@@ -1,0 +1,155 @@
+"""Chunks as large as a broker takes, whether it says so or is silent, on both sides and over restarts."""
+
+import os
+from pathlib import Path
+
+import pytest
+from transport.sides import HandClock, Side, run_by_hand
+
+from subfleet.protocol.blobs import CHUNK_BYTES, LEAST_CHUNK_BYTES
+from subfleet.transport.base import Event, Transport, Will
+from subfleet.transport.chunk_sizes import ChunkSizes, KnownBroker
+from subfleet.transport.exchange import Fetched
+from subfleet.transport.memory import MemoryBroker
+
+
+class Limited:
+    """A link over which a payload above a limit is lost, as in a broker that says nothing of it."""
+
+    def __init__(self, inner: Transport, limit_bytes: int) -> None:
+        self._inner = inner
+        self.limit_bytes = limit_bytes
+
+    def open(self, subscriptions: tuple[str, ...], will: Will | None = None) -> None:
+        self._inner.open(subscriptions, will)
+
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        if len(payload) <= self.limit_bytes:
+            self._inner.publish(topic, payload, retain=retain)
+
+    def poll(self, timeout_s: float) -> Event | None:
+        return self._inner.poll(timeout_s)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def _pair(folder: Path, limit_bytes: int, sizes: ChunkSizes) -> tuple[HandClock, Side, Side]:
+    clock = HandClock()
+    broker = MemoryBroker(clock=clock)
+    sender = Side(Limited(broker.client("a"), limit_bytes), folder / "a", "r", "a", clock)
+    return clock, sender, Side(broker.client("b"), folder / "b", "r", "b", clock, sizes=sizes)
+
+
+@pytest.mark.parametrize(
+    ("limit_bytes", "expected"),
+    [(131_072, CHUNK_BYTES), (65_536, CHUNK_BYTES), (61_483, 30_720), (20_000, 15_360), (5_000, LEAST_CHUNK_BYTES)],
+)
+def test_a_blob_comes_through_any_silent_limit_and_the_next_one_at_once(
+    tmp_path: Path, limit_bytes: int, expected: int
+) -> None:
+    remembered: list[int] = []
+    sizes = ChunkSizes(remember=remembered.append)
+    clock, sender, receiver = _pair(tmp_path, limit_bytes, sizes)
+    first, second = (sender.store.add(os.urandom(4 * CHUNK_BYTES + rest)) for rest in (17, 18))
+    receiver.exchange.fetch("a", first)
+    run_by_hand(lambda: len(receiver.results) == 1, clock, sender, receiver)
+    assert sizes.chunk_bytes == expected
+    assert remembered == ([] if expected == CHUNK_BYTES else [expected])
+    receiver.requested.clear()
+    receiver.exchange.fetch("a", second)
+    run_by_hand(lambda: len(receiver.results) == 2, clock, sender, receiver)
+    assert receiver.results == [Fetched(peer="a", ref=first), Fetched(peer="a", ref=second)]
+    assert sorted(receiver.requested) == list(range(0, second.size_bytes, expected)), "nothing is found out twice"
+
+
+def test_a_peer_that_is_silent_says_nothing_of_the_broker(tmp_path: Path) -> None:
+    sizes = ChunkSizes()
+    clock, sender, receiver = _pair(tmp_path, 65_536, sizes)
+    ref = sender.store.add(os.urandom(4 * CHUNK_BYTES))
+    receiver.exchange.fetch("nobody", sender.store.add(os.urandom(2 * CHUNK_BYTES)))
+    for _ in range(2000):
+        receiver.step()
+        clock.now_s += 0.05
+    receiver.exchange.fetch("a", ref)
+    run_by_hand(lambda: bool(receiver.results), clock, sender, receiver)
+    assert sizes.chunk_bytes == sizes.proven_bytes == CHUNK_BYTES
+
+
+def test_a_sender_that_knows_the_limit_cuts_what_it_is_asked_for(tmp_path: Path) -> None:
+    clock, sender, receiver = _pair(tmp_path, 20_000, ChunkSizes())
+    sender.exchange.reconnected(20_000)
+    ref = sender.store.add(os.urandom(3 * CHUNK_BYTES + 5))
+    receiver.exchange.fetch("a", ref)
+    run_by_hand(lambda: bool(receiver.results), clock, sender, receiver, longest_s=2.0)
+    assert receiver.results == [Fetched(peer="a", ref=ref)]
+    assert len(receiver.requested) == 4, "no range was asked for twice"
+
+
+def test_a_larger_chunk_that_was_only_late_is_believed() -> None:
+    remembered: list[int] = []
+    sizes = ChunkSizes(remember=remembered.append)
+    sizes.came(30_720, 30_720)
+    assert sizes.chunk_bytes == 30_720
+    sizes.came(CHUNK_BYTES, 30_720)
+    assert (sizes.chunk_bytes, remembered) == (CHUNK_BYTES, [30_720, CHUNK_BYTES])
+
+
+@pytest.mark.parametrize("length", [1, 3_839, 3_840, 40_000, 61_439])
+def test_the_rest_of_a_blob_is_no_sign_of_a_limit(length: int) -> None:
+    sizes = ChunkSizes()
+    sizes.came(length, CHUNK_BYTES)
+    assert sizes.chunk_bytes == CHUNK_BYTES
+
+
+def test_a_limit_that_the_broker_names_holds_whatever_comes() -> None:
+    sizes = ChunkSizes()
+    sizes.limit(32_768)
+    assert sizes.chunk_bytes == 30_720
+    sizes.came(CHUNK_BYTES, 30_720)
+    assert sizes.chunk_bytes == 30_720
+
+
+def test_what_is_known_of_a_broker_outlives_the_process_for_a_week(tmp_path: Path) -> None:
+    now_s = 1e9
+    path = tmp_path / "brokers.json"
+    one, other = (KnownBroker(path, where, lambda: now_s) for where in ("a:1883", "b:1883"))
+    assert one.chunk_bytes == CHUNK_BYTES
+    one.remember(15_360)
+    other.remember(7_680)
+    assert [known.chunk_bytes for known in (one, other)] == [15_360, 7_680]
+    assert ChunkSizes.remembered(one).chunk_bytes == 15_360
+    now_s += 8 * 24 * 3600
+    assert one.chunk_bytes == CHUNK_BYTES
+    ChunkSizes.remembered(one).came(30_720, 30_720)
+    assert one.chunk_bytes == 30_720
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"", b"[]", b"{", b"\xff", b"[" * 100_000, b'{"a:1": 5}', b'{"a:1": {"chunk_bytes": 5, "since_s": 1}}'),
+        *(b'{"a:1": {"chunk_bytes": 3840, "since_s": "x"}}', b'{"a:1": {"chunk_bytes": [], "since_s": 0}}'),
+    ],
+)
+def test_a_file_that_says_nothing_sensible_counts_as_empty(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "brokers.json"
+    path.write_bytes(content)
+    known = KnownBroker(path, "a:1", lambda: 0.0)
+    assert known.chunk_bytes == CHUNK_BYTES
+    known.remember(3_840)
+    assert known.chunk_bytes == 3_840
+
+
+def test_many_brokers_do_not_make_the_file_grow_for_ever(tmp_path: Path) -> None:
+    path = tmp_path / "brokers.json"
+    for number in range(200):
+        KnownBroker(path, f"b{number}:1", lambda: 0.0).remember(3_840)
+    assert path.stat().st_size < 10_000
+    assert KnownBroker(path, "b199:1", lambda: 0.0).chunk_bytes == 3_840
+
+
+def test_a_folder_that_cannot_be_written_is_no_reason_to_end(tmp_path: Path) -> None:
+    known = KnownBroker(tmp_path / "none" / "brokers.json", "a:1", lambda: 0.0)
+    known.remember(3_840)
+    assert known.chunk_bytes == CHUNK_BYTES
