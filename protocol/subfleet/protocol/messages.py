@@ -1,10 +1,11 @@
 """The messages: frozen, validated, JSON on the wire, each with an id and safe to receive twice.
 
-All metadata is in the payload, so that MQTT 3.1.1 and 5 carry them alike. `decode` raises `ProtocolError` and nothing
-else, whatever the bytes.
+All metadata is in the payload, so that MQTT 3.1.1 and 5 carry them alike. Long ones are compressed. `decode` raises
+`ProtocolError` and nothing else, whatever the bytes.
 """
 
 import math
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -59,6 +60,11 @@ __all__ = [
 
 SCHEMA_VERSION = 1
 MAX_CONTROL_BYTES = 256 * 1024
+"""Of a message as JSON."""
+_PLAIN_BYTES = 4 * 1024
+"""Longer ones are compressed: a task that lists the channels of a large network is to come through brokers that take 64
+KiB."""
+_COMPRESSED = b"SFZ1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,9 +291,10 @@ MESSAGES: Mapping[str, type[Message]] = MappingProxyType({kind.KIND: kind for ki
 
 
 def encode(message: Message) -> bytes:
-    """Write a message as canonical JSON with its kind and schema version."""
+    """Write a message as canonical JSON with its kind and schema version; a long one compressed, behind a mark."""
     plain: dict[str, Any] = to_plain(message)
-    return canonical_json({"schema": SCHEMA_VERSION, "kind": message.KIND, **plain})
+    text = canonical_json({"schema": SCHEMA_VERSION, "kind": message.KIND, **plain})
+    return text if len(text) <= _PLAIN_BYTES else _COMPRESSED + zlib.compress(text)
 
 
 def decode(payload: bytes | memoryview, *, expected: str | None = None) -> Message:
@@ -300,7 +307,7 @@ def decode(payload: bytes | memoryview, *, expected: str | None = None) -> Messa
     Raises:
         ProtocolError: the payload is not a valid message of that kind.
     """
-    plain = parse_json(payload, max_bytes=MAX_CONTROL_BYTES)
+    plain = parse_json(_inflated(payload), max_bytes=MAX_CONTROL_BYTES)
     if not isinstance(plain, dict):
         raise ProtocolError("a control message must be a JSON object")
     schema, kind = plain.pop("schema", None), plain.pop("kind", None)
@@ -309,3 +316,16 @@ def decode(payload: bytes | memoryview, *, expected: str | None = None) -> Messa
     if not isinstance(kind, str) or kind not in MESSAGES or (expected is not None and kind != expected):
         raise ProtocolError(f"message kind is {kind!r:.80}, but must be {expected or sorted(MESSAGES)}")
     return from_plain(MESSAGES[kind], plain)
+
+
+def _inflated(payload: bytes | memoryview) -> bytes | memoryview:
+    if bytes(payload[: len(_COMPRESSED)]) != _COMPRESSED:
+        return payload
+    inflating = zlib.decompressobj()
+    try:
+        text = inflating.decompress(payload[len(_COMPRESSED) :], MAX_CONTROL_BYTES + 1)
+    except zlib.error as error:
+        raise ProtocolError(f"a compressed message is damaged ({error})") from error
+    if len(text) <= MAX_CONTROL_BYTES and (not inflating.eof or inflating.unused_data):
+        raise ProtocolError("a compressed message is shorter or longer than it says")
+    return text

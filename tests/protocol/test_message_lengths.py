@@ -1,0 +1,117 @@
+"""The longest control messages stay within what hosted brokers take; docs/reference/brokers.md tells their lengths."""
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from agent.agent_cases import evaluate_task, train_task
+
+from subfleet.protocol.blobs import MESSAGE_BYTES, BlobRef
+from subfleet.protocol.candidate_scores import MAX_CANDIDATES, Scoring
+from subfleet.protocol.evaluating import EvaluationSettings
+from subfleet.protocol.limits import MAX_COUNTED_CLASSES
+from subfleet.protocol.messages import Evaluated, Message, Profile, Task, encode
+from subfleet.protocol.programs import ProgramRef
+from subfleet.protocol.subnet import Explicit, Prefix, SubnetSpec
+
+RESNET50 = (64, 256, 512, 1024, 2048, *(64,) * 6, *(128,) * 8, *(256,) * 12, *(512,) * 6)
+VGG16 = (64, 64, 128, 128, 256, 256, 256, *(512,) * 6, 4096, 4096)
+FRAME_BYTES = 256
+
+
+def _dropped(widths: tuple[int, ...]) -> SubnetSpec:
+    """Any half of the channels of each layer, as Federated Dropout keeps them."""
+    chance = random.Random(1)
+    kept = [Explicit(indices=tuple(sorted(chance.sample(range(width), width // 2)))) for width in widths]
+    return SubnetSpec(axes=tuple((f"stages.{number:02}.width", one) for number, one in enumerate(kept)))
+
+
+def _task(spec: SubnetSpec, names: int = 0, tensors: int = 0) -> Task:
+    chance = random.Random(2)
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    classes = tuple(f"{number}{''.join(chance.choices(letters, k=16))}" for number in range(names))
+    sends = tuple(f"stages.{number // 8}.blocks.{number % 8}.convolution.weight" for number in range(tensors))
+    return replace(train_task(), spec=spec, classes=classes, sends=sends)
+
+
+def _scoring() -> Task:
+    chance = random.Random(3)
+    digests = [f"{chance.getrandbits(256):064x}" for _ in range(3 * MAX_CANDIDATES)]
+    specs = tuple(
+        SubnetSpec(
+            axes=tuple((f"stages.{axis:02}.width", Prefix(size=chance.randint(1, width))) for axis, width in pairs),
+            blocks=tuple(f"stages.{block // 8}.blocks.{block % 8}" for block in range(32)),
+        )
+        for pairs in [list(enumerate(RESNET50))] * MAX_CANDIDATES
+    )
+    programs = tuple(
+        ProgramRef(
+            program_id=digests[3 * at], target="onnx", blob=BlobRef(sha256=digests[3 * at + 1], size_bytes=10**7)
+        )
+        for at in range(MAX_CANDIDATES)
+    )
+    weights = tuple(BlobRef(sha256=digests[3 * at + 2], size_bytes=10**7) for at in range(MAX_CANDIDATES))
+    scoring = Scoring(specs=specs, weights=weights)
+    return replace(train_task(), work="score", programs=programs, weights=None, scoring=scoring)
+
+
+def _population() -> Task:
+    chance = random.Random(4)
+    operators = ("mbconv_k3_e3", "mbconv_k5_e3", "mbconv_k3_e6", "mbconv_k5_e6", "identity", "zero")
+    paths = tuple(tuple(chance.choice(operators) for _ in range(24)) for _ in range(64))
+    return replace(evaluate_task(), evaluation=EvaluationSettings(batch_size=32, population=paths))
+
+
+def _profile(classes: int, *, named: bool = False) -> Profile:
+    chance = random.Random(5)
+    return Profile(
+        client_id="a" * 64,
+        session_id="b" * 32,
+        device="board",
+        runtimes=("onnx",),
+        sample_count=10**6,
+        class_counts=tuple(chance.randint(0, 2000) for _ in range(classes)),
+        input_shape=(3, 224, 224),
+        memory_total_bytes=8 * 10**9,
+        memory_share=0.5,
+        class_names=_task(SubnetSpec(), names=classes).classes if named else (),
+    )
+
+
+def _evaluated() -> Evaluated:
+    chance = random.Random(6)
+    counts = tuple(chance.randint(0, 50) for _ in range(MAX_COUNTED_CLASSES))
+    return Evaluated(
+        task_id="t",
+        run_id="r",
+        round=1,
+        client_id="a",
+        loss=1.0,
+        accuracy=sum(count // 2 for count in counts) / sum(counts),
+        sample_count=sum(counts),
+        label_count=sum(counts),
+        class_counts=counts,
+        class_correct=tuple(count // 2 for count in counts),
+        measured_peak_bytes=1,
+        scores=(),
+        seconds=1.0,
+        message_id="m",
+    )
+
+
+LONGEST: dict[str, Callable[[], Message]] = {
+    "Federated Dropout, ResNet-50": lambda: _task(_dropped(RESNET50)),
+    "Federated Dropout, VGG16": lambda: _task(_dropped(VGG16)),
+    "1,000 names of classes, 300 of tensors": lambda: _task(_dropped(RESNET50), names=1000, tensors=300),
+    "16 candidates, ResNet-50": _scoring,
+    "64 paths of 24 choices": _population,
+    "profile of 1,000 named classes": lambda: _profile(1000, named=True),
+    "profile of 8,192 classes": lambda: _profile(8192),
+    "evaluation of 8,192 classes": _evaluated,
+}
+
+
+@pytest.mark.parametrize("what", LONGEST)
+def test_the_longest_messages_come_through_hosted_brokers(what: str) -> None:
+    assert len(encode(LONGEST[what]())) + FRAME_BYTES <= MESSAGE_BYTES
