@@ -4,6 +4,7 @@ import socket
 import threading
 import time
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from paho.mqtt.client import MQTTMessage
@@ -17,17 +18,19 @@ from subfleet.transport.mqtt import MqttTransport
 from subfleet.transport.waiting import WaitingTransport
 
 
-def _fake_broker(answer: bytes) -> int:
-    """A listener that answers every connection with the same bytes."""
+def _fake_broker(answer: bytes | None) -> int:
+    """A listener that answers every connection with the same bytes, or hangs up."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
         with listener:
-            link, _ = listener.accept()
-            with link:
-                link.recv(1024)
-                link.sendall(answer)
-                time.sleep(1.0)
+            while True:
+                link, _ = listener.accept()
+                with link:
+                    link.recv(1024)
+                    if answer is not None:
+                        link.sendall(answer)
+                        time.sleep(1.0)
 
     threading.Thread(target=serve, daemon=True).start()
     port: int = listener.getsockname()[1]
@@ -42,6 +45,29 @@ def test_an_address_is_read() -> None:
     assert parse_url("mqtt://[::1]").url == "mqtt://[::1]:1883"
     assert address.url == "mqtt://us%20er@host:2000"
     assert "p@ss" not in repr(address) + address.url
+
+
+def test_other_names_of_the_schemes_are_taken() -> None:
+    assert parse_url("tcp://me@host") == parse_url("mqtt://me@host")
+    assert parse_url("ssl://host:99") == parse_url("mqtts://host:99")
+    assert parse_url("SSL://host") == parse_url("mqtts://host")
+
+
+@pytest.mark.parametrize("password", ["p@ss", "p/a?s#s", "100%", "%41", "a:b", "[x]", "ä ö", "\t"])
+def test_any_password_may_be_percent_encoded(password: str) -> None:
+    assert parse_url(f"mqtt://me:{quote(password, safe='')}@host").password == password
+
+
+@pytest.mark.parametrize("wrong", ["/", "?", "#", "%", "[", "]", " "])
+def test_a_bare_special_character_is_named_and_nothing_else_of_the_password(wrong: str) -> None:
+    for user, what in ((f"me:sec{wrong}ret", "password"), (f"sec{wrong}ret:x", "user name")):
+        with pytest.raises(ConfigError) as caught:
+            parse_url(f"mqtt://{user}@host:1883")
+        said = str(caught.value)
+        assert f"the {what} in the broker's address holds {wrong!r}, which must be percent-encoded" in said
+        assert f"write {quote(wrong, safe='')} for it" in said
+        assert ("$SUBFLEET_PASSWORD" in said) == (what == "password")
+        assert not {"sec", "ret"} & set(said.replace("secret", "sec ret").split())
 
 
 def _options(url: str, **more: Path) -> BrokerOptions:
@@ -165,10 +191,11 @@ def test_a_broker_that_is_not_there_is_one_sentence(url: str, words: str) -> Non
         (bytes([0x20, 2, 0, 5]), "refuses us .*; check the user name and password"),
         (bytes([0x20, 2, 0, 2]), "does not take the client id 'a'; choose a shorter name"),
         (b"", "does not answer as an MQTT broker within 0.5 seconds"),
+        (None, "ends the connection without an MQTT answer; check the address, and whether the broker has room"),
         (bytes([0x20, 2, 0, 0, 0x90, 3, 0, 1, 0x80]), "lets us not subscribe to 'n'"),
     ],
 )
-def test_a_broker_that_refuses_is_one_sentence(answer: bytes, words: str) -> None:
+def test_a_broker_that_refuses_is_one_sentence(answer: bytes | None, words: str) -> None:
     address = parse_url(f"mqtt://user:secret@127.0.0.1:{_fake_broker(answer)}")
     transport = MqttTransport(address, "a", open_timeout_s=0.5)
     with pytest.raises(TransportError, match=words) as caught:

@@ -19,7 +19,7 @@ from subfleet.protocol.errors import FileError, MissingExtraError, SubfleetError
 from subfleet.protocol.exit_codes import ExitCode
 from subfleet.protocol.memory import planned_for
 from subfleet.protocol.programs import decode_program
-from subfleet.protocol.topics import DEFAULT_FLEET
+from subfleet.protocol.topics import DEFAULT_FLEET, Topics
 from subfleet.transport.address import BrokerOptions, mqtt_client_id, parse_url
 
 __all__ = ["DoctorOptions", "Examination", "Finding", "examine"]
@@ -86,7 +86,7 @@ def examine(options: DoctorOptions) -> Examination:
     findings += [finding for finding, _ in data]
     broker = options.broker
     if broker is not None:
-        findings.append(_attempt("broker", lambda: _reach(broker, options)))
+        findings += _broker(broker, options)
     findings.append(_attempt("fits", lambda: _fits(options, profile, budget_bytes)))
     return Examination(budget_bytes=budget_bytes, findings=tuple(findings))
 
@@ -170,16 +170,30 @@ def _data(profile: DeviceProfile, data: str) -> tuple[Finding, int]:
     return Finding(check="data", text=text), summary.data_bytes
 
 
-def _reach(broker: BrokerOptions, options: DoctorOptions) -> str:
-    from subfleet.transport.mqtt import MqttTransport
+def _broker(broker: BrokerOptions, options: DoctorOptions) -> list[Finding]:
+    from subfleet.transport.broker_check import examine_broker
 
-    name = mqtt_client_id(options.fleet, "doctor", _client_id(options))  # not the id of an agent that may be at work
-    transport = MqttTransport(broker.address(os.environ), name, open_timeout_s=_OPEN_TIMEOUT_S)
+    name = _client_id(options)
+    doctor = mqtt_client_id(options.fleet, "doctor", name)  # not the id of an agent that may be at work
     try:
-        transport.open(())
-    finally:
-        transport.close()
-    return "reached, and it let us in"
+        report = examine_broker(
+            broker.address(os.environ),
+            Topics(options.fleet),
+            name=name,
+            client_id=doctor,
+            open_timeout_s=_OPEN_TIMEOUT_S,
+        )
+    except SubfleetError as error:
+        return [_failed("broker", error)]
+    return [
+        Finding(
+            check=finding.check,
+            code=ExitCode.OK if finding.serves else ExitCode.TRANSPORT,
+            text=finding.text,
+            remedy=finding.remedy,
+        )
+        for finding in report.findings
+    ]
 
 
 def _client_id(options: DoctorOptions) -> str:

@@ -21,11 +21,13 @@ from subfleet.protocol.errors import ConfigError, RunError, SubfleetError
 from subfleet.protocol.schema import canonical_json
 from subfleet.protocol.topics import Topics
 from subfleet.reporting.results import write_results
+from subfleet.serving.broker import try_broker
 from subfleet.serving.session import Server
 from subfleet.settings.fleet import DeviceSettings
 from subfleet.settings.kept import MODEL, SUPERNET
 from subfleet.settings.run import Run
 from subfleet.transport.address import BrokerAddress, mqtt_client_id, parse_url
+from subfleet.transport.chunk_sizes import KNOWN_BROKERS, ChunkSizes, KnownBroker
 from subfleet.transport.claiming import ClaimingTransport, server_place
 from subfleet.transport.mqtt import MqttTransport
 
@@ -75,13 +77,17 @@ def run_processes(
         watch = stack.enter_context(Watch([fleet.check, *([embedded.start] if embedded else [])], stop))
         transport = MqttTransport(address, mqtt_client_id(run.fleet.name, "server", run.name))
         place = server_place(Topics(run.fleet.name), run.name)
+        sizes = ChunkSizes.remembered(KnownBroker(folder / "server" / KNOWN_BROKERS, address.where))
         server = Server(
             replace(run, data=replace(run.data, test=str(files.test), test_samples=0)),
             ClaimingTransport(transport, place, tell=observer.say),
             observer,
             state_folder=folder / "server",
             exports=exports,
+            sizes=sizes,
         )
+        if embedded is None:
+            try_broker(address, run, transport, sizes, observer)
         result = server.run(stop)
         watch.raise_failure()
         if not result.finished:

@@ -4,6 +4,7 @@
     subfleet/1/<fleet>/down/<client>/<kind>      server to one device; "task" is retained
     subfleet/1/<fleet>/up/<client>/<kind>        one device to the server; "presence" and "profile" are
                                                  retained, and "claim", which is for other devices of that id
+    subfleet/1/<fleet>/up/<client>/check/<what>  a client that tries the broker, to itself alone
 
 A broker's access list needs three rules: a device reads `all/#` and `down/<its id>/#`, and reads and writes
 `up/<its id>/#`.
@@ -56,6 +57,10 @@ class Topics:
     def up(self, client_id: str, kind: str) -> str:
         """One device to the server; `+` for both subscribes to all of them."""
         return f"{self._root}/up/{client_id}/{kind}"
+
+    def check(self, name: str, what: str) -> str:
+        """Somebody to itself, below what a device of that name may write and read, and below what others read."""
+        return f"{self._root}/up/{name}/check/{what}"
 
     def parse(self, topic: str) -> Address:
         """Read a topic of this fleet.

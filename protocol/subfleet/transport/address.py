@@ -1,6 +1,7 @@
 """Where a broker is, and who we are to it."""
 
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,12 @@ __all__ = ["PASSWORD_VARIABLE", "BrokerAddress", "BrokerOptions", "TlsFiles", "m
 _LOG = logging.getLogger(__name__)
 
 PASSWORD_VARIABLE = "SUBFLEET_PASSWORD"  # noqa: S105 (the name of a variable, not a password)
+_SCHEMES = {"mqtt": "mqtt", "tcp": "mqtt", "mqtts": "mqtts", "ssl": "mqtts"}
+"""What an address may begin with, and what that means; many other clients write `tcp` and `ssl`."""
 _DEFAULT_PORTS = {"mqtt": 1883, "mqtts": 8883}
+_RESERVED = "/?#[]%"
+"""What means something else in an address: in a user name or a password it must be percent-encoded. '@' and ':' need
+not be in a password, as the last '@' is where the host begins."""
 _MAX_PASSWORD_BYTES = 65535  # what MQTT can carry
 
 Role = Literal["server", "device", "doctor"]
@@ -127,18 +133,27 @@ class BrokerOptions:
 def parse_url(url: str) -> BrokerAddress:
     """Read `mqtt[s]://[user[:password]@]host[:port]`; user and password may be percent-encoded.
 
+    `tcp://` is taken for `mqtt://`, and `ssl://` for `mqtts://`.
+
     Raises:
         ConfigError: it is not such an address. The text never repeats the address, which may hold a password.
     """
+    scheme, _, rest = url.partition("://")
+    scheme = _SCHEMES.get(scheme.lower(), "")
+    user, at, place = rest.rpartition("@")
+    name, colon, password = user.partition(":")
+    if scheme and at:
+        _check_encoded("user name", name)
+        _check_encoded("password", password)
     try:
-        parts = urlsplit(url)
-        port = _DEFAULT_PORTS.get(parts.scheme, 0) if parts.port is None else parts.port
+        parts = urlsplit(f"mqtt://{place}")
+        port = _DEFAULT_PORTS.get(scheme, 0) if parts.port is None else parts.port
     except ValueError as error:
         raise ConfigError(
             "the broker's address has a port that is not a number from 1 to 65535; write mqtt://host:1883"
         ) from error
     unused = parts.path.strip("/") or parts.query or parts.fragment
-    if parts.scheme not in _DEFAULT_PORTS or not parts.hostname or port == 0 or unused:
+    if not scheme or not parts.hostname or port == 0 or unused:
         raise ConfigError(
             "the broker's address must be mqtt://host:port, or mqtts://host:port for TLS, with user@ before the host "
             "where the broker knows users"
@@ -146,9 +161,22 @@ def parse_url(url: str) -> BrokerAddress:
     return BrokerAddress(
         host=parts.hostname,
         port=port,
-        username=unquote(parts.username) if parts.username else None,
-        password=unquote(parts.password) if parts.password else None,
-        tls=TlsFiles() if parts.scheme == "mqtts" else None,
+        username=unquote(name) if name else None,
+        password=unquote(password) if colon and password else None,
+        tls=TlsFiles() if scheme == "mqtts" else None,
+    )
+
+
+def _check_encoded(what: str, text: str) -> None:
+    """Refuse a text that is cut where it should not be, or decoded into another one, with the character to blame."""
+    bare = re.sub("%[0-9A-Fa-f]{2}", "", text)
+    wrong = next((character for character in bare if character in _RESERVED or character.isspace()), None)
+    if wrong is None:
+        return
+    other = f"; or leave the password out and set ${PASSWORD_VARIABLE}, which takes it as it is"
+    raise ConfigError(
+        f"the {what} in the broker's address holds {wrong!r}, which must be percent-encoded there: write "
+        f"{quote(wrong, safe='')} for it{other if what == 'password' else ''}"
     )
 
 

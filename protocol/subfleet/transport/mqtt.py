@@ -1,40 +1,47 @@
-"""The Transport seam over MQTT 3.1.1. The only file that knows paho-mqtt."""
+"""The Transport seam over MQTT 3.1.1. With `broker_terms.py` the only file that knows paho-mqtt."""
 
 import logging
 import queue
 import random
 import sys
 import threading
+import time
 from typing import Any
 
 from paho.mqtt.client import Client, ConnectFlags, DisconnectFlags, MQTTMessage
-from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
+from paho.mqtt.enums import MQTTErrorCode, MQTTProtocolVersion
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
 from subfleet.protocol.errors import TooLargeError, TransportError
 from subfleet.transport.address import BrokerAddress
 from subfleet.transport.base import MAX_PAYLOAD_BYTES, Connected, Delivery, Disconnected, Event, Will
+from subfleet.transport.broker_terms import BrokerTerms, ask_terms, client_of, shortcomings
 from subfleet.transport.complaints import Complaints
 from subfleet.transport.reaching import shake_hands, unanswered, unreachable
-from subfleet.transport.tls import context_of
 from subfleet.transport.topic_filter import matches
 
 __all__ = ["MqttTransport"]
 
 _LOG = logging.getLogger(__name__)
 
-_MAX_INFLIGHT = 64  # of 128 KiB chunks: 8 MiB on the way, enough for a slow link with a long round trip
+_MAX_INFLIGHT = 64  # of 60 KiB chunks: 4 MB on the way, enough for a slow link; hosted brokers allow 100
 _MAX_QUEUED = 1024  # more than every window of chunks that a server has open at once
 _MAX_WAITING_EVENTS = 8192
 _MAX_WAITING_BYTES = 64 * MAX_PAYLOAD_BYTES  # a peer that floods us must not take our memory
 _LONGEST_RECONNECT_DELAY_S = 30
 _CLOSE_TIMEOUT_S = 2.0
 _INVALID_CLIENT_ID = 133  # paho's number for return code 2 of MQTT 3.1.1
+_FIELDS_BYTES = 9  # of a message: its kind, its length, the topic's length and a number
+_SHORT_S = 5.0  # a link that lived no longer was cut off for something that was sent over it
+_CUTS = 2  # of short links in a row, and the broker is asked what it does not do
 
 
 class MqttTransport:
     """One MQTT client, with paho's own thread behind a queue of events.
+
+    A broker that hangs up where it is greeted, or again and again, is asked what it does not do, and from then on
+    nothing of the kind is sent: no retained messages, a lower quality of service, no message above its limit.
 
     Args:
         address: of the broker.
@@ -63,40 +70,60 @@ class MqttTransport:
         self._waiting_bytes = 0
         self._waiting_lock = threading.Lock()
         self._complaints = Complaints(_LOG)  # used in paho's thread alone
+        self._too_large = Complaints(_LOG)  # used where messages are published
         self._subscriptions: tuple[str, ...] = ()
         self._up = False
         self._settled = threading.Event()  # an attempt has ended, well or not
         self._answered = False
+        self._hung_up = False  # without a word that says why
         self._refusal = ""
+        self._qos = 1
         self._complaint = ""
         self._closing = threading.Event()
         self._client_id = client_id
         # Seeded with the client's name: the members of a fleet differ, and one client is the same every time.
         self._jitter = random.Random(client_id)  # noqa: S311 (it spreads reconnects, it keeps no secret)
+        self._will: Will | None = None
+        self._terms = BrokerTerms()
+        self._asked = False
+        self._up_since_s = 0.0
+        self._cuts = 0
         self._client = self._make_client()
+
+    def expect(self, terms: BrokerTerms) -> None:
+        """Go by what is known of the broker already. Before `open`, for a will that it takes."""
+        self._terms, self._asked = terms, True
+        self._qos = min(self._qos, terms.qos)
 
     def open(self, subscriptions: tuple[str, ...], will: Will | None = None) -> None:
         """See `Transport.open`."""
-        self._subscriptions = subscriptions
-        if will is not None:
-            self._client.will_set(will.topic, will.payload, qos=1, retain=True)
+        self._subscriptions, self._will = subscriptions, will
+        if self._attempt() or (self._hung_up and self._learn() and self._attempt()):
+            return
+        if self._refusal:
+            raise TransportError(f"the broker at {self._address.where} {self._refusal}")
+        raise unanswered(self._address, self._open_timeout_s, hung_up=self._hung_up)
+
+    def _attempt(self) -> bool:
+        self._client = self._make_client()
+        self._set_will(self._client)
         self._settled.clear()
-        self._answered, self._refusal = False, ""
+        self._answered, self._hung_up, self._refusal = False, False, ""
         try:
             shake_hands(self._address, self._open_timeout_s)  # paho leaves the socket open where that fails
-            self._client.connect(self._address.host, self._address.port, keepalive=self._keepalive_s)
+            keepalive_s = min(self._keepalive_s, self._terms.keepalive_s or self._keepalive_s)
+            self._client.connect(self._address.host, self._address.port, keepalive=keepalive_s)
         except (OSError, UnicodeError) as error:
             raise unreachable(self._address, error) from error
         self._client.loop_start()
         self._settled.wait(self._open_timeout_s)
         if self._answered:
-            return
-        refusal = self._refusal
+            return True
+        hung_up = self._hung_up
         self.close()
         self._closing.clear()  # another attempt may be made
-        if refusal:
-            raise TransportError(f"the broker at {self._address.where} {refusal}")
-        raise unanswered(self._address, self._open_timeout_s)
+        self._hung_up = hung_up  # our own goodbye is no sign of the broker
+        return False
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         """See `Transport.publish`. Without a link the message is dropped: after `Connected` the caller sends anew."""
@@ -105,7 +132,18 @@ class MqttTransport:
         if not self._up:
             _LOG.debug("dropped a message on %s: there is no link", topic)
             return
-        if self._client.publish(topic, payload, qos=1, retain=retain).rc == MQTTErrorCode.MQTT_ERR_QUEUE_SIZE:
+        size_bytes, terms = len(payload) + len(topic.encode()) + _FIELDS_BYTES, self._terms
+        if terms.message_bytes is not None and size_bytes > terms.message_bytes:
+            self._too_large.note(
+                topic,
+                f"dropped a message of {size_bytes} bytes: the broker at {self._address.where} takes no more than "
+                f"{terms.message_bytes}; raise its limit, best to 64 KiB or more",
+            )
+            return
+        if (
+            self._client.publish(topic, payload, qos=self._qos, retain=retain and terms.retains).rc
+            == MQTTErrorCode.MQTT_ERR_QUEUE_SIZE
+        ):
             _LOG.warning("dropped a message on %s: %d messages wait for the link", topic, _MAX_QUEUED)
 
     def poll(self, timeout_s: float) -> Event | None:
@@ -134,17 +172,12 @@ class MqttTransport:
         self._client.loop_stop()
 
     def _make_client(self) -> Client:
-        client = Client(
-            CallbackAPIVersion.VERSION2,
-            client_id=self._client_id,
-            clean_session=True,
-            protocol=MQTTProtocolVersion.MQTTv311,
+        client = client_of(
+            self._address,
+            self._client_id,
+            connect_timeout_s=self._open_timeout_s,
+            version=MQTTProtocolVersion.MQTTv311,
         )
-        if self._address.username is not None:
-            client.username_pw_set(self._address.username, self._address.password)
-        if self._address.tls is not None:
-            client.tls_set_context(context_of(self._address.tls))
-        client.connect_timeout = self._open_timeout_s
         client.max_inflight_messages_set(_MAX_INFLIGHT)
         client.max_queued_messages_set(_MAX_QUEUED)
         client.reconnect_delay_set(min_delay=1, max_delay=_LONGEST_RECONNECT_DELAY_S)
@@ -155,15 +188,32 @@ class MqttTransport:
         client.on_message = self._on_message
         return client
 
+    def _set_will(self, client: Client) -> None:
+        self._qos = self._terms.qos
+        if self._will is not None:
+            client.will_set(self._will.topic, self._will.payload, qos=self._qos, retain=self._terms.retains)
+
+    def _learn(self) -> bool:
+        """Ask the broker what it does not do; False where that changes nothing. There must be no link."""
+        self._asked = True
+        terms = ask_terms(self._address, self._client_id)
+        if terms is None or terms == self._terms:
+            return False
+        self._terms = terms
+        for sentence in shortcomings(terms):
+            self._complain(f"the broker at {self._address.where} {sentence}")
+        return True
+
     # What follows runs in paho's thread.
 
     def _on_connect(self, client: Client, _: Any, __: ConnectFlags, reason: ReasonCode, ___: Properties | None) -> None:
         if reason.value == _INVALID_CLIENT_ID:
+            self._hung_up = True  # some say so where they mean the keepalive
             self._refuse(f"does not take the client id {self._client_id!r}; choose a shorter name, or another broker")
         elif reason.is_failure:
             self._refuse(f"refuses us ({reason}); check the user name and password")
         elif self._subscriptions:
-            client.subscribe([(topic, 1) for topic in self._subscriptions])
+            client.subscribe([(topic, self._qos) for topic in self._subscriptions])
         else:
             self._link_is_up()
 
@@ -172,6 +222,8 @@ class MqttTransport:
         if refused:
             self._refuse(f"lets us not subscribe to {refused[0]!r}; correct its access list")
         else:
+            # A broker that grants no more takes no more, and may hang up where it is sent some.
+            self._qos = min([self._qos, *(reason.value for reason in reasons)])
             self._link_is_up()
 
     def _on_connect_fail(self, _: Client, __: Any) -> None:
@@ -186,12 +238,30 @@ class MqttTransport:
         if self._up:
             self._up = False
             self._events.put(Disconnected(reason=str(reason)))
+            self._look_into_cuts()
         elif not self._answered:
             # The first connection ended before the broker had said anything: `open` waits for one or the other.
+            self._hung_up = self._hung_up or not self._refusal
             self._settled.set()
         # paho doubles its delay, but equally for everyone; a fleet must not come back in one moment.
         if self._closing.wait(self._jitter.random()):
             self._settled.set()
+
+    def _look_into_cuts(self) -> None:
+        if time.monotonic() - self._up_since_s >= _SHORT_S:
+            self._cuts = 0
+            return
+        self._cuts += 1
+        _forget_sent(self._client)
+        if self._cuts < _CUTS or self._asked or self._closing.is_set():
+            return
+        if self._learn():
+            self._set_will(self._client)
+        else:
+            self._complain(
+                f"the broker at {self._address.where} hangs up again and again, soon after it let us in; "
+                "`subfleet-edge doctor` with its address finds out what it does not take"
+            )
 
     def _on_message(self, _: Client, __: Any, message: MQTTMessage) -> None:
         try:
@@ -226,8 +296,16 @@ class MqttTransport:
     def _link_is_up(self) -> None:
         self._refusal = self._complaint = ""
         self._up = self._answered = True
-        self._events.put(Connected())
+        self._up_since_s = time.monotonic()
+        self._events.put(Connected(message_bytes=self._terms.message_bytes))
         self._settled.set()
+
+
+def _forget_sent(client: Client) -> None:
+    """Send nothing again that was on its way: paho would, and be cut off for it for ever; the caller sends anew."""
+    with client._out_message_mutex:  # noqa: SLF001 (there is no other way, but to begin with another client)
+        client._out_messages.clear()  # noqa: SLF001
+        client._inflight_messages = 0  # noqa: SLF001
 
 
 def _sender(topic: str) -> str:

@@ -67,8 +67,14 @@ def shake_hands(address: BrokerAddress, timeout_s: float) -> None:
         context_of(address.tls).wrap_socket(plain, server_hostname=address.host).close()
 
 
-def unanswered(address: BrokerAddress, timeout_s: float) -> TransportError:
-    """Why a connection that was made brought no MQTT answer: finds out by one of its own, without a word of MQTT."""
+def unanswered(address: BrokerAddress, timeout_s: float, *, hung_up: bool = False) -> TransportError:
+    """Why a connection that was made brought no MQTT answer: finds out by one of its own, without a word of MQTT.
+
+    Args:
+        address: of the broker.
+        timeout_s: how long an answer was waited for.
+        hung_up: the broker ended the connection, rather than to be silent.
+    """
     try:
         with socket.create_connection((address.host, address.port), timeout=_PROBE_S) as plain:
             files = address.tls
@@ -76,6 +82,11 @@ def unanswered(address: BrokerAddress, timeout_s: float) -> TransportError:
     except (OSError, UnicodeError) as error:
         return unreachable(address, error)
     silence = f"does not answer as an MQTT broker within {timeout_s:g} seconds; check the address"
+    if hung_up:
+        silence = (
+            "ends the connection without an MQTT answer; check the address, and whether the broker has room for "
+            "another connection and takes wills and retained messages"
+        )
     return found or UnreachableError(f"the broker at {address.where} {silence}")
 
 

@@ -21,12 +21,14 @@ from subfleet.reporting.address import HttpAddress
 from subfleet.reporting.api import serve_http
 from subfleet.reporting.results import write_results
 from subfleet.reporting.telling import ending_lines
+from subfleet.serving.broker import try_broker
 from subfleet.serving.session import Server
 from subfleet.settings.kept import MODEL, SUPERNET, keep_run, make_folder
 from subfleet.settings.run import Run
 from subfleet.settings.taking import with_model
 from subfleet.transport.address import BrokerAddress, mqtt_client_id, parse_url
 from subfleet.transport.base import Transport
+from subfleet.transport.chunk_sizes import KNOWN_BROKERS, ChunkSizes, KnownBroker
 from subfleet.transport.claiming import ClaimingTransport, server_place
 from subfleet.transport.mqtt import MqttTransport
 from subfleet.transport.waiting import WaitingTransport
@@ -88,12 +90,12 @@ def serve_fleet(options: ServeOptions, *, display: Display, stop: threading.Even
         if address is None:
             embedded = stack.enter_context(EmbeddedBroker(port=EMBEDDED_PORT))
             address = parse_url(embedded.url)
-        transport: Transport = MqttTransport(address, mqtt_client_id(run.fleet.name, "server", run.name))
-        if options.wait:
-            transport = WaitingTransport(transport, stop.is_set)
+        mqtt = MqttTransport(address, mqtt_client_id(run.fleet.name, "server", run.name))
+        transport: Transport = WaitingTransport(mqtt, stop.is_set) if options.wait else mqtt
         transport = ClaimingTransport(transport, server_place(Topics(run.fleet.name), run.name), tell=observer.say)
         state = folder / "server"
-        server = Server(run, transport, observer, state_folder=state, exports=exports)
+        sizes = ChunkSizes.remembered(KnownBroker(state / KNOWN_BROKERS, address.where))
+        server = Server(run, transport, observer, state_folder=state, exports=exports, sizes=sizes)
         page = stack.enter_context(serve_http(state, options.http))
         observer.say(f"Run {run.name!r} waits for {run.min_clients} devices; watch it at {page}")
         if embedded is not None:
@@ -102,6 +104,8 @@ def serve_fleet(options: ServeOptions, *, display: Display, stop: threading.Even
             )
             observer.say(f"Join from another terminal: subfleet-edge join {embedded.url} --data ./data")
         watch = stack.enter_context(Watch([embedded.start] if embedded else [], stop))
+        if embedded is None:
+            try_broker(address, run, mqtt, sizes, observer, stop if options.wait else None)
         result = server.run(stop)
         watch.raise_failure()
     guarded = GuardedObserver(display)

@@ -1,0 +1,268 @@
+"""What a broker does not do, found out before a run begins: each thing is tried once, and takes no longer than said.
+
+Everything is sent to ourselves, below a topic that a device of our name may write and read; a server and devices at
+work hear nothing of it.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from subfleet.protocol.blobs import (
+    CHUNK_BYTES,
+    LEAST_CHUNK_BYTES,
+    MESSAGE_BYTES,
+    Chunk,
+    chunk_bytes_within,
+    decode_chunk,
+    encode_chunk,
+)
+from subfleet.protocol.errors import TransportError
+from subfleet.protocol.identifiers import new_message_id
+from subfleet.protocol.topics import Topics
+from subfleet.transport.address import BrokerAddress
+from subfleet.transport.base import Connected, Delivery, Disconnected, Transport, Will
+from subfleet.transport.broker_terms import BrokerTerms, ask_terms, die_in_sight
+from subfleet.transport.mqtt import MqttTransport
+
+__all__ = ["BrokerFinding", "BrokerReport", "examine_broker"]
+
+_ANSWER_S = 1.5  # for one small message, there and back
+_CHUNKS_S = 5.0  # for all sizes of chunks together
+_GAP_S = 1.5  # between two of them
+_NO_RETAIN = "devices that join hear of a round up to 2 s later; nothing else is lost"
+_SIZES = tuple(CHUNK_BYTES >> halvings for halvings in range(5))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerFinding:
+    """One thing that was tried.
+
+    Attributes:
+        check: its name.
+        text: what was found.
+        remedy: what to do, or what is done about it; empty where it is as it should be.
+        serves: whether a fleet can work with that.
+    """
+
+    check: str
+    text: str
+    remedy: str = ""
+    serves: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerReport:
+    """What was found.
+
+    Attributes:
+        findings: everything that was tried, in order.
+        terms: what a session should go by.
+        chunk_bytes: the largest chunk that came through; None where that could not be tried, or none did.
+    """
+
+    findings: tuple[BrokerFinding, ...]
+    terms: BrokerTerms
+    chunk_bytes: int | None = None
+
+    @property
+    def shortcomings(self) -> tuple[BrokerFinding, ...]:
+        """The findings about which something is to be said."""
+        return tuple(finding for finding in self.findings if finding.remedy)
+
+
+def examine_broker(
+    address: BrokerAddress,
+    topics: Topics,
+    *,
+    name: str,
+    client_id: str,
+    open_timeout_s: float = 10.0,
+    opened: Callable[[Transport], Transport] = lambda transport: transport,
+) -> BrokerReport:
+    """Try everything that a fleet asks of a broker.
+
+    Args:
+        address: of the broker.
+        topics: of the fleet.
+        name: of a device whose topics we may write and read; a server may use any.
+        client_id: that no process at work has; two more are made of it.
+        open_timeout_s: how long the first connection may take.
+        opened: what the first connection is made through, such as one that waits for the broker.
+
+    Raises:
+        TransportError: the broker is not there, refuses us, or cannot be trusted.
+        FileError: a file for TLS cannot be read.
+        ConfigError: a file for TLS does not hold what it should.
+    """
+    sender = MqttTransport(address, client_id, open_timeout_s=open_timeout_s)
+    first = opened(sender)
+    try:
+        first.open(())
+        told = ask_terms(address, f"{client_id}.1", timeout_s=_ANSWER_S)
+        sender.expect(told or BrokerTerms())
+        trial = _Trial(address=address, topics=topics, name=name, client_id=client_id, told=told, sender=sender)
+        return trial.report(open_timeout_s)
+    finally:
+        first.close()
+
+
+@dataclass(slots=True, kw_only=True)
+class _Trial:
+    address: BrokerAddress
+    topics: Topics
+    name: str
+    client_id: str
+    told: BrokerTerms | None
+    sender: MqttTransport
+    mark: str = field(default_factory=lambda: new_message_id()[:8])  # others may try the broker at the same time
+
+    def report(self, open_timeout_s: float) -> BrokerReport:
+        terms = self.told or BrokerTerms()
+        version = "3.1.1" if self.told is None else "3.1.1 and 5"
+        reached = BrokerFinding(check="broker", text=f"reached, and it let us in; it speaks MQTT {version}")
+        hearer = MqttTransport(self.address, f"{self.client_id}.2", open_timeout_s=open_timeout_s)
+        hearer.expect(terms)
+        try:
+            hearer.open((self._topic("+"),))
+        except TransportError as error:
+            return BrokerReport(findings=(reached, self._forbidden(str(error))), terms=terms)
+        try:
+            return self._tried(hearer, terms, reached)
+        finally:
+            hearer.close()
+
+    def _tried(self, hearer: MqttTransport, terms: BrokerTerms, reached: BrokerFinding) -> BrokerReport:
+        self._await_link()
+        begun_s = time.monotonic()
+        if not self._echo(hearer):
+            why = f"what is said on {self._topic('word')} does not come back"
+            return BrokerReport(findings=(reached, self._forbidden(why)), terms=terms)
+        took_ms = 1000 * (time.monotonic() - begun_s)
+        reached = replace(reached, text=f"{reached.text}; a message takes {took_ms:.0f} ms there and back")
+        chunk_bytes = self._largest_chunk(hearer, terms)
+        retains, wills = self._kept(hearer, terms) if terms.retains else (False, self._will(hearer, terms))
+        if not retains and not terms.retains:
+            retained = BrokerFinding(check="retained messages", text="it says that it keeps none", remedy=_NO_RETAIN)
+        elif not retains:
+            retained = BrokerFinding(check="retained messages", text="none came back", remedy=_NO_RETAIN)
+        else:
+            retained = BrokerFinding(check="retained messages", text="kept, shown and cleared")
+        findings = (reached, _of_chunks(chunk_bytes), retained, _of_will(wills), *_of_terms(terms))
+        return BrokerReport(findings=findings, terms=terms, chunk_bytes=chunk_bytes)
+
+    def _topic(self, what: str) -> str:
+        return self.topics.check(self.name, f"{self.mark}/{what}")
+
+    def _forbidden(self, why: str) -> BrokerFinding:
+        return BrokerFinding(
+            check="broker limits",
+            text=f"not allowed to try them: {why}",
+            remedy=(
+                f"to have them tried, let this user write and read {self.topics.check(self.name, '#')}; a fleet works "
+                "without"
+            ),
+        )
+
+    def _await_link(self) -> bool:
+        """Whether we can send: the broker may have hung up for what we sent last."""
+        deadline_s = time.monotonic() + 2 * _ANSWER_S
+        connected = True
+        while True:
+            event = self.sender.poll(0.0 if connected else max(0.0, deadline_s - time.monotonic()))
+            if event is None:
+                return connected
+            connected = not isinstance(event, Disconnected) and (connected or isinstance(event, Connected))
+
+    def _echo(self, hearer: MqttTransport) -> bool:
+        self.sender.publish(self._topic("word"), b"word")
+        return self._hears(hearer, "word", _ANSWER_S) is not None
+
+    def _hears(self, hearer: MqttTransport, what: str, timeout_s: float) -> Delivery | None:
+        deadline_s = time.monotonic() + timeout_s
+        while (left_s := deadline_s - time.monotonic()) > 0:
+            event = hearer.poll(left_s)
+            if isinstance(event, Delivery) and event.topic == self._topic(what) and event.payload:
+                return event
+        return None
+
+    def _largest_chunk(self, hearer: MqttTransport, terms: BrokerTerms) -> int | None:
+        """Smallest first: a broker that hangs up for one that is too large has shown us the others by then."""
+        most = CHUNK_BYTES if terms.message_bytes is None else chunk_bytes_within(terms.message_bytes)
+        for size in reversed(_SIZES):
+            if size <= most:
+                chunk = Chunk(sha256="0" * 64, offset=0, data=bytes(size))
+                self.sender.publish(self._topic("chunk"), encode_chunk(chunk))
+        found, until_s = None, time.monotonic() + _CHUNKS_S
+        while found != most and (left_s := until_s - time.monotonic()) > 0:
+            heard = self._hears(hearer, "chunk", min(left_s, _GAP_S))
+            if heard is None:
+                break
+            found = len(decode_chunk(heard.payload).data)
+        return found
+
+    def _kept(self, hearer: MqttTransport, terms: BrokerTerms) -> tuple[bool, bool]:
+        """Whether a retained message is shown to a later subscriber, and whether a will is published."""
+        self._await_link()
+        self.sender.publish(self._topic("kept"), b"kept", retain=True)
+        if self._hears(hearer, "kept", _ANSWER_S) is None:
+            return False, self._will(hearer, terms)
+        shown = self._die(terms)
+        self.sender.publish(self._topic("kept"), b"", retain=True)
+        return shown, self._hears(hearer, "will", 2 * _ANSWER_S) is not None
+
+    def _will(self, hearer: MqttTransport, terms: BrokerTerms) -> bool:
+        self._die(replace(terms, retains=False))
+        return self._hears(hearer, "will", 2 * _ANSWER_S) is not None
+
+    def _die(self, terms: BrokerTerms) -> bool:
+        return die_in_sight(
+            self.address,
+            f"{self.client_id}.3",
+            will=Will(topic=self._topic("will"), payload=b"gone"),
+            topic=self._topic("kept"),
+            terms=terms,
+            timeout_s=_ANSWER_S,
+        )
+
+
+def _of_chunks(chunk_bytes: int | None) -> BrokerFinding:
+    if chunk_bytes == CHUNK_BYTES:
+        return BrokerFinding(check="chunks", text=f"those of {CHUNK_BYTES} bytes, the largest, come through")
+    if chunk_bytes is None:
+        return BrokerFinding(
+            check="chunks",
+            text=f"not even those of {LEAST_CHUNK_BYTES} bytes, the smallest, come through",
+            remedy=f"let the broker take messages of {MESSAGE_BYTES} bytes",
+            serves=False,
+        )
+    return BrokerFinding(
+        check="chunks",
+        text=f"those of {chunk_bytes} bytes come through, larger ones do not",
+        remedy=(
+            "models are moved in such chunks, which is slower, and a task or a profile that is longer cannot be sent; "
+            f"let the broker take messages of {MESSAGE_BYTES} bytes"
+        ),
+    )
+
+
+def _of_will(published: bool) -> BrokerFinding:
+    if published:
+        return BrokerFinding(check="will", text="published where a link broke")
+    return BrokerFinding(
+        check="will",
+        text="not published where a link broke",
+        remedy="a device that vanished is noticed only when its heartbeats are missing; allow wills where you can",
+    )
+
+
+def _of_terms(terms: BrokerTerms) -> tuple[BrokerFinding, ...]:
+    if terms.qos > 0:
+        return ()
+    return (
+        BrokerFinding(
+            check="quality of service",
+            text="the broker takes 0 only",
+            remedy="what it loses is sent again after seconds; allow 1 where you can",
+        ),
+    )

@@ -1,0 +1,162 @@
+"""What a broker does not do, asked of it in MQTT 5, whose greeting says so; in MQTT 3.1.1 a broker just hangs up.
+
+Sessions speak 3.1.1, which every broker knows. With `mqtt.py` the only file that knows paho-mqtt.
+"""
+
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from paho.mqtt.client import Client, ConnectFlags, MQTTMessage
+from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
+from paho.mqtt.properties import Properties
+from paho.mqtt.reasoncodes import ReasonCode
+
+from subfleet.protocol.blobs import MESSAGE_BYTES
+from subfleet.transport.address import BrokerAddress
+from subfleet.transport.base import Will
+from subfleet.transport.tls import context_of
+
+__all__ = ["BrokerTerms", "ask_terms", "client_of", "die_in_sight", "shortcomings"]
+
+_SLICE_S = 0.1
+_SETTLED_S = 0.2  # some brokers lose the will of a client that goes while its last message is answered
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER of 0 seconds: a close resets the connection, as a crash would
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerTerms:
+    """What a broker takes; each default is what a session goes by until it learns otherwise.
+
+    Attributes:
+        retains: whether it keeps retained messages; one that keeps none ends the link of a client that sends some.
+        qos: the highest quality of service, 0 or 1; we want no more than 1.
+        keepalive_s: the longest silence that it allows; None is any.
+        message_bytes: what a message may be long, with all that MQTT adds; None is not said.
+    """
+
+    retains: bool = True
+    qos: int = 1
+    keepalive_s: int | None = None
+    message_bytes: int | None = None
+
+
+def shortcomings(terms: BrokerTerms) -> Iterator[str]:
+    """What follows from terms that are narrower than a fleet would like, a sentence each after "the broker"."""
+    if not terms.retains:
+        yield "keeps no retained messages; the fleet does without, and devices that join hear of a round 2 s later"
+    if terms.qos == 0:
+        yield "takes quality of service 0 only; what it loses is sent again after seconds, so allow 1 where you can"
+    if terms.message_bytes is not None and terms.message_bytes < MESSAGE_BYTES:
+        yield f"takes messages of {terms.message_bytes} bytes at most; chunks are smaller, so allow {MESSAGE_BYTES}"
+
+
+def client_of(
+    address: BrokerAddress, client_id: str, *, connect_timeout_s: float, version: MQTTProtocolVersion
+) -> Client:
+    """A client of paho that is who the address says, not connected yet.
+
+    Raises:
+        FileError: a file for TLS cannot be read.
+        ConfigError: a file for TLS does not hold what it should.
+    """
+    # In MQTT 5 the session begins clean where paho connects for the first time, which is all that is done here.
+    clean = None if version is MQTTProtocolVersion.MQTTv5 else True
+    client = Client(CallbackAPIVersion.VERSION2, client_id=client_id, clean_session=clean, protocol=version)
+    if address.username is not None:
+        client.username_pw_set(address.username, address.password)
+    if address.tls is not None:
+        client.tls_set_context(context_of(address.tls))
+    client.connect_timeout = connect_timeout_s
+    return client
+
+
+def ask_terms(address: BrokerAddress, client_id: str, *, timeout_s: float = 2.0) -> BrokerTerms | None:
+    """Connect once in MQTT 5 and leave; None where the broker does not know it, does not let us in or is not there.
+
+    Raises:
+        FileError: a file for TLS cannot be read.
+        ConfigError: a file for TLS does not hold what it should.
+    """
+    client = client_of(address, client_id, connect_timeout_s=timeout_s, version=MQTTProtocolVersion.MQTTv5)
+    found: list[BrokerTerms] = []
+    over = False
+
+    def greeted(_: Client, __: Any, ___: ConnectFlags, reason: ReasonCode, properties: Properties | None) -> None:
+        nonlocal over
+        over = True
+        if not reason.is_failure and properties is not None:
+            found.append(_terms_of(properties))
+
+    client.on_connect = greeted
+    try:
+        client.connect(address.host, address.port)
+        _serve(client, lambda: over, timeout_s)
+        link = client.socket()
+        client.disconnect()
+        if link is not None:
+            link.close()
+    except (OSError, ValueError):
+        return None
+    return found[0] if found else None
+
+
+def _terms_of(properties: Properties) -> BrokerTerms:
+    return BrokerTerms(
+        retains=bool(getattr(properties, "RetainAvailable", 1)),
+        qos=min(int(getattr(properties, "MaximumQoS", 2)), 1),
+        keepalive_s=getattr(properties, "ServerKeepAlive", None),
+        message_bytes=getattr(properties, "MaximumPacketSize", None),
+    )
+
+
+def die_in_sight(
+    address: BrokerAddress, client_id: str, *, will: Will, topic: str, terms: BrokerTerms, timeout_s: float
+) -> bool:
+    """Connect with a will, look for a retained message on `topic`, and let the link break, as a crash would.
+
+    Returns:
+        Whether the broker showed a message there that it had kept.
+
+    Raises:
+        FileError: a file for TLS cannot be read.
+        ConfigError: a file for TLS does not hold what it should.
+    """
+    client = client_of(address, client_id, connect_timeout_s=timeout_s, version=MQTTProtocolVersion.MQTTv311)
+    client.will_set(will.topic, will.payload, qos=terms.qos, retain=False)
+    shown: list[bool] = []
+    subscribed = False
+
+    def connected(_: Client, __: Any, ___: ConnectFlags, reason: ReasonCode, ____: Properties | None) -> None:
+        if not reason.is_failure:
+            client.subscribe(topic, terms.qos)
+
+    def answered(*_: object) -> None:
+        nonlocal subscribed
+        subscribed = True
+
+    def showed(_: Client, __: Any, message: MQTTMessage) -> None:
+        if message.payload:
+            shown.append(message.retain)
+
+    client.on_connect, client.on_subscribe, client.on_message = connected, answered, showed
+    try:
+        client.connect(address.host, address.port, keepalive=terms.keepalive_s or 30)
+        _serve(client, lambda: subscribed if not terms.retains else any(shown), timeout_s)
+        _serve(client, lambda: False, _SETTLED_S)
+        if isinstance(link := client.socket(), socket.socket):
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            link.close()
+    except (OSError, ValueError):
+        return False
+    return any(shown)
+
+
+def _serve(client: Client, done: Callable[[], bool], timeout_s: float) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not done() and time.monotonic() < deadline_s:
+        if client.loop(timeout=_SLICE_S) != MQTTErrorCode.MQTT_ERR_SUCCESS:
+            return

@@ -1,0 +1,36 @@
+"""What doctor says of a broker that does less than a fleet would like."""
+
+from pathlib import Path
+
+import pytest
+from transport.mosquitto import free_port, mosquitto
+
+from subfleet.edge_client.doctor import DoctorOptions, examine
+from subfleet.protocol.exit_codes import ExitCode
+from subfleet.transport.address import BrokerOptions
+
+pytestmark = [pytest.mark.slow, pytest.mark.broker]
+
+
+def test_each_thing_that_a_broker_does_not_do_is_a_finding_with_its_remedy(tmp_path: Path) -> None:
+    port = free_port()
+    settings = (f"listener {port} 127.0.0.1", "allow_anonymous true", "retain_available false")
+    options = DoctorOptions(broker=BrokerOptions(url=f"tcp://127.0.0.1:{port}"), client_id="pi", state=tmp_path / "s")
+    with mosquitto(tmp_path, (*settings, "message_size_limit 1000"), port):
+        findings = {finding.check: finding for finding in examine(options).findings}
+    assert findings["broker"].code is findings["will"].code is ExitCode.OK
+    assert findings["broker"].text.startswith("reached, and it let us in")
+    assert (findings["retained messages"].code, findings["retained messages"].text) == (
+        ExitCode.OK,
+        "it says that it keeps none",
+    )
+    assert "hear of a round up to 2 s later" in findings["retained messages"].remedy
+    assert findings["chunks"].code is ExitCode.TRANSPORT
+    assert findings["chunks"].remedy == "let the broker take messages of 65536 bytes"
+
+
+def test_a_broker_that_is_not_there_is_one_finding(tmp_path: Path) -> None:
+    options = DoctorOptions(broker=BrokerOptions(url="mqtt://127.0.0.1:1"), client_id="pi", state=tmp_path / "s")
+    (finding,) = [one for one in examine(options).findings if one.check == "broker"]
+    assert (finding.code, finding.text) == (ExitCode.TRANSPORT, "cannot be used")
+    assert "no broker listens at 127.0.0.1:1" in finding.remedy

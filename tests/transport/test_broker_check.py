@@ -1,0 +1,152 @@
+"""What is found out of a broker before a run begins, against a Mosquitto with each limit."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from transport.mosquitto import free_port, mosquitto, password_line
+from transport.rigs import await_event, deliver, drain
+
+from subfleet.protocol.blobs import CHUNK_BYTES
+from subfleet.protocol.errors import TransportError
+from subfleet.protocol.topics import Topics
+from subfleet.transport.address import BrokerAddress, parse_url
+from subfleet.transport.base import Connected, Delivery, Disconnected, Will
+from subfleet.transport.broker_check import BrokerReport, examine_broker
+from subfleet.transport.broker_terms import BrokerTerms, ask_terms
+from subfleet.transport.mqtt import MqttTransport
+
+pytestmark = [pytest.mark.slow, pytest.mark.broker]
+
+TOPICS = Topics("main")
+
+
+@contextlib.contextmanager
+def _broker(folder: Path, *settings: str, anonymous: bool = True) -> Iterator[BrokerAddress]:
+    port = free_port()
+    who = ("allow_anonymous true",) if anonymous else ()
+    with mosquitto(folder, (f"listener {port} 127.0.0.1", *who, *settings), port):
+        yield parse_url(f"mqtt://127.0.0.1:{port}")
+
+
+def _examined(address: BrokerAddress) -> BrokerReport:
+    return examine_broker(address, TOPICS, name="pi", client_id="main:doctor:pi", open_timeout_s=5.0)
+
+
+@pytest.mark.parametrize(
+    ("setting", "terms", "chunk_bytes", "short"),
+    [
+        ("", BrokerTerms(), CHUNK_BYTES, {}),
+        ("message_size_limit 65536", BrokerTerms(), CHUNK_BYTES, {}),
+        ("message_size_limit 20000", BrokerTerms(), 15_360, {"chunks": "those of 15360 bytes come through, larger"}),
+        ("message_size_limit 1000", BrokerTerms(), None, {"chunks": "not even those of 3840 bytes, the smallest"}),
+        ("max_packet_size 65536", BrokerTerms(message_bytes=65536), CHUNK_BYTES, {}),
+        ("max_packet_size 20000", BrokerTerms(message_bytes=20000), 15_360, {"chunks": "those of 15360 bytes"}),
+        ("retain_available false", BrokerTerms(retains=False), CHUNK_BYTES, {"retained messages": "keeps none"}),
+        ("max_qos 0", BrokerTerms(qos=0), CHUNK_BYTES, {"quality of service": "takes 0 only"}),
+        ("max_keepalive 10", BrokerTerms(keepalive_s=10), CHUNK_BYTES, {}),
+        ("max_inflight_messages 1", BrokerTerms(), CHUNK_BYTES, {}),
+        ("max_queued_messages 1", BrokerTerms(), CHUNK_BYTES, {}),
+        ("persistence false", BrokerTerms(), CHUNK_BYTES, {}),
+    ],
+)
+def test_each_limit_is_one_finding(
+    tmp_path: Path, setting: str, terms: BrokerTerms, chunk_bytes: int | None, short: dict[str, str]
+) -> None:
+    with _broker(tmp_path, setting) as address:
+        report = _examined(address)
+    assert (report.terms, report.chunk_bytes) == (terms, chunk_bytes)
+    assert {finding.check for finding in report.shortcomings} == set(short)
+    assert all(words in finding.text for finding in report.shortcomings for words in (short[finding.check],))
+    assert all(finding.serves == (chunk_bytes is not None) for finding in report.shortcomings)
+    assert [finding.check for finding in report.findings[:4]] == ["broker", "chunks", "retained messages", "will"]
+    assert "a message takes" in report.findings[0].text
+
+
+def test_a_fleet_at_work_hears_nothing_of_it_and_nothing_stays(tmp_path: Path) -> None:
+    with _broker(tmp_path) as address, contextlib.ExitStack() as stack:
+        listeners = [MqttTransport(address, name) for name in ("server", "device", "everything")]
+        wanted = (TOPICS.up("+", "+"),), (TOPICS.all("+"), TOPICS.down("pi", "+")), ("#",)
+        for listener, topics in zip(listeners, wanted, strict=True):
+            listener.open(topics)
+            stack.callback(listener.close)
+        _examined(address)
+        heard = [[event for event in drain(one) if isinstance(event, Delivery)] for one in listeners]
+        later = MqttTransport(address, "later")
+        later.open(("#",))
+        stack.callback(later.close)
+        kept = [event for event in drain(later) if isinstance(event, Delivery)]
+    assert heard[0] == heard[1] == kept == []
+    assert heard[2]
+    assert all(event.topic.startswith("subfleet/1/main/up/pi/check/") for event in heard[2])
+
+
+def _access(folder: Path, *rules: str) -> tuple[str, ...]:
+    (folder / "users").write_text(password_line("pi", "secret") + "\n", encoding="utf-8")
+    (folder / "access").write_text("\n".join(("user pi", *rules, "")), encoding="utf-8")
+    return (f"password_file {folder / 'users'}", f"acl_file {folder / 'access'}", "allow_anonymous false")
+
+
+@pytest.mark.parametrize(
+    ("rules", "tried"),
+    [
+        (("topic readwrite subfleet/1/main/up/pi/#",), True),
+        (("topic readwrite subfleet/1/main/up/pi/+",), False),
+        (("topic write subfleet/1/main/up/pi/#",), False),
+        (("topic read subfleet/1/main/up/pi/#",), False),
+    ],
+)
+def test_a_broker_that_forbids_the_trial_is_said_to_and_used(
+    tmp_path: Path, rules: tuple[str, ...], tried: bool
+) -> None:
+    with _broker(tmp_path, *_access(tmp_path, *rules), anonymous=False) as address:
+        known = BrokerAddress(host=address.host, port=address.port, username="pi", password="secret")  # noqa: S106
+        report = _examined(known)
+        with pytest.raises(TransportError, match="check the user name and password"):
+            _examined(address)
+    assert [finding.text for finding in report.shortcomings if "not allowed to try" in finding.text] == (
+        [] if tried else [report.shortcomings[0].text]
+    )
+    assert (report.chunk_bytes == CHUNK_BYTES) == tried
+    assert all(finding.serves for finding in report.findings)
+
+
+def test_a_broker_of_mqtt_3_only_is_tried_as_well(embedded_url: str) -> None:
+    report = _examined(parse_url(embedded_url))
+    assert report.findings[0].text.startswith("reached, and it let us in; it speaks MQTT 3.1.1; a message takes")
+    assert (report.shortcomings, report.chunk_bytes, report.terms) == ((), CHUNK_BYTES, BrokerTerms())
+    assert ask_terms(parse_url("mqtt://127.0.0.1:1"), "a") is None
+
+
+def test_a_session_learns_what_a_broker_hangs_up_for(tmp_path: Path) -> None:
+    with _broker(tmp_path, "retain_available false") as address:
+        device, server = MqttTransport(address, "device"), MqttTransport(address, "server")
+        try:
+            device.open(("n", "gone"), Will(topic="gone", payload=b"gone"))
+            server.open(("n",))
+            assert deliver(device, server, "n", b"1", retain=True).payload == b"1"
+            # The server has no will, so it is let in, and cut off for what it retains, until it asks.
+            assert deliver(server, device, "n", b"2", retain=True).payload == b"2"
+            drain(server, 2.0)
+            server.publish("n", b"3", retain=True)
+            events = drain(server, 0.5)
+            assert not [event for event in events if isinstance(event, Disconnected)], "it is cut off no more"
+            assert any(isinstance(event, Delivery) and event.payload == b"3" for event in events)
+        finally:
+            device.close()
+            server.close()
+
+
+def test_what_is_larger_than_the_broker_says_is_not_sent(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with _broker(tmp_path, "max_packet_size 20000") as address:
+        transport = MqttTransport(address, "a")
+        transport.expect(BrokerTerms(message_bytes=20000))
+        transport.open(("n",))
+        try:
+            assert await_event(transport, Connected) == Connected(message_bytes=20000)
+            transport.publish("n", bytes(20000))
+            deliver(transport, transport, "n", bytes(20000 - 12))
+        finally:
+            transport.close()
+    assert [text for text in caplog.messages if "takes no more than 20000; raise its limit" in text] == caplog.messages
