@@ -4,7 +4,7 @@ import tracemalloc
 import zlib
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from subfleet.protocol.errors import ProtocolError, TooLargeError
@@ -31,6 +31,7 @@ def test_a_long_message_is_compressed_and_comes_back_as_it_was() -> None:
     assert decode(payload, expected="profile") == decode(memoryview(payload)) == _LONG
 
 
+@settings(deadline=None)
 @given(cut=st.integers(4, len(encode(_LONG)) - 1), flipped=st.integers(0, 7))
 def test_a_damaged_compressed_message_is_a_protocol_error(cut: int, flipped: int) -> None:
     payload = encode(_LONG)

@@ -35,7 +35,10 @@ def test_several_megabytes_arrive_over_every_transport(rig: Rig, tmp_path: Path)
     run_until(lambda: bool(receiver.results), sender, receiver)
     assert receiver.results == [Fetched(peer="a", ref=ref)]
     assert receiver.store.path(ref).read_bytes() == content
-    assert set(receiver.requested) == chunk_offsets(ref)
+    # Where messages are lost, chunks may be halved for a while.
+    assert set(receiver.requested) == chunk_offsets(ref) or (
+        not rig.lossless and set(receiver.requested) > chunk_offsets(ref)
+    )
     assert receiver.most_outstanding <= WINDOW_CHUNKS
 
 
