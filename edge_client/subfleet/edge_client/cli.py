@@ -13,6 +13,10 @@ _INTERRUPTED = 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit code. Whatever goes wrong ends as one sentence on standard error."""
     try:
+        from subfleet.protocol.starting import settle
+
+        if refused := settle("subfleet-edge"):
+            return int(refused)
         from subfleet.edge_client.commands import run
         from subfleet.protocol.silence import silence
 

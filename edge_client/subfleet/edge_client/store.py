@@ -11,7 +11,6 @@ All of it together has a limit. Programs that were not used for long go first; w
 without a receipt and placed models stay, and a task that would not fit beside them is not begun.
 """
 
-import fcntl
 import hashlib
 import logging
 import os
@@ -28,7 +27,9 @@ from typing import TextIO
 from subfleet.agent.states import Saved
 from subfleet.agent.weighing import Weigh, Weighed, needed_bytes
 from subfleet.protocol.blobs import BlobRef
+from subfleet.protocol.disks import lock, sync_folder
 from subfleet.protocol.errors import FileError, ProtocolError
+from subfleet.protocol.homes import state_folder
 from subfleet.protocol.messages import Task
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json, to_plain
 from subfleet.transport.blob_store import BlobStore
@@ -201,10 +202,8 @@ class AgentStore:
 
 
 def default_state_folder(fleet: str, client_id: str) -> Path:
-    """Where the agent keeps what must outlive it: below XDG_STATE_HOME, else below ~/.local/state."""
-    base = os.environ.get("XDG_STATE_HOME")
-    root = Path(base) if base else Path.home() / ".local" / "state"
-    return root / "subfleet" / fleet / client_id
+    """Where the agent keeps what must outlive it: see `state_folder`, which says what it raises."""
+    return state_folder() / "subfleet" / fleet / client_id
 
 
 def read_saved(folder: Path) -> Saved:
@@ -232,15 +231,16 @@ def read_saved(folder: Path) -> Saved:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    with _open_lock(folder) as lock:
+    with _open_lock(folder) as file:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not lock(file, wait=False):
+                _LOG.warning("the file system of %s has no locks; start no other agent in this folder", folder)
         except BlockingIOError:
             raise FileError(
                 f"the state folder {str(folder)!r} is in use by another agent; stop that one, or choose another folder "
                 "with --state and another --id"
             ) from None
-        except OSError as error:  # some network file systems have no locks
+        except OSError as error:
             raise _unusable(folder, error) from error
         yield
 
@@ -284,8 +284,4 @@ def _write_atomically(path: Path, content: bytes) -> None:
             partial.unlink(missing_ok=True)
         raise
     # The rename itself must survive a power cut, and that is the folder's business.
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync_folder(path.parent)

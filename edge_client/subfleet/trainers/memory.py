@@ -9,7 +9,6 @@ The figures are of the whole process: only one thing may be measured at a time.
 """
 
 import ctypes
-import resource
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -116,6 +115,8 @@ def _status_bytes(status: Path, field: str) -> int:
 
 
 def _largest_ever_bytes() -> int:
+    import resource  # POSIX alone has it
+
     largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     # macOS counts bytes, everything else kibibytes.
     return largest if sys.platform == "darwin" else largest * _KIBIBYTE

@@ -1,7 +1,6 @@
 """The folder of what was exported: found by content id, whole or not at all, and of limited size."""
 
 import contextlib
-import fcntl
 import logging
 import os
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 from subfleet.elastic.memory_prices import MemoryPrices
 from subfleet.export.jobs import figure_path
 from subfleet.export.requests import MODEL_SUFFIXES, AnyRequest, InferRequest, PriceRequest
+from subfleet.protocol.disks import lock
 from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.programs import program_id_of
 
@@ -141,6 +141,6 @@ def only_one_exports(path: Path) -> Iterator[None]:
     One of 256 empty lock files stands for all results whose name begins alike, so that none must ever be removed. The
     system gives the right back when its holder ends, however it ends.
     """
-    with path.with_name(f".{path.name[:2]}.lock").open("ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with path.with_name(f".{path.name[:2]}.lock").open("ab") as file:
+        lock(file, wait=True)  # without locks each writes for itself: the last one's file stays, and it is the same
         yield

@@ -16,6 +16,8 @@ SubfleetError                 every error that we raise on purpose; carries the 
 │   ├── LoadError             a runtime cannot load a program, now or later: give it another
 │   └── MemoryLimitError      training was stopped before the memory limit
 ├── MissingExtraError         a package is not installed: names the extra to install
+├── UnsupportedSystemError    this operating system has not what we need
+├── BrokenError               a package is installed, but does not load or work here: says why
 └── RunError                  a run cannot go on
 """
 
@@ -24,6 +26,7 @@ from typing import ClassVar
 from subfleet.protocol.exit_codes import ExitCode
 
 __all__ = [
+    "BrokenError",
     "ConfigError",
     "DataError",
     "ExportError",
@@ -41,6 +44,7 @@ __all__ = [
     "TrainingError",
     "TransportError",
     "UnreachableError",
+    "UnsupportedSystemError",
     "install_command",
 ]
 
@@ -137,10 +141,16 @@ class MemoryLimitError(TrainingError):
         self.limit_bytes = limit_bytes
 
 
-def install_command(extra: str) -> str:
-    """What installs the packages of an extra, to be said where one is missing."""
-    # A board such as a Jetson brings a build of ONNX Runtime for its own GPU, which the extra "edge" would write over.
-    own = ", or 'subfleet[edge-bare]' beside a board's own build of ONNX Runtime" if extra == "edge" else ""
+def install_command(extra: str, package: str = "") -> str:
+    """What installs the packages of an extra, to be said where one is missing, or where the named one is."""
+    # A board such as a Jetson brings a build of ONNX Runtime for its own GPU, which the extra "edge" would write over;
+    # that was made for NumPy 1 or for NumPy 2, which nobody but the board knows.
+    if extra == "edge" and package == "numpy":
+        own = ", or 'numpy>=1.26,<2' beside a board's own build of ONNX Runtime that was made for NumPy 1"
+    elif extra == "edge":
+        own = ", or 'subfleet[edge-bare]' beside a board's own build of ONNX Runtime"
+    else:
+        own = ""
     return f"run: pip install 'subfleet[{extra}]'{own}"
 
 
@@ -157,7 +167,22 @@ class MissingExtraError(SubfleetError):
     exit_code = ExitCode.MISSING_EXTRA
 
     def __init__(self, package: str, extra: str, *, problem: str = "is not installed", remedy: str = "") -> None:
-        super().__init__(f"the package {package!r} {problem}; {remedy or install_command(extra)}")
+        super().__init__(f"the package {package!r} {problem}; {remedy or install_command(extra, package)}")
+
+
+class BrokenError(SubfleetError):
+    """A package is installed, but cannot be loaded here, or does not work."""
+
+    exit_code = ExitCode.MISSING_EXTRA
+
+
+class UnsupportedSystemError(SubfleetError):
+    """Windows, which lacks locks, limits and signals that we need."""
+
+    exit_code = ExitCode.SYSTEM
+
+    def __init__(self) -> None:
+        super().__init__("Subfleet does not support Windows; use WSL 2")
 
 
 class RunError(SubfleetError):

@@ -23,6 +23,7 @@ class ExitCode(IntEnum):
     TAKEN = 23  # another process serves this fleet, or has this device's id
     EXPORT = 30  # a program that cannot be written or does not match PyTorch
     TRAINING = 31  # a training step that failed on the device
-    MISSING_EXTRA = 40  # a package that this command needs is not installed
+    MISSING_EXTRA = 40  # a package that this command needs is not installed, or does not work here
+    SYSTEM = 41  # an operating system that Subfleet does not run on
     RUN = 50  # a run that did not reach its end
     INTERRUPTED = 130  # Ctrl-C, as shells use it

@@ -14,8 +14,9 @@ from collections.abc import Callable, Set
 from pathlib import Path
 
 from subfleet.protocol.blobs import BlobRef, ByteRange
+from subfleet.protocol.disks import sync_folder
 from subfleet.protocol.errors import FileError, NoRoomError, TooLargeError
-from subfleet.transport.partial_blob import PartialBlob, partial_bytes, sync_folder
+from subfleet.transport.partial_blob import PartialBlob, partial_bytes
 
 __all__ = ["BlobStore", "PartialBlob"]
 

@@ -12,9 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from subfleet.protocol.blobs import CHUNK_BYTES, LEAST_CHUNK_BYTES, BlobRef
+from subfleet.protocol.disks import sync_folder
 from subfleet.protocol.errors import FileError
 
-__all__ = ["PartialBlob", "partial_bytes", "sync_folder"]
+__all__ = ["PartialBlob", "partial_bytes"]
 
 _BLOCK_BYTES = 1024 * 1024
 _WRITTEN = b"\x01"
@@ -134,15 +135,6 @@ def partial_bytes(ref: BlobRef) -> int:
 
 def _pieces(size_bytes: int) -> int:
     return -(-size_bytes // LEAST_CHUNK_BYTES)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make a rename in a folder survive a power cut."""
-    number = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
 
 
 def _write_all(number: int, data: bytes | memoryview, offset: int) -> None:

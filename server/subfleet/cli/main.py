@@ -12,6 +12,10 @@ _INTERRUPTED = 130
 def main() -> None:
     """Run the command that the arguments name, or say which package is missing."""
     try:
+        from subfleet.protocol.starting import settle
+
+        if refused := settle("subfleet"):
+            sys.exit(int(refused))
         from subfleet.cli.failures import reporting
         from subfleet.protocol.silence import silence
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load, save
 
+from subfleet.protocol.disks import sync_folder
 from subfleet.protocol.errors import FileError
 
 __all__ = ["checkpoint_path", "load_checkpoint", "prune_checkpoints", "save_checkpoint"]
@@ -34,7 +35,7 @@ def save_checkpoint(folder: Path, round_number: int, state: Mapping[str, torch.T
             file.flush()
             os.fsync(file.fileno())
         aside.replace(path)
-        _sync_folder(folder)
+        sync_folder(folder)
     except OSError as error:
         raise FileError(f"checkpoint {path} cannot be written: {error.strerror}; make room for it") from error
     return hashlib.sha256(content).hexdigest()
@@ -62,14 +63,3 @@ def prune_checkpoints(folder: Path, *, keep_from: int, kept: Collection[int] = (
         number = path.stem.removeprefix("round-")
         if number.isdigit() and int(number) < keep_from and int(number) not in kept:
             path.unlink(missing_ok=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the rename itself durable, where folders can be synced."""
-    if os.name != "posix":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -1,7 +1,11 @@
 """The tables of the journal in SQLite (or PostgreSQL by URL), and how a database is opened."""
 
+import contextlib
+import logging
 import sqlite3
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import sqlalchemy as sql
@@ -23,6 +27,10 @@ __all__ = [
     "updates",
 ]
 
+_LOG = logging.getLogger(__name__)
+
+_PATIENCE_MS = 10_000
+"""How long SQLite waits for whoever has the database locked."""
 DATABASE_NAME = "subfleet.sqlite"
 METADATA = sql.MetaData()
 
@@ -120,11 +128,12 @@ updates = sql.Table(
 )
 
 
-def open_database(place: Path | str) -> sql.Engine:
+def open_database(place: Path | str, *, warns: bool = True) -> sql.Engine:
     """Open a database, making its tables where they are missing.
 
     Args:
         place: a folder in which `subfleet.sqlite` lives, or a URL of SQLAlchemy's for another database.
+        warns: log a line, once, where SQLite has to do without its write-ahead log.
 
     Raises:
         FileError: it cannot be opened, or its tables are of another release; nothing in it is changed then.
@@ -133,11 +142,43 @@ def open_database(place: Path | str) -> sql.Engine:
     try:
         engine = sql.create_engine(url)
         sql.event.listen(engine, "connect", _configure)
+        sql.event.listen(engine, "handle_error", lambda context: _tell(context, place))
+        refused = _without_log(engine)
+        if refused and warns:
+            _LOG.warning("the journal's file system has no write-ahead log (%s); commits take longer there", refused)
         _check_tables(engine, place)
         METADATA.create_all(engine)
+    except sqlite3.Error as error:
+        raise _told(error, place) from error
     except sql.exc.SQLAlchemyError as error:
-        raise FileError(f"the journal cannot be opened: {error.__class__.__name__}; check {place!s:.200}") from error
+        raise FileError(f"the journal cannot be opened: {error!s:.200}; check {place!s:.200}") from error
     return engine
+
+
+_REMEDIES: Mapping[str, str] = MappingProxyType(
+    {
+        "locked": "stop the other process that has it open, or choose a folder on a disk of this machine",
+        "full": "make room for it",
+        "readonly": "make it writable, or choose another folder",
+        "unable to open": "make its folder and let this user write there",
+        "disk I/O": "check the disk, or choose a folder on a disk of this machine",
+        "malformed": "restore it from a backup, or choose another folder",
+        "not a database": "move that file away, or choose another folder",
+    }
+)
+"""What to do, by a part of what SQLite says."""
+
+
+def _tell(context: sql.engine.ExceptionContext, place: Path | str) -> FileError | None:
+    """The database's own words, wherever it fails: only they say what is wrong with a disk."""
+    is_theirs = isinstance(context.sqlalchemy_exception, sql.exc.DBAPIError)
+    return _told(context.original_exception, place) if is_theirs else None
+
+
+def _told(error: BaseException, place: Path | str) -> FileError:
+    said = " ".join(str(error).split())
+    remedy = next((remedy for part, remedy in _REMEDIES.items() if part in said), "make room for it, or mend it")
+    return FileError(f"the journal in {place!s:.200} cannot be used: {said:.200}; {remedy}")
 
 
 def _check_tables(engine: sql.Engine, place: Path | str) -> None:
@@ -157,9 +198,37 @@ def _check_tables(engine: sql.Engine, place: Path | str) -> None:
 
 
 def _configure(connection: Any, _: ConnectionPoolEntry) -> None:
-    """SQLite: readers beside one writer, and every commit on disk before it returns."""
+    """SQLite: every commit on disk before it returns."""
     if isinstance(connection, sqlite3.Connection):
         cursor = connection.cursor()
-        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=10000"):
+        for pragma in (f"busy_timeout={_PATIENCE_MS}", "synchronous=FULL", "foreign_keys=ON"):
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
+
+
+def _without_log(engine: sql.Engine) -> str:
+    """Turn SQLite's write-ahead log on: readers beside one writer; why it cannot be, in SQLite's words, or "".
+
+    The log needs memory that processes share through a file, which file systems of networks and containers may lack.
+    The slower rollback journal needs none. Which of both it is stays with the file.
+    """
+    if engine.dialect.name != "sqlite":
+        return ""
+    try:
+        mode = _alone(engine, "PRAGMA journal_mode=WAL")
+    except sqlite3.OperationalError as error:
+        # A process that says it is alone reads what is in the log, if there is one, without that memory.
+        _alone(engine, "PRAGMA locking_mode=EXCLUSIVE", "PRAGMA journal_mode=DELETE")
+        return str(error)
+    return "" if mode == "wal" else f"it chose {mode!r}"
+
+
+def _alone(engine: sql.Engine, *pragmas: str) -> object:
+    """What the last pragma answers, in a connection of its own that was seen to write."""
+    arguments, options = engine.dialect.create_connect_args(engine.url)
+    opened: Any = engine.dialect.connect(*arguments, **options)
+    with contextlib.closing(opened) as connection:
+        answers = [connection.execute(pragma).fetchone() for pragma in pragmas]
+        connection.execute("BEGIN IMMEDIATE")  # the first write maps the memory
+        connection.rollback()
+    return answers[-1][0]

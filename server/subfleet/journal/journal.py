@@ -4,11 +4,10 @@ Rows carry the facts that people query as columns, and the whole record as canon
 checked door as any message.
 """
 
-import contextlib
 import datetime
 import json
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -19,7 +18,7 @@ from subfleet.journal.database import clients, evaluations, generations, program
 from subfleet.journal.evaluations import EvaluationRecord
 from subfleet.journal.generations import GenerationRecord
 from subfleet.journal.records import RoundRecord
-from subfleet.protocol.errors import ConfigError, FileError
+from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.messages import Profile
 from subfleet.protocol.schema import canonical_json, from_plain
 from subfleet.rounds.actions import Close, CloseEvaluation, CloseGeneration
@@ -187,7 +186,7 @@ class Journal:
         forgotten = [name for name in before.members.changed(after.members) if name not in after.members]
         if not (changed or profiles or values or written or record or forgotten):
             return
-        with _writing(self._engine) as connection:
+        with self._engine.begin() as connection:
             if values:
                 connection.execute(runs.update().where(runs.c.run_id == self._run_id).values(**values))
             self._save_members(connection, forgotten, profiles)
@@ -293,15 +292,6 @@ class Journal:
             blob, result = seat.result.blob, seat.result
             facts = {"sha256": blob.sha256, "size_bytes": blob.size_bytes, "sample_count": result.sample_count}
             _put(connection, updates, {**key, "task_id": result.task_id, **facts, "received_at": _now()})
-
-
-@contextlib.contextmanager
-def _writing(engine: sql.Engine) -> Iterator[sql.Connection]:
-    try:
-        with engine.begin() as connection:
-            yield connection
-    except sql.exc.DBAPIError as error:
-        raise FileError(f"the journal cannot be written: {error.orig}; make room for it, or mend it") from error
 
 
 def _put(connection: sql.Connection, table: sql.Table, row: dict[str, Any]) -> None:

@@ -1,14 +1,18 @@
 """The state folder of a run: where a server keeps things, and for whom it is."""
 
 import contextlib
-import fcntl
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
+from subfleet.protocol.disks import lock
 from subfleet.protocol.errors import FileError
 
 __all__ = ["Places"]
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +55,25 @@ class Places:
         """Hold the folder for this process; the lock ends with the process, however it ends.
 
         Raises:
-            FileError: another server holds it.
+            FileError: another server holds it, or it cannot be written.
         """
-        with (self.folder / "lock").open("w") as lock:
+        with self._open_lock() as file:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+                if not lock(file, wait=False):
+                    _LOG.warning("the file system of %s has no locks; start no other server of this name", self.folder)
+            except BlockingIOError:
                 raise FileError(
                     f"state folder {self.folder} is in use by another server; stop that one, or choose another name"
                 ) from None
+            except OSError as error:
+                raise self._unusable(error) from error
             yield
+
+    def _open_lock(self) -> TextIO:
+        try:
+            return (self.folder / "lock").open("w")
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def _unusable(self, error: OSError) -> FileError:
+        return FileError(f"state folder {self.folder} cannot be written: {error.strerror}; mend it, or choose another")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from subfleet.export.cache import DEFAULT_LIMIT_BYTES, CacheFolder
 from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.homes import cache_folder
 
 __all__ = ["default_cache"]
 
@@ -14,10 +15,12 @@ def default_cache() -> CacheFolder:
 
     Raises:
         ConfigError: the limit is no whole number of 1 or more.
+        FileError: there is no home, and nothing can take its place.
     """
     chosen = os.environ.get("SUBFLEET_CACHE")
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     limit = os.environ.get("SUBFLEET_CACHE_BYTES") or str(DEFAULT_LIMIT_BYTES)
     if not limit.isascii() or not limit.isdigit() or int(limit) < 1:
         raise ConfigError(f"SUBFLEET_CACHE_BYTES is {limit!r}, but must be a whole number of bytes, 1 or more")
-    return CacheFolder(path=Path(chosen) if chosen else Path(base) / "subfleet" / "programs", limit_bytes=int(limit))
+    return CacheFolder(
+        path=Path(chosen) if chosen else cache_folder() / "subfleet" / "programs", limit_bytes=int(limit)
+    )

@@ -82,7 +82,7 @@ class _Reader:
     """The questions that the API asks of the journal."""
 
     def __init__(self, state_folder: Path) -> None:
-        self._engine = database.open_database(state_folder)
+        self._engine = database.open_database(state_folder, warns=False)  # the server has said so
 
     def runs(self, run_id: str | None = None) -> list[Run]:
         table = database.runs

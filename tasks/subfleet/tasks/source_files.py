@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from subfleet.protocol.errors import ConfigError, DataError, FileError
+from subfleet.protocol.homes import cache_folder
 
 __all__ = ["DataFolders", "SourceFile", "availability", "data_folders", "locate"]
 
@@ -58,12 +59,12 @@ def data_folders() -> DataFolders:
 
     Raises:
         ConfigError: SUBFLEET_DATA names no folder.
+        FileError: there is no home, and nothing can take its place.
     """
     given = os.environ.get("SUBFLEET_DATA")
     if given and not Path(given).is_dir():
         raise ConfigError(f"SUBFLEET_DATA is {given!r}, but must name a folder of data sets; correct or unset it")
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return DataFolders(given=Path(given) if given else None, cache=Path(base) / "subfleet" / "data")
+    return DataFolders(given=Path(given) if given else None, cache=cache_folder() / "subfleet" / "data")
 
 
 def availability(file: SourceFile, folders: DataFolders) -> str:

@@ -1,0 +1,35 @@
+"""What both programs do before anything else: refuse a system that they do not run on, and settle in what they find."""
+
+import io
+import os
+import sys
+
+from subfleet.protocol.errors import UnsupportedSystemError
+from subfleet.protocol.exit_codes import ExitCode
+
+__all__ = ["settle"]
+
+
+def settle(program: str) -> ExitCode:
+    """Prepare this process for a command; OK where it may go on.
+
+    Whatever is written to a console is written with replacements for what that cannot show, and libraries find a home.
+
+    Args:
+        program: whose name stands before what is said.
+    """
+    if sys.platform == "win32":
+        refused = UnsupportedSystemError()
+        sys.stderr.write(f"{program}: {refused}\n")
+        return refused.exit_code
+    from subfleet.protocol.homes import give_home  # it reads what Windows has not
+
+    _soften(sys.stdout)
+    give_home(os.environ)
+    return ExitCode.OK
+
+
+def _soften(stream: object) -> None:
+    # Standard error replaces by itself. Whoever chose a way of their own with PYTHONIOENCODING keeps that.
+    if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+        stream.reconfigure(errors="replace")

@@ -1,0 +1,81 @@
+"""File systems that cannot do everything: no locks, and folders that cannot be synced."""
+
+import errno
+import fcntl
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from subfleet.agent.states import Saved
+from subfleet.edge_client.store import AgentStore
+from subfleet.journal.places import Places
+from subfleet.protocol.disks import lock, sync_folder
+from subfleet.protocol.errors import FileError, UnsupportedSystemError
+
+LACKING = [errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL]
+
+
+def failing(number: int) -> Any:
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+def test_a_lock_is_held_by_one(tmp_path: Path) -> None:
+    with (tmp_path / "lock").open("w") as first, (tmp_path / "lock").open("w") as second:
+        assert lock(first, wait=False)
+        with pytest.raises(BlockingIOError):
+            lock(second, wait=False)
+
+
+@pytest.mark.parametrize("number", LACKING)
+def test_a_device_and_a_server_do_without_locks_and_say_so(
+    tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(fcntl, "flock", failing(number))
+    with AgentStore.held(tmp_path) as store, Places(tmp_path).locked():
+        store.save(Saved(done=("one",)))
+        assert store.load().done == ("one",)
+    assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2
+    assert "has no locks; start no other agent" in caplog.messages[0]
+    assert "has no locks; start no other server" in caplog.messages[1]
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES])
+def test_a_lock_that_fails_otherwise_is_told_in_the_systems_words(
+    tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fcntl, "flock", failing(number))
+    for held in (AgentStore.held(tmp_path), Places(tmp_path).locked()):
+        with pytest.raises(FileError, match=os.strerror(number)), held:
+            raise AssertionError
+
+
+def test_a_folder_that_cannot_be_synced_keeps_what_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = os.fsync
+
+    def sync(number: int) -> None:
+        if Path(f"/proc/self/fd/{number}").is_dir():
+            raise OSError(errno.EINVAL, "Invalid argument")
+        whole(number)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    with AgentStore.held(tmp_path) as store:
+        store.save(Saved(done=("one",)))
+        ref = store.blobs.add(b"content")
+        assert store.load().done == ("one",)
+        assert store.blobs.path(ref).read_bytes() == b"content"
+    monkeypatch.setattr(os, "fsync", failing(errno.EIO))
+    with pytest.raises(OSError, match="Input/output error"):
+        sync_folder(tmp_path)
+
+
+def test_where_there_are_no_such_locks_the_system_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    with (tmp_path / "lock").open("w") as file, pytest.raises(UnsupportedSystemError, match="use WSL 2"):
+        lock(file, wait=False)

@@ -1,0 +1,104 @@
+"""The journal's database on file systems of every kind: without shared memory, full, read only, held by another."""
+
+import logging
+import sqlite3
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sql
+
+from subfleet.journal import database
+from subfleet.journal.database import DATABASE_NAME, open_database
+from subfleet.journal.journal import Journal, begin_run
+from subfleet.protocol.errors import FileError
+from subfleet.rounds.state import RunState
+
+
+def mode_of(engine: sql.Engine) -> object:
+    with engine.connect() as connection:
+        return connection.exec_driver_sql("PRAGMA journal_mode").scalar()
+
+
+def saved(engine: sql.Engine) -> int:
+    """The round that a journal gives back after it was written."""
+    journal = Journal(engine, begin_run(engine, name="one", settings="{}", round_count=9))
+    journal.save(RunState(), RunState(round=4))
+    return journal.load(0.0).round
+
+
+def no_shared_memory(folder: Path) -> str:
+    """SQLite's own lock files take the place of a file system's, and know no shared memory: it stays without a log."""
+    return f"sqlite:///file:{folder / DATABASE_NAME}?vfs=unix-dotfile&uri=true"
+
+
+def test_a_file_system_without_shared_memory_has_a_rollback_journal_and_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = open_database(no_shared_memory(tmp_path))
+    assert mode_of(engine) == "delete"
+    assert saved(engine) == 4
+    with engine.connect(), engine.connect() as second:
+        assert second.exec_driver_sql("PRAGMA synchronous").scalar() == 2
+    (line,) = caplog.messages
+    assert line == ("the journal's file system has no write-ahead log (it chose 'delete'); commits take longer there")
+
+
+@pytest.mark.parametrize("had_a_log", [False, True])
+def test_shared_memory_that_fails_is_told_in_sqlites_words_and_done_without(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, *, had_a_log: bool
+) -> None:
+    if had_a_log:
+        engine = open_database(tmp_path)
+        assert (mode_of(engine), saved(engine)) == ("wal", 4)
+        engine.dispose()
+    (tmp_path / f"{DATABASE_NAME}-shm").mkdir()  # where SQLite makes the memory
+    engine = open_database(tmp_path)
+    assert mode_of(engine) == "delete"
+    assert saved(engine) == 4
+    (line,) = caplog.messages
+    assert "no write-ahead log (attempt to write a readonly database); commits" in line
+
+
+def test_who_reads_beside_the_server_says_nothing_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    assert mode_of(open_database(no_shared_memory(tmp_path), warns=False)) == "delete"
+    assert caplog.messages == []
+
+
+def test_a_full_disk_is_sqlites_own_words(tmp_path: Path) -> None:
+    engine = open_database(tmp_path)
+    with engine.connect() as connection:  # the next one is this one again, from the pool
+        pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
+        connection.exec_driver_sql(f"PRAGMA max_page_count={pages}")
+    with pytest.raises(FileError, match=r"cannot be used: database or disk is full; make room for it"):
+        begin_run(engine, name="one", settings="x" * 1_000_000, round_count=1)
+
+
+def test_a_database_that_may_only_be_read_is_sqlites_own_words(tmp_path: Path) -> None:
+    sqlite3.connect(tmp_path / DATABASE_NAME).close()
+    with pytest.raises(FileError, match=r"readonly database; make it writable") as raised:
+        open_database(f"sqlite:///file:{tmp_path / DATABASE_NAME}?mode=ro&uri=true")
+    assert "\n" not in str(raised.value)
+
+
+def test_a_folder_that_is_not_there_is_sqlites_own_words(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match=r"unable to open database file; make its folder"):
+        open_database(tmp_path / "absent")
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_database_that_another_holds_is_sqlites_own_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, reads: bool
+) -> None:
+    monkeypatch.setattr(database, "_PATIENCE_MS", 1)
+    engine = open_database(no_shared_memory(tmp_path))
+    journal = Journal(engine, begin_run(engine, name="one", settings="{}", round_count=9))
+    other = sqlite3.connect(f"file:{tmp_path / DATABASE_NAME}?vfs=unix-dotfile", uri=True)
+    other.execute("BEGIN EXCLUSIVE")
+    try:
+        with pytest.raises(FileError, match=r"database is locked; stop the other process that has it open"):
+            journal.load(0.0) if reads else journal.save(RunState(), RunState(round=4))
+    finally:
+        other.close()
+    journal.save(RunState(), RunState(round=4))
+    assert journal.load(0.0).round == 4
