@@ -47,6 +47,17 @@ ROOM = MemoryHeadroom(limit_bytes=1000, free_bytes=400)
         ("0::/app\n", {"app": V2 | {"memory.current": "5000\n"}}, MemoryHeadroom(limit_bytes=1000, free_bytes=0)),
         ("0::/app\n", {"app": {**V2, "memory.stat": "\n"}}, MemoryHeadroom(limit_bytes=1000, free_bytes=300)),
         ("0::/../../etc\n", {"": V2}, ROOM),
+        # Above memory.high the kernel takes memory back: it is a limit, beside memory.max or without one.
+        ("0::/app\n", {"app": V2 | {"memory.high": "800\n"}}, MemoryHeadroom(limit_bytes=800, free_bytes=200)),
+        (
+            "0::/app\n", {"app": V2 | {"memory.max": "max\n", "memory.high": "800\n"}},
+            MemoryHeadroom(limit_bytes=800, free_bytes=200),
+        ),
+        ("0::/app\n", {"app": V2 | {"memory.high": "max\n"}}, ROOM),
+        ("0::/app\n", {"app": V2 | {"memory.high": "5000\n"}}, ROOM),
+        ("0::/app\n", {"app": V2 | {"memory.high": "100\n"}}, MemoryHeadroom(limit_bytes=100, free_bytes=0)),
+        ("0::/a/b\n", {"a": V2 | {"memory.high": "650\n"}, "a/b": V2}, MemoryHeadroom(limit_bytes=650, free_bytes=50)),
+        ("4:memory:/app\n", {"memory/app": V1 | {"memory.high": "650\n"}}, ROOM),
         ("0::/app\n", {}, None),
         ("nonsense\n", {"": {}}, None),
         ("", {}, None),
@@ -56,6 +67,31 @@ def test_the_tightest_control_group_counts(
     tmp_path: Path, membership: str, files: dict[str, dict[str, str]], expected: MemoryHeadroom | None
 ) -> None:
     assert groups(tmp_path, membership, files).headroom() == expected
+
+
+CGROUPS = "#subsys_name\thierarchy\tnum_cgroups\tenabled\ncpu\t0\t80\t1\nmemory\t0\t80\t{enabled}\n"
+
+
+@pytest.mark.parametrize(
+    ("mark", "kernel", "controllers", "lacking"),
+    [
+        (True, CGROUPS.format(enabled=0), "cpuset cpu io pids\n", True),
+        (True, CGROUPS.format(enabled=0), None, True),
+        (True, CGROUPS.format(enabled=1), "cpuset cpu io pids\n", False),  # there, but not handed on to this group
+        (True, "#subsys_name\thierarchy\tnum_cgroups\tenabled\n", "cpu memory\n", False),
+        (True, "", None, False),
+        (True, None, None, False),
+        (False, CGROUPS.format(enabled=0), "cpu\n", False),  # on the board itself nobody has given a limit
+    ],
+)
+def test_a_container_without_memory_limits_is_known(
+    tmp_path: Path, *, mark: bool, kernel: str | None, controllers: str | None, lacking: bool
+) -> None:
+    for name, text in (("mark", "" if mark else None), ("cgroups", kernel), ("cgroup.controllers", controllers)):
+        if text is not None:
+            (tmp_path / name).write_text(text)
+    groups = ControlGroups(tmp_path, tmp_path / "membership", tmp_path / "cgroups", [tmp_path / "mark"])
+    assert groups.lacks_memory_limits() is lacking
 
 
 def test_without_control_groups_there_is_no_limit(tmp_path: Path) -> None:

@@ -4,21 +4,24 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from device import broken_packages as broken
+from device.broken_packages import put
+from trainers.hidden_binding import NO_BINDING
 
+from subfleet.device.trying import Tried
+from subfleet.edge_client import doctor
 from subfleet.protocol.exit_codes import ExitCode
 
-HIDING = """
+RUNNING = """
 import contextlib, io, json, sys
-hidden, commands = json.loads(sys.argv[1])
-for name in hidden:
-    sys.modules[name] = None  # importing it raises ImportError, as where it is not installed
 from subfleet.edge_client.cli import main
 done = []
-for command in commands:
+for command in json.loads(sys.argv[1]):
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
@@ -35,10 +38,14 @@ SERVERS_ONLY = re.compile(r"\b(torch|pytorch|scikit-learn|sklearn)\b|\[(export|e
 """Words that no remedy on a device may hold; "executorch" is none of them."""
 
 
-def hiding(hidden: tuple[str, ...], *commands: list[str]) -> list[tuple[int, str, str]]:
-    """Exit code, output and errors of each command in a process without some packages."""
-    arguments = [sys.executable, "-c", HIDING, json.dumps([hidden, commands])]
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=120, check=False)
+def hiding(folder: Path, hidden: tuple[str, ...], *commands: list[str]) -> list[tuple[int, str, str]]:
+    """Exit code, output and errors of each command in a process without some packages, as in those that it starts."""
+    return running(put(folder, {"sitecustomize.py": broken.missing(*hidden)}), *commands)
+
+
+def running(environment: Mapping[str, str], *commands: list[str]) -> list[tuple[int, str, str]]:
+    arguments = [sys.executable, "-c", RUNNING, json.dumps(commands)]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=120, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     return [(code, out, err) for code, out, err in json.loads(done.stdout)]
 
@@ -83,7 +90,7 @@ def test_no_remedy_sends_a_device_to_what_it_does_not_need(
         ["doctor", *here, "--data", str(images.parent)],
     ]
     missing = 0
-    for command, (code, out, err) in zip(commands, hiding(hidden, *commands), strict=True):
+    for command, (code, out, err) in zip(commands, hiding(tmp_path, hidden, *commands), strict=True):
         said = [line.strip() for line in (out if command[0] == "doctor" else err).splitlines()]
         missing += code == ExitCode.MISSING_EXTRA
         for line in said:
@@ -105,7 +112,7 @@ def test_a_device_without_pytorch_is_told_what_runs_instead(models: list[str], t
         [*join, "onnx"],
         ["predict", models[1], "--data", "digits:test"],
     )
-    torch, executorch, onnx, pte, doctor = hiding(hidden, *commands, ["doctor", *here])
+    torch, executorch, onnx, pte, doctor = hiding(tmp_path, hidden, *commands, ["doctor", *here])
     assert torch[0] == executorch[0] == pte[0] == ExitCode.MISSING_EXTRA
     assert (
         remedy_of(torch[2]) == "use ONNX Runtime, which devices have: --runtime onnx for training, and .onnx models\n"
@@ -122,7 +129,7 @@ def test_a_device_without_pytorch_is_told_what_runs_instead(models: list[str], t
 
 
 VENDORS = """
-import importlib.metadata, sys
+import importlib.metadata
 known = importlib.metadata.version
 def version(name):
     if name.startswith("onnxruntime"):
@@ -132,10 +139,7 @@ importlib.metadata.version = version
 import onnxruntime
 onnxruntime.__version__ = "9.9+board"
 onnxruntime.get_available_providers = lambda: ["BoardExecutionProvider", "CPUExecutionProvider"]
-from subfleet.edge_client.cli import main
-sys.exit(main(["doctor", "--json", "--state", sys.argv[1]]))
 """
-BROKEN = 'raise ImportError("libboard.so.8: cannot open shared object file")'
 
 
 def findings(out: str) -> dict[str, dict[str, Any]]:
@@ -144,23 +148,92 @@ def findings(out: str) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.slow
 def test_doctor_takes_a_boards_own_build_by_whatever_name_it_was_installed(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", VENDORS, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stdout
-    text = findings(done.stdout)["runtimes"]["text"]
+    board = put(tmp_path, {"sitecustomize.py": VENDORS})
+    ((code, out, _),) = running(board, ["doctor", "--json", "--state", str(tmp_path)])
+    assert code == 0, out
+    text = findings(out)["runtimes"]["text"]
     assert "onnx (ONNX Runtime 9.9+board with BoardExecutionProvider, CPUExecutionProvider)" in text
 
 
 @pytest.mark.slow
-def test_doctor_is_not_content_with_a_runtime_that_is_installed_and_does_not_load(tmp_path: Path) -> None:
-    (tmp_path / "onnxruntime").mkdir()
-    (tmp_path / "onnxruntime" / "__init__.py").write_text(BROKEN, encoding="utf-8")
+@pytest.mark.parametrize(
+    ("does", "words"),
+    [(broken.RAISING, "libboard.so.8"), (broken.ABORTING, "SIGABRT"), (broken.DYING.format(number="SIGILL"), "SIGILL")],
+    ids=["raises", "aborts", "dies"],
+)
+def test_a_broken_runtime_is_told_beside_one_that_works_and_join_goes_on_with_that(
+    tmp_path: Path, does: str, words: str
+) -> None:
+    pytest.importorskip("subfleet_executorch", reason=NO_BINDING)
+    here = ["--state", str(tmp_path / "state"), "--data", "digits:train"]
+    environment = put(tmp_path, {"onnxruntime": does})
+    # Each command sets its log up for its own process.
+    ((code, out, _),) = running(environment, ["doctor", *here, "--json"])
+    found = findings(out)
+    assert code == found["runtime onnx"]["code"] == ExitCode.MISSING_EXTRA
+    assert words in found["runtime onnx"]["text"]
+    assert "pip install" not in found["runtime onnx"]["remedy"], "it would write over the board's own build"
+    assert found["runtimes"]["text"].startswith("executorch (ExecuTorch")
+    assert found["data"]["text"].endswith("for executorch")
+    ((code, _, err),) = running(environment, ["join", NOBODY, *here])
+    assert code == ExitCode.TRANSPORT, "it had come as far as to the broker"
+    assert err.count(words) == 1
+    assert "joins fleet main with executorch" in err
+    ((code, _, err),) = running(environment, ["join", NOBODY, *here, "--runtime", "onnx"])
+    assert code == ExitCode.MISSING_EXTRA
+    assert len(err.splitlines()) == 1
+    assert words in err
+
+
+@pytest.mark.slow
+def test_nothing_that_breaks_ends_the_doctor(tmp_path: Path) -> None:
+    """NumPy, psutil and Pillow are built for a processor, too."""
+    dies = broken.DYING.format(number="SIGILL")
+    environment = put(tmp_path, {"numpy": dies, "psutil": dies, "PIL": dies})
+    images = tmp_path / "images" / "7"
+    images.mkdir(parents=True)
+    ((code, out, err),) = running(environment, ["doctor", "--json", "--data", str(images.parent)])
+    assert (code, err) == (ExitCode.MISSING_EXTRA, "")
+    found = findings(out)
+    assert {check for check, finding in found.items() if finding["code"] != ExitCode.OK} == {
+        "numpy", "psutil", "Pillow", "runtimes", "runtime onnx", "runtime executorch", "memory", "data",
+    }  # fmt: skip
+    assert "that numpy was built with" in found["runtime onnx"]["text"]
+
+
+@pytest.mark.slow
+def test_where_no_runtime_works_each_is_told_in_one_sentence(tmp_path: Path) -> None:
+    broken_both = {"onnxruntime": broken.RAISING, "subfleet_executorch": broken.DYING.format(number="SIGILL")}
+    join = ["join", NOBODY, "--state", str(tmp_path / "state"), "--data", "digits:train"]
+    ((code, _, err),) = running(put(tmp_path, broken_both), join)
+    assert code == ExitCode.MISSING_EXTRA
+    assert len(err.splitlines()) == 1
+    assert "'onnx' does not work here: the package 'onnxruntime' is there" in err
+    assert "'executorch' does not work here: this processor" in err
+
+
+@pytest.mark.parametrize(("release", "is_older"), [("1.25.9", True), ("1.26.0", False), ("2.4.6", False), ("", False)])
+def test_doctor_names_a_numpy_that_is_too_old(release: str, is_older: bool) -> None:
+    found = doctor._package("numpy", Tried(text=release))
+    assert (found.code != ExitCode.OK) is is_older
+    assert ("1.26 or newer is needed" in found.text) is is_older
+    assert ("pip install 'subfleet[edge]', or 'numpy>=1.26" in found.remedy) is is_older
+
+
+@pytest.mark.slow
+def test_the_agent_loads_without_any_tensor_package(tmp_path: Path) -> None:
+    hidden = ("torch", "numpy", "onnx", "onnxruntime", "executorch", "fastapi", "PIL")
     program = (
-        "import sys; sys.path.insert(0, sys.argv.pop()); from subfleet.edge_client.cli import main; sys.exit(main())"
+        "import sys\n"
+        "import subfleet.edge_client.joining, subfleet.edge_client.doctor, subfleet.device.capture\n"
+        "from subfleet.edge_client.cli import main\n"
+        "sys.exit(main(['doctor', '--json']))\n"
     )
-    command = [sys.executable, "-c", program, "doctor", "--json", "--profile", "laptop", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == ExitCode.MISSING_EXTRA
-    remedy = findings(done.stdout)["runtimes"]["remedy"]
-    assert "is there, but cannot be loaded (libboard.so.8: cannot open shared object file)" in remedy
-    assert "pip install" not in remedy, "it would write over the board's own build"
+    environment = put(tmp_path, {"sitecustomize.py": broken.missing(*hidden)})
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    assert done.returncode == ExitCode.MISSING_EXTRA, done.stderr
+    report = json.loads(done.stdout)
+    assert report["budget_bytes"] > 0
+    failed = {finding["check"] for finding in report["findings"] if finding["code"] != ExitCode.OK}
+    assert failed == {"numpy", "Pillow", "runtimes"}

@@ -43,6 +43,7 @@ PLOTS = (".cache/matplotlib/fontlist-*.json",)
 PROGRAMS = (".cache/subfleet/programs/*",)
 DEVICE = (".local/state/subfleet/*",)
 TRACKERS = (".cache/wandb/*",)
+RUNTIMES = (".cache/subfleet/runtimes.json",)
 """What docs/reference/environment.md says that is left in a home."""
 PLANTED = Path(__file__).with_name("planted.py")
 BROKER = "mqtt://127.0.0.1:1883"
@@ -83,7 +84,7 @@ COMMANDS = {
         Command(line="subfleet-edge --version"),
         Command(line="subfleet-edge doctor --data digits:train"),
         Command(line="subfleet-edge capture --seconds 0.2 --every 0.1 --out log.csv"),
-        Command(line="subfleet-edge predict model.onnx --data digits:test"),
+        Command(line="subfleet-edge predict model.onnx --data digits:test", documented=RUNTIMES),
     )
 }
 
@@ -163,14 +164,14 @@ def outcomes(played: tuple[Path, Outcome]) -> Mapping[str, Outcome]:
 def test_a_run_reports_to_nobody(played: tuple[Path, Outcome]) -> None:
     _, outcome = played
     assert outcome.code == 0, outcome.output
-    assert outcome.complaints((*PLOTS, *PROGRAMS)) == ()
+    assert outcome.complaints((*PLOTS, *PROGRAMS, *RUNTIMES)) == ()
 
 
 def test_a_server_and_a_device_report_to_nobody(outcomes: Mapping[str, Outcome]) -> None:
     outcome = outcomes["serve and join"]
     assert outcome.code == 0, outcome.output
     assert any(path.startswith(".local/state/subfleet/") for path in outcome.left), "the device has joined"
-    assert outcome.complaints((*PLOTS, *DEVICE)) == ()
+    assert outcome.complaints((*PLOTS, *DEVICE, *RUNTIMES)) == ()
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=list(COMMANDS))
@@ -196,7 +197,7 @@ def test_processes_trackers_and_a_replay_report_to_nobody(played: tuple[Path, Ou
     for name, line in (("tracked", ["run", "run.toml", *trackers]), ("replayed", ["runs", "replay", "tiny"])):
         outcome = sealed(folder / name, ["subfleet", *line], linger_s=3.0, SUBFLEET_CACHE=programs)
         assert outcome.code == 0, outcome.output
-        assert outcome.complaints((*PLOTS, *TRACKERS)) == ()
+        assert outcome.complaints((*PLOTS, *TRACKERS, *RUNTIMES)) == ()
 
 
 LAB = """
@@ -209,7 +210,7 @@ print(run(load("run.toml"), host="batch"))
 def test_a_run_from_python_reports_to_nobody(played: tuple[Path, Outcome]) -> None:
     outcome = sealed(played[0] / "lab", [sys.executable, "-c", LAB], linger_s=3.0)
     assert outcome.code == 0, outcome.output
-    assert outcome.complaints((*PLOTS, *PROGRAMS)) == ()
+    assert outcome.complaints((*PLOTS, *PROGRAMS, *RUNTIMES)) == ()
 
 
 USES = {

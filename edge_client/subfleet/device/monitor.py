@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, ModuleType
@@ -58,11 +58,39 @@ class ControlGroups:
     Args:
         root: where control groups are mounted.
         membership: the file that names this process's groups.
+        controllers: the file in which the kernel tells what groups can limit.
+        marks: files that container engines leave in each container.
     """
 
-    def __init__(self, root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> None:
+    def __init__(
+        self,
+        root: Path = Path("/sys/fs/cgroup"),
+        membership: Path = Path("/proc/self/cgroup"),
+        controllers: Path = Path("/proc/cgroups"),
+        marks: Sequence[Path] = (Path("/.dockerenv"), Path("/run/.containerenv")),
+    ) -> None:
         self._root = root
         self._membership = membership
+        self._controllers = controllers
+        self._marks = marks
+
+    def lacks_memory_limits(self) -> bool:
+        """Whether this is a container whose memory the kernel cannot limit, whatever it was started with.
+
+        Raspberry Pi OS starts its kernel so, and container engines say it once, when they start the container.
+        """
+        if not any(mark.exists() for mark in self._marks):
+            return False
+        try:
+            lines = self._controllers.read_text(encoding="utf-8").splitlines()
+        except OSError:
+            return False
+        # Name, hierarchy, number of groups, and 1 where it is enabled.
+        enabled = {line.split()[0] for line in lines if not line.startswith("#") and line.split()[-1:] == ["1"]}
+        unified = _read_words(self._root / "cgroup.controllers") | _read_words(
+            self._root / "unified/cgroup.controllers"
+        )
+        return bool(lines) and "memory" not in enabled | unified
 
     def headroom(self) -> MemoryHeadroom | None:
         """The tightest limit; None where there is none."""
@@ -93,13 +121,15 @@ def _upwards(root: Path, inner: str) -> list[Path]:
 
 
 def _headroom(folder: Path, version: int) -> MemoryHeadroom | None:
-    limit_name, usage_name, cache_name = (
-        ("memory.max", "memory.current", "inactive_file")
+    # Above memory.high the kernel takes a group's memory back and slows it down: nobody can train there, either.
+    limit_names, usage_name, cache_name = (
+        (("memory.max", "memory.high"), "memory.current", "inactive_file")
         if version == 2
-        else ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        else (("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file")
     )
-    limit_bytes, usage_bytes = _read_number(folder / limit_name), _read_number(folder / usage_name)
-    if limit_bytes is None or usage_bytes is None or limit_bytes >= _UNLIMITED_BYTES:
+    limits = [limit for name in limit_names if (limit := _read_number(folder / name)) is not None]
+    limit_bytes, usage_bytes = min(limits, default=_UNLIMITED_BYTES), _read_number(folder / usage_name)
+    if usage_bytes is None or limit_bytes >= _UNLIMITED_BYTES:
         return None
     used_bytes = max(usage_bytes - _read_stat(folder / "memory.stat", cache_name), 0)
     return MemoryHeadroom(limit_bytes=limit_bytes, free_bytes=max(limit_bytes - used_bytes, 0))
@@ -110,6 +140,13 @@ def _read_number(path: Path) -> int | None:
         return int(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):  # no such file, or the word "max"
         return None
+
+
+def _read_words(path: Path) -> frozenset[str]:
+    try:
+        return frozenset(path.read_text(encoding="utf-8").split())
+    except OSError:
+        return frozenset()
 
 
 def _read_stat(path: Path, name: str) -> int:

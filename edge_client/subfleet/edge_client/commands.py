@@ -142,9 +142,11 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _predict(options: argparse.Namespace) -> int:
-    from subfleet.device.runtimes import trainer_of_file
+    from subfleet.device.runtimes import check_runtime, trainer_of_file
 
-    prediction = trainer_of_file(options.model).predict(options.model, options.data, options.threads)
+    trainer = trainer_of_file(options.model)
+    check_runtime(trainer.target)
+    prediction = trainer.predict(options.model, options.data, options.threads)
     if options.json:
         plain = {
             "model": str(options.model),

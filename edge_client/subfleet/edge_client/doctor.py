@@ -1,21 +1,22 @@
 """`subfleet-edge doctor`: what this device has, what it lacks, how to mend it, and what fits."""
 
+import logging
 import os
 import platform
+import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 
 from subfleet.device.describing import default_client_id, packing_width_of, profile_with
-from subfleet.device.monitor import LiveMeter
-from subfleet.device.runtimes import choose_trainer, load_trainer
+from subfleet.device.monitor import ControlGroups, LiveMeter
+from subfleet.device.runtimes import choose_trainer
+from subfleet.device.trying import Tried, try_package, try_runtime
 from subfleet.device_profiles import DeviceProfile, memory_budget_bytes
 from subfleet.edge_client.store import default_state_folder, read_saved
-from subfleet.protocol.errors import FileError, MissingExtraError, SubfleetError, install_command
+from subfleet.protocol.errors import BrokenError, FileError, MissingExtraError, SubfleetError, install_command
 from subfleet.protocol.exit_codes import ExitCode
 from subfleet.protocol.memory import planned_for
 from subfleet.protocol.programs import decode_program
@@ -24,11 +25,20 @@ from subfleet.transport.address import BrokerOptions, mqtt_client_id, parse_url
 
 __all__ = ["DoctorOptions", "Examination", "Finding", "examine"]
 
+_LOG = logging.getLogger(__name__)
+
 _OLDEST_PYTHON = (3, 10)
 _NEEDED: Mapping[str, str] = MappingProxyType(
     {"paho-mqtt": "paho.mqtt", "psutil": "psutil", "numpy": "numpy", "Pillow": "PIL"}
 )
 """Packages by the name that they are installed by, and the one that they are imported by."""
+_OLDEST: Mapping[str, str] = MappingProxyType({"numpy": "1.26"})
+"""Of packages that the board may bring."""
+_READS_DATA = frozenset({"numpy", "Pillow"})
+_ENABLE_LIMITS = (
+    "say --memory-limit, or add cgroup_enable=memory to the kernel's command line (on a Raspberry Pi "
+    "/boot/firmware/cmdline.txt) and start the board again"
+)
 _OPEN_TIMEOUT_S = 5.0
 _SHOWN_CLASSES = 10
 
@@ -80,10 +90,14 @@ def examine(options: DoctorOptions) -> Examination:
         ConfigError: the profile or the share cannot be used.
     """
     profile = profile_with(options.profile, memory_share=options.memory_share, memory_limit=options.memory_limit)
-    data = [] if options.data is None else [_data(profile, options.data)]
-    memory, budget_bytes = _memory(profile, sum(taken_bytes for _, taken_bytes in data))
-    findings = [_python(), *(_package(*names) for names in _NEEDED.items()), _runtimes(profile), memory]
-    findings += [finding for finding, _ in data]
+    tried = {name: try_runtime(name, profile.provider) for name in profile.runtimes}
+    packages = {name: try_package(module, name) for name, module in _NEEDED.items()}
+    findings = [_python(), *(_package(*found) for found in packages.items()), *_runtimes(profile, tried)]
+    broken = {name for name, found in packages.items() if found.broken}
+    # Read before memory is measured: the samples are there while the device trains.
+    data = [] if options.data is None else [_data(profile, options.data, tried, broken)]
+    memory, budget_bytes = _memory(profile, sum(taken_bytes for _, taken_bytes in data), broken)
+    findings += [memory, *(finding for finding, _ in data)]
     broker = options.broker
     if broker is not None:
         findings += _broker(broker, options)
@@ -91,7 +105,9 @@ def examine(options: DoctorOptions) -> Examination:
     return Examination(budget_bytes=budget_bytes, findings=tuple(findings))
 
 
-def _memory(profile: DeviceProfile, taken_bytes: int) -> tuple[Finding, int]:
+def _memory(profile: DeviceProfile, taken_bytes: int, broken: Collection[str]) -> tuple[Finding, int]:
+    if "psutil" in broken:
+        return _spared("memory", "psutil"), 0
     try:
         _, reading = LiveMeter().read(None)
     except MissingExtraError as error:
@@ -102,19 +118,32 @@ def _memory(profile: DeviceProfile, taken_bytes: int) -> tuple[Finding, int]:
     free = _megabytes(reading.memory_free_bytes or 0)
     most = "" if limit_bytes is None else f" and at most {_megabytes(limit_bytes)}"
     text = f"{free} free (control group limit: {limit}), share {share:g}{most}, budget {_megabytes(budget_bytes)}"
-    return Finding(check="memory", text=text), budget_bytes
+    remedy = ""
+    if ControlGroups().lacks_memory_limits():
+        text += "; this kernel cannot limit a container's memory, so that whatever limit this one was given is void"
+        remedy = _ENABLE_LIMITS
+    return Finding(check="memory", text=text, remedy=remedy), budget_bytes
+
+
+def _spared(check: str, package: str) -> Finding:
+    """What cannot be looked at in this process without its end."""
+    return Finding(check=check, code=BrokenError.exit_code, text=f"not tried, as {package} does not work")
 
 
 def _attempt(check: str, look: Callable[[], str]) -> Finding:
     try:
         return Finding(check=check, text=look())
-    except SubfleetError as error:
+    except Exception as error:  # noqa: BLE001 - see _failed
         return _failed(check, error)
 
 
-def _failed(check: str, error: SubfleetError) -> Finding:
-    # The errors of this project say what to do in their own sentence.
-    return Finding(check=check, code=error.exit_code, text="cannot be used", remedy=str(error))
+def _failed(check: str, error: Exception) -> Finding:
+    """Whatever a check ends with keeps no other one from being made."""
+    if isinstance(error, SubfleetError):  # these say what to do in their own sentence
+        return Finding(check=check, code=error.exit_code, text="cannot be used", remedy=str(error))
+    _LOG.debug("the check %s failed", check, exc_info=error)
+    text = f"raised {type(error).__name__}: {error}"
+    return Finding(check=check, code=ExitCode.INTERNAL, text=text, remedy="this is a defect; --verbose shows where")
 
 
 def _python() -> Finding:
@@ -124,42 +153,52 @@ def _python() -> Finding:
     return Finding(check="python", code=ExitCode.CONFIG, text=text, remedy="install Python 3.10 or newer")
 
 
-def _package(name: str, module: str) -> Finding:
-    if not _can_be_found(module):
-        remedy = install_command("edge")
-        return Finding(check=name, code=ExitCode.MISSING_EXTRA, text="not installed", remedy=remedy)
-    try:
-        return Finding(check=name, text=version(name))
-    except PackageNotFoundError:  # a system's own build may be registered by another name, or by none
-        return Finding(check=name, text="installed")
+def _package(name: str, tried: Tried) -> Finding:
+    if not tried.installed:
+        return _unusable(name, tried, text="not installed")
+    if tried.works and _is_older(tried.text, _OLDEST.get(name, "0")):
+        text, remedy = f"{tried.text}, but {_OLDEST[name]} or newer is needed", install_command("edge", name)
+        return Finding(check=name, code=ExitCode.MISSING_EXTRA, text=text, remedy=remedy)
+    return Finding(check=name, text=tried.text) if tried.works else _unusable(name, tried)
 
 
-def _can_be_found(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:  # the package that holds it
-        return False
+def _is_older(found: str, oldest: str) -> bool:
+    numbers = re.match(r"(\d+)\.(\d+)", found)  # a system's own build may tell none
+    return numbers is not None and (int(numbers[1]), int(numbers[2])) < tuple(map(int, oldest.split(".")))
 
 
-def _runtimes(profile: DeviceProfile) -> Finding:
-    """Each runtime is really loaded: what it was installed by says neither that it works nor what it computes with."""
-    found, failed = [], []
-    for name in profile.runtimes:
-        try:
-            found.append(f"{name} ({load_trainer(name, profile.provider).describe_runtime()})")
-        except SubfleetError as error:
-            failed.append(error)
-    if found:
-        return Finding(check="runtimes", text=", ".join(found))
-    text = f"none of {list(profile.runtimes)} can be used with the provider {profile.provider!r}"
-    return Finding(check="runtimes", code=failed[0].exit_code, text=text, remedy=str(failed[0]))
+def _runtimes(profile: DeviceProfile, tried: Mapping[str, Tried]) -> list[Finding]:
+    """Which ones work, and each one that does not: a device pays for one, but what is installed is meant to work."""
+    working = [f"{name} ({found.text})" for name, found in tried.items() if found.works]
+    text = f"none of {list(tried)} can be used with the provider {profile.provider!r}"
+    first = next((found for found in tried.values() if found.broken), next(iter(tried.values())))
+    findings = [
+        Finding(check="runtimes", text=", ".join(working))
+        if working
+        else Finding(check="runtimes", code=first.code, text=text, remedy=first.sentence)
+    ]
+    for name, found in tried.items():
+        if found.broken:
+            findings.append(_unusable(f"runtime {name}", found))
+        elif not found.works:
+            findings.append(Finding(check=f"runtime {name}", text=f"not used, as {found.text}"))
+    return findings
 
 
-def _data(profile: DeviceProfile, data: str) -> tuple[Finding, int]:
+def _unusable(check: str, tried: Tried, text: str = "") -> Finding:
+    return Finding(check=check, code=tried.code, text=text or tried.text, remedy=tried.remedy)
+
+
+def _data(
+    profile: DeviceProfile, data: str, tried: Mapping[str, Tried], broken: Collection[str]
+) -> tuple[Finding, int]:
     """What was found, and the bytes that the samples take while the device trains."""
+    for package in _READS_DATA & set(broken):
+        return _spared("data", package), 0
+    names = [name for name, found in tried.items() if not found.broken] or list(tried)
     try:
-        trainer, summary = choose_trainer(profile.runtimes, data, profile.provider)
-    except SubfleetError as error:
+        trainer, summary = choose_trainer(names, data, profile.provider, attempt=lambda name, _: tried[name])
+    except Exception as error:  # noqa: BLE001 - see _failed
         return _failed("data", error), 0
     shape = "x".join(map(str, summary.input_shape))
     classes = f"{len(summary.class_counts)} classes"

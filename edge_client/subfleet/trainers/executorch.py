@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from subfleet.protocol.errors import MissingExtraError, TrainingError
+from subfleet.protocol.loading import unloadable
 from subfleet.protocol.programs import (
     DataSummary,
     EvaluateJob,
@@ -127,13 +128,17 @@ def find_runtime() -> ExecutorchRuntime:
 
     Raises:
         MissingExtraError: neither is installed.
+        BrokenError: one is, and cannot be loaded.
     """
-    if find_spec("subfleet_executorch") is not None:
-        from subfleet.trainers.executorch_native import NativeRuntime
-
-        return NativeRuntime()
     try:
+        if find_spec("subfleet_executorch") is not None:
+            from subfleet.trainers.executorch_native import NativeRuntime
+
+            return NativeRuntime()
         from subfleet.trainers.executorch_bindings import BindingsRuntime
-    except ImportError as error:
+
+        return BindingsRuntime()
+    except ModuleNotFoundError as error:
         raise MissingExtraError("subfleet_executorch", "edge", remedy=_REMEDY) from error
-    return BindingsRuntime()
+    except Exception as error:
+        raise unloadable("executorch", error) from error

@@ -10,6 +10,7 @@ import numpy as np
 
 from subfleet.protocol.class_names import CLASS_NAMES
 from subfleet.protocol.errors import ConfigError, MissingExtraError, TrainingError
+from subfleet.protocol.loading import unloadable
 from subfleet.protocol.programs import (
     DataSummary,
     EvaluateJob,
@@ -186,13 +187,8 @@ def _prepare(provider: str) -> ModuleType:
         onnxruntime = imported("onnxruntime")
     except ModuleNotFoundError as error:
         raise MissingExtraError("onnxruntime", "edge") from error
-    except ImportError as error:
-        raise MissingExtraError(
-            "onnxruntime",
-            "edge",
-            problem=f"is there, but cannot be loaded ({error})",
-            remedy="install the libraries that this build of it needs",
-        ) from error
+    except Exception as error:  # a build for another NumPy raises whatever it comes upon
+        raise unloadable("onnxruntime", error) from error
     needed = _PROVIDERS[provider]
     available = onnxruntime.get_available_providers()
     if needed in available:

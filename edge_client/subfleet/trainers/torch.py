@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from subfleet.protocol.errors import ConfigError, MissingExtraError, ProtocolError, TrainingError
+from subfleet.protocol.loading import unloadable
 from subfleet.protocol.programs import (
     DataSummary,
     EvaluateJob,
@@ -158,8 +159,10 @@ def _prepare(provider: str) -> None:
         import torch
 
         from subfleet.export.targets.torch import run_smallest_step
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "torch", "export", remedy=_REMEDY) from error
+    except Exception as error:
+        raise unloadable("torch", error) from error
     if provider == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
             f"the provider 'cuda' needs a CUDA device, but PyTorch {torch.__version__} finds none; install a build "

@@ -155,19 +155,18 @@ def install_command(extra: str, package: str = "") -> str:
 
 
 class MissingExtraError(SubfleetError):
-    """A package that this command needs is not installed, or cannot be loaded.
+    """A package that this command needs is not installed.
 
     Args:
         package: its name.
         extra: of this distribution, which brings it.
-        problem: what is wrong with it.
         remedy: what to do instead of installing the extra.
     """
 
     exit_code = ExitCode.MISSING_EXTRA
 
-    def __init__(self, package: str, extra: str, *, problem: str = "is not installed", remedy: str = "") -> None:
-        super().__init__(f"the package {package!r} {problem}; {remedy or install_command(extra, package)}")
+    def __init__(self, package: str, extra: str, *, remedy: str = "") -> None:
+        super().__init__(f"the package {package!r} is not installed; {remedy or install_command(extra, package)}")
 
 
 class BrokenError(SubfleetError):

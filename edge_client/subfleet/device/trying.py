@@ -1,0 +1,182 @@
+"""Tries packages and runtimes in child processes: one that aborts takes its child with it, and nobody else.
+
+A build for a newer processor ends its process at the first instruction that this one lacks, without an exception that
+could be caught; so does a library that calls `abort`, or one for which there is no memory.
+"""
+
+import json
+import logging
+import platform
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from subfleet.protocol.errors import BrokenError
+from subfleet.protocol.exit_codes import ExitCode
+
+__all__ = ["DEADLINE_S", "Tried", "try_package", "try_runtime"]
+
+_LOG = logging.getLogger(__name__)
+
+DEADLINE_S = 300.0
+"""A board with an SD card reads PyTorch for a minute; what takes longer than this hangs."""
+# The child looks for packages where this process does, whatever it was started by.
+_START = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
+    "from subfleet.device.trial import main; main(sys.argv[1:])"
+)
+_INSTALLED_FILE = re.compile(r'^  File ".*?/(?:site|dist)-packages/((?!subfleet/)[^/"]+)', re.MULTILINE)
+"""A line of what Python writes down when a signal ends it, the innermost call first; our own files only call others."""
+_NOISE = re.compile(r'^(Fatal Python error|Current thread|Thread 0x|Extension modules|  File "|  \.\.\.|\s*$)')
+
+_ANOTHER = (
+    "install another build of {package}, newer, older or made for this kind of board, or choose another runtime with "
+    "--runtime"
+)
+_DEATHS: Mapping[int, tuple[str, str]] = MappingProxyType(
+    {
+        signal.SIGILL: (
+            "this processor ({machine}) lacks an instruction that {package} was built with (SIGILL)",
+            "that build is for a newer processor; " + _ANOTHER,
+        ),
+        signal.SIGSEGV: ("{package} touched memory that it does not have (SIGSEGV)", _ANOTHER),
+        signal.SIGBUS: (
+            "{package} read memory or a file that is not whole (SIGBUS)",
+            "check the disk, and install {package} again",
+        ),
+        signal.SIGFPE: ("{package} computed what this processor cannot (SIGFPE)", _ANOTHER),
+        signal.SIGABRT: ("{package} gave up (SIGABRT{said})", _ANOTHER),
+        signal.SIGKILL: (
+            "it was killed (SIGKILL), as the kernel does where memory ends",
+            "free some memory, add swap, or raise the limit of the container",
+        ),
+        signal.SIGSYS: (
+            "{package} made a system call that is forbidden here (SIGSYS)",
+            "loosen the sandbox, or choose another runtime with --runtime",
+        ),
+    }
+)
+_OTHER_DEATH = ("signal {number} ended it", _ANOTHER)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """How a package or a runtime did.
+
+    Attributes:
+        code: OK where it works, else what a command would end with because of it.
+        text: what it says of itself, or what is wrong.
+        remedy: what to do; empty where it works.
+        installed: whether it is there at all, and has what was asked for.
+    """
+
+    code: ExitCode = ExitCode.OK
+    text: str
+    remedy: str = ""
+    installed: bool = True
+
+    @property
+    def works(self) -> bool:
+        """Whether it does."""
+        return self.code is ExitCode.OK
+
+    @property
+    def broken(self) -> bool:
+        """Whether it is there and does not work."""
+        return self.installed and not self.works
+
+    @property
+    def sentence(self) -> str:
+        """What is wrong, and what to do."""
+        return f"{self.text}; {self.remedy}" if self.remedy else self.text
+
+
+def try_package(module: str, distribution: str, *, deadline_s: float = DEADLINE_S) -> Tried:
+    """Import a package; `text` is then its version.
+
+    Args:
+        module: that is imported.
+        distribution: by which it is installed.
+        deadline_s: how long that may take.
+    """
+    return _tried(["package", module, distribution], distribution, deadline_s)
+
+
+def try_runtime(name: str, provider: str, *, deadline_s: float = DEADLINE_S) -> Tried:
+    """Load a runtime and train with it; `text` is then what it says of itself.
+
+    Args:
+        name: of its trainer's entry point.
+        provider: what is to compute.
+        deadline_s: how long that may take.
+    """
+    return _tried(["runtime", name, provider], "the runtime", deadline_s)
+
+
+def _tried(trial: Sequence[str], package: str, deadline_s: float) -> Tried:
+    try:
+        done = _run(trial, deadline_s)
+    except subprocess.TimeoutExpired as error:
+        stage, _ = _told(error.stdout or b"")
+        remedy = "install it again, or choose another runtime with --runtime"
+        return _broken(f"it was {stage} for {deadline_s:g} s without an end", remedy)
+    except OSError as error:
+        return _broken(
+            f"no process can be started to try it ({error.strerror})", "let this user start Python, or free memory"
+        )
+    said = done.stderr.decode(errors="replace")
+    _LOG.debug("trying %s ended with %d: %s", " ".join(trial), done.returncode, said)
+    stage, report = _told(done.stdout)
+    if report is None:
+        return _died(done.returncode, said, stage, package)
+    if "problem" not in report:
+        return Tried(text=report["text"])
+    text, _, remedy = report["problem"].partition("; ")
+    code = ExitCode(int(report.get("code", BrokenError.exit_code)))
+    return Tried(code=code, text=text, remedy=remedy, installed=report.get("installed", True))
+
+
+def _run(trial: Sequence[str], deadline_s: float) -> subprocess.CompletedProcess[bytes]:
+    with tempfile.TemporaryDirectory(prefix="subfleet-trial-") as work:  # a child that dies leaves its files
+        command = [sys.executable, "-c", _START, json.dumps(sys.path), work, *trial]
+        return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=deadline_s, check=False)
+
+
+def _told(output: bytes) -> tuple[str, dict[str, Any] | None]:
+    """The stage that the child had come to, and its report; None where it came to none."""
+    stage = "started"
+    for line in output.splitlines():
+        report = json.loads(line)
+        if "stage" not in report:
+            return stage, report
+        stage = report["stage"]
+    return stage, None
+
+
+def _died(returncode: int, said: str, stage: str, package: str) -> Tried:
+    lines = [line for line in said.splitlines() if not _NOISE.match(line)]
+    last = f"{lines[-1]:.200}" if lines else ""
+    if returncode >= 0:
+        return _broken(
+            f"its process ended with {returncode} while it was {stage}{f' ({last})' if last else ''}",
+            _ANOTHER.format(package=package),
+        )
+    what, remedy = _DEATHS.get(-returncode, _OTHER_DEATH)
+    struck = _INSTALLED_FILE.search(said)
+    words = {
+        "package": struck[1] if struck else package,
+        "machine": platform.machine(),
+        "number": -returncode,
+        "said": f": {last}" if last else "",
+    }
+    return _broken(f"{what.format(**words)} while it was {stage}", remedy.format(**words))
+
+
+def _broken(text: str, remedy: str) -> Tried:
+    return Tried(code=BrokenError.exit_code, text=text, remedy=remedy)

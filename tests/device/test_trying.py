@@ -1,0 +1,163 @@
+"""Runtimes and packages that break while they are loaded or train: each is one finding, and ends nobody else."""
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+from device import broken_packages as broken
+from device.broken_packages import put
+from export.oldest import OLDEST, needs_oldest
+from trainers.hidden_binding import NO_BINDING, hide_binding
+
+from subfleet.device.known_runtimes import tried_once
+from subfleet.device.trying import Tried, _died, try_package, try_runtime
+from subfleet.protocol.exit_codes import ExitCode
+
+pytestmark = pytest.mark.slow
+
+CASES = (
+    (
+        broken.DYING.format(number="SIGILL"),
+        "lacks an instruction that onnxruntime was built with (SIGILL) while it was",
+    ),
+    (broken.DYING.format(number="SIGSEGV"), "onnxruntime touched memory that it does not have (SIGSEGV)"),
+    (broken.DYING.format(number="SIGKILL"), "it was killed (SIGKILL), as the kernel does where memory ends"),
+    (broken.DYING.format(number="SIGUSR1"), f"signal {int(signal.SIGUSR1)} ended it"),
+    (broken.ABORTING, "onnxruntime gave up (SIGABRT: terminate called: no such device)"),
+    (broken.LEAVING, "its process ended with 3 while it was loaded (no licence)"),
+    (broken.RAISING, "cannot be loaded (ImportError: libboard.so.8: cannot open shared object file)"),
+    (broken.FOR_NUMPY_1, "cannot be loaded (AttributeError: _ARRAY_API not found)"),
+    (broken.FOR_A_NEWER_NUMPY, "module compiled against API version 0xe"),
+    (broken.DYING_AS_IT_TRAINS, "(SIGILL) while it was trained with"),
+    (broken.RAISING_AS_IT_TRAINS, "training with it failed: ONNX Runtime refused the program (Numpy is not available)"),
+    (broken.WRONG_AS_IT_TRAINS, "is right: this build computes something else"),
+)
+REMEDIES = {
+    "SIGILL": "that build is for a newer processor; install another build of onnxruntime",
+    "SIGKILL": "free some memory",
+    "_ARRAY_API": "run: pip install 'numpy>=1.26,<2'",
+    "0xe": "run: pip install --upgrade numpy",
+    "libboard": "install the libraries that this build of it needs",
+}
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where packages stand before the real ones, for processes that are started from here."""
+    for name, value in put(tmp_path, {}).items():
+        monkeypatch.setenv(name, value)
+    # A child looks where its parent does, which was started before.
+    monkeypatch.syspath_prepend(str(tmp_path / "site-packages"))
+    return tmp_path
+
+
+@pytest.mark.parametrize(("does", "words"), CASES, ids=[words[:30] for _, words in CASES])
+def test_a_broken_runtime_is_a_finding_with_its_remedy(place: Path, does: str, words: str) -> None:
+    put(place, {"onnxruntime": does})
+    found = try_runtime("onnx", "cpu")
+    assert found.broken, found
+    assert found.code == ExitCode.MISSING_EXTRA
+    assert words in found.sentence
+    assert found.remedy
+    assert len(found.sentence.splitlines()) == 1
+    for mark, remedy in REMEDIES.items():
+        assert mark not in words or remedy in found.remedy
+
+
+@pytest.mark.parametrize("number", sorted(signal.valid_signals() - {0}))
+def test_every_signal_that_ends_a_child_has_a_sentence(number: int) -> None:
+    dump = (
+        "Fatal Python error: X\n\nCurrent thread 0x1 (most recent call first):\n"
+        '  File "<frozen importlib._bootstrap>", line 241 in _call_with_frames_removed\n'
+        '  File "/venv/lib/site-packages/subfleet/trainers/onnx.py", line 3 in _open\n'
+        '  File "/venv/lib/python3/dist-packages/numpy/core/__init__.py", line 2 in <module>\n'
+        '  File "/venv/lib/site-packages/onnxruntime/__init__.py", line 2 in <module>\n'
+    )
+    found = _died(-number, dump, "loaded", "the runtime")
+    assert found.broken
+    assert found.text.endswith("while it was loaded")
+    assert "{" not in found.sentence
+    assert "numpy" in found.sentence or number == signal.SIGKILL or f"signal {number}" in found.text
+    assert "numpy" not in _died(-number, "", "loaded", "the runtime").sentence
+
+
+def test_a_runtime_that_hangs_is_given_up(place: Path) -> None:
+    put(place, {"onnxruntime": broken.HANGING})
+    found = try_runtime("onnx", "cpu", deadline_s=2.0)
+    assert (found.broken, found.text) == (True, "it was loaded for 2 s without an end")
+
+
+def test_a_package_that_is_missing_is_not_broken(place: Path) -> None:
+    put(place, {"sitecustomize.py": broken.missing("onnxruntime", "psutil")})
+    for found in (try_runtime("onnx", "cpu"), try_package("psutil", "psutil")):
+        assert (found.works, found.broken, found.code) == (False, False, ExitCode.MISSING_EXTRA)
+        assert "pip install 'subfleet[edge]'" in found.remedy
+
+
+def test_what_a_package_prints_stands_in_nobodys_way(place: Path) -> None:
+    put(place, {"psutil": "import os\nprint('hello')\nos.write(1, b'{}')\nversion_info = ()\n"})
+    assert try_package("psutil", "psutil").works
+
+
+def test_every_runtime_that_is_here_trains_as_pytorch_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert try_runtime("onnx", "cpu").text.startswith("ONNX Runtime")
+    pytest.importorskip("executorch")
+    hide_binding(tmp_path, monkeypatch)
+    assert try_runtime("executorch", "cpu").text.endswith("with PyTorch")
+
+
+def test_the_native_binding_trains_as_pytorch_does() -> None:
+    pytest.importorskip("subfleet_executorch", reason=NO_BINDING)
+    found = try_runtime("executorch", "cpu")
+    assert found.works, found
+    assert "PyTorch" not in found.text
+
+
+@needs_oldest
+def test_the_oldest_onnx_runtime_trains_as_pytorch_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(OLDEST))
+    assert try_runtime("onnx", "cpu").text.startswith("ONNX Runtime 1.23.2 ")
+
+
+def test_what_has_worked_is_not_tried_again_until_something_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[tuple[str, str]] = []
+    file = tmp_path / "cache" / "runtimes.json"
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    monkeypatch.syspath_prepend(str(packages))
+
+    def once(name: str, provider: str = "cpu", *, works: bool = True) -> bool:
+        def attempt(name: str, provider: str) -> Tried:
+            tried.append((name, provider))
+            return Tried(text="it") if works else Tried(code=ExitCode.MISSING_EXTRA, text="no")
+
+        return tried_once(name, provider, file=file, attempt=attempt).works
+
+    assert once("onnx")
+    assert once("onnx")
+    assert once("onnx", "cuda")
+    assert once("torch")
+    assert tried == [("onnx", "cpu"), ("onnx", "cuda"), ("torch", "cpu")]
+    assert once("onnx"), "what was learnt later takes nothing away"
+    assert not once("executorch", works=False)
+    assert not once("executorch", works=False)
+    assert tried[3:] == [("executorch", "cpu")] * 2, "what did not work may work now"
+    (packages / "new.dist-info").mkdir()
+    assert once("onnx")
+    assert tried[5:] == [("onnx", "cpu")]
+    file.write_text("[1")
+    assert once("onnx")
+    assert tried[6:] == [("onnx", "cpu")]
+    assert set(json.loads(file.read_text())) == {"onnx cpu"}
+
+
+def test_where_nothing_can_be_noted_each_start_tries(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    found = [
+        tried_once("onnx", "cpu", file=tmp_path / "file" / "runtimes.json", attempt=lambda *_: Tried(text="it"))
+        for _ in range(2)
+    ]
+    assert [one.text for one in found] == ["it", "it"]
