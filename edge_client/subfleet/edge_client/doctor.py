@@ -98,9 +98,10 @@ def examine(options: DoctorOptions) -> Examination:
     data = [] if options.data is None else [_data(profile, options.data, tried, broken)]
     memory, budget_bytes = _memory(profile, sum(taken_bytes for _, taken_bytes in data), broken)
     findings += [memory, *(finding for finding, _ in data)]
-    broker = options.broker
-    if broker is not None:
-        findings += _broker(broker, options)
+    if options.broker is not None and packages["paho-mqtt"].works:
+        findings += _broker(options.broker, options)
+    elif options.broker is not None:
+        findings.append(_spared("broker", "paho-mqtt"))
     findings.append(_attempt("fits", lambda: _fits(options, profile, budget_bytes)))
     return Examination(budget_bytes=budget_bytes, findings=tuple(findings))
 
@@ -222,7 +223,7 @@ def _broker(broker: BrokerOptions, options: DoctorOptions) -> list[Finding]:
             client_id=doctor,
             open_timeout_s=_OPEN_TIMEOUT_S,
         )
-    except SubfleetError as error:
+    except Exception as error:  # noqa: BLE001 - see _failed
         return [_failed("broker", error)]
     return [
         Finding(
