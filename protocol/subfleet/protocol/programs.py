@@ -10,6 +10,7 @@ from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.chains import Chain
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.evaluating import EvaluationResult
+from subfleet.protocol.input_statistics import InputStatistics
 from subfleet.protocol.jobs import EvaluateJob, ScoreJob, TrainJob, TrainResult
 from subfleet.protocol.memory import MemoryPlan
 from subfleet.protocol.schema import ADDED_LATER, canonical_json, from_plain, parse_json
@@ -218,6 +219,8 @@ class DataSummary:
         data_bytes: what the samples and their labels take in memory while the device trains, whatever subnet.
         class_names: of the classes that are counted; empty where the data number them.
         other_input_shapes: of one sample, as it can be given, too: pictures are gray or coloured as a model takes them.
+        inputs: what all values of the samples are like; None where nobody has looked.
+        sizes_differ: pictures have several sizes, and `input_shape` is that of most.
     """
 
     sample_count: int
@@ -226,6 +229,8 @@ class DataSummary:
     data_bytes: int = 0
     class_names: tuple[str, ...] = ()
     other_input_shapes: tuple[tuple[int, ...], ...] = ()
+    inputs: InputStatistics | None = None
+    sizes_differ: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,14 +1,17 @@
 """Data sets in `.npz` files, and the one rule by which any pair of arrays becomes a data set."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from subfleet.protocol.errors import DataError, FileError
+from subfleet.protocol.errors import DataError, FileError, ProtocolError
+from subfleet.protocol.transform import DATA_TRANSFORM, text_of_transform, transform_of_text
 from subfleet.tasks.dataset import Dataset, Inputs, Labels
+from subfleet.tasks.pictures import MAX_BYTE
 
 __all__ = ["dataset_of", "read_npz", "write_npz"]
 
@@ -18,7 +21,6 @@ _CLASS_NAMES = "class_names"
 _LAYOUT = "layout"
 _EXACT = "exact"
 _CHANNEL_COUNTS = (1, 3, 4)
-_MAX_BYTE = 255
 
 
 def dataset_of(
@@ -79,12 +81,18 @@ def read_npz(path: Path) -> Dataset:
             exact = _LAYOUT in archive.files and str(archive[_LAYOUT]) == _EXACT
             inputs, labels = archive[names[0]], archive[names[1]]
             owners, class_names = (archive[name] if name in archive.files else None for name in (_OWNERS, _CLASS_NAMES))
+            transform = transform_of_text(str(archive[DATA_TRANSFORM])) if DATA_TRANSFORM in archive.files else None
     except DataError:
         raise
+    except ProtocolError as error:
+        raise DataError(
+            f"data file {str(path)!r} says that it was transformed in a way that nobody knows ({error}); write it anew"
+        ) from error
     # Damage may trip any part of the archive and array parsers: a flag of encryption alone gives RuntimeError.
     except Exception as error:
         raise DataError(f"data file {str(path)!r} is not a readable .npz file ({error}); write it anew") from error
-    return dataset_of(inputs, labels, str(path), owners=owners, class_names=class_names, exact=exact)
+    found = dataset_of(inputs, labels, str(path), owners=owners, class_names=class_names, exact=exact)
+    return found if transform is None else replace(found, transform=transform)
 
 
 def write_npz(path: Path, dataset: Dataset) -> None:
@@ -103,6 +111,8 @@ def write_npz(path: Path, dataset: Dataset) -> None:
                 arrays[_OWNERS] = dataset.owners
             if dataset.class_names:
                 arrays[_CLASS_NAMES] = np.array(dataset.class_names)
+            if dataset.transform is not None:
+                arrays[DATA_TRANSFORM] = np.array(text_of_transform(dataset.transform))
             np.savez(file, **arrays)
             file.flush()
             os.fsync(file.fileno())
@@ -124,7 +134,7 @@ def _names_in(archive: object, path: Path) -> tuple[str, str]:
 def _scaled(inputs: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
     if inputs.dtype == np.uint8:
         values = inputs.astype(np.float32)
-        values /= np.float32(_MAX_BYTE)
+        values /= np.float32(MAX_BYTE)
         return values
     if np.issubdtype(inputs.dtype, np.floating):
         # What float32 cannot hold becomes infinite, and is refused as such.

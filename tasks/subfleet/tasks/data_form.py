@@ -6,8 +6,10 @@ import numpy as np
 
 from subfleet.protocol.class_names import class_places
 from subfleet.protocol.errors import DataError
+from subfleet.protocol.transform import DataTransform
 from subfleet.tasks.dataset import Dataset
 from subfleet.tasks.shaping import shaped
+from subfleet.tasks.transforms.preparing import transformed
 
 __all__ = ["DataForm", "in_form"]
 
@@ -22,11 +24,13 @@ class DataForm:
             are.
         classes: names of the classes in the model's order; () where the number of a class is its name; None takes the
             names and the order that the data have themselves.
+        transform: what is done to each sample before it is fed; None feeds it as it is.
     """
 
     input_shape: tuple[int, ...]
     class_count: int = 0
     classes: tuple[str, ...] | None = ()
+    transform: DataTransform | None = None
 
 
 def in_form(dataset: Dataset, form: DataForm, source: str) -> Dataset:
@@ -38,15 +42,28 @@ def in_form(dataset: Dataset, form: DataForm, source: str) -> Dataset:
         source: of the data, for the error's text.
 
     Raises:
-        DataError: the samples have another shape, labels are no classes, or a class is none of the model's.
+        DataError: the samples have another shape, cannot be transformed, or were transformed otherwise before; labels
+            are no classes, or a class is none of the model's.
     """
-    dataset = shaped(dataset, form.input_shape, f"samples of {source!r}")
+    dataset = shaped(_transformed(dataset, form, source), form.input_shape, f"samples of {source!r}")
     if form.class_count and dataset.labels.dtype != np.int64:
         raise DataError(
             f"labels of {source!r} are floating point numbers, but the model takes classes: write them as integers "
             f"from 0 to {form.class_count - 1}"
         )
     return _counted(_named(dataset, form, source), form, source)
+
+
+def _transformed(dataset: Dataset, form: DataForm, source: str) -> Dataset:
+    """Transformed once: data that were written after they were transformed say so."""
+    if dataset.transform == form.transform:
+        return dataset
+    if dataset.transform is not None or form.transform is None:
+        raise DataError(
+            f"samples of {source!r} were transformed already, and otherwise than the model's are; use data as they "
+            "were before"
+        )
+    return transformed(dataset, form.transform, source)
 
 
 def _named(dataset: Dataset, form: DataForm, source: str) -> Dataset:

@@ -8,6 +8,7 @@ import numpy.typing as npt
 from subfleet.protocol.class_names import check_class_names
 from subfleet.protocol.errors import DataError
 from subfleet.protocol.programs import DataSummary
+from subfleet.protocol.transform import DataTransform
 
 __all__ = ["MAX_CLASSES", "NO_LABEL", "NO_OWNER", "Dataset", "Inputs", "Labels"]
 
@@ -35,6 +36,7 @@ class Dataset:
         owners: (samples,): int64 number of whoever each sample is from (a writer, role or speaker), or `NO_OWNER`;
             None where samples are nobody's.
         class_names: of the class indices, in their order; empty where classes have none but their numbers.
+        transform: what was done to the inputs already; None where nothing was.
 
     Raises:
         DataError: the arrays are of another type or shape, differ in length, are empty, or hold impossible values; or
@@ -45,6 +47,7 @@ class Dataset:
     labels: Labels
     owners: npt.NDArray[np.int64] | None = None
     class_names: tuple[str, ...] = ()
+    transform: DataTransform | None = None
 
     def __post_init__(self) -> None:
         if self.inputs.dtype not in (np.float32, np.int64) or self.inputs.ndim < 2:

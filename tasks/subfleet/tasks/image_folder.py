@@ -3,45 +3,66 @@
 A model maps classes by these names. By themselves they are numbered in their natural order, "2" before "10".
 """
 
+import math
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from subfleet.protocol.class_names import check_class_names, in_natural_order
-from subfleet.protocol.errors import DataError, FileError, MissingExtraError
+from subfleet.protocol.errors import DataError, FileError
+from subfleet.protocol.programs import DataSummary
+from subfleet.protocol.transform import DataTransform
 from subfleet.tasks.dataset import Dataset
+from subfleet.tasks.measuring import InputMeter
+from subfleet.tasks.pictures import MAX_BYTE, Picture, read_header, read_pixels
 from subfleet.tasks.shaping import shape_problem
+from subfleet.tasks.transforms.preparing import normalise_in_place, prepared
 
-__all__ = ["CHANNEL_COUNTS", "MAX_IMAGE_PIXELS", "read_image_folder"]
+__all__ = ["describe_image_folder", "read_image_folder"]
 
 CHANNEL_COUNTS = (1, 3)
 """Every picture can be given in gray and in colour."""
-
-MAX_IMAGE_PIXELS = 2**24
-"""Pixels of one image, checked from its header before anything is decoded."""
+_NO_CLASSES = frozenset(
+    {"__macosx", "lost+found", "@eadir", "#recycle", "#snapshot", "$recycle.bin", "system volume information"}
+)
+"""Folders that archives, file systems and network drives leave, in small letters; so are hidden ones, with a dot."""
 _SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
-_GRAY_MODES = frozenset({"1", "L", "LA"})
-_COLOUR_MODES = frozenset({"P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV", "LAB"})
-_MAX_BYTE = 255
+_SHOWN = 10
+"""Of the pictures that cannot be used, all of which are looked for before anything is said."""
+_NAME_CHARACTERS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Header:
-    path: Path
-    label: int
-    width: int
-    height: int
-    gray: bool
+class _Listed:
+    """Every picture of a folder, with its class.
+
+    Attributes:
+        folder: that was read.
+        names: of the classes in their order.
+        pictures: one or more.
+        labels: of each of them.
+    """
+
+    folder: Path
+    names: tuple[str, ...]
+    pictures: tuple[Picture, ...]
+    labels: tuple[int, ...]
+
+    @property
+    def usual_channels(self) -> int:
+        """Those of most pictures, and of gray ones where as many are coloured."""
+        return 1 if 2 * sum(picture.gray for picture in self.pictures) >= len(self.pictures) else 3
 
 
-def read_image_folder(folder: Path, taken: tuple[int, ...] | None = None) -> Dataset:
-    """Read every image below the class folders, scaled to 0 to 1, channels first.
+def read_image_folder(
+    folder: Path, taken: tuple[int, ...] | None = None, transform: DataTransform | None = None
+) -> Dataset:
+    """Read every image below the class folders, upright, scaled to 0 to 1, channels first.
 
     Transparency is dropped. Files with other endings than an image's are passed over. Class folders may be empty.
 
@@ -49,61 +70,162 @@ def read_image_folder(folder: Path, taken: tuple[int, ...] | None = None) -> Dat
         folder: with a folder for each class.
         taken: shape of one sample as a model takes it, which decides whether pictures become gray or coloured. Without
             one they become what most of them are, and gray where as many are coloured.
+        transform: what is done to each picture before it is fed; without one all must be of one size.
 
     Raises:
         FileError: a folder cannot be read.
-        DataError: there is no image, or one is unreadable, too large, of more than 8 bits, or of another size; or a
-            folder's name cannot be that of a class.
+        DataError: there is no image; some are unreadable or too large, and the text lists them; one is of another size;
+            or a folder's name cannot be that of a class.
         MissingExtraError: Pillow is not installed.
     """
-    names, images = _list_images(folder)
-    headers = [_read_header(path, label) for path, label in images]
-    width, height = _size_of(headers)
-    channels = _channels(headers, (height, width), taken, folder)
+    listed = _listed(folder)
+    applied = transform or DataTransform()
+    size = _one_size(listed, applied)
+    channels = applied.channels or _channels(listed, size, taken)
+    if len(applied.mean) > 1 and len(applied.mean) != channels:
+        raise DataError(
+            f"data.transform has means of {len(applied.mean)} channels, but pictures are fed with {channels}"
+        )
     try:
-        inputs = np.empty((len(headers), channels, height, width), np.float32)
+        inputs = np.empty((len(listed.pictures), channels, *size), np.float32)
     except MemoryError as error:
         raise DataError(f"data folder {str(folder)!r} is too large for memory; use fewer or smaller images") from error
-    for row, header in enumerate(headers):
-        pixels = _read_pixels(header.path, "L" if channels == 1 else "RGB")
-        inputs[row] = np.moveaxis(pixels.reshape(height, width, channels), 2, 0)
-    inputs /= np.float32(_MAX_BYTE)
-    labels = np.array([header.label for header in headers], np.int64)
-    return Dataset(inputs=inputs, labels=labels, class_names=names)
+    problems = _Problems(folder)
+    for row, picture in enumerate(listed.pictures):
+        with problems.noted(picture.path):
+            inputs[row] = prepared(read_pixels(picture, channels), applied)
+    problems.tell()
+    inputs /= np.float32(MAX_BYTE)
+    normalise_in_place(inputs, applied)
+    labels = np.array(listed.labels, np.int64)
+    return Dataset(inputs=inputs, labels=labels, class_names=listed.names, transform=transform)
 
 
-def _size_of(headers: Sequence[_Header]) -> tuple[int, int]:
-    """The size that all images have."""
-    sizes = Counter((header.width, header.height) for header in headers)
-    (width, height), _ = max(sizes.items(), key=lambda item: (item[1], item[0]))
-    odd = next((header for header in headers if (header.width, header.height) != (width, height)), None)
+def describe_image_folder(folder: Path) -> DataSummary:
+    """What a device may tell of such a folder before it knows a model; one picture after the other is decoded.
+
+    The shape is that of most pictures. Whether others can be fed too depends on the run's transform.
+
+    Raises:
+        FileError: a folder cannot be read.
+        DataError: as of `read_image_folder`, but pictures may have any size.
+        MissingExtraError: Pillow is not installed.
+    """
+    listed, meter, problems = _listed(folder), InputMeter(), _Problems(folder)
+    channels = listed.usual_channels
+    for picture in listed.pictures:
+        with problems.noted(picture.path):
+            meter.add(read_pixels(picture, channels).astype(np.float32) / np.float32(MAX_BYTE))
+    problems.tell()
+    sizes = Counter((picture.height, picture.width) for picture in listed.pictures)
+    size = _usual(sizes)
+    pixels = sum(math.prod(one) * count for one, count in sizes.items())
+    counts = np.bincount(listed.labels, minlength=len(listed.names))
+    return DataSummary(
+        sample_count=len(listed.pictures),
+        input_shape=(channels, *size),
+        class_counts=tuple(int(count) for count in counts),
+        data_bytes=4 * max(CHANNEL_COUNTS) * pixels + 8 * len(listed.labels),
+        class_names=listed.names,
+        other_input_shapes=tuple((other, *size) for other in CHANNEL_COUNTS if other != channels),
+        inputs=meter.result(),
+        sizes_differ=len(sizes) > 1,
+    )
+
+
+class _Problems:
+    """The pictures of a folder that cannot be used, told of all at once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._found = list[str]()
+
+    @contextmanager
+    def noted(self, path: Path) -> Iterator[None]:
+        """Remember what is wrong with a picture, and go on to the next one."""
+        try:
+            yield
+        except DataError as error:
+            self._found.append(f"{str(path.relative_to(self._folder))[-_NAME_CHARACTERS:]!r} {error}")
+
+    @property
+    def any(self) -> bool:
+        """Whether there is one."""
+        return bool(self._found)
+
+    def tell(self) -> None:
+        """Raise DataError with the first of them, and how many more there are."""
+        if not self._found:
+            return
+        counted = "1 image" if len(self._found) == 1 else f"{len(self._found)} images"
+        more = f"; and {len(self._found) - _SHOWN} more" if len(self._found) > _SHOWN else ""
+        raise DataError(f"{counted} of {str(self._folder)!r} cannot be used: {'; '.join(self._found[:_SHOWN])}{more}")
+
+
+def _usual(sizes: "Counter[tuple[int, int]]") -> tuple[int, int]:
+    return max(sizes.items(), key=lambda item: (item[1], item[0]))[0]
+
+
+def _one_size(listed: _Listed, transform: DataTransform) -> tuple[int, int]:
+    """Height and width of all images, once they are transformed."""
+    found, sizes = dict[tuple[int, int], Picture](), Counter[tuple[int, int]]()
+    problems = _Problems(listed.folder)
+    for picture in listed.pictures:
+        with problems.noted(picture.path):
+            size = _size_of(picture, transform)
+            found.setdefault(size, picture)
+            sizes[size] += 1
+    problems.tell()
+    height, width = _usual(sizes)
+    odd = next((one for size, one in found.items() if size != (height, width)), None)
     if odd is not None:
         raise DataError(
             f"image {str(odd.path)!r} is {odd.width} x {odd.height}, but must be {width} x {height} like "
-            f"{sizes[width, height]} of {len(headers)} images; scale all images to one size"
+            f"{sizes[height, width]} of {len(listed.pictures)} images; scale all images to one size, or let "
+            "data.transform of the run do so"
         )
-    return width, height
+    return height, width
 
 
-def _channels(headers: Sequence[_Header], size: tuple[int, int], taken: tuple[int, ...] | None, folder: Path) -> int:
+def _size_of(picture: Picture, transform: DataTransform) -> tuple[int, int]:
+    try:
+        return transform.size_of(picture.height, picture.width)
+    except ValueError as error:
+        raise DataError(f"cannot be brought to the run's data.transform: {error}") from error
+
+
+def _channels(listed: _Listed, size: tuple[int, int], taken: tuple[int, ...] | None) -> int:
     """As many as a model takes; without one, as most pictures have."""
-    usual = 1 if 2 * sum(header.gray for header in headers) >= len(headers) else 3
     if taken is None:
-        return usual
+        return listed.usual_channels
     fitting = [channels for channels in CHANNEL_COUNTS if not shape_problem((channels, *size), taken)]
     if not fitting:
         raise DataError(
-            f"images of {str(folder)!r} {shape_problem((usual, *size), taken)}; scale them to the model's size"
+            f"images of {str(listed.folder)!r} {shape_problem((listed.usual_channels, *size), taken)}; scale them to "
+            "the model's size, or let data.transform of the run do so"
         )
     return fitting[0]
 
 
-def _list_images(folder: Path) -> tuple[tuple[str, ...], list[tuple[Path, int]]]:
-    """Names of the classes in their order, and each image with its class."""
+def _listed(folder: Path) -> _Listed:
+    names, files = _files(folder)
+    pictures, problems = list[Picture](), _Problems(folder)
+    for path, _ in files:
+        with problems.noted(path):
+            pictures.append(read_header(path))
+    if problems.any:  # the damage of others is told of with them
+        for picture in pictures:
+            with problems.noted(picture.path):
+                read_pixels(picture, 1)
+    problems.tell()
+    return _Listed(folder=folder, names=names, pictures=tuple(pictures), labels=tuple(label for _, label in files))
+
+
+def _files(folder: Path) -> tuple[tuple[str, ...], list[tuple[Path, int]]]:
+    """Names of the classes in their order, and each image's file with its class."""
     try:
-        entries = [entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
         # Some file systems write an accent as a character of its own.
-        normal = {entry: unicodedata.normalize("NFC", entry.name) for entry in entries}
+        normal = {entry: unicodedata.normalize("NFC", entry.name) for entry in _class_folders(folder)}
         names = in_natural_order(normal.values())
         check_class_names(names)
         folders = {name: entry for entry, name in normal.items()}
@@ -111,7 +233,7 @@ def _list_images(folder: Path) -> tuple[tuple[str, ...], list[tuple[Path, int]]]
             (path, label)
             for label, name in enumerate(names)
             for path in sorted(folders[name].iterdir())
-            if path.suffix.lower() in _SUFFIXES and not path.name.startswith(".")
+            if path.suffix.lower() in _SUFFIXES and not path.name.startswith(".") and path.is_file()
         ]
     except OSError as error:
         raise FileError(f"data folder {str(folder)!r} cannot be read ({error}); check its permissions") from error
@@ -125,36 +247,7 @@ def _list_images(folder: Path) -> tuple[tuple[str, ...], list[tuple[Path, int]]]
     return names, images
 
 
-def _read_header(path: Path, label: int) -> _Header:
-    with _open(path) as image:
-        width, height = image.size
-        if width * height > MAX_IMAGE_PIXELS:
-            raise DataError(
-                f"image {str(path)!r} has {width * height} pixels, but may have {MAX_IMAGE_PIXELS}; scale it down"
-            )
-        if image.mode not in _GRAY_MODES | _COLOUR_MODES:
-            raise DataError(f"image {str(path)!r} is of mode {image.mode}, but must have 8 bits a channel; convert it")
-        return _Header(path=path, label=label, width=width, height=height, gray=image.mode in _GRAY_MODES)
-
-
-def _read_pixels(path: Path, mode: str) -> npt.NDArray[np.uint8]:
-    with _open(path) as image:
-        try:
-            return np.asarray(image.convert(mode), np.uint8)
-        # Decoders raise whatever their format's parser stumbles over: OSError, SyntaxError, ValueError, IndexError ...
-        except Exception as error:
-            raise DataError(f"image {str(path)!r} cannot be decoded ({error}); replace or remove it") from error
-
-
-def _open(path: Path) -> Any:
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise MissingExtraError("Pillow", "edge") from error
-    try:
-        return Image.open(path)
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise DataError(f"image {str(path)!r} is too large to decode ({error}); scale it down") from error
-    # Image.open reads the header with the format's own parser, which may raise nearly anything on broken files.
-    except Exception as error:
-        raise DataError(f"image {str(path)!r} cannot be read ({error}); replace or remove it") from error
+def _class_folders(folder: Path) -> Iterator[Path]:
+    for entry in folder.iterdir():
+        if entry.is_dir() and not entry.name.startswith(".") and entry.name.lower() not in _NO_CLASSES:
+            yield entry

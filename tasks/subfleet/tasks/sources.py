@@ -16,7 +16,8 @@ from subfleet.protocol.suggestion import did_you_mean
 from subfleet.tasks.arrays_file import dataset_of, read_npz, write_npz
 from subfleet.tasks.data_form import DataForm, in_form
 from subfleet.tasks.dataset import Dataset
-from subfleet.tasks.image_folder import CHANNEL_COUNTS, read_image_folder
+from subfleet.tasks.image_folder import describe_image_folder, read_image_folder
+from subfleet.tasks.measuring import statistics_of
 
 __all__ = ["describe_source", "read_dataset", "write_npz"]
 
@@ -47,29 +48,36 @@ def read_dataset(source: str, form: DataForm | None = None) -> Dataset:
     """
     if form is None:
         return _read(source, None)
-    return in_form(_read(source, form.input_shape), form, source)
+    return in_form(_read(source, form), form, source)
 
 
 def describe_source(source: str) -> DataSummary:
-    """What a device may tell of a data set before it knows a model; raises as `read_dataset`."""
-    dataset = read_dataset(source)
-    summary = dataset.summary()
-    if not Path(source).is_dir():
-        return summary
-    given, *size = dataset.sample_shape
-    others = tuple((channels, *size) for channels in CHANNEL_COUNTS if channels != given)
-    most_bytes = dataset.inputs.nbytes // given * max(CHANNEL_COUNTS) + dataset.labels.nbytes
-    return replace(summary, other_input_shapes=others, data_bytes=most_bytes)
+    """What a device may tell of a data set before it knows a model; raises as `read_dataset`.
 
-
-def _read(source: str, taken: tuple[int, ...] | None) -> Dataset:
+    Pictures of a folder may have several sizes, which the transform of a run may bring to one.
+    """
     path = Path(source)
+    if _kind_of(source, path)[0]:
+        return describe_image_folder(path)
+    dataset = read_dataset(source)
+    return replace(dataset.summary(), inputs=statistics_of(dataset))
+
+
+def _kind_of(source: str, path: Path) -> tuple[bool, bool]:
+    """Whether a path is a folder, and whether it is there at all."""
     try:
-        is_folder, exists = path.is_dir(), path.exists()
+        return path.is_dir(), path.exists()
     except OSError as error:
         raise FileError(f"data source {source!r:.200} cannot be read ({error.strerror}); check the path") from error
-    if is_folder:
-        return read_image_folder(path, taken)
+
+
+def _read(source: str, form: DataForm | None) -> Dataset:
+    path = Path(source)
+    is_folder, exists = _kind_of(source, path)
+    if is_folder and form is None:
+        return read_image_folder(path)
+    if is_folder and form is not None:
+        return read_image_folder(path, form.input_shape, form.transform)
     if path.suffix == ".npz":
         return read_npz(path)
     match = _ENTRY_POINT.fullmatch(source)

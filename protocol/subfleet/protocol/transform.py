@@ -1,0 +1,145 @@
+"""How samples are brought to what a model takes: one rule for devices, the server's evaluation and every prediction.
+
+It travels in tasks and stands in exported models, so that pictures are never prepared in two ways.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from subfleet.protocol.schema import canonical_json, from_plain, parse_json
+
+__all__ = ["DATA_TRANSFORM", "MAX_TEXT_BYTES", "DataTransform", "text_of_transform", "transform_of_text"]
+
+DATA_TRANSFORM = "data_transform"
+"""Under which a model file carries it: as metadata, or as a method that gives its text in bytes."""
+MAX_TEXT_BYTES = 4096
+MAX_SIDE = 4096
+MAX_SCALED_PIXELS = 2**24
+"""Of a picture after it is scaled: one that is long and narrow would grow beyond any memory."""
+MAX_CHANNELS = 64
+MAX_VALUE = 1e6
+"""Of means and deviations; what is divided by less than a millionth is refused, too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataTransform:
+    """What is done to each picture before it is fed, in this order; what is left out is not done.
+
+    Attributes:
+        channels: 1 makes pictures gray, 3 coloured; 0 leaves arrays as they are, and gives pictures in folders the
+            channels that the model takes.
+        resize: (height, width) scales each picture to that; (side,) scales its shorter side to it, and the longer one
+            in proportion.
+        crop: (height, width), or (side,) for a square, cut out of the middle.
+        mean: taken off each channel, or off all where it is one number; on the scale on which samples are fed, 0 to 1
+            for pictures of 8 bits.
+        deviation: that the difference is divided by, as many numbers, above 0.
+
+    Raises:
+        ValueError: a number is out of its range, or numbers do not fit each other.
+    """
+
+    channels: int = 0
+    resize: tuple[int, ...] = ()
+    crop: tuple[int, ...] = ()
+    mean: tuple[float, ...] = ()
+    deviation: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.channels not in (0, 1, 3):
+            raise ValueError(f"channels are {self.channels}, but must be 1 for gray, 3 for colour, or 0 for either")
+        for name in ("resize", "crop"):
+            sides: tuple[int, ...] = getattr(self, name)
+            if len(sides) > 2 or not all(1 <= side <= MAX_SIDE for side in sides):
+                raise ValueError(
+                    f"{name} is {list(sides)}, but must be [height, width] or [side], each from 1 to {MAX_SIDE}"
+                )
+        if self.resize and any(cut > side for cut, side in zip(_pair(self.crop), _pair(self.resize), strict=False)):
+            raise ValueError(
+                f"crop is {list(self.crop)}, but pictures are scaled to {list(self.resize)}; cut out no more than that"
+            )
+        self._check_normalisation()
+
+    def _check_normalisation(self) -> None:
+        if len(self.mean) != len(self.deviation) or len(self.mean) > MAX_CHANNELS:
+            raise ValueError(
+                f"mean has {len(self.mean)} numbers and deviation {len(self.deviation)}, but both must have one for "
+                "all, or one for each channel"
+            )
+        if self.channels and len(self.mean) not in (0, 1, self.channels):
+            raise ValueError(f"mean has {len(self.mean)} numbers, but there are {self.channels} channels")
+        if not all(abs(value) <= MAX_VALUE for value in self.mean):
+            raise ValueError(f"mean is {list(self.mean)}, but must be numbers from -{MAX_VALUE:g} to {MAX_VALUE:g}")
+        if not all(1 / MAX_VALUE <= value <= MAX_VALUE for value in self.deviation):
+            raise ValueError(
+                f"deviation is {list(self.deviation)}, but must be numbers from {1 / MAX_VALUE:g} to {MAX_VALUE:g}"
+            )
+
+    @property
+    def fixes_size(self) -> bool:
+        """Whether pictures of any size get one size."""
+        return bool(self.crop) or len(self.resize) == 2
+
+    def scaled_size(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width of a picture after it is scaled, before it is cut."""
+        if len(self.resize) != 1:
+            return (self.resize[0], self.resize[1]) if self.resize else (height, width)
+        side, shorter = self.resize[0], min(height, width)
+        # To the nearest whole number, halves up: whole numbers alone are the same on every machine.
+        return (2 * height * side + shorter) // (2 * shorter), (2 * width * side + shorter) // (2 * shorter)
+
+    def size_of(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width of what a picture becomes.
+
+        Raises:
+            ValueError: it is smaller than what is to be cut out of it, or would grow beyond any memory.
+        """
+        scaled = self.scaled_size(height, width)
+        if scaled[0] * scaled[1] > MAX_SCALED_PIXELS and scaled != (height, width):
+            raise ValueError(
+                f"{width} x {height} would be scaled to {scaled[1]} x {scaled[0]}, but may have {MAX_SCALED_PIXELS} "
+                "pixels"
+            )
+        cut = self.cut_size(scaled)
+        if cut[0] > scaled[0] or cut[1] > scaled[1]:
+            raise ValueError(f"{cut[1]} x {cut[0]} cannot be cut out of {scaled[1]} x {scaled[0]}; resize it first")
+        return cut
+
+    def cut_size(self, scaled: tuple[int, int]) -> tuple[int, int]:
+        """Height and width of what is cut out of a picture that is scaled already."""
+        cut = _pair(self.crop)
+        return (cut[0], cut[1]) if cut else scaled
+
+    def shape_of(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Shape of what a sample becomes: (channels, height, width), or without the first where the sample is.
+
+        Raises:
+            ValueError: it is no picture, has other channels than there are means, or is too small.
+        """
+        if len(shape) not in (2, 3) or not all(size >= 1 for size in shape):
+            raise ValueError(f"samples of shape {tuple(shape)} are no pictures, (channels, height, width)")
+        height, width = self.size_of(shape[-2], shape[-1])
+        channels = self.channels or (shape[0] if len(shape) == 3 else 1)
+        if self.channels and len(shape) == 3 and shape[0] not in (1, 3):
+            raise ValueError(f"pictures of {shape[0]} channels cannot be made into {self.channels}")
+        if len(self.mean) > 1 and len(self.mean) != channels:
+            raise ValueError(f"there are means of {len(self.mean)} channels, but pictures have {channels}")
+        return (height, width) if len(shape) == 2 and channels == 1 else (channels, height, width)
+
+
+def text_of_transform(transform: DataTransform) -> str:
+    """A transform as a model file or a data file carries it."""
+    return canonical_json(transform).decode()
+
+
+def transform_of_text(text: str) -> DataTransform:
+    """Read what `text_of_transform` wrote.
+
+    Raises:
+        ProtocolError: the text is none.
+    """
+    return from_plain(DataTransform, parse_json(text.encode(errors="replace"), max_bytes=MAX_TEXT_BYTES))
+
+
+def _pair(sides: tuple[int, ...]) -> tuple[int, ...]:
+    return sides * 2 if len(sides) == 1 else sides

@@ -1,0 +1,203 @@
+"""Pictures as cameras, scanners and other programs leave them: turned, of odd modes, damaged, or of no class."""
+
+import io
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from PIL import Image
+
+from subfleet.protocol.errors import DataError
+from subfleet.tasks import DataForm, describe_source, read_dataset
+
+GRADIENT = np.arange(12, dtype=np.uint8).reshape(3, 4) * 20
+"""3 rows and 4 columns, no two pixels alike: whatever turns it shows."""
+
+
+def saved(path: Path, image: Image.Image, **options: object) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image.save(path, **options)  # type: ignore[arg-type]
+    return path
+
+
+def bytes_of(folder: Path, taken: tuple[int, ...] | None = None) -> npt.NDArray[np.uint8]:
+    form = None if taken is None else DataForm(input_shape=taken, classes=None)
+    return np.rint(read_dataset(str(folder), form).inputs * 255).astype(np.uint8)
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "tiff", "webp"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_picture_stands_upright_however_the_camera_was_held(tmp_path: Path, suffix: str, orientation: int) -> None:
+    # What a camera writes that is held so: the upright picture, turned back.
+    back = {
+        2: Image.Transpose.FLIP_LEFT_RIGHT,
+        3: Image.Transpose.ROTATE_180,
+        4: Image.Transpose.FLIP_TOP_BOTTOM,
+        5: Image.Transpose.TRANSPOSE,
+        6: Image.Transpose.ROTATE_90,
+        7: Image.Transpose.TRANSVERSE,
+        8: Image.Transpose.ROTATE_270,
+    }
+    large = np.kron(GRADIENT, np.ones((8, 8), np.uint8))  # JPEG's blocks are of 8 x 8
+    image = Image.fromarray(large).convert("RGB")
+    if orientation in back:
+        image = image.transpose(back[orientation])
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    options: dict[str, object] = {"exif": exif.tobytes() if suffix == "webp" else exif}
+    if suffix == "jpg":
+        options["quality"] = 95
+    elif suffix == "webp":
+        options["lossless"] = True
+    saved(tmp_path / "a" / f"1.{suffix}", image, **options)
+    assert describe_source(str(tmp_path)).input_shape == (3, 24, 32)
+    found = bytes_of(tmp_path, (1, 24, 32))[0, 0]
+    assert np.abs(found.astype(int) - large).max() <= 2
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
+def test_a_damaged_exif_tag_takes_nothing_from_the_picture(tmp_path: Path) -> None:
+    saved(tmp_path / "a" / "1.jpg", Image.fromarray(GRADIENT), exif=b"Exif\0\0II*\0\xff\xff\xff\xff")
+    assert bytes_of(tmp_path).shape == (1, 1, 3, 4)
+
+
+RED, GRAY = (200, 40, 20), 86
+"""A red, and how gray it is: 0.299 * 200 + 0.587 * 40 + 0.114 * 20."""
+
+
+@pytest.mark.parametrize(
+    ("mode", "suffix", "gray", "tolerance"),
+    [
+        ("1", "png", True, 0),
+        ("L", "png", True, 0),
+        ("LA", "png", True, 0),
+        ("P", "png", False, 0),
+        ("P", "gif", False, 0),
+        ("RGB", "bmp", False, 0),
+        ("RGBA", "png", False, 0),
+        ("CMYK", "tiff", False, 1),
+        ("CMYK", "jpg", False, 3),
+        ("YCbCr", "tiff", False, 2),
+        ("I;16", "png", True, 0),
+        ("I;16", "tiff", True, 0),
+    ],
+)
+def test_every_mode_is_read_in_gray_and_in_colour(
+    tmp_path: Path, mode: str, suffix: str, gray: bool, tolerance: int
+) -> None:
+    if mode == "I;16":
+        image = Image.fromarray(np.full((3, 4), GRAY * 257, np.uint16))
+    elif mode == "1":
+        image = Image.new("1", (4, 3), 1)
+    elif gray:
+        image = Image.new("L", (4, 3), GRAY).convert(mode)
+    elif mode == "P":
+        image = Image.new("P", (4, 3), 1)
+        image.putpalette([0, 0, 0, *RED])
+    else:
+        image = Image.new("RGB", (4, 3), RED).convert(mode)
+    saved(tmp_path / "a" / f"1.{suffix}", image)
+    wanted_gray = 255 if mode == "1" else GRAY
+    wanted_colour = (wanted_gray,) * 3 if gray else RED
+    assert describe_source(str(tmp_path)).input_shape == (1 if gray else 3, 3, 4)
+    found = bytes_of(tmp_path, (1, 3, 4)).astype(int)
+    assert np.abs(found - wanted_gray).max() <= tolerance
+    coloured = bytes_of(tmp_path, (3, 3, 4)).astype(int)
+    assert np.abs(np.moveaxis(coloured, 1, -1) - wanted_colour).max() <= tolerance
+
+
+def test_transparency_is_dropped(tmp_path: Path) -> None:
+    saved(tmp_path / "a" / "1.png", Image.new("RGBA", (4, 3), (*RED, 0)))
+    saved(tmp_path / "a" / "2.png", Image.new("P", (4, 3), 0), transparency=0)
+    assert bytes_of(tmp_path)[0, :, 0, 0].tolist() == list(RED)
+
+
+@pytest.mark.parametrize("mode", ["F", "I"])
+def test_numbers_that_are_no_parts_of_anything_known_are_refused(tmp_path: Path, mode: str) -> None:
+    saved(tmp_path / "a" / "1.tiff", Image.new(mode, (4, 3), 7))
+    with pytest.raises(DataError, match=rf"1\.tiff' is of mode {mode}, but must have 8 or 16 bits a channel"):
+        read_dataset(str(tmp_path))
+
+
+def test_what_is_called_a_picture_is_opened_as_one_and_nothing_else(tmp_path: Path) -> None:
+    """Pillow hands PostScript to another program, whatever the file is called."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "1.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 4 3\n%%EndComments\n")
+    with pytest.raises(DataError, match=r"1\.png' cannot be read \(it is no picture of a known format\)"):
+        read_dataset(str(tmp_path))
+
+
+def test_a_bomb_is_refused_by_its_header(tmp_path: Path) -> None:
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    header = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 0, 0, 0, 0)
+    content = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "1.png").write_bytes(b"\x89PNG\r\n\x1a\n" + content)
+    with pytest.raises(DataError, match=r"1\.png' is too large to decode"):
+        describe_source(str(tmp_path))
+
+
+def test_folders_that_nobody_made_are_no_classes(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        saved(tmp_path / name / "1.png", Image.fromarray(GRADIENT))
+    left = ["__MACOSX", "lost+found", "@eaDir", "#recycle", "$RECYCLE.BIN", "System Volume Information", ".Trash-0"]
+    for name in left:
+        saved(tmp_path / name / "1.png", Image.fromarray(GRADIENT))
+    saved(tmp_path / "cat" / "._1.png", Image.fromarray(GRADIENT))
+    saved(tmp_path / "cat" / "@eaDir" / "1.png", Image.fromarray(GRADIENT))
+    (tmp_path / "cat" / "folder.png").mkdir()
+    for file in (".DS_Store", "Thumbs.db", "desktop.ini"):
+        (tmp_path / file).write_bytes(b"\0")
+        (tmp_path / "cat" / file).write_bytes(b"\0")
+    dataset = read_dataset(str(tmp_path))
+    assert (dataset.class_names, dataset.labels.tolist()) == (("cat", "dog"), [0, 1])
+    summary = describe_source(str(tmp_path))
+    assert (summary.class_names, summary.class_counts, summary.sample_count) == (("cat", "dog"), (1, 1), 2)
+
+
+@pytest.mark.parametrize("look", [read_dataset, describe_source])
+def test_all_pictures_that_cannot_be_used_are_named_at_once(tmp_path: Path, look: object) -> None:
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (30, 30), np.uint8))
+    whole = io.BytesIO()
+    noise.save(whole, "png")
+    saved(tmp_path / "a" / "good.png", noise)
+    (tmp_path / "a" / "empty.png").write_bytes(b"")
+    (tmp_path / "a" / "short.png").write_bytes(whole.getvalue()[:-100])
+    saved(tmp_path / "b" / "deep.tiff", Image.new("F", (30, 30), 0.5))
+    assert callable(look)
+    with pytest.raises(DataError, match="3 images of") as caught:
+        look(str(tmp_path))
+    for name in ("'a/empty.png' cannot be read", "'a/short.png' cannot be decoded", "'b/deep.tiff' is of mode F"):
+        assert name in str(caught.value)
+    assert "good" not in str(caught.value)
+
+
+def test_the_list_of_damaged_pictures_is_bounded(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    for number in range(300):
+        (tmp_path / "a" / f"{number:03}{'x' * 200}.png").write_bytes(b"no picture")
+    with pytest.raises(DataError, match=r"300 images of .*; and 290 more$") as caught:
+        read_dataset(str(tmp_path))
+    assert len(str(caught.value)) < 3000
+
+
+def test_what_a_device_tells_of_pictures_is_measured_as_they_are_fed(tmp_path: Path) -> None:
+    saved(tmp_path / "a" / "1.png", Image.fromarray(GRADIENT))
+    saved(tmp_path / "b" / "2.jpg", Image.new("L", (9, 5), 255), quality=95)
+    saved(tmp_path / "b" / "3.png", Image.fromarray(GRADIENT.T.copy()))
+    saved(tmp_path / "b" / "4.png", Image.fromarray(GRADIENT))
+    summary = describe_source(str(tmp_path))
+    assert (summary.input_shape, summary.sizes_differ, summary.class_counts) == ((1, 3, 4), True, (1, 3))
+    values = np.concatenate([GRADIENT.ravel() / 255] * 3 + [np.ones(45)])
+    assert summary.inputs is not None
+    assert (summary.inputs.kind, summary.inputs.minimum, summary.inputs.maximum) == ("numbers", 0.0, 1.0)
+    assert summary.inputs.mean == pytest.approx(values.mean())
+    assert summary.inputs.deviation == pytest.approx(values.std())
+    assert summary.data_bytes == (3 * 12 + 45) * 3 * 4 + 4 * 8
+    with pytest.raises(DataError, match=r"scale all images to one size, or let data\.transform of the run do so"):
+        read_dataset(str(tmp_path))
