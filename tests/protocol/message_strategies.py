@@ -11,12 +11,14 @@ from subfleet.protocol.blobs import BlobRef, ByteRange
 from subfleet.protocol.calibration import Calibration, NormLayer
 from subfleet.protocol.candidate_scores import CandidateScore, Scoring
 from subfleet.protocol.evaluating import EvaluationSettings
+from subfleet.protocol.input_statistics import InputStatistics
 from subfleet.protocol.limits import MAX_LOSS
 from subfleet.protocol.messages import MAX_SAMPLES, MESSAGES, Message
 from subfleet.protocol.paths import PathScore
 from subfleet.protocol.schema import MAX_INTEGER
 from subfleet.protocol.subnet import Explicit, Full, Prefix, Roll, SubnetSpec
 from subfleet.protocol.training import OptimiserSettings, TrainingSettings
+from subfleet.protocol.transform import DataTransform
 
 _CLIENT_IDS = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", fullmatch=True)
 _SIZES = st.integers(1, MAX_INTEGER)
@@ -71,6 +73,23 @@ _BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
             unique_by=lambda norm: norm.name,
         ).map(tuple),
     ),
+    InputStatistics: st.lists(st.floats(0, 1e30), min_size=3, max_size=3).map(
+        lambda found: InputStatistics(
+            kind="numbers",
+            minimum=-max(found),
+            maximum=max(found),
+            mean=found[0] - found[1] / 2,
+            deviation=found[2],
+        )
+    ),
+    DataTransform: st.builds(
+        DataTransform,
+        channels=st.sampled_from([0, 1, 3]),
+        resize=st.lists(st.integers(64, 4096), max_size=2).map(tuple),
+        crop=st.lists(st.integers(1, 64), max_size=2).map(tuple),
+        mean=st.tuples(st.floats(-1e6, 1e6)),
+        deviation=st.tuples(st.floats(1e-6, 1e6)),
+    ),
     Scoring: st.builds(Scoring, specs=st.tuples(SPECS, SPECS), weights=st.tuples(_BLOBS, _BLOBS)),
 }
 _COUNTS = st.dictionaries(_NAMES, st.integers(0, 2**53), max_size=3).map(lambda counts: tuple(counts.items()))
@@ -86,6 +105,7 @@ _BY_FIELD: dict[str, st.SearchStrategy[Any]] = {
     "runtimes": st.lists(_SHOWN, min_size=1, max_size=3).map(tuple),
     "sample_count": st.integers(1, MAX_SAMPLES),
     "held_out_count": st.integers(0, MAX_SAMPLES),
+    "sample_bytes": st.integers(0, 2**32),
     "loss": st.floats(0, MAX_LOSS, exclude_max=True),
     "square_loss": st.none() | st.floats(0, MAX_LOSS, exclude_max=True),
     "memory_share": st.floats(0.001, 1),

@@ -59,6 +59,8 @@ __all__ = [
     "WorkFailed",
 ]
 
+_LABEL_BYTES = 8
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSettings:
@@ -67,7 +69,8 @@ class AgentSettings:
     Attributes:
         profile: what the device is; its client and session id are the agent's.
         data_bytes: what the samples take while the device trains or evaluates, of the larger data: one of them is in
-            memory at a time, and none is when the budget is measured.
+            memory at a time, and none is when the budget is measured. As they were read, without a transform.
+        streams: as in `DataSummary`.
         heartbeat_s: seconds between two presences, as is telemetry_s between two telemetries outside rounds.
         leave_when_finished: leave when the run that the device took part in is over.
         linger_s: how long nothing may have happened after the end of the run before the agent leaves.
@@ -77,12 +80,20 @@ class AgentSettings:
 
     profile: Profile
     data_bytes: int = 0
+    streams: bool = False
     heartbeat_s: float = 5.0
     telemetry_s: float = 5.0
     leave_when_finished: bool = False
     linger_s: float = 2.0
     leave_limit_s: float = 60.0
     keep_s: float = 24 * 3600.0
+
+    def data_bytes_in(self, info: RoundInfo | None) -> int:
+        """What the samples take in the run of an announcement, whose transform may bring them to another size."""
+        if info is None or not info.sample_bytes:
+            return self.data_bytes
+        most = max(self.profile.sample_count, self.profile.held_out_count)
+        return most * (info.sample_bytes + _LABEL_BYTES) + (0 if self.streams else self.data_bytes)
 
     @property
     def client_id(self) -> str:

@@ -147,6 +147,8 @@ def description(
             other_input_shapes=summary.other_input_shapes,
             packing_width=packing_width_of(profile),
             held_out_count=0 if held_out is None else held_out.sample_count,
+            inputs=summary.inputs,
+            sizes_differ=summary.sizes_differ,
         )
     except ValueError as error:
         raise ConfigError(f"this device cannot be announced: {error}; correct its device profile") from error

@@ -83,6 +83,7 @@ def _join(options: argparse.Namespace) -> int:
             threads=options.threads,
             provider=options.provider,
             architecture=options.architecture,
+            tells_statistics=not options.no_statistics,
             leave_when_finished=options.leave_when_finished,
             leave_with_stdin=options.leave_with_stdin,
             wait=options.wait,

@@ -5,8 +5,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
@@ -19,7 +19,10 @@ from subfleet.device_profiles import ReplayedLog, load_log
 from subfleet.edge_client.session import Device, Session
 from subfleet.edge_client.store import AgentStore, default_state_folder
 from subfleet.edge_client.worker import TrainingWorker
-from subfleet.protocol.programs import Trainer
+from subfleet.protocol.errors import DataError
+from subfleet.protocol.input_statistics import scale_problem
+from subfleet.protocol.messages import Profile
+from subfleet.protocol.programs import DataSummary, Trainer
 from subfleet.protocol.topics import DEFAULT_FLEET, Topics
 from subfleet.transport.address import BrokerOptions, mqtt_client_id
 from subfleet.transport.base import Transport
@@ -54,6 +57,7 @@ class JoinOptions:
         threads: in place of the profile's.
         provider: in place of the profile's.
         architecture: in place of the profile's: a subnet or a network of its own as JSON, or the path of a file.
+        tells_statistics: the server hears what the inputs are like, in four numbers.
         leave_when_finished: end when the run is over.
         leave_with_stdin: stop when standard input ends, as it does when whoever started the agent is gone.
         wait: for a broker that is not there at the start.
@@ -75,6 +79,7 @@ class JoinOptions:
     threads: int | None = None
     provider: str | None = None
     architecture: str | None = None
+    tells_statistics: bool = True
     leave_when_finished: bool = False
     leave_with_stdin: bool = False
     wait: bool = False
@@ -108,17 +113,15 @@ def join(options: JoinOptions) -> None:
         broker = WaitingTransport(broker, lambda: stop.made)
     broker = ClaimingTransport(broker, device_place(topics, client_id))
     transport, meter = _link(options.replay, broker, lambda: sum(trainer.held_bytes for trainer in trainers))
-    folder = options.state or default_state_folder(options.fleet, client_id)
-    with AgentStore.held(folder, profile.disk_limit_bytes) as store:
+    with AgentStore.held(
+        options.state or default_state_folder(options.fleet, client_id), profile.disk_limit_bytes
+    ) as store:
         runtimes = [options.runtime] if options.runtime else profile.runtimes
         trainer, summary = choose_trainer(runtimes, options.data, options.provider or profile.provider)
         trainers.append(trainer)
-        held_out = None if options.held_out is None else trainer.describe(options.held_out)
-        settings = AgentSettings(
-            profile=description(client_id, profile, trainer, summary, meter, held_out=held_out),
-            data_bytes=max(summary.data_bytes, 0 if held_out is None else held_out.data_bytes),
-            leave_when_finished=options.leave_when_finished,
-        )
+        held_out = _held_out(trainer, options, summary)
+        told = description(client_id, profile, trainer, _told(summary, options), meter, held_out=held_out)
+        settings = _settings(told, [one for one in (summary, held_out) if one is not None], options)
         worker = TrainingWorker(
             {trainer.target: trainer},
             blobs=store.blobs,
@@ -140,6 +143,44 @@ def join(options: JoinOptions) -> None:
             threading.Thread(target=_stop_at_end_of_input, name="subfleet-stdin", daemon=True).start()
         session.run(lambda: stop.made)
         _LOG.info("the run is over" if session.left else "stopped; start the same command again to go on")
+
+
+def _settings(told: Profile, data: Sequence[DataSummary], options: JoinOptions) -> AgentSettings:
+    """What the agent goes by: what it tells, and what its data take."""
+    return AgentSettings(
+        profile=told,
+        data_bytes=max(one.data_bytes for one in data),
+        streams=all(one.streams for one in data),
+        leave_when_finished=options.leave_when_finished,
+    )
+
+
+def _told(summary: DataSummary, options: JoinOptions) -> DataSummary:
+    """What the server hears of the data."""
+    return summary if options.tells_statistics else replace(summary, inputs=None)
+
+
+def _held_out(trainer: Trainer, options: JoinOptions, trained: DataSummary) -> DataSummary | None:
+    """What is known of held-out data, which must be of the kind that is trained on; None where there are none.
+
+    Raises:
+        DataError: they are not, or cannot be used.
+        FileError: they cannot be read.
+    """
+    if options.held_out is None:
+        return None
+    summary = trainer.describe(options.held_out)
+    problem = ""
+    if bool(summary.class_counts) != bool(trained.class_counts):
+        problem = "classes on one side and numbers on the other as labels"
+    elif summary.inputs is not None and trained.inputs is not None:
+        problem = scale_problem(summary.inputs, trained.inputs)
+    if problem:
+        raise DataError(
+            f"the held-out data {options.held_out!r} do not go together with the data {options.data!r}: {problem}; "
+            "prepare both in one way"
+        )
+    return summary
 
 
 def _link(replay: str | None, broker: Transport, held_bytes: Callable[[], int]) -> tuple[Transport, Meter]:

@@ -132,6 +132,11 @@ def _add_join(parser: argparse.ArgumentParser) -> None:
         help="declare the subnet that this device has, or the settings of a network of its own, such as "
         '{"preset": "vgg16"}, for methods that go by declarations (the profile\'s)',
     )
+    parser.add_argument(
+        "--no-statistics",
+        action="store_true",
+        help="do not tell the server minimum, maximum, mean and deviation of the inputs",
+    )
     parser.add_argument("--wait", action="store_true", help="wait for a broker that is not there yet")
     parser.add_argument("--leave-when-finished", action="store_true", help="end with 0 when the run is over")
     parser.add_argument(

@@ -344,7 +344,7 @@ class Session:
             reading,
             profile.memory_share,
             limit_bytes=profile.memory_limit_bytes,
-            data_bytes=self._settings.data_bytes,
+            data_bytes=self._settings.data_bytes_in(self._state.round),
         )
 
     def _train(self, action: Train) -> None:

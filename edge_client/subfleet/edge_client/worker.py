@@ -164,6 +164,7 @@ class TrainingWorker:
                 memory_limit_bytes=memory_limit_bytes,
                 threads=self._threads,
                 classes=task.classes,
+                transform=task.transform,
             )
             try:
                 found.append(self._score_of(program, job))
@@ -200,6 +201,7 @@ class TrainingWorker:
             threads=self._threads,
             classes=task.classes,
             choices=task.spec.choices,
+            transform=task.transform,
         )
         result = self._trainers[task.programs[0].target].evaluate(job, self._stop.is_set)
         return EvaluationEnded(task_id=task.task_id, result=result)
@@ -225,6 +227,7 @@ class TrainingWorker:
             sends=task.sends,
             paths=task.paths,
             choices=task.spec.choices,
+            transform=task.transform,
         )
 
     def _output_path(self, task: Task) -> Path:

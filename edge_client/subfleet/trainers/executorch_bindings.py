@@ -13,11 +13,10 @@ try:  # `portable_lib`, which passes the same on, loads the whole exporter: seco
 except ImportError:  # ExecuTorch before 1.5
     from executorch.extension.pybindings import portable_lib as bindings
 
-from subfleet.protocol.class_names import CLASS_NAMES
 from subfleet.protocol.errors import TrainingError
 from subfleet.protocol.programs import Program
 from subfleet.trainers.chain_programs import PieceRuntime, hosted_pieces
-from subfleet.trainers.executorch_runtime import KERNELS, METHOD, MethodShapes, check_class_names, misfit
+from subfleet.trainers.executorch_runtime import KERNELS, METHOD, MethodShapes, check_note, misfit
 from subfleet.trainers.library_pages import map_library
 from subfleet.trainers.sessions import Array, RunProgram, SessionLayout, StepSession, hosted
 
@@ -69,12 +68,12 @@ class BindingsModel:
         """See `Model.infer`."""
         return np.array(self._program.execute([_tensor(samples)])[0].numpy())
 
-    def class_names(self) -> str:
-        """See `Model.class_names`."""
-        if CLASS_NAMES not in self._program.method_names:
+    def note(self, name: str) -> str:
+        """See `Model.note`."""
+        if name not in self._program.method_names:
             return ""
-        check_class_names(self._program.shapes(CLASS_NAMES))
-        text: torch.Tensor = self._program.execute([], CLASS_NAMES)[0]
+        check_note(name, self._program.shapes(name))
+        text: torch.Tensor = self._program.execute([], name)[0]
         return text.numpy().tobytes().decode(errors="replace")
 
 

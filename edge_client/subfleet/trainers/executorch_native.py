@@ -13,11 +13,10 @@ import numpy as np
 
 import subfleet_executorch
 from subfleet.arrays import numpy_dtype
-from subfleet.protocol.class_names import CLASS_NAMES, MAX_NAMES_BYTES
 from subfleet.protocol.errors import TrainingError
 from subfleet.protocol.programs import Program, ValueInfo
 from subfleet.trainers.chain_programs import LoadPiece, opened
-from subfleet.trainers.executorch_runtime import KERNELS, METHOD, MethodShapes, check_class_names, misfit
+from subfleet.trainers.executorch_runtime import KERNELS, MAX_NOTE_BYTES, METHOD, MethodShapes, check_note, misfit
 from subfleet.trainers.library_pages import map_library
 from subfleet.trainers.sessions import Array, RunProgram, SessionLayout
 from subfleet_executorch import Arena, ExecutorchError, Method
@@ -104,12 +103,12 @@ class NativeModel:
         _guarded(lambda: self._method.execute([np.require(samples, requirements="C")], self._outputs))
         return np.array(self._outputs[0])
 
-    def class_names(self) -> str:
-        """See `Model.class_names`."""
-        if CLASS_NAMES not in self._program.method_names:
+    def note(self, name: str) -> str:
+        """See `Model.note`."""
+        if name not in self._program.method_names:
             return ""
-        method = _guarded(lambda: self._program.load_method(CLASS_NAMES, memory_limit_bytes=MAX_NAMES_BYTES))
-        check_class_names(_shapes(method))
+        method = _guarded(lambda: self._program.load_method(name, memory_limit_bytes=MAX_NOTE_BYTES))
+        check_note(name, _shapes(method))
         text = np.empty(method.outputs[0].shape, np.uint8)
         _guarded(lambda: method.execute([], [text]))
         return text.tobytes().decode(errors="replace")

@@ -9,19 +9,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from subfleet.protocol.class_names import CLASS_NAMES, MAX_NAMES_BYTES
+from subfleet.protocol.class_names import MAX_NAMES_BYTES
 from subfleet.protocol.errors import TrainingError
 from subfleet.protocol.programs import Program, ProgramManifest
 from subfleet.trainers.chain_programs import PieceRuntime
 from subfleet.trainers.sessions import Array, SessionLayout, StepSession
 
-__all__ = ["KERNELS", "METHOD", "ExecutorchRuntime", "MethodShapes", "Model", "check_class_names", "misfit"]
+__all__ = ["KERNELS", "MAX_NOTE_BYTES", "METHOD", "ExecutorchRuntime", "MethodShapes", "Model", "check_note", "misfit"]
 
 # Most programs run in XNNPACK. Measured on the small CNN: 72 MB resident with all kernels mapped, 65 MB without.
 KERNELS = "kernels"
 """Part of the name of the libraries of which a program needs little."""
 METHOD = "forward"
-"""The method of every program and model; a model with names of classes has a second one."""
+"""The method of every program and model; a model has one more for each text that it carries."""
+MAX_NOTE_BYTES = MAX_NAMES_BYTES
+"""Of such a text: names of classes are the longest."""
 
 _DTYPES: Mapping[str, str] = {"F32": "float32", "I64": "int64", "F64": "float64"}
 
@@ -50,8 +52,8 @@ class Model(Protocol):
         """
         ...
 
-    def class_names(self) -> str:
-        """The text that its method `CLASS_NAMES` gives, a tensor of bytes; empty where there is no such method.
+    def note(self, name: str) -> str:
+        """The text that a method of this name gives, a tensor of bytes; empty where there is no such method.
 
         Raises:
             TrainingError: the runtime failed, or the method gives something else.
@@ -85,17 +87,16 @@ class ExecutorchRuntime(Protocol):
         ...
 
 
-def check_class_names(shapes: MethodShapes) -> None:
-    """Look at what the method `CLASS_NAMES` takes and gives, before anything is held for it.
+def check_note(name: str, shapes: MethodShapes) -> None:
+    """Look at what a method that gives a text takes and gives, before anything is held for it.
 
     Raises:
         TrainingError: it takes something, or gives something else than a text of limited length.
     """
-    gives = [(dtype, math.prod(shape) <= MAX_NAMES_BYTES) for dtype, shape in shapes.outputs]
+    gives = [(dtype, math.prod(shape) <= MAX_NOTE_BYTES) for dtype, shape in shapes.outputs]
     if shapes.inputs or gives != [("uint8", True)]:
         raise TrainingError(
-            f"the model's method {CLASS_NAMES!r} must take nothing and give at most {MAX_NAMES_BYTES} bytes; deploy it "
-            "again"
+            f"the model's method {name!r} must take nothing and give at most {MAX_NOTE_BYTES} bytes; deploy it again"
         )
 
 

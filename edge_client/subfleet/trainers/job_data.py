@@ -28,6 +28,7 @@ def read_data(job: AnyJob, target: str) -> Dataset:
         input_shape=layout.input.shape[1:],
         class_count=_class_count(layout) if layout.label.dtype == "I64" else 0,
         classes=job.classes,
+        transform=job.transform,
     )
     dataset = read_dataset(job.data, form)
     _check(dataset, layout, job.data)

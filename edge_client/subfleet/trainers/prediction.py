@@ -6,13 +6,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from subfleet.protocol.class_names import class_names_of_text
+from subfleet.protocol.class_names import CLASS_NAMES, class_names_of_text
 from subfleet.protocol.errors import DataError, FileError, ProtocolError, TrainingError
 from subfleet.protocol.programs import Prediction
+from subfleet.protocol.transform import DATA_TRANSFORM, transform_of_text
 from subfleet.tasks import DataForm, Dataset, read_dataset
 from subfleet.trainers.sessions import Array
 
-__all__ = ["FREE_BATCH_SIZE", "model_classes", "model_data", "predict_dataset", "read_model"]
+__all__ = ["FREE_BATCH_SIZE", "model_data", "model_form", "predict_dataset", "read_model"]
 
 FREE_BATCH_SIZE = 64
 """Samples at once where a model leaves the batch open: enough to be fast, few enough for a small device."""
@@ -30,36 +31,45 @@ def read_model(path: Path) -> bytes:
         raise FileError(f"model {str(path)!r} cannot be read ({error.strerror}); check the path") from error
 
 
-def model_classes(text: str, path: Path) -> tuple[str, ...]:
-    """The names of classes that a model carries; none where the text is empty.
+def model_form(note: Callable[[str], str], sample_shape: tuple[int, ...], path: Path) -> DataForm:
+    """In which form a model takes data, by what it carries: names of its classes, and what was done to samples.
+
+    Args:
+        note: gives a text that the model carries, by name; empty where there is none.
+        sample_shape: what the model takes.
+        path: of the model, for the error's text.
 
     Raises:
-        TrainingError: the text is no list of names.
+        TrainingError: a text is not what its name says.
     """
+    names, transform = note(CLASS_NAMES), note(DATA_TRANSFORM)
     try:
-        return class_names_of_text(text) if text else ()
+        classes = class_names_of_text(names) if names else ()
     except ProtocolError as error:
         raise TrainingError(
             f"model {str(path)!r} carries names of classes that cannot be used: {error}; deploy it again"
         ) from error
+    try:
+        done = transform_of_text(transform) if transform else None
+    except ProtocolError as error:
+        raise TrainingError(
+            f"model {str(path)!r} carries a transform of data that cannot be used: {error}; deploy it again"
+        ) from error
+    return DataForm(input_shape=sample_shape, class_count=len(classes), classes=classes, transform=done)
 
 
-def model_data(
-    source: str, *, sample_shape: tuple[int, ...], classes: tuple[str, ...], dtype: str | None = None
-) -> Dataset:
+def model_data(source: str, form: DataForm, *, dtype: str | None = None) -> Dataset:
     """Read a data set as a model takes it.
 
     Args:
         source: of the data.
-        sample_shape: what the model takes.
-        classes: names of the model's classes; empty where it numbers them.
+        form: in which the model takes it.
         dtype: NumPy's name of the type that it takes; None takes any.
 
     Raises:
         FileError: the data cannot be read.
         DataError: the data cannot be used, or do not fit the model.
     """
-    form = DataForm(input_shape=sample_shape, class_count=len(classes), classes=classes)
     dataset = read_dataset(source, form)
     if dtype is not None and dataset.inputs.dtype.name != dtype:
         raise DataError(

@@ -19,7 +19,7 @@ from subfleet.protocol.programs import (
     TrainJob,
     TrainResult,
 )
-from subfleet.tasks import describe_source
+from subfleet.tasks import DataForm, describe_source
 from subfleet.trainers.chain_evaluating import evaluate_paths
 from subfleet.trainers.chain_training import train_chain
 from subfleet.trainers.evaluating import evaluate_job
@@ -145,8 +145,15 @@ class TorchTrainer:
             found: Array = logits.cpu().numpy()
             return found
 
-        dataset = model_data(data, sample_shape=described.model.input_shape, classes=described.classes)
-        return predict_dataset(infer, dataset, batch_size=FREE_BATCH_SIZE, classes=described.classes)
+        classes = described.classes
+        form = DataForm(
+            input_shape=described.model.input_shape,
+            class_count=len(classes),
+            classes=classes,
+            transform=described.transform,
+        )
+        dataset = model_data(data, form)
+        return predict_dataset(infer, dataset, batch_size=FREE_BATCH_SIZE, classes=classes)
 
     def _prepare(self) -> None:
         if not self._is_prepared:

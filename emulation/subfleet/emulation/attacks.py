@@ -4,6 +4,7 @@ What an attack is, and where it comes from, is said in `subfleet.settings.attack
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -77,7 +78,7 @@ def replacement(change: Mapping[str, Value], weight: float, total_weight: float)
 
 def with_shuffled_labels(dataset: Dataset, seed: int) -> Dataset:
     """The same samples with each other's labels; every label occurs as often as before."""
-    return Dataset(inputs=dataset.inputs, labels=dataset.labels[_order(len(dataset), seed)])
+    return replace(dataset, labels=dataset.labels[_order(len(dataset), seed)])
 
 
 def with_trigger(dataset: Dataset, target: int, fraction: float, seed: int) -> Dataset:
@@ -103,7 +104,7 @@ def with_trigger(dataset: Dataset, target: int, fraction: float, seed: int) -> D
     inputs, labels = dataset.inputs.copy(), dataset.classes().copy()
     _stamp(inputs, chosen)
     labels[chosen] = target
-    return Dataset(inputs=inputs, labels=labels)
+    return replace(dataset, inputs=inputs, labels=labels)
 
 
 def attack_success_rate(predictions: npt.NDArray[np.int64], labels: npt.NDArray[np.int64], target: int) -> float:

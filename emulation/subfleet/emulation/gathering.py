@@ -17,8 +17,9 @@ from subfleet.protocol.schema import canonical_json
 from subfleet.settings.fleet import DeviceSettings
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
-from subfleet.tasks import Dataset, read_dataset
+from subfleet.tasks import DataForm, Dataset, read_dataset
 from subfleet.tasks.catalogue import DATASETS
+from subfleet.tasks.data_form import in_form
 from subfleet.tasks.source_files import data_folders
 
 __all__ = ["gathered"]
@@ -39,7 +40,7 @@ def gathered(run: Run) -> GatheredRun:
     devices = []
     for settings in run.fleet.devices:
         for device, taken in zip(settings.each(), _taken(run, settings), strict=True):
-            data = read_dataset(device.data) if device.data else pieces[device.id]
+            data = _read(run, device.data) if device.data else pieces[device.id]
             devices.append(_device(run, device, taken, data))
     return GatheredRun(run=run, devices=tuple(devices), evaluation=evaluation)
 
@@ -85,12 +86,12 @@ def _device(run: Run, settings: DeviceSettings, taken: PopulationDevice, data: D
 def _pieces(run: Run, names: Sequence[str]) -> tuple[Mapping[str, Dataset], Dataset]:
     """The samples of the devices that have none of their own, and the evaluation data."""
     if not names:
-        return {}, _first(read_dataset(run.data.evaluated_on), run.data.test_samples)
+        return {}, _first(_read(run, run.data.evaluated_on), run.data.test_samples)
     train = _training(run, names[0])
     if 0 < run.data.samples < len(train):
         drawn = np.random.default_rng(run.seed).permutation(len(train))[: run.data.samples]
         train = train.take(np.sort(drawn))
-    evaluation = _first(read_dataset(run.data.evaluated_on), run.data.test_samples)
+    evaluation = _first(_read(run, run.data.evaluated_on), run.data.test_samples)
     train, evaluation = _standardised(run.data, train, evaluation)
     parts = partition(train, run.data.partition, clients=len(names), seed=run.seed)
     return {name: train.take(indices) for name, indices in zip(names, parts, strict=True)}, evaluation
@@ -98,13 +99,22 @@ def _pieces(run: Run, names: Sequence[str]) -> tuple[Mapping[str, Dataset], Data
 
 def _training(run: Run, needed_by: str) -> Dataset:
     if run.data.train:
-        return read_dataset(run.data.train)
+        return _read(run, run.data.train)
     if not run.data.name:
         raise ConfigError(
             f"data.name and data.train are empty, but {needed_by!r} has no samples of its own; name a known data set "
             "or samples there, or data of the device"
         )
-    return DATASETS.named(run.data.name).load().train
+    return in_form(DATASETS.named(run.data.name).load().train, _form(run), f"{run.data.name}:train")
+
+
+def _read(run: Run, source: str) -> Dataset:
+    return read_dataset(source, _form(run))
+
+
+def _form(run: Run) -> DataForm:
+    """As the run's model takes samples; which class is which, the parties find out by themselves."""
+    return DataForm(input_shape=run.model.input_shape, classes=None, transform=run.data.transform)
 
 
 def _first(data: Dataset, count: int) -> Dataset:

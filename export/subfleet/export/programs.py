@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Literal, Protocol
 
 import torch
@@ -163,15 +164,16 @@ def export_inference_model(request: InferRequest, state: Mapping[str, Tensor]) -
     module = build_module(network, request.spec)
     if request.target == TORCH:
         _check_weights({name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}, state)
-        return write_torch_model(request.model, request.spec, state, request.classes), 0.0
+        model = write_torch_model(request.model, request.spec, state, request.classes, request.transform)
+        return model, 0.0
     batch_size = target_named(request.target).inference_batch_size
     step = inference_step(module, sample_of(network), batch_size=batch_size)
-    return write_inference_model(step, state, target=request.target, classes=request.classes)
+    return write_inference_model(step, state, target=request.target, notes=request.notes)
 
 
 @as_export_errors()
 def write_inference_model(
-    step: Step, weights: Mapping[str, Tensor], *, target: str, classes: tuple[str, ...] = ()
+    step: Step, weights: Mapping[str, Tensor], *, target: str, notes: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[bytes, float]:
     """Trace, lower and write an inference step with its weights inside, and verify it.
 
@@ -180,7 +182,7 @@ def write_inference_model(
             and network allow it, else the step's, or one sample.
         weights: its parameters and buffers, by tensor name; nothing else.
         target: a name in `subfleet.export.targets.TARGETS`.
-        classes: names of the classes, which the model carries; empty where they are numbered.
+        notes: texts that the model carries, by name, see `InferRequest.notes`.
 
     Returns:
         The model file's bytes, and its largest absolute difference from PyTorch.
@@ -194,12 +196,12 @@ def write_inference_model(
     ordered = [weights[name].detach() for name in shapes]
     graph = trace(step, writer.inference_lowerings)
     if writer.any_inference_batch:
-        body = writer.write_inference(graph, step, ordered, any_batch=True, classes=classes)
+        body = writer.write_inference(graph, step, ordered, any_batch=True, notes=notes)
         if _takes_any_batch(writer, body, step):
             return body, _verify_inference(writer, body, step, ordered)
         step = _of_one_sample(step)
         graph = trace(step, writer.inference_lowerings)
-    body = writer.write_inference(graph, step, ordered, any_batch=False, classes=classes)
+    body = writer.write_inference(graph, step, ordered, any_batch=False, notes=notes)
     return body, _verify_inference(writer, body, step, ordered)
 
 

@@ -8,10 +8,11 @@ from typing import ClassVar, Literal
 
 from subfleet.elastic.families import AnyFamily
 from subfleet.export.versions import tool_versions
-from subfleet.protocol.class_names import check_class_names
+from subfleet.protocol.class_names import CLASS_NAMES, check_class_names, text_of_class_names
 from subfleet.protocol.schema import ADDED_LATER, canonical_json, to_plain
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
+from subfleet.protocol.transform import DATA_TRANSFORM, DataTransform, text_of_transform
 
 __all__ = [
     "MODEL_SUFFIXES",
@@ -163,6 +164,7 @@ class InferRequest:
         samples_sha256: with quantisation, the content id of the samples; see
             `subfleet.export.quantisation.report.samples_of`.
         classes: names of the classes in the network's order, which the model carries; empty where they are numbered.
+        transform: what was done to the samples that it was trained on, which the model carries; None where nothing was.
     """
 
     TYPE: ClassVar[str] = "infer"
@@ -173,6 +175,7 @@ class InferRequest:
     quantisation: Literal["none", "dynamic", "static"] = "none"
     samples_sha256: str = ""
     classes: tuple[str, ...] = field(default=(), metadata=ADDED_LATER)
+    transform: DataTransform | None = field(default=None, metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         if (self.quantisation == "none") != (not self.samples_sha256):
@@ -183,6 +186,12 @@ class InferRequest:
         if self.classes and len(self.classes) != self.model.class_count:
             raise ValueError(f"there are {len(self.classes)} class names, but the network has {self.model.class_count}")
         check_class_names(self.classes)
+
+    @property
+    def notes(self) -> Mapping[str, str]:
+        """The texts that the model carries, by name, for whoever runs it."""
+        classes = {CLASS_NAMES: text_of_class_names(self.classes)} if self.classes else {}
+        return classes | ({} if self.transform is None else {DATA_TRANSFORM: text_of_transform(self.transform)})
 
     @property
     def program_id(self) -> str:

@@ -83,7 +83,12 @@ def _model(job: ExportJob, request: InferRequest) -> tuple[bytes, dict[str, obje
         body, max_abs_diff = export_inference_model(request, load(weights))
         return body, {"max_abs_diff": max_abs_diff}
     model = request.model
-    form = DataForm(input_shape=model.input_shape, class_count=model.class_count, classes=request.classes)
+    form = DataForm(
+        input_shape=model.input_shape,
+        class_count=model.class_count,
+        classes=request.classes,
+        transform=request.transform,
+    )
     samples = samples_of(read_dataset(job.samples_from, form))
     body, report = export_quantised_model(request, load(weights), samples)
     return body, {"quantisation": report}

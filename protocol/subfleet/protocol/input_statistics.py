@@ -17,8 +17,9 @@ _ROUNDING = 1e-3
 """Statistics are sums of rounded numbers: a mean may lie beyond the maximum by a share of it."""
 
 LARGEST_RATIO = 64.0
-"""Of deviations and of the largest values: 255 stands between bytes and shares of one. Over clients of one class, at
-Dirichlet 0.05 and of dark or bright pictures alone, the largest found was 21."""
+"""Of deviations and of the largest values: 255 stands between bytes and shares of one. Over devices of one class, at
+Dirichlet 0.05, of a handful of samples and of dark or bright pictures alone (digits, Fashion-MNIST, CIFAR-10, Speech
+Commands) deviations differed up to 8.1 times and largest values up to 5.6 times."""
 _UNIT_EDGE = 0.05
 """How near values come to 0 and 1 where they span the unit interval."""
 _BELOW_UNIT = -0.25

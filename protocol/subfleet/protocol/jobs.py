@@ -7,6 +7,7 @@ from subfleet.protocol.calibration import Calibration
 from subfleet.protocol.evaluating import EvaluationSettings
 from subfleet.protocol.paths import OperatorExamples, PathSettings
 from subfleet.protocol.training import TrainingSettings
+from subfleet.protocol.transform import DataTransform
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
 
 __all__ = ["EvaluateJob", "ScoreJob", "TrainJob", "TrainResult"]
@@ -33,6 +34,7 @@ class TrainJob:
         sends: names of the tensors whose change is written; empty writes that of all.
         paths: how a path is drawn for each batch, where the program is a chain.
         choices: with it, the operators that the job's subspace keeps of each choice, as in `SubnetSpec`.
+        transform: what is done to each sample before it is fed; None feeds it as it is.
     """
 
     program_path: Path
@@ -50,6 +52,7 @@ class TrainJob:
     sends: tuple[str, ...] = ()
     paths: PathSettings | None = None
     choices: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    transform: DataTransform | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +69,7 @@ class ScoreJob:
         memory_limit_bytes: the most by which the process may grow.
         threads: of the runtime.
         classes: as in `TrainJob`.
+        transform: as in `TrainJob`.
     """
 
     program_path: Path
@@ -77,6 +81,7 @@ class ScoreJob:
     memory_limit_bytes: int
     threads: int = 1
     classes: tuple[str, ...] = ()
+    transform: DataTransform | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +97,7 @@ class EvaluateJob:
         threads: of the runtime.
         classes: as in `TrainJob`.
         choices: as in `TrainJob`, where the settings name a population.
+        transform: as in `TrainJob`.
     """
 
     program_path: Path
@@ -102,6 +108,7 @@ class EvaluateJob:
     threads: int = 1
     classes: tuple[str, ...] = ()
     choices: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    transform: DataTransform | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from subfleet.protocol.blobs import BlobRef, ByteRange
 from subfleet.protocol.class_names import check_class_counts
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.identifiers import check_client_id, new_message_id
+from subfleet.protocol.input_statistics import InputStatistics
 from subfleet.protocol.limits import (
     MAX_SAMPLES,
     PRESENCE_LIMITS,
@@ -65,6 +66,7 @@ _PLAIN_BYTES = 4 * 1024
 """Longer ones are compressed: a task that lists the channels of a large network is to come through brokers that take 64
 KiB."""
 _COMPRESSED = b"SFZ1"
+MAX_SAMPLE_BYTES = 2**32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +112,8 @@ class Profile:
         other_input_shapes: of one sample, as the device can give it, too; pictures as gray and as coloured ones.
         packing_width: how many outputs its kernels for products take at once; None is the usual number.
         held_out_count: samples of its held-out data, which it never trains on and evaluates on; 0 where it has none.
+        inputs: what all values of its samples are like; None where it does not tell.
+        sizes_differ: its pictures have several sizes, and `input_shape` is that of most.
     """
 
     KIND: ClassVar[str] = "profile"
@@ -133,6 +137,8 @@ class Profile:
     packing_width: PackingWidth | None = field(default=None, metadata=ADDED_LATER)
     held_out_count: int = field(default=0, metadata=ADDED_LATER)
     network: str = field(default="", metadata=ADDED_LATER)
+    inputs: InputStatistics | None = field(default=None, metadata=ADDED_LATER)
+    sizes_differ: bool = field(default=False, metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         check_client_id(self.client_id)
@@ -204,6 +210,8 @@ class RoundInfo:
         deadline_s: seconds after which the phase closes without those who are missing.
         retry: how often this round was tried before without anything to fold.
         log_quantile: devices that replay a log tell what it has but for this share of its time; None asks for nothing.
+        sample_bytes: what a sample takes in memory once the run's transform has brought it to one size; 0 where samples
+            take what they took when they were read.
     """
 
     KIND: ClassVar[str] = "round"
@@ -216,8 +224,11 @@ class RoundInfo:
     message_id: str = field(default_factory=new_message_id)
     retry: int = field(default=0, metadata=ADDED_LATER)
     log_quantile: float | None = field(default=None, metadata=ADDED_LATER)
+    sample_bytes: int = field(default=0, metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
+        if not 0 <= self.sample_bytes <= MAX_SAMPLE_BYTES:
+            raise ValueError(f"sample_bytes are {self.sample_bytes}, but must be 0 to {MAX_SAMPLE_BYTES}")
         if self.log_quantile is not None and not 0 <= self.log_quantile < 1:
             raise ValueError(f"log_quantile is {self.log_quantile}, but must be at least 0 and below 1")
 

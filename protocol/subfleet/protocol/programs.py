@@ -221,6 +221,8 @@ class DataSummary:
         other_input_shapes: of one sample, as it can be given, too: pictures are gray or coloured as a model takes them.
         inputs: what all values of the samples are like; None where nobody has looked.
         sizes_differ: pictures have several sizes, and `input_shape` is that of most.
+        streams: only what a transform makes of the samples is ever in memory together: they are read one by one, or
+            were transformed before.
     """
 
     sample_count: int
@@ -231,6 +233,7 @@ class DataSummary:
     other_input_shapes: tuple[tuple[int, ...], ...] = ()
     inputs: InputStatistics | None = None
     sizes_differ: bool = False
+    streams: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from subfleet.protocol.readings import Budget
 from subfleet.protocol.schema import ADDED_LATER
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import TrainingSettings
+from subfleet.protocol.transform import DataTransform
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
 
 __all__ = ["Task", "Work"]
@@ -52,6 +53,7 @@ class Task:
         paths: how paths of the spec, a subspace, are drawn (train only, with a chain as its program); None where the
             spec is a network by itself. `planned_peak_bytes` is then that of its leanest path, and the device draws
             paths that have room in what it has now.
+        transform: what the device does to each of its samples before it is fed; None feeds them as they are.
     """
 
     KIND: ClassVar[str] = "task"
@@ -76,6 +78,7 @@ class Task:
     sends: tuple[str, ...] = field(default=(), metadata=ADDED_LATER)
     evaluation: EvaluationSettings | None = field(default=None, metadata=ADDED_LATER)
     paths: PathSettings | None = field(default=None, metadata=ADDED_LATER)
+    transform: DataTransform | None = field(default=None, metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         check_client_id(self.client_id)

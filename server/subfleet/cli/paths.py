@@ -146,6 +146,7 @@ def write_path(
                 target=target,
                 weights_sha256=digest,
                 classes=run.data.classes,
+                transform=run.data.transform,
             )
             exported = pool.submit_inference(request, weights).result()
             files[target] = str(_written(out / f"model{exported.suffix}", exported.read_bytes()))

@@ -31,6 +31,7 @@ def with_evaluation(config: Run) -> tuple[Run, Dataset, Dataset | None]:
         input_shape=config.model.input_shape,
         class_count=config.model.class_count if over_classes else 0,
         classes=config.data.classes or None,
+        transform=config.data.transform,
     )
     try:
         dataset = read_dataset(config.data.evaluated_on, form)

@@ -56,6 +56,7 @@ class ClientRow:
         status: "folded", "refused: <reason>", "missing: <reason>" or "skipped: <reason>".
         refusals: why it refused tasks of this round, in order, with "; " between; it may have done a smaller one then.
         wanted: display name of the subnet that its search would rather have given, had its program been written.
+        data_warning: why its inputs and the evaluation data do not go together; empty where nothing says so.
         limit: what kept it from a larger subnet: "memory", "link", "compute" or "runtime" where a larger one is
             excluded by that alone; several with "+" between them where every larger one exceeds more than one; "method"
             where a larger one would have fitted; empty where it was given the largest.
@@ -105,6 +106,7 @@ class ClientRow:
     expected_training_s: float = 0.0
     expected_downlink_s: float = 0.0
     expected_uplink_s: float = 0.0
+    data_warning: str = ""
 
     @property
     def training_macs(self) -> int:

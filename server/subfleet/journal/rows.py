@@ -128,6 +128,7 @@ def _client_row(terms: Terms, close: Close, seat: Seat, traffic: Traffic, weight
         share=weight.share if weight is not None else 0.0,
         lowered=weight.lowered if weight is not None else "",
         limit=seat.limit,
+        data_warning=seat.data_warning,
     )
     if candidate is not None:
         row = _with_costs(terms, close, seat, row, candidate)

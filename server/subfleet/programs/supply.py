@@ -308,6 +308,7 @@ class Supply:
                     quantisation=config.deploy_quantisation,
                     samples_sha256=self._samples_sha256,
                     classes=config.data.classes,
+                    transform=config.data.transform,
                 ),
                 self._blobs.path(weights),
                 samples_from=config.data.evaluated_on if self._samples_sha256 else "",

@@ -24,6 +24,7 @@ from subfleet.journal.journal import Journal
 from subfleet.journal.places import Places
 from subfleet.journal.records import RoundRecord
 from subfleet.protocol.errors import PortError
+from subfleet.protocol.input_statistics import InputStatistics
 from subfleet.protocol.messages import Profile
 from subfleet.protocol.schema import from_plain
 from subfleet.reporting.address import HttpAddress
@@ -73,6 +74,7 @@ class Client(BaseModel):
     memory_total_bytes: int
     memory_share: float
     software: dict[str, str]
+    inputs: InputStatistics | None
 
 
 Digest = Annotated[str, PathParameter(pattern="^[0-9a-f]{64}$", description="SHA-256 of the blob")]

@@ -74,6 +74,7 @@ def summary(name: str, result: RunResult) -> dict[str, Any]:
         "accuracy": result.accuracy,
         "perplexity": result.rounds[-1].perplexity if result.rounds else None,
         "participation": participation_of(result.rounds),
+        "data_warnings": _data_warnings(result.rounds),
         "evaluation": _evaluation(result.evaluations[-1]) if result.evaluations else None,
         "evaluations": [_evaluation(record) for record in result.evaluations],
         "generations": [dataclasses.asdict(record) for record in result.generations],
@@ -85,6 +86,11 @@ def summary(name: str, result: RunResult) -> dict[str, Any]:
             {**round_row(record), "clients": [_plain(row) for row in record.clients]} for record in result.rounds
         ],
     }
+
+
+def _data_warnings(rounds: Sequence[RoundRecord]) -> dict[str, str]:
+    """By client, why its inputs and the evaluation data did not go together; the last word of each."""
+    return {row.client_id: row.data_warning for record in rounds for row in record.clients if row.data_warning}
 
 
 def _evaluation(record: EvaluationRecord) -> dict[str, Any]:

@@ -92,6 +92,7 @@ def round_info(terms: Terms, state: RunState, now_s: float) -> RoundInfo | None:
         message_id=f"{terms.run_id}/{state.round}{again}/{phase}",
         retry=state.retry,
         log_quantile=terms.log_quantile if phase == "measure" else None,
+        sample_bytes=terms.sample_bytes,
     )
 
 

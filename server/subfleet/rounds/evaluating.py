@@ -102,6 +102,7 @@ def evaluation_made(terms: Terms, state: RunState, made: EvaluationMade, now_s: 
         message_id=name,
         retry=state.retry,
         classes=terms.config.data.classes,
+        transform=terms.config.data.transform,
         evaluation=_settings(terms, state),
     )
     return _with_seat(state, replace(seat, stage="out", task=task)), (SendTask(task=task),)

@@ -104,6 +104,7 @@ def scoring_seat(
             specs=tuple(one.size for one in fitting), weights=tuple(one.weights for one in fitting), batches=BATCHES
         ),
         classes=terms.config.data.classes,
+        transform=terms.config.data.transform,
     )
     return replace(seat, task=task), (SendTask(task=task),)
 

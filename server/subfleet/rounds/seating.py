@@ -25,6 +25,7 @@ from subfleet.rounds.labels import class_counts_of
 from subfleet.rounds.networks import NOT_YET, declared_of, in_use, own_size, standing_for
 from subfleet.rounds.pricing import candidates_of, prices_of
 from subfleet.rounds.requests import TaskMade, TaskWanted
+from subfleet.rounds.samples import samples_problem, scale_warning
 from subfleet.rounds.state import RunState, Seat, remembered
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.unfit import unfit_sizes
@@ -32,7 +33,6 @@ from subfleet.rounds.written import ProgramFacts
 from subfleet.search.candidates import budget_of, forward_macs_of, lacking_operators
 from subfleet.search.fitting import Limit
 from subfleet.search.query import Search
-from subfleet.tasks import shape_problem
 
 __all__ = [
     "ask_of",
@@ -69,8 +69,11 @@ def measured_seat(terms: Terms, profile: Profile, telemetry: Telemetry) -> Seat:
         sample_count=profile.sample_count,
         telemetry_id=telemetry.message_id,
         class_counts=class_counts,
+        data_warning=scale_warning(terms, profile),
     )
     reason = _why_not(terms, profile, telemetry, seat.runtime) or odd_classes
+    if terms.config.data.check == "refuse":
+        reason = reason or seat.data_warning
     if terms.policies.declarations:
         declared = declaration_of(terms, profile)
         seat = replace(seat, architecture=declared.size, brought=declared.network)
@@ -103,12 +106,10 @@ def _memory_bytes(terms: Terms, profile: Profile, offered_bytes: int) -> int:
 
 
 def _why_not(terms: Terms, profile: Profile, telemetry: Telemetry, runtime: str) -> str:
-    model = terms.config.model
     if not telemetry.reading.available:
         return "the device is not available now"
-    shapes = (profile.input_shape, *profile.other_input_shapes)
-    if all(shape_problem(shape, model.input_shape) for shape in shapes):
-        return f"its samples {shape_problem(profile.input_shape, model.input_shape)}"
+    if unfit := samples_problem(terms.config, profile):
+        return unfit
     if not runtime:
         return f"it runs {', '.join(profile.runtimes)}, but programs are made for {', '.join(terms.config.targets)}"
     return ""
@@ -174,6 +175,7 @@ def prepared_seat(
         calibration=calibration_of(network, seat.spec) if calibrates else None,
         retry=state.retry,
         classes=terms.config.data.classes,
+        transform=terms.config.data.transform,
         sends=() if calibrates else _sent(terms, trainee),
         paths=None if calibrates else seat.paths,
     )

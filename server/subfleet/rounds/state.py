@@ -103,6 +103,7 @@ class Seat:
         class_counts: samples of each of the run's classes in the client's data.
         architecture: the size that it has declared, where the method goes by that; else None.
         brought: in place of that the network of its own that it has declared.
+        data_warning: why its inputs and the evaluation data do not go together; empty where nothing says so.
         proposals: sizes that it was to score in this round; empty where there was nothing to score.
         size: what it was given, kept at the front of every axis; None before one is chosen.
         spec: the same, as placed in the model.
@@ -134,6 +135,7 @@ class Seat:
     attempt: int = 0
     sample_count: int = MAX_SAMPLES
     class_counts: tuple[int, ...] = ()
+    data_warning: str = ""
     telemetry_id: str = ""
     architecture: SubnetSpec | None = None
     brought: AnyFamily | None = None

@@ -1,5 +1,6 @@
 """What a run goes by from its start to its end, and the networks that it has on the way."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -11,6 +12,7 @@ from subfleet.elastic.update_form import update_bytes
 from subfleet.methods.norms import calibration_training
 from subfleet.methods.policies import Policies, by_samples, without_self_distillation
 from subfleet.methods.selecting import Trainee
+from subfleet.protocol.input_statistics import InputStatistics
 from subfleet.protocol.messages import Update
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
@@ -24,6 +26,7 @@ __all__ = ["Declared", "Terms"]
 
 _LOCAL = ("epochs", "learning_rate", "proximal_mu", "distillation_weight")
 """What may differ between clients that run the same program."""
+_VALUE_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +59,7 @@ class Terms:
         run_id: the configured name and a part that no other run has: devices remember what they did for a run.
         policies: of the configured method, with what the configuration says in their place.
         first: the network that the run begins with.
+        evaluation_inputs: what the inputs of the evaluation data are like; None where nobody has looked.
         declare: of another network the id, the settings and the members to all that follows; said before, it takes no
             time.
     """
@@ -65,6 +69,7 @@ class Terms:
     policies: Policies
     first: Declared
     declare: Callable[[str, Family, tuple[Family, ...]], Declared]
+    evaluation_inputs: InputStatistics | None = None
 
     @property
     def network(self) -> Network:
@@ -96,6 +101,13 @@ class Terms:
     def log_quantile(self) -> float | None:
         """What devices are asked to tell of the logs that they replay; None asks for nothing."""
         return self.config.log_quantile if self.policies.lasting and self.config.clock is not None else None
+
+    @property
+    def sample_bytes(self) -> int:
+        """What a sample takes on a device once it is transformed; 0 where it has the size that it was read with."""
+        transform = self.config.data.transform
+        fixed = transform is not None and transform.fixes_size
+        return _VALUE_BYTES * math.prod(self.config.model.input_shape) if fixed else 0
 
     def training(self, round_number: int, *, student: SubnetSpec | None = None) -> TrainingSettings:
         """The local training of a round, or how norms are measured in it.

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 from subfleet.rounds.ending import why_early
 from subfleet.rounds.networks import networks_told, readiness_told
-from subfleet.rounds.state import RunState
+from subfleet.rounds.samples import peers_told, scale_warning
+from subfleet.rounds.state import Member, RunState
 from subfleet.rounds.terms import Terms
 
 __all__ = ["told"]
@@ -12,11 +13,7 @@ __all__ = ["told"]
 
 def told(terms: Terms, before: RunState, after: RunState) -> Iterator[str]:
     """The sentences that a step is worth, in order."""
-    for name in after.members.changed(before.members):
-        known, member = before.members.get(name), after.members[name]
-        if member.profile is not None and (known is None or known.profile is None):
-            runtimes = ", ".join(member.profile.runtimes)
-            yield f"client {name} joined: {member.profile.device}, {runtimes}, {member.profile.sample_count} samples"
+    yield from _data_told(terms, before, after)
     if after.tries.lost != before.tries.lost:
         tries, pause = after.tries, f"in {after.tries.pause_s:g} s" if after.tries.pause_s else "at once"
         again = "" if after.phase == "failed" else f"; it is tried again {pause}"
@@ -30,3 +27,19 @@ def told(terms: Terms, before: RunState, after: RunState) -> Iterator[str]:
         yield f"the run ends after round {after.folded_round} of {terms.config.total_rounds}: {why}"
     if after.phase == "deploy" != before.phase:
         yield "the last round is done; each device's own model is exported and sent"
+
+
+def _data_told(terms: Terms, before: RunState, after: RunState) -> Iterator[str]:
+    """Who has joined, and whether its inputs go together with all others."""
+    for name in after.members.changed(before.members):
+        known, profile = before.members.get(name, Member()).profile, after.members[name].profile
+        if profile is None or profile == known:
+            continue
+        if known is None:
+            runtimes = ", ".join(profile.runtimes)
+            yield f"client {name} joined: {profile.device}, {runtimes}, {profile.sample_count} samples"
+        if warning := scale_warning(terms, profile):
+            yield f"client {name}: {warning}"
+    if after.phase == "train" != before.phase and after.round == 1 and not after.retry:
+        profiles = {name: after.members[name].profile for name in after.seats if name in after.members}
+        yield from peers_told(terms, {name: one for name, one in profiles.items() if one is not None})

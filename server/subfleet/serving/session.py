@@ -66,6 +66,7 @@ from subfleet.serving.pace import Pace
 from subfleet.serving.standing import standing_result
 from subfleet.serving.terms import terms_of
 from subfleet.settings.run import Run
+from subfleet.tasks.measuring import statistics_of
 from subfleet.transport.base import Connected, Delivery, Disconnected, Transport
 from subfleet.transport.blob_store import BlobStore
 from subfleet.transport.chunk_sizes import ChunkSizes
@@ -124,7 +125,7 @@ class Server:
         engine = open_database(state_folder)
         run_id = begin_run(engine, name=config.name, settings=config.fingerprint(), round_count=config.total_rounds)
         self._engine = engine
-        self._terms = terms_of(config, run_id)
+        self._terms = replace(terms_of(config, run_id), evaluation_inputs=statistics_of(evaluation))
         self._journal = Journal(engine, run_id, first_memory=self._terms.policies.memory)
         self._traffic = Traffic(self._topics)
         self._transport = CountingTransport(transport, on_payload=self._traffic.count)

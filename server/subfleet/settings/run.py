@@ -28,7 +28,7 @@ from subfleet.settings.fleet import DeviceSettings, FleetSettings
 from subfleet.settings.host import HostSettings
 from subfleet.settings.memory_limits import MemoryLimits
 from subfleet.settings.parts import NO_PART, parts_of
-from subfleet.settings.samples import DataSettings
+from subfleet.settings.samples import DataSettings, transform_problem
 from subfleet.settings.suspicion import SuspicionSettings
 from subfleet.settings.timing import Deadlines, LogClock
 
@@ -165,11 +165,17 @@ class Run:
             raise ValueError(f"min_clients is {self.min_clients}, but the fleet has {devices} devices; lower it")
         self._check_budgets()
         self._check_norms()
-        self._check_classes()
+        self._check_data()
         if not self.targets:
             raise ValueError("targets are empty, but must name one or more program targets such as 'onnx'")
         self._check_combination()
         self._check_first_weights()
+
+    def _check_data(self) -> None:
+        transform = self.data.transform
+        if transform is not None and (problem := transform_problem(transform, self.model.input_shape)):
+            raise ValueError(problem)
+        self._check_classes()
 
     def _check_classes(self) -> None:
         if not self.data.classes:

@@ -5,10 +5,13 @@ from typing import Literal
 
 from subfleet.protocol.class_names import check_class_names
 from subfleet.protocol.schema import ADDED_LATER
+from subfleet.protocol.transform import DataTransform
+from subfleet.tasks import shape_problem
 
-__all__ = ["DataSettings", "Partition", "PartitionSettings"]
+__all__ = ["DataCheck", "DataSettings", "Partition", "PartitionSettings", "transform_problem"]
 
 Partition = Literal["iid", "dirichlet", "pathological", "shard", "natural"]
+DataCheck = Literal["warn", "refuse", "off"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +70,10 @@ class DataSettings:
             1; at least one sample where it is above 0.
         standardise: whether inputs of an emulated fleet are brought to a mean of 0 and a variance of 1, as measured
             over the training part.
+        transform: what is done to each sample before it is fed: on devices, in the evaluation and in predictions, so
+            that pictures of any size fit the model; None feeds samples as they are.
+        check: what follows where a device's inputs and the evaluation data are not on one scale, by what the device
+            tells of them: "warn" says so, "refuse" gives it no task, "off" does not look.
 
     Raises:
         ValueError: no evaluation data are named, or a number is out of its range.
@@ -82,6 +89,8 @@ class DataSettings:
     validation_samples: int = field(default=0, metadata=ADDED_LATER)
     held_out: float = 0.0
     standardise: bool = False
+    transform: DataTransform | None = field(default=None, metadata=ADDED_LATER)
+    check: DataCheck = field(default="warn", metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         check_class_names(self.classes)
@@ -94,8 +103,20 @@ class DataSettings:
             raise ValueError(f"validation_samples is {self.validation_samples}, but must be 0 for none, or above 0")
         if not 0 <= self.held_out < 1:
             raise ValueError(f"held_out is {self.held_out}, but must be at least 0 and below 1")
+        if self.standardise and self.transform is not None and self.transform.mean:
+            raise ValueError("standardise and transform.mean are both set, but inputs are scaled once; leave one out")
 
     @property
     def evaluated_on(self) -> str:
         """The source of the evaluation data."""
         return self.test or f"{self.name}:test"
+
+
+def transform_problem(transform: DataTransform, taken: tuple[int, ...]) -> str:
+    """Why a model that takes samples of a shape cannot be fed with what a transform makes; empty where it can."""
+    if not transform.fixes_size:
+        return ""
+    size = transform.cut_size(transform.scaled_size(1, 1))
+    channels = (transform.channels,) if transform.channels else (1, 3, *taken[:1])
+    problems = [shape_problem((one, *size), taken) for one in channels]
+    return f"data.transform makes samples that {problems[0]}; change resize, crop or channels" if all(problems) else ""

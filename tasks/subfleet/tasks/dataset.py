@@ -130,6 +130,7 @@ class Dataset:
             class_counts=tuple(int(count) for count in self.class_counts()),
             data_bytes=self.inputs.nbytes + self.labels.nbytes,
             class_names=self.class_names,
+            streams=self.transform is not None,
         )
 
 

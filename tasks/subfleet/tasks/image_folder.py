@@ -130,6 +130,7 @@ def describe_image_folder(folder: Path) -> DataSummary:
         other_input_shapes=tuple((other, *size) for other in CHANNEL_COUNTS if other != channels),
         inputs=meter.result(),
         sizes_differ=len(sizes) > 1,
+        streams=True,
     )
 
 

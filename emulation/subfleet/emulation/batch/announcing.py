@@ -3,6 +3,7 @@
 from subfleet.device.describing import packing_width_of
 from subfleet.emulation.gathered import EmulatedDevice
 from subfleet.protocol.messages import Profile
+from subfleet.tasks.measuring import statistics_of
 
 __all__ = ["announcement"]
 
@@ -30,4 +31,5 @@ def announcement(client: EmulatedDevice) -> Profile:
         other_input_shapes=summary.other_input_shapes,
         packing_width=packing_width_of(client.profile),
         held_out_count=0 if client.test is None else len(client.test),
+        inputs=statistics_of(client.data),
     )

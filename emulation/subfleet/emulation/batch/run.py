@@ -158,7 +158,11 @@ def run_batch(
 def _reading(run: Run, evaluation: Path) -> Run:
     """The run with its evaluation data in a file, as a server reads them."""
     settings = DataSettings(
-        test=str(evaluation), classes=run.data.classes, validation_samples=run.data.validation_samples
+        test=str(evaluation),
+        classes=run.data.classes,
+        validation_samples=run.data.validation_samples,
+        transform=run.data.transform,
+        check=run.data.check,
     )
     return replace(run, data=settings)
 
@@ -229,7 +233,8 @@ class _BatchDevice:
         )
         meter = ReplayMeter(ReplayedLog(client.log), lambda _down, _up: None)
         data_bytes = max(one.summary().data_bytes for one in (client.data, client.test) if one is not None)
-        settings = AgentSettings(profile=announcement(client), data_bytes=data_bytes)
+        streams = client.data.transform is not None
+        settings = AgentSettings(profile=announcement(client), data_bytes=data_bytes, streams=streams)
         device = Device(store=store, worker=self._worker, meter=meter)
         self._session = Session(settings, broker.client(client.client_id), Topics(), device, clock=clock)
         self._session.open()

@@ -12,13 +12,13 @@ from subfleet.export.quantisation.onnx import quantise_onnx
 
 __all__ = ["QUANTISERS", "Quantiser"]
 
-Quantiser = Callable[[nn.Module, bytes, str, npt.NDArray[np.generic], tuple[str, ...]], bytes]
-"""A module with its weights, its float32 model file, "dynamic" or "static", samples, and names of the classes, to the
-8-bit model file."""
+Quantiser = Callable[[nn.Module, bytes, str, npt.NDArray[np.generic], Mapping[str, str]], bytes]
+"""A module with its weights, its float32 model file, "dynamic" or "static", samples, and texts that the model
+carries, to the 8-bit model file."""
 
 QUANTISERS: Mapping[str, Quantiser] = MappingProxyType(
     {
-        "onnx": lambda _module, body, mode, samples, classes: quantise_onnx(body, mode, samples, classes),
-        "executorch": lambda module, _body, mode, samples, classes: quantise_executorch(module, mode, samples, classes),
+        "onnx": lambda _module, body, mode, samples, notes: quantise_onnx(body, mode, samples, notes),
+        "executorch": lambda module, _body, mode, samples, notes: quantise_executorch(module, mode, samples, notes),
     }
 )

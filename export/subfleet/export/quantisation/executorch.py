@@ -1,5 +1,7 @@
 """Eight-bit models for ExecuTorch, by torchao's quantiser and XNNPACK's rules."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ __all__ = ["quantise_executorch"]
 
 
 def quantise_executorch(
-    module: nn.Module, mode: str, samples: npt.NDArray[np.generic], classes: tuple[str, ...] = ()
+    module: nn.Module, mode: str, samples: npt.NDArray[np.generic], notes: Mapping[str, str] = MappingProxyType({})
 ) -> bytes:
     """Write a module as a .pte model with 8-bit weights, for one sample at a time.
 
@@ -23,7 +25,7 @@ def quantise_executorch(
         mode: "dynamic" quantises the inputs of linear layers in every run; "static" also those of convolutions, with
             ranges from the samples.
         samples: inputs (count, *sample shape) such as the model will meet.
-        classes: names of the classes, which the model carries.
+        notes: texts that the model carries, by name.
 
     Returns:
         The program, delegated to XNNPACK.
@@ -45,7 +47,7 @@ def quantise_executorch(
         _observe(prepared, inputs)
         exported = torch.export.export(convert_pt2e(prepared), example)
         edge = to_edge_transform_and_lower(
-            exported, partitioner=[XnnpackPartitioner()], constant_methods=dict(constant_methods(classes)) or None
+            exported, partitioner=[XnnpackPartitioner()], constant_methods=dict(constant_methods(notes)) or None
         )
         program = edge.to_executorch()
     return bytes(program.buffer)

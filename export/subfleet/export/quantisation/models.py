@@ -47,7 +47,7 @@ def export_quantised_model(
     module.load_state_dict(dict(state))
     try:
         quantise = QUANTISERS[request.target]
-        body = quantise(module.eval(), float_body, request.quantisation, samples.ranges, request.classes)
+        body = quantise(module.eval(), float_body, request.quantisation, samples.ranges, request.notes)
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]
         raise ExportError(

@@ -1,14 +1,16 @@
 """Eight-bit models for ONNX Runtime, by its own quantiser."""
 
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from subfleet.export.quiet import quiet
-from subfleet.export.targets.onnx import with_class_names
+from subfleet.export.targets.onnx import with_notes
 from subfleet.protocol.silence import imported
 
 __all__ = ["quantise_onnx"]
@@ -18,14 +20,16 @@ _PRODUCTS = ["Conv", "Gemm", "MatMul"]
 _BATCH_SIZE = 16
 
 
-def quantise_onnx(body: bytes, mode: str, samples: npt.NDArray[np.generic], classes: tuple[str, ...] = ()) -> bytes:
+def quantise_onnx(
+    body: bytes, mode: str, samples: npt.NDArray[np.generic], notes: Mapping[str, str] = MappingProxyType({})
+) -> bytes:
     """Quantise an .onnx model.
 
     Args:
         body: the float32 model, with one input.
         mode: "dynamic" finds the range of activations anew in every run; "static" fixes it from the samples.
         samples: inputs (count, *sample shape) such as the model will meet; only "static" reads them.
-        classes: names of the classes, which the model carries.
+        notes: texts that the model carries, by name.
 
     Returns:
         The model with 8-bit weights, in the same operator set.
@@ -49,7 +53,7 @@ def quantise_onnx(body: bytes, mode: str, samples: npt.NDArray[np.generic], clas
                 activation_type=signed,
                 weight_type=signed,
             )
-        return with_class_names(quantised.read_bytes(), classes)
+        return with_notes(quantised.read_bytes(), notes)
 
 
 def _fold_constants(body: bytes, path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, Protocol
 
 from torch import Tensor, fx
@@ -59,12 +60,12 @@ class Target(Protocol):
         weights: Sequence[Tensor],
         *,
         any_batch: bool,
-        classes: tuple[str, ...] = (),
+        notes: Mapping[str, str] = MappingProxyType({}),
     ) -> bytes:
         """Write an inference step with its weights, in the order of the step's inputs after the first, inside.
 
         The model takes batches of the step's size; with `any_batch`, where the target has that, of any size. It carries
-        the names of its classes, where there are some, as `subfleet.protocol.class_names.CLASS_NAMES`.
+        texts by name, such as `subfleet.protocol.class_names.CLASS_NAMES`.
         """
         ...
 

@@ -59,14 +59,14 @@ class ExecutorchTarget:
         weights: Sequence[Tensor],
         *,
         any_batch: bool,
-        classes: tuple[str, ...] = (),
+        notes: Mapping[str, str] = MappingProxyType({}),
     ) -> bytes:
         """Write an inference step; see `Target`."""
         if any_batch:
             raise ExportError("a .pte has one batch size; write it for batches of that size")
         places = inputs_of(graph)
         held = {node.name: weight for node, weight in zip(places[1:], weights, strict=True)}
-        return bytes(lower(self._shared(graph), held, constant_methods(classes)).buffer)
+        return bytes(lower(self._shared(graph), held, constant_methods(notes)).buffer)
 
     def _shared(self, graph: fx.GraphModule) -> fx.GraphModule:
         """The graph with XNNPACK's share of it in calls of its own."""

@@ -25,7 +25,6 @@ from torch.utils import _pytree as pytree
 from subfleet.export.quiet import quiet
 from subfleet.export.targets.executorch_operators import edge_target
 from subfleet.export.tracing import inputs_of, results_of
-from subfleet.protocol.class_names import CLASS_NAMES, text_of_class_names
 
 __all__ = ["constant_methods", "exported", "hold_constants", "lower"]
 
@@ -97,10 +96,9 @@ def _verifier() -> Any:
     return EXIREdgeDialectVerifier(edge_compile_config=_compile_config(), class_only=True)
 
 
-def constant_methods(classes: tuple[str, ...]) -> dict[str, Tensor]:
-    """The methods of a model besides the one that runs it: one gives the names of its classes, where there are some."""
-    text = text_of_class_names(classes).encode()
-    return {CLASS_NAMES: torch.frombuffer(bytearray(text), dtype=torch.uint8)} if classes else {}
+def constant_methods(notes: Mapping[str, str]) -> dict[str, Tensor]:
+    """The methods of a model besides the one that runs it: each gives a text that it carries, as bytes."""
+    return {name: torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8) for name, text in notes.items()}
 
 
 def lower(

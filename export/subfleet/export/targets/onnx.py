@@ -18,12 +18,11 @@ from subfleet.export.targets.base import WrittenProgram
 from subfleet.export.targets.onnx_fusions import FUSIONS
 from subfleet.export.targets.onnx_operators import OPERATORS, Emitter
 from subfleet.export.tracing import inputs_of, results_of
-from subfleet.protocol.class_names import CLASS_NAMES, text_of_class_names
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.programs import ValueInfo
 from subfleet.protocol.silence import imported
 
-__all__ = ["IR_VERSION", "OPSET", "OnnxTarget", "training_model", "with_class_names"]
+__all__ = ["IR_VERSION", "OPSET", "OnnxTarget", "training_model", "with_notes"]
 
 OPSET = 20
 IR_VERSION = 10
@@ -169,12 +168,12 @@ def training_model(graph: fx.GraphModule, step: Step) -> bytes:
     )
 
 
-def with_class_names(body: bytes, classes: tuple[str, ...]) -> bytes:
-    """A model that carries the names of its classes as metadata."""
-    if not classes:
+def with_notes(body: bytes, notes: Mapping[str, str]) -> bytes:
+    """A model that carries texts by name, as metadata."""
+    if not notes:
         return body
     model = onnx.load_model_from_string(body)
-    helper.set_model_props(model, {CLASS_NAMES: text_of_class_names(classes)})
+    helper.set_model_props(model, dict(notes))
     return bytes(model.SerializeToString(deterministic=True))
 
 
@@ -212,7 +211,7 @@ class OnnxTarget:
         weights: Sequence[Tensor],
         *,
         any_batch: bool,
-        classes: tuple[str, ...] = (),
+        notes: Mapping[str, str] = MappingProxyType({}),
     ) -> bytes:
         """Write an inference step; see `Target`."""
         written = _Graph()
@@ -226,7 +225,7 @@ class OnnxTarget:
         written.nodes.append(helper.make_node("Identity", names, [step.outputs[0].name]))
         free = [(value, ["batch" if any_batch else value.shape[0], *value.shape[1:]]) for value in _ends(step)]
         inputs, outputs = ([_value_info(value, shape)] for value, shape in free)
-        return with_class_names(_finish(written, inputs, outputs), classes)
+        return with_notes(_finish(written, inputs, outputs), notes)
 
     def run(self, body: bytes, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         """Run a program once; see `Target`."""

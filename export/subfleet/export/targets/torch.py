@@ -32,6 +32,7 @@ from subfleet.protocol.schema import ADDED_LATER, canonical_json, from_plain, pa
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.tensors import decode_container
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
+from subfleet.protocol.transform import DataTransform
 
 __all__ = [
     "ACTIVATION_SHARE",
@@ -74,6 +75,7 @@ class TorchModel:
     model: AnyFamily
     spec: SubnetSpec
     classes: tuple[str, ...] = field(default=(), metadata=ADDED_LATER)
+    transform: DataTransform | None = field(default=None, metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         check_class_names(self.classes)
@@ -154,10 +156,14 @@ def read_torch_request(program: Program) -> ProgramRequest:
 
 
 def write_torch_model(
-    model: Family, spec: SubnetSpec, state: Mapping[str, Tensor], classes: tuple[str, ...] = ()
+    model: Family,
+    spec: SubnetSpec,
+    state: Mapping[str, Tensor],
+    classes: tuple[str, ...] = (),
+    transform: DataTransform | None = None,
 ) -> bytes:
-    """Write an inference model: a tensor container of the weights, whose metadata name the network and its classes."""
-    network = TorchModel(model=model, spec=replace(spec, name=""), classes=classes)
+    """Write an inference model: a tensor container of the weights, whose metadata name its network and its data."""
+    network = TorchModel(model=model, spec=replace(spec, name=""), classes=classes, transform=transform)
     arrays = {name: tensor.detach().cpu().numpy() for name, tensor in state.items()}
     return encode_arrays(arrays, {_MODEL: canonical_json(network).decode()})
 

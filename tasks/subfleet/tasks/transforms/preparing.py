@@ -109,7 +109,7 @@ def _resized(plane: Pixels, size: tuple[int, int]) -> Pixels:
 
 def _bytes(pixels: Floats) -> Pixels:
     """Shares of 255 as the bytes that they were made of; other numbers as they are."""
-    whole = np.rint(pixels * np.float32(MAX_BYTE))
+    whole: Floats = np.rint(pixels * np.float32(MAX_BYTE))
     if whole.min() < 0 or whole.max() > MAX_BYTE or (whole / np.float32(MAX_BYTE) != pixels).any():
         return pixels
     return whole.astype(np.uint8)

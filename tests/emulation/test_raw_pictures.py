@@ -1,0 +1,186 @@
+"""Pictures as people have them, from a folder to a deployed model: everybody prepares them in one way."""
+
+import threading
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from emulation.batch_cases import LARGE_BYTES, client, config, experiment
+from PIL import Image
+from safetensors.torch import load
+
+from subfleet.elastic.model_state import unpacked
+from subfleet.emulation.batch.exports import AwaitedExports
+from subfleet.emulation.batch.run import BatchResult, run_batch
+from subfleet.emulation.gathered import GatheredRun
+from subfleet.emulation.gathering import gathered
+from subfleet.export.programs import export_inference_model
+from subfleet.export.requests import InferRequest
+from subfleet.protocol.errors import DataError
+from subfleet.protocol.programs import Trainer
+from subfleet.protocol.readings import Reading
+from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.transform import DataTransform
+from subfleet.reporting.results import summary
+from subfleet.settings.fleet import DeviceSettings, FleetSettings
+from subfleet.settings.run import Run
+from subfleet.settings.samples import DataCheck, DataSettings
+from subfleet.tasks import digits
+from subfleet.trainers.executorch import ExecutorchTrainer
+from subfleet.trainers.onnx import OnnxTrainer
+
+pytestmark = [pytest.mark.slow, pytest.mark.export]
+
+TRANSFORM = DataTransform(channels=1, resize=(9,), crop=(8, 8), mean=(0.3,), deviation=(0.35,))
+TRAINERS: dict[str, type[Trainer]] = {"onnx": OnnxTrainer, "executorch": ExecutorchTrainer}
+
+
+def write_pictures(folder: Path, first: int, count: int) -> Path:
+    """Digits of many sizes, modes and formats; some lie on their side, as their EXIF tag says."""
+    whole, generator = digits(), np.random.default_rng(first)
+    for place in range(first, first + count):
+        image = Image.fromarray((whole.inputs[place, 0] * 255).astype(np.uint8))
+        image = image.resize(cast("tuple[int, int]", tuple(generator.integers(9, 40, 2).tolist())))
+        path = folder / str(int(whole.labels[place])) / f"{place}.{('png', 'jpg', 'bmp')[place % 3]}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        options: dict[str, Any] = {}
+        if path.suffix == ".jpg":
+            image, options = image.transpose(Image.Transpose.ROTATE_90), {"exif": Image.Exif(), "quality": 95}
+            options["exif"][0x0112] = 6
+        elif path.suffix == ".png":
+            image = image.convert(("RGBA", "LA", "P", "1")[place // 3 % 4])
+        image.save(path, **options)
+    for left in ("__MACOSX", "lost+found"):
+        (folder / left).mkdir()
+    return folder
+
+
+class RecordingExports:
+    """The exporter, which remembers what inference models it was asked for."""
+
+    def __init__(self, inner: AwaitedExports) -> None:
+        self.asked = list[InferRequest]()
+        self._inner = inner
+
+    def submit_inference(self, request: InferRequest, *given: Any, **named: Any) -> "Future[Path]":
+        self.asked.append(request)
+        return self._inner.submit_inference(request, *given, **named)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("pictures")
+    return write_pictures(folder / "train", 0, 240), write_pictures(folder / "test", 300, 120)
+
+
+@pytest.fixture(scope="module")
+def run(pictures: tuple[Path, Path]) -> Run:
+    device = DeviceSettings(id="board", steady=Reading(memory_free_bytes=LARGE_BYTES, downlink_bps=1e7), count=3)
+    train, test = pictures
+    return config(
+        data=DataSettings(train=str(train), test=str(test), transform=TRANSFORM),
+        fleet=FleetSettings(devices=(device,)),
+        deploy_targets=("onnx",),
+    )
+
+
+@pytest.fixture(scope="module")
+def played(run: Run, exports: AwaitedExports) -> tuple[BatchResult, list[InferRequest]]:
+    recorded = RecordingExports(exports)
+    return run_batch(gathered(run), cast("AwaitedExports", recorded)), recorded.asked
+
+
+def test_a_fleet_trains_on_pictures_of_any_size_and_the_models_say_what_was_done(
+    played: tuple[BatchResult, list[InferRequest]],
+) -> None:
+    result, asked = played
+    assert {row.status for record in result.rounds for row in record.clients} == {"folded"}
+    assert not any(row.data_warning for record in result.rounds for row in record.clients)
+    assert result.rounds[-1].accuracy > 0.3
+    assert [(one.transform, one.classes) for one in asked] == [(TRANSFORM, tuple("0123456789"))] * len(asked)
+    assert asked
+
+
+@pytest.mark.parametrize("target", sorted(TRAINERS))
+def test_predictions_from_the_raw_pictures_are_those_of_the_servers_evaluation(
+    tmp_path: Path, target: str, run: Run, pictures: tuple[Path, Path], played: tuple[BatchResult, list[InferRequest]]
+) -> None:
+    result, _ = played
+    weights = unpacked(load(result.model)).of("").shared
+    request = InferRequest(
+        model=run.model,
+        spec=SubnetSpec(),
+        target=target,
+        weights_sha256="0" * 64,
+        classes=tuple("0123456789"),
+        transform=TRANSFORM,
+    )
+    trainer = TRAINERS[target]()
+    path = tmp_path / f"model{trainer.suffix}"
+    path.write_bytes(export_inference_model(request, weights)[0])
+    predicted = trainer.predict(path, str(pictures[1]))
+    assert predicted.accuracy == pytest.approx(result.rounds[-1].accuracy, abs=1e-9)
+    assert len(predicted.labels) == 120
+    # Without what it carries nothing fits: the pictures have many sizes.
+    path.write_bytes(export_inference_model(replace(request, transform=None), weights)[0])
+    with pytest.raises(DataError, match=r"scale all images to one size, or let data\.transform"):
+        trainer.predict(path, str(pictures[1]))
+
+
+def test_what_an_emulated_device_trains_on_was_transformed_once(run: Run, pictures: tuple[Path, Path]) -> None:
+    devices = gathered(run).devices
+    found = np.concatenate([device.data.inputs for device in devices])
+    assert {device.data.transform for device in devices} == {TRANSFORM}
+    assert found.shape == (240, 1, 8, 8)
+    assert found.min() >= -0.3 / 0.35 - 1e-6
+    assert found.max() <= 0.7 / 0.35 + 1e-6
+
+
+def test_colour_pictures_are_made_gray_for_a_gray_model_and_errors_name_the_users_file(
+    tmp_path: Path, run: Run
+) -> None:
+    for name in ("train", "test"):
+        for label in range(10):
+            (tmp_path / name / str(label)).mkdir(parents=True)
+            Image.new("RGB", (8, 8), (label * 20, 9, 90)).save(tmp_path / name / str(label) / "1.png")
+    plain = replace(run, data=DataSettings(train=str(tmp_path / "train"), test=str(tmp_path / "test")))
+    assert {device.data.sample_shape for device in gathered(plain).devices} == {(1, 8, 8)}
+    (tmp_path / "train" / "3" / "1.png").write_bytes(b"no picture")
+    with pytest.raises(DataError, match=r"1 image of '.*/train' cannot be used: '3/1\.png' cannot be read"):
+        gathered(plain)
+
+
+def on_another_scale(check: DataCheck, exports: AwaitedExports) -> BatchResult:
+    """Three devices, of which "cyd" feeds 0 to 255."""
+    whole: GatheredRun = experiment(rounds=1)
+    data = replace(whole.run.data, check=check)
+    odd = client("cyd", 2, LARGE_BYTES, LARGE_BYTES)
+    odd = replace(odd, data=replace(odd.data, inputs=odd.data.inputs * np.float32(255)))
+    devices = (*whole.devices[:2], odd)
+    return run_batch(replace(whole, run=replace(whole.run, data=data), devices=devices), exports)
+
+
+def test_a_device_on_another_scale_stands_in_the_summary(exports: AwaitedExports) -> None:
+    result = on_another_scale("warn", exports)
+    told = summary("a", result.result)["data_warnings"]
+    assert set(told) == {"cyd"}
+    assert "a deviation 2" in told["cyd"]
+    assert {row.status for row in result.rounds[0].clients} == {"folded"}
+
+
+def test_a_device_on_another_scale_is_never_folded_where_the_run_refuses_it(exports: AwaitedExports) -> None:
+    result = on_another_scale("refuse", exports)
+    status = {row.client_id: row.status for row in result.rounds[0].clients}
+    assert status["cyd"].startswith("skipped: its inputs go from 0 to 255 with")
+    assert {status["ada"], status["bob"]} == {"folded"}
+
+
+def test_data_of_one_scale_are_never_told_of(exports: AwaitedExports) -> None:
+    result = run_batch(experiment(rounds=1), exports, stop=threading.Event())
+    assert summary("a", result.result)["data_warnings"] == {}

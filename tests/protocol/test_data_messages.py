@@ -1,0 +1,60 @@
+"""What messages say of data: its statistics and its transform, bounded, and unknown to nobody who does not use them."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from protocol.test_messages import _ROUND
+
+from subfleet.protocol.errors import ProtocolError
+from subfleet.protocol.input_statistics import InputStatistics
+from subfleet.protocol.messages import Profile, decode, encode
+
+PROFILE = Profile(
+    client_id="ada",
+    session_id="s",
+    device="d",
+    runtimes=("onnx",),
+    sample_count=1,
+    class_counts=(1,),
+    input_shape=(1, 8, 8),
+    memory_total_bytes=1,
+    memory_share=0.5,
+    message_id="m",
+)
+TOLD = InputStatistics(kind="numbers", minimum=0.0, maximum=1.0, mean=0.25, deviation=0.5)
+
+
+def test_who_tells_nothing_is_understood_by_those_who_know_no_statistics() -> None:
+    plain = json.loads(encode(PROFILE))
+    assert not plain.keys() & {"inputs", "sizes_differ"}
+    assert "sample_bytes" not in json.loads(encode(_ROUND))
+
+
+def test_statistics_travel_as_they_are() -> None:
+    told = replace(PROFILE, inputs=TOLD, sizes_differ=True)
+    assert json.loads(encode(told))["inputs"] == {
+        "kind": "numbers",
+        "minimum": 0.0,
+        "maximum": 1.0,
+        "mean": 0.25,
+        "deviation": 0.5,
+    }
+    assert decode(encode(told)) == told
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"maximum": 1e300}, {"minimum": -1e300}, {"deviation": 7}, {"mean": -1}, {"kind": "pixels"}, {"more": 1}],
+)
+def test_absurd_statistics_are_refused_as_a_message(wrong: dict[str, object]) -> None:
+    plain = json.loads(encode(PROFILE))
+    plain["inputs"] = {"kind": "numbers", "minimum": 0, "maximum": 1, "mean": 0.5, "deviation": 0.1, **wrong}
+    with pytest.raises(ProtocolError):
+        decode(json.dumps(plain).encode())
+
+
+def test_a_sample_that_takes_more_than_any_device_has_is_refused() -> None:
+    plain = json.loads(encode(_ROUND))
+    with pytest.raises(ProtocolError, match="sample_bytes are"):
+        decode(json.dumps({**plain, "sample_bytes": 2**40}).encode())

@@ -1,0 +1,142 @@
+"""Which data go together: another scale is found, and data that are honestly unlike never are taken for one."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from subfleet.protocol.input_statistics import InputStatistics, scale_problem
+from subfleet.tasks import Dataset, describe_source, digits, measuring, write_npz
+from subfleet.tasks.catalogue import DATASETS
+from subfleet.tasks.measuring import statistics_of
+
+REAL = ("fashion_mnist", "cifar10_subset", "speech_commands_subset")
+_DATA = os.environ.get("SUBFLEET_DATA", "")
+
+
+def real(name: str) -> tuple[Dataset, Dataset]:
+    """Some of a data set's training part, and all of its test part."""
+    if name != "digits" and not (_DATA and Path(_DATA).is_dir()):
+        pytest.skip("SUBFLEET_DATA names no folder with this data set")
+    parts = DATASETS.named(name).load()
+    every = np.arange(0, len(parts.train), max(1, len(parts.train) // 4000))
+    return parts.train.take(every), parts.test
+
+
+def unlike_parts(dataset: Dataset) -> Iterator[npt.NDArray[np.int64]]:
+    """Samples of honest devices: of one class, at Dirichlet 0.05, a handful, dark or bright ones alone."""
+    generator, labels = np.random.default_rng(0), dataset.classes()
+    for label in np.unique(labels):
+        yield np.flatnonzero(labels == label)
+    shares = generator.dirichlet([0.05] * 20, len(np.unique(labels)))
+    owner = np.array([generator.choice(20, p=share) for share in shares[np.searchsorted(np.unique(labels), labels)]])
+    yield from (np.flatnonzero(owner == one) for one in np.unique(owner))
+    for size in (1, 2, 8):
+        for _ in range(40):
+            yield generator.choice(len(labels), size, replace=False)
+    bright = np.argsort(dataset.inputs.reshape(len(dataset), -1).mean(1))
+    yield from (bright[:8], bright[:100], bright[-8:], bright[-100:])
+
+
+def scaled(dataset: Dataset, factor: float, shift: float = 0.0) -> Dataset:
+    return replace(dataset, inputs=(dataset.inputs * np.float32(factor) + np.float32(shift)).astype(np.float32))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("standardised", [False, True])
+@pytest.mark.parametrize("name", ["digits", *REAL])
+def test_no_honest_device_is_taken_for_one_on_another_scale(name: str, standardised: bool) -> None:
+    train, test = real(name)
+    if standardised:
+        mean, deviation = float(train.inputs.mean()), float(train.inputs.std())
+        train, test = (scaled(one, 1 / deviation, -mean / deviation) for one in (train, test))
+    evaluation = statistics_of(test)
+    for part in unlike_parts(train):
+        found = statistics_of(train.take(part))
+        assert scale_problem(found, evaluation) == "", f"{len(part)} samples: {found} beside {evaluation}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["digits", "fashion_mnist", "cifar10_subset"])
+def test_every_other_scale_of_pictures_is_found(name: str) -> None:
+    train, test = real(name)
+    mean, deviation = float(train.inputs.mean()), float(train.inputs.std())
+    others = {
+        "bytes": scaled(train, 255),
+        "divided twice": scaled(train, 1 / 255),
+        "16 bits": scaled(train, 65535),
+        "standardised": scaled(train, 1 / deviation, -mean / deviation),
+        "from -1 to 1": scaled(train, 2, -1),
+        "of 16 levels": scaled(train, 16),
+    }
+    evaluation = statistics_of(test)
+    for what, other in others.items():
+        found = statistics_of(other)
+        assert scale_problem(found, evaluation), what
+        assert scale_problem(found, evaluation) == scale_problem(evaluation, found)
+
+
+def test_black_pictures_say_nothing() -> None:
+    black = InputStatistics(kind="numbers", minimum=0, maximum=0, mean=0, deviation=0)
+    assert scale_problem(black, statistics_of(digits())) == ""
+
+
+def test_indices_beside_numbers_are_told_of() -> None:
+    tokens = InputStatistics(kind="indices", minimum=0, maximum=96, mean=40, deviation=20)
+    assert scale_problem(tokens, statistics_of(digits())) == "indices beside numbers"
+    assert scale_problem(tokens, replace(tokens, maximum=9000.0, mean=4000.0, deviation=2000.0)) == ""
+
+
+@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    arrays.arrays(np.float32, st.tuples(st.integers(1, 9), st.integers(1, 5)), elements=st.floats(-1e6, 1e6, width=32)),
+    st.integers(1, 12),
+)
+def test_statistics_are_those_of_all_values_however_they_are_read(
+    inputs: npt.NDArray[np.float32], at_once: int
+) -> None:
+    dataset = Dataset(inputs=inputs, labels=np.zeros(len(inputs), np.int64))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measuring, "_VALUES_AT_ONCE", at_once)
+        found = statistics_of(dataset)
+    values = inputs.astype(np.float64)
+    assert (found.minimum, found.maximum) == (values.min(), values.max())
+    assert found.mean == pytest.approx(values.mean(), abs=1e-6)
+    assert found.deviation == pytest.approx(values.std(), abs=1e-3)
+
+
+def test_a_device_tells_them_of_whatever_it_has(tmp_path: Path) -> None:
+    write_npz(tmp_path / "a.npz", digits())
+    assert describe_source(str(tmp_path / "a.npz")).inputs == statistics_of(digits())
+    np.savez(tmp_path / "text.npz", x=np.arange(12).reshape(3, 4), y=np.zeros(3, np.int64))
+    text = describe_source(str(tmp_path / "text.npz")).inputs
+    assert text is not None
+    assert (text.kind, text.minimum, text.maximum, text.mean) == ("indices", 0, 11, 5.5)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"minimum": 2.0},
+        {"maximum": 1e39},
+        {"minimum": float("nan")},
+        {"mean": 2.0},
+        {"mean": float("nan")},
+        {"deviation": -0.1},
+        {"deviation": 0.6},
+        {"deviation": float("inf")},
+        {"kind": "indices", "minimum": -1.0},
+    ],
+)
+def test_numbers_that_no_data_have_are_refused(wrong: dict[str, object]) -> None:
+    right: dict[str, object] = {"kind": "numbers", "minimum": 0.0, "maximum": 1.0, "mean": 0.5, "deviation": 0.3}
+    InputStatistics(**right)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"inputs|indices"):
+        InputStatistics(**{**right, **wrong})  # type: ignore[arg-type]
