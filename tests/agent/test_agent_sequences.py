@@ -30,7 +30,8 @@ from subfleet.agent.states import (
     Trained,
     WorkFailed,
 )
-from subfleet.agent.weighing import Weigh, needed_bytes
+from subfleet.agent.weighing import Weigh
+from subfleet.protocol.disk import needed_bytes
 from subfleet.protocol.messages import Message, Receipt, Refusal, RoundInfo, Scores, Task, Update
 
 pytestmark = pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 from agent.agent_cases import (
@@ -40,7 +41,18 @@ from subfleet.agent.states import (
     Trained,
     WorkFailed,
 )
-from subfleet.protocol.messages import Deployed, Presence, Profile, Receipt, Refusal, Telemetry, Update, decode, encode
+from subfleet.protocol.messages import (
+    Deployed,
+    Presence,
+    Profile,
+    Receipt,
+    Refusal,
+    RefusalReason,
+    Telemetry,
+    Update,
+    decode,
+    encode,
+)
 
 
 def receipt(of: str, status: str = "accepted") -> Receipt:
@@ -157,7 +169,7 @@ def test_the_planned_peak_must_fit_the_budget_of_now(free_bytes: int, refused: b
         assert (refusal.reason, refusal.available_bytes) == ("memory", 499)
 
 
-@pytest.mark.parametrize("reason", ["memory", "data", "program", "failed"])
+@pytest.mark.parametrize("reason", get_args(RefusalReason))
 def test_a_failed_training_is_refused_with_its_reason(reason: str) -> None:
     agent = connected()
     agent.train(train_task())
@@ -182,7 +194,7 @@ def test_a_loss_that_is_not_finite_is_a_refusal() -> None:
     agent.train(train_task())
     result = replace(RESULT, loss=math.nan)
     refusal = one(agent.step(Trained(task_id="t1", result=result, blob=blob("u"))), Keep).message
-    assert (refusal.reason, isinstance(refusal, Refusal)) == ("failed", True)
+    assert (refusal.reason, isinstance(refusal, Refusal)) == ("diverged", True)
 
 
 def test_a_program_for_another_runtime_is_refused_at_once() -> None:
@@ -208,7 +220,15 @@ def test_a_task_without_an_answer_at_its_deadline_is_refused_and_its_training_st
     agent.now_s += 60.0
     actions = agent.see(Tick())
     assert one(actions, StopTraining).task_id == "t1"
-    assert one(actions, Keep).message.reason == "failed"
+    assert one(actions, Keep).message.reason == "compute"
+
+
+def test_a_task_whose_blobs_have_not_come_at_its_deadline_is_refused_for_the_link() -> None:
+    agent = connected()
+    agent.hear(announce(1, "train"))
+    agent.hear(train_task())
+    agent.now_s += 60.0
+    assert one(agent.see(Tick()), Keep).message.reason == "link"
 
 
 # --- which task ---

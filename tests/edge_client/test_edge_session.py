@@ -11,6 +11,7 @@ from edge_client.fleet_rig import PROGRAM, WEIGHTS, Rig, trained
 
 from subfleet.protocol.errors import (
     DataError,
+    DivergedError,
     FileError,
     LoadError,
     MemoryLimitError,
@@ -122,6 +123,7 @@ def test_a_device_gives_no_more_than_its_limit_however_much_is_free(rig: Rig) ->
         (NoRoomError("the disk is full"), "disk", None),
         (FileError("the program cannot be read"), "program", None),
         (LoadError("the runtime lacks an operator"), "runtime", None),
+        (DivergedError("the loss was nan in step 2"), "diverged", None),
         (TrainingError("the runtime gave up"), "failed", None),
         (ZeroDivisionError("a defect"), "failed", None),
     ],

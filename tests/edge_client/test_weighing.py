@@ -11,9 +11,10 @@ from agent.agent_cases import announce, blob, connected, deploy_task, kinds, one
 from edge_client.fleet_rig import PROGRAM, WEIGHTS, Rig
 
 from subfleet.agent.states import Keep, Prune
-from subfleet.agent.weighing import HEADER_BYTES, Weigh, Weighed, needed_bytes, objection
+from subfleet.agent.weighing import HEADER_BYTES, Weigh, Weighed, objection
 from subfleet.edge_client.store import AgentStore
 from subfleet.protocol.blobs import BlobRef
+from subfleet.protocol.disk import needed_bytes
 from subfleet.protocol.messages import ChunkRequest, Refusal, Task
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget, Reading

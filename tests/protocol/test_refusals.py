@@ -20,4 +20,6 @@ def test_the_bytes_of_a_refusal_are_fixed(reason: RefusalReason) -> None:
 
 
 def test_the_reasons_are_those_that_servers_know() -> None:
-    assert set(get_args(RefusalReason)) == {"memory", "runtime", "program", "data", "failed", "disk", "link"}
+    assert set(get_args(RefusalReason)) == {
+        "memory", "runtime", "program", "data", "failed", "disk", "link", "compute", "diverged"
+    }  # fmt: skip

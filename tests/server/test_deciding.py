@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from server.test_assignment import CANDIDATES, PLAN, ask, budgets
 
+from subfleet.methods.asking import Unfit
 from subfleet.methods.policies import Ask, Written, largest_fitting
 from subfleet.protocol.readings import Budget
 from subfleet.rounds.deciding import BY_METHOD, deciding_limit
@@ -91,7 +92,7 @@ def test_a_program_that_the_device_cannot_run_is_no_matter_of_memory() -> None:
     assert deciding_limit(asked(45, written=written(INFINITE_BYTES)), WIDE) == "runtime"
     lacking = asked(45, written=written(40, ("Conv",)), operators=("Gemm",))
     assert deciding_limit(lacking, WIDE) == "runtime"
-    assert deciding_limit(asked(45, refused={WHOLE.spec.spec_id: "no"}), WIDE) == "runtime"
+    assert deciding_limit(asked(45, refused={WHOLE.spec.spec_id: Unfit(limit="runtime", why="no")}), WIDE) == "runtime"
 
 
 @pytest.mark.parametrize("limit", ["memory", "runtime"])

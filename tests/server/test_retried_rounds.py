@@ -363,7 +363,7 @@ def test_a_run_that_gave_up_is_tried_again_by_the_next_server(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_a_round_that_measures_norms_is_tried_again_likewise(tmp_path: Path) -> None:
-    refusals = dict.fromkeys(CLIENTS, 2)
+    refusals = dict.fromkeys(CLIENTS, 1)
 
     def refuse(given: Task) -> tuple[str, int | None] | None:
         if given.work != "calibrate" or not refusals[given.client_id]:
@@ -372,8 +372,8 @@ def test_a_round_that_measures_norms_is_tried_again_likewise(tmp_path: Path) -> 
         return ("failed", None)
 
     world = World(tmp_path, config(**calibrating(rounds=1, deploy_targets=())), fleet(refuse=refuse))
-    world.run(until=lambda: world.server.state.retry == 2 and world.server.state.phase == "measure")
+    world.run(until=lambda: world.server.state.retry == 1 and world.server.state.phase == "measure")
     assert (world.server.state.round, world.server.state.folded_round) == (2, 1)
     info = round_info(world.server._terms, world.server.state, world.clock.now_s)
     assert info is not None
-    assert (info.round, info.log_time_s) == (2, 30.0)
+    assert (info.round, info.log_time_s) == (2, 20.0)

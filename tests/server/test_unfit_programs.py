@@ -28,6 +28,7 @@ from server.server_rig import World, config, fleet
 
 from subfleet.journal.database import open_database
 from subfleet.journal.journal import Journal, begin_run
+from subfleet.methods.asking import Unfit
 from subfleet.methods.dynamic_selection import DynamicSelection
 from subfleet.methods.fedfa import FedFA
 from subfleet.protocol.messages import RefusalReason
@@ -41,6 +42,7 @@ from subfleet.rounds.events import (
     UpdateStored,
 )
 from subfleet.rounds.proposing import proposed_seat, scoring_wanted
+from subfleet.rounds.reasons import REFUSALS
 from subfleet.rounds.requests import ProgramWanted, Scorable, ScoringMade, ScoringWanted, TaskWanted
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
@@ -92,38 +94,41 @@ def refused(state: RunState, reason: RefusalReason) -> RunState:
     return step(PLAN, state, answer, 3.0)[0]
 
 
-@pytest.mark.parametrize(("reason", "stage"), [("runtime", "preparing"), ("program", "refused")])
+@pytest.mark.parametrize("reason", ["runtime", "program"])
 def test_a_size_whose_program_a_device_cannot_run_is_not_given_to_it_again(
-    reason: Literal["runtime", "program"], stage: str
+    reason: Literal["runtime", "program"],
 ) -> None:
     state, _ = assigned(PLAN, measuring(PLAN))
     first = size_of(state.seats["ada"])
     state = refused(state, reason)
     seat = state.seats["ada"]
-    assert (seat.stage, seat.refusals) == (stage, (f"{reason}: no kernel",))
-    if stage == "preparing":
-        assert seat.size == PLAN.space[-2], "another program may do without what the runtime lacks"
-    assert state.unfit == {f"ada/onnx/{first}": f"{reason}: no kernel"}
+    assert (seat.stage, seat.refusals) == ("preparing", (f"{reason}: no kernel",))
+    assert seat.size == PLAN.space[-2], "another program may do without what the runtime lacks"
+    assert seat.limit == reason
+    assert state.unfit == {f"ada/onnx/{first}": Unfit(limit=reason, why=f"{reason}: no kernel")}
     state, _ = assigned(PLAN, closed(PLAN, state))
     assert state.seats["ada"].refusals == (), "each round tells its own"
     assert size_of(state.seats["ada"]) == PLAN.space[-2].spec_id
+    assert state.seats["ada"].limit == reason, "in later rounds, too"
     assert {size_of(state.seats[name]) for name in CLIENTS[1:]} == {first}, "others may have it"
 
 
-@pytest.mark.parametrize("reason", ["memory", "data", "failed", "disk", "link"])
+@pytest.mark.parametrize("reason", [reason for reason, course in REFUSALS.items() if not course.of_program])
 def test_what_says_nothing_of_the_program_is_not_remembered(reason: RefusalReason) -> None:
     assert refused(assigned(PLAN, measuring(PLAN))[0], reason).unfit == {}
 
 
-@pytest.mark.parametrize("reason", ["disk", "link"])
-def test_a_task_that_disk_or_link_cannot_bear_is_followed_by_a_smaller_one(reason: RefusalReason) -> None:
-    """As often as a round has attempts; what is left of the disk says nothing of the memory."""
+@pytest.mark.parametrize("reason", ["link", "compute"])
+def test_a_task_that_a_device_has_no_time_for_is_followed_by_a_smaller_one(reason: RefusalReason) -> None:
+    """As often as a round has attempts; what can be fetched in time says nothing of the memory."""
     state, _ = assigned(PLAN, measuring(PLAN))
     budget, tried = state.seats["ada"].budget, []
     while state.seats["ada"].stage == "preparing":
         tried.append(size_of(state.seats["ada"]))
         state = refused(state, reason)
         assert state.seats["ada"].budget == budget
+        if state.seats["ada"].stage == "preparing":
+            assert state.seats["ada"].limit == reason
     assert tried == [size.spec_id for size in reversed(PLAN.space[-PLAN.config.max_attempts :])]
     assert (state.seats["ada"].stage, state.seats["ada"].reason) == ("refused", f"{reason}: no kernel")
     assert {seat.stage for name, seat in state.seats.items() if name != "ada"} == {"preparing"}
@@ -183,7 +188,8 @@ def test_candidates_that_a_runtime_could_not_score_are_not_proposed_again() -> N
     answer = replace(refusal(terms, state, "ada"), reason="runtime", detail="no kernel")
     state, actions = step(terms, state, answer, 3.0)
     assert [one.participant.size for one in wanted_of(TaskWanted, actions)] == [terms.space[-1]]
-    assert state.unfit == {f"ada/score/onnx/{size.spec_id}": "runtime: no kernel" for size in proposals}
+    unfit = Unfit(limit="runtime", why="runtime: no kernel")
+    assert state.unfit == {f"ada/score/onnx/{size.spec_id}": unfit for size in proposals}
     assert state.seats["ada"].refusals == ("runtime: no kernel",)
     anew, actions = proposed_seat(terms, state, replace(state.seats["ada"], stage="answered"))[:2]
     assert anew.stage == "preparing"
@@ -201,7 +207,8 @@ def test_a_device_that_starts_anew_is_given_anything_again() -> None:
 def test_a_device_that_has_refused_everything_is_skipped_with_its_own_reason() -> None:
     state = measuring(PLAN)
     for size in PLAN.space:
-        state = replace(state, unfit={**state.unfit, f"ada/onnx/{size.spec_id}": "runtime: no kernel"})
+        unfit = Unfit(limit="runtime", why="runtime: no kernel")
+        state = replace(state, unfit={**state.unfit, f"ada/onnx/{size.spec_id}": unfit})
     state, _ = assigned(PLAN, state)
     seat = state.seats["ada"]
     assert (seat.stage, seat.size) == ("skipped", None)

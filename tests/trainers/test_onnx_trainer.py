@@ -216,7 +216,7 @@ def _with_samples(*shape: int) -> Callable[[TrainJob], None]:
         (lambda job: job.weights_path.write_bytes(b"x" * 30), ProtocolError, "header"),
         (lambda job: job.weights_path.unlink(), FileError, "cannot be read"),
         (lambda job: job.program_path.unlink(), FileError, "cannot be read"),
-        (lambda job: Path(job.data).unlink(), FileError, "cannot be opened"),
+        (lambda job: Path(job.data).unlink(), DataError, "cannot be opened"),
         (lambda job: job.output_path.mkdir(), FileError, "cannot be written"),
     ],
 )

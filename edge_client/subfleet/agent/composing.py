@@ -57,6 +57,7 @@ def telemetry(settings: AgentSettings, event: Measured, now_s: float) -> Telemet
         message_id=message_id,
         retry=measure.retry,
         log_low=event.log_low,
+        disk_budget_bytes=event.disk_budget_bytes,
     )
 
 

@@ -1,5 +1,6 @@
 """What the agent knows, what can happen to it, and what it can ask for: plain, frozen data."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -127,6 +128,12 @@ class Job:
         """When an answer is worth nothing any more."""
         return self.arrived_at_s + self.task.deadline_s
 
+    @property
+    def exhausted(self) -> RefusalReason:
+        """What there was too little of where the deadline comes now."""
+        reasons: Mapping[str, RefusalReason] = {"fetching": "link", "working": "compute"}
+        return reasons.get(self.stage, "failed")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pending:
@@ -226,6 +233,7 @@ class Measured:
         log_time_s: the time in the replayed log that was read; None for a live reading.
         memory_budget_bytes: the share of free memory that training may take.
         log_low: what the log has but for the share of time that was named; None where none was, or there is no log.
+        disk_budget_bytes: what a task may take of the disk, beside what was to stay; None is unknown.
     """
 
     measure: "Measure"
@@ -233,6 +241,7 @@ class Measured:
     reading: Reading
     memory_budget_bytes: int
     log_low: LogLow | None = None
+    disk_budget_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -332,6 +341,7 @@ class Measure:
         log_time_s: where a replayed log is to be read; None: where it was read last.
         run_id: for "round", of the announcement, as are round, retry and log_quantile.
         task_id: for "task", whose check it is.
+        pinned: for "round", digests of the blobs that stay whatever needs room.
     """
 
     purpose: Literal["round", "task", "live"]
@@ -341,6 +351,7 @@ class Measure:
     retry: int = 0
     task_id: str = ""
     log_quantile: float | None = None
+    pinned: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -136,7 +136,7 @@ def _expire(settings: AgentSettings, state: AgentState, now_s: float) -> Step:
     actions: tuple[Action, ...] = tuple(Settle(message_id=entry.message.message_id) for entry in late)
     if state.job is not None and now_s >= state.job.deadline_at_s:
         detail = f"no answer within the task's deadline of {state.job.task.deadline_s:g} s; it was {state.job.stage}"
-        state, more = _refuse(settings, state, "failed", detail, now_s)
+        state, more = _refuse(settings, state, state.job.exhausted, detail, now_s)
         actions += more
     return state, actions
 
@@ -179,6 +179,7 @@ def _on_round(state: AgentState, info: RoundInfo, now_s: float) -> Step:
             retry=info.retry,
             log_time_s=info.log_time_s,
             log_quantile=info.log_quantile,
+            pinned=state.saved().pinned(),
         )
         actions += (measure,)
     over_at_s = (state.finished_at_s or now_s) if info.phase == "finished" else None
@@ -297,7 +298,7 @@ def _on_trained(settings: AgentSettings, state: AgentState, event: Trained, now_
         return state, (Prune(keep=state.saved().blobs()),)
     if not (math.isfinite(result.loss) and math.isfinite(result.accuracy)):
         detail = f"the loss is {result.loss} after {result.step_count} steps; try a smaller learning rate"
-        return _refuse(settings, state, "failed", detail, now_s)
+        return _refuse(settings, state, "diverged", detail, now_s)
     return _answer(settings, _keeping(state, job.task), update(settings, job, event, now_s), now_s)
 
 
@@ -349,8 +350,7 @@ def _refuse(
     if job is None:
         return state, ()
     dropped, actions = _drop_job(state)
-    answer = refusal(settings, job, reason, detail, available_bytes)
-    answered, more = _answer(settings, dropped, answer, now_s)
+    answered, more = _answer(settings, dropped, refusal(settings, job, reason, detail, available_bytes), now_s)
     return answered, actions + more
 
 

@@ -8,12 +8,13 @@ from collections.abc import Set
 from dataclasses import dataclass
 
 from subfleet.protocol.blobs import BlobRef
+from subfleet.protocol.disk import needed_bytes
 from subfleet.protocol.messages import RefusalReason
 from subfleet.protocol.readings import LEAST_LINK_BPS, Reading
 from subfleet.protocol.task import Task
 from subfleet.protocol.update_codecs import Uncompressed
 
-__all__ = ["HEADER_BYTES", "Objection", "Weigh", "Weighed", "needed_bytes", "objection"]
+__all__ = ["HEADER_BYTES", "Objection", "Weigh", "Weighed", "objection"]
 
 HEADER_BYTES = 1024 * 1024
 """By how much a container may be larger than the weights that a budget was held against."""
@@ -56,17 +57,6 @@ class Objection:
     reason: RefusalReason
     detail: str
     available_bytes: int | None = None
-
-
-def needed_bytes(task: Task, lacking: Set[str]) -> int:
-    """What a task still takes of the disk: blobs that are not here, and what doing it writes.
-
-    That is an update and the copy of it that is sent, or the placed models; scores and evaluations write nothing.
-    """
-    if task.work == "deploy":
-        return _fetched_bytes(task, lacking) + sum(program.blob.size_bytes for program in task.programs)
-    trained = None if task.work == "evaluate" else task.weights
-    return _fetched_bytes(task, lacking) + (0 if trained is None else 2 * trained.size_bytes)
 
 
 def objection(task: Task, weighed: Weighed, reading: Reading | None, left_s: float) -> Objection | None:

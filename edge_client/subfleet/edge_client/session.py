@@ -71,7 +71,7 @@ _LOG = logging.getLogger(__name__)
 SERVER = "server"
 _MAX_DELIVERIES_A_TURN = 64
 _FETCH_REASONS: Mapping[str, RefusalReason] = MappingProxyType(
-    {"missing": "program", "digest": "program", "stalled": "failed", "too_large": "disk", "storage": "disk"}
+    {"missing": "program", "digest": "program", "stalled": "link", "too_large": "disk", "storage": "disk"}
 )
 """What a fetch that failed says of its task: a program is to blame only where it cannot be had."""
 
@@ -328,6 +328,7 @@ class Session:
                 log_time_s=log_time_s,
                 reading=reading,
                 memory_budget_bytes=self._memory_budget_bytes(reading),
+                disk_budget_bytes=self._disk_budget_bytes(action),
                 log_low=None
                 if low is None
                 else LogLow(
@@ -347,6 +348,15 @@ class Session:
             data_bytes=self._settings.data_bytes_in(self._state.round),
         )
 
+    def _disk_budget_bytes(self, action: Measure) -> int | None:
+        if action.purpose != "round":
+            return None
+        try:
+            return self._store.disk_budget_bytes(action.pinned)
+        except FileError as error:
+            _LOG.warning("what may be written cannot be told: %s", error)
+            return None
+
     def _train(self, action: Train) -> None:
         self._worker.start(action.task, action.memory_limit_bytes)
 
@@ -357,7 +367,9 @@ class Session:
         task_id = action.task.task_id
         try:
             self._events.append(Placed(task_id=task_id, files=self._store.place_models(action.task)))
-        except (FileError, ProtocolError) as error:
+        except FileError as error:
+            self._events.append(WorkFailed(task_id=task_id, reason="disk", detail=str(error)))
+        except ProtocolError as error:
             self._events.append(WorkFailed(task_id=task_id, reason="program", detail=str(error)))
 
     def _save(self, action: Save) -> None:

@@ -17,7 +17,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,8 +25,9 @@ from types import MappingProxyType
 from typing import TextIO
 
 from subfleet.agent.states import Saved
-from subfleet.agent.weighing import Weigh, Weighed, needed_bytes
+from subfleet.agent.weighing import Weigh, Weighed
 from subfleet.protocol.blobs import BlobRef
+from subfleet.protocol.disk import needed_bytes
 from subfleet.protocol.disks import lock, sync_folder
 from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.homes import state_folder
@@ -44,6 +45,8 @@ _STATE_FILE = "agent.json"
 _BLOCK_BYTES = 2**20
 FREE_SHARE = 0.5
 """Of the free disk, that blobs may take at most."""
+STATE_BYTES = 8192
+"""By which the state file may grow when it holds a task."""
 _SUFFIXES: Mapping[str, str] = MappingProxyType({"onnx": ".onnx", "executorch": ".pte"})
 _RUN_FOLDER = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}")
 
@@ -54,14 +57,22 @@ class AgentStore:
     Args:
         folder: made where it is missing; nobody else works in it.
         disk_limit_bytes: of everything in it; None is no limit. It never takes more than half of the free disk, either.
+        free_bytes: what is free on the disk of a folder; None asks the system.
 
     Raises:
         FileError: the folder cannot be made or written.
     """
 
-    def __init__(self, folder: Path, disk_limit_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        disk_limit_bytes: int | None = None,
+        *,
+        free_bytes: Callable[[Path], int] | None = None,
+    ) -> None:
         self.folder = folder
         self._disk_limit_bytes = disk_limit_bytes
+        self._free_bytes = free_bytes or _free_bytes
         self.work_folder = folder / "work"
         self._path = folder / _STATE_FILE
         self._blob_folder = folder / "blobs"
@@ -128,9 +139,17 @@ class AgentStore:
             self.blobs.make_room(wanted_bytes - self.blobs.begun_bytes(lacking))
         return Weighed(task_id=task.task_id, lacking=lacking, room_bytes=room_bytes)
 
+    def disk_budget_bytes(self, pinned: Set[str]) -> int:
+        """What a task may take of the disk, beside blobs that stay.
+
+        Raises:
+            FileError: the disk cannot be read.
+        """
+        return max(0, self.blobs.room_beside(pinned) - STATE_BYTES)
+
     def _blob_limit_bytes(self) -> int:
         try:
-            free_bytes = shutil.disk_usage(self.folder).free
+            free_bytes = self._free_bytes(self.folder)
             inside = (path for path in self.folder.rglob("*") if self._blob_folder not in path.parents)
             others_bytes = sum(path.stat().st_size for path in inside if path.is_file())
         except OSError as error:
@@ -199,6 +218,10 @@ class AgentStore:
                 ) from error
             files.append(path.relative_to(self.folder).as_posix())
         return tuple(files)
+
+
+def _free_bytes(folder: Path) -> int:
+    return shutil.disk_usage(folder).free
 
 
 def default_state_folder(fleet: str, client_id: str) -> Path:

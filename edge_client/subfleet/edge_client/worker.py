@@ -16,6 +16,7 @@ from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.candidate_scores import CandidateScore
 from subfleet.protocol.errors import (
     DataError,
+    DivergedError,
     FileError,
     LoadError,
     MemoryLimitError,
@@ -35,7 +36,14 @@ __all__ = ["Finished", "Outcome", "TrainingWorker"]
 _LOG = logging.getLogger(__name__)
 
 _REASONS: Mapping[type[SubfleetError], RefusalReason] = MappingProxyType(
-    {DataError: "data", NoRoomError: "disk", FileError: "program", LoadError: "runtime", ProtocolError: "program"}
+    {
+        DataError: "data",
+        NoRoomError: "disk",
+        FileError: "program",
+        LoadError: "runtime",
+        DivergedError: "diverged",
+        ProtocolError: "program",
+    }
 )
 """By the first kind that an error is one of."""
 _OTHER_REASON: RefusalReason = "failed"

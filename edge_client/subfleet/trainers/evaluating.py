@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from subfleet.protocol.errors import ProtocolError, TrainingError
+from subfleet.protocol.errors import DivergedError, ProtocolError, TrainingError
 from subfleet.protocol.evaluating import MAX_COUNTED_CLASSES
 from subfleet.protocol.programs import EvaluateJob, EvaluationResult
 from subfleet.tasks import Dataset, split_batch
@@ -104,12 +104,13 @@ class LabelSums:
         """Add what the program has told of a batch whose real samples have these labels.
 
         Raises:
-            TrainingError: its loss is not finite, or it counted other labels than there are.
+            DivergedError: its loss is not finite.
+            TrainingError: it counted other labels than there are.
         """
         layout = self._layout
         loss, correct, count = (float(read[name]) for name in (layout.loss, layout.correct, layout.count))
         if not math.isfinite(loss):
-            raise TrainingError(f"the loss of a batch is {loss}, so that nothing can be said of the model")
+            raise DivergedError(f"the loss of a batch is {loss}, so that nothing can be said of the model")
         real = labels >= 0 if labels.dtype == np.int64 else np.ones(labels.shape, np.bool_)
         if count != np.count_nonzero(real):
             raise TrainingError(

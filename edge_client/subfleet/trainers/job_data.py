@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from subfleet.protocol.errors import DataError
+from subfleet.protocol.errors import DataError, FileError
 from subfleet.tasks import DataForm, Dataset, read_dataset
 from subfleet.trainers.job_files import read_program
 from subfleet.trainers.layouts import AnyJob, AnyLayout, layout_for
@@ -19,9 +19,9 @@ def read_data(job: AnyJob, target: str) -> Dataset:
         target: what the program must be written for.
 
     Raises:
-        DataError: the data cannot be used, or do not fit the program or the run's classes.
+        DataError: the data cannot be read or used, or do not fit the program or the run's classes.
         ProtocolError: the program is for something else.
-        FileError: the program or the data cannot be read.
+        FileError: the program cannot be read.
     """
     layout = layout_for(job, read_program(job.program_path, target).manifest)
     form = DataForm(
@@ -30,7 +30,10 @@ def read_data(job: AnyJob, target: str) -> Dataset:
         classes=job.classes,
         transform=job.transform,
     )
-    dataset = read_dataset(job.data, form)
+    try:
+        dataset = read_dataset(job.data, form)
+    except FileError as error:  # which says of the program, that can be had anew, where it is one of it
+        raise DataError(str(error)) from error
     _check(dataset, layout, job.data)
     return dataset
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from subfleet.arrays import Arrays, array_parts, decode_arrays, numpy_dtype
 from subfleet.arrays.codecs import encode_changes, rounding_numbers
-from subfleet.protocol.errors import FileError, NoRoomError, ProtocolError, TrainingError
+from subfleet.protocol.errors import DivergedError, FileError, NoRoomError, ProtocolError
 from subfleet.protocol.programs import Program, TrainJob, ValueInfo, decode_program
 
 __all__ = ["file_sha256", "read_program", "read_weights", "write_arrays", "write_change"]
@@ -84,7 +84,7 @@ def write_change(job: TrainJob, changed: Arrays, *, exact: Collection[str] = ())
         exact: names of tensors that are no weights: no codec writes those.
 
     Raises:
-        TrainingError: a value is not finite: such an update would spoil the model that it is added to.
+        DivergedError: a value is not finite: such an update would spoil the model that it is added to.
         ProtocolError: the job asks for a tensor that its program lacks.
         FileError: the file cannot be written.
     """
@@ -93,7 +93,7 @@ def write_change(job: TrainJob, changed: Arrays, *, exact: Collection[str] = ())
     changed = {name: changed[name] for name in job.sends or changed}
     for name, array in changed.items():
         if not np.isfinite(array).all():
-            raise TrainingError(f"tensor {name!r:.80} is not finite after training; lower the learning rate")
+            raise DivergedError(f"tensor {name!r:.80} is not finite after training; lower the learning rate")
     uniform = partial(rounding_numbers, seed=job.settings.seed, round_number=job.round, client_id=job.client_id)
     write_arrays(job.output_path, encode_changes(job.update_codec, changed, exact=exact, uniform=uniform))
 

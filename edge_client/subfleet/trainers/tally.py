@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from subfleet.protocol.errors import TrainingError
+from subfleet.protocol.errors import DivergedError, TrainingError
 from subfleet.trainers.feeding import Call
 from subfleet.trainers.sessions import Array
 from subfleet.trainers.step_layout import StepLayout
@@ -28,7 +28,7 @@ class Tally:
         """Add what the program has given for a call.
 
         Raises:
-            TrainingError: its loss is not finite.
+            DivergedError: its loss is not finite.
         """
         if call.origin.epoch != self.epoch:
             self.epoch = call.origin.epoch
@@ -36,7 +36,7 @@ class Tally:
             self.square_sum = None
         loss = float(read[layout.loss])
         if not math.isfinite(loss):
-            raise TrainingError(f"the loss was {loss} in step {self.step_count + 1}; lower the learning rate")
+            raise DivergedError(f"the loss was {loss} in step {self.step_count + 1}; lower the learning rate")
         self.step_count += call.ends_batch
         count = float(read[layout.count]) if layout.count else call.count
         self.loss_sum += loss * (call.batch_count if layout.accumulates else count)

@@ -70,6 +70,8 @@ def _device(run: Run, settings: DeviceSettings, taken: PopulationDevice, data: D
         profile = replace(profile, architecture=settings.architecture, network="")
     if settings.network is not None:
         profile = replace(profile, architecture=None, network=canonical_json(settings.network).decode())
+    if settings.disk_limit:
+        profile = replace(profile, disk_limit=settings.disk_limit)
     train, test = _held_out(data, run.data.held_out, f"{run.seed}/{settings.id}")
     return EmulatedDevice(
         client_id=settings.id,

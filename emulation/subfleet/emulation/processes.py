@@ -109,7 +109,7 @@ def _command(device: DeviceSettings, broker: BrokerAddress, files: Files, folder
         broker=broker,
         fleet=run.fleet.name,
         data=files.clients[device.id],
-        profile=str(files.profiles[device.id]) if device.population else device.profile,
+        profile=str(files.profiles[device.id]) if device.population or device.disk_limit else device.profile,
         log=files.logs[device.id],
         state=_state_folder(folder, device.id),
         runtime=device.runtime,

@@ -13,6 +13,7 @@ SubfleetError                 every error that we raise on purpose; carries the 
 │   └── TooLargeError         bytes refused by their announced size, before anything was allocated
 ├── ExportError               a program cannot be written, or differs from PyTorch
 ├── TrainingError             a program failed while it trained
+│   ├── DivergedError         a loss or a weight is no number any more
 │   ├── LoadError             a runtime cannot load a program, now or later: give it another
 │   └── MemoryLimitError      training was stopped before the memory limit
 ├── MissingExtraError         a package is not installed: names the extra to install
@@ -29,6 +30,7 @@ __all__ = [
     "BrokenError",
     "ConfigError",
     "DataError",
+    "DivergedError",
     "ExportError",
     "FileError",
     "LoadError",
@@ -123,6 +125,10 @@ class TrainingError(SubfleetError):
 
 class LoadError(TrainingError):
     """A runtime refused to load a program, as it would again: an operator is missing, or the program is too new."""
+
+
+class DivergedError(TrainingError):
+    """Training left a loss or a weight that is no finite number, as it would again on the same data."""
 
 
 class MemoryLimitError(TrainingError):

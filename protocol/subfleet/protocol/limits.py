@@ -9,6 +9,7 @@ __all__ = [
     "MAX_COUNTED_CLASSES",
     "MAX_LOSS",
     "MAX_SAMPLES",
+    "MAX_SINGLE",
     "PRESENCE_LIMITS",
     "PROFILE_LIMITS",
     "TELEMETRY_LIMITS",
@@ -18,7 +19,9 @@ __all__ = [
 
 MAX_SAMPLES = 2**40
 """Of one client; the sum of a fleet's samples must stay a number that weights can be."""
-MAX_LOSS = 2.0**128
+MAX_SINGLE = 2.0**128
+"""Above all numbers of single precision, in which programs compute: a setting of theirs must be below it."""
+MAX_LOSS = MAX_SINGLE
 """Programs compute losses, and squares of them, in single precision, in which all numbers are smaller: the square of
 each, and the sum of a fleet's, is a number."""
 MAX_COUNTED_CLASSES = 8192

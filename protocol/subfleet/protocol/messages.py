@@ -179,6 +179,7 @@ class Telemetry:
         memory_budget_bytes: what this device gives to training: its share of free memory, at most its limit.
         retry: of the announcement that it answers.
         log_low: what its log has but for the share of time that the announcement names; None where nothing is told.
+        disk_budget_bytes: what a task may take of its disk, as `subfleet.protocol.disk` counts; None is unknown.
     """
 
     KIND: ClassVar[str] = "telemetry"
@@ -192,12 +193,15 @@ class Telemetry:
     message_id: str = field(default_factory=new_message_id)
     retry: int = field(default=0, metadata=ADDED_LATER)
     log_low: LogLow | None = field(default=None, metadata=ADDED_LATER)
+    disk_budget_bytes: int | None = field(default=None, metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         check_client_id(self.client_id)
         check_lengths(self, TELEMETRY_LIMITS)
         if self.memory_budget_bytes < 0:
             raise ValueError(f"memory_budget_bytes is {self.memory_budget_bytes}, but must be 0 or more")
+        if self.disk_budget_bytes is not None and self.disk_budget_bytes < 0:
+            raise ValueError(f"disk_budget_bytes is {self.disk_budget_bytes}, but must be 0 or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

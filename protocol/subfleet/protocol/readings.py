@@ -85,9 +85,12 @@ class Budget:
         uplink_bytes: bytes that may travel from the device in a round; None is no limit.
         forward_macs: multiply-accumulates of one sample's forward pass; training takes so many times more as it has
             samples and passes. None is no limit.
+        disk_bytes: that a task may take of the device's disk; None is unknown. It stands in no task: the device weighs
+            those itself.
     """
 
     memory_bytes: int
     downlink_bytes: int | None = None
     uplink_bytes: int | None = None
     forward_macs: int | None = field(default=None, metadata=ADDED_LATER)
+    disk_bytes: int | None = field(default=None, metadata=ADDED_LATER)

@@ -4,9 +4,11 @@ from typing import Literal
 
 __all__ = ["ArchitectureProblem", "RefusalReason"]
 
-RefusalReason = Literal["memory", "runtime", "program", "data", "failed", "disk", "link"]
-"""Why a task is not done; "memory", "disk" and "link" ask for a smaller one. A server of before "disk" and "link" drops
-such a refusal with a line in its log, and its round goes on without the device at its deadline."""
+RefusalReason = Literal["memory", "runtime", "program", "data", "failed", "disk", "link", "compute", "diverged"]
+"""Why a task is not done: it needs more "memory", "disk", "link" or "compute" than there is; the "runtime" cannot run
+its program; the "program" cannot be had or read; the "data" cannot be used; training "diverged", so that a loss or a
+weight is no number; or it "failed" in another way. What follows is the server's to say. A server of before one of these
+words drops such a refusal with a line in its log, and its round goes on without the device at its deadline."""
 ArchitectureProblem = Literal["unknown_axis", "unknown_block", "too_large", "not_in_space", "not_used", "no_network"]
 """What keeps a declared architecture from being trained: the run's network has no such axis, or no such block, or an
 axis of it is not as large; the subnet is none of the sizes that the method gives; the method goes by no declaration,

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Literal
 
+from subfleet.protocol.limits import MAX_SINGLE
 from subfleet.protocol.schema import ADDED_LATER
 
 __all__ = ["AugmentationSettings", "ObjectiveSettings", "OptimiserSettings", "TrainingSettings"]
@@ -38,8 +39,8 @@ class ObjectiveSettings:
     def __post_init__(self) -> None:
         if not 0 <= self.label_smoothing < 1:
             raise ValueError(f"label_smoothing is {self.label_smoothing}, but must be at least 0 and below 1")
-        if not 0 < self.temperature < math.inf:
-            raise ValueError(f"temperature is {self.temperature}, but must be a number above 0")
+        if not 0 < self.temperature < MAX_SINGLE:
+            raise ValueError(f"temperature is {self.temperature}, but must be a number above 0, below 2^128")
         if not self.over_classes and (self.label_smoothing or self.class_mask or self.distillation != "none"):
             raise ValueError(
                 f"objective {self.name!r} knows no classes, but label_smoothing, class_mask and distillation need some"
@@ -93,10 +94,12 @@ class OptimiserSettings:
                 f"nesterov needs momentum and no dampening, but they are {self.momentum} and {self.dampening}"
             )
         for name in ("weight_decay", "max_gradient_norm"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} is {getattr(self, name)}, but must be a number of 0 or more")
-        if not 0 < self.epsilon < math.inf:
-            raise ValueError(f"epsilon is {self.epsilon}, but must be a number above 0")
+            if not 0 <= getattr(self, name) < MAX_SINGLE:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)}, but must be a number of 0 or more, of single precision"
+                )
+        if not 0 < self.epsilon < MAX_SINGLE:
+            raise ValueError(f"epsilon is {self.epsilon}, but must be a number above 0, below 2^128")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,8 +192,10 @@ class TrainingSettings:
                 f"micro_batch_size is {self.micro_batch_size}, but must be 0 to batch_size {self.batch_size}"
             )
         for name in ("learning_rate", "proximal_mu", "distillation_weight"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} is {getattr(self, name)}, but must be a number of 0 or more")
+            if not 0 <= getattr(self, name) < MAX_SINGLE:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)}, but must be a number of 0 or more, of single precision"
+                )
         if not 0 < self.round_share <= 1:
             raise ValueError(f"round_share is {self.round_share}, but must be above 0, and 1 at most")
         if self.proximal_mu and not self.objective.proximal:

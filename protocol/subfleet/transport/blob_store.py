@@ -184,9 +184,13 @@ class BlobStore:
 
         A part of a pinned blob counts as not written yet.
         """
+        return self.room_beside(self._pinned)
+
+    def room_beside(self, digests: Set[str]) -> int:
+        """The same, were these blobs pinned."""
         if self._limit_bytes is None:
             return sys.maxsize
-        pinned = [stat.st_size for path in self._whole() if path.name in self._pinned and (stat := _stat(path))]
+        pinned = [stat.st_size for path in self._whole() if path.name in digests and (stat := _stat(path))]
         return max(0, self._limit_bytes() - sum(pinned))
 
     def begun_bytes(self, digests: Set[str]) -> int:

@@ -7,7 +7,7 @@ checked door as any message.
 import datetime
 import json
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any
 
@@ -18,12 +18,15 @@ from subfleet.journal.database import clients, evaluations, generations, program
 from subfleet.journal.evaluations import EvaluationRecord
 from subfleet.journal.generations import GenerationRecord
 from subfleet.journal.records import RoundRecord
+from subfleet.journal.stored_seats import evaluated, needed_seats, was_folded
+from subfleet.methods.asking import Unfit
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.messages import Profile
 from subfleet.protocol.schema import canonical_json, from_plain
 from subfleet.rounds.actions import Close, CloseEvaluation, CloseGeneration
+from subfleet.rounds.attempts import Failing, Tries
 from subfleet.rounds.persistent import PersistentMap
-from subfleet.rounds.state import LastEvaluation, Member, RunState, Seat, Suspicion, Tries
+from subfleet.rounds.state import Member, RunState, Seat, Suspicion
 from subfleet.rounds.written import WrittenProgram
 from subfleet.search.query import FoundSize
 from subfleet.search.queue import SizedProgram
@@ -55,6 +58,7 @@ def begin_run(engine: sql.Engine, *, name: str, settings: str, round_count: int)
             row = {"run_id": run_id, "name": name, "settings": settings, "round_count": round_count}
             start = {"phase": "waiting", "round": 0, "folded_round": 0, "failure": "", "started_at": _now()}
             start |= {"retry": 0, "lost": 0, "waits_for": "", "pool": "[]", "queue": "[]", "unfit": "{}"}
+            start |= {"failing": "{}", "disks": "{}"}
             start |= {"suspicion": "{}", "memory": "null", "lineages": "[]", "explored_turn": 0, "wished_turn": 0}
             connection.execute(runs.insert().values(**row, **start))
             return run_id
@@ -95,7 +99,7 @@ class Journal:
             }
             seats = [
                 (row.round, row.work, from_plain(Seat, json.loads(row.seat)))
-                for row in connection.execute(_needed_seats(self._run_id, run.round, run.folded_round))
+                for row in connection.execute(needed_seats(self._run_id, run.round, run.folded_round))
             ]
             scored = _of_round(generations, self._run_id, run.folded_round)
             generation_count = connection.execute(sql.select(sql.func.count()).where(scored)).scalar_one()
@@ -104,7 +108,7 @@ class Journal:
                 for text in connection.scalars(_programs_of(self._run_id)).all()
             ]
         work = _work_of(run.phase)
-        last = {seat.client_id: seat for number, of, seat in seats if _was_folded(run.folded_round, number, of, seat)}
+        last = {seat.client_id: seat for number, of, seat in seats if was_folded(run.folded_round, number, of, seat)}
         settled = (
             seat.task for number, _, seat in seats if number == run.folded_round and last.get(seat.client_id) is seat
         )
@@ -117,7 +121,12 @@ class Journal:
             round=run.round,
             folded_round=run.folded_round,
             phase=run.phase,
-            tries=Tries(retry=run.retry, lost=run.lost, waits_for=run.waits_for),
+            tries=Tries(
+                retry=run.retry,
+                lost=run.lost,
+                waits_for=run.waits_for,
+                failing=MappingProxyType(from_plain(dict[str, Failing], json.loads(run.failing))),
+            ),
             failure=run.failure,
             entered_s=now_s,
             opened_s=now_s,
@@ -129,14 +138,15 @@ class Journal:
             ),
             last=MappingProxyType(last),
             settled=frozenset(task.task_id for task in (*settled, *answered) if task is not None),
-            evaluated=_evaluated(run.folded_round if run.phase != "evaluate" else run.folded_round - 1, seats),
+            evaluated=evaluated(run.folded_round if run.phase != "evaluate" else run.folded_round - 1, seats),
             pool=tuple(from_plain(FoundSize, plain) for plain in json.loads(run.pool)),
             explored_turn=run.explored_turn,
             wished_turn=run.wished_turn,
             generations=generation_count if run.phase == "search" else 0,
             queue=tuple(from_plain(SizedProgram, plain) for plain in json.loads(run.queue)),
             written=MappingProxyType({one.program.key: one for one in written}),
-            unfit=MappingProxyType(from_plain(dict[str, str], json.loads(run.unfit))),
+            unfit=MappingProxyType(from_plain(dict[str, Unfit], json.loads(run.unfit))),
+            disks=MappingProxyType(from_plain(dict[str, int], json.loads(run.disks))),
             suspicion=from_plain(Suspicion, json.loads(run.suspicion)),
             memory=self._memory(json.loads(run.memory)),
             lineages=from_plain(tuple[Lineage, ...], json.loads(run.lineages)),
@@ -311,39 +321,15 @@ def _programs_of(run_id: str) -> sql.Select[Any]:
     return sql.select(programs.c.written).where(programs.c.run_id == run_id).order_by(programs.c.key)
 
 
-def _needed_seats(run_id: str, round_number: int, folded_round: int) -> sql.Select[Any]:
-    """The rows of the open round, and each client's newest that was folded or evaluated; a long run has many more."""
-    done = sql.and_(
-        tasks.c.run_id == run_id,
-        tasks.c.work.in_(("train", "evaluate")),
-        tasks.c.stage == "done",
-        tasks.c.round <= folded_round,
-    )
-    newest = (
-        sql.select(tasks.c.client_id, tasks.c.work, sql.func.max(tasks.c.round).label("round"))
-        .where(done)
-        .group_by(tasks.c.client_id, tasks.c.work)
-        .subquery()
-    )
-    is_last = sql.and_(
-        done,
-        tasks.c.client_id == newest.c.client_id,
-        tasks.c.work == newest.c.work,
-        tasks.c.round == newest.c.round,
-    )
-    needed = sql.or_(
-        sql.and_(tasks.c.run_id == run_id, tasks.c.round == round_number), sql.exists().where(is_last).correlate(tasks)
-    )
-    return sql.select(tasks).where(needed).order_by(tasks.c.round)
-
-
 def _new_values(before: RunState, after: RunState) -> dict[str, Any]:
     """What has changed of the run's own row."""
     names = ("phase", "round", "folded_round", "failure", "explored_turn", "wished_turn")
     values = {name: getattr(after, name) for name in names if getattr(after, name) != getattr(before, name)}
     tries = ("retry", "lost", "waits_for")
     values |= {name: getattr(after.tries, name) for name in tries if after.tries != before.tries}
-    texts = ("pool", "queue", "unfit", "suspicion", "memory", "lineages")
+    if after.tries.failing is not before.tries.failing:
+        values["failing"] = canonical_json(after.tries.failing).decode()
+    texts = ("pool", "queue", "unfit", "disks", "suspicion", "memory", "lineages")
     changed = [name for name in texts if getattr(after, name) is not getattr(before, name)]
     return values | {name: canonical_json(getattr(after, name)).decode() for name in changed}
 
@@ -363,21 +349,6 @@ def _work_of(phase: str) -> str:
     if phase == "evaluate":
         return "evaluate"
     return "deploy" if phase in ("deploy", "finished") else "train"
-
-
-def _evaluated(until_round: int, seats: list[tuple[int, str, Seat]]) -> Mapping[str, LastEvaluation]:
-    """What each client found last, after the rounds up to one; seats come in the order of their rounds."""
-    return MappingProxyType(
-        {
-            seat.client_id: LastEvaluation(round=number, evaluated=seat.evaluated)
-            for number, work, seat in seats
-            if work == "evaluate" and number <= until_round and seat.stage == "done" and seat.evaluated is not None
-        }
-    )
-
-
-def _was_folded(folded_round: int, number: int, work: str, seat: Seat) -> bool:
-    return work == "train" and number <= folded_round and seat.stage == "done"
 
 
 def _now() -> str:

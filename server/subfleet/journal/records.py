@@ -41,6 +41,8 @@ class ClientRow:
         budget_bytes: the share of it that the device gave to training.
         downlink_budget_bytes: what may travel to it in a round; None where it reported no rate.
         uplink_budget_bytes: what may travel from it in a round; None where it reported no rate.
+        disk_budget_bytes: what a task may take of its disk; None where nothing is known of that.
+        disk_bytes: what its task takes of its disk at most; 0 where it was given no task.
         update_bytes: of its update as its task's codec writes it, without the container's header; 0 where it was given
             no task.
         planned_peak_bytes: what the program plans to need.
@@ -57,9 +59,9 @@ class ClientRow:
         refusals: why it refused tasks of this round, in order, with "; " between; it may have done a smaller one then.
         wanted: display name of the subnet that its search would rather have given, had its program been written.
         data_warning: why its inputs and the evaluation data do not go together; empty where nothing says so.
-        limit: what kept it from a larger subnet: "memory", "link", "compute" or "runtime" where a larger one is
-            excluded by that alone; several with "+" between them where every larger one exceeds more than one; "method"
-            where a larger one would have fitted; empty where it was given the largest.
+        limit: what kept it from a larger subnet: "memory", "disk", "link", "compute", "runtime" or "program" where a
+            larger one is excluded by that alone; several with "+" between them where every larger one exceeds more than
+            one; "method" where a larger one would have fitted; empty where it was given the largest.
         parameters_lost: share of that one's parameters that it was not given, 0 to 1.
         network: id of the network that its subnet is of; empty for the one that the run began with.
         forward_macs: multiply-accumulates of one sample's forward pass through its subnet, and through the smaller one
@@ -107,6 +109,8 @@ class ClientRow:
     expected_downlink_s: float = 0.0
     expected_uplink_s: float = 0.0
     data_warning: str = ""
+    disk_budget_bytes: int | None = None
+    disk_bytes: int = 0
 
     @property
     def training_macs(self) -> int:

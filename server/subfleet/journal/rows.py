@@ -11,6 +11,7 @@ from subfleet.journal.evaluations import EvaluationRecord, EvaluationRow
 from subfleet.journal.generations import GenerationRecord, generation_record
 from subfleet.journal.records import ClientRow, DeployedModel, RoundRecord
 from subfleet.link.traffic import Traffic
+from subfleet.protocol.disk import needed_bytes
 from subfleet.rounds.actions import Close, CloseEvaluation, CloseGeneration
 from subfleet.rounds.durations import expected_time
 from subfleet.rounds.networks import declared_of, price_of
@@ -129,6 +130,8 @@ def _client_row(terms: Terms, close: Close, seat: Seat, traffic: Traffic, weight
         lowered=weight.lowered if weight is not None else "",
         limit=seat.limit,
         data_warning=seat.data_warning,
+        disk_budget_bytes=seat.budget.disk_bytes if seat.budget is not None else None,
+        disk_bytes=needed_bytes(seat.task) if seat.task is not None else 0,
     )
     if candidate is not None:
         row = _with_costs(terms, close, seat, row, candidate)

@@ -17,7 +17,7 @@ from subfleet.search.fitting import INFINITE_BYTES, Limit
 from subfleet.search.query import PriceList, Search
 from subfleet.search.queue import Wish
 
-__all__ = ["Ask", "Assigned", "Draw", "Written", "largest_fitting", "stream_of"]
+__all__ = ["Ask", "Assigned", "Draw", "Unfit", "Written", "largest_fitting", "stream_of"]
 
 
 def stream_of(text: str) -> random.Random:
@@ -52,6 +52,8 @@ class Written:
         operators: that it calls, as far as it tells.
         price: what the size costs by prices, where that was told before.
         chain: of a supernet's program, what its links take.
+        program_bytes: that the program takes of a disk; 0 is unknown.
+        problem: why it could not be written; empty where it was.
     """
 
     size: SubnetSpec
@@ -59,6 +61,21 @@ class Written:
     operators: tuple[str, ...] = ()
     price: Candidate | None = None
     chain: Chain | None = None
+    program_bytes: int = 0
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unfit:
+    """Why a device is not given a program again that it has refused.
+
+    Attributes:
+        limit: what kept the program from it.
+        why: the refusal in words.
+    """
+
+    limit: Limit
+    why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +94,7 @@ class Ask:
         search: what the method's search knows, of the sizes that it has found so far; None where it has none.
         written: by size's id, the programs for this target that were written before this round.
         operators: that the device's runtime has; empty lists nothing, and every program is tried.
-        refused: by size's id, why the device said that its runtime cannot run the program.
+        refused: by size's id, why the device said that it cannot run the program, whatever it has to give.
         declared: the size that the device has declared, where the method goes by declarations; else None.
         lasting: what its log has but for a share of the time, where the method asks for that and it replays one.
     """
@@ -94,7 +111,7 @@ class Ask:
     search: Search | None = None
     written: Mapping[str, Written] = field(default_factory=lambda: MappingProxyType({}))
     operators: tuple[str, ...] = ()
-    refused: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    refused: Mapping[str, Unfit] = field(default_factory=lambda: MappingProxyType({}))
     declared: SubnetSpec | None = None
     lasting: Budget | None = None
 
@@ -120,18 +137,41 @@ class Ask:
     def barred(self, candidate: Candidate) -> str:
         """Why a candidate cannot be given whatever its price."""
         if self.below is not None and not candidate.order < self.below.order:
-            return f"is no smaller than {self.below.spec.name!r}, which was too large"
+            return f"is no smaller than {self.below.spec.name!r}, which {self.too_much}"
         spec_id = candidate.spec.spec_id
         if spec_id in self.refused:
-            return f"was refused by the device: {self.refused[spec_id]}"
+            return f"was refused by the device: {self.refused[spec_id].why}"
         known = self.written.get(spec_id)
-        if known is not None and (lacking := lacking_operators(known.operators, self.operators)):
+        return "" if known is None else self._barred_by(known, candidate)
+
+    def _barred_by(self, known: Written, candidate: Candidate) -> str:
+        if lacking := lacking_operators(known.operators, self.operators):
             return f"calls {', '.join(lacking)}, which the device's runtime {self.target!r} lacks"
-        if known is not None and known.planned_peak_bytes >= INFINITE_BYTES:
-            return f"cannot be trained on {self.target!r}"
-        if known is not None and known.planned_peak_bytes > self.budget.memory_bytes:
+        if known.planned_peak_bytes >= INFINITE_BYTES:
+            return f"cannot be trained on {self.target!r}" + (f": {known.problem}" if known.problem else "")
+        if known.planned_peak_bytes > self.budget.memory_bytes:
             return f"needs {known.planned_peak_bytes} bytes of memory and the budget is {self.budget.memory_bytes}"
+        if self._beyond_disk(candidate, known):
+            taken_bytes = candidate.disk_bytes + known.program_bytes
+            return f"takes {taken_bytes} bytes of disk and the budget is {self.budget.disk_bytes}"
         return ""
+
+    @property
+    def too_much(self) -> str:
+        """What the size below which one is looked for has, as what a sentence says of it."""
+        told: Mapping[Limit, str] = {
+            "memory": f"needs more memory than the budget of {self.budget.memory_bytes}, as its program says",
+            "disk": f"takes more disk than the budget of {self.budget.disk_bytes}, as its program says",
+            "link": "takes longer to fetch than the round lasts",
+            "compute": "takes longer to train than the round lasts",
+            "runtime": f"cannot be run by the device's runtime {self.target!r}",
+            "program": "has a program that the device could not have or read",
+        }
+        return told[self.below_limit]
+
+    def _beyond_disk(self, candidate: Candidate, known: Written) -> bool:
+        most_bytes = self.budget.disk_bytes
+        return most_bytes is not None and candidate.disk_bytes + known.program_bytes > most_bytes
 
     def exceeded(self, candidate: Candidate) -> frozenset[Limit]:
         """Every limit that keeps a candidate from the client, as far as is known; none where it can be given."""
@@ -144,8 +184,10 @@ class Ask:
             found = found - {"memory"} | {"runtime"}
         if known is not None and lacking_operators(known.operators, self.operators):
             found.add("runtime")
+        if known is not None and self._beyond_disk(candidate, known):
+            found.add("disk")
         if candidate.spec.spec_id in self.refused:
-            found.add("runtime")
+            found.add(self.refused[candidate.spec.spec_id].limit)
         if self.below is not None and not candidate.order < self.below.order:
             found.add(self.below_limit)
         return frozenset(found)

@@ -30,6 +30,7 @@ from subfleet.methods.sizes import one_size
 from subfleet.methods.subspacing import Subspaces, drawn_tier
 from subfleet.methods.tier_search import TierMemory, TierSearch, tier_of
 from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.limits import MAX_SINGLE
 from subfleet.protocol.messages import Update
 from subfleet.protocol.paths import OperatorExamples, PathSampler
 from subfleet.protocol.subnet import SubnetSpec
@@ -90,7 +91,7 @@ class FedorAS:
                 raise ConfigError(f"{name} is {getattr(self, name)}, but must be 1 or more")
         if not 0 < self.subspace <= 1:
             raise ConfigError(f"subspace is {self.subspace}, but must be above 0, and 1 at most")
-        if not 0 <= self.tuning_learning_rate < math.inf:
+        if not 0 <= self.tuning_learning_rate < MAX_SINGLE:
             raise ConfigError(f"tuning_learning_rate is {self.tuning_learning_rate}, but must be a number of 0 or more")
 
     def departures(self, setting: Setting) -> tuple[str, ...]:

@@ -83,5 +83,5 @@ def _only(ask: Ask, size: SubnetSpec, words: str) -> Assigned:
     if not why:
         return Assigned(candidate=candidate)
     if ask.below is not None:
-        why = f"needs more memory than the budget of {ask.budget.memory_bytes}, as its program says"
+        why = ask.too_much
     return Assigned(candidate=None, reason=f"{words}, {size.name!r}, {why}", only=candidate)

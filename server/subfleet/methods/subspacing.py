@@ -7,6 +7,7 @@ from subfleet.elastic.cost import part_costs
 from subfleet.elastic.network import Network
 from subfleet.methods.asking import Ask, Assigned, stream_of
 from subfleet.protocol.chains import Chain
+from subfleet.protocol.disk import TRAINED_COPIES
 from subfleet.protocol.paths import PathSampler, PathSettings
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.search.candidates import lacking_operators
@@ -80,11 +81,14 @@ class Subspaces:
         return tier.high_macs if own is None else min(own, tier.high_macs)
 
     def _budget_bytes(self, ask: Ask, parts: _Parts) -> float:
-        """For operators: the share of them all, as far as the link has room beside what is always sent."""
+        """For operators: the share of them all, as far as link and disk have room beside what is always sent."""
         always = _FLOAT_BYTES * parts[""][0]
         operators = _FLOAT_BYTES * sum(count for count, _ in parts.values()) - always
-        links = [one for one in (ask.budget.downlink_bytes, ask.budget.uplink_bytes) if one is not None]
-        return min([self.share * operators, *(one - always for one in links)])
+        limits = [one for one in (ask.budget.downlink_bytes, ask.budget.uplink_bytes) if one is not None]
+        if ask.budget.disk_bytes is not None:
+            program_bytes = max((one.program_bytes for one in ask.written.values()), default=0)
+            limits.append((ask.budget.disk_bytes - program_bytes) // TRAINED_COPIES)
+        return min([self.share * operators, *(one - always for one in limits)])
 
     def _has_room(self, ask: Ask, spec: SubnetSpec, chain: Chain | None) -> bool:
         """Whether the leanest path has room: by the program's own plan where it is known, else by shapes."""

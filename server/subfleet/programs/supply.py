@@ -334,7 +334,7 @@ class Supply:
             content = files[""].result().read_bytes()
             manifest = decode_program(content).manifest
             ref = ProgramRef(program_id=manifest.program_id, target=request.target, blob=self._blobs.add(content))
-            self._programs[key] = _Program(ref=ref, facts=ProgramFacts.of(manifest))
+            self._programs[key] = _Program(ref=ref, facts=ProgramFacts.of(manifest, len(content)))
         return self._programs[key]
 
     def _network_of(self, spec: SubnetSpec) -> Network:

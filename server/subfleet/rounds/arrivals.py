@@ -11,6 +11,8 @@ from subfleet.rounds.events import Failed, Ready
 from subfleet.rounds.exhaustive import never
 from subfleet.rounds.pricing import has_prices, prices_of, target_prices
 from subfleet.rounds.proposing import scoring_seat
+from subfleet.rounds.reasons import Lasts
+from subfleet.rounds.refusing import lasting_of
 from subfleet.rounds.requests import (
     BeginningMade,
     BeginningWanted,
@@ -36,7 +38,8 @@ from subfleet.rounds.seating import prepared_seat, task_for_models, task_wanted
 from subfleet.rounds.sizing import asking, lacking
 from subfleet.rounds.state import RunState, Seat, TargetPrices
 from subfleet.rounds.terms import Terms
-from subfleet.rounds.written import NO_PROGRAM_BYTES, ProgramFacts, WrittenProgram
+from subfleet.rounds.weighing import models_with_room
+from subfleet.rounds.written import ProgramFacts, WrittenProgram
 from subfleet.search.candidates import Candidate
 from subfleet.search.queue import SizedProgram
 
@@ -90,7 +93,7 @@ def failed(terms: Terms, state: RunState, event: Failed, now_s: float) -> Outcom
         case ScoringWanted():
             outcome = _scoring(terms, state, ScoringMade(wanted=wanted, candidates=()), now_s)
         case ProgramWanted():
-            outcome = _program(terms, state, wanted, ProgramFacts(planned_peak_bytes=NO_PROGRAM_BYTES)), ()
+            outcome = _program(terms, state, wanted, ProgramFacts.none(event.reason)), ()
         case PricesWanted():
             prices = target_prices(terms, wanted, None, event.reason)
             outcome = _with_prices(terms, state, wanted, prices)
@@ -157,8 +160,9 @@ def _without(terms: Terms, state: RunState, seat: Seat | None, reason: str) -> R
     """Without a client whose task or models cannot be made."""
     if seat is None or seat.stage != "preparing":
         return state
-    state = _with_known(terms, state, seat, ProgramFacts(planned_peak_bytes=NO_PROGRAM_BYTES))
-    return _with_seat(state, replace(seat, stage="skipped", reason=reason))
+    state = _with_known(terms, state, seat, ProgramFacts.none(reason))
+    lasts: Lasts = lasting_of(terms, state, seat) if state.phase == "train" else "passing"
+    return _with_seat(state, replace(seat, stage="skipped", reason=reason, lasts=lasts))
 
 
 def _scoring(terms: Terms, state: RunState, made: ScoringMade, now_s: float) -> Outcome:
@@ -175,8 +179,13 @@ def _models(terms: Terms, state: RunState, made: ModelsMade, now_s: float) -> Ou
     seat = state.seats.get(made.wanted.client_id)
     if state.phase != "deploy" or seat is None or seat.stage != "preparing":
         return state, ()
-    task = task_for_models(terms, state, seat, made.programs, now_s)
-    return _with_seat(state, replace(seat, stage="out", task=task, models=made.models)), (SendTask(task=task),)
+    programs = models_with_room(seat, made.programs)
+    if not programs:
+        reason = f"none of its models fits the {seat.budget.disk_bytes if seat.budget else 0} bytes of its disk twice"
+        return _with_seat(state, replace(seat, stage="skipped", reason=reason)), ()
+    task, targets = task_for_models(terms, state, seat, programs, now_s), {one.target for one in programs}
+    models = tuple(model for model in made.models if model.target in targets)
+    return _with_seat(state, replace(seat, stage="out", task=task, models=models)), (SendTask(task=task),)
 
 
 def _program(terms: Terms, state: RunState, wanted: ProgramWanted, facts: ProgramFacts) -> RunState:

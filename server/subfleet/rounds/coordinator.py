@@ -43,8 +43,9 @@ from subfleet.rounds.notices import skip_notice, skip_notices
 from subfleet.rounds.phases import advance
 from subfleet.rounds.pricing import prices_wanted
 from subfleet.rounds.proposing import scored_seat, scoring_wanted, unscored_seat
+from subfleet.rounds.refusing import reason_of, refused_seat, with_less, with_room
 from subfleet.rounds.requests import ModelsWanted, ProgramWanted
-from subfleet.rounds.seating import measured_seat, reason_of, refused_seat, with_less_memory
+from subfleet.rounds.seating import measured_seat
 from subfleet.rounds.sizing import asking, lacking
 from subfleet.rounds.state import Member, RunState, Seat, Swept
 from subfleet.rounds.terms import Terms
@@ -249,7 +250,7 @@ def _measured(terms: Terms, state: RunState, telemetry: Telemetry, now_s: float)
     if member.profile is None:
         # Its profile is still on its way; the client sends the telemetry again until it has a receipt.
         return state, ()
-    seat = with_exclusion(state, measured_seat(terms, member.profile, telemetry))
+    seat = with_exclusion(state, measured_seat(terms, member.profile, telemetry, state.disks.get(client_id)))
     state, requests = _with_seat(state, seat), tuple[Action, ...]()
     if seat.stage == "answered":
         state, requests = asking(state, prices_wanted(terms, state, seat.runtime))
@@ -279,10 +280,11 @@ def _refused(terms: Terms, state: RunState, refusal: Refusal) -> Outcome:
     why = reason_of(refusal)
     seat = state.seats[refusal.client_id]
     seat = replace(seat, refusals=(*seat.refusals, why))
+    state = with_room(state, refusal)
     if state.phase == "train":  # of the programs that train and score
         state = with_unfit(state, seat, refusal, why)
     if seat.stage == "scoring":
-        seat, actions = unscored_seat(terms, state, with_less_memory(seat, refusal))
+        seat, actions = unscored_seat(terms, state, with_less(seat, refusal))
     else:
         seat, actions = refused_seat(terms, state, seat, refusal)
     return _with_seat(state, seat), (answer, Withdraw(task_id=refusal.task_id), *actions)
@@ -313,7 +315,7 @@ def _update_rejected(terms: Terms, state: RunState, event: UpdateRejected) -> Ou
     verdict, reason = judge(terms, state, update)
     if verdict != "accepted":
         return state, (reply(update.client_id, update.message_id, verdict, reason),)
-    seat = replace(state.seats[update.client_id], stage="refused", reason=event.reason)
+    seat = replace(state.seats[update.client_id], stage="refused", reason=event.reason, lasts="lasting")
     answer = reply(update.client_id, update.message_id, "refused", event.reason)
     return _with_seat(state, seat), (answer, Withdraw(task_id=update.task_id))
 

@@ -25,6 +25,7 @@ from subfleet.rounds.networks import standing_for
 from subfleet.rounds.requests import EvaluationMade, EvaluationWanted
 from subfleet.rounds.state import LastEvaluation, RunState, Seat
 from subfleet.rounds.terms import Terms
+from subfleet.rounds.weighing import beyond_disk, in_task
 
 __all__ = ["begun", "evaluated", "evaluating", "evaluating_seat", "evaluation_made", "evaluations_wanted"]
 
@@ -97,7 +98,7 @@ def evaluation_made(terms: Terms, state: RunState, made: EvaluationMade, now_s: 
         weights=made.weights,
         training=None,
         planned_peak_bytes=planned_bytes,
-        budget=budget,
+        budget=in_task(budget),
         deadline_s=max(0.0, terms.config.deadlines.evaluate_s - (now_s - state.entered_s)),
         message_id=name,
         retry=state.retry,
@@ -105,6 +106,8 @@ def evaluation_made(terms: Terms, state: RunState, made: EvaluationMade, now_s: 
         transform=terms.config.data.transform,
         evaluation=_settings(terms, state),
     )
+    if reason := beyond_disk(seat, task):
+        return _with_seat(state, replace(seat, stage="skipped", reason=reason)), ()
     return _with_seat(state, replace(seat, stage="out", task=task)), (SendTask(task=task),)
 
 

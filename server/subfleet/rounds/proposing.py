@@ -4,22 +4,26 @@ FedFA (Park and Joe-Wong 2024, algorithm 1, lines 1 and 2): the server proposes 
 suits its own data, found by ZiCo (section 5.1).
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 from types import MappingProxyType
 
 from subfleet.methods.policies import Assigned
 from subfleet.protocol.candidate_scores import Scoring
 from subfleet.protocol.memory import planned_for
 from subfleet.protocol.messages import Scores, Task
+from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import OptimiserSettings, TrainingSettings
 from subfleet.rounds.actions import Action, Request, SendTask, Withdraw
 from subfleet.rounds.answers import score_task_id
-from subfleet.rounds.requests import ScoringMade, ScoringWanted
+from subfleet.rounds.requests import Scorable, ScoringMade, ScoringWanted
 from subfleet.rounds.seating import ask_of, assigned_seat, given_seat
 from subfleet.rounds.state import RunState, Seat
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.unfit import unscorable_sizes
+from subfleet.rounds.weighing import in_task
 
 __all__ = [
     "BATCHES",
@@ -82,6 +86,7 @@ def scoring_seat(
     budget = seat.budget
     planned = {one: planned_for(one.planned_peak_bytes, one.packings, seat.packing_width) for one in made.candidates}
     fitting = [one for one, size_bytes in planned.items() if budget is not None and size_bytes <= budget.memory_bytes]
+    fitting = _with_disk(budget, fitting)
     if budget is None or len(fitting) < _LEAST:
         return unscored_seat(terms, state, seat)
     name = score_task_id(terms, state, seat.client_id)
@@ -96,7 +101,7 @@ def scoring_seat(
         weights=None,
         training=score_training(terms.training(state.round)),
         planned_peak_bytes=max(planned[one] for one in fitting),
-        budget=budget,
+        budget=in_task(budget),
         deadline_s=max(0.0, _limit_s(terms) - (now_s - state.entered_s)),
         message_id=name,
         retry=state.retry,
@@ -107,6 +112,15 @@ def scoring_seat(
         transform=terms.config.data.transform,
     )
     return replace(seat, task=task), (SendTask(task=task),)
+
+
+def _with_disk(budget: Budget | None, candidates: Sequence[Scorable]) -> Sequence[Scorable]:
+    """The smallest of some candidates, as many as may lie on a device's disk beside each other."""
+    left_bytes = None if budget is None else budget.disk_bytes
+    if left_bytes is None:
+        return candidates
+    taken = accumulate(one.program.blob.size_bytes + one.weights.size_bytes for one in candidates)
+    return candidates[: sum(taken_bytes <= left_bytes for taken_bytes in taken)]
 
 
 def scored_seat(terms: Terms, state: RunState, seat: Seat, scores: Scores) -> tuple[Seat, tuple[Action, ...]]:

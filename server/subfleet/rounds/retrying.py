@@ -1,5 +1,10 @@
 """A round in which nothing was folded is no round: it is tried again, later and later, and not for ever. Pure.
 
+Nor is it tried again where that is certain to come to nothing: an attempt is deterministic, so that a device whose data
+cannot be used, or whose training diverges, fails again. Where every device that is there, and as many as a round begins
+with, has failed so in two attempts, the run ends with the reasons of the first. A device for which another attempt may
+be another, or that comes to the run before that, keeps it going.
+
 Devices need time, so each pause is twice as long as the one before. Logs that are replayed need none: each try reads
 them a step later, at once where they alone decided that nobody takes part, and the deadline counts their seconds. So
 the same logs give the same choices, and a run ends where they never have what it needs.
@@ -9,8 +14,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from subfleet.rounds.members import SILENT_SINCE
-from subfleet.rounds.state import RunState, Seat, Tries
+from subfleet.rounds.attempts import Failing, Tries
+from subfleet.rounds.members import SILENT_SINCE, expected
+from subfleet.rounds.selection import NOT_DRAWN
+from subfleet.rounds.state import RunState, Seat
 from subfleet.rounds.terms import Terms
 
 __all__ = ["fruitless", "opened", "what_is_lacking"]
@@ -19,6 +26,8 @@ _MOST_REASONS = 4
 _MOST_NAMES = 3
 _MOST_CHARACTERS = 160  # of one reason
 _MOST_DOUBLINGS = 60
+_MOST_ATTEMPTS = 2
+"""In which a device fails for what another attempt does not change, before nothing more is expected of it."""
 
 
 def opened(state: RunState, now_s: float) -> RunState:
@@ -41,16 +50,24 @@ def fruitless(terms: Terms, state: RunState, now_s: float) -> RunState:
     """The state after a try of the open round that left nothing to fold: it waits for the next one, or has failed."""
     before, limit_s = state.tries, terms.config.deadlines.retry_s
     since_s, since_turn = (now_s, state.turn) if before.since_s is None else (before.since_s, before.since_turn)
-    waits_for = what_is_lacking(state.seats)
+    failing = _failing(before.failing, state.seats)
+    waits_for = what_is_lacking(_as_at_first(state.seats, failing))
     tries = Tries(
         retry=before.retry + 1,
         lost=before.lost + 1,
         waits_for=waits_for,
+        failing=failing,
         since_s=since_s,
         since_turn=since_turn,
         pause_s=_pause_s(terms, state),
     )
     state = replace(state, phase="waiting", entered_s=now_s, tries=tries)
+    if _is_certain(terms, state, now_s):
+        failure = (
+            f"round {state.round} left nothing to fold in {tries.retry} attempts, and another would come to the same: "
+            f"{waits_for}; mend what that names, and start the run again"
+        )
+        return replace(state, phase="failed", failure=failure)
     if max(now_s - since_s, _log_s(terms, state.turn - since_turn)) < limit_s:
         return state
     failure = (
@@ -58,6 +75,37 @@ def fruitless(terms: Terms, state: RunState, now_s: float) -> RunState:
         f"({waits_for}); give the devices what they lack and start the server again, or raise deadlines.retry_s"
     )
     return replace(state, phase="failed", failure=failure)
+
+
+def _failing(before: Mapping[str, Failing], seats: Mapping[str, Seat]) -> Mapping[str, Failing]:
+    """The clients that fail in every attempt, after one more."""
+    found = {name: one for name, seat in seats.items() if (one := _failing_still(before.get(name), seat)) is not None}
+    return MappingProxyType(dict(sorted(found.items()))) if found or before else before
+
+
+def _failing_still(before: Failing | None, seat: Seat) -> Failing | None:
+    if seat.reason == NOT_DRAWN:  # nothing was learned of it
+        return before
+    if seat.lasts == "passing" or seat.stage not in ("refused", "skipped"):
+        return None
+    reason = f"{seat.stage}: {seat.reason}"
+    if before is None or (seat.lasts == "unclear" and before.last != reason):
+        return Failing(times=1, first=reason, last=reason)
+    return replace(before, times=before.times + 1, last=reason)
+
+
+def _as_at_first(seats: Mapping[str, Seat], failing: Mapping[str, Failing]) -> Mapping[str, Seat]:
+    """The seats with the reason that was true first: what follows from it says less."""
+    first = {name: one.first.partition(": ") for name, one in failing.items() if name in seats}
+    return {**seats, **{name: replace(seats[name], stage=stage, reason=why) for name, (stage, _, why) in first.items()}}
+
+
+def _is_certain(terms: Terms, state: RunState, now_s: float) -> bool:
+    """Whether nothing is to be expected of any device that is there."""
+    seated = (name for name, seat in state.seats.items() if seat.stage != "missing")
+    there, failing = {*expected(terms, state, now_s), *seated}, state.tries.failing
+    over = all(name in failing and failing[name].times >= _MOST_ATTEMPTS for name in there)
+    return over and len(there) >= terms.config.min_clients
 
 
 def what_is_lacking(seats: Mapping[str, Seat]) -> str:

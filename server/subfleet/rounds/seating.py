@@ -9,11 +9,10 @@ from subfleet.methods.norms import calibration_of
 from subfleet.methods.policies import Ask, Assigned, Draw, Written
 from subfleet.methods.selecting import Trainee
 from subfleet.protocol.memory import planned_for
-from subfleet.protocol.messages import Profile, Refusal, Task, Telemetry
+from subfleet.protocol.messages import Profile, Task, Telemetry
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget, LogLow, Reading
 from subfleet.protocol.subnet import SubnetSpec
-from subfleet.protocol.text import printable
 from subfleet.protocol.update_codecs import Uncompressed
 from subfleet.rounds.actions import Action, Request, SendTask
 from subfleet.rounds.answers import deploy_task_id, task_id
@@ -24,36 +23,44 @@ from subfleet.rounds.fitting_plans import operators_of, planned_for_seat
 from subfleet.rounds.labels import class_counts_of
 from subfleet.rounds.networks import NOT_YET, declared_of, in_use, own_size, standing_for
 from subfleet.rounds.pricing import candidates_of, prices_of
+from subfleet.rounds.reasons import Lasts, nothing_left
 from subfleet.rounds.requests import TaskMade, TaskWanted
 from subfleet.rounds.samples import samples_problem, scale_warning
 from subfleet.rounds.state import RunState, Seat, remembered
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.unfit import unfit_sizes
+from subfleet.rounds.weighing import in_task, objection
 from subfleet.rounds.written import ProgramFacts
 from subfleet.search.candidates import budget_of, forward_macs_of, lacking_operators
 from subfleet.search.fitting import Limit
 from subfleet.search.query import Search
 
 __all__ = [
+    "MOST_CHARACTERS",
     "ask_of",
     "assigned_seat",
+    "choose_below",
     "given_seat",
     "measured_seat",
     "prepared_seat",
-    "reason_of",
-    "refused_seat",
     "task_for_models",
     "task_wanted",
-    "with_less_memory",
 ]
 
-_MOST_CHARACTERS = 400  # of a reason, as it stands in tables
-_MENDABLE = ("memory", "runtime", "disk", "link")
-"""Reasons of refusals that a smaller task may not meet: it needs less, and may do without an operator."""
+MOST_CHARACTERS = 400  # of a reason, as it stands in tables
 
 
-def measured_seat(terms: Terms, profile: Profile, telemetry: Telemetry) -> Seat:
-    """The seat of a client that has told what it can give; skipped where it can take no part at all."""
+def measured_seat(terms: Terms, profile: Profile, telemetry: Telemetry, disk_bytes: int | None = None) -> Seat:
+    """The seat of a client that has told what it can give; skipped where it can take no part at all.
+
+    Args:
+        terms: of the run.
+        profile: of the client.
+        telemetry: what it told.
+        disk_bytes: what a refusal has told of its disk; it counts where the telemetry tells nothing.
+    """
+    if telemetry.disk_budget_bytes is None:
+        telemetry = replace(telemetry, disk_budget_bytes=disk_bytes)
     class_counts, odd_classes = class_counts_of(terms.config, profile)
     seat = Seat(
         client_id=profile.client_id,
@@ -71,14 +78,18 @@ def measured_seat(terms: Terms, profile: Profile, telemetry: Telemetry) -> Seat:
         class_counts=class_counts,
         data_warning=scale_warning(terms, profile),
     )
-    reason = _why_not(terms, profile, telemetry, seat.runtime) or odd_classes
+    reason = _why_not(terms, profile, seat.runtime) or odd_classes
     if terms.config.data.check == "refuse":
         reason = reason or seat.data_warning
     if terms.policies.declarations:
         declared = declaration_of(terms, profile)
         seat = replace(seat, architecture=declared.size, brought=declared.network)
         reason = reason or declared.reason
-    return replace(seat, stage="skipped", reason=reason[:_MOST_CHARACTERS]) if reason else seat
+    if reason:  # as long as its profile stays what it is
+        return replace(seat, stage="skipped", reason=reason[:MOST_CHARACTERS], lasts="lasting")
+    if not telemetry.reading.available:
+        return replace(seat, stage="skipped", reason="the device is not available now")
+    return seat
 
 
 def _budget(terms: Terms, profile: Profile, telemetry: Telemetry, link: Reading | LogLow, offered_bytes: int) -> Budget:
@@ -89,6 +100,7 @@ def _budget(terms: Terms, profile: Profile, telemetry: Telemetry, link: Reading 
         _memory_bytes(terms, profile, offered_bytes),
         communication_s=terms.config.communication_s,
         forward_macs=forward_macs_of(profile.macs_per_s, terms.config.training_s, passes),
+        disk_bytes=telemetry.disk_budget_bytes,
     )
 
 
@@ -105,9 +117,7 @@ def _memory_bytes(terms: Terms, profile: Profile, offered_bytes: int) -> int:
     return limits.bounded(offered_bytes, device=profile.device, client_id=profile.client_id)
 
 
-def _why_not(terms: Terms, profile: Profile, telemetry: Telemetry, runtime: str) -> str:
-    if not telemetry.reading.available:
-        return "the device is not available now"
+def _why_not(terms: Terms, profile: Profile, runtime: str) -> str:
     if unfit := samples_problem(terms.config, profile):
         return unfit
     if not runtime:
@@ -148,12 +158,10 @@ def prepared_seat(
     if lacking:
         return _without_operators(terms, state, seat, lacking)
     if seat.budget is None or seat.spec is None:
-        return _choose_below(terms, state, seat, "memory")
+        return choose_below(terms, state, seat, "memory")
     planned_bytes, unfit = planned_for_seat(seat, facts, operators_of(state, seat.client_id))
     if unfit or planned_bytes > _room_bytes(terms, state, seat):
-        if facts.chain is not None:
-            return _subspace_anew(terms, state, seat, facts)
-        return _choose_below(terms, state, seat, "memory")
+        return _another(terms, state, seat, facts, "memory")
     task_name = task_id(terms, state, seat.client_id, seat.attempt)
     calibrates, trainee = terms.config.calibrates(state.round), _trainee(terms, state, seat, seat.spec)
     network = _network_of(terms, state, seat.spec)
@@ -168,7 +176,7 @@ def prepared_seat(
         weights=made.weights,
         training=terms.local_training(state.round, trainee, student=seat.student),
         planned_peak_bytes=planned_bytes,
-        budget=seat.budget,
+        budget=in_task(seat.budget),
         deadline_s=max(0.0, terms.config.deadlines.round_s - (now_s - state.entered_s)),
         message_id=task_name,
         update_codec=Uncompressed() if calibrates else terms.update_codec(network, seat.spec, seat.budget),
@@ -179,7 +187,18 @@ def prepared_seat(
         sends=() if calibrates else _sent(terms, trainee),
         paths=None if calibrates else seat.paths,
     )
+    if (limit := objection(terms, state, seat, task)) is not None:
+        return _another(terms, state, seat, facts, limit)
     return replace(seat, stage="out", task=task, reason=""), (SendTask(task=task),)
+
+
+def _another(
+    terms: Terms, state: RunState, seat: Seat, facts: ProgramFacts, limit: Limit
+) -> tuple[Seat, tuple[Action, ...]]:
+    """Another size in place of one whose program takes too much of something; or another subspace of the same."""
+    if facts.chain is not None:
+        return _subspace_anew(terms, state, seat, facts)
+    return choose_below(terms, state, seat, limit)
 
 
 def _subspace_anew(terms: Terms, state: RunState, seat: Seat, facts: ProgramFacts) -> tuple[Seat, tuple[Action, ...]]:
@@ -189,7 +208,11 @@ def _subspace_anew(terms: Terms, state: RunState, seat: Seat, facts: ProgramFact
         reason = "none of the subspaces that it was given has room, or an operator that its runtime has"
         return replace(seat, stage="skipped", size=None, spec=None, reason=reason), ()
     known = Written(
-        size=size, planned_peak_bytes=facts.planned_peak_bytes, operators=facts.operators, chain=facts.chain
+        size=size,
+        planned_peak_bytes=facts.planned_peak_bytes,
+        operators=facts.operators,
+        chain=facts.chain,
+        program_bytes=facts.program_bytes,
     )
     ask = ask_of(terms, state, seat)
     ask = replace(ask, written=MappingProxyType({**ask.written, size.spec_id: known}))
@@ -229,40 +252,12 @@ def _without_operators(
     terms: Terms, state: RunState, seat: Seat, lacking: Sequence[str]
 ) -> tuple[Seat, tuple[Action, ...]]:
     """Another task while attempts are left: subnets of one network mostly call the same operators."""
-    reason = f"its runtime {seat.runtime!r} lacks {', '.join(lacking)}, which the program calls"[:_MOST_CHARACTERS]
+    reason = f"its runtime {seat.runtime!r} lacks {', '.join(lacking)}, which the program calls"[:MOST_CHARACTERS]
     skipped = replace(seat, stage="skipped", size=None, spec=None, reason=reason)
     if seat.attempt + 1 >= terms.config.max_attempts:
         return skipped, ()
-    chosen, actions = _choose_below(terms, state, replace(seat, attempt=seat.attempt + 1), "runtime")
+    chosen, actions = choose_below(terms, state, replace(seat, attempt=seat.attempt + 1), "runtime")
     return (chosen, actions) if chosen.open else (skipped, ())
-
-
-def reason_of(refusal: Refusal) -> str:
-    """A refusal in words that may be shown in terminals, where control characters act."""
-    return f"{refusal.reason}: {printable(refusal.detail)}"[:_MOST_CHARACTERS]
-
-
-def refused_seat(terms: Terms, state: RunState, seat: Seat, refusal: Refusal) -> tuple[Seat, tuple[Action, ...]]:
-    """A smaller task after a refusal that a smaller one may mend, while there is one and attempts are left.
-
-    Else the seat is refused. What a device cannot run at all is told by the state.
-    """
-    final = replace(seat, stage="refused", reason=reason_of(refusal))
-    if refusal.reason not in _MENDABLE or state.phase != "train" or seat.attempt + 1 >= terms.config.max_attempts:
-        return final, ()
-    if seat.budget is None or seat.size is None:
-        return final, ()
-    smaller = with_less_memory(replace(seat, attempt=seat.attempt + 1), refusal)
-    chosen, actions = _choose_below(terms, state, smaller, "memory" if refusal.reason == "memory" else "runtime")
-    return (chosen, actions) if chosen.open else (final, ())
-
-
-def with_less_memory(seat: Seat, refusal: Refusal) -> Seat:
-    """The seat with no more memory in its budget than a refusal says is free."""
-    if seat.budget is None or refusal.reason != "memory" or refusal.available_bytes is None:
-        return seat
-    memory_bytes = max(0, min(seat.budget.memory_bytes, refusal.available_bytes))
-    return replace(seat, budget=replace(seat.budget, memory_bytes=memory_bytes))
 
 
 def task_for_models(terms: Terms, state: RunState, seat: Seat, programs: Sequence[ProgramRef], now_s: float) -> Task:
@@ -279,7 +274,7 @@ def task_for_models(terms: Terms, state: RunState, seat: Seat, programs: Sequenc
         weights=None,
         training=None,
         planned_peak_bytes=0,
-        budget=seat.budget or Budget(memory_bytes=0),
+        budget=in_task(seat.budget),
         deadline_s=max(0.0, terms.config.deadlines.deploy_s - (now_s - state.entered_s)),
         message_id=task_name,
         retry=state.retry,
@@ -315,6 +310,8 @@ def ask_of(
             operators=one.facts.operators,
             price=state.written_prices.get(key),
             chain=one.facts.chain,
+            program_bytes=one.facts.program_bytes,
+            problem=one.facts.problem,
         )
         for key, one in state.written.items()
         if one.program.target == seat.runtime and one.program.student is None and counts(terms, state, one)
@@ -343,7 +340,7 @@ def _draw(terms: Terms, state: RunState, seat: Seat) -> Draw:
     return Draw(seed=terms.config.seed, round=state.round, client_id=seat.client_id, memory=memory)
 
 
-def _choose_below(terms: Terms, state: RunState, seat: Seat, limit: Limit) -> tuple[Seat, tuple[Action, ...]]:
+def choose_below(terms: Terms, state: RunState, seat: Seat, limit: Limit) -> tuple[Seat, tuple[Action, ...]]:
     """A smaller subnet, of those that were known when the round began: nothing depends on who was answered first."""
     ask = ask_of(terms, state, seat, below=seat.size, below_limit=limit)
     return given_seat(terms, state, seat, ask, terms.policies.assign(ask))
@@ -357,8 +354,9 @@ def given_seat(
         ask = ask.of_network(assigned.candidate.spec.network)
     seat = replace(seat, limit=deciding_limit(ask, assigned.candidate, assigned.only))
     if assigned.candidate is None:
-        reason = assigned.reason or _why_none(state, seat, ask)
-        return replace(seat, stage="skipped", size=None, spec=None, reason=reason[:_MOST_CHARACTERS]), ()
+        reason = (assigned.reason or _why_none(state, seat, ask))[:MOST_CHARACTERS]
+        lasts: Lasts = "lasting" if nothing_left(ask, assigned.only) else "passing"
+        return replace(seat, stage="skipped", size=None, spec=None, reason=reason, lasts=lasts), ()
     size, draw = assigned.candidate.spec, _draw(terms, state, seat)
     network = ask.networks[size.network]
     given = replace(
@@ -382,8 +380,5 @@ def _why_none(state: RunState, seat: Seat, ask: Ask) -> str:
     if problems and all(problems):
         return problems[0]
     if ask.below is not None:
-        return (
-            f"no subnet below {ask.below.spec.name!r} fits: the program needs more than the budget of "
-            f"{seat.budget.memory_bytes}"
-        )
+        return f"no subnet below {ask.below.spec.name!r} fits: its program {ask.too_much}"
     return f"no subnet fits: the smallest {ask.why_not(ask.candidates[0]) or 'is not what the method gives'}"

@@ -35,13 +35,16 @@ from typing import Any, Literal
 from subfleet.elastic.families import AnyFamily
 from subfleet.elastic.lineage import Lineage
 from subfleet.elastic.memory_prices import MemoryPrices
+from subfleet.methods.asking import Unfit
 from subfleet.methods.policies import Participant
 from subfleet.protocol.memory import PackingWidth
 from subfleet.protocol.messages import MAX_SAMPLES, Evaluated, Profile, Task, Update
 from subfleet.protocol.paths import PathSettings
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
+from subfleet.rounds.attempts import Tries
 from subfleet.rounds.persistent import PersistentMap
+from subfleet.rounds.reasons import Lasts
 from subfleet.rounds.requests import BeginningWanted, GenerationMade, GenerationWanted, PricesWanted, SearchWanted
 from subfleet.rounds.suspicion import ChangeSize
 from subfleet.rounds.terms import Terms
@@ -62,7 +65,6 @@ __all__ = [
     "Suspicion",
     "Swept",
     "TargetPrices",
-    "Tries",
     "remembered",
 ]
 
@@ -114,6 +116,7 @@ class Seat:
         limit: what kept it from a larger size, see `deciding.deciding_limit`.
         refusals: why it refused tasks of this round, in order.
         reason: why it was refused, skipped or is missing.
+        lasts: whether another attempt comes to the same, where it was refused or skipped.
         task: what was sent to it, kept so that it is sent again unchanged.
         result: its accepted update.
         change: how far that moves what it trained.
@@ -149,6 +152,7 @@ class Seat:
     limit: str = ""
     refusals: tuple[str, ...] = ()
     reason: str = ""
+    lasts: Lasts = "passing"
     task: Task | None = None
     result: Update | None = None
     change: ChangeSize = field(default_factory=ChangeSize)
@@ -196,27 +200,6 @@ class TargetPrices:
     memory: MemoryPrices | None
     candidates: tuple[Candidate, ...]
     problem: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tries:
-    """The tries that left nothing to fold. The first three survive a crash.
-
-    Attributes:
-        retry: of the open round, or of the last one.
-        lost: of the whole run.
-        waits_for: who did not take part in the last one and why; empty where the round was folded.
-        since_s: monotonic time at which this server saw the first of the open round; None where it has seen none.
-        since_turn: the turn of that one.
-        pause_s: after the last one.
-    """
-
-    retry: int = 0
-    lost: int = 0
-    waits_for: str = ""
-    since_s: float | None = None
-    since_turn: int = 0
-    pause_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,6 +310,7 @@ class RunState:
         queue: programs that are being written for later rounds.
         unfit: by "client/target/size's id", why a device said that its runtime cannot run the program that trains it;
             by "client/score/target/size's id", the one that scores it. It is not given it again until it starts anew.
+        disks: by client, what its last refusal for the disk said that may be written, until it starts anew.
         suspicion: what rounds tell about the updates of the next ones.
         memory: what the method remembers; None as long as nothing was added to what it begins with, see `remembered`.
         lineages: of all networks that the run has had, in the order in which they appeared; empty as long as there was
@@ -358,7 +342,8 @@ class RunState:
     begun_turn: int = 0
     queue: tuple[SizedProgram, ...] = ()
     written: Mapping[str, WrittenProgram] = field(default_factory=lambda: MappingProxyType({}))
-    unfit: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    unfit: Mapping[str, Unfit] = field(default_factory=lambda: MappingProxyType({}))
+    disks: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     suspicion: Suspicion = field(default_factory=Suspicion)
     memory: Any = None
     lineages: tuple[Lineage, ...] = ()

@@ -40,22 +40,32 @@ class ProgramFacts:
         operators: that its runtime must have; empty where it is not told.
         packings: what of the plan differs between processors.
         chain: of a supernet's program, what its links take; the plan is then that of the largest path.
+        program_bytes: of the program as it is sent; 0 is unknown.
+        problem: why the target cannot train the size, where that is so.
     """
 
     planned_peak_bytes: int
     operators: tuple[str, ...] = ()
     packings: tuple[Packing, ...] = ()
     chain: Chain | None = None
+    program_bytes: int = 0
+    problem: str = ""
 
     @classmethod
-    def of(cls, manifest: ProgramManifest) -> "ProgramFacts":
-        """What a program's manifest tells."""
+    def of(cls, manifest: ProgramManifest, program_bytes: int) -> "ProgramFacts":
+        """What a program's manifest tells, and its size."""
         return cls(
             planned_peak_bytes=manifest.planned_peak_bytes,
             operators=manifest.operators,
             packings=manifest.memory.packings,
             chain=manifest.chain,
+            program_bytes=program_bytes,
         )
+
+    @classmethod
+    def none(cls, problem: str) -> "ProgramFacts":
+        """Of a size that its target cannot train."""
+        return cls(planned_peak_bytes=NO_PROGRAM_BYTES, problem=problem)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from subfleet.protocol.disk import TRAINED_COPIES
 from subfleet.protocol.readings import Budget, LogLow, Reading
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.search.fitting import INFINITE_BYTES, Limit, compared
@@ -49,6 +50,11 @@ class Candidate:
         """By parameters, then by multiply-accumulates, then by identity, so that no order is open."""
         return self.parameters, self.forward_macs, self.spec
 
+    @property
+    def disk_bytes(self) -> int:
+        """Of the device's disk while it trains, without its program."""
+        return TRAINED_COPIES * self.weight_bytes
+
 
 def ordered(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
     """Smallest to largest."""
@@ -56,7 +62,12 @@ def ordered(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
 
 
 def budget_of(
-    link: Reading | LogLow, memory_budget_bytes: int, *, communication_s: float, forward_macs: int | None = None
+    link: Reading | LogLow,
+    memory_budget_bytes: int,
+    *,
+    communication_s: float,
+    forward_macs: int | None = None,
+    disk_bytes: int | None = None,
 ) -> Budget:
     """What one task may cost a device: its memory share, and the bytes its link moves in `communication_s` seconds."""
     return Budget(
@@ -64,6 +75,7 @@ def budget_of(
         downlink_bytes=_link_bytes(link.downlink_bps, communication_s),
         uplink_bytes=_link_bytes(link.uplink_bps, communication_s),
         forward_macs=forward_macs,
+        disk_bytes=None if disk_bytes is None else min(disk_bytes, _MOST),
     )
 
 
@@ -85,6 +97,7 @@ class _Taken:
     """What one candidate takes on one target."""
 
     memory_bytes: int
+    disk_bytes: int
     weight_bytes: int
     update_bytes: int
     forward_macs: int
@@ -94,6 +107,7 @@ def exceeded_limits(candidate: Candidate, target: str, budget: Budget) -> frozen
     """The parts of a budget of which a candidate takes more than there is; none where it fits."""
     taken = _Taken(
         memory_bytes=candidate.training_memory_bytes.get(target, INFINITE_BYTES),
+        disk_bytes=candidate.disk_bytes,
         weight_bytes=candidate.weight_bytes,
         update_bytes=candidate.update_bytes,
         forward_macs=candidate.forward_macs,
@@ -107,6 +121,8 @@ def why_not(candidate: Candidate, target: str, budget: Budget) -> str:
     if "memory" in exceeded:
         need_bytes = candidate.training_memory_bytes.get(target, INFINITE_BYTES)
         return f"needs {need_bytes} bytes of memory and the budget is {budget.memory_bytes}"
+    if "disk" in exceeded:
+        return f"takes {candidate.disk_bytes} bytes of disk beside its program and the budget is {budget.disk_bytes}"
     if "link" in exceeded:
         links = f"{_told(budget.downlink_bytes)} down and {_told(budget.uplink_bytes)} up"
         return (

@@ -9,8 +9,9 @@ __all__ = ["INFINITE_BYTES", "LIMITS", "Limit", "Taken", "compared"]
 INFINITE_BYTES = 2**62
 """The memory of a subnet on a runtime that cannot train it: more than any budget."""
 
-Limit = Literal["memory", "link", "compute", "runtime"]
-"""What keeps a size from a client: a part of its budget, or a runtime that cannot run the size's program."""
+Limit = Literal["memory", "disk", "link", "compute", "runtime", "program"]
+"""What keeps a size from a client: a part of its budget, a runtime that cannot run the size's program, or a program
+that cannot be had or read."""
 LIMITS: tuple[Limit, ...] = get_args(Limit)
 
 T_co = TypeVar("T_co", covariant=True)
@@ -22,6 +23,11 @@ class Taken(Protocol[T_co]):
     @property
     def memory_bytes(self) -> T_co:
         """Of the device process while it trains."""
+        ...
+
+    @property
+    def disk_bytes(self) -> T_co:
+        """Of the device's disk while it trains; what its program takes comes on top, where that is known."""
         ...
 
     @property
@@ -44,6 +50,7 @@ def compared(taken: Taken[T_co], limits: Budget) -> tuple[tuple[Limit, T_co, int
     """For each part of a budget that is limited: its name, what is taken of it, and the most that fits."""
     parts: tuple[tuple[Limit, T_co, int | None], ...] = (
         ("memory", taken.memory_bytes, min(limits.memory_bytes, INFINITE_BYTES - 1)),
+        ("disk", taken.disk_bytes, limits.disk_bytes),
         ("link", taken.weight_bytes, limits.downlink_bytes),
         ("link", taken.update_bytes, limits.uplink_bytes),
         ("compute", taken.forward_macs, limits.forward_macs),

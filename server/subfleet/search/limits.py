@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from subfleet.protocol.disk import TRAINED_COPIES
 from subfleet.protocol.readings import Budget
 from subfleet.search.candidates import Candidate
 from subfleet.search.fitting import INFINITE_BYTES, compared
@@ -23,6 +24,11 @@ class Columns:
     update_bytes: Integers
     forward_macs: Integers
     memory_bytes: Integers
+
+    @property
+    def disk_bytes(self) -> Integers:
+        """See `Taken.disk_bytes`."""
+        return TRAINED_COPIES * self.weight_bytes
 
 
 def columns_of(candidate: Candidate, target: str) -> Columns:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Set
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 
@@ -200,7 +201,9 @@ class Server:
         now_s = self._clock()
         stored = state = self._journal.load(now_s)
         if state.phase == "failed":  # whoever starts the server again wants it tried again
-            state = replace(state, phase="waiting", failure="")
+            state = replace(
+                state, phase="waiting", failure="", tries=replace(state.tries, failing=MappingProxyType({}))
+            )
             self._journal.save(stored, state)
         self._state = state
         self._traffic.restart(self._journal.load_bytes(state))

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from subfleet.elastic.families import AnyFamily
+from subfleet.protocol.memory_size import bytes_of
 from subfleet.protocol.messages import check_client_id
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.schema import ADDED_LATER
@@ -32,6 +33,7 @@ class DeviceSettings:
         data: its own samples, in place of a part of the run's: a source as `DataSettings.test` names one.
         tier: under which its results are summed up; empty takes the profile's name, or that of the population's kind.
         architecture: the subnet that it declares, in place of the profile's.
+        disk_limit: the most that its folder may hold, a size such as "500M", in place of the profile's.
         network: in place of that a network of its own, by its settings or as `{ preset = "vgg16" }`; inputs and classes
             that it does not say are those of `[model]`.
         attack: what it does to what it sends; None is an honest device.
@@ -52,6 +54,7 @@ class DeviceSettings:
     steady: Reading | None = field(default=None, metadata=ADDED_LATER)
     attack: Attack | None = field(default=None, metadata=ADDED_LATER)
     network: AnyFamily | None = field(default=None, metadata=ADDED_LATER)
+    disk_limit: str = field(default="", metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         check_client_id(self.id)
@@ -61,6 +64,11 @@ class DeviceSettings:
             raise ValueError("log is missing, but must name the log that is replayed; or name population, or steady")
         if self.log and (self.population or self.steady):
             raise ValueError(f"log is {self.log!r} beside population or steady, which take its place; leave one out")
+        if self.disk_limit:
+            try:
+                bytes_of(self.disk_limit)
+            except ValueError as error:
+                raise ValueError(f"disk_limit {error}") from None
         if self.network is not None and self.architecture is not None:
             raise ValueError("architecture stands beside network, but a device declares one of both; leave one out")
         if self.population and self.profile != "generic":

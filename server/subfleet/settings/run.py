@@ -23,6 +23,7 @@ from subfleet.protocol.schema import ADDED_LATER, canonical_json
 from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.update_codecs import AnyUpdateCodec
 from subfleet.settings.evaluations import Evaluations
+from subfleet.settings.finite import check_finite
 from subfleet.settings.first_model import FirstWeights, ModelOf
 from subfleet.settings.fleet import DeviceSettings, FleetSettings
 from subfleet.settings.host import HostSettings
@@ -146,6 +147,7 @@ class Run:
 
     def __post_init__(self) -> None:
         check_client_id(self.name)
+        check_finite(self)
         for name in ("rounds", "min_clients", "max_attempts", "exports_per_round", "keep_rounds"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be 1 or more")

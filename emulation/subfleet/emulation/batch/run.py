@@ -52,6 +52,7 @@ MOST_STEP_S = 1.0
 TRAINING_LIMIT_S = 600.0
 """Real seconds that one training may take."""
 _MEMORY_FOLDER = Path("/dev/shm")  # noqa: S108 - a folder of our own is made below it
+_ENDLESS_BYTES = 2**60
 _LEAST_ROOM_BYTES = 4 * 2**30  # containers often have 64 MiB there, and a fleet of 50 takes some hundreds
 
 
@@ -221,7 +222,8 @@ class _BatchDevice:
         held_out = folder / f"{client.client_id}.held-out.npz"
         if client.test is not None:
             tasks.write_npz(held_out, client.test)
-        store = AgentStore(home)
+        # What is free on this machine's disk says nothing of the device, and must not take part in what a run comes to.
+        store = AgentStore(home, client.profile.disk_limit_bytes, free_bytes=lambda _: _ENDLESS_BYTES)
         store.work_folder.mkdir(exist_ok=True)
         self._worker = TrainingWorker(
             {trainer.target: trainer},
@@ -276,9 +278,11 @@ class _Stage:
             step_s = LEAST_STEP_S if moved else min(2 * step_s, MOST_STEP_S)
             self.clock.advance(step_s)
         state = self.server.state
+        waits_for = f" and waits for {state.tries.waits_for}" if state.tries.waits_for else ""
         raise RunError(
             f"the run did not end within {most_turns} turns: it stands in phase {state.phase!r} of round "
-            f"{state.round} after {self.clock():.0f} logical seconds; allow more turns or shorten the deadlines"
+            f"{state.round} after {self.clock():.0f} logical seconds{waits_for}; allow more turns or shorten the "
+            "deadlines"
         )
 
     def _turn(self) -> bool:

@@ -1,0 +1,77 @@
+"""Real agents and stores in a batch: what is certain to fail ends the run, and what a disk holds is what is given."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from emulation.batch_cases import LARGE_BYTES, client, experiment
+
+from subfleet.emulation.batch.exports import AwaitedExports
+from subfleet.emulation.batch.run import run_batch
+from subfleet.emulation.gathered import EmulatedDevice, GatheredRun
+from subfleet.protocol.errors import RunError
+from subfleet.protocol.exit_codes import ExitCode
+from subfleet.protocol.training import TrainingSettings
+from subfleet.tasks import Dataset
+
+pytestmark = pytest.mark.slow
+
+
+def fleet(
+    changed: Callable[[EmulatedDevice], EmulatedDevice] = lambda device: device, *, healthy: int = 0, **changes: object
+) -> GatheredRun:
+    """Two devices, of which the last few stay as they are."""
+    clients = [client(name, place, LARGE_BYTES, runtime="torch") for place, name in enumerate(("ada", "bob"))]
+    clients = [one if place >= 2 - healthy else changed(one) for place, one in enumerate(clients)]
+    found = experiment(**{"rounds": 1, "min_clients": 2, "targets": ("torch",), **changes})  # type: ignore[arg-type]  # settings
+    return replace(found, devices=tuple(clients))
+
+
+def wrongly_labelled(device: EmulatedDevice) -> EmulatedDevice:
+    labels = np.full_like(device.data.labels, 12)
+    return replace(device, data=Dataset(inputs=device.data.inputs, labels=labels))
+
+
+def test_a_learning_rate_at_which_every_training_diverges_ends_the_run(exports: AwaitedExports) -> None:
+    training = TrainingSettings(epochs=2, batch_size=8, learning_rate=1e30)
+    with pytest.raises(
+        RunError, match=r"in 2 attempts, and another would come to the same: ada, bob refused"
+    ) as caught:
+        run_batch(fleet(training=training), exports)
+    assert "diverged: the loss was nan in step" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == ExitCode.RUN
+
+
+def test_labels_that_are_wrong_on_every_device_end_the_run(exports: AwaitedExports) -> None:
+    with pytest.raises(RunError, match=r"in 2 attempts, .*: ada, bob (refused: data|skipped): .*12"):
+        run_batch(fleet(wrongly_labelled), exports)
+
+
+def test_one_healthy_device_is_enough_for_a_run(exports: AwaitedExports) -> None:
+    result = run_batch(fleet(wrongly_labelled, healthy=1), exports)
+    assert [row.status.split(":")[0] for row in result.rounds[0].clients] == ["refused", "folded"]
+
+
+def test_a_batch_that_does_not_end_says_what_it_waits_for(exports: AwaitedExports) -> None:
+    starved = fleet(lambda device: replace(device, profile=replace(device.profile, memory_limit="1K")))
+    run = replace(starved.run, host=replace(starved.run.host, turns_per_round=20), clock=None)
+    with pytest.raises(
+        RunError, match=r"did not end within 40 turns: .* and waits for ada, bob skipped: no subnet fits"
+    ):
+        run_batch(replace(starved, run=run), exports)
+
+
+def test_a_board_trains_in_round_1_the_largest_submodel_that_its_disk_holds(exports: AwaitedExports) -> None:
+    """The others say how much each submodel takes; a byte less than one of them gives the next."""
+    free = run_batch(fleet(), exports).rounds[0].clients[0]
+    assert (free.limit, free.refusals) == ("", "")
+
+    def short(device: EmulatedDevice) -> EmulatedDevice:
+        return replace(device, profile=replace(device.profile, disk_limit=str(free.disk_bytes)))
+
+    for row in (run_batch(fleet(short, healthy=1, rounds=2), exports).rounds[number].clients[0] for number in (0, 1)):
+        assert (row.status, row.limit, row.refusals) == ("folded", "disk", "")
+        assert 0 < row.disk_bytes <= (row.disk_budget_bytes or 0) < free.disk_bytes
+        assert 0 < row.parameters < free.parameters

@@ -1,0 +1,279 @@
+"""A round that is certain to come to nothing is not tried for an hour: after two attempts the run says why it ends."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from server.coordinator_cases import (
+    CLIENTS,
+    joined,
+    measuring,
+    prepared,
+    profile,
+    refusal,
+    task_failed,
+    telemetry,
+    terms_of,
+    update,
+)
+from server.fake_device import SHAPE
+from server.server_rig import World, config, fleet
+
+from subfleet.journal.database import open_database
+from subfleet.journal.journal import Journal, begin_run
+from subfleet.protocol.messages import RefusalReason, Task
+from subfleet.reporting.address import HttpAddress
+from subfleet.reporting.api import serve_http
+from subfleet.rounds.coordinator import step
+from subfleet.rounds.events import Tick, UpdateRejected
+from subfleet.rounds.reasons import REFUSALS
+from subfleet.rounds.state import RunState
+from subfleet.rounds.terms import Terms
+from subfleet.search.fitting import LIMITS
+from subfleet.settings.timing import Deadlines
+
+PLAN = terms_of(clock=None, deadlines=Deadlines(lease_s=1e4))
+LASTING = [reason for reason, course in REFUSALS.items() if course.lasts == "lasting"]
+PASSING = [reason for reason, course in REFUSALS.items() if course.lasts == "passing"]
+
+Answers = Mapping[str, tuple[RefusalReason, str]]
+
+
+def attempt(terms: Terms, state: RunState, answers: Answers) -> RunState:
+    """One more attempt of the open round, in which each client answers whatever it is given with the same refusal."""
+    if state.phase == "waiting":
+        state, _ = step(terms, state, Tick(), state.entered_s + 100.0)
+    assert state.phase == "measure"
+    now_s = state.entered_s
+    for name in answers:
+        state, _ = step(terms, state, telemetry(terms, name, state.round, retry=state.retry), now_s)
+    if state.phase == "measure":
+        state, _ = step(terms, state, Tick(), now_s + terms.config.deadlines.measure_s)
+    for name, (reason, detail) in answers.items():
+        while state.phase == "train" and state.seats[name].stage == "preparing":
+            state, _ = step(terms, state, prepared(terms, state, name), now_s)
+            told = replace(refusal(terms, state, name), reason=reason, detail=detail)
+            state, _ = step(terms, state, told, now_s)
+    return state
+
+
+def all_say(reason: RefusalReason, detail: str = "no") -> Answers:
+    return dict.fromkeys(CLIENTS, (reason, detail))
+
+
+def test_every_reason_of_the_wire_has_one_answer_with_a_name_that_tables_know() -> None:
+    assert set(REFUSALS) == set(get_args(RefusalReason))
+    for reason, course in REFUSALS.items():
+        assert course.limit is None or course.limit in LIMITS
+        # What is of a budget is called as the device calls it, and nothing else is a matter of the runtime.
+        assert course.limit in (None, reason)
+        assert course.of_program <= (course.limit is not None)
+
+
+@pytest.mark.parametrize("reason", ["data", "diverged"])
+def test_where_every_device_fails_for_good_the_run_ends_after_the_second_attempt(reason: RefusalReason) -> None:
+    state = attempt(PLAN, measuring(PLAN), all_say(reason, "label 12 of 10"))
+    assert (state.phase, state.retry) == ("waiting", 1)
+    state = attempt(PLAN, state, all_say(reason, "label 12 of 10"))
+    assert (state.phase, state.retry) == ("failed", 2)
+    assert state.failure == (
+        "round 1 left nothing to fold in 2 attempts, and another would come to the same: "
+        f"ada, bob, cyd refused: {reason}: label 12 of 10; mend what that names, and start the run again"
+    )
+
+
+@pytest.mark.parametrize("reason", ["runtime", "program"])
+def test_a_program_that_no_device_can_run_ends_the_run_once_every_size_was_tried(reason: RefusalReason) -> None:
+    """Four sizes, of which three are tried in an attempt; then another attempt has nothing left to give."""
+    state = measuring(PLAN)
+    for number in (1, 2):
+        state = attempt(PLAN, state, all_say(reason, f"no kernel {number}"))
+        assert (state.phase, state.retry) == ("waiting", number)
+    state = attempt(PLAN, state, all_say(reason, "nothing was given"))
+    assert (state.phase, state.retry) == ("failed", 3)
+    assert {seat.stage for seat in state.seats.values()} == {"skipped"}
+    assert f"ada, bob, cyd refused: {reason}: no kernel 2;" in state.failure
+
+
+@pytest.mark.parametrize("reason", PASSING)
+def test_what_may_pass_is_waited_for(reason: RefusalReason) -> None:
+    state = measuring(PLAN)
+    for number in range(1, 6):
+        state = attempt(PLAN, state, all_say(reason))
+        assert (state.phase, state.retry) == ("waiting", number)
+
+
+def test_what_is_unclear_lasts_where_it_is_said_again_in_the_same_words() -> None:
+    state = measuring(PLAN)
+    for number in range(1, 4):
+        state = attempt(PLAN, state, all_say("failed", f"error {number}"))
+        assert state.phase == "waiting"
+    assert attempt(PLAN, state, all_say("failed", "error 3")).phase == "failed"
+
+
+def test_the_reason_is_the_one_that_was_true_first() -> None:
+    state = attempt(PLAN, measuring(PLAN), all_say("data", "label 12 of 10"))
+    state = attempt(PLAN, state, all_say("diverged", "the loss was nan"))
+    assert "ada, bob, cyd refused: data: label 12 of 10;" in state.failure
+    assert "nan" not in state.failure
+
+
+@pytest.mark.parametrize("reason", PASSING)
+def test_one_device_that_may_do_something_keeps_the_run_going(reason: RefusalReason) -> None:
+    state = measuring(PLAN)
+    for _ in range(4):
+        state = attempt(PLAN, state, {**all_say("data"), "cyd": (reason, "no")})
+        assert state.phase == "waiting"
+
+
+def test_a_device_that_failed_and_then_may_do_something_begins_anew() -> None:
+    state = attempt(PLAN, measuring(PLAN), all_say("data"))
+    state = attempt(PLAN, state, {**all_say("data"), "cyd": ("memory", "no")})
+    state = attempt(PLAN, state, all_say("data"))
+    assert state.phase == "waiting"
+    assert attempt(PLAN, state, all_say("data")).phase == "failed"
+
+
+def test_fewer_devices_than_a_round_begins_with_end_no_run() -> None:
+    state = attempt(PLAN, measuring(PLAN), all_say("data"))
+    state, _ = step(PLAN, state, Tick(), state.entered_s + 100.0)
+    # One of three says nothing any more, so that the second attempt is of two.
+    state = attempt(PLAN, state, dict.fromkeys(CLIENTS[:2], ("data", "no")))
+    assert state.seats["cyd"].stage == "missing"
+    assert state.phase == "waiting"
+
+
+def test_a_healthy_device_that_joins_before_the_second_attempt_has_ended_brings_the_run_on() -> None:
+    state = attempt(PLAN, measuring(PLAN), all_say("data"))
+    state = joined(PLAN, state, "dan", state.entered_s)
+    state = attempt(PLAN, state, {**all_say("data"), "dan": ("memory", "not now")})
+    assert state.phase == "waiting"
+    for _ in range(2):
+        state = attempt(PLAN, state, {**all_say("data"), "dan": ("data", "no")})
+    assert state.phase == "failed", "two attempts of every device that is there"
+
+
+def test_a_device_that_starts_anew_is_given_two_attempts_again() -> None:
+    state = attempt(PLAN, measuring(PLAN), all_say("data"))
+    state, _ = step(PLAN, state, replace(profile("ada"), session_id="ada-2"), state.entered_s)
+    assert set(state.tries.failing) == {"bob", "cyd"}
+    state = attempt(PLAN, state, all_say("data"))
+    assert state.phase == "waiting"
+
+
+def test_who_is_not_drawn_has_not_failed_and_has_not_mended() -> None:
+    """Two of three are drawn for each attempt; it takes until each of them has been drawn twice."""
+    terms = terms_of(clock=None, deadlines=Deadlines(lease_s=1e4), clients_per_round=2)
+    state, drawn = measuring(terms), dict.fromkeys(CLIENTS, 0)
+    while state.phase != "failed":
+        state = attempt(terms, state, all_say("data"))
+        for name, seat in state.seats.items():
+            drawn[name] += seat.stage == "refused"
+        assert (state.phase == "failed") == (min(drawn.values()) >= 2)
+        assert state.retry < 30
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"input_shape": (SHAPE[0] + 1,)}, "its samples have shape"),
+        ({"runtimes": ("torch",)}, "it runs torch, but programs are made for"),
+        ({"class_counts": (1,) * 99}, "classes"),
+    ],
+)
+def test_devices_that_can_take_no_part_as_long_as_they_are_what_they_are_end_the_run(
+    changes: dict[str, object], words: str
+) -> None:
+    state = measuring(PLAN)
+    for name in CLIENTS:
+        state, _ = step(PLAN, state, replace(profile(name), **changes), 1.0)  # type: ignore[arg-type]  # fields of it
+    for number in (1, 2):
+        state = attempt(PLAN, state, all_say("data"))
+        assert state.retry == number
+    assert state.phase == "failed"
+    assert words in state.failure
+
+
+def test_a_device_that_is_not_available_now_is_waited_for() -> None:
+    state = measuring(PLAN)
+    for _ in range(3):
+        if state.phase == "waiting":
+            state, _ = step(PLAN, state, Tick(), state.entered_s + 100.0)
+        for name in CLIENTS:
+            told = telemetry(PLAN, name, state.round, retry=state.retry)
+            told = replace(told, reading=replace(told.reading, available=False))
+            state, _ = step(PLAN, state, told, state.entered_s)
+        assert state.phase == "waiting"
+
+
+def test_sizes_that_cannot_be_exported_end_the_run_with_the_reason_that_the_exporter_gave() -> None:
+    state, attempts = measuring(PLAN), 0
+    while state.phase != "failed":
+        attempts += 1
+        assert attempts <= len(PLAN.space) + 2
+        if state.phase == "waiting":
+            state, _ = step(PLAN, state, Tick(), state.entered_s + 100.0)
+        for name in CLIENTS:
+            state, _ = step(PLAN, state, telemetry(PLAN, name, retry=state.retry), state.entered_s)
+        for name in [name for name, seat in state.seats.items() if seat.stage == "preparing"]:
+            state, _ = step(PLAN, state, task_failed(state, name, "export failed: no lowering of Fft"), state.entered_s)
+    assert "export failed: no lowering of Fft" in state.failure
+
+
+def test_updates_that_cannot_be_used_are_the_same_again() -> None:
+    state = measuring(PLAN)
+    for number in (1, 2):
+        if state.phase == "waiting":
+            state, _ = step(PLAN, state, Tick(), state.entered_s + 100.0)
+        for name in CLIENTS:
+            state, _ = step(PLAN, state, telemetry(PLAN, name, retry=state.retry), state.entered_s)
+        for name in CLIENTS:
+            state, _ = step(PLAN, state, prepared(PLAN, state, name), state.entered_s)
+            event = UpdateRejected(update=update(PLAN, state, name), reason="tensor 'a' is not finite")
+            state, _ = step(PLAN, state, event, state.entered_s)
+        assert state.retry == number
+    assert state.phase == "failed"
+    assert "refused: tensor 'a' is not finite" in state.failure
+
+
+def test_the_journal_knows_whose_attempts_came_to_nothing(tmp_path: Path) -> None:
+    """So a run that is killed between the two attempts ends after the second all the same."""
+    state = attempt(PLAN, measuring(PLAN), all_say("data"))
+    engine = open_database(tmp_path)
+    Journal(engine, begin_run(engine, name="test", settings="{}", round_count=2)).save(RunState(), state)
+    engine = open_database(tmp_path)
+    loaded = Journal(engine, begin_run(engine, name="test", settings="{}", round_count=2)).load(9.0)
+    assert loaded.tries.failing == state.tries.failing
+    assert {one.times for one in loaded.tries.failing.values()} == {1}
+
+
+@pytest.mark.slow
+def test_a_run_ends_on_the_screen_and_in_the_api_with_the_reason_and_begins_anew_when_it_is_mended(
+    tmp_path: Path,
+) -> None:
+    broken = True
+
+    def refuse(given: Task) -> tuple[str, int | None] | None:
+        return ("diverged", None) if broken else None
+
+    world = World(tmp_path, config(clock=None, rounds=1, deploy_targets=()), fleet(refuse=refuse))
+    world.run()
+    failure = world.server.state.failure
+    assert world.server.state.retry == 2
+    assert failure.startswith(
+        "round 1 left nothing to fold in 2 attempts, and another would come to the same: ada, bob"
+    )
+    with serve_http(tmp_path / "state", HttpAddress(port=0)) as url:
+        import httpx
+
+        (run,) = httpx.get(f"{url}/api/runs").json()
+    assert (run["phase"], run["failure"]) == ("failed", failure)
+    (said,) = [said for said in world.notes.said if said.endswith("it is tried again in 1 s")]
+    assert "refused: diverged" in said
+    broken = False
+    world.kill_server()
+    assert world.server.state.tries.failing == {}
+    world.run()
+    assert world.server.state.phase == "finished"

@@ -1,0 +1,259 @@
+"""What may lie on a device's disk is a part of its budget: planned before it is offered, and learned from refusals."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from server.coordinator_cases import (
+    CLIENTS,
+    blob,
+    looked_around,
+    measuring,
+    prepared,
+    refusal,
+    size_of,
+    telemetry,
+    terms_of,
+    update,
+)
+from server.server_rig import World, config, fleet
+
+from subfleet.journal.database import open_database
+from subfleet.journal.journal import Journal, begin_run
+from subfleet.methods.asking import Written
+from subfleet.methods.dynamic_selection import DynamicSelection
+from subfleet.methods.fedfa import FedFA
+from subfleet.protocol.disk import TRAINED_COPIES, needed_bytes
+from subfleet.protocol.messages import Task
+from subfleet.protocol.programs import ProgramRef
+from subfleet.protocol.readings import Reading
+from subfleet.protocol.schema import canonical_json
+from subfleet.rounds.actions import Action, SendTask
+from subfleet.rounds.coordinator import step
+from subfleet.rounds.events import Folded, Ready, UpdateStored
+from subfleet.rounds.proposing import scoring_wanted
+from subfleet.rounds.requests import ModelsMade, ModelsWanted, Scorable, ScoringMade, TaskMade
+from subfleet.rounds.seating import ask_of, task_wanted
+from subfleet.rounds.state import RunState
+from subfleet.rounds.terms import Terms
+from subfleet.rounds.weighing import models_with_room
+from subfleet.rounds.written import ModelFile, ProgramFacts
+
+PLAN = terms_of(rounds=4)
+SIZES = [TRAINED_COPIES * one.weight_bytes for one in PLAN.candidates]
+
+
+def assigned(
+    terms: Terms, state: RunState, disk_bytes: int | None, *, downlink_bps: float | None = None
+) -> tuple[RunState, tuple[Action, ...]]:
+    """Everybody tells what it can give; the first client also what its disk holds."""
+    found: tuple[Action, ...] = ()
+    for name in CLIENTS:
+        told = telemetry(terms, name, state.round)
+        if name == "ada":
+            reading = Reading(memory_free_bytes=told.memory_budget_bytes, downlink_bps=downlink_bps)
+            told = replace(told, disk_budget_bytes=disk_bytes, reading=reading)
+        state, actions = step(terms, state, told, 2.0)
+        found += actions
+    return looked_around(terms, state, found, 2.0)
+
+
+def made(terms: Terms, state: RunState, name: str, program_bytes: int) -> tuple[RunState, tuple[Action, ...]]:
+    """A client's task is there, with weights of their true size."""
+    seat = state.seats[name]
+    wanted = task_wanted(state, seat)
+    assert wanted is not None
+    assert seat.size is not None
+    program = ProgramRef(program_id="p", target="onnx", blob=blob(f"program {size_of(seat)}", program_bytes))
+    weights = blob(f"weights {size_of(seat)}", terms.price(seat.size).weight_bytes)
+    facts = ProgramFacts(planned_peak_bytes=1000, program_bytes=program_bytes)
+    return step(terms, state, Ready(made=TaskMade(wanted=wanted, program=program, weights=weights, facts=facts)), 2.0)
+
+
+def sent(actions: tuple[Action, ...]) -> list[Task]:
+    return [action.task for action in actions if isinstance(action, SendTask)]
+
+
+@pytest.mark.parametrize("place", range(len(SIZES)))
+@pytest.mark.parametrize("method", ["heterofl", "search"])
+def test_the_largest_size_that_the_disk_holds_is_given(place: int, method: str) -> None:
+    changes = {"method": DynamicSelection(distillation=None, prices="estimated")} if method == "search" else {}
+    terms = terms_of(rounds=4, **changes)
+    assert len(set(SIZES)) == len(SIZES)
+    state, _ = assigned(terms, measuring(terms), SIZES[place])
+    ada, bob = state.seats["ada"], state.seats["bob"]
+    if method == "heterofl":
+        assert (ada.size, ada.limit) == (terms.space[place], "disk" if place < len(SIZES) - 1 else "")
+    assert ada.size is not None
+    assert terms.price(ada.size).disk_bytes <= SIZES[place]
+    assert (bob.size, bob.limit) == (terms.space[-1], ""), "it tells nothing of its disk"
+
+
+def test_a_disk_that_holds_nothing_is_told_by_its_name() -> None:
+    state, _ = assigned(PLAN, measuring(PLAN), SIZES[0] - 1)
+    ada = state.seats["ada"]
+    assert (ada.stage, ada.limit, ada.lasts) == ("skipped", "disk", "passing")
+    assert ada.reason == (
+        f"no subnet fits: the smallest takes {SIZES[0]} bytes of disk beside its program and the budget is "
+        f"{SIZES[0] - 1}"
+    )
+
+
+def test_a_program_that_leaves_no_room_is_not_sent_and_a_smaller_size_is_in_the_same_round() -> None:
+    """As the device weighs it: the program, the weights, the update and its copy."""
+    program_bytes = SIZES[-1]
+    state, _ = assigned(PLAN, measuring(PLAN), program_bytes + SIZES[1])
+    assert state.seats["ada"].size == PLAN.space[-1], "nothing is known of the program yet"
+    tasks: list[Task] = []
+    for _ in (3, 2, 1):
+        assert not tasks
+        state, actions = made(PLAN, state, "ada", program_bytes)
+        tasks = sent(actions)
+    (task,) = tasks
+    assert (task.spec, state.seats["ada"].limit) == (PLAN.space[1], "disk")
+    assert needed_bytes(task) == program_bytes + SIZES[1]
+    assert state.seats["ada"].attempt == 0, "no attempt was used up, as nothing was refused"
+    assert b"disk" not in canonical_json(task), "devices of an earlier release read it"
+
+
+def test_a_known_program_counts_when_sizes_are_chosen() -> None:
+    state, _ = assigned(PLAN, measuring(PLAN), SIZES[2])
+    ask = ask_of(PLAN, state, state.seats["ada"])
+    known = Written(size=PLAN.space[2], planned_peak_bytes=1, program_bytes=1)
+    ask = replace(ask, written={PLAN.space[2].spec_id: known})
+    assert ask.why_not(PLAN.candidates[2]) == f"takes {SIZES[2] + 1} bytes of disk and the budget is {SIZES[2]}"
+    assert ask.exceeded(PLAN.candidates[2]) == {"disk"}
+    assert ask.allows(PLAN.candidates[1])
+
+
+def refused_for_the_disk(state: RunState, available_bytes: int) -> RunState:
+    """A device that tells nothing of its disk refuses its task, and says what may be written."""
+    state, _ = made(PLAN, state, "ada", 100)
+    told = refusal(PLAN, state, "ada", available_bytes=available_bytes)
+    return step(PLAN, state, replace(told, reason="disk", detail="too large"), 3.0)[0]
+
+
+def closed(state: RunState) -> RunState:
+    for name in CLIENTS:
+        if state.seats[name].stage == "preparing":
+            state, _ = made(PLAN, state, name, 100)
+        state, _ = step(PLAN, state, UpdateStored(update=update(PLAN, state, name)), 3.0)
+    event = Folded(round=state.round, accuracy=0.5, loss=1.0, sha256="0" * 64, refused={})
+    return step(PLAN, state, event, 4.0)[0]
+
+
+def test_a_refusal_with_a_number_is_answered_with_what_fits_and_teaches_the_rounds_after_it(tmp_path: Path) -> None:
+    state, _ = assigned(PLAN, measuring(PLAN), None)
+    state = refused_for_the_disk(state, SIZES[1] + 100)
+    ada = state.seats["ada"]
+    assert (ada.size, ada.limit, ada.attempt) == (PLAN.space[1], "disk", 1)
+    state = closed(state)
+    engine = open_database(tmp_path)
+    Journal(engine, begin_run(engine, name="test", settings="{}", round_count=2)).save(RunState(), state)
+    engine = open_database(tmp_path)
+    loaded = Journal(engine, begin_run(engine, name="test", settings="{}", round_count=2)).load(9.0)
+    assert loaded.disks == state.disks == {"ada": SIZES[1] + 100}
+    later, _ = assigned(PLAN, state, None)
+    assert (later.seats["ada"].size, later.seats["ada"].limit) == (PLAN.space[1], "disk")
+    told, _ = assigned(PLAN, state, SIZES[-1] + 100)
+    assert told.seats["ada"].size == PLAN.space[-1], "what it tells itself is newer"
+    profile = state.members["ada"].profile
+    assert profile is not None
+    anew, _ = step(PLAN, state, replace(profile, session_id="ada-2"), 5.0)
+    assert anew.disks == {}
+
+
+def test_what_cannot_come_within_the_round_is_not_sent() -> None:
+    """A program of 1 MB at 16 kbit/s takes 500 s, and the weights the rest; what it had last is not fetched again."""
+    terms = terms_of(communication_s=600.0)
+    state, _ = assigned(terms, measuring(terms), None, downlink_bps=16_000.0)
+    state, actions = made(terms, state, "ada", 1_199_999)
+    assert sent(actions) == []
+    assert state.seats["ada"].limit == "link"
+    state, actions = made(terms, state, "ada", 1_190_000)
+    assert len(sent(actions)) == 1
+
+
+def test_candidates_that_are_to_be_scored_lie_on_the_disk_beside_each_other() -> None:
+    terms = terms_of(rounds=4, method=FedFA(choice="score"))
+    state, _ = assigned(terms, measuring(terms), 4500)
+    seat = state.seats["ada"]
+    assert len(seat.proposals) == 4
+    candidates = tuple(
+        Scorable(
+            size=size,
+            program=ProgramRef(program_id="s", target="onnx", blob=blob(size.spec_id)),
+            weights=blob(f"first {size.spec_id}"),
+            planned_peak_bytes=1000,
+        )
+        for size in seat.proposals
+    )
+    wanted = scoring_wanted(state, seat)
+    _, actions = step(terms, state, Ready(made=ScoringMade(wanted=wanted, candidates=candidates)), 2.0)
+    (task,) = sent(actions)
+    assert [program.blob for program in task.programs] == [one.program.blob for one in candidates[:2]]
+    assert needed_bytes(task) == 4000
+
+
+@pytest.mark.parametrize(
+    ("disk_bytes", "targets"),
+    [(None, ["executorch", "onnx"]), (3000, ["executorch", "onnx"]), (2999, ["onnx"]), (1999, ["executorch"]), (1, [])],
+)
+def test_a_device_is_sent_the_models_for_which_it_has_room_its_own_first(
+    disk_bytes: int | None, targets: list[str]
+) -> None:
+    state, _ = assigned(PLAN, measuring(PLAN), None)
+    seat = state.seats["ada"]
+    assert seat.budget is not None
+    seat = replace(seat, budget=replace(seat.budget, disk_bytes=disk_bytes))
+    models = (
+        ProgramRef(program_id="e", target="executorch", blob=blob("e", 500)),
+        ProgramRef(program_id="o", target="onnx", blob=blob("o", 1000)),
+    )
+    assert [model.target for model in models_with_room(seat, models)] == targets
+
+
+@pytest.mark.parametrize("disk_bytes", [2000, 1999])
+def test_a_model_that_does_not_fit_is_skipped_with_the_reason(disk_bytes: int) -> None:
+    terms = terms_of(rounds=1)
+    state, _ = assigned(terms, measuring(terms), 10**6)
+    for name in CLIENTS:
+        state, _ = step(terms, state, prepared(terms, state, name), 2.0)
+        state, _ = step(terms, state, UpdateStored(update=update(terms, state, name)), 3.0)
+    state, _ = step(terms, state, Folded(round=1, accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}), 4.0)
+    assert state.phase == "deploy"
+    seat = state.seats["ada"]
+    assert seat.budget is not None
+    assert seat.participant is not None
+    seat = replace(seat, budget=replace(seat.budget, disk_bytes=disk_bytes))
+    state = replace(state, seats={**state.seats, "ada": seat})
+    program = ProgramRef(program_id="o", target="onnx", blob=blob("o", 1000))
+    model = ModelFile(target="onnx", file="model.onnx", max_abs_diff=None)
+    wanted = ModelsWanted(participant=state.seats["ada"].participant, round=1)  # type: ignore[arg-type]  # checked above
+    state, actions = step(
+        terms, state, Ready(made=ModelsMade(wanted=wanted, programs=(program,), models=(model,))), 5.0
+    )
+    if disk_bytes == 2000:
+        (task,) = sent(actions)
+        assert needed_bytes(task) == 2000
+        assert state.seats["ada"].models == (model,)
+    else:
+        assert sent(actions) == []
+        assert state.seats["ada"].reason == "none of its models fits the 1999 bytes of its disk twice"
+
+
+@pytest.mark.slow
+def test_a_board_of_an_earlier_release_is_offered_what_is_too_large_once_in_a_run(tmp_path: Path) -> None:
+    """It tells nothing of its disk before it refuses; headers make a task larger than its sizes tell."""
+    most_bytes = SIZES[-1]
+
+    def refuse(given: Task) -> tuple[str, int | None] | None:
+        return ("disk", most_bytes) if given.client_id == "ada" and needed_bytes(given) > most_bytes else None
+
+    world = World(tmp_path, config(rounds=3, deploy_targets=()), fleet(refuse=refuse))
+    world.run()
+    rows = [row for record in world.server.result().rounds for row in record.clients if row.client_id == "ada"]
+    assert [(row.status, row.limit) for row in rows] == 3 * [("folded", "disk")]
+    assert [row.refusals.count("disk:") for row in rows] == [1, 0, 0]
+    assert [row.disk_budget_bytes for row in rows] == 3 * [most_bytes]
+    assert all(0 < row.disk_bytes <= most_bytes for row in rows)

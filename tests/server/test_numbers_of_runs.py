@@ -1,0 +1,68 @@
+"""Numbers with which no training can work are refused when a run is read or made, wherever in it they stand."""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from server.server_rig import config
+
+from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.schema import to_plain
+from subfleet.protocol.training import TrainingSettings
+from subfleet.settings.overrides import with_override
+from subfleet.settings.reading import read_run
+from subfleet.settings.run import Run
+from subfleet.settings.validation import problems_with
+
+SHIPPED = ("quickstart", "fedtrans-game", "oort", "fluid", "fedyogi")
+"""With methods, codecs, clocks, populations and partitions of many kinds."""
+
+
+def numbers(plain: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Where numbers stand in plain settings; of a list the first item stands for all."""
+    if isinstance(plain, dict):
+        for key, value in plain.items():
+            yield from numbers(value, (*keys, key))
+    elif isinstance(plain, list) and plain:
+        yield from numbers(plain[0], (*keys, "0"))
+    elif isinstance(plain, (int, float)) and not isinstance(plain, bool):
+        yield keys
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHIPPED)
+def test_no_number_of_a_run_may_be_infinite_or_none_at_all(name: str) -> None:
+    plain = to_plain(read_run(name))
+    places = list(numbers(plain))
+    assert len(places) > 60
+    for keys in places:
+        for value in (math.nan, math.inf, -math.inf):
+            problems = problems_with(Run, with_override(plain, keys, value))
+            assert any(f"is {value}, but must be" in problem for problem in problems), keys
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "-0.1", "1e39", "1e400"])
+@pytest.mark.parametrize("key", ["learning_rate", "optimiser.weight_decay", "optimiser.max_gradient_norm"])
+def test_a_setting_that_no_program_can_compute_with_is_refused(key: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=f"{key.rpartition('.')[2]} is .*, but must be"):
+        read_run("quickstart", [f"training.{key}={value}"])
+
+
+@pytest.mark.parametrize("value", ["-0.1", "1.0", "nan"])
+def test_a_momentum_out_of_its_range_is_refused(value: str) -> None:
+    with pytest.raises(ConfigError, match=r"momentum is .*, but must be"):
+        read_run("quickstart", [f"training.optimiser.momentum={value}"])
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_python_makes_is_held_to_the_same(value: float) -> None:
+    for changes in ({"communication_s": value}, {"rates": (0.5, value)}):
+        with pytest.raises(ValueError, match=r"is (nan|inf), but must be a finite number|rates are"):
+            config(**changes)
+    with pytest.raises(ValueError, match="learning_rate is"):
+        TrainingSettings(learning_rate=value)
+    deadlines = dataclasses.replace(config().deadlines, retry_s=value)
+    with pytest.raises(ValueError, match=r"deadlines\.retry_s is"):
+        config(deadlines=deadlines)
