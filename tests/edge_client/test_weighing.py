@@ -12,10 +12,10 @@ from edge_client.fleet_rig import PROGRAM, WEIGHTS, Rig
 
 from subfleet.agent.states import Keep, Prune
 from subfleet.agent.weighing import HEADER_BYTES, Weigh, Weighed, objection
-from subfleet.edge_client.store import AgentStore
+from subfleet.edge_client.store import STATE_BYTES, AgentStore
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.disk import needed_bytes
-from subfleet.protocol.messages import ChunkRequest, Refusal, Task
+from subfleet.protocol.messages import ChunkRequest, Refusal, Task, Telemetry
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget, Reading
 from subfleet.protocol.update_codecs import Qsgd
@@ -157,6 +157,30 @@ def test_no_more_than_half_of_the_free_disk_is_taken(tmp_path: Path, monkeypatch
     store = AgentStore(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: _Usage(10**9, 0, 5000))
     assert _weigh(store, train_task()).room_bytes == 2500
+
+
+@pytest.mark.parametrize("more_bytes", [0, STATE_BYTES + 1])
+def test_what_a_device_tells_of_its_disk_before_a_round_is_what_a_task_may_take(
+    tmp_path: Path, more_bytes: int
+) -> None:
+    """It keeps back what its state file may grow by; beyond that a task is refused."""
+    rig = Rig(tmp_path)
+    rig.store._disk_limit_bytes = 2 * 2**20
+    rig.server.announce(announce())
+    rig.until(lambda: bool(rig.server.of(Telemetry)))
+    told = rig.server.of(Telemetry)[0]
+    assert isinstance(told, Telemetry)
+    assert told.disk_budget_bytes is not None
+    assert told.disk_budget_bytes == 2 * 2**20 - _files(tmp_path / "device") - STATE_BYTES
+    rig.server.announce(announce(1, "train"))
+    task = rig.server.train_task()
+    assert task.weights is not None
+    program = rig.server.blobs.add(bytes(told.disk_budget_bytes + more_bytes - 3 * task.weights.size_bytes))
+    task = replace(task, programs=(replace(task.programs[0], blob=program),))
+    assert needed_bytes(task) == told.disk_budget_bytes + more_bytes
+    rig.server.assign(task)
+    rig.until(lambda: bool(rig.server.of(Refusal)) or "t1" in rig.server.updates)
+    assert [message.reason for message in rig.server.of(Refusal)[:1]] == (["disk"] if more_bytes else [])  # type: ignore[union-attr]  # of() filtered them
 
 
 def test_an_update_that_finds_no_room_is_a_refusal_for_the_disk(tmp_path: Path) -> None:

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
-from emulation.batch_cases import LARGE_BYTES, client, experiment
+from emulation.batch_cases import LARGE_BYTES, SAMPLES, client, experiment
 
 from subfleet.emulation.batch.exports import AwaitedExports
 from subfleet.emulation.batch.run import run_batch
@@ -28,9 +29,13 @@ def fleet(
     return replace(found, devices=tuple(clients))
 
 
-def wrongly_labelled(device: EmulatedDevice) -> EmulatedDevice:
-    labels = np.full_like(device.data.labels, 12)
-    return replace(device, data=Dataset(inputs=device.data.inputs, labels=labels))
+def labelled(labels: np.ndarray[Any, Any]) -> Callable[[EmulatedDevice], EmulatedDevice]:
+    """The device with other labels."""
+    return lambda device: replace(device, data=Dataset(inputs=device.data.inputs, labels=labels))
+
+
+BEYOND = labelled(np.full(SAMPLES, 12, np.int64))
+TARGETS = labelled(np.full(SAMPLES, 0.5, np.float32))
 
 
 def test_a_learning_rate_at_which_every_training_diverges_ends_the_run(exports: AwaitedExports) -> None:
@@ -44,19 +49,28 @@ def test_a_learning_rate_at_which_every_training_diverges_ends_the_run(exports: 
     assert caught.value.exit_code == ExitCode.RUN
 
 
-def test_labels_that_are_wrong_on_every_device_end_the_run(exports: AwaitedExports) -> None:
-    with pytest.raises(RunError, match=r"in 2 attempts, .*: ada, bob (refused: data|skipped): .*12"):
-        run_batch(fleet(wrongly_labelled), exports)
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (BEYOND, "ada, bob skipped: its data have 13 classes, but the model has 10"),
+        (TARGETS, "ada, bob refused: data: labels of"),  # which is found when they are to be trained on
+    ],
+)
+def test_data_that_are_wrong_on_every_device_end_the_run(
+    changed: Callable[[EmulatedDevice], EmulatedDevice], words: str, exports: AwaitedExports
+) -> None:
+    with pytest.raises(RunError, match=f"in 2 attempts, and another would come to the same: {words}"):
+        run_batch(fleet(changed), exports)
 
 
 def test_one_healthy_device_is_enough_for_a_run(exports: AwaitedExports) -> None:
-    result = run_batch(fleet(wrongly_labelled, healthy=1), exports)
+    result = run_batch(fleet(TARGETS, healthy=1), exports)
     assert [row.status.split(":")[0] for row in result.rounds[0].clients] == ["refused", "folded"]
 
 
 def test_a_batch_that_does_not_end_says_what_it_waits_for(exports: AwaitedExports) -> None:
     starved = fleet(lambda device: replace(device, profile=replace(device.profile, memory_limit="1K")))
-    run = replace(starved.run, host=replace(starved.run.host, turns_per_round=20), clock=None)
+    run = replace(starved.run, host=replace(starved.run.host, turns_per_round=20))
     with pytest.raises(
         RunError, match=r"did not end within 40 turns: .* and waits for ada, bob skipped: no subnet fits"
     ):

@@ -57,6 +57,7 @@ budgets = st.builds(
     downlink_bytes=st.none() | st.integers(0, 8_000),
     uplink_bytes=st.none() | st.integers(0, 8_000),
     forward_macs=st.none() | st.integers(0, 1_000),
+    disk_bytes=st.none() | st.integers(0, 24_000),
 )
 
 
@@ -67,6 +68,7 @@ def within(candidate: Candidate, budget: Budget) -> bool:
         "downlink_bytes": candidate.weight_bytes,
         "uplink_bytes": candidate.update_bytes,
         "forward_macs": candidate.forward_macs,
+        "disk_bytes": 3 * candidate.weight_bytes,
     }
     limits = {name: getattr(budget, name) for name in taken}
     return all(limits[name] is None or amount <= limits[name] for name, amount in taken.items())
@@ -88,8 +90,15 @@ TAKEN: Mapping[str, Callable[[Candidate], int]] = {
     "downlink_bytes": lambda one: one.weight_bytes,
     "uplink_bytes": lambda one: one.update_bytes,
     "forward_macs": lambda one: one.forward_macs,
+    "disk_bytes": lambda one: 3 * one.weight_bytes,
 }
-SHOWN = {"memory_bytes": "memory", "downlink_bytes": "link", "uplink_bytes": "link", "forward_macs": "compute"}
+SHOWN = {
+    "memory_bytes": "memory",
+    "downlink_bytes": "link",
+    "uplink_bytes": "link",
+    "forward_macs": "compute",
+    "disk_bytes": "disk",
+}
 
 
 @pytest.mark.parametrize("name", TAKEN)

@@ -297,12 +297,13 @@ def _generators() -> tuple[object, ...]:
 
 def _budget(terms: Terms, generator: random.Random) -> Budget:
     """Near what a size takes."""
-    near = [generator.randint(-1, 1) for _ in range(3)]
-    one, two, three = (generator.choice(terms.candidates) for _ in range(3))
+    near = [generator.randint(-1, 1) for _ in range(4)]
+    one, two, three, four = (generator.choice(terms.candidates) for _ in range(4))
     return Budget(
         memory_bytes=one.training_memory_bytes["onnx"] + near[0],
         downlink_bytes=generator.choice([None, two.weight_bytes + near[1]]),
         uplink_bytes=generator.choice([None, three.update_bytes + near[2]]),
+        disk_bytes=generator.choice([None, four.disk_bytes + near[3]]),
     )
 
 

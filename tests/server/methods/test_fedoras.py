@@ -19,7 +19,7 @@ from subfleet.elastic.network import Network
 from subfleet.elastic.paths import path_spec
 from subfleet.elastic.teaching import DistillationSettings
 from subfleet.folding.folding import Folding
-from subfleet.methods.asking import Written
+from subfleet.methods.asking import Unfit, Written
 from subfleet.methods.evolving import Standing
 from subfleet.methods.fedoras import FedorAS
 from subfleet.methods.path_search import Generation, Proposing, ScoredGeneration
@@ -207,7 +207,9 @@ def test_a_device_that_cannot_load_the_supernets_program_is_not_given_it_again()
     written = Written(size=whole.spec, planned_peak_bytes=1, chain=chain_of(NETWORK))
     told = replace(asked, written={whole.spec.spec_id: written})
     assert TERMS.policies.assign(told).candidate is not None
-    refused = TERMS.policies.assign(replace(told, refused={whole.spec.spec_id: "it lacks Erf"}))
+    refused = TERMS.policies.assign(
+        replace(told, refused={whole.spec.spec_id: Unfit(limit="runtime", why="it lacks Erf")})
+    )
     assert (refused.candidate, refused.reason) == (None, "the supernet was refused by the device: it lacks Erf")
 
 

@@ -27,9 +27,11 @@ __all__ = ["figures", "violates", "whole_run"]
 
 
 def violates(row: ClientRow) -> bool:
-    """Whether a task that was sent was beyond its budget: in planned memory, in weights, or in the update's bytes."""
+    """Whether a task that was sent was beyond its budget: in planned memory, on the disk, in weights, or an update."""
     if not row.planned_peak_bytes:
         return False
+    if row.disk_budget_bytes is not None and row.disk_bytes > row.disk_budget_bytes:
+        return True
     return row.planned_peak_bytes > row.budget_bytes or _beyond_links(row, row.weight_bytes, row.update_bytes)
 
 
