@@ -11,7 +11,7 @@ from emulation.batch_cases import LARGE_BYTES, SAMPLES, client, experiment
 from subfleet.emulation.batch.exports import AwaitedExports
 from subfleet.emulation.batch.run import run_batch
 from subfleet.emulation.gathered import EmulatedDevice, GatheredRun
-from subfleet.protocol.errors import RunError
+from subfleet.protocol.errors import FileError, RunError
 from subfleet.protocol.exit_codes import ExitCode
 from subfleet.protocol.training import TrainingSettings
 from subfleet.tasks import Dataset
@@ -53,7 +53,7 @@ def test_a_learning_rate_at_which_every_training_diverges_ends_the_run(exports: 
     ("changed", "words"),
     [
         (BEYOND, "ada, bob skipped: its data have 13 classes, but the model has 10"),
-        (TARGETS, "ada, bob refused: data: labels of"),  # which is found when they are to be trained on
+        (TARGETS, "ada, bob skipped: its labels are floating point numbers, but the run's are classes"),
     ],
 )
 def test_data_that_are_wrong_on_every_device_end_the_run(
@@ -65,7 +65,20 @@ def test_data_that_are_wrong_on_every_device_end_the_run(
 
 def test_one_healthy_device_is_enough_for_a_run(exports: AwaitedExports) -> None:
     result = run_batch(fleet(TARGETS, healthy=1), exports)
-    assert [row.status.split(":")[0] for row in result.rounds[0].clients] == ["refused", "folded"]
+    assert [row.status.split(":")[0] for row in result.rounds[0].clients] == ["skipped", "folded"]
+
+
+def test_data_that_no_device_can_read_any_more_end_the_run(
+    exports: AwaitedExports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A card that was taken out, say: it is a matter of the data, and no program is to blame."""
+
+    def unreadable(*_: object) -> Dataset:
+        raise FileError("data file 'faces.npz' cannot be opened (No such file or directory); check the path")
+
+    monkeypatch.setattr("subfleet.trainers.job_data.read_dataset", unreadable)
+    with pytest.raises(RunError, match=r"in 2 attempts, .*: ada, bob refused: data: data file 'faces\.npz' cannot be"):
+        run_batch(fleet(), exports)
 
 
 def test_a_batch_that_does_not_end_says_what_it_waits_for(exports: AwaitedExports) -> None:

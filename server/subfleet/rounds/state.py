@@ -3,7 +3,7 @@
     waiting --> measure    enough clients are there        (failed: not within the join deadline)
     measure --> train      all have answered, or deadline  (waiting: nobody has; failed: for the join deadline)
     train   --> fold       all have answered, quorum, or deadline
-    train   --> waiting    nobody has an update to fold: the same round again, after a pause (failed: retry deadline)
+    train   --> waiting    nobody has an update to fold: the same round again, after a pause (failed: late, or certain)
     fold    --> waiting    the new model is on disk        (fold: it has diverged, see `closing`)
     fold    --> evaluate   the same, and devices are to say how good it is; then waiting, see `evaluating`
     waiting --> search     the method searches for paths of a supernet; then waiting, see `searching`
@@ -20,7 +20,7 @@ A client's seat in a round:
     preparing --> out        its program fits and is sent     (preparing: a smaller one; skipped: none is left)
     out       --> done       its update is stored             (refused; missing at the deadline)
     done      --> refused    its update is far from what is usual (suspect: the model has diverged, see `closing`)
-    out       --> preparing  refused for memory, or by the runtime: a smaller task
+    out       --> preparing  refused for what a smaller task may do without, see `reasons`
 
 When a round's tasks are assigned, what sizes cost and what the method's search finds may be made beside the loop: until
 it is there, seats stay answered. Then a few of them are given sizes in each step.
