@@ -41,18 +41,8 @@ from subfleet.agent.states import (
     Trained,
     WorkFailed,
 )
-from subfleet.protocol.messages import (
-    Deployed,
-    Presence,
-    Profile,
-    Receipt,
-    Refusal,
-    RefusalReason,
-    Telemetry,
-    Update,
-    decode,
-    encode,
-)
+from subfleet.protocol.messages import Deployed, Presence, Profile, Receipt, Refusal, Telemetry, Update, decode, encode
+from subfleet.protocol.reasons import RefusalReason
 
 
 def receipt(of: str, status: str = "accepted") -> Receipt:
@@ -221,14 +211,6 @@ def test_a_task_without_an_answer_at_its_deadline_is_refused_and_its_training_st
     actions = agent.see(Tick())
     assert one(actions, StopTraining).task_id == "t1"
     assert one(actions, Keep).message.reason == "compute"
-
-
-def test_a_task_whose_blobs_have_not_come_at_its_deadline_is_refused_for_the_link() -> None:
-    agent = connected()
-    agent.hear(announce(1, "train"))
-    agent.hear(train_task())
-    agent.now_s += 60.0
-    assert one(agent.see(Tick()), Keep).message.reason == "link"
 
 
 # --- which task ---

@@ -24,15 +24,13 @@ from subfleet.protocol.messages import (
     RoundInfo,
     Scores,
     Task,
-    Telemetry,
     check_client_id,
     decode,
     encode,
     new_message_id,
 )
 from subfleet.protocol.programs import ProgramRef
-from subfleet.protocol.readings import Budget, Reading
-from subfleet.protocol.schema import to_plain
+from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import Prefix, SubnetSpec
 from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.update_codecs import TopKQsgd
@@ -121,32 +119,6 @@ def test_the_bytes_of_a_message_are_fixed() -> None:
     assert encode(claim) == (
         b'{"holder":"pi-4","kind":"claim","message_id":"m","schema":1,"session_id":"s","since_s":1.5}'
     )
-
-
-def test_the_bytes_of_telemetry_are_fixed_with_a_disk_and_without() -> None:
-    """A device of an earlier release tells nothing of its disk, and a server of one reads such telemetry."""
-    told = Telemetry(
-        client_id="pi",
-        session_id="s",
-        run_id="r",
-        round=1,
-        log_time_s=None,
-        reading=Reading(available=True),
-        memory_budget_bytes=5,
-        message_id="m",
-    )
-    reading = json.dumps(to_plain(Reading()), sort_keys=True, separators=(",", ":")).encode()
-    before, after = (
-        b'{"client_id":"pi",',
-        b'"kind":"telemetry","log_time_s":null,"memory_budget_bytes":5,"message_id":"m","reading":%s,"round":1,'
-        b'"run_id":"r","schema":1,"session_id":"s"}' % reading,
-    )
-    assert encode(told) == before + after
-    small = dataclasses.replace(told, disk_budget_bytes=7)
-    assert encode(small) == before + b'"disk_budget_bytes":7,' + after
-    assert [decode(encode(one)) for one in (told, small)] == [told, small]
-    with pytest.raises(ValueError, match="disk_budget_bytes is -1, but must be 0 or more"):
-        dataclasses.replace(told, disk_budget_bytes=-1)
 
 
 def _task(**changes: object) -> Task:

@@ -1,0 +1,36 @@
+"""What a device tells of what it has to give."""
+
+import dataclasses
+import json
+
+import pytest
+
+from subfleet.protocol.messages import Telemetry, decode, encode
+from subfleet.protocol.readings import Reading
+from subfleet.protocol.schema import to_plain
+
+
+def test_the_bytes_of_telemetry_are_fixed_with_a_disk_and_without() -> None:
+    """A device of an earlier release tells nothing of its disk, and a server of one reads such telemetry."""
+    told = Telemetry(
+        client_id="pi",
+        session_id="s",
+        run_id="r",
+        round=1,
+        log_time_s=None,
+        reading=Reading(available=True),
+        memory_budget_bytes=5,
+        message_id="m",
+    )
+    reading = json.dumps(to_plain(Reading()), sort_keys=True, separators=(",", ":")).encode()
+    before, after = (
+        b'{"client_id":"pi",',
+        b'"kind":"telemetry","log_time_s":null,"memory_budget_bytes":5,"message_id":"m","reading":%s,"round":1,'
+        b'"run_id":"r","schema":1,"session_id":"s"}' % reading,
+    )
+    assert encode(told) == before + after
+    small = dataclasses.replace(told, disk_budget_bytes=7)
+    assert encode(small) == before + b'"disk_budget_bytes":7,' + after
+    assert [decode(encode(one)) for one in (told, small)] == [told, small]
+    with pytest.raises(ValueError, match="disk_budget_bytes is -1, but must be 0 or more"):
+        dataclasses.replace(told, disk_budget_bytes=-1)
