@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
+import httpx
 import pytest
 from server.coordinator_cases import (
     CLIENTS,
@@ -35,7 +36,6 @@ from subfleet.search.fitting import LIMITS
 from subfleet.settings.timing import Deadlines
 
 PLAN = terms_of(clock=None, deadlines=Deadlines(lease_s=1e4))
-LASTING = [reason for reason, course in REFUSALS.items() if course.lasts == "lasting"]
 PASSING = [reason for reason, course in REFUSALS.items() if course.lasts == "passing"]
 
 Answers = Mapping[str, tuple[RefusalReason, str]]
@@ -184,11 +184,11 @@ def test_who_is_not_drawn_has_not_failed_and_has_not_mended() -> None:
     ],
 )
 def test_devices_that_can_take_no_part_as_long_as_they_are_what_they_are_end_the_run(
-    changes: dict[str, object], words: str
+    changes: dict[str, Any], words: str
 ) -> None:
     state = measuring(PLAN)
     for name in CLIENTS:
-        state, _ = step(PLAN, state, replace(profile(name), **changes), 1.0)  # type: ignore[arg-type]  # fields of it
+        state, _ = step(PLAN, state, replace(profile(name), **changes), 1.0)
     for number in (1, 2):
         state = attempt(PLAN, state, all_say("data"))
         assert state.retry == number
@@ -266,8 +266,6 @@ def test_a_run_ends_on_the_screen_and_in_the_api_with_the_reason_and_begins_anew
         "round 1 left nothing to fold in 2 attempts, and another would come to the same: ada, bob"
     )
     with serve_http(tmp_path / "state", HttpAddress(port=0)) as url:
-        import httpx
-
         (run,) = httpx.get(f"{url}/api/runs").json()
     assert (run["phase"], run["failure"]) == ("failed", failure)
     (said,) = [said for said in world.notes.said if said.endswith("it is tried again in 1 s")]

@@ -4,7 +4,6 @@ FedFA (Park and Joe-Wong 2024, algorithm 1, lines 1 and 2): the server proposes 
 suits its own data, found by ZiCo (section 5.1).
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 from types import MappingProxyType
@@ -114,7 +113,7 @@ def scoring_seat(
     return replace(seat, task=task), (SendTask(task=task),)
 
 
-def _with_disk(budget: Budget | None, candidates: Sequence[Scorable]) -> Sequence[Scorable]:
+def _with_disk(budget: Budget | None, candidates: list[Scorable]) -> list[Scorable]:
     """The smallest of some candidates, as many as may lie on a device's disk beside each other."""
     left_bytes = None if budget is None else budget.disk_bytes
     if left_bytes is None:

@@ -51,7 +51,9 @@ def fruitless(terms: Terms, state: RunState, now_s: float) -> RunState:
     before, limit_s = state.tries, terms.config.deadlines.retry_s
     since_s, since_turn = (now_s, state.turn) if before.since_s is None else (before.since_s, before.since_turn)
     failing = _failing(before.failing, state.seats)
-    waits_for = what_is_lacking(_as_at_first(state.seats, failing))
+    # What follows from the reason that was true first says less.
+    first = {name: one.first for name, one in failing.items() if name in state.seats}
+    waits_for = _grouped({**_why(state.seats), **first})
     tries = Tries(
         retry=before.retry + 1,
         lost=before.lost + 1,
@@ -94,12 +96,6 @@ def _failing_still(before: Failing | None, seat: Seat) -> Failing | None:
     return replace(before, times=before.times + 1, last=reason)
 
 
-def _as_at_first(seats: Mapping[str, Seat], failing: Mapping[str, Failing]) -> Mapping[str, Seat]:
-    """The seats with the reason that was true first: what follows from it says less."""
-    first = {name: one.first.partition(": ") for name, one in failing.items() if name in seats}
-    return {**seats, **{name: replace(seats[name], stage=stage, reason=why) for name, (stage, _, why) in first.items()}}
-
-
 def _is_certain(terms: Terms, state: RunState, now_s: float) -> bool:
     """Whether nothing is to be expected of any device that is there."""
     seated = (name for name, seat in state.seats.items() if seat.stage != "missing")
@@ -110,12 +106,19 @@ def _is_certain(terms: Terms, state: RunState, now_s: float) -> bool:
 
 def what_is_lacking(seats: Mapping[str, Seat]) -> str:
     """Who did not take part and why, in words: most of them first, and never long."""
+    return _grouped(_why(seats))
+
+
+def _why(seats: Mapping[str, Seat]) -> dict[str, str]:
+    return {name: f"{seat.stage}: {seat.reason}" for name, seat in seats.items() if seat.stage != "done"}
+
+
+def _grouped(why: Mapping[str, str]) -> str:
     groups: dict[str, list[str]] = {}
-    for name, seat in sorted(seats.items()):
-        if seat.stage != "done":
-            groups.setdefault(f"{seat.stage}: {seat.reason}"[:_MOST_CHARACTERS], []).append(name)
+    for name, text in sorted(why.items()):
+        groups.setdefault(text[:_MOST_CHARACTERS], []).append(name)
     ordered = sorted(groups.items(), key=lambda group: (-len(group[1]), group))
-    told = [f"{_names(names)} {why}" for why, names in ordered[:_MOST_REASONS]]
+    told = [f"{_names(names)} {text}" for text, names in ordered[:_MOST_REASONS]]
     more = sum(len(names) for _, names in ordered[_MOST_REASONS:])
     return "; ".join([*told, *([f"{more} more for other reasons"] if more else [])])
 
