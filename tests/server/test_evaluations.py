@@ -341,6 +341,6 @@ def test_a_server_that_is_killed_anywhere_comes_to_the_same(tmp_path: Path) -> N
         told_of.append((rows, world.model_bytes()))
         assert [one.round for one in result.evaluations] == [1, 2, 3]
         plain = json.loads(json.dumps(summary("test", result)))
-        assert plain["evaluation"]["loss"]["mean"] == pytest.approx(statistics.fmean(row[1] for row in rows[-1]))
+        assert plain["evaluation"]["loss"]["mean"] == pytest.approx(statistics.fmean(row[1] or 0.0 for row in rows[-1]))
     assert told_of[0] == told_of[1] == told_of[2]
     assert len({row[1] for row in told_of[0][0][-1]}) > 1 or len({row[0] for row in told_of[0][0][-1]}) == 3

@@ -1,4 +1,7 @@
-"""All that a run keeps of its model: of each network shared tensors, copies that some clients have, moments, sizes."""
+"""All that a run keeps of its model: of each network shared tensors, copies that some clients have, moments, sizes.
+
+With it, what of it devices have trained, and which part of it therefore is the model.
+"""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -9,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, from_numpy
 
-from subfleet.elastic.lineage import Lineage
+from subfleet.elastic.lineage import Drawn, Lineage
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json
 from subfleet.protocol.subnet import SubnetSpec
@@ -17,8 +20,8 @@ from subfleet.protocol.subnet import SubnetSpec
 __all__ = ["ModelState", "packed", "unpacked"]
 
 Tensors = Mapping[str, Tensor]
-_COPY, _MOMENT, _KEPT, _NETWORK = "copy", "moment", "kept", "network"
-_SIZES, _LINEAGE = "sizes/json", "lineage/json"
+_COPY, _MOMENT, _KEPT, _NETWORK, _UNTRAINED = "copy", "moment", "kept", "network", "untrained"
+_SIZES, _LINEAGE, _MODEL = "sizes/json", "lineage/json", "model/json"
 
 
 def _none() -> Mapping[str, Tensors]:
@@ -45,6 +48,10 @@ class ModelState:
         kept: whatever else a method remembers in tensors, of any shape, by names of its own.
         sizes: that clients had whose updates are in it, sorted by their ids, where copies go by them; else none.
         lineage: of its network; None for the one that the run begins with, as long as that is in use.
+        untrained: by name of a shared tensor, True for each element that no device has trained; a tensor that is not
+            named has none. Those of `copies` were trained by the clients of their cohort.
+        model: the subnet that devices have trained and that is evaluated as the model; None before the first fold, and
+            where the method has no model for all.
         others: by their ids, the states of the run's other networks that are in use; a state of those has none.
     """
 
@@ -54,7 +61,17 @@ class ModelState:
     kept: Tensors = field(default_factory=_nothing)
     sizes: tuple[SubnetSpec, ...] = ()
     lineage: Lineage | None = None
+    untrained: Tensors = field(default_factory=_nothing)
+    model: SubnetSpec | None = None
     others: "Mapping[str, ModelState]" = field(default_factory=_no_other)
+
+    @classmethod
+    def first(cls, shared: Tensors, lineage: Lineage | None = None) -> "ModelState":
+        """A network as it begins: weights that were drawn nobody has trained, those of another network somebody has."""
+        if lineage is not None and not isinstance(lineage.map, Drawn):
+            return cls(shared=shared, lineage=lineage)
+        untrained = {name: torch.ones_like(tensor, dtype=torch.bool) for name, tensor in shared.items()}
+        return cls(shared=shared, lineage=lineage, untrained=untrained)
 
     def of(self, network_id: str) -> "ModelState":
         """The state of one network; empty stands for the one that the run begins with.
@@ -82,7 +99,10 @@ class ModelState:
 
     @property
     def tensor_bytes(self) -> int:
-        """Of all its tensors: those of every network, the copies of cohorts, moments, and what a method keeps."""
+        """Of its tensors: those of every network, the copies of cohorts, moments, and what a method keeps.
+
+        What is noted of who has trained them does not count.
+        """
         parts = (self.shared, *self.copies.values(), *self.moments.values(), self.kept)
         own = sum(tensor.nbytes for part in parts for tensor in part.values())
         return own + sum(state.tensor_bytes for state in self.others.values())
@@ -137,16 +157,16 @@ class ModelState:
 
         others = {name: state.on(device) for name, state in self.others.items()}
         alone = replace(self, others=_no_other()).mapped(moved)
-        return replace(alone, kept=moved(self.kept), others=others)
+        return replace(alone, kept=moved(self.kept), untrained=moved(self.untrained), others=others)
 
 
 def packed(state: ModelState) -> dict[str, Tensor]:
     """A state as one flat mapping.
 
-    Names are `name`, `copy/cohort/name`, `moment/kind/name` and `kept/name`; sizes and lineage are bytes of JSON. Of
-    another network all names begin with `network/id/`.
+    Names are `name`, `copy/cohort/name`, `moment/kind/name`, `kept/name` and `untrained/name`; sizes, lineage and model
+    are bytes of JSON. Of another network all names begin with `network/id/`.
     """
-    texts = {_SIZES: state.sizes, _LINEAGE: state.lineage}
+    texts = {_SIZES: state.sizes, _LINEAGE: state.lineage, _MODEL: state.model}
     others = {name: packed(other) for name, other in state.others.items()}
     return {
         **{path: from_numpy(np.frombuffer(canonical_json(one), np.uint8).copy()) for path, one in texts.items() if one},
@@ -154,6 +174,7 @@ def packed(state: ModelState) -> dict[str, Tensor]:
         **{f"{_COPY}/{key}/{name}": tensor for key, own in state.copies.items() for name, tensor in own.items()},
         **{f"{_MOMENT}/{key}/{name}": tensor for key, own in state.moments.items() for name, tensor in own.items()},
         **{f"{_KEPT}/{name}": tensor for name, tensor in state.kept.items()},
+        **{f"{_UNTRAINED}/{name}": tensor for name, tensor in state.untrained.items()},
         **{f"{_NETWORK}/{key}/{path}": tensor for key, own in others.items() for path, tensor in own.items()},
     }
 
@@ -182,8 +203,10 @@ def _network(tensors: Tensors) -> ModelState:
     """The state of one network."""
     sizes: tuple[SubnetSpec, ...] = ()
     lineage: Lineage | None = None
+    model: SubnetSpec | None = None
     shared: dict[str, Tensor] = {}
     kept: dict[str, Tensor] = {}
+    untrained: dict[str, Tensor] = {}
     parts: dict[str, dict[str, dict[str, Tensor]]] = {_COPY: {}, _MOMENT: {}}
     for path, tensor in tensors.items():
         kind, *rest = path.split("/")
@@ -191,10 +214,14 @@ def _network(tensors: Tensors) -> ModelState:
             sizes = from_plain(tuple[SubnetSpec, ...], _json_of(tensor))
         elif path == _LINEAGE:
             lineage = from_plain(Lineage, _json_of(tensor))
+        elif path == _MODEL:
+            model = from_plain(SubnetSpec, _json_of(tensor))
         elif not rest:
             shared[path] = tensor
         elif kind == _KEPT:
             kept["/".join(rest)] = tensor
+        elif kind == _UNTRAINED and len(rest) == 1:
+            untrained[rest[0]] = tensor
         elif kind in parts and len(rest) == 2:
             parts[kind].setdefault(rest[0], {})[rest[1]] = tensor
         else:
@@ -202,7 +229,14 @@ def _network(tensors: Tensors) -> ModelState:
                 f"a stored model names the tensor {path!r:.120}, but must name copies, moments, networks or tensors"
             )
     return ModelState(
-        shared=shared, copies=parts[_COPY], moments=parts[_MOMENT], kept=kept, sizes=sizes, lineage=lineage
+        shared=shared,
+        copies=parts[_COPY],
+        moments=parts[_MOMENT],
+        kept=kept,
+        sizes=sizes,
+        lineage=lineage,
+        untrained=untrained,
+        model=model,
     )
 
 

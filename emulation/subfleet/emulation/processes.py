@@ -20,6 +20,7 @@ from subfleet.link.watch import Watch
 from subfleet.protocol.errors import ConfigError, RunError, SubfleetError
 from subfleet.protocol.schema import canonical_json
 from subfleet.protocol.topics import Topics
+from subfleet.reporting.own_models import kept_models
 from subfleet.reporting.results import write_results
 from subfleet.serving.broker import try_broker
 from subfleet.serving.session import Server
@@ -147,30 +148,15 @@ def _collect(folder: Path, result: RunResult, test: Path, observer: RunObserver)
 
 
 def _own_models(folder: Path, result: RunResult, test: Path) -> tuple[dict[str, Any], ...]:
-    files = [_fetched(folder, result.run_id, model) for model in result.deployed]
-    own = accuracies(files, test)
-    return tuple(
-        {
-            "client_id": model.client_id,
-            "file": str(path.relative_to(folder)),
-            "target": model.target,
-            "spec": model.spec,
-            "bytes": path.stat().st_size,
-            "max_abs_diff": model.max_abs_diff,
-            "quantised_accuracy": model.quantised_accuracy,
-            "float_accuracy": model.float_accuracy,
-            "accuracy": accuracy,
-        }
-        for model, path, accuracy in zip(result.deployed, files, own, strict=True)
-    )
+    fetched = [(model, _fetched(folder, result.run_id, model)) for model in result.deployed]
+    models = kept_models(folder, fetched)
+    own = accuracies([folder / model["file"] for model in models], test)
+    return tuple({**model, "accuracy": accuracy} for model, accuracy in zip(models, own, strict=True))
 
 
 def _fetched(folder: Path, run_id: str, model: DeployedModel) -> Path:
-    """Copy the model file that the device itself has fetched to where people look for it."""
+    """The model file that the device itself has fetched."""
     fetched = _state_folder(folder, model.client_id) / "models" / run_id / f"model{model.path.suffix}"
     if model.status != "deployed" or not fetched.exists():
         raise RunError(f"{model.client_id} has not fetched its {model.target} model: {model.status}")
-    kept = folder / "models" / model.client_id / fetched.name
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(fetched, kept)
-    return kept
+    return fetched

@@ -43,14 +43,14 @@ class Result:
     Attributes:
         run: its settings.
         folder: with everything that it left behind; `report.html` is the page to look at.
-        accuracy: of the whole model on the evaluation data, after the last round.
+        accuracy: of the model on the evaluation data, after the last round; `rounds[-1].model_told` says what that is.
         rounds: every round, with a row for each client.
         models: one entry per device and model file, where devices were given models of their own.
     """
 
     run: Run
     folder: Path
-    accuracy: float
+    accuracy: float | None
     rounds: tuple[RoundRecord, ...]
     models: tuple[dict[str, Any], ...]
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from subfleet.arrays.codecs import encode_changes
-from subfleet.elastic.model_state import packed, unpacked
+from subfleet.elastic.model_state import ModelState, packed, unpacked
 from subfleet.elastic.network import BUFFER_ROLES, Family, Network
 from subfleet.elastic.teaching import DistillationSettings
 from subfleet.methods import AnyMethod
@@ -22,6 +22,7 @@ from subfleet.protocol.schema import canonical_json, from_plain, parse_json
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.rounds.terms import Terms
 from subfleet.search.candidates import Candidate
+from subfleet.testing.evaluated import drawn_samples, examined, from_outside
 from subfleet.testing.rounds import (
     MODEL,
     SEED,
@@ -144,6 +145,22 @@ class MethodContract:
                 for name in state.shared
             )
             assert moved, "nothing moved, although everybody learned"
+
+    def test_its_accuracy_is_that_of_what_devices_have_trained(self, tmp_path: Path) -> None:
+        """By the checkpoint, of whose model every number was trained by somebody, or is told to be untrained."""
+        terms = terms_with(self.method, self.model)
+        terms = replace(terms, policies=replace(terms.policies, distillation=None))
+        first = ModelState.first(first_state(terms.network).shared)
+        clients, samples, state = every_size(terms), drawn_samples(terms.network), first
+        for round_number in (1, 2):
+            folded = play(terms, state, clients, tmp_path, round_number)
+            told, found = examined(terms, folded, samples), from_outside(terms, first, folded, samples)
+            assert abs(told.accuracy - found.accuracy) < 1e-9, f"{told.model.told} has the accuracy {found.accuracy}"
+            share = found.untrained
+            assert abs(told.model.untrained - share) < 1e-9, f"{share:.1%} of {told.model.told} are as they were drawn"
+            if terms.policies.model != "whole" and not moves_the_whole(terms):
+                assert not share, f"{share:.1%} of what is evaluated was trained by nobody"
+            state = folded.state
 
     def test_the_order_of_clients_does_not_matter_and_the_state_survives_a_crash(self, tmp_path: Path) -> None:
         """To the last bit, over two rounds."""

@@ -193,7 +193,5 @@ def _title(record: RoundRecord) -> str:
     logs = "" if record.log_time_s is None else f", logs read at {record.log_time_s:g} s"
     what = ", norms measured" if record.calibrated else ""
     subnets = len({row.spec_id for row in record.folded})
-    return (
-        f"round {record.round}: {record.told}, {subnets} different subnet{'s' * (subnets != 1)}, "
-        f"{record.seconds:.1f} s{logs}{what}"
-    )
+    took = "" if record.seconds is None else f", {record.seconds:.1f} s"
+    return f"round {record.round}: {record.told}, {subnets} different subnet{'s' * (subnets != 1)}{took}{logs}{what}"

@@ -116,15 +116,14 @@ def next_steps(outcome: "Outcome") -> Iterator[str]:
     from subfleet.reporting.telling import ending_lines
 
     yield ""
-    symbols = outcome.result.rounds[-1].perplexity if outcome.result.rounds else None
-    perplexity = "" if symbols is None else f", perplexity {symbols:.4g}"
-    yield f"Test accuracy of the full model: {outcome.result.accuracy:.4f}{perplexity}"
+    yield outcome.result.told
     for model in outcome.models:
         difference = model["max_abs_diff"]
+        accuracy = "unknown" if model["accuracy"] is None else f"{model['accuracy']:.4f}"
         known = "an unknown amount" if difference is None else f"{difference:.1e}"
         yield (
             f"  {model['client_id']}: {model['file']}, subnet {model['spec']}, {model['bytes'] / 1000:.0f} kB, "
-            f"differs from PyTorch by {known}, accuracy of its own {model['accuracy']:.4f}"
+            f"differs from PyTorch by {known}, accuracy of its own {accuracy}"
         )
     yield from ending_lines(outcome.result)
     yield f"Everything is in {outcome.folder}; look at {outcome.report}"

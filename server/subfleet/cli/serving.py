@@ -19,6 +19,7 @@ from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.topics import Topics
 from subfleet.reporting.address import HttpAddress
 from subfleet.reporting.api import serve_http
+from subfleet.reporting.own_models import kept_models
 from subfleet.reporting.results import write_results
 from subfleet.reporting.telling import ending_lines
 from subfleet.serving.broker import try_broker
@@ -120,12 +121,9 @@ def _keep(folder: Path, run: Run, result: RunResult, display: RunObserver) -> Pa
         shutil.copyfile(result.model_path, folder / MODEL)
     if result.supernet_path is not None:
         shutil.copyfile(result.supernet_path, folder / SUPERNET)
-    for model in result.deployed:
-        kept = folder / "models" / model.client_id / f"model{model.path.suffix}"
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(model.path, kept)
-    report = write_results(folder, name=run.name, result=result)
+    models = kept_models(folder, [(model, model.path) for model in result.deployed])
+    report = write_results(folder, name=run.name, result=result, extra={"models": list(models)})
     for line in ending_lines(result):
         display.say(line)
-    display.say(f"Test accuracy of the full model: {result.accuracy:.4f}; everything is in {folder}, look at {report}")
+    display.say(f"{result.told}; everything is in {folder}, look at {report}")
     return folder

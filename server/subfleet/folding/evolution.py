@@ -46,7 +46,7 @@ def _first_state(terms: Terms, context: Evolving, answer: Evolved, lineage: Line
         # What is drawn lies where the others do.
         parent = context.networks[next(iter(context.networks)) if lineage.parent is None else lineage.parent]
         shared = answer.after.of(parent.id).shared
-        state = ModelState(shared=inherited(lineage.map, network, parent, shared, seed=context.seed))
+        state = ModelState.first(inherited(lineage.map, network, parent, shared, seed=context.seed), lineage)
     shapes = {name: tuple(tensor.shape) for name, tensor in state.shared.items()}
     if shapes != {name: decl.shape for name, decl in network.tensors.items()}:
         raise ValueError(f"the first weights of network {lineage.id!r} are not those of its settings")

@@ -20,6 +20,7 @@ from subfleet.elastic.server_optimisers import Moments
 from subfleet.elastic.stacked import Stack, stacked_merge
 from subfleet.elastic.stacking import Member, held_elements
 from subfleet.elastic.update_form import UpdateForm
+from subfleet.folding.trained import model_of, still_untrained
 from subfleet.folding.updates import mapped_change, read_change
 from subfleet.folding.views import seen_by
 from subfleet.methods.policies import AfterRound, Draw, Participant, Policies, Replacement, Trained
@@ -103,7 +104,8 @@ class NetworkFolding:
             after=self._folded(state, clients),
             clients=tuple(client.participant for client in clients),
         )
-        return self._taught(self.policies.after_round(context), context, memory)
+        after = self._taught(self.policies.after_round(context), context, memory)
+        return replace(after, model=model_of(self.policies, self.network, after, context.clients))
 
     def trained(self, state: ModelState, seats: Sequence[Seat]) -> tuple[Trained, ...]:
         """What each client trained, in the order of their ids.
@@ -158,6 +160,7 @@ class NetworkFolding:
         copies = dict(state.copies)
         shared: Tensors = state.shared
         moments: Moments = state.moments
+        untrained: Tensors = state.untrained
         for key in sorted({_SHARED, *(key for keys in cohorts.values() for key in keys.values())}):
             places = {
                 client.participant.client_id: _in_cohort(
@@ -182,9 +185,10 @@ class NetworkFolding:
             if key == _SHARED:
                 new, moments = self._stepped(start, new, held, state.moments)
                 shared = {**shared, **new}
+                untrained = still_untrained(untrained, _distinct(members, places))
             else:
                 copies[key] = {**copies.get(key, {}), **new}
-        return replace(state, shared=shared, copies=copies, moments=moments, sizes=sizes)
+        return replace(state, shared=shared, copies=copies, moments=moments, sizes=sizes, untrained=untrained)
 
     def _sizes_with(self, state: ModelState, clients: Sequence["_Client"]) -> tuple[SubnetSpec, ...]:
         """The sizes that the next model remembers."""
@@ -328,6 +332,11 @@ class _Client:
 def _in_cohort(places: Sequence[Placement], keys: Mapping[str, str], key: str) -> tuple[Placement, ...]:
     """Of the places of a client's update, those in a cohort."""
     return tuple(place for place in places if keys.get(place.name, _SHARED) == key)
+
+
+def _distinct(members: Sequence[_Client], places: Mapping[str, Sequence[Placement]]) -> tuple[Sequence[Placement], ...]:
+    """The places of some clients' updates, those of one subnet and the same tensors once."""
+    return tuple({(one.spec.spec_id, one.sent): places[one.participant.client_id] for one in members}.values())
 
 
 def _of_each(changes: Sequence[Mapping[str, Tensor]], start: Tensors, name: str) -> list[Tensor | None]:

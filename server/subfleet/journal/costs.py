@@ -61,7 +61,7 @@ class RunCosts:
 
 def costs_of(result: RunResult) -> RunCosts:
     """What a run has cost so far."""
-    rounds, measured = result.rounds, not result.logical_time
+    rounds = result.rounds
     rows = [row for record in rounds for row in record.clients]
     trained = _trained(rows)
     expected = [[row.expected_s for row in _trained(record.clients) if row.expected_s > 0] for record in rounds]
@@ -71,8 +71,8 @@ def costs_of(result: RunResult) -> RunCosts:
         bytes_down=sum(row.bytes_down for row in rows),
         bytes_up=sum(row.bytes_up for row in rows),
         storage_bytes=max((record.model_bytes for record in rounds), default=0),
-        rounds=Timing.of(record.seconds for record in rounds) if measured else None,
-        clients=Timing.of(row.took_s for row in trained) if measured else None,
+        rounds=Timing.of(record.seconds for record in rounds if record.seconds is not None),
+        clients=Timing.of(row.took_s for row in trained if row.took_s is not None),
         expected_rounds=Timing.of(max(each) for each in expected if each),
         expected_clients=Timing.of(seconds for each in expected for seconds in each),
         paced=sum(row.expected_training_s > 0 for row in trained) / len(trained) if trained else 0.0,

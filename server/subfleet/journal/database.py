@@ -67,7 +67,7 @@ rounds = sql.Table(
     sql.Column("round", sql.Integer, primary_key=True),
     sql.Column("accuracy", sql.Float, nullable=False),
     sql.Column("loss", sql.Float, nullable=False),
-    sql.Column("seconds", sql.Float, nullable=False),
+    sql.Column("seconds", sql.Float),
     sql.Column("log_time_s", sql.Float),
     sql.Column("checkpoint_sha256", sql.String, nullable=False),
     sql.Column("record", sql.Text, nullable=False),

@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 __all__ = ["EvaluationRecord", "EvaluationRow", "Spread", "spread_text"]
@@ -18,15 +18,15 @@ class EvaluationRow:
         device: its device profile's name, which is its tier.
         spec: display name of the subnet that it would be given.
         spec_id: identity of that.
-        loss: as the client found it; 0 where it found none, as are all numbers after it.
+        loss: as the client found it; None where it found none.
         accuracy: the same.
-        sample_count: of its held-out data.
+        sample_count: of its held-out data, 0 where it found nothing, as are all numbers after it.
         label_count: labels that counted.
         class_counts: of these, those of each class, where that was asked.
         class_correct: of these, those that were predicted rightly.
         bytes_down: payload bytes published to it in the meantime.
         bytes_up: payload bytes received from it.
-        seconds: from the task's arrival on the device to its answer.
+        seconds: from the task's arrival on the device to its answer; None where nobody has measured them.
         status: "evaluated", or why it was not, such as "missing: no answer came in time".
         network: id of the network that the subnet is of; empty for the one that the run began with.
     """
@@ -35,15 +35,15 @@ class EvaluationRow:
     device: str
     spec: str
     spec_id: str
-    loss: float = 0.0
-    accuracy: float = 0.0
+    loss: float | None = None
+    accuracy: float | None = None
     sample_count: int = 0
     label_count: int = 0
     class_counts: tuple[int, ...] = ()
     class_correct: tuple[int, ...] = ()
     bytes_down: int = 0
     bytes_up: int = 0
-    seconds: float = 0.0
+    seconds: float | None = None
     status: str = "evaluated"
     network: str = ""
 
@@ -86,16 +86,20 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationRecord:
-    """The evaluation after a round, with a row for each client that was asked."""
+    """The evaluation after a round, with a row for each client that was asked; seconds as in `RoundRecord`."""
 
     round: int
-    seconds: float
+    seconds: float | None
     clients: tuple[EvaluationRow, ...]
+
+    def untimed(self) -> "EvaluationRecord":
+        """The same without seconds; see `RunResult.untimed`."""
+        return replace(self, seconds=None, clients=tuple(replace(row, seconds=None) for row in self.clients))
 
     @property
     def evaluated(self) -> tuple[EvaluationRow, ...]:
         """The clients that have answered."""
-        return tuple(row for row in self.clients if row.status == "evaluated")
+        return tuple(row for row in self.clients if row.status == "evaluated" and row.accuracy is not None)
 
     def spread(self, figure: Literal["accuracy", "loss"] = "accuracy") -> Spread | None:
         """How accuracy or loss spreads over the clients that have answered; None where nobody has."""

@@ -45,7 +45,7 @@ class GenerationRecord:
         paths: how many they are.
         best: the highest score among them; best_path: the operators of that path, in the order of the choices.
         mean: of their scores.
-        seconds: from when it was asked for until it was scored.
+        seconds: from when it was asked for until it was scored; None where nobody has measured them.
         devices: what came of its scoring by devices; None where the server scored it.
     """
 
@@ -56,7 +56,7 @@ class GenerationRecord:
     best: float
     best_path: tuple[str, ...]
     mean: float
-    seconds: float
+    seconds: float | None
     devices: DevicesRecord | None = None
 
 
@@ -94,7 +94,7 @@ def generation_text(record: GenerationRecord) -> str:
     """A generation in a sentence."""
     told = (
         f"search after round {record.round}, generation {record.number}: {record.paths} paths of tier {record.tier}, "
-        f"best score {record.best:.4f}, mean {record.mean:.4f}, in {record.seconds:.1f} s"
+        f"best score {record.best:.4f}, mean {record.mean:.4f}"
     )
     found = record.devices
     if found is None:

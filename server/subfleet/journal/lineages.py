@@ -52,7 +52,7 @@ def _record(
         for record in rounds
         if (names := tuple(row.client_id for row in record.folded if row.sample_passes and row.network == lineage.id))
     }
-    own = {row.client_id: row.accuracy for row in found if row.network == lineage.id}
+    own = {row.client_id: row.accuracy for row in found if row.network == lineage.id and row.accuracy is not None}
     return NetworkRecord(
         lineage=lineage,
         parameters=whole.parameters,

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol, runtime_checkable
@@ -10,6 +10,7 @@ from typing import Protocol, runtime_checkable
 from subfleet.journal.evaluations import EvaluationRecord
 from subfleet.journal.generations import GenerationRecord, TuningRecord, tuning_record
 from subfleet.journal.networks import NetworkRecord
+from subfleet.methods.model_kinds import EvaluatedModel
 from subfleet.rounds.selection import NOT_DRAWN
 from subfleet.search.candidates import TRAINING_MACS_PER_FORWARD
 
@@ -46,11 +47,11 @@ class ClientRow:
         update_bytes: of its update as its task's codec writes it, without the container's header; 0 where it was given
             no task.
         planned_peak_bytes: what the program plans to need.
-        measured_peak_bytes: what the device measured while it trained.
+        measured_peak_bytes: what the device measured while it trained; None where nobody has measured it.
         bytes_down: payload bytes published to this client during the round.
         bytes_up: payload bytes received from it during the round.
-        seconds: from the task's arrival on the device to its update.
-        loss: mean loss of its last local epoch.
+        seconds: from the task's arrival on the device to its update; None where nobody has measured them.
+        loss: mean loss of its last local epoch; None where it sent no update.
         sample_count: that it says its update was trained on.
         weight: of its update in the round's mean; 0 where it was not folded.
         share: of the weights of the round, 0 to 1.
@@ -68,7 +69,8 @@ class ClientRow:
             that is nested in it, where it trains both; of a supernet the mean over the paths that it drew.
         sample_passes: samples that its training ran over, each as often as there were epochs; 0 where it trained
             nothing, as far as the server knows.
-        took_s: from the sending of its task until its update was stored, by the server's clock; 0 where none was.
+        took_s: from the sending of its task until its update was stored, by the server's clock; None where none was, or
+            nobody has measured it.
         expected_training_s: seconds that its task's training takes by the pace that it has told; 0 where it told none,
             or was given nothing to train.
         expected_downlink_s: the same of the weights on their way to it, by the link that it told for this round.
@@ -87,11 +89,11 @@ class ClientRow:
     uplink_budget_bytes: int | None
     update_bytes: int
     planned_peak_bytes: int
-    measured_peak_bytes: int
+    measured_peak_bytes: int | None
     bytes_down: int
     bytes_up: int
-    seconds: float
-    loss: float
+    seconds: float | None
+    loss: float | None
     sample_count: int
     status: str
     wanted: str = ""
@@ -104,7 +106,7 @@ class ClientRow:
     network: str = ""
     forward_macs: int = 0
     sample_passes: int = 0
-    took_s: float = 0.0
+    took_s: float | None = None
     expected_training_s: float = 0.0
     expected_downlink_s: float = 0.0
     expected_uplink_s: float = 0.0
@@ -162,6 +164,7 @@ class RoundRecord:
     """A finished round: the model's accuracy and loss on the evaluation data, and a row per client.
 
     Attributes:
+        seconds: from its announcement until its fold was evaluated; None where nobody has measured them.
         programs_written: training programs that the round added to those that later rounds may count on.
         calibrated: devices measured the running statistics of norms, and trained nothing.
         retries: how often the round was tried before without anything to fold; `seconds` are those of the last try.
@@ -169,12 +172,13 @@ class RoundRecord:
             some clients have, moments of a server optimiser, and what the method remembers in tensors.
         perplexity: of a model of symbols, e to the power of the loss, of which more than 700 counts as 700; None of
             any other.
+        model: what accuracy and loss are those of; None in journals of releases that did not tell.
     """
 
     round: int
     accuracy: float
     loss: float
-    seconds: float
+    seconds: float | None
     log_time_s: float | None
     clients: tuple[ClientRow, ...]
     programs_written: int = 0
@@ -182,12 +186,23 @@ class RoundRecord:
     retries: int = 0
     model_bytes: int = 0
     perplexity: float | None = None
+    model: EvaluatedModel | None = None
+
+    @property
+    def model_told(self) -> str:
+        """What accuracy and loss are those of, in words."""
+        return "the model" if self.model is None else self.model.told
 
     @property
     def told(self) -> str:
         """How good the model is, in words."""
         symbols = "" if self.perplexity is None else f", perplexity {self.perplexity:.4g}"
         return f"accuracy {self.accuracy:.4f}{symbols}"
+
+    def untimed(self) -> "RoundRecord":
+        """The same without seconds that were measured; see `RunResult.untimed`."""
+        rows = tuple(replace(row, seconds=None, took_s=None) for row in self.clients)
+        return replace(self, seconds=None, clients=rows)
 
     @property
     def due(self) -> tuple[ClientRow, ...]:
@@ -248,7 +263,7 @@ class RunResult:
 
     Attributes:
         finished: False where it was stopped before its end; it can be taken up again.
-        accuracy: of the whole model after the last folded round; 0 where there was none.
+        accuracy: of the model after the last folded round, which `model` says; None where there was none.
         rounds: every finished round, those before a restart included.
         deployed: each client's models, one per target.
         model_path: the last checkpoint; None where no round was folded.
@@ -260,14 +275,13 @@ class RunResult:
         generations: of searches between rounds, in order.
         ended_early: why it has no more rounds than these, though more were configured; empty where it was to end here.
         programs_from: the turns from which written programs counted, as `Run.programs_from` takes them.
-        logical_time: seconds are those of a clock that stands while devices work, so that they say nothing of these.
     """
 
     run_id: str
     method: str
     method_status: str
     finished: bool
-    accuracy: float
+    accuracy: float | None
     rounds: tuple[RoundRecord, ...]
     deployed: tuple[DeployedModel, ...]
     model_path: Path | None
@@ -277,7 +291,24 @@ class RunResult:
     generations: tuple[GenerationRecord, ...] = ()
     ended_early: str = ""
     programs_from: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    logical_time: bool = False
+
+    def untimed(self) -> "RunResult":
+        """The same without seconds: those of a clock that stands while devices work say nothing of these."""
+        return replace(
+            self,
+            rounds=tuple(one.untimed() for one in self.rounds),
+            evaluations=tuple(one.untimed() for one in self.evaluations),
+            generations=tuple(replace(one, seconds=None) for one in self.generations),
+        )
+
+    @property
+    def told(self) -> str:
+        """How good which model is, in a few words."""
+        if self.accuracy is None:
+            return "No round was folded, so that there is no accuracy"
+        last = self.rounds[-1]
+        symbols = "" if last.perplexity is None else f", perplexity {last.perplexity:.4g}"
+        return f"Test accuracy of {last.model_told}: {self.accuracy:.4f}{symbols}"
 
     @property
     def tuning(self) -> TuningRecord | None:

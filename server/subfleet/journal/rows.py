@@ -40,6 +40,7 @@ def round_record(terms: Terms, close: Close, traffic: Traffic) -> RoundRecord:
         calibrated=terms.config.calibrates(close.round),
         retries=close.retries,
         model_bytes=close.model_bytes,
+        model=close.model,
         perplexity=math.exp(min(close.loss, _MOST_LOSS))
         if terms.config.training.objective.name == "next_token"
         else None,
@@ -117,11 +118,11 @@ def _client_row(terms: Terms, close: Close, seat: Seat, traffic: Traffic, weight
         uplink_budget_bytes=seat.budget.uplink_bytes if seat.budget is not None else None,
         update_bytes=_update_bytes(terms, close, seat),
         planned_peak_bytes=seat.task.planned_peak_bytes if seat.task is not None else 0,
-        measured_peak_bytes=seat.result.measured_peak_bytes if seat.result is not None else 0,
+        measured_peak_bytes=(seat.result.measured_peak_bytes or None) if seat.result is not None else None,
         bytes_down=down,
         bytes_up=up,
-        seconds=seat.result.seconds if seat.result is not None else 0.0,
-        loss=seat.result.loss if seat.result is not None else 0.0,
+        seconds=seat.result.seconds if seat.result is not None else None,
+        loss=seat.result.loss if seat.result is not None else None,
         sample_count=seat.result.sample_count if seat.result is not None else 0,
         status="folded" if seat.stage == "done" else f"{seat.stage}: {seat.reason}",
         refusals="; ".join(seat.refusals),
@@ -165,7 +166,7 @@ def _with_costs(terms: Terms, close: Close, seat: Seat, row: ClientRow, candidat
     return replace(
         row,
         sample_passes=task.training.epochs * samples,
-        took_s=seat.took_s,
+        took_s=seat.took_s or None,
         expected_training_s=expected.training_s,
         expected_downlink_s=expected.downlink_s,
         expected_uplink_s=expected.uplink_s,

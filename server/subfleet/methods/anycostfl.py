@@ -103,8 +103,9 @@ def densest_codec(codec: AnyUpdateCodec, update_bytes: UpdateBytes, budget: Budg
 
 
 def sorted_model(context: AfterRound) -> ModelState:
-    """The model with the most important channels of every axis first; copies and moments follow."""
+    """The model with the most important channels of every axis first; copies, moments and what is untrained follow."""
     from subfleet.elastic.permuting import importance_order, permuted  # with PyTorch, which settings do without
 
     order = importance_order(context.network, context.after.shared)
-    return context.after.mapped(lambda tensors: permuted(context.network, tensors, order))
+    after = context.after.mapped(lambda tensors: permuted(context.network, tensors, order))
+    return replace(after, untrained=permuted(context.network, after.untrained, order))

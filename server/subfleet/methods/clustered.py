@@ -51,7 +51,7 @@ class Clustered:
 
     def policies(self) -> Policies:
         """A model for each architecture."""
-        apart = Policies(cohorts=_of_its_size, weigh=weigh_by(self.weighting), personal=True)
+        apart = Policies(cohorts=_of_its_size, weigh=weigh_by(self.weighting), model="architecture")
         return with_fixed_sizes(apart, self.choice)
 
 

@@ -97,7 +97,7 @@ class FedADP:
             transform=None if plain else self._transformed,
             after_round=partial(_remembered, self.copies),
             weigh=weigh_by(self.weighting),
-            personal=True,
+            model="client",
         )
         return with_fixed_sizes(union, self.choice, Unions(holds=_holds, succeeded=partial(_succeeded, self.copies)))
 

@@ -47,7 +47,7 @@ class FederatedDropout:
 
     def policies(self) -> Policies:
         """Random subnets."""
-        return Policies(space=whole_depth, place=scattered)
+        return Policies(space=whole_depth, place=scattered, model="whole")
 
 
 def scattered(network: Network, size: SubnetSpec, draw: Draw) -> SubnetSpec:

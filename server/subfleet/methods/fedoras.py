@@ -120,7 +120,7 @@ class FedorAS:
             weigh=_examples_of if self.aggregation == "operators" else _samples_of,
             min_contributors=lambda network: self.min_contributors if network.choices else 1,
             factors=_by_operator if self.aggregation == "operators" else lambda network, client: {},
-            personal=True,
+            model="tier",
         )
 
     def _assign(self, ask: Ask) -> Assigned:

@@ -48,7 +48,7 @@ class FedRolex:
 
     def policies(self) -> Policies:
         """Rolling windows."""
-        return Policies(space=whole_depth, place=rolled, weigh=weigh_by(self.weighting))
+        return Policies(space=whole_depth, place=rolled, weigh=weigh_by(self.weighting), model="whole")
 
 
 def rolled(network: Network, size: SubnetSpec, draw: Draw) -> SubnetSpec:

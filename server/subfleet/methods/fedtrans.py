@@ -200,7 +200,7 @@ class FedTrans:
             assign=self._assign,
             training=self._training if self.mu else lambda settings, round_number: settings,
             weigh=weigh_by(self.weighting),
-            personal=True,
+            model="network",
         )
 
     def _training(self, settings: TrainingSettings, round_number: int) -> TrainingSettings:

@@ -73,7 +73,7 @@ class FlexiFed:
             cohorts=self._cohorts,
             cohorts_by_sizes=self.sharing != "max",
             weigh=weigh_by(self.weighting),
-            personal=True,
+            model="client",
         )
         return with_fixed_sizes(common, self.choice)
 

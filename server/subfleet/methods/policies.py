@@ -19,6 +19,7 @@ from subfleet.elastic.teaching import DistillationSettings
 from subfleet.methods.asking import Ask, Assigned, Draw, Written, largest_fitting
 from subfleet.methods.describing import MethodInfo, Setting
 from subfleet.methods.evolving import Beginning, Evolved, Evolving, Standing
+from subfleet.methods.model_kinds import FOR_ALL, ModelKind
 from subfleet.methods.path_search import PathSearch
 from subfleet.methods.selecting import ClosedRound, Selected, Selecting, Trainee
 from subfleet.protocol.messages import Update
@@ -265,7 +266,8 @@ class Policies:
             the client's task. What it writes must fit the budget too.
         planned_prices: sizes are priced by a model of the planner: for searches, which look at many and give few.
         recalibrates: running statistics are measured anew for every subnet that is evaluated or deployed.
-        personal: there is no model for all: a round's accuracy is the mean of its clients' own.
+        model: what the method's model is, which is evaluated after each round and reported: one for all, or one that
+            each client has; see `subfleet.methods.model_kinds`.
 
     Raises:
         ValueError: two steps do not go together.
@@ -308,7 +310,7 @@ class Policies:
     distillation: DistillationSettings | None = None
     taught: Callable[[Network, Sequence[SubnetSpec]], Sequence[SubnetSpec] | SearchSpace] = lambda network, sizes: sizes
     recalibrates: bool = False
-    personal: bool = False
+    model: ModelKind = "trained"
     update_codec: AnyUpdateCodec = field(default_factory=Uncompressed)
     fit_codec: Callable[[AnyUpdateCodec, UpdateBytes, Budget], AnyUpdateCodec] = as_priced
     planned_prices: bool = False
@@ -318,6 +320,11 @@ class Policies:
             raise ValueError("sends leaves tensors out of updates, but transform is given whole ones; name one of both")
         if self.evolve is not None and self.search is not None:
             raise ValueError("evolve changes networks, but search knows that of the beginning alone")
+
+    @property
+    def personal(self) -> bool:
+        """Whether clients have models of their own, and there is none for all."""
+        return self.model not in FOR_ALL
 
 
 class Method(Protocol):

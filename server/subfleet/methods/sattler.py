@@ -156,7 +156,7 @@ class Sattler:
             space=partial(one_size, self.model),
             assign=_of_its_cluster,
             weigh=weigh_by(self.weighting),
-            personal=True,
+            model="cluster",
         )
 
     def _found(self, finding: Finding) -> Found:

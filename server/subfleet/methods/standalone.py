@@ -42,7 +42,7 @@ class Standalone:
 
     def policies(self) -> Policies:
         """A copy of everything for each client."""
-        return with_fixed_sizes(Policies(cohorts=own_copies, personal=True), self.choice)
+        return with_fixed_sizes(Policies(cohorts=own_copies, model="client"), self.choice)
 
 
 def own_copies(network: Network, client: Participant, sizes: Sequence[SubnetSpec]) -> Mapping[str, str]:

@@ -22,6 +22,8 @@ from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import SubnetSpec
 
 if TYPE_CHECKING:  # methods are read where no PyTorch is
+    from torch import Tensor
+
     from subfleet.elastic.model_state import ModelState
 
 __all__ = ["Succession", "Unions", "placed_in_front", "with_unions"]
@@ -118,8 +120,36 @@ def placed_in_front(succession: Succession) -> tuple[Inheritance, ModelState]:
         moments={},
         kept={},
         sizes=tuple(sorted(sizes)),
+        untrained=_still_untrained(succession),
+        model=_in_successor(succession),
     )
     return Copied() if network.config == parent.config else Placed(), grown
+
+
+def _still_untrained(succession: Succession) -> dict[str, Tensor]:
+    """What nobody has trained of a successor: what is new in it, and what nobody has trained of its parent."""
+    import torch
+
+    from subfleet.elastic.inheriting import placed
+
+    state, network = succession.state, succession.network
+    like = next(iter(state.shared.values())).device
+    before = {
+        name: state.untrained[name] if name in state.untrained else torch.zeros_like(one, dtype=torch.bool)
+        for name, one in state.shared.items()
+    }
+    new = {name: torch.ones(one.shape, dtype=torch.bool, device=like) for name, one in network.tensors.items()}
+    return {name: mark for name, mark in placed(network, succession.parent, before, new).items() if mark.any()}
+
+
+def _in_successor(succession: Succession) -> SubnetSpec | None:
+    """What its parent's model is of a successor."""
+    from subfleet.elastic.replication import size_in
+
+    model, parent = succession.state.model, succession.parent
+    if model is None or model.spec_id == parent.full_spec().spec_id:
+        return None if model is None else size_in(succession.network, parent)
+    return succession.sizes.get(model.spec_id)
 
 
 def _begun(unions: Unions, beginning: Beginning) -> tuple[Lineage, ...]:

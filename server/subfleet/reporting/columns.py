@@ -36,6 +36,14 @@ def _slower_link(row: ClientRow) -> str:
     return f"{min(known) / 1000:.0f}" if known else "-"
 
 
+def _seconds(row: ClientRow) -> str:
+    return "-" if row.seconds is None else f"{row.seconds:.2f}"
+
+
+def _loss(row: ClientRow) -> str:
+    return "-" if row.loss is None else f"{row.loss:.3f}"
+
+
 def _trained(text: Callable[[ClientRow], str]) -> Callable[[ClientRow], str]:
     return lambda row: text(row) if row.status == "folded" else "-"
 
@@ -58,8 +66,8 @@ CLIENT_COLUMNS: tuple[Column, ...] = (
     Column(title="measured MB", cell=_trained(lambda row: _mega(row.measured_peak_bytes)), rank=4),
     Column(title="kB down", cell=lambda row: f"{row.bytes_down / 1000:.1f}", rank=9),
     Column(title="kB up", cell=lambda row: f"{row.bytes_up / 1000:.1f}", rank=10),
-    Column(title="seconds", cell=_trained(lambda row: f"{row.seconds:.2f}"), rank=6),
-    Column(title="loss", cell=_trained(lambda row: f"{row.loss:.3f}"), rank=5),
+    Column(title="seconds", cell=_trained(_seconds), rank=6),
+    Column(title="loss", cell=_trained(_loss), rank=5),
     Column(title="share", cell=_trained(lambda row: f"{row.share:.0%}"), rank=11),
     Column(title="state", cell=_state, rank=0, words=True),
 )

@@ -77,6 +77,12 @@ class Entrant:
         return [float(self.runs[seed][key]) for seed in sorted(self.runs)]
 
     @property
+    def model(self) -> str:
+        """What accuracies are those of, such as "full" or "each client"; of runs that differ in it, each once."""
+        told = [(self.runs[seed].get("model") or {}).get("short", "") for seed in sorted(self.runs)]
+        return " or ".join(dict.fromkeys(told))
+
+    @property
     def curve(self) -> Mapping[int, list[float]]:
         """Accuracies after each round that every run has, by the round."""
         by_round: dict[int, list[float]] = {}
@@ -138,6 +144,8 @@ def _summary(folder: Path) -> Mapping[str, Any]:
         raise FileError(f"the run {folder} is not over ({error.strerror}: {path}); let it end first") from error
     except ValueError as error:
         raise FileError(f"{path} is no JSON: {error}; run it again") from error
+    if found["accuracy"] is None:
+        raise ConfigError(f"no round of the run {folder} was folded, so that it has no accuracy; leave it out")
     return found
 
 
@@ -174,7 +182,7 @@ def _gain(one: Entrant, first: Entrant) -> PairedDifference | None:
 
 def _means(names: Iterable[str], told: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """The mean over some runs of each figure that all of them tell."""
-    known = [name for name in names if all(name in figures for figures in told)]
+    known = [name for name in names if all(figures.get(name) is not None for figures in told)]
     return {name: statistics.fmean(float(figures[name]) for figures in told) for name in known}
 
 
@@ -211,6 +219,7 @@ def _cells(one: Comparison, names: Sequence[str], costs: Sequence[str]) -> dict[
     return {
         "name": one.entrant.name,
         "seeds": str(len(one.entrant.runs)),
+        "model": one.entrant.model,
         "accuracy": f"{one.accuracy:.4f}",
         "worst": f"{one.worst:.4f}",
         **{FIGURES[name]: f"{one.figures[name]:.4f}" if name in one.figures else "" for name in names},
@@ -258,6 +267,7 @@ def as_plain(found: Sequence[Comparison]) -> list[dict[str, Any]]:
     return [
         {
             "name": one.entrant.name,
+            "model": one.entrant.model,
             "seeds": sorted(one.entrant.runs),
             "accuracy": one.accuracy,
             "worst": one.worst,

@@ -20,13 +20,13 @@ MARKERS = "osD^vPX*"
 
 
 def accuracy_plot(rounds: Sequence[RoundRecord]) -> str:
-    """Test accuracy of the whole model over the rounds."""
+    """Test accuracy over the rounds."""
 
     def draw(axes: Axes) -> None:
         axes.plot([record.round for record in rounds], [record.accuracy for record in rounds], "o-", color=COLOURS[0])
         for record in rounds:
             axes.annotate(f"{record.accuracy:.3f}", (record.round, record.accuracy), (0, 7), textcoords="offset points")
-        axes.set(xlabel="round", ylabel="test accuracy of the full model", ylim=(0, 1.08))
+        axes.set(xlabel="round", ylabel="test accuracy", ylim=(0, 1.08))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
     return as_svg(draw)
@@ -61,8 +61,9 @@ def memory_plot(rounds: Sequence[RoundRecord]) -> str:
     def draw(axes: Axes) -> None:
         highest = 0.0
         for place, (client, rows) in enumerate(_by_client(rounds).items()):
-            planned = [row.planned_peak_bytes / MEGABYTE for row in rows]
-            measured = [row.measured_peak_bytes / MEGABYTE for row in rows]
+            known = [(row.planned_peak_bytes, row.measured_peak_bytes) for row in rows]
+            planned = [peak / MEGABYTE for peak, own in known if own is not None]
+            measured = [own / MEGABYTE for _, own in known if own is not None]
             highest = max([highest, *planned, *measured])
             colour, marker = COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)]
             axes.scatter(planned, measured, color=colour, marker=marker, alpha=0.8, label=client)
@@ -106,7 +107,7 @@ def comparison_plot(curves: Mapping[str, Mapping[int, Sequence[float]]]) -> str:
             axes.plot(rounds, means, marker=MARKERS[place % len(MARKERS)], markersize=4, color=colour, label=name)
             lows, highs = map(min, by_round.values()), map(max, by_round.values())
             axes.fill_between(rounds, list(lows), list(highs), color=colour, alpha=0.15, linewidth=0)
-        axes.set(xlabel="round", ylabel="test accuracy of the full model", ylim=(0, 1.02))
+        axes.set(xlabel="round", ylabel="test accuracy", ylim=(0, 1.02))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.legend(fontsize="small", loc="lower right")
 

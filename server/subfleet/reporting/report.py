@@ -35,10 +35,8 @@ def report_html(name: str, result: RunResult, record: dict[str, Any]) -> str:
         record: what summary.json holds; its `models` are shown where there are some.
     """
     rounds = result.rounds
-    symbols = rounds[-1].perplexity if rounds else None
-    perplexity = "" if symbols is None else f", perplexity <b>{symbols:.4g}</b>,"
     reached = (
-        f"<p>Test accuracy of the full model <b>{result.accuracy:.4f}</b>{perplexity} after {len(rounds)} rounds "
+        f"<p><b>{escape(result.told)}</b> after {len(rounds)} rounds "
         f"(run <code>{escape(result.run_id)}</code>). Devices took part in "
         f"<b>{participation_of(rounds):.1%}</b> of the rounds in which they were to.</p>"
     )
@@ -99,13 +97,15 @@ def _page(name: str, parts: Sequence[str], more_head: str = "") -> str:
 def _plots(rounds: Sequence[RoundRecord]) -> str:
     from subfleet.reporting import plots  # matplotlib takes a second to load, and only a report draws
 
+    model = f" of {rounds[-1].model_told}" if rounds else ""
+    measured = any(row.measured_peak_bytes is not None for record in rounds for row in record.clients)
     figures = (
-        (plots.accuracy_plot(rounds), "Accuracy of the full model on the held-out samples."),
+        (plots.accuracy_plot(rounds), f"Accuracy{model} on the held-out samples."),
         (
             plots.budget_plot(rounds),
             "Subnet size against the memory budget of that moment; a small subnet with a large one means a slow link.",
         ),
-        (plots.memory_plot(rounds), "Planned against measured peak memory of training."),
+        *([(plots.memory_plot(rounds), "Planned against measured peak memory of training.")] if measured else []),
         (plots.bytes_plot(rounds), "Bytes moved per round. The first round also carries the programs."),
     )
     cells = "".join(f"<figure>{svg}<figcaption>{escape(text)}</figcaption></figure>" for svg, text in figures)
@@ -124,7 +124,7 @@ def _evaluation(records: Sequence[EvaluationRecord]) -> str:
             row.spec,
             *((_cell(row.accuracy), _cell(row.loss), str(row.sample_count)) if row.label_count else ("-", "-", "-")),
             f"{row.bytes_down / 1000:.1f}",
-            f"{row.seconds:.2f}",
+            "-" if row.seconds is None else f"{row.seconds:.2f}",
             row.status,
         )
         for row in records[-1].clients
@@ -191,7 +191,8 @@ def _models(models: Sequence[dict[str, Any]]) -> str:
 
 
 def _round(record: RoundRecord) -> str:
-    title = f"Round {record.round}: {record.told}, {record.seconds:.1f} s"
+    title = f"Round {record.round}: {record.told}"
+    title += "" if record.seconds is None else f", {record.seconds:.1f} s"
     if record.log_time_s is not None:
         title += f", logs read at {record.log_time_s:g} s"
     title += f"; {participation_text(record)}"

@@ -72,6 +72,7 @@ def summary(name: str, result: RunResult) -> dict[str, Any]:
         "method_status": result.method_status,
         "ended_early": result.ended_early,
         "accuracy": result.accuracy,
+        "model": _model(result.rounds[-1]) if result.rounds else None,
         "perplexity": result.rounds[-1].perplexity if result.rounds else None,
         "participation": participation_of(result.rounds),
         "data_warnings": _data_warnings(result.rounds),
@@ -91,6 +92,15 @@ def summary(name: str, result: RunResult) -> dict[str, Any]:
 def _data_warnings(rounds: Sequence[RoundRecord]) -> dict[str, str]:
     """By client, why its inputs and the evaluation data did not go together; the last word of each."""
     return {row.client_id: row.data_warning for record in rounds for row in record.clients if row.data_warning}
+
+
+def _model(record: RoundRecord) -> dict[str, Any] | None:
+    """What accuracy and loss are those of."""
+    return (
+        None
+        if record.model is None
+        else {**dataclasses.asdict(record.model), "told": record.model.told, "short": record.model.short}
+    )
 
 
 def _evaluation(record: EvaluationRecord) -> dict[str, Any]:
@@ -151,6 +161,7 @@ def round_row(record: RoundRecord) -> dict[str, Any]:
     return {
         "round": record.round,
         "accuracy": record.accuracy,
+        "model": record.model_told,
         "loss": record.loss,
         "perplexity": record.perplexity,
         "seconds": record.seconds,
@@ -165,8 +176,8 @@ def round_row(record: RoundRecord) -> dict[str, Any]:
         "bytes_up": sum(row.bytes_up for row in record.clients),
         "training_macs": sum(row.training_macs for row in record.clients),
         "model_bytes": record.model_bytes,
-        "expected_s": max((row.expected_s for row in record.clients if row.sample_passes), default=0.0),
-        "utilisation": sum(row.utilisation or 0.0 for row in folded) / len(folded) if folded else 0.0,
+        "expected_s": max((row.expected_s for row in record.clients if row.sample_passes), default=0.0) or None,
+        "utilisation": sum(row.utilisation or 0.0 for row in folded) / len(folded) if folded else None,
         "parameters_lost": sum(row.parameters_lost for row in folded) / len(folded) if folded else 0.0,
         "programs_written": record.programs_written,
         "retries": record.retries,

@@ -5,6 +5,7 @@ from typing import Any
 
 from subfleet.elastic.families import AnyFamily
 from subfleet.elastic.lineage import Lineage
+from subfleet.methods.model_kinds import EvaluatedModel
 from subfleet.methods.path_search import Generation
 from subfleet.protocol.messages import Receipt, Task, Update
 from subfleet.rounds.requests import Wanted
@@ -92,6 +93,7 @@ class Close:
         retries: of its tries, those that came to nothing.
         lineages: of the networks that the run had had when it began.
         model_bytes: of all tensors that the server has to keep for the next round.
+        model: what accuracy and loss are those of.
     """
 
     round: int
@@ -105,6 +107,7 @@ class Close:
     retries: int = 0
     lineages: tuple[Lineage, ...] = ()
     model_bytes: int = 0
+    model: EvaluatedModel | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

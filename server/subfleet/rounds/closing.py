@@ -95,6 +95,7 @@ def _closed(terms: Terms, state: RunState, event: Folded, now_s: float) -> Outco
         retries=state.retry,
         lineages=state.lineages,
         model_bytes=event.model_bytes,
+        model=event.model,
     )
     done = {seat.client_id: seat for seat in _of_stage(state, "done")}
     state = replace(

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from subfleet.elastic.lineage import Lineage
+from subfleet.methods.model_kinds import EvaluatedModel
 from subfleet.protocol.messages import Deployed, Evaluated, Presence, Profile, Refusal, Scores, Telemetry, Update
 from subfleet.rounds.requests import Made, Wanted
 from subfleet.rounds.suspicion import ChangeSize
@@ -63,6 +64,7 @@ class Folded:
     """The round's updates are folded, the new model is on disk; it counts once the round is closed.
 
     Attributes:
+        model: what accuracy and loss are those of.
         refused: clients whose update could not be folded after all, and why.
         found: what the method found in the updates, see `Policies.find`.
         lineages: of the networks that the run has had, with what became of them after the round.
@@ -77,6 +79,7 @@ class Folded:
     found: Any = None
     lineages: tuple[Lineage, ...] = ()
     model_bytes: int = 0
+    model: EvaluatedModel | None = None
 
 
 FromDevice = Presence | Profile | Telemetry | Scores | Refusal | Update | Evaluated | Deployed

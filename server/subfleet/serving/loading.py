@@ -4,7 +4,6 @@ import hashlib
 from pathlib import Path
 
 from safetensors.torch import load
-from torch import Tensor
 
 from subfleet.elastic.building import init_state
 from subfleet.elastic.inheriting import inherited
@@ -49,7 +48,7 @@ def _with_found(terms: Terms, state: RunState, model: ModelState) -> ModelState:
             parent = model.of(lineage.parent or "")
             network, of = terms.declared(lineage).network, terms.declared(parent.lineage).network
             weights = inherited(lineage.map, network, of, parent.shared, seed=terms.config.seed)
-            model = model.with_network(lineage.id, ModelState(shared=weights, lineage=lineage))
+            model = model.with_network(lineage.id, ModelState.first(weights, lineage))
     for lineage in state.lineages:
         if not lineage.living and lineage.id in model.network_ids:
             model = model.without_network(lineage.id, lineage)
@@ -60,16 +59,20 @@ def _first_model(terms: Terms, state: RunState) -> ModelState:
     """First weights of every network that is in use before the first round."""
     seed, given = terms.config.seed, terms.config.first_weights
     first, *others = all_lineages(terms, state.lineages)
-    weights = init_state(terms.network, seed) if given is None else _given_weights(given, terms.network)
-    model = ModelState(shared=weights if first.living else {})
+    if not first.living:
+        model = ModelState(shared={})
+    elif given is None:
+        model = ModelState.first(init_state(terms.network, seed))
+    else:
+        model = _given_model(given, terms.network)
     for one in others:
         drawn = init_state(terms.declared(one).network, seed)
-        model = model.with_network(one.id, ModelState(shared=drawn, lineage=one))
+        model = model.with_network(one.id, ModelState.first(drawn, one))
     return model if first.living else model.without_network(first.id, first)
 
 
-def _given_weights(given: FirstWeights, network: Network) -> dict[str, Tensor]:
-    """The weights that a run is to begin with, in the order in which its network declares them."""
+def _given_model(given: FirstWeights, network: Network) -> ModelState:
+    """The model that a run is to begin with, its tensors in the order in which its network declares them."""
     try:
         content = Path(given.file).read_bytes()
     except OSError as error:
@@ -80,8 +83,9 @@ def _given_weights(given: FirstWeights, network: Network) -> dict[str, Tensor]:
             f"first weights {given.file} have the sha256 {found}, but must have {given.sha256}; restore that file, or "
             "begin another run"
         )
-    weights = unpacked(load(content)).of(given.network).shared
+    stored = unpacked(load(content)).of(given.network)
+    weights = stored.shared
     shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     if shapes != {name: decl.shape for name, decl in network.tensors.items()}:
         raise ConfigError(f"first weights {given.file} are of another network than the run's; name that as its model")
-    return {name: weights[name] for name in network.tensors}
+    return ModelState(shared={name: weights[name] for name in network.tensors}, untrained=stored.untrained)

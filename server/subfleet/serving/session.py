@@ -356,7 +356,7 @@ class Server:
             case Fetch():
                 self._uploads.pull(action.update)
             case Fold():
-                self._workbench.begin(action, self._model)
+                self._workbench.begin(action, self._model, self._state)
             case Close() | CloseEvaluation() | CloseGeneration():
                 pass  # its record is written with the state that it closes
             case _:

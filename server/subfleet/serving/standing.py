@@ -33,7 +33,7 @@ def standing_result(terms: Terms, state: RunState, journal: Journal, checkpoints
         method=terms.config.method.TYPE,
         method_status=method_status(terms.config.method, terms.config.setting),
         finished=state.phase == "finished",
-        accuracy=records[-1].accuracy if records else 0.0,
+        accuracy=records[-1].accuracy if records else None,
         rounds=records,
         deployed=deployed_models(terms, [seat for _, seat in sorted(state.seats.items())]),
         model_path=checkpoint_path(checkpoints, state.folded_round) if state.folded_round else None,

@@ -14,6 +14,7 @@ from subfleet.emulation.attacks import with_trigger
 from subfleet.emulation.batch.run import BatchResult
 from subfleet.emulation.gathered import GatheredRun
 from subfleet.folding.devices import compute_device
+from subfleet.folding.trained import as_client
 from subfleet.folding.views import Views
 from subfleet.journal.records import ClientRow, participation_of
 from subfleet.methods.policies import Participant
@@ -48,20 +49,21 @@ def figures(experiment: GatheredRun, result: BatchResult) -> dict[str, Any]:
     """The figures of a run.
 
     A tier's accuracy is the mean, over its clients that were ever folded, of the accuracy on the server's samples of
-    the subnet that is each one's own in the end, with the weights of the end; 0 where there is none. A client's own
+    the subnet that is each one's own in the end, with the weights of the end; None where there is none. A client's own
     accuracy is what it found with its subnet on its own held-out samples, when it was asked last.
 
     Returns:
-        accuracy, loss: of the last round. rounds: each with a row per client. tiers: accuracy by tier. worst_tier.
-        subnets: the mean over all clients of their tiers' accuracy. own: accuracy by client. own_mean, own_worst: where
-        clients hold samples out.
+        accuracy, loss: of the last round. rounds: each with a row per client. tiers: accuracy by tier. worst_tier, and
+        subnets, the mean over all clients of their tiers' accuracy: None where a tier has none. own: accuracy by
+        client. own_mean, own_worst: where clients hold samples out.
         participation: of all rounds of all clients that were to take part, the share that was folded;
         least_participation: of the round with the least. never_folded: clients.
         bytes_down, bytes_up: of all rounds. macs: multiplications of all trainings. violations, utilisation: see above;
         the mean over all tasks. parameters_lost: to programs that were not written yet. programs_written: in all.
         over_link: tasks whose round moved more payload than a link's budget, which counts weights down and the update
         up alone: programs, when they are new, and messages come on top. backdoor: where clients teach a trigger, the
-        share of the server's samples of other classes that the whole model takes for theirs once they have it.
+        share of the server's samples of other classes that the model takes for theirs once they have it; of models that
+        clients have, the mean.
 
     Raises:
         RunError: no round folded anything, so that there is no model.
@@ -75,7 +77,7 @@ def figures(experiment: GatheredRun, result: BatchResult) -> dict[str, Any]:
         "accuracy": result.rounds[-1].accuracy,
         "loss": result.rounds[-1].loss,
         **_accuracies(gallery, experiment, result),
-        **_backdoor(gallery, experiment),
+        **_backdoor(gallery, experiment, result),
         "participation": participation_of(result.rounds),
         "least_participation": min(record.participation for record in result.rounds),
         "never_folded": len(experiment.devices) - len(result.trained),
@@ -135,27 +137,31 @@ def _accuracies(gallery: _Gallery, experiment: GatheredRun, result: BatchResult)
             tiers[client.tier].append(gallery.accuracy(result.own[client.client_id], told_by))
     evaluations = result.result.evaluations
     found = evaluations[-1].evaluated if evaluations else ()
-    own = {row.client_id: row.accuracy for row in found if row.client_id in result.trained}
-    means = {tier: _mean(found) for tier, found in tiers.items()}
+    own = {row.client_id: row.accuracy for row in found if row.client_id in result.trained and row.accuracy is not None}
+    means = {tier: _mean(found) if found else None for tier, found in tiers.items()}
+    each = [mean for client in experiment.devices if (mean := means[client.tier]) is not None]
+    whole = len(each) == len(experiment.devices)
     return {
         "tiers": means,
-        "worst_tier": min(means.values()),
-        "subnets": _mean([means[client.tier] for client in experiment.devices]),
+        "worst_tier": min(each) if whole else None,
+        "subnets": _mean(each) if whole else None,
         "own": own,
         **({"own_mean": _mean(list(own.values())), "own_worst": min(own.values())} if own else {}),
     }
 
 
-def _backdoor(gallery: _Gallery, experiment: GatheredRun) -> dict[str, float]:
+def _backdoor(gallery: _Gallery, experiment: GatheredRun, result: BatchResult) -> dict[str, float]:
     target = next((one.attack.target for one in experiment.devices if isinstance(one.attack, Backdoor)), None)
     if target is None:
         return {}
     triggered = with_trigger(experiment.told_by, target, 1.0, seed=0)
     others = experiment.told_by.labels != target
-    full = gallery.views.terms.network.full_spec()
     # All of them are labelled with the target, so that accuracy is the share that the attack succeeds with.
     shown = Dataset(inputs=triggered.inputs[others], labels=triggered.labels[others])
-    return {"backdoor": gallery.accuracy(Participant(client_id="", spec=full, size=full), shown)}
+    if not gallery.views.terms.policies.personal:
+        network = gallery.views.terms.network
+        return {"backdoor": gallery.accuracy(as_client(network, gallery.state.model or network.full_spec()), shown)}
+    return {"backdoor": _mean([gallery.accuracy(owner, shown) for owner in result.own.values()])}
 
 
 def _over_link(row: ClientRow) -> bool:

@@ -37,8 +37,8 @@ def run_in_batch(
     observer = GuardedObserver(observer)
     observer.say(f"Reading the samples and logs of {len(run.fleet.each())} devices")
     experiment = gathered(run)
-    result = run_batch(experiment, exports, observer=observer, stop=stop)
     folder.mkdir(parents=True, exist_ok=True)
+    result = run_batch(experiment, exports, observer=observer, stop=stop, keep=folder)
     if not result.model:
         raise RunError(
             "no round of the run folded an update, so there is no model; see the reasons in the tables above"
@@ -46,7 +46,6 @@ def run_in_batch(
     (folder / MODEL).write_bytes(result.model)
     if result.supernet:
         (folder / SUPERNET).write_bytes(result.supernet)
-    report = write_results(
-        folder, name=folder.name, result=result.result, extra={"figures": whole_run(experiment, result)}
-    )
-    return Outcome(result=result.result, folder=folder, report=report)
+    extra = {"models": list(result.models), "figures": whole_run(experiment, result)}
+    report = write_results(folder, name=folder.name, result=result.result, extra=extra)
+    return Outcome(result=result.result, folder=folder, report=report, models=result.models)

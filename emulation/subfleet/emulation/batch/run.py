@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from subfleet import tasks
 from subfleet.agent.states import AgentSettings
@@ -24,15 +25,16 @@ from subfleet.edge_client.worker import TrainingWorker
 from subfleet.emulation.batch.announcing import announcement
 from subfleet.emulation.batch.attacking import AttackingTrainer
 from subfleet.emulation.batch.exports import AwaitedExports
-from subfleet.emulation.batch.hosting import shared_trainers
+from subfleet.emulation.batch.hosting import TRAINERS, shared_trainers
 from subfleet.emulation.gathered import EmulatedDevice, GatheredRun
 from subfleet.journal.evaluations import EvaluationRecord
 from subfleet.journal.guarding import GuardedObserver, Unobserved
 from subfleet.journal.records import Progress, RoundRecord, RunObserver, RunResult
 from subfleet.methods.policies import Participant
-from subfleet.protocol.errors import RunError
+from subfleet.protocol.errors import RunError, SubfleetError
 from subfleet.protocol.programs import Trainer
 from subfleet.protocol.topics import Topics
+from subfleet.reporting.own_models import kept_models
 from subfleet.rounds.networks import standing_for
 from subfleet.rounds.state import RunState, Seat
 from subfleet.rounds.terms import Terms
@@ -76,7 +78,8 @@ class BatchResult:
     """What a virtual run left behind.
 
     Attributes:
-        rounds: every round, with a row per client. Measured peaks are 0: memory is not measured in a shared process.
+        rounds: every round, with a row per client. Nobody has measured memory and time: devices share a process, and
+            its clock is logical.
         model: the last checkpoint, a safetensors container of the whole model; empty where no round folded anything.
         supernet: the last checkpoint of a supernet that was searched; empty where there was none.
         trained: by client id, the client with each subnet that it was folded with, a round number to each.
@@ -84,7 +87,8 @@ class BatchResult:
             network that has retired it is what the method has in its place.
         turns: how often every party acted.
         logical_seconds: how long the run took by its own clock.
-        result: the same in the words of a server; its model's file is gone.
+        result: the same in the words of a server; its files are gone.
+        models: a row for each device's own model, where they were kept.
     """
 
     rounds: tuple[RoundRecord, ...]
@@ -95,6 +99,7 @@ class BatchResult:
     turns: int
     logical_seconds: float
     result: RunResult
+    models: tuple[dict[str, Any], ...] = ()
 
 
 def run_batch(
@@ -104,6 +109,7 @@ def run_batch(
     observer: RunObserver | None = None,
     stop: threading.Event | None = None,
     trainers: Mapping[str, Trainer] | None = None,
+    keep: Path | None = None,
 ) -> BatchResult:
     """Run a virtual fleet to its end. The same experiment gives the same bits.
 
@@ -113,6 +119,7 @@ def run_batch(
         observer: is told what happens; None tells nobody.
         stop: set it to end the run early.
         trainers: in place of the real one, by client id.
+        keep: folder in which devices' own models are kept, below `models/`; None keeps none.
 
     Raises:
         RunError: the run failed, or did not end within its turns; the text says where it stood.
@@ -151,7 +158,11 @@ def run_batch(
         server.open()
         try:
             turns = stage.play(gathered.run.host.turns_per_round * (gathered.run.total_rounds + 1))
-            return _result(stage, turns, terms_of(gathered.run, gathered.run.name))
+            result = _result(stage, turns, terms_of(gathered.run, gathered.run.name))
+            if keep is None:
+                return result
+            runtimes = shared_trainers(set(gathered.run.deploy_targets) & set(TRAINERS))
+            return replace(result, models=_models(result.result, keep, evaluation, runtimes, notes))
         finally:
             server.close()
 
@@ -198,12 +209,12 @@ class _Notes:
         self._observer.say(text)
 
     def round_finished(self, record: RoundRecord) -> None:
-        self.rounds.append(record)
-        self._observer.round_finished(record)
+        self.rounds.append(record.untimed())
+        self._observer.round_finished(self.rounds[-1])
 
     def evaluated(self, record: EvaluationRecord) -> None:
         """Devices have evaluated the model."""
-        self._observer.evaluated(record)
+        self._observer.evaluated(record.untimed())
 
     def progressed(self, progress: Progress) -> None:
         """How far a round is."""
@@ -299,6 +310,30 @@ class _Stage:
         return self.link.sent_bytes + self.link.received_bytes != before
 
 
+def _models(
+    result: RunResult, folder: Path, evaluation: Path, trainers: Mapping[str, Trainer], observer: RunObserver
+) -> tuple[dict[str, Any], ...]:
+    """The models that devices were given, in a folder, each with its accuracy where a runtime here can run it."""
+    models = kept_models(folder, [(model, model.path) for model in result.deployed])
+    known: dict[str, float | None] = {}
+    for model in models:
+        if model["sha256"] not in known:
+            known[model["sha256"]] = _accuracy(
+                trainers.get(model["target"]), folder / model["file"], evaluation, observer
+            )
+    return tuple({**model, "accuracy": known[model["sha256"]]} for model in models)
+
+
+def _accuracy(trainer: Trainer | None, file: Path, evaluation: Path, observer: RunObserver) -> float | None:
+    if trainer is None:
+        return None
+    try:
+        return trainer.predict(file, str(evaluation)).accuracy
+    except SubfleetError as error:  # a model that cannot be tried is no reason to lose a run
+        observer.say(f"{file} cannot be tried: {error}")
+        return None
+
+
 def _owners(terms: Terms, state: RunState) -> Iterator[tuple[str, Participant]]:
     for name, seat in sorted(state.last.items()):
         owner = standing_for(terms, state, seat)
@@ -320,5 +355,5 @@ def _result(stage: _Stage, turns: int, terms: Terms) -> BatchResult:
         own=MappingProxyType(dict(_owners(terms, server.state))),
         turns=turns,
         logical_seconds=stage.clock(),
-        result=replace(result, model_path=None, supernet_path=None, logical_time=True),
+        result=replace(result, model_path=None, supernet_path=None).untimed(),
     )

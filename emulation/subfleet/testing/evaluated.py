@@ -1,0 +1,94 @@
+"""What a round is evaluated by, looked at from outside: which numbers are in it, and what a plain module makes of them.
+
+A first model has drawn numbers, none of them twice. A number of it that is still there after some rounds was trained
+by nobody, wherever a method has put it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from subfleet.elastic.building import build_module
+from subfleet.elastic.maps import extract
+from subfleet.elastic.model_state import ModelState, packed, unpacked
+from subfleet.elastic.network import Network
+from subfleet.folding.examining import Examined, Examiner
+from subfleet.folding.folding import FoldedModel
+from subfleet.folding.views import Views
+from subfleet.methods.policies import Participant
+from subfleet.protocol.subnet import SubnetSpec
+from subfleet.rounds.state import RunState
+from subfleet.rounds.terms import Terms
+from subfleet.tasks import Dataset
+
+__all__ = ["Outside", "drawn_samples", "examined", "from_outside"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outside:
+    """What is found from outside of that by which a round was evaluated.
+
+    Attributes:
+        accuracy: mean over the networks that the checkpoint holds as the model.
+        untrained: the same of the share of their numbers that nobody has trained.
+    """
+
+    accuracy: float
+    untrained: float
+
+
+def drawn_samples(network: Network, count: int = 60) -> Dataset:
+    """Samples and labels that are drawn."""
+    generator = np.random.default_rng(0)
+    config = network.config
+    inputs = generator.standard_normal((count, *config.input_shape), dtype=np.float32)
+    return Dataset(inputs=inputs, labels=generator.integers(0, config.class_count, count))
+
+
+def examined(terms: Terms, folded: FoldedModel, samples: Dataset, round_number: int = 1) -> Examined:
+    """What the server tells of a folded round in which all clients took part."""
+    views = Views(terms=terms, samples=torch.from_numpy(samples.inputs))
+    return Examiner(views, samples).examined(folded, RunState(), round_number)
+
+
+def from_outside(terms: Terms, first: ModelState, folded: FoldedModel, samples: Dataset) -> Outside:
+    """The same by the round's checkpoint alone, and the clients where each has a model of its own.
+
+    Args:
+        terms: of a run whose method keeps one network.
+        first: the model that it began with.
+        folded: the model after some rounds.
+        samples: labelled ones.
+    """
+    kept = unpacked(load(save({name: tensor.contiguous() for name, tensor in packed(folded.state).items()})))
+    network, clients = terms.network, folded.clients
+    if not terms.policies.personal:
+        spec = kept.model or network.full_spec()
+        clients = (Participant(client_id="", spec=spec, size=network.size_of(spec)),)
+    found = [_one(terms, first, kept, client, samples) for client in clients]
+    return Outside(
+        accuracy=sum(one.accuracy for one in found) / len(found),
+        untrained=sum(one.untrained for one in found) / len(found),
+    )
+
+
+def _one(terms: Terms, first: ModelState, kept: ModelState, client: Participant, samples: Dataset) -> Outside:
+    seen = Views(terms=terms, samples=torch.from_numpy(samples.inputs)).for_training(kept, client)
+    own = extract(terms.network, client.spec, seen)
+    old = sum(int(torch.isin(tensor, first.shared[name]).sum()) for name, tensor in own.items())
+    return Outside(
+        accuracy=_accuracy(terms.network, client.spec, own, samples),
+        untrained=old / sum(tensor.numel() for tensor in own.values()),
+    )
+
+
+def _accuracy(network: Network, spec: SubnetSpec, own: Mapping[str, Tensor], samples: Dataset) -> float:
+    module = build_module(network, spec)
+    module.load_state_dict(dict(own))
+    with torch.no_grad():
+        predicted = module.eval()(torch.from_numpy(samples.inputs)).argmax(dim=-1)
+    return float((predicted == torch.from_numpy(samples.labels)).double().mean())

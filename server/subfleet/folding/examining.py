@@ -1,0 +1,161 @@
+"""How good a folded model is on the server's samples: that which the method says its model is, and nothing else."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from subfleet.elastic.evaluate import Evaluation, evaluate
+from subfleet.elastic.model_state import ModelState
+from subfleet.elastic.network import Network
+from subfleet.folding.folding import FoldedModel
+from subfleet.folding.path_scoring import random_paths
+from subfleet.folding.trained import as_client, untrained_share
+from subfleet.folding.views import Views
+from subfleet.methods.asking import stream_of
+from subfleet.methods.model_kinds import EvaluatedModel
+from subfleet.methods.policies import Participant
+from subfleet.rounds.networks import standing_for
+from subfleet.rounds.state import RunState
+from subfleet.tasks import Dataset
+
+__all__ = ["Examined", "Examiner"]
+
+_PATHS = 8
+"""Of a supernet, by whose mean it is evaluated."""
+_ALL = slice(None)
+_Key = tuple[str | int | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examined:
+    """Accuracy and loss of a model, and what it is."""
+
+    accuracy: float
+    loss: float
+    model: EvaluatedModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """An evaluation, and the tensors that it is of."""
+
+    seen: dict[str, Tensor]
+    evaluation: Evaluation
+
+
+@dataclass(slots=True)
+class _Memory:
+    """Evaluations of this round and of the one before: a model that nobody has moved is not evaluated again."""
+
+    before: dict[_Key, _Known] = field(default_factory=dict)
+    now: dict[_Key, _Known] = field(default_factory=dict)
+
+    def known(self, key: _Key, seen: dict[str, Tensor]) -> Evaluation | None:
+        """The evaluation of the same tensors."""
+        found = self.now.get(key) or self.before.get(key)
+        if found is None or any(found.seen[name] is not tensor for name, tensor in seen.items()):
+            return None
+        self.now[key] = found
+        return found.evaluation
+
+    def turn(self) -> None:
+        """Forget what was of no use in the last round."""
+        self.before, self.now = self.now, {}
+
+
+class Examiner:
+    """Evaluates one folded model after the other.
+
+    Args:
+        views: what clients see of a model.
+        evaluation: held-out samples, in the shape that the model takes.
+    """
+
+    def __init__(self, views: Views, evaluation: Dataset) -> None:
+        self._views = views
+        self._inputs = torch.from_numpy(evaluation.inputs.copy())
+        self._labels = torch.from_numpy(evaluation.labels.copy())
+        self._memory = _Memory()
+
+    def examined(self, folded: FoldedModel, state: RunState, round_number: int) -> Examined:
+        """How good the model is after a round.
+
+        One model for all is that of the newest network that devices have trained. Where clients have models of their
+        own, the mean is over all that have taken part so far: of this round each with what it has trained, of the
+        others with what they are left with. A supernet is no model by itself: it is as good as the mean of random paths
+        (FedorAS, equation 4), each on samples of its own, so that it takes no longer than a network.
+
+        Args:
+            folded: the model, before networks appeared or retired.
+            state: of the run, before the round is closed.
+            round_number: of the round.
+        """
+        self._memory.turn()
+        policies, network = self._views.terms.policies, self._newest(folded.folded)
+        if network.choices:
+            return self._of_paths(folded.folded, network, round_number)
+        everyone = self._everyone(folded, state) if policies.personal else []
+        if everyone:
+            found = [self._own(folded.folded, client) for client in everyone]
+            untrained = self._mean(self._untrained(folded.folded, client) for client in everyone)
+            return self._told(found, EvaluatedModel(kind=policies.model, count=len(found), untrained=untrained))
+        full = network.full_spec()
+        spec = folded.folded.of(network.id).model or full
+        client = as_client(network, spec)
+        model = EvaluatedModel(
+            kind="whole" if policies.personal else policies.model,
+            subnet="" if spec.spec_id == full.spec_id else spec.name,
+            spec_id=spec.spec_id,
+            network=network.id,
+            untrained=self._untrained(folded.folded, client),
+        )
+        return self._told([self._own(folded.folded, client)], model)
+
+    def _newest(self, state: ModelState) -> Network:
+        """The network that appeared last, if devices have trained something of it, or of none."""
+        states = [state.of(network_id) for network_id in state.network_ids]
+        trained = [one for one in states if one.model is not None] or states
+        newest = max((one.lineage for one in trained), key=lambda one: 0 if one is None else one.born_round)
+        return self._views.terms.declared(newest).network
+
+    def _everyone(self, folded: FoldedModel, state: RunState) -> list[Participant]:
+        """The clients that have taken part so far, each with a subnet of a network in use."""
+        done = {client.client_id: client for client in folded.clients}
+        others = (standing_for(self._views.terms, state, seat) for name, seat in state.last.items() if name not in done)
+        known = [one for one in others if one is not None and one.spec.network in folded.folded.network_ids]
+        return sorted((*done.values(), *known), key=lambda one: one.client_id)
+
+    def _of_paths(self, state: ModelState, network: Network, round_number: int) -> Examined:
+        seed = self._views.terms.config.seed
+        specs = random_paths(network, min(_PATHS, len(self._labels)), stream_of(f"{seed}/{round_number}/paths"))
+        clients = [as_client(network, spec) for spec in specs]
+        found = [self._own(state, one, slice(place, None, len(clients))) for place, one in enumerate(clients)]
+        untrained = self._mean(self._untrained(state, client) for client in clients)
+        return self._told(found, EvaluatedModel(kind="paths", count=len(found), untrained=untrained))
+
+    def _own(self, state: ModelState, client: Participant, samples: slice = _ALL) -> Evaluation:
+        key = (*self._views.key(state, client), samples.start, samples.step)
+        seen = self._views.for_training(state, client)
+        known = self._memory.known(key, seen)
+        if known is None:
+            network, used = self._views.network_of(state, client), self._views.for_use(state, client)
+            known = evaluate(network, client.spec, used, self._inputs[samples], self._labels[samples])
+            self._memory.now[key] = _Known(seen=seen, evaluation=known)
+        return known
+
+    def _untrained(self, state: ModelState, client: Participant) -> float:
+        network = self._views.network_of(state, client)
+        return untrained_share(self._views.terms.policies, network, state.of(network.id), client)
+
+    def _told(self, found: Sequence[Evaluation], model: EvaluatedModel) -> Examined:
+        return Examined(
+            accuracy=self._mean(one.accuracy for one in found), loss=self._mean(one.loss for one in found), model=model
+        )
+
+    @staticmethod
+    def _mean(figures: Iterable[float]) -> float:
+        known = [*figures]
+        return math.fsum(known) / len(known)

@@ -1,0 +1,72 @@
+"""Each device's own models in a run's folder, and what is told of them: the same, whichever host played the run."""
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from subfleet.journal.records import DeployedModel
+from subfleet.protocol.errors import FileError
+
+__all__ = ["MODELS", "kept_models"]
+
+MODELS = "models"
+"""The folder of these files in a run's folder: a folder for each device."""
+
+
+def kept_models(folder: Path, models: Iterable[tuple[DeployedModel, Path]]) -> tuple[dict[str, Any], ...]:
+    """Copy devices' models to where people look for them; equal ones are one file with several names.
+
+    Args:
+        folder: of the run.
+        models: each with its file.
+
+    Returns:
+        A row for each; `accuracy` is None, as nobody has tried them yet.
+
+    Raises:
+        FileError: a file cannot be read or written.
+    """
+    first: dict[str, Path] = {}
+    rows = []
+    for model, file in models:
+        kept = folder / MODELS / model.client_id / f"model{file.suffix}"
+        try:
+            digest = _keep(file, kept, first)
+        except OSError as error:
+            raise FileError(f"model {kept} cannot be written: {error.strerror}; make room for it") from error
+        rows.append(
+            {
+                "client_id": model.client_id,
+                "file": str(kept.relative_to(folder)),
+                "target": model.target,
+                "spec": model.spec,
+                "bytes": kept.stat().st_size,
+                "sha256": digest,
+                "max_abs_diff": model.max_abs_diff,
+                "quantised_accuracy": model.quantised_accuracy,
+                "float_accuracy": model.float_accuracy,
+                "accuracy": None,
+                "status": model.status,
+            }
+        )
+    return tuple(rows)
+
+
+def _keep(file: Path, kept: Path, first: dict[str, Path]) -> str:
+    """A copy, or another name of an equal one where the file system has such; returns the SHA-256 of both."""
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.unlink(missing_ok=True)
+    if digest in first:
+        try:
+            os.link(first[digest], kept)
+        except OSError:
+            pass
+        else:
+            return digest
+    shutil.copyfile(file, kept)
+    first.setdefault(digest, kept)
+    return digest
