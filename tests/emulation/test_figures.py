@@ -140,8 +140,8 @@ def test_who_was_never_folded_has_no_model(run: Run) -> None:
     described, result = run
     alone = replace(result, trained={"cyd": result.trained["cyd"]}, own={"cyd": result.own["cyd"]})
     found = figures(described, alone)
-    assert found["tiers"]["small"] == found["worst_tier"] == 0.0
-    assert found["subnets"] == pytest.approx(found["tiers"]["large"] / 3), "of three clients, two count nothing"
+    assert found["tiers"]["large"] > 0
+    assert found["tiers"]["small"] is found["worst_tier"] is found["subnets"] is None, "which is not 0"
     assert found["never_folded"] == 2
     assert set(found["own"]) == {"cyd"}
     with pytest.raises(RunError, match="no round of the run folded an update"):

@@ -100,7 +100,10 @@ def test_costs_by_hand() -> None:
 
 
 def test_seconds_of_a_clock_that_stands_are_not_told() -> None:
-    costs = costs_of(result_of(record(1, 10.0, ROW), logical_time=True))
+    timed = result_of(record(1, 10.0, ROW))
+    (standing,) = timed.untimed().rounds
+    assert (standing.seconds, standing.clients[0].seconds, standing.clients[0].took_s) == (None, None, None)
+    costs = costs_of(timed.untimed())
     assert (costs.rounds, costs.clients) == (None, None)
     assert costs.expected_rounds == Timing(mean_s=1.75, deviation_s=0.0, count=1)
 
@@ -217,7 +220,7 @@ def test_records_of_an_earlier_release_are_read() -> None:
         del plain["clients"][0][name]
     del plain["model_bytes"]
     (row,) = from_plain(RoundRecord, plain).clients
-    assert (row.network, row.training_macs, row.took_s) == ("", 0, 0.0)
+    assert (row.network, row.training_macs, row.took_s) == ("", 0, None)
 
 
 @pytest.mark.slow

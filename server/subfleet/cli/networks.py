@@ -25,7 +25,7 @@ def network_rows(folders: Sequence[Path]) -> list[Row]:
     """The networks of some runs as plain data, the cheapest first.
 
     Each has the settings that stand under `[model]` in a run's file, and the run's accuracy where it ended with that
-    network alone.
+    network alone. Where a subnet of it is all that devices have trained, costs are those of that.
 
     Raises:
         FileError: a run's files cannot be read.
@@ -40,10 +40,11 @@ def _rows(folder: Path) -> Iterator[Row]:
     summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
     for one in networks:
         network = network_of(one.config)
-        ((parameters, forward_macs),) = Costs(network).of([network.full_spec()])
+        ((parameters, forward_macs),) = Costs(network).of([one.model or network.full_spec()])
         yield {
             "run": folder.name,
             "network": one.name,
+            "subnet": one.model.name if one.model is not None and one.model != network.full_spec() else "",
             "forward_macs": forward_macs,
             "parameters": parameters,
             "accuracy": summary["accuracy"] if len(networks) == 1 else None,
@@ -62,7 +63,7 @@ def show_networks(rows: Sequence[Row], console: Console) -> None:
         accuracy = "" if row["accuracy"] is None else f"{row['accuracy']:.4f}"
         cells = (
             row["run"],
-            row["network"],
+            f"{row['network']}, {row['subnet']}" if row["subnet"] else row["network"],
             f"{row['forward_macs']:,}",
             f"{row['parameters']:,}",
             accuracy,

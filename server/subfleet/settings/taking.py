@@ -11,6 +11,7 @@ from subfleet.elastic.families import AnyFamily
 from subfleet.elastic.lineage import Lineage
 from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.schema import from_plain, parse_json
+from subfleet.protocol.subnet import SubnetSpec, parse_spec
 from subfleet.protocol.suggestion import did_you_mean
 from subfleet.settings.first_model import FIRST, FirstWeights, ModelOf
 from subfleet.settings.kept import MODEL, SUMMARY, kept_run
@@ -18,7 +19,7 @@ from subfleet.settings.run import Run
 
 __all__ = ["KeptNetwork", "networks_of", "with_model"]
 
-_LINEAGE = "lineage/json"
+_LINEAGE, _MODEL = "lineage/json", "model/json"
 _PLACES: Mapping[str, float] = MappingProxyType({"smallest": 0.0, "middle": 0.5, "largest": 1.0})
 
 
@@ -32,6 +33,8 @@ class KeptNetwork:
         element_count: numbers that it holds, running statistics included.
         born_round: after whose fold it appeared; 0 for one that the run began with.
         reason: why it appeared; empty where there is nothing to tell.
+        model: the subnet of it that devices have trained and that was evaluated as the run's model; None is the whole,
+            or what each device has.
     """
 
     id: str
@@ -39,6 +42,7 @@ class KeptNetwork:
     element_count: int
     born_round: int = 0
     reason: str = ""
+    model: SubnetSpec | None = None
 
     @property
     def name(self) -> str:
@@ -80,7 +84,7 @@ def networks_of(folder: Path) -> tuple[KeptNetwork, ...]:
     run = kept_run(folder)
     if not (folder / SUMMARY).exists():
         raise ConfigError(f"the run {folder} is not over, so that its networks are not known; let it end first")
-    shapes, texts = _read(folder / MODEL)
+    shapes, texts, models = _read(folder / MODEL)
     counts: dict[str, int] = {}
     for path, shape in shapes.items():
         network_id, name = _parted(path)
@@ -89,31 +93,37 @@ def networks_of(folder: Path) -> tuple[KeptNetwork, ...]:
     read = (from_plain(Lineage, parse_json(text, max_bytes=len(text))) for text in texts)
     lineages = {one.id: one for one in read}
     found = (
-        _kept(lineages.get(network_id) or Lineage(id=network_id, config=run.model), count)
+        _kept(lineages.get(network_id) or Lineage(id=network_id, config=run.model), count, models.get(network_id))
         for network_id, count in counts.items()
     )
     return tuple(sorted(found, key=lambda one: (one.element_count, one.born_round, one.id)))
 
 
-def _kept(lineage: Lineage, count: int) -> KeptNetwork:
+def _kept(lineage: Lineage, count: int, model: SubnetSpec | None) -> KeptNetwork:
     return KeptNetwork(
         id=lineage.id,
         config=lineage.config,
         element_count=count,
         born_round=lineage.born_round,
         reason=lineage.reason,
+        model=model,
     )
 
 
-def _read(path: Path) -> tuple[dict[str, Sequence[int]], list[bytes]]:
-    """Shapes of a model's tensors, and the lineages of its networks as JSON."""
+def _read(path: Path) -> tuple[dict[str, Sequence[int]], list[bytes], dict[str, SubnetSpec]]:
+    """Shapes of a model's tensors, lineages of its networks as JSON, and by network the subnet that is the model."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="numpy") as file:
             names = list(file.keys())
             texts = [file.get_tensor(name).tobytes() for name in names if _parted(name)[1] == _LINEAGE]
-            return {name: file.get_slice(name).get_shape() for name in names}, texts
+            models = {
+                _parted(name)[0]: parse_spec(file.get_tensor(name).tobytes())
+                for name in names
+                if _parted(name)[1] == _MODEL
+            }
+            return {name: file.get_slice(name).get_shape() for name in names}, texts, models
     except (OSError, SafetensorError) as error:
         raise FileError(f"{path} cannot be read: {error}; let that run end, or take another one") from error
 

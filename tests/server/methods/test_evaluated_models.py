@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from subfleet.elastic.evaluate import evaluate
 from subfleet.elastic.model_state import ModelState
 from subfleet.folding import examining
 from subfleet.folding.examining import Examiner
@@ -29,11 +30,10 @@ from subfleet.transport.blob_store import BlobStore
 
 OF_ONE_SIZE = ("fedavg", "fedprox", "fedadam", "fedyogi", "oort", "power_of_choice", "sattler")
 """Methods that train one model for all, of a size that is a parameter."""
+_KINDS: Mapping[str, Any] = METHODS
 CASES: Mapping[str, tuple[AnyMethod, Mapping[str, Any]]] = MappingProxyType(
     {
-        **{
-            f"{name} {size}": (METHODS[name](model=size), {}) for name in OF_ONE_SIZE for size in ("smallest", "nested")
-        },
+        **{f"{name} {size}": (_KINDS[name](model=size), {}) for name in OF_ONE_SIZE for size in ("smallest", "nested")},
         "a bank of norms": (HeteroFL(), {"norms": "bank"}),
         "norms measured anew": (HeteroFL(), {"norms": "recalibrated", "model": replace(MODEL, norm="batch")}),
         "NeFL with steps": (NeFL(), {"model": replace(MODEL, learnable_steps=True)}),
@@ -158,7 +158,7 @@ def test_models_that_nobody_has_moved_are_not_evaluated_again(tmp_path: Path, mo
     before = play(terms, _first(terms), clients, tmp_path)
     after = play(terms, before.state, clients[2:], tmp_path, 2)
     seats = {one.name: seat_of(terms, one, BlobStore(tmp_path)) for one in clients}
-    real = examining.evaluate
+    real = evaluate
 
     def counting(network: Any, spec: Any, *more: Any) -> Any:
         counted.append(spec.name)

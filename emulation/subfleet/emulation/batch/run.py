@@ -25,16 +25,16 @@ from subfleet.edge_client.worker import TrainingWorker
 from subfleet.emulation.batch.announcing import announcement
 from subfleet.emulation.batch.attacking import AttackingTrainer
 from subfleet.emulation.batch.exports import AwaitedExports
-from subfleet.emulation.batch.hosting import TRAINERS, shared_trainers
+from subfleet.emulation.batch.hosting import shared_trainers
+from subfleet.emulation.batch.models import tried_models
 from subfleet.emulation.gathered import EmulatedDevice, GatheredRun
 from subfleet.journal.evaluations import EvaluationRecord
 from subfleet.journal.guarding import GuardedObserver, Unobserved
 from subfleet.journal.records import Progress, RoundRecord, RunObserver, RunResult
 from subfleet.methods.policies import Participant
-from subfleet.protocol.errors import RunError, SubfleetError
+from subfleet.protocol.errors import RunError
 from subfleet.protocol.programs import Trainer
 from subfleet.protocol.topics import Topics
-from subfleet.reporting.own_models import kept_models
 from subfleet.rounds.networks import standing_for
 from subfleet.rounds.state import RunState, Seat
 from subfleet.rounds.terms import Terms
@@ -132,16 +132,9 @@ def run_batch(
         broker = MemoryBroker(gathered.faults, clock=clock)
         evaluation = folder / "evaluation.npz"
         tasks.write_npz(evaluation, gathered.evaluation)
-        link = CountingTransport(broker.client("server"))
-        notes = _Notes(observer or Unobserved())
-        server = Server(
-            _reading(gathered.run, evaluation),
-            link,
-            notes,
-            state_folder=folder / "server",
-            exports=exports,
-            clock=clock,
-        )
+        link, notes = CountingTransport(broker.client("server")), _Notes(observer or Unobserved())
+        state, described = folder / "server", _reading(gathered.run, evaluation)
+        server = Server(described, link, notes, state_folder=state, exports=exports, clock=clock)
         devices = [
             _BatchDevice(client, _trainer_of(client, {**shared, **(trainers or {})}), broker, folder, clock)
             for client in gathered.devices
@@ -159,10 +152,7 @@ def run_batch(
         try:
             turns = stage.play(gathered.run.host.turns_per_round * (gathered.run.total_rounds + 1))
             result = _result(stage, turns, terms_of(gathered.run, gathered.run.name))
-            if keep is None:
-                return result
-            runtimes = shared_trainers(set(gathered.run.deploy_targets) & set(TRAINERS))
-            return replace(result, models=_models(result.result, keep, evaluation, runtimes, notes))
+            return replace(result, models=tried_models(server.result(), keep, evaluation, notes))
         finally:
             server.close()
 
@@ -308,30 +298,6 @@ class _Stage:
         if self.server.state.folded_round != folded:
             self.notes.note(self.server.state.last)
         return self.link.sent_bytes + self.link.received_bytes != before
-
-
-def _models(
-    result: RunResult, folder: Path, evaluation: Path, trainers: Mapping[str, Trainer], observer: RunObserver
-) -> tuple[dict[str, Any], ...]:
-    """The models that devices were given, in a folder, each with its accuracy where a runtime here can run it."""
-    models = kept_models(folder, [(model, model.path) for model in result.deployed])
-    known: dict[str, float | None] = {}
-    for model in models:
-        if model["sha256"] not in known:
-            known[model["sha256"]] = _accuracy(
-                trainers.get(model["target"]), folder / model["file"], evaluation, observer
-            )
-    return tuple({**model, "accuracy": known[model["sha256"]]} for model in models)
-
-
-def _accuracy(trainer: Trainer | None, file: Path, evaluation: Path, observer: RunObserver) -> float | None:
-    if trainer is None:
-        return None
-    try:
-        return trainer.predict(file, str(evaluation)).accuracy
-    except SubfleetError as error:  # a model that cannot be tried is no reason to lose a run
-        observer.say(f"{file} cannot be tried: {error}")
-        return None
 
 
 def _owners(terms: Terms, state: RunState) -> Iterator[tuple[str, Participant]]:
