@@ -174,3 +174,25 @@ def test_a_run_that_is_over_is_not_resumed(folders: list[str]) -> None:
 
 def test_where_there_is_no_run_the_next_step_is_told(tmp_path: Path) -> None:
     assert "subfleet run quickstart" in invoke("runs", "list", "--runs", str(tmp_path)).stdout
+
+
+@pytest.mark.slow
+def test_a_comparison_says_what_accuracies_are_those_of(folders: list[str]) -> None:
+    for place, folder in enumerate(folders):
+        path = Path(folder) / "summary.json"
+        model = {"short": "w1/2 d1" if place == 1 else "full"} if place < 3 else None
+        figures = {"worst_tier": None, "subnets": 0.5}
+        told = json.loads(path.read_text(encoding="utf-8")) | {"model": model, "figures": figures}
+        path.write_text(json.dumps(told), encoding="utf-8")
+    first, second = json.loads(invoke("compare", *folders, "--json").stdout)
+    assert (first["model"], second["model"]) == ("full or w1/2 d1", "")
+    assert first["figures"] == {"subnets": pytest.approx(0.5)}, "what is blank in a run is no figure"
+    assert "full or w1/2 d1" in invoke("compare", *folders).stdout
+
+
+def test_a_run_of_which_nothing_was_folded_is_refused(folders: list[str]) -> None:
+    path = Path(folders[0]) / "summary.json"
+    path.write_text(json.dumps({"accuracy": None, "participation": 0.0, "rounds": []}), encoding="utf-8")
+    done = invoke("compare", *folders)
+    assert done.exit_code == ExitCode.CONFIG
+    assert "was folded, so that it has no accuracy; leave it out" in done.stderr

@@ -9,9 +9,11 @@ from xml.etree import ElementTree
 import pytest
 
 from subfleet.journal.records import ClientRow, RoundRecord, RunResult, participation_of
+from subfleet.methods.model_kinds import EvaluatedModel
 from subfleet.protocol.errors import FileError
 from subfleet.reporting import plots
 from subfleet.reporting.columns import CLIENT_COLUMNS, participation_text
+from subfleet.reporting.results import summary as summary_of
 from subfleet.reporting.results import write_results
 
 pytestmark = pytest.mark.slow  # drawing takes more than a second
@@ -180,3 +182,39 @@ def test_a_report_that_cannot_be_drawn_loses_nothing(tmp_path: Path, monkeypatch
     assert "a&lt;b" in page
     assert json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))["accuracy"] == 0.5
     assert len((tmp_path / "clients.csv").read_text(encoding="utf-8").splitlines()) == 5
+
+
+def test_what_the_accuracy_is_that_of_stands_in_every_file(tmp_path: Path) -> None:
+    model = EvaluatedModel(kind="trained", subnet="w1/2 d1", spec_id="a" * 16, untrained=0.25)
+    rounds = (ROUND, dataclasses.replace(ROUND, round=2, model=model))
+    result = dataclasses.replace(RESULT, rounds=rounds)
+    write_results(tmp_path, name="test", result=result)
+    words = "subnet w1/2 d1, the largest that devices have trained, 25.0% untrained"
+    told = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))["model"]
+    assert (told["kind"], told["subnet"], told["told"]) == ("trained", "w1/2 d1", words)
+    assert told["short"] == "w1/2 d1, 25.0% untrained"
+    with (tmp_path / "rounds.csv").open(encoding="utf-8", newline="") as file:
+        assert [row["model"] for row in csv.DictReader(file)] == ["the model", words]
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert f"Test accuracy of {words}: 0.5000" in page
+    assert f"Accuracy of {words} on the held-out samples." in page
+    assert result.told == f"Test accuracy of {words}: 0.5000"
+    nothing = dataclasses.replace(RESULT, accuracy=None, rounds=())
+    assert summary_of("test", nothing)["accuracy"] is None
+    assert nothing.told == "No round was folded, so that there is no accuracy"
+
+
+def test_what_nobody_has_measured_is_empty_wherever_it_would_stand(tmp_path: Path) -> None:
+    rows = tuple(dataclasses.replace(row, measured_peak_bytes=None) for row in ROUND.clients)
+    rounds = (dataclasses.replace(ROUND, clients=rows).untimed(),)
+    write_results(tmp_path, name="test", result=dataclasses.replace(RESULT, rounds=rounds))
+    with (tmp_path / "clients.csv").open(encoding="utf-8", newline="") as file:
+        row = next(csv.DictReader(file))
+    assert (row["seconds"], row["took_s"], row["measured_peak_bytes"]) == ("", "", "")
+    with (tmp_path / "rounds.csv").open(encoding="utf-8", newline="") as file:
+        assert next(csv.DictReader(file))["seconds"] == ""
+    cells = {column.title: column.cell(rounds[0].clients[0]) for column in CLIENT_COLUMNS}
+    assert (cells["seconds"], cells["measured MB"]) == ("-", "-")
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "Planned against measured" not in page
+    assert "0.0 s" not in page

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from subfleet.arrays.codecs import encode_changes
-from subfleet.elastic.model_state import ModelState, packed, unpacked
+from subfleet.elastic.model_state import packed, unpacked
 from subfleet.elastic.network import BUFFER_ROLES, Family, Network
 from subfleet.elastic.teaching import DistillationSettings
 from subfleet.methods import AnyMethod
@@ -150,7 +150,7 @@ class MethodContract:
         """By the checkpoint, of whose model every number was trained by somebody, or is told to be untrained."""
         terms = terms_with(self.method, self.model)
         terms = replace(terms, policies=replace(terms.policies, distillation=None))
-        first = ModelState.first(first_state(terms.network).shared)
+        first = first_state(terms.network)
         clients, samples, state = every_size(terms), drawn_samples(terms.network), first
         for round_number in (1, 2):
             folded = play(terms, state, clients, tmp_path, round_number)

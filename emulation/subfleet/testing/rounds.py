@@ -127,13 +127,16 @@ def ask(
 
 
 def first_state(network: Network) -> ModelState:
-    """A model whose every tensor is drawn, so that no error hides behind a zero; variances are 1 or more."""
+    """A model whose every tensor is drawn, so that no error hides behind a zero; variances are 1 or more.
+
+    Nobody has trained any of it.
+    """
     generator = torch.Generator().manual_seed(1)
     state = init_state(network, 0)
     drawn = {name: torch.randn(tensor.shape, generator=generator) for name, tensor in state.items()}
     roles = {name: decl.role for name, decl in network.tensors.items()}
-    return ModelState(
-        shared={name: 1 + tensor.abs() if roles[name] == "variance" else tensor for name, tensor in drawn.items()}
+    return ModelState.first(
+        {name: 1 + tensor.abs() if roles[name] == "variance" else tensor for name, tensor in drawn.items()}
     )
 
 

@@ -63,7 +63,7 @@ def _write(out: Path, found: "tuple[Comparison, ...]") -> None:
 
     try:
         out.mkdir(parents=True, exist_ok=True)
-        curves = {one.entrant.name: one.entrant.curve for one in found}
+        curves = {one.entrant.told: one.entrant.curve for one in found}
         (out / "comparison.svg").write_text(comparison_plot(curves), encoding="utf-8")
         (out / "comparison.csv").write_text(as_csv(found), encoding="utf-8")
         (out / "comparison.md").write_text(as_markdown(found), encoding="utf-8")

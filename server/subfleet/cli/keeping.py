@@ -41,6 +41,7 @@ def listed(folder: Runs = _FOLDER, json: Json = False, verbose: Verbose = False)
             typer.echo(f"there is no run in {folder}; begin one with: subfleet run quickstart")
         for one in found:
             reached = "not over" if one["accuracy"] is None else f"accuracy {one['accuracy']:.4f}"
+            reached += f" of {one['model']}" if one["model"] else ""
             typer.echo(f"{one['folder']}: {one['method']}, {one['rounds']} rounds, seed {one['seed']}, {reached}")
 
 
@@ -209,4 +210,5 @@ def _described(place: Path) -> dict[str, Any]:
         "host": run.host.type,
         "over": over is not None,
         "accuracy": None if over is None else over["accuracy"],
+        "model": None if over is None else (over.get("model") or {}).get("told"),
     }

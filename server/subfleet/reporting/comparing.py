@@ -83,6 +83,11 @@ class Entrant:
         return " or ".join(dict.fromkeys(told))
 
     @property
+    def told(self) -> str:
+        """Its name, with what its accuracies are those of."""
+        return f"{self.name} ({self.model})" if self.model else self.name
+
+    @property
     def curve(self) -> Mapping[int, list[float]]:
         """Accuracies after each round that every run has, by the round."""
         by_round: dict[int, list[float]] = {}

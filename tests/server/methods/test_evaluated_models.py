@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from subfleet.elastic.evaluate import evaluate
-from subfleet.elastic.model_state import ModelState
 from subfleet.folding import examining
 from subfleet.folding.examining import Examiner
 from subfleet.folding.views import Views
@@ -47,12 +46,8 @@ def _small(terms: Terms, count: int = 3) -> list[Client]:
     return [Client(name=f"client{place}", size=place % most, samples=place + 1) for place in range(count)]
 
 
-def _first(terms: Terms) -> ModelState:
-    return ModelState.first(first_state(terms.network).shared)
-
-
 def _told(terms: Terms, clients: list[Client], folder: Path) -> EvaluatedModel:
-    folded = play(terms, _first(terms), clients, folder)
+    folded = play(terms, first_state(terms.network), clients, folder)
     return examined(terms, folded, drawn_samples(terms.network)).model
 
 
@@ -64,7 +59,7 @@ def test_every_method_with_a_size_as_its_parameter_is_tried() -> None:
 def test_it_is_what_devices_have_trained_and_what_the_checkpoint_holds(case: str, tmp_path: Path) -> None:
     method, changes = CASES[case]
     terms = terms_with(method, **changes)
-    first, samples, clients = _first(terms), drawn_samples(terms.network), _small(terms)
+    first, samples, clients = first_state(terms.network), drawn_samples(terms.network), _small(terms)
     folded = play(terms, first, clients, tmp_path)
     told, found = examined(terms, folded, samples), from_outside(terms, first, folded, samples)
     assert not found.untrained, f"{found.untrained:.1%} of {told.model.told} was trained by nobody"
@@ -87,7 +82,7 @@ def test_the_size_that_is_trained_has_its_name_and_the_whole_model_has_none(tmp_
 def test_the_largest_that_was_ever_trained_stays_the_model(tmp_path: Path) -> None:
     terms = terms_with(HeteroFL())
     last = len(terms.space) - 1
-    folded = play(terms, _first(terms), [Client(name="a", size=last - 1)], tmp_path)
+    folded = play(terms, first_state(terms.network), [Client(name="a", size=last - 1)], tmp_path)
     assert folded.state.model == terms.space[last - 1]
     folded = play(terms, folded.state, [Client(name="a", size=0)], tmp_path, 2)
     assert folded.state.model == terms.space[last - 1]
@@ -99,7 +94,7 @@ def test_the_largest_that_was_ever_trained_stays_the_model(tmp_path: Path) -> No
 def test_subnets_that_together_are_the_whole_network_make_it_the_model(tmp_path: Path) -> None:
     terms = terms_with(HeteroFL())
     lacking = held_places(terms.network, terms.space[0])
-    state = replace(_first(terms), untrained=lacking, model=terms.space[1])
+    state = replace(first_state(terms.network), untrained=lacking, model=terms.space[1])
     assert play(terms, state, [], tmp_path).state.model == terms.space[1]
     folded = play(terms, state, [Client(name="a", size=0)], tmp_path).state
     assert not folded.untrained
@@ -139,7 +134,7 @@ def test_models_that_clients_have_are_told_as_a_mean(name: str, told: str, tmp_p
 def test_a_mean_over_clients_is_over_all_that_have_taken_part(tmp_path: Path) -> None:
     terms = terms_with(Standalone())
     samples, (ada, bob) = drawn_samples(terms.network), _small(terms, 2)
-    before = play(terms, _first(terms), [ada, bob], tmp_path)
+    before = play(terms, first_state(terms.network), [ada, bob], tmp_path)
     alone = [examined(terms, replace(before, clients=(one,)), samples).accuracy for one in before.clients]
     after = play(terms, before.state, [ada], tmp_path, 2)
     (moved,) = after.clients
@@ -155,7 +150,7 @@ def test_models_that_nobody_has_moved_are_not_evaluated_again(tmp_path: Path, mo
     terms = terms_with(METHODS["clustered"]())
     samples, counted = drawn_samples(terms.network), list[str]()
     clients = [Client(name=name, size=size) for name, size in (("a", 0), ("b", 0), ("c", 1))]
-    before = play(terms, _first(terms), clients, tmp_path)
+    before = play(terms, first_state(terms.network), clients, tmp_path)
     after = play(terms, before.state, clients[2:], tmp_path, 2)
     seats = {one.name: seat_of(terms, one, BlobStore(tmp_path)) for one in clients}
     real = evaluate
