@@ -101,9 +101,9 @@ def test_costs_by_hand() -> None:
 
 def test_seconds_of_a_clock_that_stands_are_not_told() -> None:
     timed = result_of(record(1, 10.0, ROW))
-    (standing,) = timed.untimed().rounds
+    (standing,) = timed.unmeasured().rounds
     assert (standing.seconds, standing.clients[0].seconds, standing.clients[0].took_s) == (None, None, None)
-    costs = costs_of(timed.untimed())
+    costs = costs_of(timed.unmeasured())
     assert (costs.rounds, costs.clients) == (None, None)
     assert costs.expected_rounds == Timing(mean_s=1.75, deviation_s=0.0, count=1)
 

@@ -92,8 +92,8 @@ class EvaluationRecord:
     seconds: float | None
     clients: tuple[EvaluationRow, ...]
 
-    def untimed(self) -> "EvaluationRecord":
-        """The same without seconds; see `RunResult.untimed`."""
+    def unmeasured(self) -> "EvaluationRecord":
+        """The same without seconds; see `RunResult.unmeasured`."""
         return replace(self, seconds=None, clients=tuple(replace(row, seconds=None) for row in self.clients))
 
     @property

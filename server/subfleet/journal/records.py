@@ -199,9 +199,9 @@ class RoundRecord:
         symbols = "" if self.perplexity is None else f", perplexity {self.perplexity:.4g}"
         return f"accuracy {self.accuracy:.4f}{symbols}"
 
-    def untimed(self) -> "RoundRecord":
-        """The same without seconds that were measured; see `RunResult.untimed`."""
-        rows = tuple(replace(row, seconds=None, took_s=None) for row in self.clients)
+    def unmeasured(self) -> "RoundRecord":
+        """The same without what devices are to measure; see `RunResult.unmeasured`."""
+        rows = tuple(replace(row, seconds=None, took_s=None, measured_peak_bytes=None) for row in self.clients)
         return replace(self, seconds=None, clients=rows)
 
     @property
@@ -292,12 +292,15 @@ class RunResult:
     ended_early: str = ""
     programs_from: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
-    def untimed(self) -> "RunResult":
-        """The same without seconds: those of a clock that stands while devices work say nothing of these."""
+    def unmeasured(self) -> "RunResult":
+        """The same without seconds and peaks of memory.
+
+        A process that devices share, and a clock that stands while they work, say nothing of any of them.
+        """
         return replace(
             self,
-            rounds=tuple(one.untimed() for one in self.rounds),
-            evaluations=tuple(one.untimed() for one in self.evaluations),
+            rounds=tuple(one.unmeasured() for one in self.rounds),
+            evaluations=tuple(one.unmeasured() for one in self.evaluations),
             generations=tuple(replace(one, seconds=None) for one in self.generations),
         )
 

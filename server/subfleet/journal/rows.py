@@ -118,7 +118,7 @@ def _client_row(terms: Terms, close: Close, seat: Seat, traffic: Traffic, weight
         uplink_budget_bytes=seat.budget.uplink_bytes if seat.budget is not None else None,
         update_bytes=_update_bytes(terms, close, seat),
         planned_peak_bytes=seat.task.planned_peak_bytes if seat.task is not None else 0,
-        measured_peak_bytes=(seat.result.measured_peak_bytes or None) if seat.result is not None else None,
+        measured_peak_bytes=seat.result.measured_peak_bytes if seat.result is not None else None,
         bytes_down=down,
         bytes_up=up,
         seconds=seat.result.seconds if seat.result is not None else None,

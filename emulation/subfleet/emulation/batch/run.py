@@ -199,12 +199,12 @@ class _Notes:
         self._observer.say(text)
 
     def round_finished(self, record: RoundRecord) -> None:
-        self.rounds.append(record.untimed())
+        self.rounds.append(record.unmeasured())
         self._observer.round_finished(self.rounds[-1])
 
     def evaluated(self, record: EvaluationRecord) -> None:
         """Devices have evaluated the model."""
-        self._observer.evaluated(record.untimed())
+        self._observer.evaluated(record.unmeasured())
 
     def progressed(self, progress: Progress) -> None:
         """How far a round is."""
@@ -321,5 +321,5 @@ def _result(stage: _Stage, turns: int, terms: Terms) -> BatchResult:
         own=MappingProxyType(dict(_owners(terms, server.state))),
         turns=turns,
         logical_seconds=stage.clock(),
-        result=replace(result, model_path=None, supernet_path=None).untimed(),
+        result=replace(result, model_path=None, supernet_path=None).unmeasured(),
     )
