@@ -19,6 +19,7 @@ from subfleet.elastic.building import init_state, network_of
 from subfleet.elastic.cost import estimate_cost
 from subfleet.elastic.lineage import Lineage, Replicated
 from subfleet.elastic.model_state import ModelState, packed
+from subfleet.elastic.spaces import uniform_space
 from subfleet.export.cache import CacheFolder
 from subfleet.journal.database import open_database
 from subfleet.journal.journal import Journal, begin_run
@@ -33,6 +34,7 @@ from subfleet.settings.parts import parts_of
 from subfleet.settings.reading import read_run, read_runs
 from subfleet.settings.run import Run
 from subfleet.settings.taking import networks_of, with_model
+from subfleet.testing.subnets import held_places
 
 SMALL = ("model.widths=[64]", "model.depths=[1]")
 
@@ -369,3 +371,23 @@ def test_networks_are_listed_by_their_cost_with_the_accuracy_of_a_run_that_has_o
     assert table.stdout.index("first") < table.stdout.index("m2") < table.stdout.index("m1")
     missing = CliRunner().invoke(app, ["runs", "networks", "grow", "--runs", str(grown)])
     assert (missing.exit_code != 0, "did you mean 'grown'" in missing.stderr) == (True, True)
+
+
+@pytest.mark.slow
+def test_a_run_that_trained_a_subnet_alone_says_so_and_whose_weights_are_taken_knows_it(grown: Path) -> None:
+    part = grown / "part"
+    part.mkdir()
+    run = read_run("quickstart", SMALL)
+    network = network_of(run.model)
+    size = uniform_space(network, (0.5, 1.0))[0]
+    marks = {name: ~mark for name, mark in held_places(network, size).items() if not mark.all()}
+    state = replace(ModelState.first(init_state(network, 1)), untrained=marks, model=size)
+    keep_run(part, run)
+    (part / SUMMARY).write_text(json.dumps({"accuracy": 0.75}), encoding="utf-8")
+    save_file(packed(state), part / MODEL)
+    (row,) = json.loads(CliRunner().invoke(app, ["runs", "networks", "part", "--runs", str(grown), "--json"]).stdout)
+    cost = estimate_cost(network, size, batch_size=1)
+    assert (row["subnet"], row["forward_macs"], row["parameters"]) == (size.name, cost.forward_macs, cost.parameters)
+    taken = first_model(with_model(taking(run="part", weights=True), grown), part)
+    assert taken.untrained.keys() == marks.keys()
+    assert all(mark.equal(taken.untrained[name]) for name, mark in marks.items())
