@@ -1,8 +1,12 @@
 """What a run keeps of its model, as one flat mapping and back."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from subfleet.elastic.families.records.residual import Mlp
+from subfleet.elastic.lineage import Copied, Lineage
 from subfleet.elastic.model_state import ModelState, packed, unpacked
 from subfleet.protocol.errors import ConfigError, ProtocolError
 from subfleet.protocol.subnet import Explicit, Prefix, SubnetSpec
@@ -50,3 +54,23 @@ def test_what_is_no_packed_state_is_refused() -> None:
         unpacked({"elsewhere/a": torch.zeros(1)})
     with pytest.raises(ProtocolError):
         unpacked({"sizes/json": torch.tensor([91, 49, 93], dtype=torch.uint8)})
+
+
+def test_marks_of_the_untrained_and_the_model_are_packed_with_it_and_weigh_nothing() -> None:
+    marked = replace(STATE, untrained={"b": torch.tensor([True])}, model=SIZES[0])
+    back = unpacked(packed(STATE.with_network("m1", replace(marked, sizes=())))).of("m1")
+    assert (back.untrained, back.model) == (marked.untrained, SIZES[0])
+    assert marked.tensor_bytes == STATE.tensor_bytes
+    turned = marked.mapped(lambda tensors: {name: -tensor for name, tensor in tensors.items()})
+    assert turned.untrained == marked.untrained, "which no arithmetic is done with"
+    ordered = marked.ordered(lambda lineage: ("b", "a"))
+    assert (ordered.untrained, ordered.model) == (marked.untrained, SIZES[0])
+
+
+def test_drawn_weights_are_untrained_and_those_of_another_network_are_not() -> None:
+    drawn = ModelState.first(STATE.shared)
+    assert {name: bool(mark.all()) for name, mark in drawn.untrained.items()} == {"a": True, "b": True}
+    config = Mlp(input_shape=(1,), class_count=2, widths=(4,), depths=(1,), group_size=2)
+    inherited = Lineage(id="m1", config=config, parent="", map=Copied(), born_round=1)
+    assert not ModelState.first(STATE.shared, inherited).untrained
+    assert ModelState.first(STATE.shared, Lineage(id="m2", config=config)).untrained
