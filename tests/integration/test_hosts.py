@@ -51,6 +51,9 @@ epochs = 4
 batch_size = 16
 learning_rate = 0.1
 
+[clock]
+step_s = 60.0
+
 [data]
 name = "digits"
 samples = 240
