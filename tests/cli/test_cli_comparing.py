@@ -196,3 +196,20 @@ def test_a_run_of_which_nothing_was_folded_is_refused(folders: list[str]) -> Non
     done = invoke("compare", *folders)
     assert done.exit_code == ExitCode.CONFIG
     assert "was folded, so that it has no accuracy; leave it out" in done.stderr
+
+
+@pytest.mark.slow
+def test_runs_whose_updates_were_altered_say_so_beside_the_others(folders: list[str]) -> None:
+    assert "outliers" not in invoke("compare", *folders).stdout
+    kinds = [
+        {"scaled": {"eve": 2}, "left_out": {}},
+        {"left_out": {"bob": 1}, "scaled": {"bob": 1}},
+        {"reported": {"bob": 1}},
+    ]
+    for folder, outliers in zip(folders[3:], kinds, strict=True):
+        path = Path(folder) / "summary.json"
+        told = {**json.loads(path.read_text(encoding="utf-8")), "outliers": outliers}
+        path.write_text(json.dumps(told), encoding="utf-8")
+    first, second = json.loads(invoke("compare", *folders, "--json").stdout)
+    assert first["outliers"] == ""
+    assert second["outliers"] == "scaled in 2 of 3, left out in 1 of 3, reported in 1 of 3"

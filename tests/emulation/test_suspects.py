@@ -1,4 +1,4 @@
-"""A device that trains, and then sends 10^6 times what it learned, costs a real run nothing but itself."""
+"""A device that trains, and then sends 10^6 times what it learned, costs a run nothing but itself."""
 
 from dataclasses import replace
 from typing import Any
@@ -33,16 +33,26 @@ def statuses(result: BatchResult) -> list[str]:
 
 @pytest.mark.parametrize("honest", [3, 2])
 def test_a_run_is_as_good_as_that_of_the_honest_ones(honest: int, exports: AwaitedExports) -> None:
+    excluding = SuspicionSettings(outliers="exclude")
     alone = run_batch(fleet(attacked=False, honest=honest), exports)
-    attacked = run_batch(fleet(attacked=True, honest=honest), exports)
+    attacked = run_batch(fleet(attacked=True, honest=honest, suspicion=excluding), exports)
     assert attacked.model == alone.model
     assert attacked.rounds[-1].accuracy == alone.rounds[-1].accuracy > 0.3
     assert [status.split(":")[0] for status in statuses(attacked)] == ["refused", "skipped", "skipped"]
 
 
+def test_scaled_down_it_costs_next_to_nothing(exports: AwaitedExports) -> None:
+    """By default a fleet with an attacker is watched."""
+    alone = run_batch(fleet(attacked=False, honest=3), exports)
+    attacked = run_batch(fleet(attacked=True, honest=3), exports)
+    assert attacked.rounds[-1].accuracy >= alone.rounds[-1].accuracy - 0.02
+    assert set(statuses(attacked)) == {"folded"}
+    assert attacked.result.method_status.endswith("updates scaled down: eve in 3 (of 3 rounds)")
+
+
 def test_a_run_that_suspects_nobody_is_spoiled(exports: AwaitedExports) -> None:
     """What the others are spared."""
-    off = SuspicionSettings(change_factor=0, loss_factor=0)
+    off = SuspicionSettings(outliers="off")
     spoiled = run_batch(fleet(attacked=True, honest=3, suspicion=off), exports)
     assert statuses(spoiled)[0] == "folded"
     assert spoiled.rounds[0].loss > 1000

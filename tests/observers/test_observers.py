@@ -38,7 +38,7 @@ class Heard:
 def row(name: str, status: str = "folded", **changes: Any) -> ClientRow:
     figures: dict[str, Any] = dict.fromkeys(ClientRow.__dataclass_fields__, 0)
     words = {"client_id": name, "device": "d", "runtime": "onnx", "spec": "w1", "spec_id": "1", "status": status}
-    later = dict.fromkeys(("wanted", "refusals", "lowered", "limit"), "")
+    later = dict.fromkeys(("wanted", "refusals", "lowered", "outlier", "limit"), "")
     return ClientRow(**{**figures, **later, **words, **changes})
 
 

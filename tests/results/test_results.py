@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from subfleet.journal.outliers import counted_outliers
 from subfleet.journal.records import ClientRow, RoundRecord, RunResult, participation_of
 from subfleet.methods.model_kinds import EvaluatedModel
 from subfleet.protocol.errors import FileError
@@ -15,6 +16,7 @@ from subfleet.reporting import plots
 from subfleet.reporting.columns import CLIENT_COLUMNS, participation_text
 from subfleet.reporting.results import summary as summary_of
 from subfleet.reporting.results import write_results
+from subfleet.reporting.telling import ending_lines
 
 pytestmark = pytest.mark.slow  # drawing takes more than a second
 
@@ -93,6 +95,43 @@ def test_summary_and_tables_hold_every_round_and_client(tmp_path: Path) -> None:
     with (tmp_path / "rounds.csv").open(encoding="utf-8", newline="") as file:
         told = [(row["limits"], row["participation"], row["left_out"]) for row in csv.DictReader(file)]
     assert told == [("1 memory", "0.5", "1 skipped: memory")] * 2
+
+
+FAR = "its change of weights is 20 times the median"
+SCALED = dataclasses.replace(FOLDED, client_id="eve", scale=0.25, outlier=FAR, lowered=f"scaled by 0.25, as {FAR}")
+REPORTED = dataclasses.replace(FOLDED, client_id="bob", outlier=FAR)
+REFUSED = dataclasses.replace(FOLDED, client_id="cyd", status="refused: it is not finite", outlier="it is not finite")
+
+
+def test_whose_updates_were_altered_stands_in_summary_report_rows_and_on_the_screen(tmp_path: Path) -> None:
+    rounds = tuple(
+        dataclasses.replace(ROUND, round=number, clients=clients)
+        for number, clients in enumerate([(FOLDED, SCALED, REPORTED), (FOLDED, SCALED, REFUSED)], 1)
+    )
+    result = dataclasses.replace(RESULT, rounds=rounds)
+    write_results(tmp_path, name="test", result=result)
+    told = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))["outliers"]
+    assert told == {"scaled": {"eve": 2}, "left_out": {"cyd": 1}, "reported": {"bob": 1}}
+    words = [
+        "pdates scaled down: eve in 2 (of 2 rounds)",
+        "pdates left out: cyd in 1 (of 2 rounds)",
+        "pdates far from the others, which counted as they are: bob in 1 (of 2 rounds)",
+    ]
+    report, lines = (tmp_path / "report.html").read_text(encoding="utf-8"), list(ending_lines(result))
+    assert all(f"<p>U{text}.</p>" in report for text in words)
+    assert lines[:3] == [f"U{text}" for text in words]
+    assert counted_outliers(rounds).altered == tuple(f"u{text}" for text in words[:2])
+    state = next(column for column in CLIENT_COLUMNS if column.title == "state")
+    assert state.cell(SCALED) == f"folded; scaled by 0.25, as {FAR}"
+    assert state.cell(REPORTED) == f"folded; reported: {FAR}"
+    assert state.cell(REFUSED) == "refused: it is not finite"
+
+
+def test_of_many_clients_those_with_most_rounds_are_named() -> None:
+    rows = [dataclasses.replace(SCALED, client_id=f"client-{place}") for place in range(1, 6)]
+    rounds = [dataclasses.replace(ROUND, clients=tuple(rows)), dataclasses.replace(ROUND, clients=tuple(rows[3:]))]
+    (told,) = counted_outliers(rounds).altered
+    assert told == "updates scaled down: client-4 in 2, client-5 in 2, client-1 in 1 and 2 more clients (of 2 rounds)"
 
 
 def test_what_it_took_is_told_of_the_run_and_of_each_round(tmp_path: Path) -> None:

@@ -23,8 +23,9 @@ FOUR = ("ada", "bob", "cyd", "eve")
 HONEST = {"ada": 1.0, "bob": 1.1, "cyd": 0.9}
 
 
-def terms(names: Sequence[str] = FOUR, **suspicion: Any) -> Terms:
-    return terms_of(min_clients=len(names), rounds=9, suspicion=SuspicionSettings(**suspicion))
+def terms(names: Sequence[str] = FOUR, *, outliers: Any = "exclude", **suspicion: Any) -> Terms:
+    settings = SuspicionSettings(outliers=outliers, **suspicion)
+    return terms_of(min_clients=len(names), rounds=9, suspicion=settings)
 
 
 def answered(terms: Terms, state: RunState, names: Sequence[str], now_s: float) -> RunState:
@@ -121,6 +122,58 @@ def test_where_all_are_far_outside_nobody_is_to_blame() -> None:
     )
 
 
+@pytest.mark.parametrize(("outliers", "scale"), [("auto", 1e-10), ("scale", 1e-10), ("report", 1.0), ("off", 1.0)])
+def test_a_change_far_outside_is_folded_as_the_run_says(outliers: str, scale: float) -> None:
+    four = terms(outliers=outliers)
+    state, actions = trained(four, RunState(), {**HONEST, "eve": 1e6})
+    assert folding(actions) == list(FOUR)
+    (fold,) = [action for action in actions if isinstance(action, Fold)]
+    assert {seat.client_id: seat.scale for seat in fold.seats} == {
+        **dict.fromkeys(HONEST, 1.0),
+        "eve": pytest.approx(scale),
+    }
+    why = {seat.client_id: seat.outlier for seat in fold.seats if seat.outlier}
+    said = "its change of weights is 1e+06 times the median of the round, but may be 10 times at most"
+    assert why == ({} if outliers == "off" else {"eve": said})
+    state, actions = after(four, state, 1.0)
+    assert set(closed(actions).values()) == {"done"}
+    assert state.suspicion.excluded == {}
+
+
+def test_where_all_are_far_outside_all_are_scaled_alike() -> None:
+    three = terms(FOUR[1:], outliers="scale")
+    state, _ = trained(three, RunState(), dict.fromkeys(FOUR[1:], 1.0))
+    state, _ = after(three, state, 1.0)
+    _, actions = trained(three, state, dict.fromkeys(FOUR[1:], 20.0))
+    (fold,) = [action for action in actions if isinstance(action, Fold)]
+    assert [seat.scale for seat in fold.seats] == [0.25] * 3
+
+
+@pytest.mark.parametrize(
+    ("outliers", "loss", "goes_on"), [("report", 1e9, True), ("off", 1e9, True), ("off", math.nan, False)]
+)
+def test_where_nobody_may_be_left_out_a_round_that_diverged_stands_or_falls_as_a_whole(
+    outliers: str, loss: float, goes_on: bool
+) -> None:
+    four = terms(outliers=outliers)
+    state, _ = trained(four, RunState(), {**HONEST, "eve": 9.0})
+    state, actions = after(four, state, loss)
+    assert not [action for action in actions if isinstance(action, Fold)]
+    assert [action for action in actions if isinstance(action, Close)] == (list(actions[:1]) if goes_on else [])
+    assert state.folded_round == (1 if goes_on else 0)
+
+
+@pytest.mark.slow
+def test_a_server_that_dies_before_a_scaled_fold_folds_with_the_same_scale(tmp_path: Path) -> None:
+    four = terms(outliers="scale")
+    engine = open_database(tmp_path)
+    journal = Journal(engine, begin_run(engine, name="test", settings="{}", round_count=9))
+    state, actions = trained(four, RunState(), {**HONEST, "eve": 77.7})
+    journal.save(RunState(), state)
+    assert resume_actions(four, journal.load(9.0)) == tuple(one for one in actions if isinstance(one, Fold))
+    assert 0 < state.seats["eve"].scale < 1
+
+
 @pytest.mark.parametrize("loss", [math.nan, math.inf, 12.0])
 def test_a_fold_that_diverged_is_done_again_without_the_most_suspect(loss: float) -> None:
     three = terms(FOUR[1:])
@@ -142,7 +195,7 @@ def test_a_fold_that_diverged_is_done_again_without_the_most_suspect(loss: float
 
 def test_suspects_are_twice_as_many_each_time_and_in_the_order_of_their_change() -> None:
     names = tuple("abcdefgh")
-    eight = terms(names, change_factor=0)
+    eight = terms(names, outliers="scale")
     state, actions = trained(eight, RunState(), {name: float(place) for place, name in enumerate(names, 1)})
     assert folding(actions) == list(names)
     for left in ("abcdefg", "abcdef", "abcd"):

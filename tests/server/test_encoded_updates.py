@@ -21,7 +21,7 @@ from subfleet.elastic.merges import CoordinateMedian
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.update_form import UpdateForm, update_bytes
 from subfleet.folding.folding import Folding
-from subfleet.folding.updates import check_update, read_change
+from subfleet.folding.updates import Magnitude, check_update, read_change
 from subfleet.methods.anycostfl import AnycostFL
 from subfleet.methods.heterofl import HeteroFL
 from subfleet.methods.policies import Ask, Draw
@@ -116,7 +116,7 @@ def test_running_statistics_are_folded_as_they_were_measured(tmp_path: Path, cod
 
 def checked(form: UpdateForm, path: Path) -> None:
     """Look at an update as when it comes."""
-    check_update(form, path, limits=dict.fromkeys(form.shapes, 2.0**20))
+    check_update(form, path, magnitudes=dict.fromkeys(form.shapes, Magnitude(largest_change=2.0**20)))
 
 
 @pytest.mark.slow

@@ -20,12 +20,14 @@ from subfleet.elastic.server_optimisers import SERVER_OPTIMISERS, AnyServerOptim
 from subfleet.elastic.update_form import UpdateForm
 from subfleet.folding.checkpoint import checkpoint_path, load_checkpoint, save_checkpoint
 from subfleet.folding.folding import FoldedModel, Folding
-from subfleet.folding.updates import check_update, subnet_weights
+from subfleet.folding.updates import Magnitude, check_update, subnet_weights
 from subfleet.methods import Method
 from subfleet.methods.fedadam import FedAdam
 from subfleet.methods.fedavg import FedAvg
+from subfleet.methods.fedfa import FedFA
 from subfleet.methods.fedyogi import FedYogi
 from subfleet.methods.heterofl import HeteroFL
+from subfleet.methods.standalone import Standalone
 from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.update_codecs import Uncompressed
 from subfleet.rounds.state import Seat
@@ -37,7 +39,7 @@ PLAN = terms_of()
 NETWORK = network_of(PLAN.config.model)
 STATE = init_state(NETWORK, 0)
 WHOLE = UpdateForm.of(NETWORK, NETWORK.full_spec(), Uncompressed())
-LIMITS = {name: largest_change(name, tensor) for name, tensor in STATE.items()}
+MAGNITUDES = {name: Magnitude(largest_change=largest_change(name, tensor)) for name, tensor in STATE.items()}
 
 
 def fold(
@@ -217,25 +219,58 @@ FIRST = next(iter(STATE))
         _change(**{FIRST: np.zeros(STATE[FIRST].shape, dtype=np.float64)}),
         _change(**{FIRST: np.full(STATE[FIRST].shape, np.inf, dtype=np.float32)}),
         _change(**{FIRST: np.full(STATE[FIRST].shape, np.nan, dtype=np.float32)}),
-        _change(**{FIRST: np.full(STATE[FIRST].shape, -1.01 * LIMITS[FIRST], dtype=np.float32)}),
+        _change(**{FIRST: np.full(STATE[FIRST].shape, -1.01 * MAGNITUDES[FIRST].largest_change, dtype=np.float32)}),
     ],
 )
 def test_what_cannot_be_folded_is_refused_when_it_comes(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "update").write_bytes(content)
     with pytest.raises(ProtocolError):
-        check_update(WHOLE, tmp_path / "update", limits=LIMITS)
+        check_update(WHOLE, tmp_path / "update", magnitudes=MAGNITUDES)
 
 
 def test_what_may_just_be_folded_is_accepted_and_folded(tmp_path: Path) -> None:
     """What is accepted when it comes is refused by no fold."""
     blobs = BlobStore(tmp_path)
     seats = _seats(blobs, {"ada": 3, "bob": 10})
-    largest = _change(**{FIRST: np.full(STATE[FIRST].shape, -LIMITS[FIRST], dtype=np.float32)})
+    largest = _change(**{FIRST: np.full(STATE[FIRST].shape, -MAGNITUDES[FIRST].largest_change, dtype=np.float32)})
     assert seats[1].result is not None
     ref = blobs.add(largest)
-    check_update(WHOLE, blobs.path(ref), limits=LIMITS)
+    check_update(WHOLE, blobs.path(ref), magnitudes=MAGNITUDES)
     seats[1] = replace(seats[1], result=replace(seats[1].result, blob=ref))
     assert not fold(HeteroFL(), seats, blobs).refused
+
+
+@pytest.mark.parametrize("merge", [None, CoordinateMedian()], ids=["mean", "median"])
+@pytest.mark.parametrize(
+    "method", [FedAvg(), HeteroFL(weighting="samples"), FedFA(), FedAdam()], ids=lambda one: one.TYPE
+)
+def test_a_scaled_update_counts_as_a_smaller_one_of_fewer_samples(
+    method: Method, merge: CoordinateMedian | None, tmp_path: Path
+) -> None:
+    """With powers of two to the bit, whatever else a method does with changes and weights."""
+    blobs = BlobStore(tmp_path)
+    scaled = _seats(blobs, {"ada": 3, "bob": 16, "cyd": 7})
+    scaled[1] = replace(scaled[1], scale=0.25, outlier="it is far")
+    smaller = _seats(blobs, {"ada": 3, "bob": 4, "cyd": 7})
+    assert smaller[1].result is not None
+    arrays = decode_arrays(blobs.path(smaller[1].result.blob).read_bytes())
+    ref = blobs.add(encode_arrays({name: 0.25 * array for name, array in arrays.items()}))
+    smaller[1] = replace(smaller[1], result=replace(smaller[1].result, blob=ref))
+    changes = {} if merge is None else {"merge": merge}
+    found, expected = (fold(method, seats, blobs, **changes).state.shared for seats in (scaled, smaller))
+    unscaled = fold(method, [scaled[0], replace(scaled[1], scale=1.0), scaled[2]], blobs, **changes).state.shared
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert not all(torch.equal(found[name], unscaled[name]) for name in unscaled)
+
+
+def test_what_a_client_has_to_itself_is_never_scaled(tmp_path: Path) -> None:
+    blobs = BlobStore(tmp_path)
+    seats = _seats(blobs, {"ada": 3, "bob": 16, "cyd": 7})
+    scaled = [seats[0], replace(seats[1], scale=0.25, outlier="it is far"), seats[2]]
+    found, expected = (fold(Standalone(), one, blobs).state.copies for one in (scaled, seats))
+    assert found.keys() == expected.keys() == {"ada", "bob", "cyd"}
+    for client_id, copies in expected.items():
+        assert all(torch.equal(found[client_id][name], tensor) for name, tensor in copies.items())
 
 
 def test_an_update_is_measured_by_the_kind_of_its_tensors(tmp_path: Path) -> None:
@@ -246,14 +281,14 @@ def test_an_update_is_measured_by_the_kind_of_its_tensors(tmp_path: Path) -> Non
     values = {name: 4.0 if name in head else 3.0 if name in form.exact else 2.0 for name in state}
     arrays = {name: np.full(tensor.shape, -values[name], np.float32) for name, tensor in state.items()}
     (tmp_path / "update").write_bytes(encode_arrays(arrays))
-    limits = dict.fromkeys(state, 4.0)
-    found = check_update(form, tmp_path / "update", limits=limits, own=frozenset(head))
-    assert found == ChangeSize(weights=2.0, statistics=3.0, own=4.0)
+    held = {name: Magnitude(largest_change=4.0, mean_square=values[name] ** 2 / 4) for name in state}
+    found = check_update(form, tmp_path / "update", magnitudes=held, own=frozenset(head))
+    assert found == ChangeSize(weights=2.0, statistics=3.0, own=4.0, held_weights=1.0, held_statistics=1.5)
     arrays[FIRST][:] = 0
     (tmp_path / "update").write_bytes(encode_arrays(arrays))
     weights = [arrays[name] for name in state if values[name] == 2.0]
     rms = np.sqrt(np.mean(np.square(np.concatenate([array.ravel() for array in weights]).astype(np.float64))))
-    found = check_update(form, tmp_path / "update", limits=limits, own=frozenset(head))
+    found = check_update(form, tmp_path / "update", magnitudes=held, own=frozenset(head))
     assert found.weights == pytest.approx(rms, rel=1e-12)
 
 

@@ -1,15 +1,21 @@
 """Which updates are far from the others, who stands out most, and when a folded model has diverged."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from subfleet.protocol.training import OptimiserSettings, TrainingSettings
 from subfleet.rounds.suspicion import (
+    MOST_GROWTH,
     ChangeSize,
     divergence,
     most_suspect,
-    outsiders,
+    outliers_of,
+    travel,
     usual_change,
 )
 from subfleet.settings.suspicion import SuspicionSettings
@@ -23,14 +29,94 @@ def sizes(**weights: float) -> dict[str, ChangeSize]:
 
 def test_a_change_above_ten_times_the_median_of_four_is_outside() -> None:
     inside = sizes(ada=1.0, bob=1.2, cyd=0.8, dan=10.0)
-    assert outsiders(inside, (), SETTINGS) == {}
-    found = outsiders({**inside, "dan": ChangeSize(weights=10.01)}, (), SETTINGS)
-    assert found == {"dan": "its change of weights is 10 times the median of the round, but may be 10 times at most"}
+    assert outliers_of(inside, (), SETTINGS) == {}
+    found = outliers_of({**inside, "dan": ChangeSize(weights=20.0)}, (), SETTINGS)
+    assert found["dan"].why == "its change of weights is 20 times the median of the round, but may be 10 times at most"
+    assert found["dan"].scale == 0.25
+    assert set(found) == {"dan"}
+
+
+@given(times=st.floats(1, 1e12))
+def test_the_further_off_an_update_is_the_less_it_moves_the_model(times: float) -> None:
+    """At the limit nothing jumps; beyond it neither the change nor its weight ever grows again."""
+    (near, far) = (
+        outliers_of(sizes(ada=1.0, bob=1.0, cyd=1.0, eve=10 * factor), (), SETTINGS) for factor in (times, 2 * times)
+    )
+    assert ("eve" in near) == (10 * times > 10)
+    scale = near["eve"].scale if near else 1.0
+    assert scale == pytest.approx(times**-2)
+    assert 2 * far["eve"].scale < scale
+    assert 0 < far["eve"].scale < 1
+
+
+def test_a_longer_training_explains_a_larger_change() -> None:
+    short, long = ChangeSize(weights=1.0, travel=1.0), ChangeSize(weights=29.0, travel=9.0)
+    four = {"ada": short, "bob": short, "cyd": short, "dan": long}
+    assert outliers_of(four, (), SETTINGS) == {}
+    assert set(outliers_of({**four, "dan": replace(long, weights=31.0)}, (), SETTINGS)) == {"dan"}
+    # Who trains less than the others may move as far as they do.
+    assert outliers_of({**four, "dan": replace(long, weights=10.0, travel=0.01)}, (), SETTINGS) == {}
+    # The rounds before tell how far that was for which training.
+    assert outliers_of({"dan": long}, (short,), SETTINGS) == {}
+    assert set(outliers_of({"dan": replace(long, travel=1.0)}, (short,), SETTINGS)) == {"dan"}
+
+
+def test_what_a_client_claims_buys_it_no_more_than_so_much() -> None:
+    honest = dict.fromkeys(("ada", "bob", "cyd"), ChangeSize(weights=1.0, statistics=1.0, travel=1.0))
+    for claimed in (1e4, 1e15):
+        inside = ChangeSize(weights=10 * MOST_GROWTH, statistics=10 * MOST_GROWTH, travel=claimed)
+        assert outliers_of({**honest, "eve": inside}, (), SETTINGS) == {}
+        for kind in ("weights", "statistics"):
+            outside = replace(inside, **{kind: 10.1 * MOST_GROWTH})
+            assert set(outliers_of({**honest, "eve": outside}, (), SETTINGS)) == {"eve"}
+
+
+def test_measuring_takes_no_steps() -> None:
+    honest = dict.fromkeys(("ada", "bob", "cyd"), ChangeSize(measured=1.0, travel=1.0))
+    assert set(outliers_of({**honest, "eve": ChangeSize(measured=11.0, travel=100.0)}, (), SETTINGS)) == {"eve"}
+
+
+@pytest.mark.parametrize("kind", ["weights", "statistics"])
+def test_no_change_is_far_that_is_smaller_than_what_it_changes(kind: str) -> None:
+    """Most have learned what their few samples have to tell, and move next to nothing."""
+    still = dict.fromkeys(("ada", "bob", "cyd"), ChangeSize(**{kind: 1e-4, f"held_{kind}": 1.0}))
+    moves = ChangeSize(**{kind: 0.99, f"held_{kind}": 1.0})
+    assert outliers_of({**still, "dan": moves}, (), SETTINGS) == {}
+    found = outliers_of({**still, "dan": replace(moves, **{kind: 2.0})}, (), SETTINGS)
+    assert found["dan"].scale == 0.25
+
+
+def test_of_two_kinds_the_one_further_off_decides() -> None:
+    usual = ChangeSize(weights=1.0, statistics=1.0)
+    eve = ChangeSize(weights=20.0, statistics=100.0)
+    found = outliers_of({"ada": usual, "bob": usual, "cyd": usual, "eve": eve}, (), SETTINGS)
+    assert found["eve"].scale == pytest.approx(0.01)
+    assert found["eve"].why.startswith("its change of running statistics is 100 times")
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9, 0.99])
+@pytest.mark.parametrize(("samples", "epochs"), [(1, 1), (8, 1), (9, 3), (800, 2)])
+def test_travel_is_what_sgd_moves_a_weight_by_along_gradients_of_one(
+    momentum: float, samples: int, epochs: int
+) -> None:
+    optimiser = OptimiserSettings(momentum=momentum)
+    settings = TrainingSettings(epochs=epochs, batch_size=8, learning_rate=0.1, optimiser=optimiser)
+    velocity = moved = 0.0
+    for _ in range(epochs * -(-samples // 8)):
+        velocity = momentum * velocity + 1.0
+        moved += 0.1 * velocity
+    assert travel(settings, samples) == pytest.approx(moved)
+
+
+def test_a_step_of_adam_moves_a_weight_by_its_rate() -> None:
+    settings = TrainingSettings(epochs=3, batch_size=8, learning_rate=0.01, optimiser=OptimiserSettings(name="adam"))
+    assert travel(settings, 20) == pytest.approx(9 * 0.01)
+    assert travel(replace(settings, learning_rate=0.0), 20) == travel(settings, 0) == 0
 
 
 def test_of_an_even_number_the_lower_of_the_middle_two_is_the_median() -> None:
     """Else two of four could hide each other."""
-    assert set(outsiders(sizes(ada=1.0, bob=1.0, eve=1e6, fay=1e6), (), SETTINGS)) == {"eve", "fay"}
+    assert set(outliers_of(sizes(ada=1.0, bob=1.0, eve=1e6, fay=1e6), (), SETTINGS)) == {"eve", "fay"}
 
 
 @pytest.mark.parametrize(
@@ -46,16 +132,16 @@ def test_of_an_even_number_the_lower_of_the_middle_two_is_the_median() -> None:
 )
 def test_fewer_than_four_are_compared_with_the_rounds_before(past: tuple[float, ...], found: set[str]) -> None:
     changes = tuple(ChangeSize(weights=value) for value in past)
-    here = outsiders(sizes(ada=1.0, bob=1.0, eve=1e6), changes, SETTINGS)
+    here = outliers_of(sizes(ada=1.0, bob=1.0, eve=1e6), changes, SETTINGS)
     assert set(here) == found
-    assert all("1e+06 times that of the last rounds" in why or "5e+05 times" in why for why in here.values())
+    assert all("times that of the last rounds" in one.why for one in here.values())
 
 
 def test_four_that_mostly_moved_nothing_are_compared_with_the_rounds_before() -> None:
     still = sizes(ada=0.0, bob=0.0, cyd=0.0, dan=1.0)
-    assert outsiders(still, (), SETTINGS) == {}
-    assert outsiders(still, (ChangeSize(weights=1.0),), SETTINGS) == {}
-    assert set(outsiders(still, (ChangeSize(weights=0.01),), SETTINGS)) == {"dan"}
+    assert outliers_of(still, (), SETTINGS) == {}
+    assert outliers_of(still, (ChangeSize(weights=1.0),), SETTINGS) == {}
+    assert set(outliers_of(still, (ChangeSize(weights=0.01),), SETTINGS)) == {"dan"}
 
 
 @pytest.mark.parametrize("kind", ["weights", "statistics", "measured"])
@@ -64,17 +150,12 @@ def test_each_kind_has_a_median_of_its_own(kind: str) -> None:
     usual: dict[str, Any] = {"weights": 0.01, "statistics": 5.0, "measured": 1.0, "own": 1.0}
     round_sizes = {name: ChangeSize(**usual) for name in ("ada", "bob", "cyd")}
     round_sizes["eve"] = ChangeSize(**{**usual, kind: 20 * usual[kind]})
-    assert set(outsiders(round_sizes, (), SETTINGS)) == {"eve"}
+    assert set(outliers_of(round_sizes, (), SETTINGS)) == {"eve"}
 
 
 def test_what_a_client_has_to_itself_is_its_own_affair() -> None:
     round_sizes = {name: ChangeSize(own=value) for name, value in (("ada", 1.0), ("bob", 1.0), ("cyd", 1.0))}
-    assert outsiders({**round_sizes, "eve": ChangeSize(own=1e6)}, (), SETTINGS) == {}
-
-
-def test_a_factor_of_none_refuses_nobody() -> None:
-    off = SuspicionSettings(change_factor=0)
-    assert outsiders(sizes(ada=1.0, bob=1.0, cyd=1.0, eve=1e6), (), off) == {}
+    assert outliers_of({**round_sizes, "eve": ChangeSize(own=1e6)}, (), SETTINGS) == {}
 
 
 def test_the_usual_change_is_the_median_of_each_kind() -> None:
@@ -93,6 +174,9 @@ def test_those_that_stand_out_most_are_the_most_suspect() -> None:
     }
     # Nobody else has anything to itself, so that this stands out most.
     assert most_suspect(changes) == ("dan", "cyd", "eve", "bob", "ada")
+    # A change that longer training explains stands out less than one that nothing explains.
+    trained = {name: replace(size, own=0.0, statistics=1.0, travel=1.0) for name, size in changes.items()}
+    assert most_suspect({**trained, "bob": ChangeSize(weights=12.0, travel=9.0)})[:2] == ("eve", "bob")
     assert most_suspect(sizes(cyd=1.0, bob=1.0, ada=1.0)) == ("ada", "bob", "cyd")
     assert most_suspect(sizes(bob=0.0, ada=0.0)) == ("ada", "bob")
 
@@ -122,9 +206,32 @@ def test_without_a_factor_only_what_is_not_finite_has_diverged() -> None:
     assert divergence(math.inf, 0.1, 10, off) == "the model diverged to a loss of inf"
 
 
+@pytest.mark.parametrize("outliers", ["report", "off"])
+def test_where_nobody_is_left_out_a_model_of_a_finite_loss_goes_on(outliers: Any) -> None:
+    assert divergence(1e9, 0.1, 10, SuspicionSettings(outliers=outliers)) == ""
+    assert divergence(math.nan, 0.1, 10, SuspicionSettings(outliers=outliers)) == "the model diverged to a loss of nan"
+
+
+@pytest.mark.parametrize(
+    ("said", "attacked", "meant"),
+    [
+        ("auto", False, "report"),
+        ("auto", True, "auto"),
+        ("scale", False, "scale"),
+        ("off", False, "off"),
+        ("exclude", True, "exclude"),
+    ],
+)
+def test_an_emulated_fleet_without_attackers_is_honest_unless_its_file_says_otherwise(
+    said: Any, attacked: bool, meant: str
+) -> None:
+    assert SuspicionSettings(outliers=said).emulated(attacked=attacked).outliers == meant
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
+        {"change_factor": 0.0},
         {"change_factor": 1.0},
         {"change_factor": -1.0},
         {"change_factor": math.inf},

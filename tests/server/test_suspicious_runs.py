@@ -8,17 +8,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load
 from server.coordinator_cases import terms_of, training, update
 from server.fake_device import Behaviour, small_change
 from server.server_rig import World, config, fleet
 
 from subfleet.elastic.building import init_state
-from subfleet.elastic.model_state import ModelState
+from subfleet.elastic.model_state import ModelState, unpacked
 from subfleet.folding import checking
 from subfleet.folding.checking import Checks
 from subfleet.folding.network_folding import NetworkFolding
 from subfleet.folding.updates import check_update
 from subfleet.protocol.messages import Task
+from subfleet.reporting.results import summary
+from subfleet.reporting.telling import ending_lines
 from subfleet.rounds.events import UpdateRejected
 from subfleet.settings.run import Run
 from subfleet.settings.suspicion import SuspicionSettings
@@ -40,8 +44,8 @@ def once(weights: Mapping[str, Any], task: Task) -> dict[str, Any]:
     return enormous(weights, task) if task.round == 1 else small_change(weights, task.client_id, task.round, 0.1)
 
 
-def settings(**suspicion: Any) -> Run:
-    return config(rounds=ROUNDS, deploy_targets=(), suspicion=SuspicionSettings(**suspicion))
+def settings(*, outliers: Any = "exclude", **suspicion: Any) -> Run:
+    return config(rounds=ROUNDS, deploy_targets=(), suspicion=SuspicionSettings(outliers=outliers, **suspicion))
 
 
 def statuses(world: World, client_id: str) -> list[str]:
@@ -72,6 +76,48 @@ def test_a_run_goes_on_with_the_bits_that_the_honest_ones_have_alone(others: Any
     assert all(status.startswith(f"skipped: left out until round 4: in round 1 {words}") for status in later)
     assert set(statuses(attacked, "ada")) == {"folded"}
     assert [text for text in attacked.notes.said if text.startswith("client eve is left out until round 4")]
+
+
+@pytest.mark.slow
+def test_by_default_a_far_update_is_scaled_and_everybody_says_so(tmp_path: Path) -> None:
+    honest = ended(World(tmp_path / "honest", config(rounds=ROUNDS, deploy_targets=(), min_clients=2), fleet()))
+    world = ended(
+        World(tmp_path / "attacked", settings(outliers="auto"), {**fleet(), "eve": Behaviour(change=enormous)})
+    )
+    result, status = world.server.result(), honest.server.result().method_status
+    found = unpacked(load(world.model_bytes()))
+    for name, tensor in unpacked(load(honest.model_bytes())).shared.items():
+        assert torch.allclose(found.shared[name], tensor, rtol=0, atol=1e-6)
+    for record in result.rounds:
+        (eve,) = [row for row in record.clients if row.client_id == "eve"]
+        assert eve.status == "folded"
+        assert 0 < eve.scale < 1e-6
+        assert eve.share < 1e-6
+        assert eve.lowered.startswith(f"scaled by {eve.scale:.3g}, as its change of weights is ")
+        assert record.left_out == ""
+    altered = "updates scaled down: eve in 3 (of 3 rounds)"
+    assert result.method_status == (altered if status == "exact" else f"{status}; {altered}")
+    assert summary("x", result)["outliers"] == {"scaled": {"eve": 3}, "left_out": {}, "reported": {}}
+    assert "Updates scaled down: eve in 3 (of 3 rounds)" in ending_lines(result)
+    assert [text for text in world.notes.said if text.startswith("the update of client eve in round 1 is scaled by ")]
+
+
+@pytest.mark.slow
+def test_a_run_that_only_reports_says_so_and_has_the_bits_of_one_that_does_not_look(tmp_path: Path) -> None:
+    def far(weights: Mapping[str, Any], task: Task) -> dict[str, Any]:
+        return {name: 300 * change for name, change in small_change(weights, task.client_id, task.round, 0.1).items()}
+
+    devices = {**fleet(), "eve": Behaviour(change=far)}
+    off, told = (ended(World(tmp_path / name, settings(outliers=name), devices)) for name in ("off", "report"))
+    assert told.model_bytes() == off.model_bytes()
+    assert told.server.result().method_status == off.server.result().method_status
+    reported = [row.outlier for record in told.server.result().rounds for row in record.clients if row.outlier]
+    assert len(reported) == ROUNDS
+    assert not any(row.outlier for record in off.server.result().rounds for row in record.clients)
+    assert summary("x", told.server.result())["outliers"] == {"scaled": {}, "left_out": {}, "reported": {"eve": ROUNDS}}
+    assert [
+        text for text in told.notes.said if text.startswith("the update of client eve in round 1 counts as it is: ")
+    ]
 
 
 @pytest.mark.slow

@@ -122,6 +122,14 @@ def test_what_a_profile_claims_is_capped_too() -> None:
     assert off["cyd"].counted == most
 
 
+def test_a_scaled_update_weighs_less_before_shares_are_capped() -> None:
+    seats = _seats({"ada": 10, "bob": 10, "cyd": 80}, {"ada": 10, "bob": 10, "cyd": 80})
+    seats = [replace(seat, scale=0.25, outlier="it is far") if seat.client_id == "bob" else seat for seat in seats]
+    found = round_weights(by_samples, seats, 0.5)
+    assert {name: one.counted for name, one in found.items()} == {"ada": 10, "bob": 2.5, "cyd": 12.5}
+    assert found["bob"].lowered == "scaled by 0.25, as it is far"
+
+
 def test_uniform_weights_are_capped_by_nothing_but_the_count_of_clients() -> None:
     seats = _seats({"ada": 3, "bob": 30, "cyd": 300}, {"ada": 3, "bob": 30, "cyd": 300})
     found = round_weights(lambda _: 1.0, seats, 0.1)

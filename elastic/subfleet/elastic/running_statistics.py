@@ -53,6 +53,10 @@ class NormMoments:
             total=self.total + other.total, squares=self.squares + other.squares, count=self.count + other.count
         )
 
+    def shrunk(self, factor: float) -> "NormMoments":
+        """The same of values that are so many times as large, above 0; with 1 to the bit."""
+        return NormMoments(total=self.total * factor, squares=self.squares * factor**2, count=self.count)
+
     def scaled(self, factor: float) -> "NormMoments":
         """The same of data that count so many times, above 0; with 1 to the bit."""
         return NormMoments(total=self.total * factor, squares=self.squares * factor, count=self.count * factor)

@@ -80,7 +80,7 @@ def run_processes(
         place = server_place(Topics(run.fleet.name), run.name)
         sizes = ChunkSizes.remembered(KnownBroker(folder / "server" / KNOWN_BROKERS, address.where))
         server = Server(
-            replace(run, data=replace(run.data, test=str(files.test), test_samples=0)),
+            _served(run, files),
             ClaimingTransport(transport, place, tell=observer.say),
             observer,
             state_folder=folder / "server",
@@ -95,6 +95,12 @@ def run_processes(
             raise RunError(f"the run was stopped before its end; start it again with --name {folder.name} to go on")
         stack.callback(fleet.wait, LEAVE_S)  # clients hear of the end, and leave, while their models are tried
         return _collect(folder, result, files.test, observer)
+
+
+def _served(run: Run, files: Files) -> Run:
+    """The run as its server is given it: with evaluation data in a file, and without attackers."""
+    data = replace(run.data, test=str(files.test), test_samples=0)
+    return replace(run, data=data, suspicion=run.suspicion.emulated(attacked=False))
 
 
 def _refuse_attacks(run: Run) -> None:

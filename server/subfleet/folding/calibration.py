@@ -138,7 +138,7 @@ def _calibrated(
         keys = folding.policies.cohorts(folding.network, client, state.sizes)
         for layer, one in moments.items():
             key = keys.get(f"{layer}.running_mean", _SHARED)
-            of_copies.setdefault(key, []).append((client.spec, {layer: one.scaled(share)}))
+            of_copies.setdefault(key, []).append((client.spec, {layer: one.shrunk(seat.scale).scaled(share)}))
     return _with_statistics(folding.network, state, of_copies), clients, refused
 
 

@@ -9,7 +9,7 @@ from subfleet.elastic.grid import largest_change
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.update_form import UpdateForm
 from subfleet.folding.calibration import check_sums
-from subfleet.folding.updates import check_update
+from subfleet.folding.updates import Magnitude, check_update
 from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.messages import Task, Update
 from subfleet.rounds.events import UpdateRejected, UpdateStored
@@ -40,7 +40,7 @@ class Checks:
     def __init__(self, terms: Terms, blobs: BlobStore) -> None:
         self._terms = terms
         self._blobs = blobs
-        self._limits = _Limits(ModelState(shared={}))
+        self._magnitudes = _Magnitudes(ModelState(shared={}))
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="subfleet-check")
         self._under_way: deque[_Check] = deque()
 
@@ -59,9 +59,9 @@ class Checks:
         """
         if any(check.update == update for check in self._under_way):
             return
-        if model is not self._limits.model:
-            self._limits = _Limits(model)
-        outcome = self._pool.submit(self._outcome, update, seat, self._limits)
+        if model is not self._magnitudes.model:
+            self._magnitudes = _Magnitudes(model)
+        outcome = self._pool.submit(self._outcome, update, seat, self._magnitudes)
         self._under_way.append(_Check(update=update, outcome=outcome))
 
     def events(self) -> list[UpdateStored | UpdateRejected]:
@@ -79,17 +79,17 @@ class Checks:
         """Let the thread end. What it was not told of, a client offers again."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _outcome(self, update: Update, seat: Seat | None, limits: "_Limits") -> UpdateStored | UpdateRejected:
+    def _outcome(self, update: Update, seat: Seat | None, magnitudes: "_Magnitudes") -> UpdateStored | UpdateRejected:
         task = None if seat is None else seat.task
         if seat is None or task is None or task.task_id != update.task_id:
             return UpdateStored(update=update)  # and is refused, as nobody waits for it
         try:
-            return UpdateStored(update=update, change=self._change(update, seat, task, limits))
+            return UpdateStored(update=update, change=self._change(update, seat, task, magnitudes))
         except (ProtocolError, FileError) as error:
             return UpdateRejected(update=update, reason=str(error))
 
-    def _change(self, update: Update, seat: Seat, task: Task, limits: "_Limits") -> ChangeSize:
-        model, path = limits.model.of(task.spec.network), self._blobs.path(update.blob)
+    def _change(self, update: Update, seat: Seat, task: Task, magnitudes: "_Magnitudes") -> ChangeSize:
+        model, path = magnitudes.model.of(task.spec.network), self._blobs.path(update.blob)
         network = self._terms.declared(model.lineage).network
         if task.calibration is not None:
             return check_sums(network, task.spec, task.calibration, path, update.sample_count, seat.sample_count)
@@ -100,25 +100,27 @@ class Checks:
         return check_update(
             form,
             path,
-            limits=limits.of(network.id, {name: cohorts.get(name, _SHARED) for name in form.shapes}),
+            magnitudes=magnitudes.of(network.id, {name: cohorts.get(name, _SHARED) for name in form.shapes}),
             own=own,
         )
 
 
-class _Limits:
-    """How far elements of a model may move; found once for each tensor."""
+class _Magnitudes:
+    """How large the tensors of a model are; found once for each."""
 
     def __init__(self, model: ModelState) -> None:
         self.model = model
-        self._found: dict[tuple[str, str, str], float] = {}
+        self._found: dict[tuple[str, str, str], Magnitude] = {}
 
-    def of(self, network_id: str, cohorts: Mapping[str, str]) -> dict[str, float]:
+    def of(self, network_id: str, cohorts: Mapping[str, str]) -> dict[str, Magnitude]:
         """Of each tensor of a network, in the copy that a cohort has of it."""
-        return {name: self._limit(network_id, name, key) for name, key in cohorts.items()}
+        return {name: self._magnitude(network_id, name, key) for name, key in cohorts.items()}
 
-    def _limit(self, network_id: str, name: str, key: str) -> float:
+    def _magnitude(self, network_id: str, name: str, key: str) -> Magnitude:
         if (network_id, key, name) not in self._found:
             state = self.model.of(network_id)
             tensor = state.copies.get(key, {}).get(name, state.shared[name])
-            self._found[network_id, key, name] = largest_change(name, tensor)
+            self._found[network_id, key, name] = Magnitude(
+                largest_change=largest_change(name, tensor), mean_square=float(tensor.double().square().mean())
+            )
         return self._found[network_id, key, name]

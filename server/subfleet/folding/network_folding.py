@@ -21,7 +21,7 @@ from subfleet.elastic.stacked import Stack, stacked_merge
 from subfleet.elastic.stacking import Member, held_elements
 from subfleet.elastic.update_form import UpdateForm
 from subfleet.folding.trained import model_of, still_untrained
-from subfleet.folding.updates import mapped_change, read_change
+from subfleet.folding.updates import AS_IT_IS, Scaling, mapped_change, read_change
 from subfleet.folding.views import seen_by
 from subfleet.methods.policies import AfterRound, Draw, Participant, Policies, Replacement, Trained
 from subfleet.protocol.blobs import BlobRef
@@ -146,8 +146,16 @@ class NetworkFolding:
             update_ref=seat.result.blob,
             codec=Uncompressed() if seat.task is None else seat.task.update_codec,
             sent=frozenset() if seat.task is None else frozenset(seat.task.sends),
+            scaling=self._scaling(state, seat.participant, seat.scale),
             exchange=None if pair is None else pair(self.network, seat.participant, state.kept),
         )
+
+    def _scaling(self, state: ModelState, client: Participant, factor: float) -> Scaling:
+        """What a client's change is multiplied by; what it has to itself it never is."""
+        if factor == 1:
+            return AS_IT_IS
+        cohorts = self.policies.cohorts(self.network, client, state.sizes)
+        return Scaling(factor=factor, own=frozenset(name for name, key in cohorts.items() if key == client.client_id))
 
     def _folded(self, state: ModelState, clients: Sequence["_Client"]) -> ModelState:
         sizes = self._sizes_with(state, clients)
@@ -253,7 +261,9 @@ class NetworkFolding:
         if client.instead is not None or client.exchange is not None:
             return self._change_of(client)
         try:
-            return stack.enter_context(mapped_change(self._form_of(client), self.blobs, client.update_ref))
+            return stack.enter_context(
+                mapped_change(self._form_of(client), self.blobs, client.update_ref, client.scaling)
+            )
         except (ProtocolError, FileError) as error:
             raise RefusedError(client.participant.client_id, str(error)) from error
 
@@ -297,7 +307,7 @@ class NetworkFolding:
     def _sent_by(self, client: "_Client") -> Mapping[str, Tensor]:
         """Of the client's own tensors."""
         try:
-            return read_change(self._form_of(client), self.blobs, client.update_ref)
+            return read_change(self._form_of(client), self.blobs, client.update_ref, client.scaling)
         except (ProtocolError, FileError) as error:
             raise RefusedError(client.participant.client_id, str(error)) from error
 
@@ -311,6 +321,7 @@ class _Client:
     weight: float
     update_ref: BlobRef
     codec: AnyUpdateCodec
+    scaling: Scaling = AS_IT_IS
     sent: frozenset[str] = frozenset()
     exchange: Exchange | None = None
     instead: Replacement | None = None

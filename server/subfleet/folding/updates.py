@@ -6,7 +6,9 @@ import math
 import mmap
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 from torch import Tensor, from_numpy
@@ -23,6 +25,9 @@ from subfleet.rounds.suspicion import ChangeSize
 from subfleet.transport.blob_store import BlobStore
 
 __all__ = [
+    "AS_IT_IS",
+    "Magnitude",
+    "Scaling",
     "check_update",
     "mapped_change",
     "read_change",
@@ -31,6 +36,8 @@ __all__ = [
 ]
 
 _FLOAT_BYTES = 4
+_HELD: Mapping[str, str] = MappingProxyType({"weights": "held_weights", "statistics": "held_statistics"})
+"""What is changed to what is held before."""
 
 
 def subnet_weights(network: Network, spec: SubnetSpec, state: Mapping[str, Tensor]) -> bytes:
@@ -38,15 +45,28 @@ def subnet_weights(network: Network, spec: SubnetSpec, state: Mapping[str, Tenso
     return encode_arrays({name: tensor.cpu().numpy() for name, tensor in extract(network, spec, state).items()})
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Magnitude:
+    """How large the values of a tensor are.
+
+    Attributes:
+        largest_change: of an element, that can be summed.
+        mean_square: of its elements.
+    """
+
+    largest_change: float
+    mean_square: float = 0.0
+
+
 def check_update(
-    form: UpdateForm, path: Path, *, limits: Mapping[str, float], own: Set[str] = frozenset()
+    form: UpdateForm, path: Path, *, magnitudes: Mapping[str, Magnitude], own: Set[str] = frozenset()
 ) -> ChangeSize:
     """Refuse an update that could not be folded; else tell how far it moves what it trained.
 
     Args:
         form: what it must be.
         path: of its container.
-        limits: by name of the subnet's tensors, the largest change of an element.
+        magnitudes: by name of the subnet's tensors, those of the model's.
         own: names of the tensors that the client has to itself.
 
     Raises:
@@ -58,13 +78,15 @@ def check_update(
     if set(arrays) != set(form.shapes):
         odd = sorted(set(arrays) ^ set(form.shapes))
         raise ProtocolError(f"the update names other tensors than its subnet, such as {odd[0]!r:.80}")
-    squares: dict[str, list[tuple[float, int]]] = {kind: [] for kind in ("weights", "statistics", "own")}
+    squares = {kind: list[tuple[float, int]]() for kind in (*_HELD, *_HELD.values(), "own")}
     for name, array in arrays.items():
-        change = form.decoded(name, array)
-        _check_limit(name, change, limits[name])
+        change, magnitude = form.decoded(name, array), magnitudes[name]
+        _check_limit(name, change, magnitude.largest_change)
         kind = "own" if name in own else "statistics" if name in form.exact else "weights"
         flat = change.reshape(-1)
         squares[kind].append((float(np.einsum("i,i->", flat, flat, dtype=np.float64)), flat.size))
+        if kind in _HELD:
+            squares[_HELD[kind]].append((magnitude.mean_square * flat.size, flat.size))
     return ChangeSize(**{kind: _root_mean(parts) for kind, parts in squares.items()})
 
 
@@ -82,18 +104,41 @@ def _root_mean(parts: Sequence[tuple[float, int]]) -> float:
     return math.sqrt(math.fsum(square for square, _ in parts) / count) if count else 0.0
 
 
-def read_change(form: UpdateForm, blobs: BlobStore, ref: BlobRef) -> dict[str, Tensor]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaling:
+    """What changes of an update are multiplied by.
+
+    Attributes:
+        factor: above 0 and at most 1, where they are left to the bit.
+        own: names of tensors that the client has to itself, which are left as they are.
+    """
+
+    factor: float = 1.0
+    own: Set[str] = frozenset()
+
+    def of(self, name: str, change: Tensor) -> Tensor:
+        """A tensor's change as it is folded."""
+        return change if self.factor == 1 or name in self.own else change * self.factor
+
+
+AS_IT_IS = Scaling()
+"""What leaves every change as it is."""
+
+
+def read_change(form: UpdateForm, blobs: BlobStore, ref: BlobRef, scaling: Scaling = AS_IT_IS) -> dict[str, Tensor]:
     """The changes of a stored update, in memory of their own.
 
     Raises:
         FileError: it cannot be read, or is not what was stored.
         ProtocolError: it is no container, or not what the codec writes.
     """
-    return dict(_Changes(form, _intact(stored_bytes(blobs.path(ref)), ref)))
+    return dict(_Changes(form, _intact(stored_bytes(blobs.path(ref)), ref), scaling))
 
 
 @contextlib.contextmanager
-def mapped_change(form: UpdateForm, blobs: BlobStore, ref: BlobRef) -> Iterator[Mapping[str, Tensor]]:
+def mapped_change(
+    form: UpdateForm, blobs: BlobStore, ref: BlobRef, scaling: Scaling = AS_IT_IS
+) -> Iterator[Mapping[str, Tensor]]:
     """The changes of a stored update from where they lie in its file; what is not looked at takes no memory.
 
     Raises:
@@ -109,18 +154,19 @@ def mapped_change(form: UpdateForm, blobs: BlobStore, ref: BlobRef) -> Iterator[
         except (OSError, ValueError) as error:
             raise FileError(f"update {path} cannot be read: {error}; check the state folder") from error
         # Not closed by name: the last tensor that looks into the pages ends them.
-        yield _Changes(form, _intact(memoryview(pages), ref))
+        yield _Changes(form, _intact(memoryview(pages), ref), scaling)
 
 
 class _Changes(Mapping[str, Tensor]):
     """The changes of an update, each decoded when it is asked for."""
 
-    def __init__(self, form: UpdateForm, arrays: Arrays) -> None:
+    def __init__(self, form: UpdateForm, arrays: Arrays, scaling: Scaling) -> None:
         self._form = form
         self._arrays = arrays
+        self._scaling = scaling
 
     def __getitem__(self, name: str) -> Tensor:
-        return from_numpy(self._form.decoded(name, self._arrays[name]))
+        return self._scaling.of(name, from_numpy(self._form.decoded(name, self._arrays[name])))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._arrays)

@@ -56,6 +56,8 @@ class ClientRow:
         weight: of its update in the round's mean; 0 where it was not folded.
         share: of the weights of the round, 0 to 1.
         lowered: why its update counts less than it claims; empty where it counts in full.
+        outlier: in what its update is unlike the others, or why it was left out; empty where it is like them.
+        scale: what its update and its weight were multiplied by, above 0 and at most 1.
         status: "folded", "refused: <reason>", "missing: <reason>" or "skipped: <reason>".
         refusals: why it refused tasks of this round, in order, with "; " between; it may have done a smaller one then.
         wanted: display name of the subnet that its search would rather have given, had its program been written.
@@ -102,6 +104,8 @@ class ClientRow:
     weight: float = 0.0
     share: float = 0.0
     lowered: str = ""
+    outlier: str = ""
+    scale: float = 1.0
     limit: str = ""
     network: str = ""
     forward_macs: int = 0
@@ -269,7 +273,8 @@ class RunResult:
         model_path: the last checkpoint; None where no round was folded.
         supernet_path: the checkpoint of the last round of a supernet that was searched; None where there was none.
         method: its name in a configuration.
-        method_status: "exact" where the run did what the method's paper says, else in what it differed.
+        method_status: "exact" where the run did what the method's paper says, else in what it differed, and whose
+            updates counted less or not at all.
         networks: that it had, the one that it began with first.
         evaluations: what devices found on held-out samples of their own, after each round that asked them.
         generations: of searches between rounds, in order.

@@ -129,6 +129,8 @@ def _client_row(terms: Terms, close: Close, seat: Seat, traffic: Traffic, weight
         weight=weight.counted if weight is not None else 0.0,
         share=weight.share if weight is not None else 0.0,
         lowered=weight.lowered if weight is not None else "",
+        outlier=seat.outlier,
+        scale=seat.scale,
         limit=seat.limit,
         data_warning=seat.data_warning,
         disk_budget_bytes=seat.budget.disk_bytes if seat.budget is not None else None,

@@ -1,5 +1,7 @@
 """Whether a run does what its method's paper says: the method's own departures, and those of what the run replaces."""
 
+from collections.abc import Sequence
+
 from subfleet.methods.describing import Setting, status_of, those_true
 from subfleet.methods.policies import Method
 from subfleet.protocol.update_codecs import Uncompressed
@@ -7,9 +9,15 @@ from subfleet.protocol.update_codecs import Uncompressed
 __all__ = ["method_status"]
 
 
-def method_status(method: Method, setting: Setting) -> str:
-    """Of a method in a run: "exact" where it does what its paper says, else in what it differs from it."""
-    return status_of((*method.departures(setting), *_replaced(method, setting)))
+def method_status(method: Method, setting: Setting, altered: Sequence[str] = ()) -> str:
+    """Of a method in a run: "exact" where it does what its paper says, else in what it differs from it.
+
+    Args:
+        method: with its parameters.
+        setting: what of the run decides, too.
+        altered: what the run did with updates that its method would have taken as they are.
+    """
+    return status_of((*method.departures(setting), *_replaced(method, setting), *altered))
 
 
 def _replaced(method: Method, setting: Setting) -> tuple[str, ...]:

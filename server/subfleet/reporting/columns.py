@@ -49,8 +49,9 @@ def _trained(text: Callable[[ClientRow], str]) -> Callable[[ClientRow], str]:
 
 
 def _state(row: ClientRow) -> str:
-    """What became of it, and why its update counts less than it claims."""
-    return f"{row.status}; {row.lowered}" if row.lowered else row.status
+    """What became of it, why its update counts less than it claims, and in what an update that does not is unusual."""
+    reported = f"reported: {row.outlier}" if row.outlier and row.status == "folded" and row.scale == 1 else ""
+    return "; ".join(text for text in (row.status, row.lowered, reported) if text)
 
 
 CLIENT_COLUMNS: tuple[Column, ...] = (

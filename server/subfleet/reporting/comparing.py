@@ -20,6 +20,7 @@ from subfleet.settings.parts import parts_of
 __all__ = [
     "COSTS",
     "FIGURES",
+    "OUTLIERS",
     "Comparison",
     "Entrant",
     "as_csv",
@@ -58,6 +59,10 @@ COSTS: Mapping[str, tuple[str, float, str]] = MappingProxyType(
     }
 )
 """What a run tells of all its training: what a table calls it, in which unit, and in which form."""
+
+
+OUTLIERS: Mapping[str, str] = MappingProxyType({"scaled": "scaled", "left_out": "left out", "reported": "reported"})
+"""What a run may do with updates that are unlike the others, and how a table says that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +110,8 @@ class Comparison:
         figures: what a batch tells besides, means over the seeds, by the names of `subfleet.emulation.batch.figures`:
             accuracies of its clients' subnets, success of a backdoor; without what some run lacks.
         costs: of all training, means over the seeds, by the names in `COSTS`; without what some run lacks.
+        outliers: in how many of its runs updates were scaled down or left out, or reported to be far from the others;
+            empty where there were none.
         gain: of its accuracy on the first one's, over the seeds that both have; None with fewer than two of them, and
             for the first one.
     """
@@ -116,6 +123,7 @@ class Comparison:
     megabytes: float
     figures: Mapping[str, float]
     costs: Mapping[str, float]
+    outliers: str
     gain: PairedDifference | None
 
 
@@ -171,6 +179,7 @@ def compared(entrants: Sequence[Entrant]) -> tuple[Comparison, ...]:
             megabytes=statistics.fmean(map(_moved_bytes, one.runs.values())) / 1e6,
             figures=_means(FIGURES, [{**_own(run), **run.get("figures", {})} for run in one.runs.values()]),
             costs=_means(COSTS, [_costs(run) for run in one.runs.values()]),
+            outliers=_outliers(one),
             gain=_gain(one, entrants[0]),
         )
         for one in entrants
@@ -183,6 +192,13 @@ def _gain(one: Entrant, first: Entrant) -> PairedDifference | None:
         return None
     ours, theirs = ([float(entrant.runs[seed]["accuracy"]) for seed in seeds] for entrant in (one, first))
     return paired_difference(ours, theirs)
+
+
+def _outliers(one: Entrant) -> str:
+    """What its runs did with updates that were unlike the others; runs of earlier releases do not tell."""
+    told = [run.get("outliers", {}) for run in one.runs.values()]
+    counts = {words: sum(bool(found.get(kind)) for found in told) for kind, words in OUTLIERS.items()}
+    return ", ".join(f"{words} in {count} of {len(told)}" for words, count in counts.items() if count)
 
 
 def _means(names: Iterable[str], told: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -233,6 +249,7 @@ def _cells(one: Comparison, names: Sequence[str], costs: Sequence[str]) -> dict[
         "gain": "" if gain is None else f"{gain.mean:+.4f}",
         "95 % interval": "" if gain is None else f"{gain.low:+.3f} to {gain.high:+.3f}{', tie' if gain.tie else ''}",
         **{COSTS[name][0]: _cost(name, one.costs) for name in costs},
+        "outliers": one.outliers,
     }
 
 
@@ -242,12 +259,16 @@ def _cost(name: str, costs: Mapping[str, float]) -> str:
 
 
 def as_rows(found: Sequence[Comparison]) -> list[dict[str, str]]:
-    """Cells by their heads, one row for each entrant; figures that none has have no column."""
+    """Cells by their heads, one row for each entrant; what none has has no column."""
     names = [name for name in FIGURES if any(name in one.figures for one in found)]
     costs = [name for name in COSTS if any(name in one.costs for one in found)]
     if all(one.costs.get("networks", 1) == 1 for one in found):
         costs = [name for name in costs if name != "networks"]
-    return [_cells(one, names, costs) for one in found]
+    rows = [_cells(one, names, costs) for one in found]
+    if not any(one.outliers for one in found):
+        for row in rows:
+            del row["outliers"]
+    return rows
 
 
 def as_csv(found: Sequence[Comparison]) -> str:
@@ -280,6 +301,7 @@ def as_plain(found: Sequence[Comparison]) -> list[dict[str, Any]]:
             "megabytes": one.megabytes,
             "figures": dict(one.figures),
             "costs": dict(one.costs),
+            "outliers": one.outliers,
             "gain": None
             if one.gain is None
             else {"mean": one.gain.mean, "low": one.gain.low, "high": one.gain.high, "pairs": one.gain.pairs},

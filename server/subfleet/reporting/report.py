@@ -7,6 +7,7 @@ from typing import Any
 from subfleet.journal.costs import costs_of
 from subfleet.journal.evaluations import EvaluationRecord, spread_text
 from subfleet.journal.networks import NetworkRecord
+from subfleet.journal.outliers import counted_outliers
 from subfleet.journal.records import RoundRecord, RunResult, participation_of
 from subfleet.reporting.columns import CLIENT_COLUMNS, participation_text
 from subfleet.reporting.telling import amount, costs_text, times_text
@@ -43,10 +44,12 @@ def report_html(name: str, result: RunResult, record: dict[str, Any]) -> str:
     if result.ended_early:
         reached += f"<p>It ended there because {escape(result.ended_early)}.</p>"
     method = f"<p>Method <code>{escape(result.method)}</code>, against its paper: {escape(result.method_status)}.</p>"
+    outliers = "".join(f"<p>{escape(text[0].upper() + text[1:])}.</p>" for text in counted_outliers(rounds).lines)
     parts = [
         f"<h1>Subfleet run “{escape(name)}”</h1>",
         reached,
         method,
+        outliers,
         _plots(rounds),
         _evaluation(result.evaluations),
         _costs(result),

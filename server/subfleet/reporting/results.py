@@ -12,6 +12,7 @@ from typing import Any
 from subfleet.journal.costs import costs_of
 from subfleet.journal.evaluations import EvaluationRecord, EvaluationRow, Spread
 from subfleet.journal.networks import NetworkRecord
+from subfleet.journal.outliers import counted_outliers
 from subfleet.journal.records import ClientRow, RoundRecord, RunResult, participation_of
 from subfleet.protocol.errors import FileError
 from subfleet.reporting.report import failed_html, report_html
@@ -70,6 +71,7 @@ def summary(name: str, result: RunResult) -> dict[str, Any]:
         "run_id": result.run_id,
         "method": result.method,
         "method_status": result.method_status,
+        "outliers": _outliers(result),
         "ended_early": result.ended_early,
         "accuracy": result.accuracy,
         "model": _model(result.rounds[-1]) if result.rounds else None,
@@ -101,6 +103,12 @@ def _model(record: RoundRecord) -> dict[str, Any] | None:
         if record.model is None
         else {**dataclasses.asdict(record.model), "told": record.model.told, "short": record.model.short}
     )
+
+
+def _outliers(result: RunResult) -> dict[str, dict[str, int]]:
+    """In how many rounds updates of a client were unlike the others, by what was done with them."""
+    found = counted_outliers(result.rounds)
+    return {"scaled": dict(found.scaled), "left_out": dict(found.left_out), "reported": dict(found.reported)}
 
 
 def _evaluation(record: EvaluationRecord) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from subfleet.journal.costs import RunCosts, Timing, costs_of
 from subfleet.journal.networks import NetworkRecord, descending
+from subfleet.journal.outliers import counted_outliers
 from subfleet.journal.records import RunResult
 
 __all__ = ["amount", "costs_text", "ending_lines", "network_facts", "network_lines", "times_text"]
@@ -13,6 +14,8 @@ _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 def ending_lines(result: RunResult) -> Iterator[str]:
     """Sentences on a run as a whole, those on its networks indented below each other."""
+    for text in counted_outliers(result.rounds).lines:
+        yield text[0].upper() + text[1:]
     yield from network_lines(result.networks)
     if result.tuning is not None and result.tuning.tau is not None:
         yield (

@@ -1,6 +1,6 @@
 """The end of a round: which updates are folded, and what becomes of a fold that went wrong. Pure.
 
-    train --> fold       without updates far outside what is usual, whose clients are left out for some rounds
+    train --> fold       updates far outside what is usual count less (or not, and their clients wait for some rounds)
     fold  --> fold       the model diverged: once more without the most suspect, one, then twice as many each time
     fold  --> waiting    it did not: the suspects are left out for some rounds
     both  --> waiting    nobody is left to fold, so that nobody is to blame: it is tried again (failed: too often)
@@ -20,8 +20,9 @@ from subfleet.rounds.networks import brought_anew, with_lineages
 from subfleet.rounds.retrying import fruitless, what_is_lacking
 from subfleet.rounds.selection import with_memory
 from subfleet.rounds.state import Exclusion, RunState, Seat, Suspicion, remembered
-from subfleet.rounds.suspicion import ChangeSize, divergence, most_suspect, outsiders, usual_change
+from subfleet.rounds.suspicion import ChangeSize, divergence, most_suspect, outliers_of, travel, usual_change
 from subfleet.rounds.terms import Terms
+from subfleet.rounds.weights import counted_samples
 
 __all__ = ["begin_fold", "fold_action", "folded", "with_exclusion"]
 
@@ -33,16 +34,25 @@ def with_exclusion(state: RunState, seat: Seat) -> Seat:
     excluded = state.suspicion.excluded.get(seat.client_id)
     if excluded is None or state.round > excluded.until_round:
         return seat
-    return replace(seat, stage="skipped", reason=excluded.reason)
+    return replace(seat, stage="skipped", reason=excluded.reason, outlier=excluded.reason)
 
 
 def begin_fold(terms: Terms, state: RunState, now_s: float) -> Outcome:
-    """Fold what has come, one update or more, without those far outside what is usual."""
-    sizes = _sizes(state, "done")
-    far = outsiders(sizes, state.suspicion.changes, terms.config.suspicion)
-    if far.keys() == sizes.keys():
-        return _spoiled(terms, _suspected(state, far), now_s)
-    state = _left_out(terms, replace(state, phase="fold", entered_s=now_s), far)
+    """Fold what has come, one update or more, with those far outside what is usual as the run treats them."""
+    settings, sizes = terms.config.suspicion, _sizes(state, "done")
+    far = {} if settings.outliers == "off" else outliers_of(sizes, state.suspicion.changes, settings)
+    folding = replace(state, phase="fold", entered_s=now_s)
+    if settings.outliers == "exclude":
+        why = {name: outlier.why for name, outlier in far.items()}
+        if why.keys() == sizes.keys():
+            return _spoiled(terms, _suspected(state, why), now_s)
+        state = _left_out(terms, folding, why)
+    else:
+        judged = [
+            replace(state.seats[name], outlier=outlier.why, scale=outlier.scale if settings.alters else 1.0)
+            for name, outlier in far.items()
+        ]
+        state = _with_seats(folding, judged)
     return state, (fold_action(terms, state),)
 
 
@@ -72,7 +82,7 @@ def folded(terms: Terms, state: RunState, event: Folded, now_s: float) -> Outcom
 
 def _again(terms: Terms, state: RunState, why: str, now_s: float) -> Outcome:
     sizes = _sizes(state, "done", "suspect")
-    count = max(1, 2 * len(_of_stage(state, "suspect")))
+    count = max(1, 2 * len(_of_stage(state, "suspect"))) if terms.config.suspicion.alters else len(sizes)
     if count >= len(sizes):
         return _spoiled(terms, _suspected(state, dict.fromkeys(sizes, f"{why}, whoever was left out")), now_s)
     state = _suspected(state, dict.fromkeys(most_suspect(sizes)[:count], why))
@@ -151,7 +161,10 @@ def _left_out(terms: Terms, state: RunState, why: Mapping[str, str]) -> RunState
 
 
 def _refused(state: RunState, why: Mapping[str, str]) -> RunState:
-    return _with_seats(state, [replace(state.seats[name], stage="refused", reason=why[name]) for name in why])
+    refused = [
+        replace(state.seats[name], stage="refused", reason=why[name], outlier=why[name], scale=1.0) for name in why
+    ]
+    return _with_seats(state, refused)
 
 
 def _suspected(state: RunState, why: Mapping[str, str]) -> RunState:
@@ -167,4 +180,10 @@ def _of_stage(state: RunState, stage: str) -> tuple[Seat, ...]:
 
 
 def _sizes(state: RunState, *stages: str) -> dict[str, ChangeSize]:
-    return {name: seat.change for name, seat in sorted(state.seats.items()) if seat.stage in stages}
+    return {name: _size(seat) for name, seat in sorted(state.seats.items()) if seat.stage in stages}
+
+
+def _size(seat: Seat) -> ChangeSize:
+    """How far an update moves the model, and how far its training could have moved it."""
+    training = None if seat.task is None else seat.task.training
+    return seat.change if training is None else replace(seat.change, travel=travel(training, counted_samples(seat)))

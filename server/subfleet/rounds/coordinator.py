@@ -315,7 +315,8 @@ def _update_rejected(terms: Terms, state: RunState, event: UpdateRejected) -> Ou
     verdict, reason = judge(terms, state, update)
     if verdict != "accepted":
         return state, (reply(update.client_id, update.message_id, verdict, reason),)
-    seat = replace(state.seats[update.client_id], stage="refused", reason=event.reason, lasts="lasting")
+    refused = state.seats[update.client_id]
+    seat = replace(refused, stage="refused", reason=event.reason, lasts="lasting", outlier=event.reason)
     answer = reply(update.client_id, update.message_id, "refused", event.reason)
     return _with_seat(state, seat), (answer, Withdraw(task_id=update.task_id))
 

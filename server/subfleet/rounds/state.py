@@ -19,7 +19,7 @@ A client's seat in a round:
     scoring   --> preparing  the best one, or without scores what fits
     preparing --> out        its program fits and is sent     (preparing: a smaller one; skipped: none is left)
     out       --> done       its update is stored             (refused; missing at the deadline)
-    done      --> refused    its update is far from what is usual (suspect: the model has diverged, see `closing`)
+    done      --> refused    its update is left out (suspect: the model has diverged, see `closing`)
     out       --> preparing  refused for what a smaller task may do without, see `reasons`
 
 When a round's tasks are assigned, what sizes cost and what the method's search finds may be made beside the loop: until
@@ -41,6 +41,7 @@ from subfleet.protocol.memory import PackingWidth
 from subfleet.protocol.messages import MAX_SAMPLES, Evaluated, Profile, Task, Update
 from subfleet.protocol.paths import PathSettings
 from subfleet.protocol.readings import Budget
+from subfleet.protocol.schema import ADDED_LATER
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.rounds.attempts import Tries
 from subfleet.rounds.persistent import PersistentMap
@@ -120,6 +121,8 @@ class Seat:
         task: what was sent to it, kept so that it is sent again unchanged.
         result: its accepted update.
         change: how far that moves what it trained.
+        outlier: in what its update is unlike the others, or why it is left out; empty where it is like them.
+        scale: what its update and its weight are multiplied by when it is folded, above 0 and at most 1.
         took_s: seconds from the sending of its task until its update was stored, by this server's clock; 0 before.
         evaluated: what it found, in the evaluate phase.
         models: its inference models, in the deploy phase.
@@ -156,6 +159,8 @@ class Seat:
     task: Task | None = None
     result: Update | None = None
     change: ChangeSize = field(default_factory=ChangeSize)
+    outlier: str = field(default="", metadata=ADDED_LATER)
+    scale: float = field(default=1.0, metadata=ADDED_LATER)
     took_s: float = 0.0
     evaluated: Evaluated | None = None
     models: tuple[ModelFile, ...] = ()

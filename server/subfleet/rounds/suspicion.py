@@ -1,21 +1,30 @@
-"""Updates that are far from the others, and folds that went wrong: who is suspect. Pure.
+"""Updates that are far from the others, and rounds that went wrong: who is suspect. Pure.
 
-How far an update moves the model is measured when it is stored, so that a round is judged before it is folded. What
-only shows in the folded model, a loss far above the last one, is laid to those whose change stands out most.
+How far an update moves the model is measured when it is stored, so that a round is judged before it is aggregated. What
+only shows in the aggregated model, a loss far above the last one, is laid to those whose change stands out most.
+
+Longer training moves a model further. Where all gradients were alike, a change would grow as `travel` does; as they
+shrink and turn while a client learns, an honest change stays below `change_factor` times the square root of that. And
+where most clients have hardly anything left to learn from their few samples, the median says nothing of the others: no
+change is far that is smaller than what it changes.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from statistics import median_low
 from types import MappingProxyType
 
+from subfleet.protocol.schema import ADDED_LATER
+from subfleet.protocol.training import TrainingSettings
 from subfleet.settings.suspicion import SuspicionSettings
 
-__all__ = ["ChangeSize", "divergence", "most_suspect", "outsiders", "usual_change"]
+__all__ = ["ChangeSize", "Outlier", "divergence", "most_suspect", "outliers_of", "travel", "usual_change"]
 
 COMPARED = 4
 """Updates of a round that have a median of their own; fewer are compared with the rounds before."""
+MOST_GROWTH = 10.0
+"""However many samples a client claims, its training explains no more than so many times the usual change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,12 +37,33 @@ class ChangeSize:
         measured: of what norms were given, where the client measured them and trained nothing.
         own: of the changes of weights and statistics that it has to itself, as personal methods have them. What it
             learns there is its own affair, so these are not compared.
+        travel: how far its training would have moved a weight along gradients of 1, see `travel`; 0 is unknown.
+        held_weights: the weights themselves, as the client received them; 0 is unknown.
+        held_statistics: the running statistics.
     """
 
     weights: float = 0.0
     statistics: float = 0.0
     measured: float = 0.0
     own: float = 0.0
+    travel: float = field(default=0.0, metadata=ADDED_LATER)
+    held_weights: float = field(default=0.0, metadata=ADDED_LATER)
+    held_statistics: float = field(default=0.0, metadata=ADDED_LATER)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlier:
+    """An update that is far from the others.
+
+    Attributes:
+        scale: what it and its weight are multiplied by, above 0 and below 1: the square of the largest change that is
+            not far over its own. So what is a little too large counts nearly in full, and the further off an update
+            is, the less it moves the model.
+        why: in a few words.
+    """
+
+    scale: float
+    why: str
 
 
 _COMPARED_KINDS: Mapping[str, str] = MappingProxyType(
@@ -43,28 +73,45 @@ _COMPARED_KINDS: Mapping[str, str] = MappingProxyType(
         "measured": "what it measured",
     }
 )
+_LEAST_SCALE = 2.0**-100
+"""A scale stays a number whatever comes; less would be no different."""
 
 
-def outsiders(
+def travel(training: TrainingSettings, sample_count: int) -> float:
+    """How far local training would move a weight whose gradient is 1 in every step, however the steps are made.
+
+    With a rate r and a momentum m the k-th step of plain SGD moves it by r (1 - m^k) / (1 - m); a step of Adam by r.
+
+    Args:
+        training: of the client's task.
+        sample_count: samples that a pass goes over, 0 or more.
+    """
+    steps = training.epochs * math.ceil(sample_count / training.batch_size)
+    momentum = training.optimiser.momentum if training.optimiser.name == "sgd" else 0.0
+    lasting = steps - momentum * (1 - momentum**steps) / (1 - momentum)
+    return training.learning_rate * lasting / (1 - momentum)
+
+
+def outliers_of(
     sizes: Mapping[str, ChangeSize], past: Sequence[ChangeSize], settings: SuspicionSettings
-) -> dict[str, str]:
-    """The clients of a round whose change is far outside what is usual, and why.
+) -> dict[str, Outlier]:
+    """The clients of a round whose change is far outside what is usual and what their training explains.
 
     Args:
         sizes: of the round's updates, by client.
         past: the usual change of each of the last accepted rounds.
         settings: of the run.
     """
-    found: dict[str, str] = {}
+    found: dict[str, Outlier] = {}
     for kind, words in _COMPARED_KINDS.items():
-        of_round = _median(getattr(size, kind) for size in sizes.values()) if len(sizes) >= COMPARED else 0.0
-        usual = of_round or _median(one for size in past if (one := getattr(size, kind)) > 0)
-        whose = "the median of the round" if of_round else "that of the last rounds"
+        usual, whose = _usual(kind, sizes, past)
         for name, size in sizes.items():
-            if settings.change_factor and usual and getattr(size, kind) > settings.change_factor * usual:
-                times = getattr(size, kind) / usual
-                why = f"{words} is {times:.3g} times {whose}, but may be {settings.change_factor:g} times at most"
-                found.setdefault(name, why)
+            change, most = getattr(size, kind), settings.change_factor * _expected(kind, size, usual)
+            most = max(most, getattr(size, f"held_{kind}", 0.0)) if most else math.inf
+            if change > most and (scale := max((most / change) ** 2, _LEAST_SCALE)) < _scale(found.get(name)):
+                times, at_most = (value / getattr(usual, kind) for value in (change, most))
+                why = f"{words} is {times:.3g} times {whose}, but may be {at_most:.3g} times at most"
+                found[name] = Outlier(scale=scale, why=why)
     return found
 
 
@@ -79,28 +126,51 @@ def most_suspect(sizes: Mapping[str, ChangeSize]) -> tuple[str, ...]:
     usual = usual_change(sizes.values())
 
     def stands_out(name: str) -> float:
-        pairs = ((getattr(sizes[name], one.name), getattr(usual, one.name)) for one in fields(ChangeSize))
-        return max((value / median if median else math.inf for value, median in pairs if value), default=0.0)
+        size, found = sizes[name], [0.0]
+        for kind in (*_COMPARED_KINDS, "own"):
+            if value := getattr(size, kind):
+                expected = _expected(kind, size, usual)
+                found.append(value / expected if expected else math.inf)
+        return max(found)
 
     return tuple(sorted(sizes, key=lambda name: (-stands_out(name), name)))
 
 
 def divergence(loss: float, last_loss: float | None, class_count: int, settings: SuspicionSettings) -> str:
-    """Why a folded model has diverged; empty where it has not.
+    """Why an aggregated model has diverged; empty where it has not.
 
     Args:
         loss: of its evaluation: mean cross-entropy, in nats.
         last_loss: of the last accepted round; None before there is one.
         class_count: of the network.
-        settings: of the run.
+        settings: of the run; where nobody is left out, a model of a finite loss goes on as it is.
     """
     if not math.isfinite(loss):
         return f"the model diverged to a loss of {loss}"
     guessing = math.log(class_count)
-    if settings.loss_factor and loss > settings.loss_factor * max(guessing, last_loss or 0.0):
+    limited = settings.alters and settings.loss_factor > 0
+    if limited and loss > settings.loss_factor * max(guessing, last_loss or 0.0):
         before = f"{guessing:.3g} of a guess" if last_loss is None else f"{last_loss:.3g} in the round before"
         return f"the model diverged to a loss of {loss:.3g}, after {before}"
     return ""
+
+
+def _usual(kind: str, sizes: Mapping[str, ChangeSize], past: Sequence[ChangeSize]) -> tuple[ChangeSize, str]:
+    """The usual change of a kind, and whose it is; 0 where nothing is known of it."""
+    if len(sizes) >= COMPARED and getattr(usual := usual_change(sizes.values()), kind):
+        return usual, "the median of the round"
+    return usual_change(one for one in past if getattr(one, kind)), "that of the last rounds"
+
+
+def _expected(kind: str, size: ChangeSize, usual: ChangeSize) -> float:
+    """The usual change of a kind, times what a client's longer training explains. Measuring takes no steps."""
+    if kind == "measured" or not usual.travel or size.travel <= usual.travel:
+        return float(getattr(usual, kind))
+    return float(getattr(usual, kind)) * min(math.sqrt(size.travel / usual.travel), MOST_GROWTH)
+
+
+def _scale(outlier: Outlier | None) -> float:
+    return 1.0 if outlier is None else outlier.scale
 
 
 def _median(values: Iterable[float]) -> float:

@@ -8,7 +8,7 @@ from fractions import Fraction
 from subfleet.protocol.messages import Update
 from subfleet.rounds.state import Seat
 
-__all__ = ["Weight", "round_weights", "share_limit"]
+__all__ = ["Weight", "counted_samples", "round_weights", "share_limit"]
 
 Weigh = Callable[[Update], float]
 """How much an update counts by itself, above 0."""
@@ -33,7 +33,8 @@ def round_weights(weigh: Weigh, seats: Sequence[Seat], max_client_share: float) 
     """What the updates of a round count, by client.
 
     A client is no authority on its own weight: an update counts no more samples than the client's profile has told
-    before the round, and as that is a claim too, no update has more than a share of the round.
+    before the round, and as that is a claim too, no update has more than a share of the round. Before that a
+    weight is multiplied by the seat's scale, as the change is.
 
     Args:
         weigh: what the method gives an update by itself.
@@ -41,17 +42,19 @@ def round_weights(weigh: Weigh, seats: Sequence[Seat], max_client_share: float) 
         max_client_share: see `share_limit`; above 0 and at most 1.
     """
     known = {seat.client_id: _bounded(seat) for seat in seats}
-    weights = {name: weigh(update) for name, (update, _) in known.items()}
+    weights = {seat.client_id: seat.scale * weigh(known[seat.client_id][0]) for seat in seats}
     limit = share_limit(weights.values(), max_client_share)
     most = math.inf if limit is None else float(limit)
     total = math.fsum(min(weight, most) for weight in weights.values())
     found = {}
-    for name, weight in weights.items():
+    for seat in seats:
+        weight = weights[seat.client_id]
+        scaled = f"scaled by {seat.scale:.3g}, as {seat.outlier}" if seat.scale < 1 else ""
         capped = f"its share is capped at {max_client_share:g} of the round" if weight > most else ""
-        found[name] = Weight(
+        found[seat.client_id] = Weight(
             counted=min(weight, most),
             share=min(weight, most) / total if total else 0.0,
-            lowered="; ".join(why for why in (known[name][1], capped) if why),
+            lowered="; ".join(why for why in (known[seat.client_id][1], scaled, capped) if why),
         )
     return found
 
@@ -82,6 +85,11 @@ def share_limit(weights: Iterable[float], max_share: float) -> Fraction | None:
             return limit if lowered else None
         rest -= heaviest
     raise AssertionError("one of several weights is below its share")
+
+
+def counted_samples(seat: Seat) -> int:
+    """Samples that an update counts as trained on; 0 where there is none."""
+    return 0 if seat.result is None else _bounded(seat)[0].sample_count
 
 
 def _bounded(seat: Seat) -> tuple[Update, str]:

@@ -21,6 +21,7 @@ def told(terms: Terms, before: RunState, after: RunState) -> Iterator[str]:
     for name, excluded in after.suspicion.excluded.items():
         if before.suspicion.excluded.get(name) != excluded:
             yield f"client {name} is {excluded.reason}"
+    yield from _outliers_told(before, after)
     yield from networks_told(before.lineages, after.lineages)
     yield from readiness_told(terms, before, after)
     if after.folded_round != before.folded_round and (why := why_early(terms, after)):
@@ -43,3 +44,13 @@ def _data_told(terms: Terms, before: RunState, after: RunState) -> Iterator[str]
     if after.phase == "train" != before.phase and after.round == 1 and not after.retry:
         profiles = {name: after.members[name].profile for name in after.seats if name in after.members}
         yield from peers_told(terms, {name: one for name, one in profiles.items() if one is not None})
+
+
+def _outliers_told(before: RunState, after: RunState) -> Iterator[str]:
+    """Updates that count, but are unlike the others, when a round's are folded."""
+    if after.phase != "fold" or before.phase == "fold":
+        return
+    for name, seat in sorted(after.seats.items()):
+        if seat.stage == "done" and seat.outlier:
+            treated = "counts as it is" if seat.scale == 1 else f"is scaled by {seat.scale:.3g}"
+            yield f"the update of client {name} in round {after.round} {treated}: {seat.outlier}"

@@ -5,6 +5,7 @@ from pathlib import Path
 from subfleet.folding.checkpoint import checkpoint_path
 from subfleet.journal.journal import Journal
 from subfleet.journal.lineages import network_records
+from subfleet.journal.outliers import counted_outliers
 from subfleet.journal.records import RunResult
 from subfleet.journal.rows import deployed_models
 from subfleet.methods.judging import method_status
@@ -31,7 +32,7 @@ def standing_result(terms: Terms, state: RunState, journal: Journal, checkpoints
     return RunResult(
         run_id=terms.run_id,
         method=terms.config.method.TYPE,
-        method_status=method_status(terms.config.method, terms.config.setting),
+        method_status=method_status(terms.config.method, terms.config.setting, counted_outliers(records).altered),
         finished=state.phase == "finished",
         accuracy=records[-1].accuracy if records else None,
         rounds=records,

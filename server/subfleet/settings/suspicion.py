@@ -1,27 +1,39 @@
-"""When updates that are far from the others are suspect."""
+"""What follows where an update is far from the others, or where a round has diverged."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
-__all__ = ["SuspicionSettings"]
+from subfleet.protocol.schema import ADDED_LATER
+
+__all__ = ["Outliers", "SuspicionSettings"]
+
+Outliers = Literal["auto", "scale", "exclude", "report", "off"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuspicionSettings:
-    """When an update or a folded round is suspect, and what follows.
+    """When an update or an aggregated round is suspect, and what follows.
 
     Attributes:
-        change_factor: an update is refused whose change is more than so many times the usual one; 0 refuses none.
+        outliers: what happens to an update that is far from the others: "scale" multiplies it and its weight by a
+            factor below 1; "exclude" leaves it out, and its client for some rounds; "report" says so and changes
+            nothing; "off" does not look. With "scale" and "exclude" a round that diverged is aggregated again without
+            the most suspect updates. "auto" is "report" in an emulated fleet without attackers, and else "scale".
+        change_factor: an update is far from the others where its change is more than so many times the usual one, or
+            more than its training explains; above 1.
         remembered_rounds: rounds that tell the usual change where a round has fewer than four updates, 1 or more.
         loss_factor: a round has diverged where its evaluation loss is more than so many times the last one, or than
             that of guessing where that is more; 0 goes by losses that are not finite alone.
-        exclusion_rounds: for how many rounds a client takes no part after an update that was refused so; 0 or more.
-        spoiled_tries: so many tries of a round that could not be folded, whoever was left out, end the run; 1 or more.
+        exclusion_rounds: for how many rounds a client takes no part after an update that was left out; 0 or more.
+        spoiled_tries: so many tries of a round that could not be aggregated, whoever was left out, end the run; 1 or
+            more.
 
     Raises:
         ValueError: a value is out of range.
     """
 
+    outliers: Outliers = field(default="auto", metadata=ADDED_LATER)
     change_factor: float = 10.0
     remembered_rounds: int = 5
     loss_factor: float = 10.0
@@ -29,9 +41,22 @@ class SuspicionSettings:
     spoiled_tries: int = 3
 
     def __post_init__(self) -> None:
-        for name in ("change_factor", "loss_factor"):
-            if not (getattr(self, name) == 0 or 1 < getattr(self, name) < math.inf):
-                raise ValueError(f"{name} is {getattr(self, name)}, but must be above 1, or 0 for no limit")
+        if not 1 < self.change_factor < math.inf:
+            raise ValueError(
+                f"change_factor is {self.change_factor}, but must be a number above 1; with outliers 'report' or 'off' "
+                "every change counts as it is"
+            )
+        if not (self.loss_factor == 0 or 1 < self.loss_factor < math.inf):
+            raise ValueError(f"loss_factor is {self.loss_factor}, but must be above 1, or 0 for no limit")
         for name, least in (("remembered_rounds", 1), ("exclusion_rounds", 0), ("spoiled_tries", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be {least} or more")
+
+    @property
+    def alters(self) -> bool:
+        """Whether what is suspect counts less than it says, or not at all."""
+        return self.outliers not in ("report", "off")
+
+    def emulated(self, *, attacked: bool) -> "SuspicionSettings":
+        """The same for an emulated fleet: where nobody attacks it, everybody is honest, and "auto" alters nothing."""
+        return self if attacked or self.outliers != "auto" else replace(self, outliers="report")

@@ -133,7 +133,7 @@ def run_batch(
         evaluation = folder / "evaluation.npz"
         tasks.write_npz(evaluation, gathered.evaluation)
         link, notes = CountingTransport(broker.client("server")), _Notes(observer or Unobserved())
-        state, described = folder / "server", _reading(gathered.run, evaluation)
+        state, described = folder / "server", _served(gathered, evaluation)
         server = Server(described, link, notes, state_folder=state, exports=exports, clock=clock)
         devices = [
             _BatchDevice(client, _trainer_of(client, {**shared, **(trainers or {})}), broker, folder, clock)
@@ -157,8 +157,9 @@ def run_batch(
             server.close()
 
 
-def _reading(run: Run, evaluation: Path) -> Run:
-    """The run with its evaluation data in a file, as a server reads them."""
+def _served(gathered: GatheredRun, evaluation: Path) -> Run:
+    """The run as its server is given it: with evaluation data in a file, and as it treats this fleet's outliers."""
+    run = gathered.run
     settings = DataSettings(
         test=str(evaluation),
         classes=run.data.classes,
@@ -166,7 +167,8 @@ def _reading(run: Run, evaluation: Path) -> Run:
         transform=run.data.transform,
         check=run.data.check,
     )
-    return replace(run, data=settings)
+    attacked = any(client.attack is not None for client in gathered.devices)
+    return replace(run, data=settings, suspicion=run.suspicion.emulated(attacked=attacked))
 
 
 def _trainer_of(client: EmulatedDevice, trainers: Mapping[str, Trainer]) -> Trainer:

@@ -1,0 +1,149 @@
+"""Honest fleets as unequal as they come: nobody is scaled down, and nothing is lost on a run that does not look."""
+
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from emulation.batch_cases import LARGE_BYTES, client, config, log
+
+from subfleet.arrays import decode_arrays
+from subfleet.emulation.batch.exports import AwaitedExports
+from subfleet.emulation.batch.host import run_in_batch
+from subfleet.emulation.batch.hosting import shared_trainers
+from subfleet.emulation.batch.run import BatchResult, run_batch
+from subfleet.emulation.gathered import EmulatedDevice, GatheredRun
+from subfleet.emulation.partitions import partition
+from subfleet.journal.guarding import Unobserved
+from subfleet.journal.outliers import counted_outliers
+from subfleet.methods import METHODS, AnyMethod
+from subfleet.methods.fedavg import FedAvg
+from subfleet.methods.heterofl import HeteroFL
+from subfleet.protocol.programs import TrainResult
+from subfleet.settings.reading import read_run
+from subfleet.settings.samples import PartitionSettings
+from subfleet.settings.suspicion import SuspicionSettings
+from subfleet.tasks import Dataset, digits
+from subfleet.trainers.job_files import write_change
+
+pytestmark = pytest.mark.slow
+
+LEARNED = 1400
+"""Of the digits; on the others models are evaluated."""
+COUNTS = (5000, 1200, 300, 40, 8, 8, 8, 8)
+
+
+def samples(count: int, seed: int) -> Dataset:
+    """So many digits, with noise of their own where they repeat."""
+    drawn = digits().take(np.random.default_rng(seed).integers(0, LEARNED, count))
+    noise = np.random.default_rng(seed + 1).normal(0, 0.05 * drawn.inputs.max(), drawn.inputs.shape)
+    return replace(drawn, inputs=np.clip(drawn.inputs + noise, 0, None).astype(drawn.inputs.dtype))
+
+
+def fleet(parts: Sequence[Dataset]) -> tuple[EmulatedDevice, ...]:
+    """A device for each; they run the very step that programs are made from."""
+    likeness = client("any", 0, LARGE_BYTES, runtime="torch")
+    return tuple(
+        replace(likeness, client_id=f"client-{place}", data=data, log=log([LARGE_BYTES + data.summary().data_bytes]))
+        for place, data in enumerate(parts)
+    )
+
+
+def split(name: str, alpha: float) -> tuple[Dataset, ...]:
+    whole, settings = samples(LEARNED, 7), PartitionSettings(name=name, alpha=alpha, min_samples=2)
+    return tuple(whole.take(indices) for indices in partition(whole, settings, clients=10, seed=1))
+
+
+def played(
+    devices: tuple[EmulatedDevice, ...], exports: AwaitedExports, outliers: Any, trainers: Any = None, **changes: Any
+) -> BatchResult:
+    settings = {"targets": ("torch",), "min_clients": len(devices), "rounds": 2, **changes}
+    run = config(suspicion=SuspicionSettings(outliers=outliers), **settings)
+    evaluation = digits().take(np.arange(LEARNED, len(digits())))
+    return run_batch(GatheredRun(run=run, devices=devices, evaluation=evaluation), exports, trainers=trainers)
+
+
+def found_outliers(result: BatchResult) -> tuple[str, ...]:
+    return counted_outliers(result.rounds).lines
+
+
+@pytest.mark.parametrize("method", [HeteroFL(), FedAvg()], ids=lambda one: one.TYPE)
+@pytest.mark.parametrize(
+    "parts",
+    [
+        lambda: split("iid", 1.0),
+        lambda: split("dirichlet", 0.05),
+        lambda: [samples(n, i) for i, n in enumerate(COUNTS)],
+    ],
+    ids=["iid", "dirichlet-0.05", "8-to-5000"],
+)
+def test_nobody_is_scaled_however_unequal_honest_devices_are(
+    method: AnyMethod, parts: Any, exports: AwaitedExports
+) -> None:
+    assert found_outliers(played(fleet(parts()), exports, "scale", method=method)) == ()
+
+
+def test_one_device_of_1200_samples_beside_five_of_8_loses_nothing(exports: AwaitedExports) -> None:
+    devices = fleet([samples(1200, 0), *(samples(8, seed) for seed in range(1, 6))])
+    scaled, off = (played(devices, exports, outliers, rounds=4) for outliers in ("scale", "off"))
+    assert scaled.model == off.model
+    assert found_outliers(scaled) == ()
+    assert scaled.rounds[-1].accuracy > 0.8
+
+
+class Exaggerating:
+    """A trainer whose changes are 10,000 times what it learned, though nobody said that it attacks."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def train(self, job: Any, stopped: Any) -> TrainResult:
+        result: TrainResult = self._inner.train(job, stopped)
+        arrays = decode_arrays(job.output_path.read_bytes())
+        write_change(job, {name: (1e4 * np.asarray(array)).astype(np.float32) for name, array in arrays.items()})
+        return result
+
+
+def test_an_emulated_fleet_without_attackers_is_altered_in_nothing_unless_its_file_says_so(
+    exports: AwaitedExports,
+) -> None:
+    devices = fleet([samples(20, seed) for seed in range(5)])
+    trainers: Mapping[str, Any] = {"client-4": Exaggerating(shared_trainers({"torch"})["torch"])}
+    auto, off, scaled = (played(devices, exports, one, trainers, rounds=1) for one in ("auto", "off", "scale"))
+    assert auto.model == off.model != scaled.model
+    assert found_outliers(auto) == (
+        "updates far from the others, which counted as they are: client-4 in 1 (of 1 rounds)",
+    )
+    assert "client-4" not in auto.result.method_status
+    assert found_outliers(scaled) == ("updates scaled down: client-4 in 1 (of 1 rounds)",)
+    assert scaled.result.method_status.endswith("updates scaled down: client-4 in 1 (of 1 rounds)")
+
+
+@pytest.mark.long
+@pytest.mark.export
+@pytest.mark.parametrize("alpha", [100.0, 0.05])
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_no_method_gives_an_honest_device_away(
+    name: str, alpha: float, exports: AwaitedExports, tmp_path: Path
+) -> None:
+    run = read_run(
+        name,
+        (
+            "rounds=2",
+            "training.epochs=2",
+            "deploy_targets=[]",
+            f"data.partition.alpha={alpha}",
+            "data.partition.min_samples=10",
+            "suspicion.outliers=scale",
+        ),
+    )
+    run_in_batch(run, tmp_path, Unobserved(), threading.Event(), exports=exports)
+    summary = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))
+    assert summary["outliers"] == {"scaled": {}, "left_out": {}, "reported": {}}
