@@ -24,6 +24,7 @@ from subfleet.methods import METHODS, AnyMethod
 from subfleet.methods.fedavg import FedAvg
 from subfleet.methods.heterofl import HeteroFL
 from subfleet.protocol.programs import TrainResult
+from subfleet.protocol.training import TrainingSettings
 from subfleet.settings.reading import read_run
 from subfleet.settings.samples import PartitionSettings
 from subfleet.settings.suspicion import SuspicionSettings
@@ -61,7 +62,8 @@ def split(name: str, alpha: float) -> tuple[Dataset, ...]:
 def played(
     devices: tuple[EmulatedDevice, ...], exports: AwaitedExports, outliers: Any, trainers: Any = None, **changes: Any
 ) -> BatchResult:
-    settings = {"targets": ("torch",), "min_clients": len(devices), "rounds": 2, **changes}
+    training = TrainingSettings(batch_size=16, learning_rate=0.1)
+    settings = {"targets": ("torch",), "min_clients": len(devices), "rounds": 2, "training": training, **changes}
     run = config(suspicion=SuspicionSettings(outliers=outliers), **settings)
     evaluation = digits().take(np.arange(LEARNED, len(digits())))
     return run_batch(GatheredRun(run=run, devices=devices, evaluation=evaluation), exports, trainers=trainers)
@@ -75,7 +77,7 @@ def found_outliers(result: BatchResult) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     "parts",
     [
-        lambda: split("iid", 1.0),
+        pytest.param(lambda: split("iid", 1.0), marks=pytest.mark.long),
         lambda: split("dirichlet", 0.05),
         lambda: [samples(n, i) for i, n in enumerate(COUNTS)],
     ],
