@@ -1,0 +1,191 @@
+"""What attackers cost with each way to treat outliers, and what honest devices of unequal data lose by it.
+
+python benchmarks/outliers.py --outliers scale exclude report     # Markdown tables
+python benchmarks/outliers.py --smoke                             # one round of one game
+
+Seven devices of 60 digits each, one of which may attack; and one device of 1,200 digits beside five of 8. Everything is
+played in one process by the step that programs are made from.
+"""
+
+import argparse
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from subfleet.arrays import decode_arrays
+from subfleet.device_profiles import DeviceProfile, LogRow, ResourceLog
+from subfleet.elastic.families.records.residual import Mlp
+from subfleet.emulation.batch.exports import AwaitedExports
+from subfleet.emulation.batch.hosting import shared_trainers
+from subfleet.emulation.batch.run import run_batch
+from subfleet.emulation.gathered import EmulatedDevice, GatheredRun
+from subfleet.export.cache import CacheFolder
+from subfleet.journal.outliers import counted_outliers
+from subfleet.methods.heterofl import HeteroFL
+from subfleet.protocol.readings import Reading
+from subfleet.protocol.training import TrainingSettings
+from subfleet.settings.attacks import LabelShuffling
+from subfleet.settings.run import Run
+from subfleet.settings.samples import DataSettings
+from subfleet.settings.suspicion import SuspicionSettings
+from subfleet.settings.timing import LogClock
+from subfleet.tasks import Dataset, digits
+from subfleet.trainers.job_files import write_change
+
+LEARNED = 1400
+"""Of the digits; on the others models are evaluated."""
+SAMPLES, DEVICES = 60, 7
+PROFILE = DeviceProfile(name="virtual", title="A device of a benchmark", memory_share=0.5, runtimes=("torch",))
+READING = Reading(memory_free_bytes=2 * 10**8, downlink_bps=1e7, uplink_bps=1e6)
+LOG = ResourceLog(device="virtual", source="a benchmark", licence="none", rows=(LogRow(t_s=0.0, reading=READING),))
+
+
+class Multiplying:
+    """A trainer that sends what it learned times a factor."""
+
+    def __init__(self, inner: Any, factor: float) -> None:
+        self._inner = inner
+        self._factor = factor
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def train(self, job: Any, stopped: Any) -> Any:
+        """See `Trainer.train`."""
+        result = self._inner.train(job, stopped)
+        arrays = decode_arrays(job.output_path.read_bytes())
+        write_change(job, {name: (self._factor * np.asarray(one)).astype(np.float32) for name, one in arrays.items()})
+        return result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Game:
+    """A fleet, and whose changes are multiplied by what."""
+
+    devices: Callable[[int], list[EmulatedDevice]]
+    factor: float = 1.0
+
+
+def samples(count: int, seed: int) -> Dataset:
+    """So many digits, with noise of their own where they repeat."""
+    drawn = digits().take(np.random.default_rng(seed).integers(0, LEARNED, count))
+    noise = np.random.default_rng(seed + 1).normal(0, 0.05 * drawn.inputs.max(), drawn.inputs.shape)
+    return replace(drawn, inputs=np.clip(drawn.inputs + noise, 0, None).astype(drawn.inputs.dtype))
+
+
+def fleet(counts: Sequence[int], seed: int) -> list[EmulatedDevice]:
+    """A device for each count of samples."""
+    return [
+        EmulatedDevice(
+            client_id=f"client-{place}",
+            profile=PROFILE,
+            data=samples(count, 100 * seed + 2 * place),
+            log=LOG,
+            runtime="torch",
+        )
+        for place, count in enumerate(counts)
+    ]
+
+
+def honest(seed: int) -> list[EmulatedDevice]:
+    """Seven honest devices."""
+    return fleet([SAMPLES] * DEVICES, seed)
+
+
+def shuffling(strength: float) -> Callable[[int], list[EmulatedDevice]]:
+    """The last of them adds a change that it learned from shuffled labels."""
+    return lambda seed: [*honest(seed)[:-1], replace(honest(seed)[-1], attack=LabelShuffling(strength=strength))]
+
+
+def flipped(seed: int) -> list[EmulatedDevice]:
+    """The last of them has learned wrong labels."""
+    *others, last = honest(seed)
+    return [*others, replace(last, data=replace(last.data, labels=9 - last.data.labels))]
+
+
+def rich(seed: int) -> list[EmulatedDevice]:
+    """The last of them has fifty times the samples of the others."""
+    return fleet([SAMPLES] * (DEVICES - 1) + [50 * SAMPLES], seed)
+
+
+GAMES: Mapping[str, Game] = MappingProxyType(
+    {
+        "nobody attacks": Game(devices=honest),
+        "without the attacker": Game(devices=lambda seed: honest(seed)[:-1]),
+        "shuffled labels, times 10^6": Game(devices=shuffling(1e6)),
+        "shuffled labels, times 20": Game(devices=shuffling(20.0)),
+        "flipped labels": Game(devices=flipped),
+        "sign flipped, times 1": Game(devices=honest, factor=-1.0),
+        "sign flipped, times 3": Game(devices=honest, factor=-3.0),
+        "sign flipped, times 10": Game(devices=honest, factor=-10.0),
+        "sign flipped, times 30": Game(devices=honest, factor=-30.0),
+        "NaN": Game(devices=honest, factor=float("nan")),
+        "fifty times the samples, sign flipped": Game(devices=rich, factor=-1.0),
+        "fifty times the samples, sign flipped, times 10": Game(devices=rich, factor=-10.0),
+        "fifty times the samples, sign flipped, times 100": Game(devices=rich, factor=-100.0),
+        "honest: 1,200 samples beside five of 8": Game(devices=lambda seed: fleet([1200, 8, 8, 8, 8, 8], seed)),
+    }
+)
+
+
+def played(
+    game: Game, suspicion: SuspicionSettings, seed: int, rounds: int, exports: AwaitedExports
+) -> tuple[float, str]:
+    """The accuracy at the end of a game, and what was done with whose updates."""
+    devices = game.devices(seed)
+    run = Run(
+        name="outliers",
+        model=Mlp(input_shape=(1, 8, 8), class_count=10, widths=(64,), depths=(1,), group_size=4),
+        data=DataSettings(test="unused"),
+        rounds=rounds,
+        min_clients=len(devices),
+        training=TrainingSettings(epochs=2, batch_size=8, learning_rate=0.05),
+        method=HeteroFL(weighting="samples", class_mask=False, depth=True),
+        clock=LogClock(start_s=0.0, step_s=60.0),
+        targets=("torch",),
+        deploy_targets=(),
+        suspicion=suspicion,
+        seed=seed,
+    )
+    trainers = None
+    if game.factor != 1:
+        trainers = {devices[-1].client_id: Multiplying(shared_trainers({"torch"})["torch"], game.factor)}
+    evaluation = digits().take(np.arange(LEARNED, len(digits())))
+    gathered = GatheredRun(run=run, devices=tuple(devices), evaluation=evaluation)
+    result = run_batch(gathered, exports, trainers=trainers)
+    return result.rounds[-1].accuracy, "; ".join(counted_outliers(result.rounds).lines)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print a row for each game: the mean accuracy of each way, and what it did in the last seed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--outliers", nargs="+", default=["scale", "exclude", "report"])
+    parser.add_argument("--games", nargs="+", default=list(GAMES), choices=list(GAMES), metavar="GAME")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--smoke", action="store_true")
+    asked = parser.parse_args(arguments)
+    games, seeds, rounds = (asked.games[:1], 1, 1) if asked.smoke else (asked.games, asked.seeds, asked.rounds)
+    print(f"| game | {' | '.join(asked.outliers)} | what was done |")
+    print(f"| --- | {'---: | ' * len(asked.outliers)}--- |")
+    with tempfile.TemporaryDirectory() as folder, AwaitedExports(CacheFolder(path=Path(folder))) as exports:
+        for name in games:
+            cells, done = [], ""
+            for way in asked.outliers:
+                settings = SuspicionSettings(outliers=way)
+                found = [played(GAMES[name], settings, seed, rounds, exports) for seed in range(1, seeds + 1)]
+                cells.append(f"{100 * statistics.fmean(accuracy for accuracy, _ in found):.1f}")
+                done = done or found[-1][1]
+            print(f"| {name} | {' | '.join(cells)} | {done or '-'} |", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
