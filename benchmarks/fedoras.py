@@ -78,10 +78,10 @@ def figures(summary: Mapping[str, Any]) -> dict[str, float]:
         **{tier: own["tiers"][tier] for tier in TIERS},
         "spread": own["interquartile_range"],
         "worst": own["worst"],
-        "server": summary["figures"]["subnets"],
+        "server": summary["figures"].get("subnets_accuracy", summary["figures"]["subnets"]),
         "gmacs": summary["figures"]["macs"] / 1e9,
         "down": (sum(row["bytes_down"] for row in rows) + sum(one.get("bytes_down", 0) for one in moved)) / 1e6,
-        "perplexity": summary.get("perplexity") or 0.0,
+        "perplexity": summary.get("metrics", {}).get("perplexity", 0.0),
         "up": (sum(row["bytes_up"] for row in rows) + sum(one.get("bytes_up", 0) for one in moved)) / 1e6,
     }
 
@@ -104,8 +104,14 @@ def stage_rows(entrant: Entrant) -> Iterator[list[str]]:
         for tier, network in enumerate(found_networks(summary), start=1):
             of_tier = [one for one in summary["generations"] if one["tier"] == tier]
             best = max(one["best"] for one in of_tier)
-            score = f"{100 * best:.1f} %" if summary.get("perplexity") is None else f"perplexity {math.exp(-best):.2f}"
-            own = "-" if network["accuracy"] is None else f"{100 * network['accuracy']:.1f}"
+            score = (
+                f"{100 * best:.1f} %"
+                if "perplexity" not in summary.get("metrics", {})
+                else f"perplexity {math.exp(-best):.2f}"
+            )
+            share = network.get("metric", "accuracy") == "accuracy"
+            found = network.get("own_mean", network["accuracy"])
+            own = "-" if found is None else f"{found * (100 if share else 1):.1f}"
             yield [
                 *(str(seed), str(tier), mean, f"{network['forward_macs'] / 1e6:.2f}", f"{network['parameters']:,}"),
                 *(score, str(sum(one["paths"] for one in of_tier)), own),
