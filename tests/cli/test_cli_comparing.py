@@ -213,3 +213,32 @@ def test_runs_whose_updates_were_altered_say_so_beside_the_others(folders: list[
     first, second = json.loads(invoke("compare", *folders, "--json").stdout)
     assert first["outliers"] == ""
     assert second["outliers"] == "scaled in 2 of 3, left out in 1 of 3, reported in 1 of 3"
+
+
+@pytest.mark.slow
+def test_runs_are_compared_by_what_their_kind_is_judged_by(folders: list[str], tmp_path: Path) -> None:
+    """Of errors less is better: so go the worst seed and the gain."""
+    errors = {"heterofl": (0.5, 0.6, 0.4), "fjord": (0.4, 0.45, 0.35)}
+    for folder in map(Path, folders):
+        name, seed = folder.name.rsplit("-s", 1)
+        found = {"rmse": errors[name][int(seed) - 1], "r2": 0.25}
+        rounds: list[dict[str, Any]] = [{"round": 1, "accuracy": None, **found, "clients": []}]
+        evaluation = {"rmse": {"mean": 0.7, "interquartile_range": 0.1, "worst": 0.9}}
+        summary = {"accuracy": None, "headline": "rmse", "metrics": found, "participation": 1.0, "rounds": rounds}
+        figures = {"accuracy": None, "subnets": 0.65}
+        text = json.dumps({**summary, "evaluation": evaluation, "figures": figures})
+        (folder / "summary.json").write_text(text, encoding="utf-8")
+    done = invoke("compare", *folders, "--json", "--out", str(tmp_path / "out"))
+    assert done.exit_code == 0, done.output
+    first, second = json.loads(done.stdout)
+    assert (first["rmse"], first["worst"], first["figures"]["r2"]) == (pytest.approx(0.5), 0.6, 0.25)
+    assert second["gain"]["mean"] == pytest.approx(0.1), "0.1 less of an error is a gain"
+    assert second["figures"]["own_worst"] == 0.9
+    assert "| name | seeds | RMSE | worst | R2 | subnets | own |" in (tmp_path / "out" / "comparison.md").read_text(
+        "utf-8"
+    )
+    assert "test RMSE of the full model" in (tmp_path / "out" / "comparison.svg").read_text("utf-8")
+    left_behind(Path(folders[0]), 0.9)
+    mixed = invoke("compare", folders[0], folders[3])
+    assert mixed.exit_code == ExitCode.CONFIG
+    assert "are judged by accuracy and runs 'fjord' by rmse, so that they cannot be compared" in mixed.output

@@ -188,7 +188,7 @@ class FakeTrainer:
         raise NotImplementedError
 
     def predict(self, model_path: Path, data: str, threads: int = 1) -> Prediction:
-        return Prediction(labels=(2, 0), accuracy=0.5, classes=("ant", "bee", "cat"))
+        return Prediction(labels=(2, 0), metrics={"accuracy": 0.5, "auroc": 0.75}, classes=("ant", "bee", "cat"))
 
 
 class FakeEntry:
@@ -222,6 +222,9 @@ def test_predict_chooses_the_trainer_by_suffix_and_speaks_json(
         {
             "model": "m.fake",
             "accuracy": 0.5,
+            "headline": "accuracy",
+            "metrics": {"accuracy": 0.5, "auroc": 0.75},
+            "numbers": [],
             "labels": [2, 0],
             "names": ["cat", "ant"],
         },

@@ -63,7 +63,7 @@ def test_first_weights_depend_on_the_seed_and_the_tensors_name_alone() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"class_count": 1}, "class_count"),
+        ({"class_count": 0}, "class_count"),
         ({"input_shape": ()}, "input_shape"),
         ({"input_shape": (64,)}, "channels, height, width"),
         ({"input_shape": (0, 8, 8)}, "input_shape"),

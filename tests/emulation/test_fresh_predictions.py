@@ -24,17 +24,17 @@ def predicted(script: Path, does: str, contents: Sequence[str] = ("model", "mode
     models = [script.parent / name for name in ("model.onnx", "model.pte", "same.onnx", "other.onnx")[: len(contents)]]
     for model, content in zip(models, contents, strict=True):
         model.write_text(content, encoding="utf-8")
-    return predictions.accuracies(models, Path("test.npz"))
+    return tuple(found.value for found in predictions.predictions(models, Path("test.npz")))
 
 
-def test_the_accuracy_is_what_the_process_tells(process: Path) -> None:
-    assert predicted(process, """echo '{"accuracy": 0.5}'""") == (0.5, 0.5)
+def test_how_good_it_is_is_what_the_process_tells(process: Path) -> None:
+    assert predicted(process, """echo '{"headline": "rmse", "metrics": {"rmse": 0.5, "r2": 1}}'""") == (0.5, 0.5)
 
 
 def test_of_models_with_the_same_bytes_one_is_tried(process: Path) -> None:
     """Equal bytes of another format are another model."""
     tried = process.parent / "tried.txt"
-    size = f"""echo "$4" >> {tried}; printf '{{"accuracy": 0.%d}}' $(wc -c < "$4")"""
+    size = f"""echo "$4" >> {tried}; printf '{{"headline": "rmse", "metrics": {{"rmse": 0.%d}}}}' $(wc -c < "$4")"""
     assert predicted(process, size, ["model", "model", "model", "another"]) == (0.5, 0.5, 0.5, 0.7)
     names = sorted(Path(line).name for line in tried.read_text(encoding="utf-8").splitlines())
     assert names == ["model.onnx", "model.pte", "other.onnx"]

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -42,7 +42,7 @@ def samples(count: int, seed: int) -> Dataset:
     """So many digits, with noise of their own where they repeat."""
     drawn = digits().take(np.random.default_rng(seed).integers(0, LEARNED, count))
     noise = np.random.default_rng(seed + 1).normal(0, 0.05 * drawn.inputs.max(), drawn.inputs.shape)
-    return replace(drawn, inputs=np.clip(drawn.inputs + noise, 0, None).astype(drawn.inputs.dtype))
+    return replace(drawn, inputs=np.clip(drawn.inputs + noise, 0, None).astype(np.float32))
 
 
 def fleet(parts: Sequence[Dataset]) -> tuple[EmulatedDevice, ...]:
@@ -54,7 +54,7 @@ def fleet(parts: Sequence[Dataset]) -> tuple[EmulatedDevice, ...]:
     )
 
 
-def split(name: str, alpha: float) -> tuple[Dataset, ...]:
+def split(name: Literal["iid", "dirichlet"], alpha: float) -> tuple[Dataset, ...]:
     whole, settings = samples(LEARNED, 7), PartitionSettings(name=name, alpha=alpha, min_samples=2)
     return tuple(whole.take(indices) for indices in partition(whole, settings, clients=10, seed=1))
 
@@ -94,7 +94,7 @@ def test_one_device_of_1200_samples_beside_five_of_8_loses_nothing(exports: Awai
     scaled, off = (played(devices, exports, outliers, rounds=4) for outliers in ("scale", "off"))
     assert scaled.model == off.model
     assert found_outliers(scaled) == ()
-    assert scaled.rounds[-1].accuracy > 0.8
+    assert (scaled.rounds[-1].accuracy or 0) > 0.8
 
 
 class Exaggerating:

@@ -177,3 +177,15 @@ def test_without_flwr_datasets_the_extra_is_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(__import__("sys").modules, "flwr_datasets", None)
     with pytest.raises(MissingExtraError, match=r"subfleet\[emulation\]"):
         parts_of(many(), "iid", 2)
+
+
+def test_one_number_is_split_by_its_tenths_and_several_are_refused() -> None:
+    numbers = np.random.default_rng(3).normal(size=(400, 1)).astype(np.float32)
+    dataset = Dataset(inputs=np.zeros((400, 2), np.float32), labels=numbers)
+    tenths = (numbers[:, 0].argsort().argsort() // 40).tolist()
+    same = parts_of(samples(tenths), "dirichlet", 5, alpha=0.3)
+    for mine, classed in zip(parts_of(dataset, "dirichlet", 5, alpha=0.3), same, strict=True):
+        assert mine.tolist() == classed.tolist(), "as if each tenth were a class"
+    several = Dataset(inputs=np.zeros((400, 2), np.float32), labels=numbers.reshape(200, 2).repeat(2, 0))
+    with pytest.raises(DataError, match="must be one class for each sample"):
+        parts_of(several, "dirichlet", 5)

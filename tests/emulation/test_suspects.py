@@ -37,7 +37,8 @@ def test_a_run_is_as_good_as_that_of_the_honest_ones(honest: int, exports: Await
     alone = run_batch(fleet(attacked=False, honest=honest), exports)
     attacked = run_batch(fleet(attacked=True, honest=honest, suspicion=excluding), exports)
     assert attacked.model == alone.model
-    assert attacked.rounds[-1].accuracy == alone.rounds[-1].accuracy > 0.3
+    assert attacked.rounds[-1].accuracy == alone.rounds[-1].accuracy
+    assert (alone.rounds[-1].accuracy or 0) > 0.3
     assert [status.split(":")[0] for status in statuses(attacked)] == ["refused", "skipped", "skipped"]
 
 
@@ -45,7 +46,7 @@ def test_scaled_down_it_costs_next_to_nothing(exports: AwaitedExports) -> None:
     """By default a fleet with an attacker is watched."""
     alone = run_batch(fleet(attacked=False, honest=3), exports)
     attacked = run_batch(fleet(attacked=True, honest=3), exports)
-    assert attacked.rounds[-1].accuracy >= alone.rounds[-1].accuracy - 0.02
+    assert (attacked.rounds[-1].accuracy or 0) >= (alone.rounds[-1].accuracy or 1) - 0.02
     assert set(statuses(attacked)) == {"folded"}
     assert attacked.result.method_status.endswith("updates scaled down: eve in 3 (of 3 rounds)")
 

@@ -8,6 +8,7 @@ from export.step_rig import assert_close, draw, example, loaded, run, step_of_mo
 from torch import Tensor, nn
 from torch.nn import functional
 
+from subfleet.elastic.families.layers import ChannelsLast
 from subfleet.export.steps import SampleSpec, Step
 from subfleet.export.steps.objectives import OBJECTIVES
 from subfleet.protocol.errors import ExportError
@@ -55,6 +56,24 @@ def test_cross_entropy(smoothing: float, class_mask: bool) -> None:
     assert results["correct"] == (logits.argmax(1) == inputs["label"])[1:-1].sum()
 
 
+def pixel_classifier() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(2, 3, 1), ChannelsLast())
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_classes_of_pixels(smoothing: float) -> None:
+    objective = ObjectiveSettings(name="dense_cross_entropy", label_smoothing=smoothing)
+    step = step_of_module(pixel_classifier(), (2, 3, 2), batch_size=4, objective=objective)
+    inputs = example(step)
+    assert (inputs["label"] < 0).any(), "some pixels are of no class"
+    module = loaded(pixel_classifier(), inputs)
+    logits, labels = module(inputs["input"])[:-1].flatten(0, 2), inputs["label"][:-1].flatten()
+    loss = functional.cross_entropy(logits, labels, ignore_index=-1, label_smoothing=smoothing)
+    results = expect(step, inputs, module, loss)
+    assert results["count"] == (labels >= 0).sum()
+    assert results["correct"] == ((logits.argmax(1) == labels) & (labels >= 0)).sum()
+
+
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_next_token(smoothing: float) -> None:
     objective = ObjectiveSettings(name="next_token", label_smoothing=smoothing)
@@ -93,10 +112,10 @@ def test_objectives_of_numbers(name: Any, function: Any) -> None:
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_squares_are_summed_over_what_counts_where_they_are_asked_for(name: Any) -> None:
     """Of the prediction's own losses, each by PyTorch; the step is otherwise the same."""
-    tokens = name == "next_token"
-    make = language_model if tokens else classifier
-    said: dict[str, Any] = {"sample": TOKENS} if tokens else {}
-    shape = () if tokens else (4,)
+    make, shape = {"next_token": (language_model, ()), "dense_cross_entropy": (pixel_classifier, (2, 3, 2))}.get(
+        name, (classifier, (4,))
+    )
+    said: dict[str, Any] = {"sample": TOKENS} if name == "next_token" else {}
     smoothing: dict[str, Any] = {"label_smoothing": 0.1} if ObjectiveSettings(name=name).over_classes else {}
     plain = step_of_module(make(), shape, objective=ObjectiveSettings(name=name, **smoothing), **said)
     step = step_of_module(make(), shape, objective=ObjectiveSettings(name=name, squares=True, **smoothing), **said)

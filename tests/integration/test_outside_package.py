@@ -59,7 +59,7 @@ def read(paths):
 def waves():
     return NamedDataset(
         name="waves", summary="drawn numbers", files=(), read=read, input_shape=(64,), class_count=10,
-        objective="cross_entropy", metric="accuracy", licence="none", source="Drawn by a test.",
+        objective="cross_entropy", licence="none", source="Drawn by a test.",
     )
 
 def misnamed():

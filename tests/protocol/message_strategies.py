@@ -14,6 +14,7 @@ from subfleet.protocol.evaluating import EvaluationSettings
 from subfleet.protocol.input_statistics import InputStatistics
 from subfleet.protocol.limits import MAX_LOSS
 from subfleet.protocol.messages import MAX_SAMPLES, MESSAGES, Message
+from subfleet.protocol.metric_sums import SCORE_BINS, MetricSums
 from subfleet.protocol.paths import PathScore
 from subfleet.protocol.schema import MAX_INTEGER
 from subfleet.protocol.subnet import Explicit, Full, Prefix, Roll, SubnetSpec
@@ -41,6 +42,24 @@ SPECS = st.builds(
     name=_NAMES,
 )
 _BLOBS = st.builds(BlobRef, sha256=st.from_regex(r"[0-9a-f]{64}", fullmatch=True), size_bytes=_SIZES)
+_BINS = st.lists(st.integers(0, 2**50), min_size=2, max_size=2).map(lambda counts: tuple(counts) * (SCORE_BINS // 2))
+_SUMS = st.one_of(
+    st.builds(MetricSums),
+    st.builds(
+        MetricSums,
+        class_predicted=st.lists(st.integers(0, 2**50), max_size=4).map(tuple),
+        positives=_BINS,
+        negatives=_BINS,
+    ),
+    st.lists(st.floats(0, 2.0**128), min_size=1, max_size=3).map(
+        lambda sums: MetricSums(
+            absolute_errors=tuple(sums),
+            squared_errors=tuple(sums),
+            targets=tuple(-one for one in sums),
+            squared_targets=tuple(sums),
+        )
+    ),
+)
 _BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
     str: _NAMES,
     bool: st.booleans(),
@@ -73,6 +92,7 @@ _BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
             unique_by=lambda norm: norm.name,
         ).map(tuple),
     ),
+    MetricSums: _SUMS,
     InputStatistics: st.lists(st.floats(0, 1e30), min_size=3, max_size=3).map(
         lambda found: InputStatistics(
             kind="numbers",

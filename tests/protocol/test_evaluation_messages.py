@@ -9,9 +9,12 @@ from agent.agent_cases import EVALUATION, evaluate_task, profile, train_task
 
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.evaluating import MAX_COUNTED_CLASSES, MAX_LABELS, EvaluationSettings
+from subfleet.protocol.limits import MAX_LOSS
 from subfleet.protocol.messages import MAX_CONTROL_BYTES, MAX_SAMPLES, Evaluated, decode, encode
+from subfleet.protocol.metric_sums import MAX_MEASURED_OUTPUTS, MAX_SCORED_OUTPUTS, SCORE_BINS, MetricSums
 from subfleet.protocol.training import ObjectiveSettings, TrainingSettings
 
+ERRORS = ("absolute_errors", "squared_errors", "targets", "squared_targets")
 EVALUATED = Evaluated(
     task_id="t",
     run_id="r",
@@ -79,13 +82,13 @@ CLAIMS = [
     ({"label_count": 0}, "label_count is 0, but must be 1 to"),
     ({"label_count": MAX_LABELS + 1}, "label_count is"),
     ({"measured_peak_bytes": -1}, "measured_peak_bytes is -1"),
-    ({"class_counts": [1, 2], "class_correct": [0, 2]}, "class_counts add up to 3, but label_count is 4"),
+    ({"class_counts": [1, 4], "class_correct": [0, 2]}, "class_counts add up to 5, but label_count is 4"),
     ({"class_counts": [4]}, "there are 1 class_counts and 2 class_correct"),
     ({"class_correct": []}, "there are 2 class_counts and 0 class_correct"),
     ({"class_correct": [2, 3]}, "each of class_correct must be 0 up to that of class_counts"),
     ({"class_correct": [-1, 3]}, "each of class_correct must be 0 up to that of class_counts"),
     ({"class_counts": [-1, 5], "class_correct": [-1, 3]}, "each of class_correct"),
-    ({"class_counts": [0] * (MAX_COUNTED_CLASSES + 1)}, "class_counts has 8193 items, but may have 8192"),
+    ({"class_counts": [0] * (MAX_COUNTED_CLASSES + 1)}, "class_counts has 4097 items, but may have 4096"),
 ]
 
 
@@ -120,12 +123,44 @@ def test_the_largest_evaluation_fits_a_message() -> None:
         EVALUATED,
         class_counts=counts,
         class_correct=counts,
+        sums=MetricSums(class_predicted=counts),
         label_count=sum(counts),
         task_id="t" * 4096,
         run_id="r" * 4096,
     )
     assert len(encode(message)) < MAX_CONTROL_BYTES
     assert decode(encode(message)) == message
+
+
+def test_the_most_scores_and_errors_fit_a_message() -> None:
+    bins = (MAX_LABELS // SCORE_BINS // 2,) * SCORE_BINS * MAX_SCORED_OUTPUTS
+    few = (MAX_LABELS // 2,) * MAX_SCORED_OUTPUTS
+    errors = (MAX_LOSS / 3,) * MAX_MEASURED_OUTPUTS
+    scores = MetricSums(class_predicted=few, positives=bins, negatives=bins)
+    numbers = MetricSums(absolute_errors=errors, squared_errors=errors, targets=errors, squared_targets=errors)
+    for sums in (scores, numbers):
+        message = replace(EVALUATED, sums=sums, task_id="t" * 4096, run_id="r" * 4096)
+        assert len(encode(message)) < MAX_CONTROL_BYTES
+        assert decode(encode(message)) == message
+
+
+SUMS = [
+    ({"class_predicted": [-1]}, "class_predicted may have 4096 numbers from 0 to"),
+    ({"class_predicted": [0] * (MAX_COUNTED_CLASSES + 1)}, "class_predicted may have 4096 numbers"),
+    ({"positives": [0] * SCORE_BINS}, "positives and negatives must have 128 numbers for each output, both alike"),
+    ({"positives": [0] * 5, "negatives": [0] * 5}, "must have 128 numbers for each output"),
+    ({"targets": [1.0]}, "errors and targets must be of as many outputs"),
+    ({name: [-1.0] for name in ERRORS}, "sums of errors and of squares must be numbers of 0 or more"),
+    ({name: [1e300] for name in ERRORS}, "must be numbers"),
+]
+
+
+@pytest.mark.parametrize(("sums", "words"), SUMS)
+def test_sums_that_cannot_be_are_refused(sums: dict[str, Any], words: str) -> None:
+    plain = json.loads(encode(replace(EVALUATED, sums=MetricSums(class_predicted=(2, 2)))))
+    plain["sums"] |= sums
+    with pytest.raises(ProtocolError, match=words):
+        decode(json.dumps(plain).encode())
 
 
 def test_settings_and_held_out_counts_are_checked() -> None:

@@ -4,10 +4,12 @@ import csv
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
+from subfleet.journal.evaluations import EvaluationRecord, EvaluationRow
 from subfleet.journal.outliers import counted_outliers
 from subfleet.journal.records import ClientRow, RoundRecord, RunResult, participation_of
 from subfleet.methods.model_kinds import EvaluatedModel
@@ -16,7 +18,7 @@ from subfleet.reporting import plots
 from subfleet.reporting.columns import CLIENT_COLUMNS, participation_text
 from subfleet.reporting.results import summary as summary_of
 from subfleet.reporting.results import write_results
-from subfleet.reporting.telling import ending_lines
+from subfleet.reporting.telling import ending_lines, reached_text
 
 pytestmark = pytest.mark.slow  # drawing takes more than a second
 
@@ -256,3 +258,28 @@ def test_what_nobody_has_measured_is_empty_wherever_it_would_stand(tmp_path: Pat
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "Planned against measured" not in page
     assert "0.0 s" not in page
+
+
+def test_a_run_without_accuracy_tells_what_its_kind_is_judged_by(tmp_path: Path) -> None:
+    """Also of a device that was asked and has not answered."""
+    metrics = {"mae": 0.25, "r2": 0.5, "rmse": 0.5}
+    last = dataclasses.replace(ROUND, accuracy=None, metrics=metrics, headline="rmse")
+    known: dict[str, Any] = {"device": "pi", "spec": "w1", "spec_id": "", "accuracy": None}
+    rows = (
+        EvaluationRow(client_id="a", metrics=metrics, loss=0.25, sample_count=4, label_count=4, **known),
+        EvaluationRow(client_id="b", status="missing: no answer came in time", **known),
+    )
+    found = EvaluationRecord(round=1, seconds=1.0, clients=rows, headline="rmse", together=metrics)
+    result = dataclasses.replace(RESULT, accuracy=None, rounds=(last,), evaluations=(found,))
+    report = write_results(tmp_path, name="test", result=result).read_text(encoding="utf-8")
+    summary = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))
+    assert (summary["accuracy"], summary["headline"]) == (None, "rmse")
+    assert list(summary["metrics"].items()) == [("rmse", 0.5), ("mae", 0.25), ("r2", 0.5)]
+    assert (summary["evaluation"]["rmse"]["mean"], summary["evaluation"]["accuracy"]) == (0.5, None)
+    assert summary["evaluation"]["together"] == metrics
+    assert "RMSE 0.5000, MAE 0.2500, R2 0.5000" in report
+    assert "test RMSE of the full model" in report
+    with (tmp_path / "evaluations.csv").open(encoding="utf-8", newline="") as file:
+        assert [row["rmse"] for row in csv.DictReader(file)] == ["0.5", ""]
+    assert last.told == "RMSE 0.5000, R2 0.5000"
+    assert reached_text(result) == "Test RMSE of the full model: 0.5000, R2 0.5000"

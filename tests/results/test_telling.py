@@ -29,7 +29,7 @@ def retired(one: NetworkRecord, after: int) -> NetworkRecord:
 
 
 CONFIGURED = retired(network("", None, 0), 0)
-FIRST = network("m0", None, 0, trained={1: ("a", "b"), 2: ("a",)}, ready_round=1, owners=("a",), accuracy=0.5)
+FIRST = network("m0", None, 0, trained={1: ("a", "b"), 2: ("a",)}, ready_round=1, owners=("a",), own_mean=0.5)
 WIDER = network("m1", "m0", 2, wider=("s0", "s1"), trained={4: ("b",)}, ready_round=4)
 DEEPER = network("m2", "m1", 5, deeper=("s1",), wider=("s0",))
 

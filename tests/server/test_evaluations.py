@@ -18,6 +18,7 @@ from subfleet.journal.journal import Journal, begin_run
 from subfleet.journal.rows import evaluation_record
 from subfleet.link.traffic import Traffic
 from subfleet.protocol.messages import Presence, Refusal, Task
+from subfleet.protocol.metric_sums import MetricSums
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.topics import Topics
 from subfleet.reporting.results import summary
@@ -89,8 +90,13 @@ def closed(actions: tuple[Action, ...]) -> CloseEvaluation:
 
 
 def told(actions: tuple[Action, ...]) -> dict[str, str]:
-    record = evaluation_record(closed(actions), Traffic(Topics("main")))
+    record = evaluation_record(TERMS, closed(actions), Traffic(Topics("main")))
     return {row.client_id: row.status for row in record.clients}
+
+
+ERRORS = MetricSums(
+    absolute_errors=(1.0,) * 3, squared_errors=(1.0,) * 3, targets=(1.0,) * 3, squared_targets=(1.0,) * 3
+)
 
 
 # --- when, and whom -----------------------------------------------------------------------------------------------
@@ -186,6 +192,9 @@ def test_the_phase_ends_when_all_have_answered_and_each_counts_once() -> None:
     [
         ({"sample_count": HELD_OUT + 1}, "11 samples were evaluated, but the client's profile has 10"),
         ({"class_counts": (10, 0, 0), "class_correct": (5, 0, 0)}, "3 classes were counted"),
+        ({"label_count": 11, "accuracy": 0.0}, "11 labels were counted, but 10 samples have 10 at most"),
+        ({"sums": ERRORS}, "errors are told, but a task of classification has none"),
+        ({"sums": MetricSums(class_predicted=(5,) * 4)}, "class_predicted are told of 4 outputs, but the model has 3"),
         ({"run_id": "another"}, "is not the current run"),
         ({"round": 7}, "is closed; the run is in round 1"),
         ({"task_id": "run/r1/ada/7"}, "is not the one that ada was given last"),
@@ -207,7 +216,10 @@ def test_classes_are_counted_where_that_was_asked() -> None:
     assert asked_for.per_class
     after = state
     for counts, status in (((9, 1), "refused"), ((5, 4, 1), "accepted")):
-        after, actions = said(terms, state, "ada", class_counts=counts, class_correct=(1,) * len(counts))
+        right = (1,) * len(counts)
+        after, actions = said(
+            terms, state, "ada", class_counts=counts, class_correct=right, accuracy=len(right) / HELD_OUT
+        )
         (action,) = (one for one in actions if hasattr(one, "receipt"))
         assert action.receipt.status == status
     row = next(one for one in after.seats.values() if one.client_id == "ada")
@@ -308,7 +320,7 @@ def test_the_journal_keeps_what_is_under_way_and_what_was_found(tmp_path: Path) 
     assert wanted_of(EvaluationWanted, again) == [wanted[2]]
     late, actions = step(TERMS, part, Tick(), 5.0 + TERMS.config.deadlines.evaluate_s)
     close = closed(actions)
-    journal.save(part, late, close=close, record=evaluation_record(close, Traffic(Topics("main"))))
+    journal.save(part, late, close=close, record=evaluation_record(TERMS, close, Traffic(Topics("main"))))
     found = journal.load(9.0)
     assert (found.evaluated, found.settled) == (late.evaluated, frozenset({"run/r1/ada/evaluate"}))
     assert late.settled > found.settled, "those of the round, which this journal was not told"

@@ -254,9 +254,10 @@ def test_a_scaled_update_counts_as_a_smaller_one_of_fewer_samples(
     smaller = _seats(blobs, {"ada": 3, "bob": 4, "cyd": 7})
     assert smaller[1].result is not None
     arrays = decode_arrays(blobs.path(smaller[1].result.blob).read_bytes())
-    ref = blobs.add(encode_arrays({name: 0.25 * array for name, array in arrays.items()}))
+    quarters: dict[str, Any] = {name: np.multiply(array, np.float32(0.25)) for name, array in arrays.items()}
+    ref = blobs.add(encode_arrays(quarters))
     smaller[1] = replace(smaller[1], result=replace(smaller[1].result, blob=ref))
-    changes = {} if merge is None else {"merge": merge}
+    changes: dict[str, Any] = {} if merge is None else {"merge": merge}
     found, expected = (fold(method, seats, blobs, **changes).state.shared for seats in (scaled, smaller))
     unscaled = fold(method, [scaled[0], replace(scaled[1], scale=1.0), scaled[2]], blobs, **changes).state.shared
     assert all(torch.equal(found[name], expected[name]) for name in expected)

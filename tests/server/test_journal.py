@@ -1,5 +1,6 @@
 """What the journal gives back is what was saved."""
 
+import json
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from server.coordinator_cases import CLIENTS, terms_of, training, update
 
+from subfleet.journal import database
 from subfleet.journal import journal as store
 from subfleet.journal.database import DATABASE_NAME, open_database
 from subfleet.journal.journal import Journal, begin_run
@@ -72,6 +74,19 @@ def test_a_closed_round_is_loaded_with_its_record(tmp_path: Path) -> None:
     assert [row.status for row in record.clients] == ["folded", "refused: too large", "folded"]
     assert journal.checkpoint_sha256(1) == "a" * 64
     assert journal.checkpoint_sha256(2) is None
+
+
+@pytest.mark.parametrize(("told", "metrics"), [(None, {}), (7.5, {"perplexity": 7.5})])
+def test_records_of_before_metrics_came_are_read(tmp_path: Path, told: float | None, metrics: dict[str, float]) -> None:
+    journal = _journal(tmp_path)
+    old: dict[str, Any] = {"round": 1, "accuracy": 0.5, "loss": 1.0, "seconds": 1.0, "log_time_s": None, "clients": []}
+    with open_database(tmp_path).begin() as connection:
+        run_id = connection.execute(database.runs.select()).one().run_id
+        row = {"run_id": run_id, "round": 1, "accuracy": 0.5, "loss": 1.0, "seconds": 1.0, "checkpoint_sha256": ""}
+        connection.execute(database.rounds.insert().values(**row, record=json.dumps({**old, "perplexity": told})))
+    (record,) = journal.records()
+    assert (record.metrics, record.accuracy) == (metrics, 0.5)
+    assert record.headline == ("accuracy" if told is None else "perplexity")
 
 
 def test_what_a_method_remembers_is_kept_in_the_step_that_it_follows_from(tmp_path: Path) -> None:

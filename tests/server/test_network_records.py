@@ -102,10 +102,10 @@ def test_accuracy_is_the_mean_over_those_whose_own_it_is() -> None:
     last = EvaluationRecord(round=2, seconds=1.0, clients=(*rows, gone))
     earlier = replace(last, round=1, clients=(replace(rows[0], accuracy=1.0),))
     first, wider, deeper = network_records(TERMS, state_of(), (), (earlier, last))
-    assert (first.accuracy, first.owners) == (0.2, ("a",))
-    assert wider.accuracy == pytest.approx(0.7)
+    assert (first.own_mean, first.owners) == (0.2, ("a",))
+    assert wider.own_mean == pytest.approx(0.7)
     assert wider.owners == ("b", "c")
-    assert (deeper.accuracy, deeper.owners) == (None, ())
+    assert (deeper.own_mean, deeper.owners) == (None, ())
 
 
 def test_a_run_that_never_had_another_network_tells_of_the_one() -> None:

@@ -18,6 +18,7 @@ from subfleet.folding.views import Views
 from subfleet.methods.fedoras import FedorAS
 from subfleet.methods.policies import Participant
 from subfleet.methods.tier_search import TierSearch
+from subfleet.protocol.task_kinds import Objective
 from subfleet.protocol.training import ObjectiveSettings, TrainingSettings
 from subfleet.rounds.requests import GenerationWanted
 from subfleet.rounds.state import RunState
@@ -62,8 +63,19 @@ def test_a_path_is_scored_by_running_statistics_of_its_own() -> None:
     state, path = spoiled(network), path_spec(network, ["conv1", "dsconv3"])
     own = evaluate(network, path, recalibrated(network, state, path, [data[0]]), *data)
     assert own.loss != pytest.approx(evaluate(network, path, state, *data).loss, rel=0.01)
-    assert score_of(network, path, state, data, by_loss=True) == pytest.approx(-own.loss)
-    assert score_of(network, path, state, data, by_loss=False) == own.accuracy
+    assert score_of(network, path, state, data, objective="next_token") == pytest.approx(-own.loss)
+    assert score_of(network, path, state, data) == own.accuracy
+
+
+@pytest.mark.parametrize("objective", ["binary_cross_entropy", "mean_squared_error"])
+def test_paths_of_labels_that_are_no_classes_are_scored_by_loss(objective: Objective) -> None:
+    terms = terms_of(BATCH)
+    network, (inputs, labels) = terms.network, samples(BATCH.input_shape, BATCH.class_count)
+    targets = torch.nn.functional.one_hot(labels, BATCH.class_count).float()
+    state, path = spoiled(network), path_spec(network, ["conv1", "dsconv3"])
+    measured = recalibrated(network, state, path, [inputs])
+    own = evaluate(network, path, measured, inputs, targets, objective=objective)
+    assert score_of(network, path, state, (inputs, targets), objective=objective) == pytest.approx(-own.loss)
 
 
 def test_a_supernets_mean_is_of_paths_with_running_statistics_of_their_own() -> None:

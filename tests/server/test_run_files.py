@@ -44,7 +44,8 @@ def test_there_is_a_run_for_every_method_and_it_says_so() -> None:
     games = {"league", "league-both", "league-depth", "league-width"}
     grown = {f"fedtrans-{name}" for name in ("ablation", "game", "heterogeneity", "models", "sensitivity", "vit")}
     united = {"fedadp-game", "fedadp-vgg", "fedadp-vgg-small"}
-    assert set(RUNS) == {*METHODS, *games, *grown, *united, "quickstart", "fleet"}
+    kinds = {"classification", "multi-label", "regression", "regression-several", "segmentation", "sequence"}
+    assert set(RUNS) == {*METHODS, *games, *grown, *united, *kinds, "quickstart", "fleet"}
 
 
 @pytest.mark.parametrize(

@@ -127,10 +127,10 @@ def generation(tier: int, best: float) -> GenerationRecord:
 
 def network(name: str, accuracy: float | None, born_round: int = 4) -> NetworkRecord:
     lineage = Lineage(id=name, config=SUPERNET, parent="", map=Chosen(), born_round=born_round)
-    return NetworkRecord(lineage=lineage, accuracy=accuracy)
+    return NetworkRecord(lineage=lineage, own_mean=accuracy)
 
 
-FIRST = NetworkRecord(lineage=Lineage(id="", config=SUPERNET), accuracy=0.9)
+FIRST = NetworkRecord(lineage=Lineage(id="", config=SUPERNET), own_mean=0.9)
 
 
 @pytest.mark.parametrize(

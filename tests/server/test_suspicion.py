@@ -197,7 +197,7 @@ def test_those_that_stand_out_most_are_the_most_suspect() -> None:
 def test_a_model_has_diverged_far_above_the_last_loss_and_that_of_guessing(
     loss: float, last: float | None, said: str
 ) -> None:
-    assert divergence(loss, last, 10, SETTINGS) == said
+    assert divergence(loss, last, math.log(10), SETTINGS) == said
 
 
 def test_without_a_factor_only_what_is_not_finite_has_diverged() -> None:

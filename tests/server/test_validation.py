@@ -248,12 +248,12 @@ def test_a_record_that_is_made_in_python_knows_nothing_of_pydantic() -> None:
 
 def test_a_family_that_cannot_be_says_so_beside_other_problems() -> None:
     wrong = to_plain(Mlp(input_shape=(8,), class_count=2, widths=(8,), depths=(1,))) | {
-        "class_count": 1,
+        "class_count": 0,
         "depths": [0],
         "x": 1,
     }
     assert sorted(problems_with(Mlp, wrong, "model")) == [
         "model.x is an unknown key; known are " + str(sorted(field.name for field in fields(Mlp))),
-        "model: class_count is 1, but must be 2 or more",
+        "model: class_count is 0, but must be 1 or more",
         "model: depths are (0,), but every section needs 1 block or more",
     ]

@@ -2,17 +2,51 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tasks.data_files import MADE, folders, placed
 
+from subfleet.protocol.task_kinds import TASK_KINDS
+from subfleet.tasks.catalogue import DATASETS
 from subfleet.tasks.named_dataset import NamedDataset, TrainTest
+from subfleet.tasks.readers.installed import PIXEL_CLASSES
 from subfleet.testing import DatasetContract
 
+INSTALLED = ("diabetes", "digits", "digits_attributes", "digits_moments", "digits_pixels", "digits_tokens")
 
-class TestDigits(DatasetContract):
-    """The one that comes with the package."""
 
-    dataset = "digits"
+class TestInstalled(DatasetContract):
+    """Those that come with the package, or with scikit-learn."""
+
+    @pytest.fixture(params=INSTALLED, autouse=True)
+    def _one(self, request: pytest.FixtureRequest) -> None:
+        self.dataset = request.param
+
+
+def test_there_is_a_data_set_without_a_download_for_every_kind_of_task() -> None:
+    assert {DATASETS.named(name).objective for name in INSTALLED} == set(TASK_KINDS)
+
+
+def test_holes_are_what_no_way_leads_to_from_outside() -> None:
+    pixels, images = (DATASETS.named(name).load().train for name in ("digits_pixels", "digits"))
+    has_hole = (pixels.labels == PIXEL_CLASSES.index("hole")).any((1, 2))
+    assert np.mean(has_hole[images.labels == 0]) > 0.8
+    assert np.mean(has_hole[images.labels == 1]) < 0.1
+    assert ((pixels.labels == PIXEL_CLASSES.index("stroke")) == (images.inputs[:, 0] >= np.float32(0.3))).all()
+
+
+def test_attributes_and_moments_are_those_of_the_digits() -> None:
+    images = DATASETS.named("digits").load().train
+    attributes, moments = (DATASETS.named(name).load().train for name in ("digits_attributes", "digits_moments"))
+    assert attributes.labels[images.labels == 9].tolist() == [[0.0, 0.0, 1.0, 1.0]] * int((images.labels == 9).sum())
+    assert attributes.labels[images.labels == 2][0].tolist() == [1.0, 1.0, 0.0, 0.0]
+    ink = images.inputs[0, 0].astype(np.float64)
+    assert moments.labels[0, 0] == pytest.approx((ink.sum(1) @ (np.arange(8) - 3.5)) / ink.sum())
+
+
+def test_a_text_is_the_same_pixels_one_place_further() -> None:
+    texts = DATASETS.named("digits_tokens").load().test
+    assert (texts.inputs[:, 1:] == texts.labels[:, :-1]).all()
 
 
 class TestEveryDataSet(DatasetContract):

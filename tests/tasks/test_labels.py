@@ -55,7 +55,8 @@ def test_a_known_data_set_is_checked_and_mapped_by_its_names() -> None:
 
 def test_every_known_data_set_names_each_of_its_classes_or_none() -> None:
     named = {name for name, task in DATASETS.items() if task.class_names}
-    assert named == {name for name, task in DATASETS.items() if task.objective == "cross_entropy"}
+    of_things = ("classification", "segmentation")
+    assert named == {name for name, task in DATASETS.items() if task.kind.name in of_things}
     for name in named:
         assert len(DATASETS[name].class_names) == DATASETS[name].class_count
         labels = np.arange(DATASETS[name].class_count)
@@ -106,3 +107,48 @@ def test_names_that_cannot_be_those_of_the_labels_are_refused(
     np.savez(tmp_path / "data.npz", x=np.zeros((2, 2)), y=np.array([0, 1]), class_names=names)
     with pytest.raises(DataError, match=words):
         read_dataset(str(tmp_path / "data.npz"))
+
+
+NUMBERS = DataForm(input_shape=(2,), targets=True, label_shape=(1,))
+
+
+@pytest.mark.parametrize("labels", [[3, 5], [3.0, 5.0], [[3.0], [5.0]], [[3], [5]]])
+def test_numbers_are_taken_in_each_form_that_files_have(tmp_path: Path, labels: list[float]) -> None:
+    np.savez(tmp_path / "data.npz", x=np.zeros((2, 2)), y=np.array(labels))
+    found = read_dataset(str(tmp_path / "data.npz"), NUMBERS).labels
+    assert found.dtype == np.float32
+    assert found.tolist() == [[3.0], [5.0]]
+
+
+@pytest.mark.parametrize(
+    ("form", "labels", "words"),
+    [
+        (
+            replace(NUMBERS, label_shape=(3,)),
+            [3.0, 5.0],
+            r"are of the shape \(\) for each sample, but the model takes \(3,\)",
+        ),
+        (NUMBERS, [[1.0, 2.0]] * 2, r"are of the shape \(2,\) for each sample, but the model takes \(1,\)"),
+        (
+            replace(FORM, label_shape=(4, 4)),
+            [0, 1],
+            r"are of the shape \(\) for each sample, but the model takes \(4, 4\)",
+        ),
+        (
+            replace(FORM, label_shape=()),
+            [[0, 1]] * 2,
+            r"are of the shape \(2,\) for each sample, but the model takes \(\)",
+        ),
+    ],
+)
+def test_labels_of_other_places_than_a_model_predicts_are_refused(
+    tmp_path: Path, form: DataForm, labels: list[float], words: str
+) -> None:
+    np.savez(tmp_path / "data.npz", x=np.zeros((2, 2)), y=np.array(labels))
+    with pytest.raises(DataError, match=words):
+        read_dataset(str(tmp_path / "data.npz"), form)
+
+
+def test_classes_with_names_are_no_numbers() -> None:
+    with pytest.raises(DataError, match="has classes with names, but the model takes numbers as labels"):
+        read_dataset("digits:test", DataForm(input_shape=(64,), targets=True))

@@ -190,7 +190,7 @@ def data_contract(**changes: Any) -> DatasetContract:
 
     task = NamedDataset(
         name="drawn", summary="drawn numbers", files=(), read=read, input_shape=(2,), class_count=3,
-        objective="cross_entropy", metric="accuracy", licence="none", source="Drawn here.",
+        objective="cross_entropy", licence="none", source="Drawn here.",
     )  # fmt: skip
     contract = DatasetContract()
     contract.dataset = replace(task, **changes)

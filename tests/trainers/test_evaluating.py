@@ -19,12 +19,13 @@ from subfleet.arrays import decode_arrays, encode_arrays
 from subfleet.edge_client.store import AgentStore
 from subfleet.edge_client.worker import TrainingWorker
 from subfleet.elastic.building import build_module, init_state, network_of
+from subfleet.elastic.families.records.plain import Fcn
 from subfleet.elastic.maps import extract
 from subfleet.elastic.network import Family
 from subfleet.export.programs import export_evaluation_program, export_training_program
 from subfleet.export.requests import EvaluateRequest, TrainRequest
 from subfleet.protocol.errors import DataError, LoadError, MemoryLimitError, ProtocolError, TrainingError
-from subfleet.protocol.evaluating import EvaluationSettings
+from subfleet.protocol.evaluating import EvaluationSettings, totals_of
 from subfleet.protocol.programs import (
     EvaluateJob,
     ProgramManifest,
@@ -33,8 +34,10 @@ from subfleet.protocol.programs import (
     decode_program,
     encode_program,
 )
+from subfleet.protocol.task_kinds import metrics_of, oddity
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings, TrainingSettings
 from subfleet.tasks import Dataset, write_npz
+from subfleet.tasks.metrics import Tally
 from subfleet.trainers.evaluation_layout import evaluation_layout
 from subfleet.trainers.onnx import OnnxTrainer
 
@@ -42,6 +45,9 @@ pytestmark = [pytest.mark.export, pytest.mark.slow]
 
 BATCH = 16
 PER_CLASS = EvaluationSettings(batch_size=BATCH, per_class=True)
+
+
+FCN = Fcn(input_shape=(1, 8, 8), class_count=10, widths=(8,), depths=(1,))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +69,14 @@ def tokens() -> Dataset:
     return Dataset(inputs=inputs, labels=labels)
 
 
+def pixels() -> Dataset:
+    """The digit's class at each of its pixels; every third is of no class."""
+    digits = part_of_digits()
+    labels = np.broadcast_to(digits.labels[:, None, None], (SAMPLES, 8, 8)).copy()
+    labels[:, ::3] = -1
+    return Dataset(inputs=digits.inputs, labels=labels)
+
+
 def outputs() -> Dataset:
     digits = part_of_digits()
     return Dataset(inputs=digits.inputs, labels=np.eye(10, dtype=np.float32)[digits.labels])
@@ -75,6 +89,7 @@ CASES = {
         config=replace(CONFIGS["resnet"], norm="batch"), objective=ObjectiveSettings(), data=part_of_digits
     ),
     "tokens": Case(config=DECODER, objective=ObjectiveSettings(name="next_token"), data=tokens),
+    "pixels": Case(config=FCN, objective=ObjectiveSettings(name="dense_cross_entropy"), data=pixels),
     "outputs": Case(config=CONFIGS["mlp"], objective=ObjectiveSettings(name="binary_cross_entropy"), data=outputs),
     "numbers": Case(config=CONFIGS["mlp"], objective=ObjectiveSettings(name="mean_squared_error"), data=outputs),
 }
@@ -92,6 +107,7 @@ def state_of(case: Case) -> dict[str, torch.Tensor]:
 
 
 def write_job(folder: Path, case: Case, target: str, settings: EvaluationSettings = PER_CLASS) -> EvaluateJob:
+    settings = replace(settings, objective=case.objective.name)
     request = EvaluateRequest(
         model=case.config,
         spec=smallest(network_of(case.config)),
@@ -132,7 +148,7 @@ def confusion(case: Case) -> npt.NDArray[np.int64]:
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
-@pytest.mark.parametrize("name", ["mlp", "resnet", "batch norm", "tokens"])
+@pytest.mark.parametrize("name", ["mlp", "resnet", "batch norm", "tokens", "pixels"])
 def test_an_evaluation_is_that_of_pytorch_and_changes_nothing(tmp_path: Path, runtime: str, name: str) -> None:
     case, trainer = CASES[name], trainer_of(runtime, tmp_path)
     job = write_job(tmp_path, case, trainer.target)
@@ -142,6 +158,7 @@ def test_an_evaluation_is_that_of_pytorch_and_changes_nothing(tmp_path: Path, ru
     labels, logits = torch.from_numpy(case.data().labels), logits_of(case)
     expected = functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=-1)
     table = confusion(case)
+    assert result.sums.class_predicted == (tuple(table.sum(0)) if name != "tokens" else ())
     assert result.loss == pytest.approx(float(expected), rel=1e-5)
     assert result.class_counts == tuple(table.sum(1))
     assert result.class_correct == tuple(table.diagonal())
@@ -153,7 +170,7 @@ def test_an_evaluation_is_that_of_pytorch_and_changes_nothing(tmp_path: Path, ru
 
 @pytest.mark.parametrize("runtime", ["onnx", "executorch", "torch"])
 @pytest.mark.parametrize("name", ["outputs", "numbers"])
-def test_labels_that_are_no_classes_are_told_by_loss_and_share_alone(tmp_path: Path, runtime: str, name: str) -> None:
+def test_labels_that_are_no_classes_have_the_metrics_of_their_kind(tmp_path: Path, runtime: str, name: str) -> None:
     case, trainer = CASES[name], trainer_of(runtime, tmp_path)
     result = trainer.evaluate(write_job(tmp_path, case, trainer.target), never)
     logits, targets = logits_of(case), torch.from_numpy(case.data().labels)
@@ -164,7 +181,15 @@ def test_labels_that_are_no_classes_are_told_by_loss_and_share_alone(tmp_path: P
         expected, right = functional.mse_loss(logits, targets), 0.0
     assert result.loss == pytest.approx(float(expected), rel=1e-5)
     assert result.accuracy == pytest.approx(right)
-    assert (result.label_count, result.class_counts, result.class_correct) == (SAMPLES * 10, (), ())
+    assert (result.label_count, result.sample_count) == (SAMPLES * 10, SAMPLES)
+    whole = Tally(case.objective.kind, 10, by_class=True)
+    whole.add(logits.numpy(), targets.numpy())
+    sums = whole.totals(result.loss * result.label_count)
+    assert (result.class_counts, result.class_correct) == (sums.class_counts, sums.class_correct)
+    assert metrics_of(case.objective.kind, totals_of(result)) == pytest.approx(
+        metrics_of(case.objective.kind, sums), rel=1e-4
+    )
+    assert not oddity(case.objective.kind, totals_of(result), 10), "a server believes it"
 
 
 def test_classes_are_counted_where_that_is_asked_and_one_sample_is_enough(tmp_path: Path) -> None:
@@ -183,7 +208,7 @@ def test_a_worker_evaluates_what_a_task_names(tmp_path: Path) -> None:
     store = AgentStore(tmp_path / "device")
     program = ProgramRef(program_id="p", target="onnx", blob=store.blobs.add(job.program_path.read_bytes()))
     weights = store.blobs.add(job.weights_path.read_bytes())
-    task = evaluate_task(programs=(program,), weights=weights, evaluation=PER_CLASS)
+    task = evaluate_task(programs=(program,), weights=weights, evaluation=job.settings)
     worker = TrainingWorker(
         {"onnx": trainer}, blobs=store.blobs, work_folder=store.work_folder, data="none", held_out=job.data
     )

@@ -13,7 +13,8 @@ from PIL import Image
 from subfleet.edge_client.commands import run
 from subfleet.protocol.errors import DataError, TrainingError
 from subfleet.protocol.programs import Trainer
-from subfleet.tasks import digits
+from subfleet.protocol.task_kinds import Objective
+from subfleet.tasks import digits, write_npz
 from subfleet.trainers import executorch
 from subfleet.trainers.executorch import ExecutorchTrainer
 from subfleet.trainers.onnx import OnnxTrainer
@@ -65,6 +66,21 @@ def write_model(folder: Path, trainer: Trainer, classes: tuple[str, ...]) -> Pat
     path = folder / f"model{trainer.suffix}"
     path.write_bytes(body)
     return path
+
+
+@on_every_runtime
+def test_a_model_says_what_its_outputs_mean(tmp_path: Path, trainer: Trainer) -> None:
+    data = digits()
+    labels = np.eye(10, dtype=np.float32)[data.labels]
+    write_npz(tmp_path / "data.npz", replace(data, labels=labels))
+    objectives: dict[Objective, str] = {"mean_squared_error": "rmse", "binary_cross_entropy": "macro_f1"}
+    for objective, headline in objectives.items():
+        request = replace(REQUEST, target=trainer.target, objective=objective)
+        body, _ = export_inference_model(request, state())
+        (tmp_path / f"model{trainer.suffix}").write_bytes(body)
+        found = trainer.predict(tmp_path / f"model{trainer.suffix}", str(tmp_path / "data.npz"))
+        assert found.headline == headline, "labels of 0 and 1 alone do not say which"
+        assert (len(found.numbers), len(found.labels)) == ((17970, 0) if headline == "rmse" else (0, 17970))
 
 
 def write_folders(folder: Path, name_of: Callable[[int], str]) -> Path:

@@ -1,5 +1,7 @@
 """What a prediction is for every kind of labels; the model is a function."""
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -7,12 +9,15 @@ import pytest
 from subfleet.protocol.errors import DataError, TrainingError
 from subfleet.protocol.programs import Prediction
 from subfleet.tasks import Dataset
-from subfleet.trainers.prediction import predict_dataset
+from subfleet.trainers.prediction import ModelForm, predict_dataset
 
 Array = npt.NDArray[np.generic]
+FORM = ModelForm(sample_shape=(2,))
 
 
-def predicted(dataset: Dataset, logits: npt.NDArray[np.float32], batch_size: int = 2) -> Prediction:
+def predicted(
+    dataset: Dataset, logits: npt.NDArray[np.float32], batch_size: int = 2, form: ModelForm = FORM
+) -> Prediction:
     """With a model that gives these logits, by the sample's own number; padding is a number that is none."""
 
     def infer(samples: Array) -> Array:
@@ -20,7 +25,7 @@ def predicted(dataset: Dataset, logits: npt.NDArray[np.float32], batch_size: int
         numbers = np.asarray(samples).reshape(batch_size, -1)[:, 0].astype(np.int64)
         return np.concatenate([logits, np.full((1, *logits.shape[1:]), 9, np.float32)])[numbers - 1]
 
-    return predict_dataset(infer, dataset, batch_size=batch_size)
+    return predict_dataset(infer, dataset, batch_size=batch_size, form=form)
 
 
 def numbered(count: int) -> npt.NDArray[np.float32]:
@@ -49,12 +54,37 @@ def test_targets_of_0_and_1_are_on_one_side_of_a_logit_of_0() -> None:
     assert one.accuracy == pytest.approx(2 / 3)
 
 
-def test_what_is_no_class_and_what_does_not_fit_are_refused() -> None:
-    with pytest.raises(DataError, match="labels are numbers, but a prediction is of classes"):
-        predicted(Dataset(inputs=numbered(2), labels=np.array([0.5, 1], np.float32)), np.zeros(2, np.float32))
+def test_numbers_are_predicted_as_they_are_and_judged_by_their_errors() -> None:
+    labels = np.array([0.5, 1.0, 3.0], np.float32)
+    outputs = np.array([[0.5], [2.0], [3.0]], np.float32)
+    found = predicted(Dataset(inputs=numbered(3), labels=labels), outputs)
+    assert (found.labels, found.numbers, found.headline) == ((), (0.5, 2.0, 3.0), "rmse")
+    assert found.metrics["mae"] == pytest.approx(1 / 3)
+    assert found.metrics["rmse"] == pytest.approx(math.sqrt(1 / 3))
+    assert found.metrics["r2"] == pytest.approx(1 - 1 / float(((labels - labels.mean()) ** 2).sum()))
+    assert found.accuracy is None
+
+
+def test_a_model_that_tells_its_objective_is_judged_by_it_whatever_labels_look_like() -> None:
+    labels = np.array([0, 1, 1], np.float32)
+    told = ModelForm(sample_shape=(2,), objective="mean_squared_error")
+    found = predicted(Dataset(inputs=numbered(3), labels=labels), np.array([0.25, 1.0, 1.0], np.float32), form=told)
+    assert (found.headline, found.numbers) == ("rmse", (0.25, 1.0, 1.0))
+    with pytest.raises(DataError, match="labels are int64, but a model of objective 'mean_squared_error' predicts num"):
+        predicted(Dataset(inputs=numbered(3), labels=np.array([0, 1, 1])), np.zeros((3, 2), np.float32), form=told)
+    classes = ModelForm(sample_shape=(2,), objective="next_token")
+    with pytest.raises(DataError, match="labels are float32, but a model of objective 'next_token' predicts classes"):
+        predicted(Dataset(inputs=numbered(3), labels=labels), np.zeros((3, 2), np.float32), form=classes)
+
+
+def test_what_does_not_fit_is_refused() -> None:
     tokens = Dataset(inputs=numbered(2), labels=np.zeros((2, 3), np.int64))
-    with pytest.raises(TrainingError, match=r"of shape \(2, 4\), but must give logits of shape \(2, 3, 'classes'\)"):
+    with pytest.raises(
+        TrainingError, match=r"of shape \(2, 4\), but labels of shape \(2, 3\) need \(2, 3, 'classes'\)"
+    ):
         predicted(tokens, np.zeros((2, 4), np.float32))
     binary = Dataset(inputs=numbered(2), labels=np.ones(2, np.float32))
-    with pytest.raises(TrainingError, match=r"of shape \(2, 1\), but must give logits of shape \(2,\)"):
-        predicted(binary, np.zeros((2, 1), np.float32))
+    with pytest.raises(TrainingError, match=r"of shape \(2, 2\), but labels of shape \(2,\) need \(2,\)"):
+        predicted(binary, np.zeros((2, 2), np.float32))
+    with pytest.raises(DataError, match="a label is 3, but must be below 3, the model's classes"):
+        predicted(Dataset(inputs=numbered(2), labels=np.array([3, 0])), np.zeros((2, 3), np.float32))

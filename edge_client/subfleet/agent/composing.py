@@ -117,6 +117,7 @@ def evaluated(settings: AgentSettings, job: Job, event: EvaluationEnded, now_s: 
         class_correct=result.class_correct,
         measured_peak_bytes=result.measured_peak_bytes,
         scores=result.scores,
+        sums=result.sums,
         seconds=now_s - job.arrived_at_s,
         message_id=f"evaluated.{job.task.task_id}",
     )

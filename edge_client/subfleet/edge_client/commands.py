@@ -15,6 +15,7 @@ from subfleet.protocol.errors import MissingExtraError, SubfleetError
 from subfleet.protocol.exit_codes import ExitCode
 from subfleet.protocol.interruption import interruptible
 from subfleet.protocol.logs import of_subfleet_or_warning
+from subfleet.protocol.task_kinds import told_metrics
 
 if TYPE_CHECKING:
     from subfleet.transport.address import BrokerOptions
@@ -152,17 +153,29 @@ def _predict(options: argparse.Namespace) -> int:
         plain = {
             "model": str(options.model),
             "accuracy": prediction.accuracy,
+            "headline": prediction.headline,
+            "metrics": dict(prediction.metrics),
+            "numbers": prediction.numbers,
             "labels": prediction.labels,
             "names": prediction.names,
         }
         sys.stdout.write(json.dumps(plain) + "\n")
     else:
-        count = len(prediction.labels)
-        sys.stdout.write(f"{options.model}: accuracy {prediction.accuracy:.4f} on {count} samples\n")
+        count = len(prediction.labels) or len(prediction.numbers)
+        by_accuracy = prediction.headline == "accuracy"
+        told = told_metrics(
+            {name: prediction.metrics[name] for name in ["accuracy"] if by_accuracy} or prediction.metrics
+        )
+        what = "samples" if by_accuracy else "labels"
+        sys.stdout.write(f"{options.model}: {told} on {count} {what}\n")
+        if prediction.numbers:
+            numbers = ", ".join(f"{number:.4g}" for number in prediction.numbers[:_SHOWN_CLASSES])
+            sys.stdout.write(f"predicted: {numbers}{', ...' * (count > _SHOWN_CLASSES)}\n")
+            return int(ExitCode.OK)
         found = Counter(prediction.names).most_common()
-        shown = ", ".join(f"{name} ({times})" for name, times in found[:_SHOWN_CLASSES])
+        classes = ", ".join(f"{name} ({times})" for name, times in found[:_SHOWN_CLASSES])
         more = f" and {len(found) - _SHOWN_CLASSES} more classes" if len(found) > _SHOWN_CLASSES else ""
-        sys.stdout.write(f"predicted: {shown}{more}\n")
+        sys.stdout.write(f"predicted: {classes}{more}\n")
     return int(ExitCode.OK)
 
 

@@ -202,11 +202,11 @@ def _data(
     except Exception as error:  # noqa: BLE001 - see _failed
         return _failed("data", error), 0
     shape = "x".join(map(str, summary.input_shape))
-    classes = f"{len(summary.class_counts)} classes"
+    classes = f"in {len(summary.class_counts)} classes" if summary.class_counts else "with numbers as labels"
     if summary.class_names:
         more = ", ..." if len(summary.class_names) > _SHOWN_CLASSES else ""
         classes += f" ({', '.join(summary.class_names[:_SHOWN_CLASSES])}{more})"
-    text = f"{summary.sample_count} samples of {shape} in {classes}, for {trainer.target}"
+    text = f"{summary.sample_count} samples of {shape} {classes}, for {trainer.target}"
     return Finding(check="data", text=text), summary.data_bytes
 
 

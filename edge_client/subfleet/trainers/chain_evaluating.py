@@ -60,7 +60,7 @@ def evaluate_paths(
         session = ChainSession(loaded.layout, loaded.runs, places_of(links), weights)
         del weights
         slot.release()  # what loading left behind would stay beneath the steps' peak
-        sums = [LabelSums(layout, per_class=False) for _ in paths]
+        sums = [LabelSums(layout, job.settings) for _ in paths]
         for fed, labels, _ in batches_of(dataset, layout):
             for path, own in zip(paths, sums, strict=True):
                 if stopped():

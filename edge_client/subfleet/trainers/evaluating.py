@@ -4,13 +4,14 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
-import numpy.typing as npt
 
 from subfleet.protocol.errors import DivergedError, ProtocolError, TrainingError
-from subfleet.protocol.evaluating import MAX_COUNTED_CLASSES
+from subfleet.protocol.evaluating import EvaluationSettings
 from subfleet.protocol.programs import EvaluateJob, EvaluationResult
+from subfleet.protocol.task_kinds import TASK_KINDS
 from subfleet.tasks import Dataset, split_batch
 from subfleet.tasks.dataset import Labels
+from subfleet.tasks.metrics import Tally
 from subfleet.trainers.evaluation_layout import EvaluationLayout
 from subfleet.trainers.job_data import read_data
 from subfleet.trainers.job_files import read_weights
@@ -22,7 +23,6 @@ __all__ = ["LabelSums", "batches_of", "check_batch_size", "evaluate_job"]
 
 _ROUNDING = 1e-5
 """A loss of nothing may be this much below 0."""
-_Counts = npt.NDArray[np.int64]
 
 
 def evaluate_job(
@@ -58,7 +58,7 @@ def evaluate_job(
         del weights
         # What loading left behind would stay beneath the steps' peak.
         slot.release()
-        sums = LabelSums(layout, per_class=job.settings.per_class)
+        sums = LabelSums(layout, job.settings)
         for fed, labels, last in batches_of(dataset, layout):
             if stopped():
                 raise TrainingError("evaluating was stopped; its task must be taken up anew")
@@ -70,7 +70,12 @@ def evaluate_job(
 
 
 def check_batch_size(job: EvaluateJob, layout: EvaluationLayout) -> None:
-    """Compare a task's batch size with its program; raises ProtocolError where they differ."""
+    """Compare a task's batch size and kind of labels with its program; raises ProtocolError where they differ."""
+    classes = TASK_KINDS[job.settings.objective].over_classes
+    if classes != (layout.label.dtype == "I64"):
+        raise ProtocolError(
+            f"the task's objective is {job.settings.objective!r}, but its program takes labels of {layout.label.dtype}"
+        )
     if job.settings.batch_size != layout.batch_size:
         raise ProtocolError(
             f"the task's batch size is {job.settings.batch_size}, but its program takes {layout.batch_size}"
@@ -91,14 +96,13 @@ def batches_of(dataset: Dataset, layout: EvaluationLayout) -> Iterator[tuple[Map
 class LabelSums:
     """What the batches of one evaluation add up to."""
 
-    def __init__(self, layout: EvaluationLayout, *, per_class: bool) -> None:
+    def __init__(self, layout: EvaluationLayout, settings: EvaluationSettings) -> None:
         self._layout = layout
         self._loss = 0.0
         self._correct = 0.0
         self._labels = 0
-        classes = layout.label.limit if per_class and layout.label.limit <= MAX_COUNTED_CLASSES else 0
-        self._class_counts: _Counts = np.zeros(classes, np.int64)
-        self._class_correct: _Counts = np.zeros(classes, np.int64)
+        outputs = layout.label.limit or layout.label.shape[-1]
+        self._tally = Tally(TASK_KINDS[settings.objective], outputs, by_class=settings.per_class)
 
     def add(self, read: Mapping[str, Array], labels: Labels) -> None:
         """Add what the program has told of a batch whose real samples have these labels.
@@ -120,10 +124,7 @@ class LabelSums:
         self._loss += loss * count
         self._correct += correct
         self._labels += int(count)
-        if len(self._class_counts):
-            right = np.argmax(read[layout.logits][: len(labels)], -1) == labels
-            self._class_counts += np.bincount(labels[real], minlength=len(self._class_counts))
-            self._class_correct += np.bincount(labels[real & right], minlength=len(self._class_correct))
+        self._tally.add(np.asarray(read[layout.logits][: len(labels)], np.float32), labels)
 
     def result(self, *, sample_count: int, measured_peak_bytes: int) -> EvaluationResult:
         """The means; a data set has one label or more that counts.
@@ -132,6 +133,7 @@ class LabelSums:
             TrainingError: they are not such as can be.
         """
         loss = self._loss / self._labels
+        totals = self._tally.totals(self._loss)
         if loss < -_ROUNDING or not 0 <= self._correct <= self._labels:
             raise TrainingError(
                 f"the program told a loss of {loss:g} and {self._correct:g} right labels of {self._labels}, which "
@@ -139,10 +141,11 @@ class LabelSums:
             )
         return EvaluationResult(
             loss=max(loss, 0.0),
-            accuracy=self._correct / self._labels,
+            accuracy=totals.correct / self._labels,
             sample_count=sample_count,
             label_count=self._labels,
             measured_peak_bytes=measured_peak_bytes,
-            class_counts=tuple(self._class_counts.tolist()),
-            class_correct=tuple(self._class_correct.tolist()),
+            class_counts=totals.class_counts,
+            class_correct=totals.class_correct,
+            sums=totals.sums,
         )

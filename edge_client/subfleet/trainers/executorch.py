@@ -22,7 +22,7 @@ from subfleet.trainers.chain_training import train_chain
 from subfleet.trainers.evaluating import evaluate_job
 from subfleet.trainers.executorch_runtime import ExecutorchRuntime
 from subfleet.trainers.kept import Host, Slot
-from subfleet.trainers.prediction import model_data, model_form, predict_dataset, read_model
+from subfleet.trainers.prediction import model_form, predict_dataset, read_model
 from subfleet.trainers.scoring import score_job
 from subfleet.trainers.training import train_job
 
@@ -118,9 +118,8 @@ class ExecutorchTrainer:
         if len(inputs) != 1 or len(inputs[0][1]) < 2 or not model.shapes.outputs:
             raise TrainingError(f"model {str(model_path)!r} must have one input of shape (batch, *sample shape)")
         dtype, (batch_size, *sample_shape) = inputs[0]
-        form = model_form(model.note, tuple(sample_shape), model_path)
-        dataset = model_data(data, form, dtype=dtype)
-        return predict_dataset(model.infer, dataset, batch_size=batch_size, classes=form.classes or ())
+        form = model_form(model_path, model.note, sample_shape=tuple(sample_shape), dtype=dtype)
+        return predict_dataset(model.infer, form.data(data), batch_size=batch_size, form=form)
 
 
 def find_runtime() -> ExecutorchRuntime:

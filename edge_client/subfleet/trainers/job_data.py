@@ -28,6 +28,8 @@ def read_data(job: AnyJob, target: str) -> Dataset:
         input_shape=layout.input.shape[1:],
         class_count=_class_count(layout) if layout.label.dtype == "I64" else 0,
         classes=job.classes,
+        label_shape=layout.label.shape[1:],
+        targets=layout.label.dtype == "F32",
         transform=job.transform,
     )
     try:

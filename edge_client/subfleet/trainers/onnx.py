@@ -30,7 +30,7 @@ from subfleet.trainers.library_pages import map_library
 from subfleet.trainers.onnx_pieces import OnnxPieces, share_arena
 from subfleet.trainers.onnx_references import check_self_contained
 from subfleet.trainers.onnx_session import OnnxSession, guarded
-from subfleet.trainers.prediction import FREE_BATCH_SIZE, model_data, model_form, predict_dataset, read_model
+from subfleet.trainers.prediction import FREE_BATCH_SIZE, model_form, predict_dataset, read_model
 from subfleet.trainers.scoring import score_job
 from subfleet.trainers.sessions import Array, SessionLayout, StepSession
 from subfleet.trainers.training import train_job
@@ -149,15 +149,14 @@ class OnnxTrainer:
         batch, *sample_shape = inputs[0].shape
         output = session.get_outputs()[0].name
         notes = session.get_modelmeta().custom_metadata_map
-        form = model_form(lambda key: notes.get(key, ""), tuple(sample_shape), model_path)
         dtype = next(dtype for dtype, kind in _INPUT_TYPES.items() if kind == inputs[0].type)
-        dataset = model_data(data, form, dtype=dtype)
+        form = model_form(model_path, lambda name: notes.get(name, ""), sample_shape=tuple(sample_shape), dtype=dtype)
 
         def infer(samples: Array) -> Array:
             return np.asarray(guarded(lambda: session.run([output], {name: samples}))[0])
 
         batch_size = batch if isinstance(batch, int) else FREE_BATCH_SIZE
-        return predict_dataset(infer, dataset, batch_size=batch_size, classes=form.classes or ())
+        return predict_dataset(infer, form.data(data), batch_size=batch_size, form=form)
 
     def _prepared(self) -> ModuleType:
         if self._runtime is None:

@@ -1,19 +1,25 @@
 """Inference over a data set, the same for every runtime."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from subfleet.protocol.class_names import CLASS_NAMES, class_names_of_text
 from subfleet.protocol.errors import DataError, FileError, ProtocolError, TrainingError
+from subfleet.protocol.model_notes import OBJECTIVE, objective_of_text
 from subfleet.protocol.programs import Prediction
-from subfleet.protocol.transform import DATA_TRANSFORM, transform_of_text
+from subfleet.protocol.task_kinds import TASK_KINDS, Objective, TaskKind, metrics_of
+from subfleet.protocol.transform import DATA_TRANSFORM, DataTransform, transform_of_text
 from subfleet.tasks import DataForm, Dataset, read_dataset
+from subfleet.tasks.dataset import Labels
+from subfleet.tasks.metrics import Tally
 from subfleet.trainers.sessions import Array
 
-__all__ = ["FREE_BATCH_SIZE", "model_data", "model_form", "predict_dataset", "read_model"]
+__all__ = ["FREE_BATCH_SIZE", "ModelForm", "model_form", "predict_dataset", "read_model"]
 
 FREE_BATCH_SIZE = 64
 """Samples at once where a model leaves the batch open: enough to be fast, few enough for a small device."""
@@ -31,84 +37,122 @@ def read_model(path: Path) -> bytes:
         raise FileError(f"model {str(path)!r} cannot be read ({error.strerror}); check the path") from error
 
 
-def model_form(note: Callable[[str], str], sample_shape: tuple[int, ...], path: Path) -> DataForm:
-    """In which form a model takes data, by what it carries: names of its classes, and what was done to samples.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelForm:
+    """What an inference model's file says of itself.
+
+    Attributes:
+        sample_shape: what the model takes.
+        classes: names of its classes, in its order; empty where it numbers them.
+        objective: that it was trained by, which says what its outputs mean; empty where the file does not tell: then
+            labels do, of which floating point numbers other than 0 and 1 are those of a regression.
+        dtype: NumPy's name of the type that it takes; None takes any.
+        transform: what was done to the samples that it was trained on; None where nothing was.
+    """
+
+    sample_shape: tuple[int, ...]
+    classes: tuple[str, ...] = ()
+    objective: Objective | Literal[""] = ""
+    dtype: str | None = None
+    transform: DataTransform | None = None
+
+    def kind(self, labels: Labels) -> TaskKind:
+        """Of its task, on such labels."""
+        if self.objective:
+            return TASK_KINDS[self.objective]
+        if labels.dtype == np.int64:
+            return TASK_KINDS["cross_entropy"]
+        return TASK_KINDS["binary_cross_entropy" if np.isin(labels, (0, 1)).all() else "mean_squared_error"]
+
+    def data(self, source: str) -> Dataset:
+        """Read a data set as the model takes it.
+
+        Raises:
+            FileError: the data cannot be read.
+            DataError: the data cannot be used, or do not fit the model.
+        """
+        form = DataForm(
+            input_shape=self.sample_shape,
+            class_count=len(self.classes),
+            classes=self.classes,
+            transform=self.transform,
+            targets=bool(self.objective) and not TASK_KINDS[self.objective or "cross_entropy"].over_classes,
+        )
+        dataset = read_dataset(source, form)
+        if self.dtype is not None and dataset.inputs.dtype.name != self.dtype:
+            raise DataError(
+                f"samples of {source!r} are {dataset.inputs.dtype}, but the model takes {self.dtype}; use data of that "
+                "type"
+            )
+        return dataset
+
+
+def model_form(
+    path: Path, note: Callable[[str], str], *, sample_shape: tuple[int, ...], dtype: str | None = None
+) -> ModelForm:
+    """What a model's file says of itself.
 
     Args:
-        note: gives a text that the model carries, by name; empty where there is none.
+        path: of the file, for the error's text.
+        note: gives the text of a note that it carries; empty where there is none of that name.
         sample_shape: what the model takes.
-        path: of the model, for the error's text.
+        dtype: as in `ModelForm`.
 
     Raises:
-        TrainingError: a text is not what its name says.
+        TrainingError: a note is not what it should be.
     """
-    names, transform = note(CLASS_NAMES), note(DATA_TRANSFORM)
+    names, told, transform = note(CLASS_NAMES), note(OBJECTIVE), note(DATA_TRANSFORM)
+    what = "names of classes"
     try:
         classes = class_names_of_text(names) if names else ()
-    except ProtocolError as error:
-        raise TrainingError(
-            f"model {str(path)!r} carries names of classes that cannot be used: {error}; deploy it again"
-        ) from error
-    try:
+        what = "an objective"
+        objective: Objective | Literal[""] = objective_of_text(told) if told else ""
+        what = "a transform of data"
         done = transform_of_text(transform) if transform else None
     except ProtocolError as error:
         raise TrainingError(
-            f"model {str(path)!r} carries a transform of data that cannot be used: {error}; deploy it again"
+            f"model {str(path)!r} carries {what} that cannot be used: {error}; deploy it again"
         ) from error
-    return DataForm(input_shape=sample_shape, class_count=len(classes), classes=classes, transform=done)
-
-
-def model_data(source: str, form: DataForm, *, dtype: str | None = None) -> Dataset:
-    """Read a data set as a model takes it.
-
-    Args:
-        source: of the data.
-        form: in which the model takes it.
-        dtype: NumPy's name of the type that it takes; None takes any.
-
-    Raises:
-        FileError: the data cannot be read.
-        DataError: the data cannot be used, or do not fit the model.
-    """
-    dataset = read_dataset(source, form)
-    if dtype is not None and dataset.inputs.dtype.name != dtype:
-        raise DataError(
-            f"samples of {source!r} are {dataset.inputs.dtype}, but the model takes {dtype}; use data of that type"
-        )
-    return dataset
+    return ModelForm(sample_shape=sample_shape, classes=classes, objective=objective, dtype=dtype, transform=done)
 
 
 def predict_dataset(
-    infer: Callable[[Array], Array],
-    dataset: Dataset,
-    *,
-    batch_size: int,
-    classes: tuple[str, ...] = (),
+    infer: Callable[[Array], Array], dataset: Dataset, *, batch_size: int, form: ModelForm
 ) -> Prediction:
     """Run a model over a data set, batch by batch.
 
     Args:
-        infer: inputs of shape (batch_size, *sample shape) to logits of shape (batch_size, *label shape, classes), or,
-            where labels are targets of 0 and 1, (batch_size, *label shape).
+        infer: inputs of shape (batch_size, *sample shape) to outputs of shape (batch_size, *label shape, classes), or,
+            where labels are targets, (batch_size, *label shape).
         dataset: samples and their labels, in the form that the model takes.
         batch_size: of every call; the last batch is filled up with zeros, whose outputs are dropped.
-        classes: names of the model's classes; empty where it numbers them.
+        form: what the model's file says of itself.
 
     Raises:
-        DataError: the labels are other numbers than 0 and 1.
-        TrainingError: the model takes no samples, or its output does not fit the labels or the names.
+        DataError: labels are of another kind or shape than the model's outputs.
+        TrainingError: the model takes no samples, or its output does not fit the names.
     """
     if batch_size < 1:
         raise TrainingError(f"the model takes batches of {batch_size}, but must take 1 sample or more at once")
-    if dataset.labels.dtype != np.int64 and not np.isin(dataset.labels, (0, 1)).all():
-        raise DataError("labels are numbers, but a prediction is of classes; use class indices, or targets of 0 and 1")
-    batches = [_predicted(infer, dataset, start, batch_size, len(classes)) for start in _starts(dataset, batch_size)]
-    predicted = np.concatenate(batches)
-    counted = dataset.labels >= 0
+    kind = form.kind(dataset.labels)
+    if (dataset.labels.dtype == np.int64) != kind.over_classes:
+        raise DataError(
+            f"labels are {dataset.labels.dtype}, but a model of objective {form.objective!r} predicts "
+            f"{'classes; use class indices' if kind.over_classes else 'numbers; use targets'}"
+        )
+    outputs = np.concatenate([_outputs(infer, dataset, start, batch_size) for start in _starts(dataset, batch_size)])
+    labels = _fitting(dataset, outputs, kind, form.classes)
+    tally = Tally(kind, outputs.shape[-1], by_class=True)
+    tally.add(outputs, labels)
+    metrics = metrics_of(kind, tally.totals(_loss(outputs, labels) if kind.over_classes else 0.0))
+    found = _predicted(kind, outputs)
+    numbers = kind.labels == "numbers"
     return Prediction(
-        labels=tuple(int(label) for label in predicted.ravel()),
-        accuracy=float(np.mean((predicted == dataset.labels)[counted])),
-        classes=classes,
+        labels=() if numbers else tuple(int(label) for label in found.ravel()),
+        numbers=tuple(float(number) for number in found.ravel()) if numbers else (),
+        metrics=metrics,
+        headline=kind.headline,
+        classes=form.classes,
     )
 
 
@@ -116,23 +160,52 @@ def _starts(dataset: Dataset, batch_size: int) -> range:
     return range(0, len(dataset), batch_size)
 
 
-def _predicted(
-    infer: Callable[[Array], Array], dataset: Dataset, start: int, batch_size: int, named: int
-) -> npt.NDArray[np.int64]:
-    """Predicted classes of one batch, of the shape of its labels."""
+def _outputs(infer: Callable[[Array], Array], dataset: Dataset, start: int, batch_size: int) -> npt.NDArray[np.float32]:
+    """Of one batch, without those of what it was filled up with."""
     part = dataset.inputs[start : start + batch_size]
     missing = batch_size - len(part)
     padded = np.concatenate([part, np.zeros((missing, *part.shape[1:]), part.dtype)]) if missing else part
-    logits = infer(padded)
-    binary = dataset.labels.dtype != np.int64
-    expected = (batch_size, *dataset.label_shape)
-    given = logits.shape if binary else logits.shape[:-1]
-    if given != expected or not np.issubdtype(logits.dtype, np.floating):
+    found = infer(padded)
+    if found.shape[:1] != (batch_size,) or not np.issubdtype(found.dtype, np.floating):
         raise TrainingError(
-            f"the model gives {logits.dtype} of shape {logits.shape}, but must give logits of shape "
-            f"{expected if binary else (*expected, 'classes')}"
+            f"the model gives {found.dtype} of shape {found.shape}, but must give outputs of shape ({batch_size}, ...)"
         )
-    if named and logits.shape[-1] != named:
-        raise TrainingError(f"the model names {named} classes, but gives logits of {logits.shape[-1]}; deploy it again")
-    real = logits[: len(part)]
-    return (np.asarray(real, np.float32) > 0 if binary else np.argmax(real, -1)).astype(np.int64)
+    real = np.asarray(found[: len(part)], np.float32)
+    return real if real.ndim > 1 else real[:, np.newaxis]
+
+
+def _fitting(dataset: Dataset, outputs: npt.NDArray[np.float32], kind: TaskKind, classes: tuple[str, ...]) -> Labels:
+    """The labels in the shape of what is predicted."""
+    labels, predicted = dataset.labels, outputs.shape[:-1] if kind.over_classes else outputs.shape
+    if not kind.over_classes and predicted == (*labels.shape, 1):
+        labels = labels[..., np.newaxis]
+    if labels.shape != predicted:
+        needed = (*labels.shape, "classes") if kind.over_classes else labels.shape
+        raise TrainingError(
+            f"the model gives outputs of shape {outputs.shape}, but labels of shape {labels.shape} need {needed}"
+        )
+    if classes and outputs.shape[-1] != len(classes):
+        raise TrainingError(
+            f"the model names {len(classes)} classes, but gives logits of {outputs.shape[-1]}; deploy it again"
+        )
+    if kind.over_classes and int(labels.max()) >= outputs.shape[-1]:
+        raise DataError(
+            f"a label is {int(labels.max())}, but must be below {outputs.shape[-1]}, the model's classes; correct it"
+        )
+    return labels
+
+
+def _loss(outputs: npt.NDArray[np.float32], labels: Labels) -> float:
+    """The sum of the cross-entropies of the labels that count, in nats."""
+    counted = labels >= 0
+    wide = outputs[counted].astype(np.float64)
+    wide -= wide.max(-1, keepdims=True)
+    chosen = np.take_along_axis(wide, labels[counted].astype(np.int64)[:, np.newaxis], -1)
+    return float((np.log(np.exp(wide).sum(-1)) - chosen[:, 0]).sum())
+
+
+def _predicted(kind: TaskKind, outputs: npt.NDArray[np.float32]) -> npt.NDArray[np.generic]:
+    """Classes, which outputs are 1, or the numbers themselves."""
+    if kind.over_classes:
+        return np.asarray(np.argmax(outputs, -1))
+    return outputs > 0 if kind.labels == "probabilities" else outputs

@@ -19,12 +19,12 @@ from subfleet.protocol.programs import (
     TrainJob,
     TrainResult,
 )
-from subfleet.tasks import DataForm, describe_source
+from subfleet.tasks import describe_source
 from subfleet.trainers.chain_evaluating import evaluate_paths
 from subfleet.trainers.chain_training import train_chain
 from subfleet.trainers.evaluating import evaluate_job
 from subfleet.trainers.kept import Host, Slot
-from subfleet.trainers.prediction import FREE_BATCH_SIZE, model_data, predict_dataset, read_model
+from subfleet.trainers.prediction import FREE_BATCH_SIZE, ModelForm, predict_dataset, read_model
 from subfleet.trainers.scoring import score_job
 from subfleet.trainers.sessions import Array
 from subfleet.trainers.torch_session import TorchPieces, guarded, open_session, tensor_of
@@ -145,15 +145,13 @@ class TorchTrainer:
             found: Array = logits.cpu().numpy()
             return found
 
-        classes = described.classes
-        form = DataForm(
-            input_shape=described.model.input_shape,
-            class_count=len(classes),
-            classes=classes,
+        form = ModelForm(
+            sample_shape=described.model.input_shape,
+            classes=described.classes,
+            objective=described.objective,
             transform=described.transform,
         )
-        dataset = model_data(data, form)
-        return predict_dataset(infer, dataset, batch_size=FREE_BATCH_SIZE, classes=classes)
+        return predict_dataset(infer, form.data(data), batch_size=FREE_BATCH_SIZE, form=form)
 
     def _prepare(self) -> None:
         if not self._is_prepared:

@@ -1,52 +1,75 @@
 """How good a subnet of the current model is."""
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn import functional
 
 from subfleet.elastic.building import build_module
 from subfleet.elastic.maps import extract
 from subfleet.elastic.network import Network
 from subfleet.protocol.errors import DataError
+from subfleet.protocol.metric_sums import Totals
 from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.task_kinds import TASK_KINDS, Objective, TaskKind, metrics_of
+from subfleet.tasks.metrics import Tally
 
 __all__ = ["Evaluation", "evaluate", "evaluate_many"]
 
-_LARGEST_EXPONENT = 709
-"""The exponential of a larger number is no float."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Evaluation:
     """What came of it.
 
     Attributes:
-        accuracy: share of the labels that were predicted, 0 to 1.
-        loss: mean cross-entropy of a label, in nats.
-        label_count: labels that count: one of each sample, or of each token that is no padding.
+        kind: of the task.
+        totals: over the labels that count: one of each sample, of each token or pixel that is no padding, or of each
+            output.
+        outputs: of the network, for each of its places.
     """
 
-    accuracy: float
-    loss: float
-    label_count: int
+    kind: TaskKind
+    totals: Totals
+    outputs: int
+
+    @cached_property
+    def metrics(self) -> Mapping[str, float]:
+        """Those of the kind, the headline first."""
+        return metrics_of(self.kind, self.totals)
 
     @property
-    def perplexity(self) -> float:
-        """Exponential of the loss: among how many equally likely symbols a language model is as unsure."""
-        return math.inf if self.loss > _LARGEST_EXPONENT else math.exp(self.loss)
+    def accuracy(self) -> float:
+        """Share of the labels that were predicted, 0 to 1; 0 where that means nothing."""
+        return self.totals.correct / self.totals.label_count
+
+    @property
+    def loss(self) -> float:
+        """Mean loss of a label."""
+        return self.totals.loss / self.totals.label_count
+
+    @property
+    def guess_loss(self) -> float:
+        """Mean loss of a label where nothing is known of inputs."""
+        return self.kind.guess_loss(self.outputs, self.totals)
+
+    @property
+    def label_count(self) -> int:
+        """Labels that count."""
+        return self.totals.label_count
 
 
-def evaluate(
+def evaluate(  # noqa: PLR0913 - each says one thing of the evaluation
     network: Network,
     spec: SubnetSpec,
     state: Mapping[str, Tensor],
     inputs: Tensor,
     labels: Tensor,
     *,
+    objective: Objective = "cross_entropy",
     batch_size: int = 256,
 ) -> Evaluation:
     """Evaluate a subnet, cut from the full model, on labelled samples, where the model's tensors are.
@@ -56,8 +79,9 @@ def evaluate(
         spec: the subnet.
         state: the full model's tensors by name.
         inputs: (samples, *input_shape); float32, or int64 of symbols.
-        labels: int64 (samples,), or (samples, tokens) where the network gives logits of each token; a token with a
-            label below 0 is padding and does not count.
+        labels: int64 (samples,), or (samples, *places) where the network gives logits of each token or pixel, of which
+            one with a label below 0 does not count; or float32 targets (samples, ..., outputs).
+        objective: whose loss is told.
         batch_size: samples at a time; bounds the memory and does not change the result.
 
     Raises:
@@ -65,7 +89,8 @@ def evaluate(
         DataError: no label counts, the counts of inputs and labels differ, or the labels are not those that the
             network predicts.
     """
-    return evaluate_many(network, spec, state, [(inputs, labels)], batch_size=batch_size)[0]
+    found = evaluate_many(network, spec, state, [(inputs, labels)], objective=objective, batch_size=batch_size)
+    return found[0]
 
 
 def evaluate_many(
@@ -74,6 +99,7 @@ def evaluate_many(
     state: Mapping[str, Tensor],
     datasets: Iterable[tuple[Tensor, Tensor]],
     *,
+    objective: Objective = "cross_entropy",
     batch_size: int = 256,
 ) -> list[Evaluation]:
     """Evaluate a subnet on each of several data sets, such as those of all clients; see `evaluate`.
@@ -83,6 +109,7 @@ def evaluate_many(
         spec: the subnet.
         state: the full model's tensors by name.
         datasets: inputs and labels of each.
+        objective: whose loss is told.
         batch_size: samples at a time.
 
     Raises:
@@ -96,32 +123,47 @@ def evaluate_many(
     module.load_state_dict(local, assign=True)
     module.eval()
     device = next(iter(local.values())).device
-    return [_evaluate(module, inputs, labels, batch_size, device) for inputs, labels in datasets]
+    return [_evaluate(module, inputs, labels, objective, batch_size, device) for inputs, labels in datasets]
 
 
-def _evaluate(module: nn.Module, inputs: Tensor, labels: Tensor, batch_size: int, device: torch.device) -> Evaluation:
+def _evaluate(
+    module: nn.Module, inputs: Tensor, labels: Tensor, objective: Objective, batch_size: int, device: torch.device
+) -> Evaluation:
     if len(labels) == 0 or len(inputs) != len(labels):
         raise DataError(
             f"there are {len(inputs)} inputs and {len(labels)} labels, but there must be equally many, at least 1"
         )
-    count, correct, loss = 0, 0, 0.0
+    kind, tally, loss, outputs = TASK_KINDS[objective], None, 0.0, 0
     with torch.inference_mode():
         for batch, expected in zip(torch.split(inputs, batch_size), torch.split(labels, batch_size), strict=True):
             logits, wanted = module(batch.to(device)), expected.to(device)
-            if logits.shape[:-1] != wanted.shape:
-                raise DataError(
-                    f"labels of {len(wanted)} samples are of the shape {tuple(wanted.shape)}, but the network predicts "
-                    f"{tuple(logits.shape[:-1])}; give a label for each of its predictions"
-                )
-            if int(wanted.max()) >= logits.shape[-1]:
-                raise DataError(
-                    f"a label is {int(wanted.max())}, but must be below {logits.shape[-1]}, the network's classes"
-                )
-            counted = wanted >= 0
-            logits, wanted = logits[counted], wanted[counted]
-            count += len(wanted)
-            correct += int((logits.argmax(dim=-1) == wanted).sum())
-            loss += float(cross_entropy(logits, wanted, reduction="sum"))
-    if count == 0:
+            _check_fit(kind, logits, wanted)
+            outputs = logits.shape[-1]
+            tally = tally or Tally(kind, outputs, by_class=True)
+            tally.add(np.asarray(logits.cpu()), np.asarray(expected.cpu()))
+            loss += _loss(objective, logits, wanted)
+    totals = None if tally is None else tally.totals(loss)
+    if totals is None or totals.label_count == 0:
         raise DataError(f"all labels of {len(labels)} samples are padding, but at least 1 must be 0 or more")
-    return Evaluation(accuracy=correct / count, loss=loss / count, label_count=count)
+    return Evaluation(kind=kind, totals=totals, outputs=outputs)
+
+
+def _check_fit(kind: TaskKind, logits: Tensor, labels: Tensor) -> None:
+    predicted = logits.shape[:-1] if kind.over_classes else logits.shape
+    if predicted != labels.shape:
+        raise DataError(
+            f"labels of {len(labels)} samples are of the shape {tuple(labels.shape)}, but the network predicts "
+            f"{tuple(predicted)}; give a label for each of its predictions"
+        )
+    if kind.over_classes and int(labels.max()) >= logits.shape[-1]:
+        raise DataError(f"a label is {int(labels.max())}, but must be below {logits.shape[-1]}, the network's classes")
+
+
+def _loss(objective: Objective, logits: Tensor, labels: Tensor) -> float:
+    """The sum over the labels that count."""
+    if objective == "mean_squared_error":
+        return float(functional.mse_loss(logits, labels, reduction="sum"))
+    if objective == "binary_cross_entropy":
+        return float(functional.binary_cross_entropy_with_logits(logits, labels, reduction="sum"))
+    counted = labels >= 0
+    return float(functional.cross_entropy(logits[counted], labels[counted], reduction="sum"))

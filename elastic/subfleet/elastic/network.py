@@ -24,13 +24,19 @@ __all__ = [
     "Network",
     "Norm",
     "OfOperators",
+    "Places",
     "Role",
     "TensorDecl",
+    "predicted_places",
 ]
 
 
 Norm = Literal["group", "batch", "layer", "none"]
 """Kinds of norms; those of kind "batch" have running statistics."""
+
+
+Places = Literal["sample", "token", "pixel"]
+"""What a network has outputs for: the whole sample, each token of a sequence, or each pixel of an image."""
 
 
 class Family(Protocol):
@@ -53,7 +59,7 @@ class Family(Protocol):
 
     @property
     def class_count(self) -> int:
-        """Number of classes, 2 or more."""
+        """Number of outputs, 1 or more: classes, of which there are 2 at least, or labels, or numbers."""
 
     @property
     def depths(self) -> tuple[int, ...]:
@@ -80,6 +86,12 @@ class Family(Protocol):
         Raises:
             ConfigError: settings do not fit each other.
         """
+
+
+def predicted_places(family: Family) -> Places | None:
+    """What networks of a family have outputs for, where its record says so as `PREDICTS`; None where it does not."""
+    found: Places | None = getattr(family, "PREDICTS", None)
+    return found
 
 
 @runtime_checkable

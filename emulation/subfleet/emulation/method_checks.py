@@ -216,7 +216,7 @@ def _untrained_loss(terms: Terms, evaluation: Dataset) -> float:
     specs = random_paths(network, _PATHS, Random(0))  # noqa: S311 - draws, keeps no secret
     losses = [
         min(
-            evaluate(network, spec, one, inputs, labels).loss
+            evaluate(network, spec, one, inputs, labels, objective=terms.config.training.objective.name).loss
             for one in (state, recalibrated(network, state, spec, [inputs]))
         )
         for spec in specs

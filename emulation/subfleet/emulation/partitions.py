@@ -19,6 +19,7 @@ __all__ = ["partition"]
 
 Indices = npt.NDArray[np.int64]
 _INDEX, _KEY = "index", "key"
+_TENTHS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +35,8 @@ def partition(dataset: Dataset, settings: PartitionSettings, *, clients: int, se
     """Split a data set over clients: each sample goes to exactly one of them, and each client gets one or more.
 
     Args:
-        dataset: with one class for each sample, except for "iid" and "natural".
+        dataset: with one class or number for each sample, except for "iid" and "natural"; numbers are split as if each
+            tenth of them were a class.
         settings: how.
         clients: parts, 1 or more.
         seed: of the draw, 0 or more.
@@ -71,12 +73,12 @@ def _dirichlet(dataset: Dataset, split: _Split) -> list[Indices]:
         min_partition_size=max(split.settings.min_samples, 1),
         seed=split.seed,
     )
-    return _parts(partitioner, np.arange(len(dataset)), dataset.classes(), split)
+    return _parts(partitioner, np.arange(len(dataset)), _classes(dataset), split)
 
 
 def _pathological(dataset: Dataset, split: _Split) -> list[Indices]:
     """Each client has samples of exactly so many classes (McMahan et al. 2017, section 3)."""
-    classes = len(np.unique(dataset.classes()))
+    classes = len(np.unique(_classes(dataset)))
     if split.clients < classes:
         raise ConfigError(
             f"{split.clients} clients leave samples of {classes} classes to nobody; use {classes} clients or more, "
@@ -91,7 +93,7 @@ def _pathological(dataset: Dataset, split: _Split) -> list[Indices]:
         class_assignment_mode="first-deterministic",
         seed=split.seed,
     )
-    return _parts(partitioner, order, dataset.classes()[order], split)
+    return _parts(partitioner, order, _classes(dataset)[order], split)
 
 
 def _shard(dataset: Dataset, split: _Split) -> list[Indices]:
@@ -105,7 +107,17 @@ def _shard(dataset: Dataset, split: _Split) -> list[Indices]:
         keep_incomplete_shard=True,
         seed=split.seed,
     )
-    return _parts(partitioner, order, dataset.classes()[order], split)
+    return _parts(partitioner, order, _classes(dataset)[order], split)
+
+
+def _classes(dataset: Dataset) -> Indices:
+    """The class of each sample; of numbers the tenth in which each lies, from the smallest."""
+    labels = dataset.labels
+    if labels.dtype == np.int64 or labels.size != len(labels):
+        return dataset.classes()
+    numbers = labels.reshape(-1)
+    borders = np.quantile(numbers, np.arange(1, _TENTHS) / _TENTHS)
+    return np.searchsorted(borders, numbers, side="right").astype(np.int64)
 
 
 def _natural(dataset: Dataset, split: _Split) -> list[Indices]:

@@ -1,4 +1,4 @@
-"""Loads each model in a fresh process, as its user would, and measures its accuracy; of equal files, one."""
+"""Loads each model in a fresh process, as its user would, and measures how good it is; of equal files, one."""
 
 import hashlib
 import json
@@ -7,18 +7,31 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from subfleet.protocol.errors import RunError
 from subfleet.protocol.exit_codes import ExitCode
 
-__all__ = ["accuracies"]
+__all__ = ["Found", "predictions"]
 
 TIMEOUT_S = 120.0
 
 
-def accuracies(models: Sequence[Path], data: Path, *, at_once: int = 2) -> tuple[float, ...]:
-    """Accuracy of each model file on a data set, each by `subfleet-edge predict` in a process of its own.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """How good a model is.
+
+    Attributes:
+        metric: that it is judged by, a name in `subfleet.protocol.task_kinds.METRICS`.
+    """
+
+    metric: str
+    value: float
+
+
+def predictions(models: Sequence[Path], data: Path, *, at_once: int = 2) -> tuple[Found, ...]:
+    """How good each model file is on a data set, each by `subfleet-edge predict` in a process of its own.
 
     Args:
         models: .onnx and .pte files; of several with the same bytes one is tried.
@@ -34,11 +47,11 @@ def accuracies(models: Sequence[Path], data: Path, *, at_once: int = 2) -> tuple
     for content, model in zip(contents, models, strict=True):
         distinct.setdefault(content, model)
     with ThreadPoolExecutor(max_workers=at_once) as pool:
-        found = dict(zip(distinct, pool.map(lambda model: _accuracy(model, data), distinct.values()), strict=True))
+        found = dict(zip(distinct, pool.map(lambda model: _found(model, data), distinct.values()), strict=True))
     return tuple(found[content] for content in contents)
 
 
-def _accuracy(model: Path, data: Path) -> float:
+def _found(model: Path, data: Path) -> Found:
     command = [sys.executable, "-m", "subfleet.edge_client.cli", "predict", str(model), "--data", str(data), "--json"]
     try:
         done = subprocess.run(
@@ -50,7 +63,8 @@ def _accuracy(model: Path, data: Path) -> float:
         raise KeyboardInterrupt
     if done.returncode != 0:
         raise RunError(f"predicting with {model} failed: {_reason(done.returncode, done.stderr)}")
-    return float(json.loads(done.stdout)["accuracy"])
+    said = json.loads(done.stdout)
+    return Found(metric=said["headline"], value=float(said["metrics"][said["headline"]]))
 
 
 def _reason(code: int, stderr: str) -> str:

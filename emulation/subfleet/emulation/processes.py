@@ -11,7 +11,7 @@ from subfleet.emulation.files import Files, written
 from subfleet.emulation.fleet import ClientCommand, Fleet
 from subfleet.emulation.gathering import gathered
 from subfleet.emulation.outcome import Outcome
-from subfleet.emulation.predictions import accuracies
+from subfleet.emulation.predictions import predictions
 from subfleet.export.pool import ExportPool
 from subfleet.journal.guarding import GuardedObserver
 from subfleet.journal.records import DeployedModel, RunObserver, RunResult
@@ -20,7 +20,7 @@ from subfleet.link.watch import Watch
 from subfleet.protocol.errors import ConfigError, RunError, SubfleetError
 from subfleet.protocol.schema import canonical_json
 from subfleet.protocol.topics import Topics
-from subfleet.reporting.own_models import kept_models
+from subfleet.reporting.own_models import kept_models, tried
 from subfleet.reporting.results import write_results
 from subfleet.serving.broker import try_broker
 from subfleet.serving.session import Server
@@ -156,8 +156,8 @@ def _collect(folder: Path, result: RunResult, test: Path, observer: RunObserver)
 def _own_models(folder: Path, result: RunResult, test: Path) -> tuple[dict[str, Any], ...]:
     fetched = [(model, _fetched(folder, result.run_id, model)) for model in result.deployed]
     models = kept_models(folder, fetched)
-    own = accuracies([folder / model["file"] for model in models], test)
-    return tuple({**model, "accuracy": accuracy} for model, accuracy in zip(models, own, strict=True))
+    own = predictions([folder / model["file"] for model in models], test)
+    return tuple(tried(model, found.metric, found.value) for model, found in zip(models, own, strict=True))
 
 
 def _fetched(folder: Path, run_id: str, model: DeployedModel) -> Path:

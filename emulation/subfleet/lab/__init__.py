@@ -7,6 +7,7 @@ print(result.accuracy, result.frame()[["round", "client_id", "spec", "loss"]])
 """
 
 import threading
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,8 @@ class Result:
         run: its settings.
         folder: with everything that it left behind; `report.html` is the page to look at.
         accuracy: of the model on the evaluation data, after the last round; `rounds[-1].model_told` says what that is.
+            None where accuracy means nothing.
+        metrics: everything that is told of it, the metric that it is judged by first.
         rounds: every round, with a row for each client.
         models: one entry per device and model file, where devices were given models of their own.
     """
@@ -51,6 +54,7 @@ class Result:
     run: Run
     folder: Path
     accuracy: float | None
+    metrics: Mapping[str, float]
     rounds: tuple[RoundRecord, ...]
     models: tuple[dict[str, Any], ...]
 
@@ -65,7 +69,7 @@ class Result:
         return tuple(ClientRound(round=one.round, client=row) for one in self.rounds for row in one.clients)
 
     def frame(self) -> "DataFrame":
-        """A row for each client and round, with the round's accuracy beside it.
+        """A row for each client and round, with the round's metrics beside it.
 
         Raises:
             MissingExtraError: pandas is not installed.
@@ -74,8 +78,8 @@ class Result:
             import pandas as pd
         except ImportError as error:
             raise MissingExtraError("pandas", "pandas") from error
-        accuracies = {record.round: record.accuracy for record in self.rounds}
-        rows = ({"round": one.round, "accuracy": accuracies[one.round], **asdict(one.client)} for one in self.clients)
+        metrics = {record.round: record.all_metrics for record in self.rounds}
+        rows = ({"round": one.round, **metrics[one.round], **asdict(one.client)} for one in self.clients)
         return pd.DataFrame(rows)
 
 
@@ -126,4 +130,11 @@ def run(
     with opened_host(described.host.type, cache or default_cache()) as host:
         outcome = host(described, folder, observer or Unobserved(), threading.Event())
     found = outcome.result
-    return Result(run=described, folder=folder, accuracy=found.accuracy, rounds=found.rounds, models=outcome.models)
+    return Result(
+        run=described,
+        folder=folder,
+        accuracy=found.accuracy,
+        metrics=found.rounds[-1].all_metrics if found.rounds else {},
+        rounds=found.rounds,
+        models=outcome.models,
+    )

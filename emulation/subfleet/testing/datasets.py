@@ -31,23 +31,23 @@ class DatasetContract:
             text = getattr(task, name)
             assert text, f"{name} is empty, but must be a line"
             assert text.isprintable(), f"{name} is {text!r}, but must be a line"
-        assert task.class_count >= 2, "there must be 2 classes or more"
+        assert task.class_count >= (2 if task.kind.over_classes else 1), "there must be 2 classes, or 1 output, or more"
         assert len(task.class_names) in (0, task.class_count), "some classes have names and others have none"
         for file in task.files:
             assert file.checksum or not file.url, f"{file.paths} is downloaded and has no checksum"
 
     def test_both_parts_are_what_it_says(self) -> None:
-        """Shapes, classes and kinds of inputs."""
+        """Shapes, labels and kinds of inputs."""
         task = self._task()
         parts = self.load(task)
         for part in (parts.train, parts.test):
             assert part.sample_shape == task.input_shape, f"samples are of shape {part.sample_shape}"
-            assert part.labels.dtype == np.int64, f"labels are {part.labels.dtype}, but must be classes"
+            dtype = np.int64 if task.kind.over_classes else np.float32
+            assert part.labels.dtype == dtype, f"labels are {part.labels.dtype}, but must be {dtype.__name__}"
             assert len(part.class_counts()) <= task.class_count, "there are more classes than it says"
             assert part.inputs.dtype == parts.train.inputs.dtype, "the parts have inputs of two kinds"
             assert (part.owners is not None) == bool(task.owner), "owners are named, or they are nobody's"
-            windows = (len(part), *task.input_shape) if task.objective == "next_token" else (len(part),)
-            assert part.labels.shape == windows, f"labels are of shape {part.labels.shape}"
+            assert part.label_shape == task.label_shape, f"labels are of shape {part.label_shape}"
             if task.class_names:
                 assert part.class_names == task.class_names, "classes have other names in its samples"
 

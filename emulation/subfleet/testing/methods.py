@@ -155,7 +155,9 @@ class MethodContract:
         for round_number in (1, 2):
             folded = play(terms, state, clients, tmp_path, round_number)
             told, found = examined(terms, folded, samples), from_outside(terms, first, folded, samples)
-            assert abs(told.accuracy - found.accuracy) < 1e-9, f"{told.model.told} has the accuracy {found.accuracy}"
+            assert abs(told.evaluation.accuracy - found.accuracy) < 1e-9, (
+                f"{told.model.told} has the accuracy {found.accuracy}"
+            )
             share = found.untrained
             assert abs(told.model.untrained - share) < 1e-9, f"{share:.1%} of {told.model.told} are as they were drawn"
             if terms.policies.model != "whole" and not moves_the_whole(terms):

@@ -164,8 +164,8 @@ def export_inference_model(request: InferRequest, state: Mapping[str, Tensor]) -
     module = build_module(network, request.spec)
     if request.target == TORCH:
         _check_weights({name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}, state)
-        model = write_torch_model(request.model, request.spec, state, request.classes, request.transform)
-        return model, 0.0
+        carried = (request.classes, request.objective, request.transform)
+        return write_torch_model(request.model, request.spec, state, *carried), 0.0
     batch_size = target_named(request.target).inference_batch_size
     step = inference_step(module, sample_of(network), batch_size=batch_size)
     return write_inference_model(step, state, target=request.target, notes=request.notes)
@@ -182,7 +182,7 @@ def write_inference_model(
             and network allow it, else the step's, or one sample.
         weights: its parameters and buffers, by tensor name; nothing else.
         target: a name in `subfleet.export.targets.TARGETS`.
-        notes: texts that the model carries, by name, see `InferRequest.notes`.
+        notes: texts by name, which the model carries; see `subfleet.protocol.model_notes`.
 
     Returns:
         The model file's bytes, and its largest absolute difference from PyTorch.

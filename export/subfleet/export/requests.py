@@ -8,11 +8,13 @@ from typing import ClassVar, Literal
 
 from subfleet.elastic.families import AnyFamily
 from subfleet.export.versions import tool_versions
-from subfleet.protocol.class_names import CLASS_NAMES, check_class_names, text_of_class_names
+from subfleet.protocol.class_names import check_class_names
+from subfleet.protocol.model_notes import notes_of
 from subfleet.protocol.schema import ADDED_LATER, canonical_json, to_plain
 from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.task_kinds import Objective
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
-from subfleet.protocol.transform import DATA_TRANSFORM, DataTransform, text_of_transform
+from subfleet.protocol.transform import DataTransform
 
 __all__ = [
     "MODEL_SUFFIXES",
@@ -164,6 +166,7 @@ class InferRequest:
         samples_sha256: with quantisation, the content id of the samples; see
             `subfleet.export.quantisation.report.samples_of`.
         classes: names of the classes in the network's order, which the model carries; empty where they are numbered.
+        objective: that the network was trained by, which the model carries; it says what its outputs mean.
         transform: what was done to the samples that it was trained on, which the model carries; None where nothing was.
     """
 
@@ -175,6 +178,7 @@ class InferRequest:
     quantisation: Literal["none", "dynamic", "static"] = "none"
     samples_sha256: str = ""
     classes: tuple[str, ...] = field(default=(), metadata=ADDED_LATER)
+    objective: Objective = field(default="cross_entropy", metadata=ADDED_LATER)
     transform: DataTransform | None = field(default=None, metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
@@ -189,9 +193,8 @@ class InferRequest:
 
     @property
     def notes(self) -> Mapping[str, str]:
-        """The texts that the model carries, by name, for whoever runs it."""
-        classes = {CLASS_NAMES: text_of_class_names(self.classes)} if self.classes else {}
-        return classes | ({} if self.transform is None else {DATA_TRANSFORM: text_of_transform(self.transform)})
+        """What the model's file says of itself, for whoever runs it."""
+        return notes_of(self.classes, self.objective, self.transform)
 
     @property
     def program_id(self) -> str:

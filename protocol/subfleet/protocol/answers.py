@@ -9,6 +9,7 @@ from subfleet.protocol.candidate_scores import MAX_CANDIDATES, CandidateScore
 from subfleet.protocol.evaluating import check_claims
 from subfleet.protocol.identifiers import check_client_id, new_message_id
 from subfleet.protocol.limits import MAX_LOSS, MAX_SAMPLES
+from subfleet.protocol.metric_sums import MetricSums
 from subfleet.protocol.paths import OperatorExamples, PathScore, check_examples
 from subfleet.protocol.reasons import RefusalReason
 from subfleet.protocol.schema import ADDED_LATER
@@ -128,13 +129,16 @@ class Evaluated:
         loss: mean of the plain objective over the labels that count, 0 or more.
         accuracy: share of them that were predicted rightly, 0 to 1; 0 where that means nothing.
         sample_count: of its held-out data.
-        label_count: labels that counted: one of each sample, or of each token that is no padding.
-        class_counts: of them, those of each class, one number for each of the model's classes; empty where the task did
-            not ask, where labels are no classes, or where there are more classes than such a message may name.
+        label_count: labels that counted: one of each sample, of each token or pixel that is no padding, or of each
+            output.
+        class_counts: of them, those of each class, one number for each of the model's classes, or of several outputs
+            those of each that are 1; empty where the task did not ask, where labels are numbers, or where there are
+            more classes than such a message may name.
         class_correct: of these, those that were predicted rightly.
         measured_peak_bytes: growth of the process's high-water mark while it evaluated.
         seconds: wall time from the task's arrival to this message.
         scores: of each path of the task's population, in its order; loss and accuracy are then their means.
+        sums: what further metrics follow from.
     """
 
     KIND: ClassVar[str] = "evaluated"
@@ -152,6 +156,7 @@ class Evaluated:
     class_correct: tuple[int, ...] = ()
     message_id: str = field(default_factory=new_message_id)
     scores: tuple[PathScore, ...] = field(default=(), metadata=ADDED_LATER)
+    sums: MetricSums = field(default=MetricSums(), metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         check_client_id(self.client_id)

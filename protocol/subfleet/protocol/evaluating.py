@@ -4,10 +4,20 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from subfleet.protocol.limits import EVALUATION_LIMITS, MAX_COUNTED_CLASSES, MAX_LOSS, MAX_SAMPLES, check_lengths
+from subfleet.protocol.metric_sums import MetricSums, Totals, check_sums
 from subfleet.protocol.paths import PathScore
 from subfleet.protocol.schema import ADDED_LATER
+from subfleet.protocol.task_kinds import Objective
 
-__all__ = ["MAX_COUNTED_CLASSES", "NO_HELD_OUT", "Claims", "EvaluationResult", "EvaluationSettings", "check_claims"]
+__all__ = [
+    "MAX_COUNTED_CLASSES",
+    "NO_HELD_OUT",
+    "Claims",
+    "EvaluationResult",
+    "EvaluationSettings",
+    "check_claims",
+    "totals_of",
+]
 
 NO_HELD_OUT = "this device has no held-out data to evaluate on; name some with --held-out when it joins"
 """Why a device evaluates nothing."""
@@ -21,14 +31,17 @@ class EvaluationSettings:
 
     Attributes:
         batch_size: samples that the program takes at once, 1 or more.
-        per_class: also count the labels of each class, and those that were predicted rightly.
+        per_class: also count the labels of each class, those that were predicted rightly or as it, and what follows
+            from scores.
         population: paths of the task's subspace, each as the operators of its choices in order, that are evaluated one
             after another, with a chain as the program; empty where the spec is a network by itself.
+        objective: of the training, which says what labels are.
     """
 
     batch_size: int
     per_class: bool = False
     population: tuple[tuple[str, ...], ...] = field(default=(), metadata=ADDED_LATER)
+    objective: Objective = field(default="cross_entropy", metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -69,6 +82,11 @@ class Claims(Protocol):
         ...
 
     @property
+    def sums(self) -> MetricSums:
+        """What further metrics follow from."""
+        ...
+
+    @property
     def measured_peak_bytes(self) -> int:
         """Growth of the process."""
         ...
@@ -91,6 +109,7 @@ def check_claims(claims: Claims) -> None:
     if claims.measured_peak_bytes < 0:
         raise ValueError(f"measured_peak_bytes is {claims.measured_peak_bytes}, but must be 0 or more")
     _check_classes(claims)
+    check_sums(claims.sums)
 
 
 def _check_classes(claims: Claims) -> None:
@@ -100,8 +119,20 @@ def _check_classes(claims: Claims) -> None:
         raise ValueError(f"there are {len(counts)} class_counts and {len(correct)} class_correct, but must be as many")
     if any(not 0 <= right <= count for count, right in zip(counts, correct, strict=True)):
         raise ValueError("each of class_correct must be 0 up to that of class_counts, but one is not")
-    if counts and sum(counts) != claims.label_count:
+    if sum(counts) > claims.label_count:
         raise ValueError(f"class_counts add up to {sum(counts)}, but label_count is {claims.label_count}")
+
+
+def totals_of(claims: Claims) -> Totals:
+    """What is claimed, as sums over the labels."""
+    return Totals(
+        label_count=claims.label_count,
+        loss=claims.loss * claims.label_count,
+        correct=round(claims.accuracy * claims.label_count),
+        class_counts=claims.class_counts,
+        class_correct=claims.class_correct,
+        sums=claims.sums,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +151,7 @@ class EvaluationResult:
     class_counts: tuple[int, ...] = ()
     class_correct: tuple[int, ...] = ()
     scores: tuple[PathScore, ...] = ()
+    sums: MetricSums = field(default_factory=MetricSums)
 
     def __post_init__(self) -> None:
         check_claims(self)

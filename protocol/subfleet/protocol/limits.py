@@ -24,8 +24,8 @@ MAX_SINGLE = 2.0**128
 MAX_LOSS = MAX_SINGLE
 """Programs compute losses, and squares of them, in single precision, in which all numbers are smaller: the square of
 each, and the sum of a fleet's, is a number."""
-MAX_COUNTED_CLASSES = 8192
-"""Of an evaluation that counts each class: two numbers for each, which always fit a control message."""
+MAX_COUNTED_CLASSES = 4096
+"""Of an evaluation that counts each class: three numbers for each, which always fit a control message."""
 
 MAX_NAME_CHARACTERS = 256
 """Of each text in a list or a mapping."""

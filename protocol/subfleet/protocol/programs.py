@@ -1,7 +1,7 @@
 """What a device needs to know of a program, as plain data; and the seam to what runs it."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
@@ -242,13 +242,22 @@ class Prediction:
 
     Attributes:
         labels: predicted classes, one for each label of the data set, in its order; for targets of 0 and 1, which one.
-        accuracy: share of the labels, other than those of nothing, that were predicted.
+        metrics: of the model's kind of task, on these labels, by their names in `subfleet.protocol.task_kinds`.
+        headline: which of them it is judged by.
         classes: the model's names of classes, in its order; empty where it numbers them.
+        numbers: in place of labels, what a model of numbers predicts.
     """
 
     labels: tuple[int, ...]
-    accuracy: float
+    metrics: Mapping[str, float]
+    headline: str = "accuracy"
     classes: tuple[str, ...] = ()
+    numbers: tuple[float, ...] = ()
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of the labels, other than those of nothing, that were predicted; None where that means nothing."""
+        return self.metrics.get("accuracy")
 
     @property
     def names(self) -> tuple[str, ...]:

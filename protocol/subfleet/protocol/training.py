@@ -7,6 +7,7 @@ from typing import Literal
 
 from subfleet.protocol.limits import MAX_SINGLE
 from subfleet.protocol.schema import ADDED_LATER
+from subfleet.protocol.task_kinds import TASK_KINDS, Objective, TaskKind
 
 __all__ = ["AugmentationSettings", "ObjectiveSettings", "OptimiserSettings", "TrainingSettings"]
 
@@ -17,7 +18,8 @@ class ObjectiveSettings:
 
     Attributes:
         name: "cross_entropy" of one class index for each sample; "next_token" the same for each token of a sequence;
-            "binary_cross_entropy" of one probability for each output; "mean_squared_error" of each output.
+            "dense_cross_entropy" the same for each pixel of an image; "binary_cross_entropy" of one probability for
+            each output; "mean_squared_error" of each output.
         label_smoothing: share of the target that is spread evenly over all classes, 0 up to, not including, 1.
         class_mask: logits of the classes that a client lacks count as 0 (HeteroFL, section 3.3).
         proximal: adds mu / 2 times the squared distance from the first weights (FedProx, section 3.2).
@@ -28,7 +30,7 @@ class ObjectiveSettings:
             (Oort, section 4.2); of the prediction alone, without distillation.
     """
 
-    name: Literal["cross_entropy", "next_token", "binary_cross_entropy", "mean_squared_error"] = "cross_entropy"
+    name: Objective = "cross_entropy"
     label_smoothing: float = 0.0
     class_mask: bool = False
     proximal: bool = False
@@ -47,9 +49,19 @@ class ObjectiveSettings:
             )
 
     @property
+    def kind(self) -> TaskKind:
+        """What it makes of a task."""
+        return TASK_KINDS[self.name]
+
+    @property
     def over_classes(self) -> bool:
-        """Whether labels are indices of classes."""
-        return self.name in ("cross_entropy", "next_token")
+        """Whether labels are indices of classes; whoever takes an objective refuses a name that is none."""
+        return self.name in TASK_KINDS and self.kind.over_classes
+
+    @property
+    def padded(self) -> bool:
+        """Whether labels below 0 are usual: tokens behind the end of a text, pixels that are of no class."""
+        return self.over_classes and self.kind.places != "sample"
 
     @property
     def plain(self) -> "ObjectiveSettings":

@@ -30,6 +30,7 @@ def compare(
         from rich.table import Table
 
         from subfleet.cli.literal import literal
+        from subfleet.protocol.task_kinds import METRICS
         from subfleet.reporting.comparing import COSTS, FIGURES, as_plain, as_rows, compared, read_folders
 
         found = compared(read_folders(folders))
@@ -40,7 +41,8 @@ def compare(
             return
         rows, console = as_rows(found), Console()
         # What clients found, and what it took, stands below, so that each table has room on a screen.
-        further = ({*FIGURES.values()}, {title for title, *_ in COSTS.values()})
+        judged = METRICS[found[0].entrant.headline].title
+        further = ({*FIGURES.values()} - {judged}, {title for title, *_ in COSTS.values()})
         below = [heads for titles in further if (heads := [head for head in rows[0] if head in titles])]
         tables = [
             [head for head in rows[0] if not any(head in titles for titles in further)],
@@ -64,7 +66,7 @@ def _write(out: Path, found: "tuple[Comparison, ...]") -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
         curves = {one.entrant.told: one.entrant.curve for one in found}
-        (out / "comparison.svg").write_text(comparison_plot(curves), encoding="utf-8")
+        (out / "comparison.svg").write_text(comparison_plot(curves, found[0].entrant.headline), encoding="utf-8")
         (out / "comparison.csv").write_text(as_csv(found), encoding="utf-8")
         (out / "comparison.md").write_text(as_markdown(found), encoding="utf-8")
     except OSError as error:

@@ -108,7 +108,7 @@ def _described(task: "NamedDataset") -> dict[str, Any]:
         "classes": task.class_count,
         "class_names": list(task.class_names),
         "objective": task.objective,
-        "metric": task.metric,
+        "metric": task.kind.headline,
         "owner": task.owner,
         "stand_in_for": task.stand_in_for,
         "licence": task.licence,

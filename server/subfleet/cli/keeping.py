@@ -31,6 +31,7 @@ runs = typer.Typer(
 def listed(folder: Runs = _FOLDER, json: Json = False, verbose: Verbose = False) -> None:
     """List the runs in a folder: what was run, with which seed, and how it stands."""
     with reporting(verbose=verbose):
+        from subfleet.protocol.task_kinds import told_metrics
         from subfleet.settings.kept import FILE
 
         found = [_described(path.parent) for path in sorted(folder.glob(f"*/{FILE}"))]
@@ -40,7 +41,7 @@ def listed(folder: Runs = _FOLDER, json: Json = False, verbose: Verbose = False)
         if not found:
             typer.echo(f"there is no run in {folder}; begin one with: subfleet run quickstart")
         for one in found:
-            reached = "not over" if one["accuracy"] is None else f"accuracy {one['accuracy']:.4f}"
+            reached = told_metrics({one["headline"]: one["value"]}) if one["over"] else "not over"
             reached += f" of {one['model']}" if one["model"] else ""
             typer.echo(f"{one['folder']}: {one['method']}, {one['rounds']} rounds, seed {one['seed']}, {reached}")
 
@@ -201,6 +202,7 @@ def _described(place: Path) -> dict[str, Any]:
 
     run, summary = kept_run(place), place / "summary.json"
     over = json_module.loads(summary.read_text(encoding="utf-8")) if summary.exists() else None
+    headline = "accuracy" if over is None else over.get("headline", "accuracy")  # summaries of before have no other
     return {
         "folder": str(place),
         "name": run.name,
@@ -211,4 +213,6 @@ def _described(place: Path) -> dict[str, Any]:
         "over": over is not None,
         "accuracy": None if over is None else over["accuracy"],
         "model": None if over is None else (over.get("model") or {}).get("told"),
+        "headline": headline,
+        "value": None if over is None else over.get("metrics", over).get(headline),
     }

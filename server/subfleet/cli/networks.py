@@ -13,6 +13,7 @@ from subfleet.cli.literal import literal
 from subfleet.elastic.building import network_of
 from subfleet.elastic.cost import Costs
 from subfleet.protocol.schema import to_plain
+from subfleet.protocol.task_kinds import told_metrics
 from subfleet.settings.kept import SUMMARY
 from subfleet.settings.taking import networks_of
 
@@ -48,6 +49,8 @@ def _rows(folder: Path) -> Iterator[Row]:
             "forward_macs": forward_macs,
             "parameters": parameters,
             "accuracy": summary["accuracy"] if len(networks) == 1 else None,
+            "headline": summary.get("headline", "accuracy"),
+            "metrics": summary.get("metrics", {}) if len(networks) == 1 else {},
             "born_round": one.born_round,
             "reason": one.reason,
             "model": to_plain(one.config),
@@ -60,13 +63,15 @@ def show_networks(rows: Sequence[Row], console: Console) -> None:
     for head in ("run", "network", "forward MACs", "parameters", "accuracy", "reason"):
         table.add_column(head, justify="left" if head in ("run", "network", "reason") else "right", overflow="fold")
     for row in rows:
-        accuracy = "" if row["accuracy"] is None else f"{row['accuracy']:.4f}"
+        told = "" if row["accuracy"] is None else f"{row['accuracy']:.4f}"
+        if row["headline"] != "accuracy" and row["metrics"]:
+            told = told_metrics({row["headline"]: row["metrics"][row["headline"]]})
         cells = (
             row["run"],
             f"{row['network']}, {row['subnet']}" if row["subnet"] else row["network"],
             f"{row['forward_macs']:,}",
             f"{row['parameters']:,}",
-            accuracy,
+            told,
             row["reason"],
         )
         table.add_row(*map(literal, cells))

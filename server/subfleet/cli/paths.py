@@ -146,6 +146,7 @@ def write_path(
                 target=target,
                 weights_sha256=digest,
                 classes=run.data.classes,
+                objective=run.training.objective.name,
                 transform=run.data.transform,
             )
             exported = pool.submit_inference(request, weights).result()

@@ -113,17 +113,18 @@ def _run(run: Run, folder: Path, options: RunOptions, display: "Display") -> "Ou
 
 def next_steps(outcome: "Outcome") -> Iterator[str]:
     """What the run reached and took, where to look, and the two lines that add a real device."""
-    from subfleet.reporting.telling import ending_lines
+    from subfleet.protocol.task_kinds import METRICS
+    from subfleet.reporting.telling import ending_lines, reached_text
 
     yield ""
-    yield outcome.result.told
+    yield reached_text(outcome.result)
     for model in outcome.models:
-        difference = model["max_abs_diff"]
-        accuracy = "unknown" if model["accuracy"] is None else f"{model['accuracy']:.4f}"
+        difference, metric = model["max_abs_diff"], METRICS[model["metric"] or outcome.result.headline].title
+        own = "unknown" if model["own"] is None else f"{model['own']:.4f}"
         known = "an unknown amount" if difference is None else f"{difference:.1e}"
         yield (
             f"  {model['client_id']}: {model['file']}, subnet {model['spec']}, {model['bytes'] / 1000:.0f} kB, "
-            f"differs from PyTorch by {known}, accuracy of its own {accuracy}"
+            f"differs from PyTorch by {known}, {metric} of its own {own}"
         )
     yield from ending_lines(outcome.result)
     yield f"Everything is in {outcome.folder}; look at {outcome.report}"

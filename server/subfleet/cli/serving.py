@@ -21,7 +21,7 @@ from subfleet.reporting.address import HttpAddress
 from subfleet.reporting.api import serve_http
 from subfleet.reporting.own_models import kept_models
 from subfleet.reporting.results import write_results
-from subfleet.reporting.telling import ending_lines
+from subfleet.reporting.telling import ending_lines, reached_text
 from subfleet.serving.broker import try_broker
 from subfleet.serving.session import Server
 from subfleet.settings.kept import MODEL, SUPERNET, keep_run, make_folder
@@ -125,5 +125,5 @@ def _keep(folder: Path, run: Run, result: RunResult, display: RunObserver) -> Pa
     report = write_results(folder, name=run.name, result=result, extra={"models": list(models)})
     for line in ending_lines(result):
         display.say(line)
-    display.say(f"{result.told}; everything is in {folder}, look at {report}")
+    display.say(f"{reached_text(result)}; everything is in {folder}, look at {report}")
     return folder

@@ -26,17 +26,25 @@ def with_evaluation(config: Run) -> tuple[Run, Dataset, Dataset | None]:
         TransportError: they have to be downloaded, and their address cannot be reached.
         MissingExtraError: a package that they need is not installed.
     """
-    over_classes = config.training.objective.over_classes
+    kind, model = config.training.objective.kind, config.model
     form = DataForm(
-        input_shape=config.model.input_shape,
-        class_count=config.model.class_count if over_classes else 0,
+        input_shape=model.input_shape,
+        class_count=model.class_count if kind.over_classes else 0,
         classes=config.data.classes or None,
+        label_shape=config.label_shape,
+        targets=not kind.over_classes,
         transform=config.data.transform,
     )
     try:
         dataset = read_dataset(config.data.evaluated_on, form)
     except DataError as error:
         raise DataError(f"data.test: {error}") from error
+    if kind.labels == "probabilities" and not ((dataset.labels >= 0) & (dataset.labels <= 1)).all():
+        raise DataError(
+            f"data.test: labels of {config.data.evaluated_on!r} are {dataset.labels.min():g} to "
+            f"{dataset.labels.max():g}, "
+            f"but objective {config.training.objective.name!r} takes targets from 0 to 1"
+        )
     if config.data.test_samples:
         dataset = dataset.take(np.arange(min(config.data.test_samples, len(dataset))))
     count, validation = config.data.validation_samples, None
@@ -46,6 +54,6 @@ def with_evaluation(config: Run) -> tuple[Run, Dataset, Dataset | None]:
         )
     if count:
         dataset, validation = dataset.apart(count)
-    if not over_classes:
+    if not kind.over_classes:
         return config, dataset, validation
     return replace(config, data=replace(config.data, classes=dataset.class_names)), dataset, validation

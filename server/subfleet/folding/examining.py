@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from subfleet.folding.views import Views
 from subfleet.methods.asking import stream_of
 from subfleet.methods.model_kinds import EvaluatedModel
 from subfleet.methods.policies import Participant
+from subfleet.protocol.metric_sums import Totals
 from subfleet.rounds.networks import standing_for
 from subfleet.rounds.state import RunState
 from subfleet.tasks import Dataset
@@ -31,10 +32,9 @@ _Key = tuple[str | int | None, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examined:
-    """Accuracy and loss of a model, and what it is."""
+    """How good a model is, and what it is; of several models the labels of all count together."""
 
-    accuracy: float
-    loss: float
+    evaluation: Evaluation
     model: EvaluatedModel
 
 
@@ -142,7 +142,9 @@ class Examiner:
         known = self._memory.known(key, seen)
         if known is None:
             network, used = self._views.network_of(state, client), self._views.for_use(state, client)
-            known = evaluate(network, client.spec, used, self._inputs[samples], self._labels[samples])
+            objective = self._views.terms.config.training.objective.name
+            inputs, labels = self._inputs[samples], self._labels[samples]
+            known = evaluate(network, client.spec, used, inputs, labels, objective=objective)
             self._memory.now[key] = _Known(seen=seen, evaluation=known)
         return known
 
@@ -151,9 +153,7 @@ class Examiner:
         return untrained_share(self._views.terms.policies, network, state.of(network.id), client)
 
     def _told(self, found: Sequence[Evaluation], model: EvaluatedModel) -> Examined:
-        return Examined(
-            accuracy=self._mean(one.accuracy for one in found), loss=self._mean(one.loss for one in found), model=model
-        )
+        return Examined(evaluation=replace(found[0], totals=Totals.of_all(one.totals for one in found)), model=model)
 
     @staticmethod
     def _mean(figures: Iterable[float]) -> float:

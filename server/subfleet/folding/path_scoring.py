@@ -15,6 +15,7 @@ from subfleet.elastic.running_statistics import recalibrated
 from subfleet.methods.path_search import Generation, Proposing
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.task_kinds import Objective
 from subfleet.rounds.networks import lineages_in_use
 from subfleet.rounds.requests import GenerationMade, GenerationWanted
 from subfleet.rounds.state import RunState, remembered
@@ -52,9 +53,9 @@ def scored_generation(
         raise ConfigError("there are no validation samples to score paths on; set data.validation_samples")
     shared = model.of(supernet.id).shared
     samples = torch.from_numpy(validation.inputs.copy()), torch.from_numpy(validation.labels.copy())
-    by_loss = terms.config.training.objective.name != "cross_entropy"
+    objective = terms.config.training.objective.name
     paths = (path_spec(supernet, path) for path in generation.paths)
-    scores = tuple(score_of(supernet, path, shared, samples, by_loss=by_loss) for path in paths)
+    scores = tuple(score_of(supernet, path, shared, samples, objective=objective) for path in paths)
     return GenerationMade(wanted=wanted, generation=generation, scores=scores, ticket=ticket)
 
 
@@ -94,7 +95,7 @@ def score_of(
     state: Mapping[str, Tensor],
     samples: tuple[Tensor, Tensor],
     *,
-    by_loss: bool,
+    objective: Objective = "cross_entropy",
 ) -> float:
     """How good a path is: its accuracy, or minus its mean loss.
 
@@ -106,10 +107,10 @@ def score_of(
         path: of it.
         state: the supernet's tensors by name.
         samples: inputs and labels, as in `evaluate`.
-        by_loss: whether accuracy means nothing, or tells less.
+        objective: by which accuracy counts or, where that means nothing or tells less, the loss.
     """
     inputs, labels = samples
     if network.config.norm == "batch":
         state = recalibrated(network, state, path, torch.split(inputs, _BATCH_SIZE))
-    found = evaluate(network, path, state, inputs, labels)
-    return -found.loss if by_loss else found.accuracy
+    found = evaluate(network, path, state, inputs, labels, objective=objective)
+    return found.accuracy if found.kind.by_accuracy else -found.loss

@@ -3,6 +3,7 @@
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from subfleet.elastic.model_state import ModelState, packed
 from subfleet.folding.calibration import calibrated_model
@@ -74,17 +75,20 @@ class Workbench:
             folded = self._folding.fold(
                 model, action.round, action.seats, action.memory, action.lineages, action.brought
             )
-        evaluated = self._examiner.examined(folded, state, action.round)
+        examined = self._examiner.examined(folded, state, action.round)
+        metrics = dict(examined.evaluation.metrics)
         sha256 = save_checkpoint(self._checkpoints, action.round, packed(folded.state))
         event = Folded(
             round=action.round,
-            accuracy=evaluated.accuracy,
-            loss=evaluated.loss,
-            model=evaluated.model,
+            accuracy=metrics.pop("accuracy", None),
+            loss=examined.evaluation.loss,
+            model=examined.model,
             sha256=sha256,
             refused=folded.refused,
             found=folded.found,
             lineages=folded.lineages,
             model_bytes=folded.state.tensor_bytes,
+            metrics=MappingProxyType(metrics),
+            guess_loss=examined.evaluation.guess_loss,
         )
         return FoldOutcome(model=folded.state, event=event)

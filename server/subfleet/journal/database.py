@@ -65,7 +65,7 @@ rounds = sql.Table(
     METADATA,
     sql.Column("run_id", sql.String, sql.ForeignKey("runs.run_id"), primary_key=True),
     sql.Column("round", sql.Integer, primary_key=True),
-    sql.Column("accuracy", sql.Float, nullable=False),
+    sql.Column("accuracy", sql.Float),
     sql.Column("loss", sql.Float, nullable=False),
     sql.Column("seconds", sql.Float),
     sql.Column("log_time_s", sql.Float),

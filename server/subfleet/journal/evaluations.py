@@ -2,8 +2,10 @@
 
 import statistics
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from subfleet.protocol.task_kinds import METRICS, better
 
 __all__ = ["EvaluationRecord", "EvaluationRow", "Spread", "spread_text"]
 
@@ -19,7 +21,7 @@ class EvaluationRow:
         spec: display name of the subnet that it would be given.
         spec_id: identity of that.
         loss: as the client found it; None where it found none.
-        accuracy: the same.
+        accuracy: the same; None where accuracy means nothing, too.
         sample_count: of its held-out data, 0 where it found nothing, as are all numbers after it.
         label_count: labels that counted.
         class_counts: of these, those of each class, where that was asked.
@@ -29,6 +31,7 @@ class EvaluationRow:
         seconds: from the task's arrival on the device to its answer; None where nobody has measured them.
         status: "evaluated", or why it was not, such as "missing: no answer came in time".
         network: id of the network that the subnet is of; empty for the one that the run began with.
+        metrics: further ones of the run's kind of task, which follow from what the client has told.
     """
 
     client_id: str
@@ -46,6 +49,12 @@ class EvaluationRow:
     seconds: float | None = None
     status: str = "evaluated"
     network: str = ""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    def value(self, metric: str) -> float | None:
+        """A metric, or the loss; None where it is not known."""
+        found = {"accuracy": self.accuracy, "loss": self.loss, **self.metrics}
+        return found.get(metric)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,11 +95,18 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationRecord:
-    """The evaluation after a round, with a row for each client that was asked; seconds as in `RoundRecord`."""
+    """The evaluation after a round, with a row for each client that was asked; seconds as in `RoundRecord`.
+
+    Attributes:
+        headline: the metric that models are judged by.
+        together: metrics of all samples of those that have answered, as if they were one data set.
+    """
 
     round: int
     seconds: float | None
     clients: tuple[EvaluationRow, ...]
+    headline: str = "accuracy"
+    together: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
 
     def unmeasured(self) -> "EvaluationRecord":
         """The same without seconds; see `RunResult.unmeasured`."""
@@ -99,15 +115,17 @@ class EvaluationRecord:
     @property
     def evaluated(self) -> tuple[EvaluationRow, ...]:
         """The clients that have answered."""
-        return tuple(row for row in self.clients if row.status == "evaluated" and row.accuracy is not None)
+        return tuple(row for row in self.clients if row.status == "evaluated" and row.loss is not None)
 
-    def spread(self, figure: Literal["accuracy", "loss"] = "accuracy") -> Spread | None:
-        """How accuracy or loss spreads over the clients that have answered; None where nobody has."""
-        rows = self.evaluated
+    def spread(self, metric: str = "") -> Spread | None:
+        """How a metric, by default the headline, or the loss spreads over the clients that know it; None for nobody."""
+        metric = metric or self.headline
+        known = ((row, row.value(metric)) for row in self.evaluated)
+        values = {row.client_id: value for row, value in known if value is not None}
+        rows = [row for row in self.evaluated if row.client_id in values]
         if not rows:
             return None
-        sign = 1.0 if figure == "accuracy" else -1.0
-        values = {row.client_id: getattr(row, figure) for row in rows}
+        sign = better(metric)
         lower, upper = _quartiles(values.values())
         worst = min(values, key=lambda name: (sign * values[name], name))
         by_tier: dict[str, list[float]] = {}
@@ -139,8 +157,10 @@ def spread_text(record: EvaluationRecord) -> str:
     found = record.spread()
     if found is None:
         return f"after round {record.round} no device has evaluated the model on held-out samples of its own"
+    title = METRICS[record.headline].title
+    mean = title if title.startswith("mean ") else f"mean {title}"
     return (
-        f"after round {record.round} the mean accuracy on held-out samples of their own is {found.mean:.4f} over "
+        f"after round {record.round} the {mean} on held-out samples of their own is {found.mean:.4f} over "
         f"{found.clients} device{'s' * (found.clients != 1)}, middle half {found.lower_quartile:.4f} to "
         f"{found.upper_quartile:.4f}, worst {found.worst_client} {found.worst:.4f}, worst tier {found.worst_tier} "
         f"{found.worst_tier_mean:.4f}"

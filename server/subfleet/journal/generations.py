@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from subfleet.journal.networks import NetworkRecord
 from subfleet.link.traffic import Traffic
+from subfleet.protocol.task_kinds import better
 from subfleet.rounds.actions import CloseGeneration
 from subfleet.rounds.state import GenerationScores
 from subfleet.search.ranking import kendall_tau
@@ -113,7 +114,8 @@ class TuningRecord:
 
     Attributes:
         networks: that were found and that devices have evaluated since.
-        tau: Kendall's, of their scores in the search and of their owners' accuracies; None where nothing is ranked.
+        tau: Kendall's, of their scores in the search and of how good their owners found them; None where nothing is
+            ranked.
     """
 
     networks: int
@@ -133,7 +135,11 @@ def tuning_record(generations: Sequence[GenerationRecord], networks: Sequence[Ne
     if not tiers or len(found) != len(tiers):
         return None
     best = [max(one.best for one in generations if one.tier == tier) for tier in tiers]
-    known = [(score, one.accuracy) for score, one in zip(best, found, strict=True) if one.accuracy is not None]
+    known = [
+        (score, better(one.metric) * one.own_mean)
+        for score, one in zip(best, found, strict=True)
+        if one.own_mean is not None
+    ]
     return TuningRecord(
-        networks=len(known), tau=kendall_tau([score for score, _ in known], [accuracy for _, accuracy in known])
+        networks=len(known), tau=kendall_tau([score for score, _ in known], [found for _, found in known])
     )

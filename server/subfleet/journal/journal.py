@@ -221,7 +221,7 @@ class Journal:
         query = query.order_by(rounds.c.round.desc()).limit(newest)
         with self._engine.connect() as connection:
             texts = reversed(connection.scalars(query).all())
-            return tuple(from_plain(RoundRecord, json.loads(text)) for text in texts)
+            return tuple(from_plain(RoundRecord, _with_metrics(json.loads(text))) for text in texts)
 
     def evaluations(self) -> tuple[EvaluationRecord, ...]:
         """What devices found after rounds, in order."""
@@ -302,6 +302,12 @@ class Journal:
             blob, result = seat.result.blob, seat.result
             facts = {"sha256": blob.sha256, "size_bytes": blob.size_bytes, "sample_count": result.sample_count}
             _put(connection, updates, {**key, "task_id": result.task_id, **facts, "received_at": _now()})
+
+
+def _with_metrics(plain: dict[str, Any]) -> dict[str, Any]:
+    """A round's record; those of before metrics came may tell a perplexity in their place."""
+    metrics = {} if (told := plain.pop("perplexity", None)) is None else {"perplexity": told}
+    return {"metrics": metrics, "headline": next(iter(metrics), "accuracy"), **plain}
 
 
 def _put(connection: sql.Connection, table: sql.Table, row: dict[str, Any]) -> None:

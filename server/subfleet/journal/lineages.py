@@ -52,7 +52,9 @@ def _record(
         for record in rounds
         if (names := tuple(row.client_id for row in record.folded if row.sample_passes and row.network == lineage.id))
     }
-    own = {row.client_id: row.accuracy for row in found if row.network == lineage.id and row.accuracy is not None}
+    headline = terms.config.training.objective.kind.headline
+    known = {row.client_id: row.value(headline) for row in found if row.network == lineage.id}
+    own = {name: value for name, value in known.items() if value is not None}
     return NetworkRecord(
         lineage=lineage,
         parameters=whole.parameters,
@@ -65,7 +67,8 @@ def _record(
         ),
         ready_round=_ready_round(rounds, ready_turn, min(trained, default=None)),
         owners=tuple(own),
-        accuracy=math.fsum(own.values()) / len(own) if own else None,
+        own_mean=math.fsum(own.values()) / len(own) if own else None,
+        metric=headline,
     )
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from subfleet.elastic.lineage import Lineage
+from subfleet.protocol.task_kinds import told_metrics
 
 __all__ = ["NetworkRecord", "descending"]
 
@@ -26,7 +27,9 @@ class NetworkRecord:
         ready_round: the first round in which clients could be given it, as the program that trains it was written for
             one target at least; None where that was never so, as far as is still known of one that has retired.
         owners: clients that said in the last evaluation how good it is on held-out samples of their own.
-        accuracy: the mean of what they found; None where there are none.
+        own_mean: the mean of what they found, of the metric that the run's models are judged by; None where there are
+            none.
+        metric: which one that is.
     """
 
     lineage: Lineage
@@ -38,12 +41,18 @@ class NetworkRecord:
     training_macs: int = 0
     ready_round: int | None = None
     owners: tuple[str, ...] = ()
-    accuracy: float | None = None
+    own_mean: float | None = None
+    metric: str = "accuracy"
 
     @property
     def name(self) -> str:
         """What people call it."""
         return self.lineage.id or "the first"
+
+    @property
+    def told(self) -> str:
+        """What they found, in words; empty where there is nothing."""
+        return "" if self.own_mean is None else told_metrics({self.metric: self.own_mean})
 
     @property
     def in_use(self) -> bool:

@@ -11,6 +11,7 @@ from subfleet.journal.evaluations import EvaluationRecord
 from subfleet.journal.generations import GenerationRecord, TuningRecord, tuning_record
 from subfleet.journal.networks import NetworkRecord
 from subfleet.methods.model_kinds import EvaluatedModel
+from subfleet.protocol.task_kinds import METRICS, told_metrics
 from subfleet.rounds.selection import NOT_DRAWN
 from subfleet.search.candidates import TRAINING_MACS_PER_FORWARD
 
@@ -26,6 +27,8 @@ __all__ = [
 ]
 
 _FLOAT_BYTES = 4
+_BESIDE = ("accuracy", "r2")
+"""What is told beside another headline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,22 +168,24 @@ class ClientRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundRecord:
-    """A finished round: the model's accuracy and loss on the evaluation data, and a row per client.
+    """A finished round: how good the model is on the evaluation data, and a row per client.
 
     Attributes:
+        accuracy: share of the labels that were predicted rightly; None where that means nothing.
+        loss: mean of the plain objective over the labels.
         seconds: from its announcement until its fold was evaluated; None where nobody has measured them.
         programs_written: training programs that the round added to those that later rounds may count on.
         calibrated: devices measured the running statistics of norms, and trained nothing.
         retries: how often the round was tried before without anything to fold; `seconds` are those of the last try.
         model_bytes: of all tensors that the server had to keep after it: those of every network in use, copies that
             some clients have, moments of a server optimiser, and what the method remembers in tensors.
-        perplexity: of a model of symbols, e to the power of the loss, of which more than 700 counts as 700; None of
-            any other.
-        model: what accuracy and loss are those of; None in journals of releases that did not tell.
+        metrics: further ones of the run's kind of task, by their names in `subfleet.protocol.task_kinds.METRICS`.
+        headline: the metric that the model is judged by.
+        model: what metrics and loss are those of; None in journals of releases that did not tell.
     """
 
     round: int
-    accuracy: float
+    accuracy: float | None
     loss: float
     seconds: float | None
     log_time_s: float | None
@@ -189,19 +194,32 @@ class RoundRecord:
     calibrated: bool = False
     retries: int = 0
     model_bytes: int = 0
-    perplexity: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    headline: str = "accuracy"
     model: EvaluatedModel | None = None
 
     @property
     def model_told(self) -> str:
-        """What accuracy and loss are those of, in words."""
+        """What metrics and loss are those of, in words."""
         return "the model" if self.model is None else self.model.told
 
     @property
     def told(self) -> str:
-        """How good the model is, in words."""
-        symbols = "" if self.perplexity is None else f", perplexity {self.perplexity:.4g}"
-        return f"accuracy {self.accuracy:.4f}{symbols}"
+        """How good the model is, in words: the headline, and what is usually told beside it."""
+        found = self.all_metrics
+        return told_metrics({name: found[name] for name in found if name in (self.headline, *_BESIDE)})
+
+    @property
+    def all_metrics(self) -> dict[str, float]:
+        """The metrics that are known, the headline first."""
+        known = {**({} if self.accuracy is None else {"accuracy": self.accuracy}), **self.metrics}
+        names = dict.fromkeys((self.headline, *METRICS, *known))
+        return {name: known[name] for name in names if name in known}
+
+    @property
+    def value(self) -> float | None:
+        """The headline's; None where nothing is known."""
+        return self.all_metrics.get(self.headline)
 
     def unmeasured(self) -> "RoundRecord":
         """The same without what devices are to measure; see `RunResult.unmeasured`."""
@@ -267,7 +285,8 @@ class RunResult:
 
     Attributes:
         finished: False where it was stopped before its end; it can be taken up again.
-        accuracy: of the model after the last folded round, which `model` says; None where there was none.
+        accuracy: of the model after the last folded round, which `model` says; None where there was none, or where
+            accuracy means nothing.
         rounds: every finished round, those before a restart included.
         deployed: each client's models, one per target.
         model_path: the last checkpoint; None where no round was folded.
@@ -310,13 +329,14 @@ class RunResult:
         )
 
     @property
+    def headline(self) -> str:
+        """The metric that its model is judged by."""
+        return self.rounds[-1].headline if self.rounds else "accuracy"
+
+    @property
     def told(self) -> str:
-        """How good which model is, in a few words."""
-        if self.accuracy is None:
-            return "No round was folded, so that there is no accuracy"
-        last = self.rounds[-1]
-        symbols = "" if last.perplexity is None else f", perplexity {last.perplexity:.4g}"
-        return f"Test accuracy of {last.model_told}: {self.accuracy:.4f}{symbols}"
+        """How good its model is, in words; empty where no round was folded."""
+        return self.rounds[-1].told if self.rounds else ""
 
     @property
     def tuning(self) -> TuningRecord | None:

@@ -1,6 +1,5 @@
 """From seats to the rows that people read."""
 
-import math
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,9 @@ from subfleet.journal.generations import GenerationRecord, generation_record
 from subfleet.journal.records import ClientRow, DeployedModel, RoundRecord
 from subfleet.link.traffic import Traffic
 from subfleet.protocol.disk import needed_bytes
+from subfleet.protocol.evaluating import totals_of
+from subfleet.protocol.metric_sums import Totals
+from subfleet.protocol.task_kinds import TaskKind, metrics_of
 from subfleet.rounds.actions import Close, CloseEvaluation, CloseGeneration
 from subfleet.rounds.durations import expected_time
 from subfleet.rounds.networks import declared_of, price_of
@@ -21,9 +23,6 @@ from subfleet.rounds.weights import Weight, round_weights
 from subfleet.search.candidates import Candidate
 
 __all__ = ["deployed_models", "evaluation_record", "record_of", "round_record"]
-
-_MOST_LOSS = 700.0
-"""Beyond which a perplexity is no number."""
 
 
 def round_record(terms: Terms, close: Close, traffic: Traffic) -> RoundRecord:
@@ -41,9 +40,8 @@ def round_record(terms: Terms, close: Close, traffic: Traffic) -> RoundRecord:
         retries=close.retries,
         model_bytes=close.model_bytes,
         model=close.model,
-        perplexity=math.exp(min(close.loss, _MOST_LOSS))
-        if terms.config.training.objective.name == "next_token"
-        else None,
+        metrics=dict(close.metrics),
+        headline=terms.config.training.objective.kind.headline,
     )
 
 
@@ -53,17 +51,23 @@ def record_of(
     """The record of what was closed."""
     if isinstance(close, CloseGeneration):
         return generation_record(close, traffic)
-    return round_record(terms, close, traffic) if isinstance(close, Close) else evaluation_record(close, traffic)
+    return round_record(terms, close, traffic) if isinstance(close, Close) else evaluation_record(terms, close, traffic)
 
 
-def evaluation_record(close: CloseEvaluation, traffic: Traffic) -> EvaluationRecord:
+def evaluation_record(terms: Terms, close: CloseEvaluation, traffic: Traffic) -> EvaluationRecord:
     """The record of a closed evaluation."""
+    kind = terms.config.training.objective.kind
+    found = [totals_of(seat.evaluated) for seat in close.seats if seat.stage == "done" and seat.evaluated is not None]
     return EvaluationRecord(
-        round=close.round, seconds=close.seconds, clients=tuple(_evaluation_row(seat, traffic) for seat in close.seats)
+        round=close.round,
+        seconds=close.seconds,
+        clients=tuple(_evaluation_row(kind, seat, traffic) for seat in close.seats),
+        headline=kind.headline,
+        together=metrics_of(kind, Totals.of_all(found)) if found else {},
     )
 
 
-def _evaluation_row(seat: Seat, traffic: Traffic) -> EvaluationRow:
+def _evaluation_row(kind: TaskKind, seat: Seat, traffic: Traffic) -> EvaluationRow:
     down, up = traffic.of(seat.client_id)
     row = EvaluationRow(
         client_id=seat.client_id,
@@ -78,10 +82,13 @@ def _evaluation_row(seat: Seat, traffic: Traffic) -> EvaluationRow:
     found = seat.evaluated
     if found is None:
         return row
+    metrics = metrics_of(kind, totals_of(found))
+    accuracy = found.accuracy if metrics.pop("accuracy", None) is not None else None
     return replace(
         row,
         loss=found.loss,
-        accuracy=found.accuracy,
+        accuracy=accuracy,
+        metrics=metrics,
         sample_count=found.sample_count,
         label_count=found.label_count,
         class_counts=found.class_counts,

@@ -34,7 +34,7 @@ def figures_of(record: RoundRecord) -> dict[str, float]:
     used = [row.utilisation for row in folded if row.utilisation is not None]
     measured = [row.measured_peak_bytes for row in folded if row.measured_peak_bytes is not None]
     found = {
-        "accuracy": record.accuracy,
+        **record.all_metrics,
         "loss": record.loss,
         "participation": record.participation,
         "untrained": None if record.model is None else record.model.untrained,
@@ -51,13 +51,14 @@ def figures_of(record: RoundRecord) -> dict[str, float]:
 
 def evaluation_figures(record: EvaluationRecord) -> dict[str, float]:
     """What devices found on held-out samples of their own, in numbers; none where nobody found anything."""
-    accuracy, loss = record.spread(), record.spread("loss")
-    if accuracy is None or loss is None:
+    found, loss = record.spread(), record.spread("loss")
+    if found is None or loss is None:
         return {}
+    name = f"own_{record.headline}"
     return {
-        "own_accuracy": accuracy.mean,
-        "own_accuracy_range": accuracy.interquartile_range,
-        "own_accuracy_worst": accuracy.worst,
-        "own_accuracy_worst_tier": accuracy.worst_tier_mean,
+        name: found.mean,
+        f"{name}_range": found.interquartile_range,
+        f"{name}_worst": found.worst,
+        f"{name}_worst_tier": found.worst_tier_mean,
         "own_loss": loss.mean,
     }

@@ -308,6 +308,7 @@ class Supply:
                     quantisation=config.deploy_quantisation,
                     samples_sha256=self._samples_sha256,
                     classes=config.data.classes,
+                    objective=config.training.objective.name,
                     transform=config.data.transform,
                 ),
                 self._blobs.path(weights),

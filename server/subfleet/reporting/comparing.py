@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from subfleet.protocol.errors import ConfigError, FileError
+from subfleet.protocol.task_kinds import METRICS, better
 from subfleet.reporting.paired import PairedDifference, paired_difference
 from subfleet.settings.changes import changed_settings
 from subfleet.settings.kept import kept_run
@@ -35,7 +36,7 @@ _SEED = re.compile(r"-s\d+$")
 _LEAST_PAIRS = 2
 FIGURES: Mapping[str, str] = MappingProxyType(
     {
-        "perplexity": "perplexity",
+        **{name: one.title for name, one in METRICS.items() if name != "loss"},
         "subnets": "subnets",
         "worst_tier": "worst tier",
         "own_mean": "own",
@@ -44,7 +45,7 @@ FIGURES: Mapping[str, str] = MappingProxyType(
         "backdoor": "backdoor",
     }
 )
-"""What a run tells beside its accuracy: perplexity of symbols, and its clients' own subnets; and its name in tables."""
+"""What a run tells beside its headline: further metrics, and its clients' own subnets; and its name in tables."""
 COSTS: Mapping[str, tuple[str, float, str]] = MappingProxyType(
     {
         "networks": ("networks", 1, ".1f"),
@@ -77,6 +78,11 @@ class Entrant:
     name: str
     runs: Mapping[int, Mapping[str, Any]]
 
+    @property
+    def headline(self) -> str:
+        """The metric that its models are judged by."""
+        return _headline(next(iter(self.runs.values())))
+
     def figures(self, key: str) -> list[float]:
         """A figure of each run, in the order of the seeds."""
         return [float(self.runs[seed][key]) for seed in sorted(self.runs)]
@@ -93,12 +99,17 @@ class Entrant:
         return f"{self.name} ({self.model})" if self.model else self.name
 
     @property
+    def values(self) -> Mapping[int, float]:
+        """Of each run by its seed, the metric that its model is judged by."""
+        return {seed: _value(self.runs[seed]) for seed in sorted(self.runs)}
+
+    @property
     def curve(self) -> Mapping[int, list[float]]:
-        """Accuracies after each round that every run has, by the round."""
+        """The metric that models are judged by after each round that every run has, by the round."""
         by_round: dict[int, list[float]] = {}
         for seed in sorted(self.runs):
             for record in self.runs[seed]["rounds"]:
-                by_round.setdefault(int(record["round"]), []).append(float(record["accuracy"]))
+                by_round.setdefault(int(record["round"]), []).append(float(record[self.headline]))
         return {number: found for number, found in sorted(by_round.items()) if len(found) == len(self.runs)}
 
 
@@ -110,14 +121,16 @@ class Comparison:
         figures: what a batch tells besides, means over the seeds, by the names of `subfleet.emulation.batch.figures`:
             accuracies of its clients' subnets, success of a backdoor; without what some run lacks.
         costs: of all training, means over the seeds, by the names in `COSTS`; without what some run lacks.
+        mean: over the seeds, of the metric that models are judged by.
+        worst: of the seeds: the smallest, or where a smaller metric is better the largest.
         outliers: in how many of its runs updates were scaled down or left out, or reported to be far from the others;
             empty where there were none.
-        gain: of its accuracy on the first one's, over the seeds that both have; None with fewer than two of them, and
-            for the first one.
+        gain: by how much its metric is better than the first one's, over the seeds that both have, above 0 where it is
+            better; None with fewer than two of them, and for the first one.
     """
 
     entrant: Entrant
-    accuracy: float
+    mean: float
     worst: float
     participation: float
     megabytes: float
@@ -170,14 +183,21 @@ def compared(entrants: Sequence[Entrant]) -> tuple[Comparison, ...]:
     """
     if not entrants:
         raise ConfigError("there are no runs to compare; name the folders of some")
+    headline = entrants[0].headline
+    if odd := next((one for one in entrants if one.headline != headline), None):
+        raise ConfigError(
+            f"runs {entrants[0].name!r} are judged by {headline} and runs {odd.name!r} by {odd.headline}, so that they "
+            "cannot be compared; name runs of one kind of task"
+        )
+    sign, further = better(headline), [name for name in FIGURES if name != headline]
     return tuple(
         Comparison(
             entrant=one,
-            accuracy=statistics.fmean(one.figures("accuracy")),
-            worst=min(one.figures("accuracy")),
+            mean=statistics.fmean(one.values.values()),
+            worst=min(one.values.values(), key=lambda value: sign * value),
             participation=statistics.fmean(one.figures("participation")),
             megabytes=statistics.fmean(map(_moved_bytes, one.runs.values())) / 1e6,
-            figures=_means(FIGURES, [{**_own(run), **run.get("figures", {})} for run in one.runs.values()]),
+            figures=_means(further, [{**_own(run), **run.get("figures", {})} for run in one.runs.values()]),
             costs=_means(COSTS, [_costs(run) for run in one.runs.values()]),
             outliers=_outliers(one),
             gain=_gain(one, entrants[0]),
@@ -190,7 +210,8 @@ def _gain(one: Entrant, first: Entrant) -> PairedDifference | None:
     seeds = sorted(one.runs.keys() & first.runs.keys())
     if one is first or len(seeds) < _LEAST_PAIRS:
         return None
-    ours, theirs = ([float(entrant.runs[seed]["accuracy"]) for seed in seeds] for entrant in (one, first))
+    sign = better(one.headline)
+    ours, theirs = ([sign * entrant.values[seed] for seed in seeds] for entrant in (one, first))
     return paired_difference(ours, theirs)
 
 
@@ -201,6 +222,15 @@ def _outliers(one: Entrant) -> str:
     return ", ".join(f"{words} in {count} of {len(told)}" for words, count in counts.items() if count)
 
 
+def _headline(summary: Mapping[str, Any]) -> str:
+    """What a run is judged by; summaries of before metrics came know accuracy alone."""
+    return str(summary.get("headline", "accuracy"))
+
+
+def _value(summary: Mapping[str, Any]) -> float:
+    return float(summary.get("metrics", summary)[_headline(summary)])
+
+
 def _means(names: Iterable[str], told: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """The mean over some runs of each figure that all of them tell."""
     known = [name for name in names if all(figures.get(name) is not None for figures in told)]
@@ -208,10 +238,10 @@ def _means(names: Iterable[str], told: Sequence[Mapping[str, Any]]) -> dict[str,
 
 
 def _own(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Perplexity of a model of symbols, and what devices found on held-out samples of their own, on any host."""
-    symbols = summary.get("perplexity")
-    told = {} if symbols is None else {"perplexity": symbols}
-    found = (summary.get("evaluation") or {}).get("accuracy")
+    """Further metrics, and what devices found on held-out samples of their own, on any host."""
+    headline = _headline(summary)
+    told = {name: value for name, value in summary.get("metrics", {}).items() if name != headline}
+    found = (summary.get("evaluation") or {}).get(headline)
     if found is None:
         return told
     return {**told, "own_mean": found["mean"], "own_range": found["interquartile_range"], "own_worst": found["worst"]}
@@ -241,7 +271,7 @@ def _cells(one: Comparison, names: Sequence[str], costs: Sequence[str]) -> dict[
         "name": one.entrant.name,
         "seeds": str(len(one.entrant.runs)),
         "model": one.entrant.model,
-        "accuracy": f"{one.accuracy:.4f}",
+        METRICS[one.entrant.headline].title: f"{one.mean:.4f}",
         "worst": f"{one.worst:.4f}",
         **{FIGURES[name]: f"{one.figures[name]:.4f}" if name in one.figures else "" for name in names},
         "took part": f"{one.participation:.2f}",
@@ -295,7 +325,7 @@ def as_plain(found: Sequence[Comparison]) -> list[dict[str, Any]]:
             "name": one.entrant.name,
             "model": one.entrant.model,
             "seeds": sorted(one.entrant.runs),
-            "accuracy": one.accuracy,
+            one.entrant.headline: one.mean,
             "worst": one.worst,
             "participation": one.participation,
             "megabytes": one.megabytes,

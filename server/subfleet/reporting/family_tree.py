@@ -59,8 +59,8 @@ def _draw_line(axes: Axes, one: NetworkRecord, place: int, round_count: int, mos
         zorder=3,
         linewidths=0,
     )
-    accuracy = "" if one.accuracy is None else f"\naccuracy {one.accuracy:.4f}"
-    facts = f"{amount(one.forward_macs)} MACs, {amount(one.parameters)} parameters{accuracy}"
+    found = f"\n{one.told}" if one.told else ""
+    facts = f"{amount(one.forward_macs)} MACs, {amount(one.parameters)} parameters{found}"
     axes.text(1.01, place, facts, transform=axes.get_yaxis_transform(), va="center", fontsize="small")
 
 

@@ -3,14 +3,14 @@
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from subfleet.journal.records import DeployedModel
 from subfleet.protocol.errors import FileError
 
-__all__ = ["MODELS", "kept_models"]
+__all__ = ["MODELS", "kept_models", "tried"]
 
 MODELS = "models"
 """The folder of these files in a run's folder: a folder for each device."""
@@ -24,7 +24,7 @@ def kept_models(folder: Path, models: Iterable[tuple[DeployedModel, Path]]) -> t
         models: each with its file.
 
     Returns:
-        A row for each; `accuracy` is None, as nobody has tried them yet.
+        A row for each; `metric`, `own` and `accuracy` are None, as nobody has tried them yet.
 
     Raises:
         FileError: a file cannot be read or written.
@@ -48,11 +48,18 @@ def kept_models(folder: Path, models: Iterable[tuple[DeployedModel, Path]]) -> t
                 "max_abs_diff": model.max_abs_diff,
                 "quantised_accuracy": model.quantised_accuracy,
                 "float_accuracy": model.float_accuracy,
+                "metric": None,
+                "own": None,
                 "accuracy": None,
                 "status": model.status,
             }
         )
     return tuple(rows)
+
+
+def tried(row: Mapping[str, Any], metric: str, value: float) -> dict[str, Any]:
+    """The row of a model that somebody has tried: by which metric its kind is judged, and what it came to."""
+    return {**row, "metric": metric, "own": value, "accuracy": value if metric == "accuracy" else None}
 
 
 def _keep(file: Path, kept: Path, first: dict[str, Path]) -> str:

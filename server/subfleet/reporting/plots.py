@@ -10,23 +10,28 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from subfleet.journal.records import ClientRow, RoundRecord
+from subfleet.protocol.task_kinds import METRICS
 
-__all__ = ["COLOURS", "accuracy_plot", "as_svg", "budget_plot", "bytes_plot", "comparison_plot", "memory_plot"]
+__all__ = ["COLOURS", "as_svg", "budget_plot", "bytes_plot", "comparison_plot", "memory_plot", "metric_plot"]
 
 MEGABYTE = 1_000_000
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#6b6b6b", "#b59d00")
 """Told apart by people with any kind of colour vision (Okabe and Ito)."""
 MARKERS = "osD^vPX*"
+_SHARES = frozenset({"accuracy", "macro_f1", "auroc", "mean_iou"})
 
 
-def accuracy_plot(rounds: Sequence[RoundRecord]) -> str:
-    """Test accuracy over the rounds."""
+def metric_plot(rounds: Sequence[RoundRecord]) -> str:
+    """The metric that the model is judged by, on test samples, over the rounds."""
 
     def draw(axes: Axes) -> None:
-        axes.plot([record.round for record in rounds], [record.accuracy for record in rounds], "o-", color=COLOURS[0])
-        for record in rounds:
-            axes.annotate(f"{record.accuracy:.3f}", (record.round, record.accuracy), (0, 7), textcoords="offset points")
-        axes.set(xlabel="round", ylabel="test accuracy", ylim=(0, 1.08))
+        found = [(record.round, value) for record in rounds if (value := record.value) is not None]
+        headline = rounds[-1].headline if rounds else "accuracy"
+        axes.plot([number for number, _ in found], [value for _, value in found], "o-", color=COLOURS[0])
+        for number, value in found:
+            axes.annotate(f"{value:.3f}", (number, value), (0, 7), textcoords="offset points")
+        axes.set(xlabel="round", ylabel=f"test {METRICS[headline].title}")
+        _limit(axes, headline, 1.08)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
     return as_svg(draw)
@@ -97,8 +102,21 @@ def bytes_plot(rounds: Sequence[RoundRecord]) -> str:
     return as_svg(draw)
 
 
-def comparison_plot(curves: Mapping[str, Mapping[int, Sequence[float]]]) -> str:
-    """Test accuracy over the rounds, a line for each name: the mean over its runs, and from the worst to the best."""
+def _limit(axes: Axes, metric: str, most: float) -> None:
+    """Shares are shown from 0 to 1; other metrics as they come, from 0 where smaller is better."""
+    if metric in _SHARES:
+        axes.set_ylim(0, most)
+    elif not METRICS[metric].larger_is_better:
+        axes.set_ylim(bottom=0)
+
+
+def comparison_plot(curves: Mapping[str, Mapping[int, Sequence[float]]], headline: str = "accuracy") -> str:
+    """A test metric over the rounds, a line for each name: the mean over its runs, and from the worst to the best.
+
+    Args:
+        curves: by name and round, the metric of each run.
+        headline: which metric it is.
+    """
 
     def draw(axes: Axes) -> None:
         for place, (name, by_round) in enumerate(curves.items()):
@@ -107,9 +125,10 @@ def comparison_plot(curves: Mapping[str, Mapping[int, Sequence[float]]]) -> str:
             axes.plot(rounds, means, marker=MARKERS[place % len(MARKERS)], markersize=4, color=colour, label=name)
             lows, highs = map(min, by_round.values()), map(max, by_round.values())
             axes.fill_between(rounds, list(lows), list(highs), color=colour, alpha=0.15, linewidth=0)
-        axes.set(xlabel="round", ylabel="test accuracy", ylim=(0, 1.02))
+        axes.set(xlabel="round", ylabel=f"test {METRICS[headline].title}")
+        _limit(axes, headline, 1.02)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.legend(fontsize="small", loc="lower right")
+        axes.legend(fontsize="small", loc="lower right" if METRICS[headline].larger_is_better else "upper right")
 
     return as_svg(draw)
 

@@ -9,8 +9,9 @@ from subfleet.journal.evaluations import EvaluationRecord, spread_text
 from subfleet.journal.networks import NetworkRecord
 from subfleet.journal.outliers import counted_outliers
 from subfleet.journal.records import RoundRecord, RunResult, participation_of
+from subfleet.protocol.task_kinds import METRICS
 from subfleet.reporting.columns import CLIENT_COLUMNS, participation_text
-from subfleet.reporting.telling import amount, costs_text, times_text
+from subfleet.reporting.telling import amount, costs_text, reached_text, times_text
 
 __all__ = ["failed_html", "report_html", "status_html"]
 
@@ -37,7 +38,7 @@ def report_html(name: str, result: RunResult, record: dict[str, Any]) -> str:
     """
     rounds = result.rounds
     reached = (
-        f"<p><b>{escape(result.told)}</b> after {len(rounds)} rounds "
+        f"<p><b>{escape(reached_text(result))}</b> after {len(rounds)} rounds "
         f"(run <code>{escape(result.run_id)}</code>). Devices took part in "
         f"<b>{participation_of(rounds):.1%}</b> of the rounds in which they were to.</p>"
     )
@@ -103,7 +104,7 @@ def _plots(rounds: Sequence[RoundRecord]) -> str:
     model = f" of {rounds[-1].model_told}" if rounds else ""
     measured = any(row.measured_peak_bytes is not None for record in rounds for row in record.clients)
     figures = (
-        (plots.accuracy_plot(rounds), f"Accuracy{model} on the held-out samples."),
+        (plots.metric_plot(rounds), f"{_title(rounds)}{model} on the held-out samples."),
         (
             plots.budget_plot(rounds),
             "Subnet size against the memory budget of that moment; a small subnet with a large one means a slow link.",
@@ -115,17 +116,29 @@ def _plots(rounds: Sequence[RoundRecord]) -> str:
     return f'<div class="plots">{cells}</div>'
 
 
+def _title(rounds: Sequence[RoundRecord]) -> str:
+    """What models are judged by, as a sentence begins with it."""
+    title = METRICS[rounds[-1].headline if rounds else "accuracy"].title
+    return title[0].upper() + title[1:]
+
+
 def _evaluation(records: Sequence[EvaluationRecord]) -> str:
     """What devices found last on held-out samples of their own."""
     if not records:
         return ""
-    titles = ["device", "profile", "subnet", "accuracy", "loss", "held-out samples", "kB down", "seconds", "state"]
+    headline = records[-1].headline
+    head = METRICS[headline].title
+    titles = ["device", "profile", "subnet", head, "loss", "held-out samples", "kB down", "seconds", "state"]
     rows = [
         (
             row.client_id,
             row.device,
             row.spec,
-            *((_cell(row.accuracy), _cell(row.loss), str(row.sample_count)) if row.label_count else ("-", "-", "-")),
+            *(
+                (_cell(row.value(headline)), _cell(row.loss), str(row.sample_count))
+                if row.label_count
+                else ("-", "-", "-")
+            ),
             f"{row.bytes_down / 1000:.1f}",
             "-" if row.seconds is None else f"{row.seconds:.2f}",
             row.status,
@@ -150,7 +163,8 @@ def _networks(networks: Sequence[NetworkRecord], round_count: int) -> str:
     from subfleet.reporting.family_tree import family_tree
 
     titles = ["network", "grown from", "by", "changed", "after round", "ready in round", "until round", "MACs"]
-    titles += ["parameters", "rounds", "devices", "training MACs", "accuracy", "of devices", "why"]
+    judged = METRICS[networks[0].metric].title
+    titles += ["parameters", "rounds", "devices", "training MACs", judged, "of devices", "why"]
     rows = [_network(one) for one in networks]
     caption = (
         "Networks over the rounds: a dot where devices trained one, the larger, the more did; dotted until it could be."
@@ -175,7 +189,7 @@ def _network(one: NetworkRecord) -> tuple[str, ...]:
         str(len(one.trained)),
         str(len(one.clients)),
         amount(one.training_macs),
-        _cell(one.accuracy),
+        _cell(one.own_mean),
         str(len(one.owners)) if one.owners else "-",
         lineage.reason or "-",
     )
@@ -184,8 +198,9 @@ def _network(one: NetworkRecord) -> tuple[str, ...]:
 def _models(models: Sequence[dict[str, Any]]) -> str:
     if not models:
         return ""
-    columns = ["client_id", "file", "spec", "bytes", "max_abs_diff", "accuracy"]
-    titles = ["device", "model", "subnet", "bytes", "difference from PyTorch", "accuracy of its own"]
+    judged = next((model["metric"] for model in models if "metric" in model), "accuracy")
+    columns = ["client_id", "file", "spec", "bytes", "max_abs_diff", "own" if judged != "accuracy" else judged]
+    titles = ["device", "model", "subnet", "bytes", "difference from PyTorch", f"{METRICS[judged].title} of its own"]
     if any(model.get("quantised_accuracy") is not None for model in models):
         columns += ["quantised_accuracy", "float_accuracy"]
         titles += ["accuracy in 8 bits, evaluation samples", "the same in float32"]

@@ -65,7 +65,7 @@ def _report(name: str, result: RunResult, record: dict[str, Any]) -> str:
 
 
 def summary(name: str, result: RunResult) -> dict[str, Any]:
-    """The run as plain data: its accuracy, how many took part, its rounds with a row per client."""
+    """The run as plain data: how good its model is, how many took part, its rounds with a row per client."""
     return {
         "name": name,
         "run_id": result.run_id,
@@ -75,7 +75,8 @@ def summary(name: str, result: RunResult) -> dict[str, Any]:
         "ended_early": result.ended_early,
         "accuracy": result.accuracy,
         "model": _model(result.rounds[-1]) if result.rounds else None,
-        "perplexity": result.rounds[-1].perplexity if result.rounds else None,
+        "headline": result.headline,
+        "metrics": result.rounds[-1].all_metrics if result.rounds else {},
         "participation": participation_of(result.rounds),
         "data_warnings": _data_warnings(result.rounds),
         "evaluation": _evaluation(result.evaluations[-1]) if result.evaluations else None,
@@ -116,8 +117,9 @@ def _evaluation(record: EvaluationRecord) -> dict[str, Any]:
     return {
         "round": record.round,
         "seconds": record.seconds,
-        "accuracy": _spread(record.spread()),
-        "loss": _spread(record.spread("loss")),
+        "headline": record.headline,
+        **{name: _spread(record.spread(name)) for name in dict.fromkeys((record.headline, "accuracy", "loss"))},
+        "together": dict(record.together),
         "clients": [dataclasses.asdict(row) for row in record.clients],
     }
 
@@ -135,7 +137,9 @@ def evaluation_row(record: EvaluationRecord, row: EvaluationRow) -> dict[str, An
         "class_counts": " ".join(map(str, row.class_counts)),
         "class_correct": " ".join(map(str, row.class_correct)),
     }
-    return {"round": record.round, **dataclasses.asdict(row), **lists}
+    plain = dataclasses.asdict(row)
+    metrics = plain.pop("metrics")
+    return {"round": record.round, **plain, **lists, **metrics}
 
 
 def network_row(one: NetworkRecord) -> dict[str, Any]:
@@ -159,7 +163,9 @@ def network_row(one: NetworkRecord) -> dict[str, Any]:
         "clients_by_round": {number: len(names) for number, names in one.trained.items()},
         "training_macs": one.training_macs,
         "owners": len(one.owners),
-        "accuracy": one.accuracy,
+        "accuracy": one.own_mean if one.metric == "accuracy" else None,
+        "metric": one.metric,
+        "own_mean": one.own_mean,
     }
 
 
@@ -171,7 +177,7 @@ def round_row(record: RoundRecord) -> dict[str, Any]:
         "accuracy": record.accuracy,
         "model": record.model_told,
         "loss": record.loss,
-        "perplexity": record.perplexity,
+        **record.metrics,
         "seconds": record.seconds,
         "log_time_s": record.log_time_s,
         "due": len(record.due),
@@ -209,6 +215,7 @@ def _plain(row: ClientRow) -> dict[str, Any]:
 
 def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]) if rows else [])
+        # Who has answered nothing has fewer columns.
+        writer = csv.DictWriter(file, fieldnames=list(dict.fromkeys(name for row in rows for name in row)))
         writer.writeheader()
         writer.writerows(rows)

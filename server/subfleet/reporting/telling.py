@@ -6,10 +6,19 @@ from subfleet.journal.costs import RunCosts, Timing, costs_of
 from subfleet.journal.networks import NetworkRecord, descending
 from subfleet.journal.outliers import counted_outliers
 from subfleet.journal.records import RunResult
+from subfleet.protocol.task_kinds import METRICS
 
-__all__ = ["amount", "costs_text", "ending_lines", "network_facts", "network_lines", "times_text"]
+__all__ = ["amount", "costs_text", "ending_lines", "network_facts", "network_lines", "reached_text", "times_text"]
 
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def reached_text(result: RunResult) -> str:
+    """How good the model is that a run ended with, and what that model is, in words."""
+    if not result.rounds:
+        return "No round was folded, so that nothing is known of the model"
+    title = METRICS[result.headline].title
+    return f"Test {title} of {result.rounds[-1].model_told}: {result.told.removeprefix(f'{title} ')}"
 
 
 def ending_lines(result: RunResult) -> Iterator[str]:
@@ -46,8 +55,8 @@ def network_facts(one: NetworkRecord) -> str:
     if one.ready_round is not None and lineage.born_round:
         facts.append(f"ready for round {one.ready_round}")
     facts.append(f"trained by {_count(one.clients, 'device')} in {_count(tuple(one.trained), 'round')}")
-    if one.accuracy is not None:
-        facts.append(f"accuracy {one.accuracy:.4f} for {_count(one.owners, 'device')}")
+    if one.told:
+        facts.append(f"{one.told} for {_count(one.owners, 'device')}")
     if lineage.retired_round is not None:
         facts.append(f"retired after round {lineage.retired_round}")
     return "; ".join(facts)

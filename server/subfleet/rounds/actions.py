@@ -1,6 +1,8 @@
 """What is then to be done: plain data for `session`. Each may be done twice."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from subfleet.elastic.families import AnyFamily
@@ -93,11 +95,11 @@ class Close:
         retries: of its tries, those that came to nothing.
         lineages: of the networks that the run had had when it began.
         model_bytes: of all tensors that the server has to keep for the next round.
-        model: what accuracy and loss are those of.
+        accuracy: as in `Folded`, as are loss, metrics and model.
     """
 
     round: int
-    accuracy: float
+    accuracy: float | None
     loss: float
     sha256: str
     seconds: float
@@ -108,6 +110,7 @@ class Close:
     lineages: tuple[Lineage, ...] = ()
     model_bytes: int = 0
     model: EvaluatedModel | None = None
+    metrics: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,8 +3,10 @@
 import math
 from typing import Literal
 
+from subfleet.protocol.evaluating import totals_of
 from subfleet.protocol.messages import ArchitectureProblem, Deployed, Evaluated, Receipt, Refusal, Scores, Update
 from subfleet.protocol.task import Task, Work
+from subfleet.protocol.task_kinds import oddity
 from subfleet.rounds.actions import Reply
 from subfleet.rounds.exhaustive import never
 from subfleet.rounds.state import Phase, RunState, Seat, Stage
@@ -146,15 +148,16 @@ def _odd_scores(terms: Terms, task: Task, answer: Evaluated) -> str:
     asked = len(task.evaluation.population) if task.evaluation is not None else 0
     if len(answer.scores) != asked:
         return f"there are scores of {len(answer.scores)} paths, but {asked} were to be scored"
-    most = answer.sample_count * (1 if terms.config.training.objective.name == "cross_entropy" else _labels(terms))
-    if asked and answer.label_count > most:
+    most = answer.sample_count * _labels(terms)
+    if answer.label_count > most:
         return f"{answer.label_count} labels were counted, but {answer.sample_count} samples have {most} at most"
     return ""
 
 
 def _labels(terms: Terms) -> int:
-    """Of one sample, where each of its tokens has one."""
-    return math.prod(terms.config.model.input_shape)
+    """Of one sample, at most."""
+    shape, model = terms.config.label_shape, terms.config.model
+    return math.prod((*model.input_shape, model.class_count) if shape is None else shape)
 
 
 def _odd_evaluation(terms: Terms, seat: Seat, answer: Evaluated) -> str:
@@ -162,11 +165,13 @@ def _odd_evaluation(terms: Terms, seat: Seat, answer: Evaluated) -> str:
     if answer.sample_count > seat.sample_count:
         return f"{answer.sample_count} samples were evaluated, but the client's profile has {seat.sample_count}"
     classes, counted = terms.config.model.class_count, len(answer.class_counts)
-    if counted and (not terms.config.evaluation.per_class or counted != classes):
+    kind = terms.config.training.objective.kind
+    asked = seat.task is not None and seat.task.evaluation is not None and seat.task.evaluation.per_class
+    if counted and (not asked or counted != classes):
         return f"{counted} classes were counted, but the model has {classes} and was asked for " + (
-            "each" if terms.config.evaluation.per_class else "none"
+            "each" if asked else "none"
         )
-    return ""
+    return "" if answer.scores else oddity(kind, totals_of(answer), classes)
 
 
 def _answers(work: Work, answer: _Answer) -> bool:

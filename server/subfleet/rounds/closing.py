@@ -9,6 +9,7 @@ Every step is in the journal before the next fold begins, and each fold starts f
 was killed in between goes on with the same bits.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -75,8 +76,8 @@ def folded(terms: Terms, state: RunState, event: Folded, now_s: float) -> Outcom
     state = _refused(state, damaged)
     if not _of_stage(state, "done"):
         return fruitless(terms, state, now_s), ()
-    classes = terms.config.model.class_count
-    why = divergence(event.loss, state.suspicion.loss, classes, terms.config.suspicion)
+    guess = math.log(terms.config.model.class_count) if event.guess_loss is None else event.guess_loss
+    why = divergence(event.loss, state.suspicion.loss, guess, terms.config.suspicion)
     return _again(terms, state, why, now_s) if why else _closed(terms, state, event, now_s)
 
 
@@ -106,6 +107,7 @@ def _closed(terms: Terms, state: RunState, event: Folded, now_s: float) -> Outco
         lineages=state.lineages,
         model_bytes=event.model_bytes,
         model=event.model,
+        metrics=event.metrics,
     )
     done = {seat.client_id: seat for seat in _of_stage(state, "done")}
     state = replace(

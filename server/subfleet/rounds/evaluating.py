@@ -112,11 +112,13 @@ def evaluation_made(terms: Terms, state: RunState, made: EvaluationMade, now_s: 
 
 
 def _settings(terms: Terms, state: RunState) -> EvaluationSettings:
-    batch_size = terms.training(state.round).program_batch_size
+    training = terms.training(state.round)
+    batch_size, objective = training.program_batch_size, training.objective
     generation = state.scores.made.generation if state.scores is not None else None
-    if generation is None:
-        return EvaluationSettings(batch_size=batch_size, per_class=terms.config.evaluation.per_class)
-    return EvaluationSettings(batch_size=batch_size, population=generation.paths)
+    if generation is not None:
+        return EvaluationSettings(batch_size=batch_size, population=generation.paths, objective=objective.name)
+    per_class = terms.config.evaluation.per_class or objective.kind.by_class
+    return EvaluationSettings(batch_size=batch_size, per_class=per_class, objective=objective.name)
 
 
 def evaluated(terms: Terms, state: RunState, answer: Evaluated) -> Outcome:

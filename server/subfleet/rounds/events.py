@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from subfleet.elastic.lineage import Lineage
@@ -64,15 +65,18 @@ class Folded:
     """The round's updates are folded, the new model is on disk; it counts once the round is closed.
 
     Attributes:
-        model: what accuracy and loss are those of.
+        accuracy: of the new model on the evaluation data, as are loss and metrics; None where that means nothing.
+        model: what these are those of.
         refused: clients whose update could not be folded after all, and why.
         found: what the method found in the updates, see `Policies.find`.
         lineages: of the networks that the run has had, with what became of them after the round.
         model_bytes: of all tensors that the server has to keep for the next round.
+        metrics: of its kind of task, by name, without accuracy.
+        guess_loss: that of knowing nothing of the inputs; None where the number of classes says it.
     """
 
     round: int
-    accuracy: float
+    accuracy: float | None
     loss: float
     sha256: str
     refused: Mapping[str, str]
@@ -80,6 +84,8 @@ class Folded:
     lineages: tuple[Lineage, ...] = ()
     model_bytes: int = 0
     model: EvaluatedModel | None = None
+    metrics: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    guess_loss: float | None = None
 
 
 FromDevice = Presence | Profile | Telemetry | Scores | Refusal | Update | Evaluated | Deployed

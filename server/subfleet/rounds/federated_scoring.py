@@ -15,6 +15,7 @@ from subfleet.elastic.network import Network
 from subfleet.methods.asking import stream_of
 from subfleet.methods.path_search import FederatedScoring, Generation
 from subfleet.protocol.answers import Evaluated
+from subfleet.protocol.metric_sums import Totals
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.rounds.actions import Action, Withdraw
 from subfleet.rounds.evaluating import evaluating_seat, evaluations_wanted
@@ -152,8 +153,9 @@ def _closed(terms: Terms, state: RunState, scores: GenerationScores, now_s: floa
 
 def _told(terms: Terms, answer: Evaluated, weight: float) -> list[float]:
     """Of each path, its score times what the answer counts by."""
-    if terms.config.training.objective.name == "cross_entropy":
+    kind = terms.config.training.objective.kind
+    if kind.by_accuracy:
         return [weight * one.accuracy for one in answer.scores]
     # One device's word for a loss without bounds would decide by itself.
-    most = _MOST_GUESSES * math.log(terms.config.model.class_count)
+    most = _MOST_GUESSES * kind.guess_loss(terms.config.model.class_count, Totals(label_count=0, loss=0.0))
     return [-weight * min(one.loss, most) for one in answer.scores]

@@ -14,7 +14,7 @@ def class_counts_of(config: Run, profile: Profile) -> tuple[tuple[int, ...], str
     """
     class_count, counts = config.model.class_count, profile.class_counts
     if not config.training.objective.over_classes:
-        return counts, ""
+        return (), ""  # whole numbers are targets, too
     if not counts:
         return (), "its labels are floating point numbers, but the run's are classes"
     if not profile.class_names:

@@ -67,7 +67,7 @@ def with_memory(terms: Terms, state: RunState, event: Folded, seats: Mapping[str
         round=event.round,
         clients=MappingProxyType(past),
         loss=event.loss,
-        accuracy=event.accuracy,
+        accuracy=event.accuracy or 0.0,
         found=event.found,
     )
     return replace(state, memory=terms.policies.remember(remembered(terms, state), closed))

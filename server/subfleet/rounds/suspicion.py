@@ -136,21 +136,20 @@ def most_suspect(sizes: Mapping[str, ChangeSize]) -> tuple[str, ...]:
     return tuple(sorted(sizes, key=lambda name: (-stands_out(name), name)))
 
 
-def divergence(loss: float, last_loss: float | None, class_count: int, settings: SuspicionSettings) -> str:
+def divergence(loss: float, last_loss: float | None, guess_loss: float, settings: SuspicionSettings) -> str:
     """Why an aggregated model has diverged; empty where it has not.
 
     Args:
-        loss: of its evaluation: mean cross-entropy, in nats.
+        loss: of its evaluation.
         last_loss: of the last accepted round; None before there is one.
-        class_count: of the network.
+        guess_loss: that of knowing nothing of the inputs.
         settings: of the run; where nobody is left out, a model of a finite loss goes on as it is.
     """
     if not math.isfinite(loss):
         return f"the model diverged to a loss of {loss}"
-    guessing = math.log(class_count)
     limited = settings.alters and settings.loss_factor > 0
-    if limited and loss > settings.loss_factor * max(guessing, last_loss or 0.0):
-        before = f"{guessing:.3g} of a guess" if last_loss is None else f"{last_loss:.3g} in the round before"
+    if limited and loss > settings.loss_factor * max(guess_loss, last_loss or 0.0):
+        before = f"{guess_loss:.3g} of a guess" if last_loss is None else f"{last_loss:.3g} in the round before"
         return f"the model diverged to a loss of {loss:.3g}, after {before}"
     return ""
 

@@ -27,6 +27,7 @@ from subfleet.settings.finite import check_finite
 from subfleet.settings.first_model import FirstWeights, ModelOf
 from subfleet.settings.fleet import DeviceSettings, FleetSettings
 from subfleet.settings.host import HostSettings
+from subfleet.settings.kinds import kind_problem, label_shape_of
 from subfleet.settings.memory_limits import MemoryLimits
 from subfleet.settings.parts import NO_PART, parts_of
 from subfleet.settings.samples import DataSettings, transform_problem
@@ -177,19 +178,6 @@ class Run:
         transform = self.data.transform
         if transform is not None and (problem := transform_problem(transform, self.model.input_shape)):
             raise ValueError(problem)
-        self._check_classes()
-
-    def _check_classes(self) -> None:
-        if not self.data.classes:
-            return
-        if not self.training.objective.over_classes:
-            raise ValueError(
-                f"data.classes are named, but objective {self.training.objective.name!r} knows none; leave them out"
-            )
-        if len(self.data.classes) != self.model.class_count:
-            raise ValueError(
-                f"data.classes names {len(self.data.classes)}, but must name all {self.model.class_count} of the model"
-            )
 
     def _check_budgets(self) -> None:
         if self.communication_s <= 0:
@@ -210,7 +198,7 @@ class Run:
             distillation=self.distillation,
             validated=self.data.validation_samples > 0,
         )
-        if problem := said.problem():
+        if problem := said.problem() or kind_problem(self):
             raise ValueError(problem)
         if self.method.policies().evaluated_first and self.evaluation.every != 1:
             raise ValueError(
@@ -251,6 +239,11 @@ class Run:
                 f"the run {self.name!r} has no devices to emulate; add tables [[fleet.devices]], or serve it"
             )
         return self.fleet.each()
+
+    @property
+    def label_shape(self) -> tuple[int, ...] | None:
+        """Of one sample's label; None where the model's family does not say what it has outputs for."""
+        return label_shape_of(self)
 
     @property
     def setting(self) -> Setting:

@@ -28,8 +28,9 @@ _FEDTRANS = (
     "fedtrans-vit",
 )
 _FEDADP = ("fedadp-game", "fedadp-vgg", "fedadp-vgg-small")
+_KINDS = ("classification", "multi-label", "regression", "regression-several", "segmentation", "sequence")
 RUNS: Mapping[str, str] = MappingProxyType(
-    {name: f"{name}.toml" for name in ("quickstart", "fleet", *_METHODS, *_LEAGUE, *_FEDTRANS, *_FEDADP)}
+    {name: f"{name}.toml" for name in ("quickstart", "fleet", *_METHODS, *_LEAGUE, *_FEDTRANS, *_FEDADP, *_KINDS)}
 )
 """Name to file in the package's `runs` folder."""
 

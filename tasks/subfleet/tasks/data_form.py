@@ -24,12 +24,16 @@ class DataForm:
             are.
         classes: names of the classes in the model's order; () where the number of a class is its name; None takes the
             names and the order that the data have themselves.
+        label_shape: of one sample's label; None takes any.
+        targets: labels are numbers, one for each output; whole numbers are taken for such.
         transform: what is done to each sample before it is fed; None feeds it as it is.
     """
 
     input_shape: tuple[int, ...]
     class_count: int = 0
     classes: tuple[str, ...] | None = ()
+    label_shape: tuple[int, ...] | None = None
+    targets: bool = False
     transform: DataTransform | None = None
 
 
@@ -46,12 +50,34 @@ def in_form(dataset: Dataset, form: DataForm, source: str) -> Dataset:
             are no classes, or a class is none of the model's.
     """
     dataset = shaped(_transformed(dataset, form, source), form.input_shape, f"samples of {source!r}")
+    dataset = _labelled(dataset, form, source)
     if form.class_count and dataset.labels.dtype != np.int64:
         raise DataError(
             f"labels of {source!r} are floating point numbers, but the model takes classes: write them as integers "
             f"from 0 to {form.class_count - 1}"
         )
     return _counted(_named(dataset, form, source), form, source)
+
+
+def _labelled(dataset: Dataset, form: DataForm, source: str) -> Dataset:
+    """With labels of the type and the shape that the model takes."""
+    labels = dataset.labels
+    if form.targets and labels.dtype == np.int64:
+        if dataset.class_names:
+            raise DataError(
+                f"{source!r} has classes with names, but the model takes numbers as labels; use data with targets, or "
+                "the objective 'cross_entropy'"
+            )
+        labels = labels.astype(np.float32)
+    taken, given = form.label_shape, labels.shape[1:]
+    if form.targets and taken == (1,) and not given:  # one number for each sample, as most files have it
+        labels = labels[:, np.newaxis]
+    elif taken is not None and given != taken:
+        raise DataError(
+            f"labels of {source!r} are of the shape {given} for each sample, but the model takes {taken}; use data "
+            "with a label for each of its predictions"
+        )
+    return dataset if labels is dataset.labels else replace(dataset, labels=labels, class_names=())
 
 
 def _transformed(dataset: Dataset, form: DataForm, source: str) -> Dataset:

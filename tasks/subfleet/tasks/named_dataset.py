@@ -4,11 +4,11 @@ import errno
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
 from subfleet.protocol.errors import DataError, FileError, SubfleetError
+from subfleet.protocol.task_kinds import TASK_KINDS, Objective, TaskKind
 from subfleet.tasks.dataset import Dataset
 from subfleet.tasks.source_files import DataFolders, SourceFile, data_folders, locate
 
@@ -42,9 +42,8 @@ class NamedDataset:
         read: the reader of these files.
         input_shape: of one sample: images and sound are (channels, height, width), where sound has time as height and
             mel bands as width; text is (context,) of token numbers.
-        class_count: classes, or symbols of the vocabulary.
-        objective: of its training; "next_token" has one label for each place of the context.
-        metric: a function of `subfleet.tasks.metrics`.
+        class_count: classes, or symbols of the vocabulary; or labels or numbers that each sample has.
+        objective: of its training, which says what labels are; see `subfleet.protocol.task_kinds`.
         owner: whose the samples are: the natural partition; "" where they are nobody's.
         class_names: of the classes, in the order of their numbers; empty where they have none.
         stand_in_for: the data set that this smaller one stands in for; results must name it.
@@ -58,13 +57,23 @@ class NamedDataset:
     read: Reader
     input_shape: tuple[int, ...]
     class_count: int
-    objective: Literal["cross_entropy", "next_token"]
-    metric: Literal["accuracy", "cross_entropy"]
+    objective: Objective
     licence: str
     source: str
     owner: str = ""
     stand_in_for: str = ""
     class_names: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> TaskKind:
+        """Of the task."""
+        return TASK_KINDS[self.objective]
+
+    @property
+    def label_shape(self) -> tuple[int, ...]:
+        """Of one sample's label."""
+        predicts = "sample" if self.kind.places == "any" else self.kind.places
+        return self.kind.label_shape(self.input_shape, self.class_count, predicts)
 
     def load(self, folders: DataFolders | None = None, *, announce: Callable[[str], None] = silent) -> TrainTest:
         """Read the data set, from SUBFLEET_DATA, the cache or its official address, in that order.
@@ -110,6 +119,11 @@ class NamedDataset:
     def _check(self, part: Dataset) -> None:
         if part.sample_shape != self.input_shape:
             raise DataError(f"its samples are of shape {part.sample_shape}, but must be of shape {self.input_shape}")
+        if part.label_shape != self.label_shape or (part.labels.dtype == np.int64) != self.kind.over_classes:
+            raise DataError(
+                f"its labels are {part.labels.dtype} of shape {part.label_shape}, but must be "
+                f"{'classes' if self.kind.over_classes else 'numbers'} of shape {self.label_shape}"
+            )
         if self.objective == "next_token" and int(np.max(part.inputs)) >= self.class_count:
             raise DataError(f"its tokens go up to {np.max(part.inputs)}, but must be below {self.class_count}")
         if len(part.class_counts()) > self.class_count:

@@ -1,11 +1,10 @@
-"""The data sets that come with this package; entry points name them."""
+"""The data sets that are downloaded; entry points name them."""
 
 from collections.abc import Mapping
 
 from subfleet.tasks import known_classes
 from subfleet.tasks.named_dataset import NamedDataset
 from subfleet.tasks.readers.images import read_cifar10, read_cifar100, read_image_arrays, read_mnist
-from subfleet.tasks.readers.installed import read_digits
 from subfleet.tasks.readers.leaf import read_femnist, read_leaf_text
 from subfleet.tasks.readers.speech import CLIP_SAMPLES, KEYWORDS, MEL, WORDS, read_speech_commands, read_speech_subset
 from subfleet.tasks.readers.texts import (
@@ -23,7 +22,6 @@ __all__ = [
     "CIFAR10",
     "CIFAR10_SUBSET",
     "CIFAR100",
-    "DIGITS",
     "FASHION_MNIST",
     "FEMNIST",
     "MNIST",
@@ -118,19 +116,6 @@ _SPEECH_LICENCE = "CC BY 4.0"
 _WIKITEXT_LICENCE = "CC BY-SA 3.0"
 _WIKITEXT_SOURCE = "Merity et al. 2016, articles of the English Wikipedia; the address is Stephen Merity's own."
 
-DIGITS = NamedDataset(
-    name="digits",
-    summary="handwritten digits in 10 classes, tiny",
-    files=(),
-    read=read_digits,
-    input_shape=(1, 8, 8),
-    class_count=10,
-    class_names=known_classes.DIGITS,
-    objective="cross_entropy",
-    metric="accuracy",
-    licence="CC BY 4.0",
-    source="UCI's optical recognition of handwritten digits, its test part, as scikit-learn has it.",
-)
 MNIST = NamedDataset(
     name="mnist",
     summary="handwritten digits in 10 classes",
@@ -140,7 +125,6 @@ MNIST = NamedDataset(
     class_count=10,
     class_names=known_classes.DIGITS,
     objective="cross_entropy",
-    metric="accuracy",
     licence="CC BY-SA 3.0",
     source="LeCun et al. 1998, made of NIST's special databases 1 and 3.",
 )
@@ -153,7 +137,6 @@ FASHION_MNIST = NamedDataset(
     class_count=10,
     class_names=known_classes.CLOTHES,
     objective="cross_entropy",
-    metric="accuracy",
     licence="MIT",
     source="Xiao et al. 2017, photographs of Zalando's catalogue.",
 )
@@ -166,7 +149,6 @@ CIFAR10 = NamedDataset(
     class_count=10,
     class_names=known_classes.CIFAR10,
     objective="cross_entropy",
-    metric="accuracy",
     licence=_CIFAR_LICENCE,
     source="Krizhevsky 2009, a labelled part of the Tiny Images.",
 )
@@ -179,7 +161,6 @@ CIFAR10_SUBSET = NamedDataset(
     class_count=10,
     class_names=known_classes.CIFAR10,
     objective="cross_entropy",
-    metric="accuracy",
     licence=_CIFAR_LICENCE,
     source="12,000 images of CIFAR-10, unchanged, in one .npz file.",
     stand_in_for="cifar10",
@@ -193,7 +174,6 @@ CIFAR100 = NamedDataset(
     class_count=100,
     class_names=known_classes.CIFAR100,
     objective="cross_entropy",
-    metric="accuracy",
     licence=_CIFAR_LICENCE,
     source="Krizhevsky 2009, a labelled part of the Tiny Images.",
 )
@@ -206,7 +186,6 @@ FEMNIST = NamedDataset(
     class_count=62,
     class_names=known_classes.LETTERS_AND_DIGITS,
     objective="cross_entropy",
-    metric="accuracy",
     owner="writer",
     licence="public domain (NIST); LEAF's programs BSD-2-Clause",
     source="Caldas et al. 2018 (LEAF), made of NIST's special database 19 by LEAF's own programs.",
@@ -219,7 +198,6 @@ SHAKESPEARE = NamedDataset(
     input_shape=(CHARACTER_CONTEXT,),
     class_count=CHARACTERS,
     objective="next_token",
-    metric="accuracy",
     owner="role",
     licence="public domain",
     source="The plays of Shakespeare, speeches by role.",
@@ -232,7 +210,6 @@ SHAKESPEARE_LEAF = NamedDataset(
     input_shape=(CHARACTER_CONTEXT,),
     class_count=CHARACTERS,
     objective="next_token",
-    metric="accuracy",
     owner="role",
     licence="public domain; LEAF's programs BSD-2-Clause",
     source="Caldas et al. 2018 (LEAF), made of Project Gutenberg's Shakespeare by LEAF's own programs.",
@@ -245,7 +222,6 @@ TINYSHAKESPEARE = NamedDataset(
     input_shape=(CHARACTER_CONTEXT,),
     class_count=CHARACTERS,
     objective="next_token",
-    metric="accuracy",
     licence="public domain; the selection MIT",
     source="Karpathy's char-rnn, 40,000 lines of Shakespeare.",
 )
@@ -257,7 +233,6 @@ WIKITEXT2 = NamedDataset(
     input_shape=(WORD_CONTEXT,),
     class_count=VOCABULARY,
     objective="next_token",
-    metric="cross_entropy",
     licence=_WIKITEXT_LICENCE,
     source=_WIKITEXT_SOURCE,
 )
@@ -269,7 +244,6 @@ WIKITEXT2_CHARACTERS = NamedDataset(
     input_shape=(CHARACTER_CONTEXT,),
     class_count=CHARACTERS,
     objective="next_token",
-    metric="cross_entropy",
     licence=_WIKITEXT_LICENCE,
     source=_WIKITEXT_SOURCE,
 )
@@ -282,7 +256,6 @@ SPEECH_COMMANDS = NamedDataset(
     class_count=len(WORDS),
     class_names=WORDS,
     objective="cross_entropy",
-    metric="accuracy",
     owner="speaker",
     licence=_SPEECH_LICENCE,
     source="Warden 2018, version 0.02.",
@@ -296,7 +269,6 @@ SPEECH_COMMANDS_SUBSET = NamedDataset(
     class_count=len(KEYWORDS),
     class_names=KEYWORDS,
     objective="cross_entropy",
-    metric="accuracy",
     owner="speaker",
     licence=_SPEECH_LICENCE,
     source="1,560 clips of the test archive of Warden 2018, version 0.02, in one .npz file.",

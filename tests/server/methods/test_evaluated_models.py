@@ -65,7 +65,7 @@ def test_it_is_what_devices_have_trained_and_what_the_checkpoint_holds(case: str
     assert not found.untrained, f"{found.untrained:.1%} of {told.model.told} was trained by nobody"
     assert told.model.untrained == 0.0
     if not terms.policies.recalibrates:
-        assert told.accuracy == pytest.approx(found.accuracy, abs=1e-9)
+        assert told.evaluation.accuracy == pytest.approx(found.accuracy, abs=1e-9)
 
 
 def test_the_size_that_is_trained_has_its_name_and_the_whole_model_has_none(tmp_path: Path) -> None:
@@ -135,15 +135,15 @@ def test_a_mean_over_clients_is_over_all_that_have_taken_part(tmp_path: Path) ->
     terms = terms_with(Standalone())
     samples, (ada, bob) = drawn_samples(terms.network), _small(terms, 2)
     before = play(terms, first_state(terms.network), [ada, bob], tmp_path)
-    alone = [examined(terms, replace(before, clients=(one,)), samples).accuracy for one in before.clients]
+    alone = [examined(terms, replace(before, clients=(one,)), samples).evaluation.accuracy for one in before.clients]
     after = play(terms, before.state, [ada], tmp_path, 2)
     (moved,) = after.clients
-    mine = examined(terms, replace(after, clients=(moved,)), samples).accuracy
+    mine = examined(terms, replace(after, clients=(moved,)), samples).evaluation.accuracy
     seats = {one.name: seat_of(terms, one, BlobStore(tmp_path)) for one in (ada, bob)}
     views = Views(terms=terms, samples=torch.from_numpy(samples.inputs))
     found = Examiner(views, samples).examined(after, RunState(last=MappingProxyType(seats)), 2)
     assert found.model.count == 2
-    assert found.accuracy == pytest.approx((mine + alone[1]) / 2)
+    assert found.evaluation.accuracy == pytest.approx((mine + alone[1]) / 2)
 
 
 def test_models_that_nobody_has_moved_are_not_evaluated_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

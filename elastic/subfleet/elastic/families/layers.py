@@ -17,6 +17,7 @@ from subfleet.elastic.families.sections import Normed
 
 __all__ = [
     "EPSILON",
+    "ChannelsLast",
     "InvertedResidual",
     "Layers",
     "MakeActivation",
@@ -130,6 +131,14 @@ class SpatialMean(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(batch, channels, height, width) to (batch, channels)."""
         return x.mean(dim=(2, 3))
+
+
+class ChannelsLast(nn.Module):
+    """Channels behind height and width, so that what is linear in them has outputs of each pixel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, channels, height, width) to (batch, height, width, channels)."""
+        return x.permute(0, 2, 3, 1)
 
 
 class PreactBlock(nn.Module):

@@ -1,18 +1,18 @@
-"""Networks without residual connections: VGG for images, and depthwise separable convolutions that hear keywords.
+"""Networks without residual connections: VGG for images, fully convolutional ones, and those that hear keywords.
 
 A subnet may leave out layers, so all layers of a section but the first give as many channels as they take; or, where
 they have widths of their own, a subnet that leaves one out keeps the same channels of what that gives and reads.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from torch import nn
 
 from subfleet.elastic.families.blueprint import Blueprint, Sizes
-from subfleet.elastic.families.layers import Layers, SpatialMean
-from subfleet.elastic.families.records.plain import DsCnn, Vgg
+from subfleet.elastic.families.layers import ChannelsLast, Layers, SpatialMean
+from subfleet.elastic.families.records.plain import DsCnn, Fcn, Vgg
 from subfleet.elastic.families.sections import (
     BlockPlace,
     block_places,
@@ -26,7 +26,7 @@ from subfleet.elastic.families.sections import (
 )
 from subfleet.elastic.network import Identity
 
-__all__ = ["ds_cnn", "vgg"]
+__all__ = ["ds_cnn", "fcn", "vgg"]
 
 
 def vgg(config: Vgg) -> Blueprint:
@@ -44,6 +44,22 @@ def vgg(config: Vgg) -> Blueprint:
         blocks=skippable_layers(places),
         group_size=config.group_size,
         build=partial(_build_vgg, config, places),
+        identities=_passing(config, places, ("",)),
+    )
+
+
+def fcn(config: Fcn) -> Blueprint:
+    """Sections of 3x3 convolutions at full resolution, and a linear layer of each pixel (Long et al. 2015, section 3).
+
+    Raises:
+        ConfigError: a kernel has no middle.
+    """
+    places = _places(config, config.input_shape[0])
+    return Blueprint(
+        axes=(*stream_axes(config, places, stem=False), *kernel_axes(places), class_axis(config)),
+        blocks=skippable_layers(places),
+        group_size=config.group_size,
+        build=partial(_build_fcn, config, places),
         identities=_passing(config, places, ("",)),
     )
 
@@ -67,13 +83,13 @@ def ds_cnn(config: DsCnn) -> Blueprint:
     )
 
 
-def _places(config: Vgg | DsCnn, stem_width: int) -> tuple[BlockPlace, ...]:
+def _places(config: Vgg | Fcn | DsCnn, stem_width: int) -> tuple[BlockPlace, ...]:
     ones = (1,) * len(config.widths)
     places = block_places(config, strides=ones, stem_width=stem_width, keeping="none", kernels=config.kernels)
     return of_own_widths(places, config.layer_widths) if config.layer_widths else places
 
 
-def _passing(config: Vgg | DsCnn, places: Iterable[BlockPlace], layers: Iterable[str]) -> dict[str, Identity]:
+def _passing(config: Vgg | Fcn | DsCnn, places: Iterable[BlockPlace], layers: Iterable[str]) -> dict[str, Identity]:
     """What passes on what it is given, as that is never below 0; a norm over groups never does."""
     norm = "norm.norm" if config.scaler else "norm"
     kinds = {"batch": ("conv", norm), "none": ("conv",), "group": ()}[config.norm]
@@ -81,13 +97,25 @@ def _passing(config: Vgg | DsCnn, places: Iterable[BlockPlace], layers: Iterable
     return {f"{name}.{layer}{kind}.weight": "passing" for name in inserted for layer in layers for kind in kinds}
 
 
-def _build_vgg(config: Vgg, places: tuple[BlockPlace, ...], sizes: Sizes) -> nn.Module:
+def _layer_of(config: Vgg | Fcn, places: tuple[BlockPlace, ...], sizes: Sizes) -> Callable[[BlockPlace], nn.Module]:
+    """Makes the convolution of a place, with its norm and activation."""
     layers = Layers(config=config)
 
     def block(place: BlockPlace) -> nn.Module:
         width_in = sizes[place.stream_in] if place is not places[0] else config.input_shape[0]
         return layers.normed((width_in, sizes[place.stream]), kernel_of(place, sizes), activation=nn.ReLU)
 
+    return block
+
+
+def _build_fcn(config: Fcn, places: tuple[BlockPlace, ...], sizes: Sizes) -> nn.Module:
+    modules = OrderedDict[str, nn.Module](in_sections(places, sizes, _layer_of(config, places, sizes)))
+    modules.update(pixels=ChannelsLast(), head=nn.Linear(sizes[places[-1].stream], sizes["class"]))
+    return nn.Sequential(modules)
+
+
+def _build_vgg(config: Vgg, places: tuple[BlockPlace, ...], sizes: Sizes) -> nn.Module:
+    block = _layer_of(config, places, sizes)
     modules = OrderedDict[str, nn.Module](in_sections(places, sizes, block, close=partial(nn.MaxPool2d, 2)))
     modules.update(pool=SpatialMean(), head=nn.Linear(sizes[places[-1].stream], sizes["class"]))
     return nn.Sequential(modules)

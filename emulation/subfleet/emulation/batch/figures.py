@@ -1,7 +1,7 @@
 """What a virtual run comes to, as plain data: accuracies, bytes, multiplications, violations and use of budgets."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from subfleet.folding.views import Views
 from subfleet.journal.records import ClientRow, participation_of
 from subfleet.methods.policies import Participant
 from subfleet.protocol.errors import RunError
+from subfleet.protocol.task_kinds import better
 from subfleet.rounds.terms import Terms
 from subfleet.serving.terms import terms_of
 from subfleet.settings.attacks import Backdoor
@@ -48,14 +49,16 @@ def whole_run(experiment: GatheredRun, result: BatchResult) -> dict[str, Any]:
 def figures(experiment: GatheredRun, result: BatchResult) -> dict[str, Any]:
     """The figures of a run.
 
-    A tier's accuracy is the mean, over its clients that were ever folded, of the accuracy on the server's samples of
-    the subnet that is each one's own in the end, with the weights of the end; None where there is none. A client's own
-    accuracy is what it found with its subnet on its own held-out samples, when it was asked last.
+    Where a run is judged by another metric than accuracy, that stands in its place. A tier's accuracy is the mean,
+    over its clients that were ever folded, of the accuracy on the server's samples of the subnet that is each one's
+    own in the end, with the weights of the end; None where there is none. A client's own accuracy is what it found
+    with its subnet on its own held-out samples, when it was asked last.
 
     Returns:
         accuracy, loss: of the last round. rounds: each with a row per client. tiers: accuracy by tier. worst_tier, and
-        subnets, the mean over all clients of their tiers' accuracy: None where a tier has none. own: accuracy by
-        client. own_mean, own_worst: where clients hold samples out.
+        subnets, the mean over all clients of their tiers' accuracy: None where a tier has none. subnets_accuracy: of
+        clients with a subnet, where a run is judged by another metric. own: accuracy by client. own_mean, own_worst:
+        where clients hold samples out.
         participation: of all rounds of all clients that were to take part, the share that was folded;
         least_participation: of the round with the least. never_folded: clients.
         bytes_down, bytes_up: of all rounds. macs: multiplications of all trainings. violations, utilisation: see above;
@@ -75,6 +78,7 @@ def figures(experiment: GatheredRun, result: BatchResult) -> dict[str, Any]:
     gallery = _Gallery.of(terms, experiment, result)
     return {
         "accuracy": result.rounds[-1].accuracy,
+        "metrics": result.rounds[-1].all_metrics,
         "loss": result.rounds[-1].loss,
         **_accuracies(gallery, experiment, result),
         **_backdoor(gallery, experiment, result),
@@ -94,6 +98,7 @@ def figures(experiment: GatheredRun, result: BatchResult) -> dict[str, Any]:
             {
                 "round": record.round,
                 "accuracy": record.accuracy,
+                **record.metrics,
                 "loss": record.loss,
                 "log_time_s": record.log_time_s,
                 "participation": record.participation,
@@ -111,42 +116,50 @@ class _Gallery:
 
     views: Views
     state: ModelState
-    known: dict[tuple[int, tuple[str, ...]], float]
+    known: dict[tuple[int, tuple[str, ...]], Mapping[str, float]]
 
     @classmethod
     def of(cls, terms: Terms, experiment: GatheredRun, result: BatchResult) -> "_Gallery":
         views = Views(terms=terms, samples=torch.from_numpy(experiment.told_by.inputs.copy()))
         return cls(views=views, state=unpacked(load(result.model)).on(compute_device(terms.config.device)), known={})
 
-    def accuracy(self, client: Participant, data: Dataset) -> float:
+    def metrics(self, client: Participant, data: Dataset) -> Mapping[str, float]:
         """Of a client's own subnet."""
         key = (id(data), self.views.key(self.state, client))
         if key not in self.known:
             inputs, labels = torch.from_numpy(data.inputs.copy()), torch.from_numpy(data.labels.copy())
             seen = self.views.for_use(self.state, client)
             network = self.views.network_of(self.state, client)
-            self.known[key] = evaluate(network, client.spec, seen, inputs, labels).accuracy
+            objective = self.views.terms.config.training.objective
+            self.known[key] = evaluate(network, client.spec, seen, inputs, labels, objective=objective.name).metrics
         return self.known[key]
 
 
 def _accuracies(gallery: _Gallery, experiment: GatheredRun, result: BatchResult) -> dict[str, Any]:
     told_by = experiment.told_by  # one object, as what is known of a model is known by it
+    headline = experiment.run.training.objective.kind.headline
     tiers: dict[str, list[float]] = {client.tier: [] for client in experiment.devices}
+    accuracies = []
     for client in experiment.devices:
         if client.client_id in result.own:
-            tiers[client.tier].append(gallery.accuracy(result.own[client.client_id], told_by))
+            metrics = gallery.metrics(result.own[client.client_id], told_by)
+            tiers[client.tier].append(metrics[headline])
+            accuracies.append(metrics.get("accuracy", 0.0))
     evaluations = result.result.evaluations
     found = evaluations[-1].evaluated if evaluations else ()
-    own = {row.client_id: row.accuracy for row in found if row.client_id in result.trained and row.accuracy is not None}
+    known = {row.client_id: row.value(headline) for row in found if row.client_id in result.trained}
+    own = {name: value for name, value in known.items() if value is not None}
     means = {tier: _mean(found) if found else None for tier, found in tiers.items()}
     each = [mean for client in experiment.devices if (mean := means[client.tier]) is not None]
     whole = len(each) == len(experiment.devices)
+    worst = min if better(headline) > 0 else max
     return {
         "tiers": means,
-        "worst_tier": min(each) if whole else None,
+        "worst_tier": worst(each) if whole else None,
         "subnets": _mean(each) if whole else None,
+        **({"subnets_accuracy": _mean(accuracies)} if any(accuracies) and headline != "accuracy" else {}),
         "own": own,
-        **({"own_mean": _mean(list(own.values())), "own_worst": min(own.values())} if own else {}),
+        **({"own_mean": _mean(list(own.values())), "own_worst": worst(own.values())} if own else {}),
     }
 
 
@@ -160,8 +173,9 @@ def _backdoor(gallery: _Gallery, experiment: GatheredRun, result: BatchResult) -
     shown = Dataset(inputs=triggered.inputs[others], labels=triggered.labels[others])
     if not gallery.views.terms.policies.personal:
         network = gallery.views.terms.network
-        return {"backdoor": gallery.accuracy(as_client(network, gallery.state.model or network.full_spec()), shown)}
-    return {"backdoor": _mean([gallery.accuracy(owner, shown) for owner in result.own.values()])}
+        owner = as_client(network, gallery.state.model or network.full_spec())
+        return {"backdoor": gallery.metrics(owner, shown)["accuracy"]}
+    return {"backdoor": _mean([gallery.metrics(owner, shown)["accuracy"] for owner in result.own.values()])}
 
 
 def _over_link(row: ClientRow) -> bool:

@@ -6,8 +6,8 @@ from typing import Any
 from subfleet.emulation.batch.hosting import TRAINERS, shared_trainers
 from subfleet.journal.records import RunObserver, RunResult
 from subfleet.protocol.errors import SubfleetError
-from subfleet.protocol.programs import Trainer
-from subfleet.reporting.own_models import kept_models
+from subfleet.protocol.programs import Prediction, Trainer
+from subfleet.reporting.own_models import kept_models, tried
 
 __all__ = ["tried_models"]
 
@@ -24,7 +24,7 @@ def tried_models(
         observer: is told of those that cannot be.
 
     Returns:
-        A row for each; of equal files one is tried. The accuracy is None where no runtime here can run it.
+        A row for each; of equal files one is tried. How good one is stays None where no runtime here can run it.
 
     Raises:
         FileError: a file cannot be written.
@@ -33,17 +33,20 @@ def tried_models(
         return ()
     models = kept_models(folder, [(model, model.path) for model in result.deployed])
     runtimes = shared_trainers({model["target"] for model in models} & TRAINERS.keys())
-    known: dict[str, float | None] = {}
+    known: dict[str, Prediction | None] = {}
     for model in models:
         if model["sha256"] not in known:
             trainer, file = runtimes.get(model["target"]), folder / model["file"]
-            known[model["sha256"]] = None if trainer is None else _accuracy(trainer, file, evaluation, observer)
-    return tuple({**model, "accuracy": known[model["sha256"]]} for model in models)
+            known[model["sha256"]] = None if trainer is None else _prediction(trainer, file, evaluation, observer)
+    found = ((model, known[model["sha256"]]) for model in models)
+    return tuple(
+        model if one is None else tried(model, one.headline, one.metrics[one.headline]) for model, one in found
+    )
 
 
-def _accuracy(trainer: Trainer, file: Path, evaluation: Path, observer: RunObserver) -> float | None:
+def _prediction(trainer: Trainer, file: Path, evaluation: Path, observer: RunObserver) -> Prediction | None:
     try:
-        return trainer.predict(file, str(evaluation)).accuracy
+        return trainer.predict(file, str(evaluation))
     except SubfleetError as error:  # a model that cannot be tried is no reason to lose a run
         observer.say(f"{file} cannot be tried: {error}")
         return None

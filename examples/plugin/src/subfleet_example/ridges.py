@@ -39,7 +39,6 @@ RIDGES = NamedDataset(
     class_count=len(DIRECTIONS),
     class_names=DIRECTIONS,
     objective="cross_entropy",
-    metric="accuracy",
     licence="Apache-2.0",
     source="Drawn with numpy by this package; nothing was measured.",
 )

@@ -85,7 +85,7 @@ def _loss(module: nn.Module, values: LinkValues, objective: ObjectiveSettings, *
     return replace(
         _step(module, values, inputs, values.loss_outputs(objective), _go_to_the_loss, in_parts, objective),
         class_count=inputs[1].limit,
-        padded_labels=objective.name == "next_token",
+        padded_labels=objective.padded,
     )
 
 

@@ -13,8 +13,7 @@ from subfleet.export.quantisation.onnx import quantise_onnx
 __all__ = ["QUANTISERS", "Quantiser"]
 
 Quantiser = Callable[[nn.Module, bytes, str, npt.NDArray[np.generic], Mapping[str, str]], bytes]
-"""A module with its weights, its float32 model file, "dynamic" or "static", samples, and texts that the model
-carries, to the 8-bit model file."""
+"""A module with its weights, its float32 model file, "dynamic" or "static", samples, and notes, to the 8-bit file."""
 
 QUANTISERS: Mapping[str, Quantiser] = MappingProxyType(
     {

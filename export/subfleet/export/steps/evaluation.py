@@ -67,7 +67,7 @@ def evaluation_step(module: nn.Module, sample: SampleSpec, *, batch_size: int, o
         inputs=inputs,
         outputs=outputs,
         class_count=inputs[1].limit,
-        padded_labels=objective.name == "next_token",
+        padded_labels=objective.padded,
         carried=state_of(module),
         held=Holders(module).tensors,
     )

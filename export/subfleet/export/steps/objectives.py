@@ -40,11 +40,11 @@ class ObjectiveRule:
     right: Callable[[Tensor, Tensor], Tensor]
 
 
-def _label_shape(rank: int, needs: str) -> Callable[[Shape], Shape]:
+def _label_shape(ranks: Callable[[int], bool], needs: str) -> Callable[[Shape], Shape]:
     """Of one label for all the classes."""
 
     def over_classes(logits_shape: Shape) -> Shape:
-        if len(logits_shape) != rank:
+        if not ranks(len(logits_shape)):
             raise ExportError(f"the network's output is of the shape {logits_shape}, but objective {needs}")
         if logits_shape[-1] < 2:
             raise ExportError(
@@ -125,7 +125,11 @@ def _nothing_right(outputs: Tensor, _targets: Tensor) -> Tensor:
 
 _CROSS_ENTROPY = ObjectiveRule(
     label_dtype="I64",
-    label_shape=_label_shape(2, "'cross_entropy' needs logits (batch, classes); use 'next_token' for those of tokens"),
+    label_shape=_label_shape(
+        lambda rank: rank == 2,
+        "'cross_entropy' needs logits (batch, classes); 'next_token' is for those of tokens, 'dense_cross_entropy' for "
+        "those of pixels",
+    ),
     counted=_counted_indices,
     losses=_cross_entropies,
     right=_right_class,
@@ -138,10 +142,14 @@ _SQUARED_ERROR = ObjectiveRule(
     right=_nothing_right,
 )
 _SEQUENCES = "'next_token' needs logits (batch, tokens, classes); use 'cross_entropy' for one class for each sample"
+_PIXELS = (
+    "'dense_cross_entropy' needs logits (batch, height, width, classes); use 'cross_entropy' for one class of a sample"
+)
 OBJECTIVES: Mapping[str, ObjectiveRule] = MappingProxyType(
     {
         "cross_entropy": _CROSS_ENTROPY,
-        "next_token": replace(_CROSS_ENTROPY, label_shape=_label_shape(3, _SEQUENCES)),
+        "next_token": replace(_CROSS_ENTROPY, label_shape=_label_shape(lambda rank: rank == 3, _SEQUENCES)),
+        "dense_cross_entropy": replace(_CROSS_ENTROPY, label_shape=_label_shape(lambda rank: rank >= 4, _PIXELS)),
         "binary_cross_entropy": replace(_SQUARED_ERROR, losses=_binary_cross_entropies, right=_right_side),
         "mean_squared_error": _SQUARED_ERROR,
     }

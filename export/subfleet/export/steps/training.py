@@ -88,7 +88,7 @@ def training_step(  # noqa: PLR0913 - each says one thing of the step
         inputs=inputs,
         outputs=outputs,
         class_count=next(value.limit for value in inputs if value.role == "label"),
-        padded_labels=objective.name == "next_token",
+        padded_labels=objective.padded,
         carried=state_of(module) | (state_of(student.module) if student else {}),
         held=Holders(module).tensors,
     )

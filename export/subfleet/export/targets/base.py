@@ -65,7 +65,7 @@ class Target(Protocol):
         """Write an inference step with its weights, in the order of the step's inputs after the first, inside.
 
         The model takes batches of the step's size; with `any_batch`, where the target has that, of any size. It carries
-        texts by name, such as `subfleet.protocol.class_names.CLASS_NAMES`.
+        notes, texts by name; see `subfleet.protocol.model_notes`.
         """
         ...
 

@@ -97,7 +97,7 @@ def _verifier() -> Any:
 
 
 def constant_methods(notes: Mapping[str, str]) -> dict[str, Tensor]:
-    """The methods of a model besides the one that runs it: each gives a text that it carries, as bytes."""
+    """The methods of a model besides the one that runs it: each gives the text of a note."""
     return {name: torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8) for name, text in notes.items()}
 
 

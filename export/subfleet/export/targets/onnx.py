@@ -169,7 +169,7 @@ def training_model(graph: fx.GraphModule, step: Step) -> bytes:
 
 
 def with_notes(body: bytes, notes: Mapping[str, str]) -> bytes:
-    """A model that carries texts by name, as metadata."""
+    """A model that carries notes as metadata."""
     if not notes:
         return body
     model = onnx.load_model_from_string(body)

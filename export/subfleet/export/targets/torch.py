@@ -30,6 +30,7 @@ from subfleet.protocol.memory import MemoryPlan
 from subfleet.protocol.programs import Program, ProgramManifest, ValueInfo
 from subfleet.protocol.schema import ADDED_LATER, canonical_json, from_plain, parse_json, to_plain
 from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.task_kinds import Objective
 from subfleet.protocol.tensors import decode_container
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 from subfleet.protocol.transform import DataTransform
@@ -75,6 +76,7 @@ class TorchModel:
     model: AnyFamily
     spec: SubnetSpec
     classes: tuple[str, ...] = field(default=(), metadata=ADDED_LATER)
+    objective: Objective = field(default="cross_entropy", metadata=ADDED_LATER)
     transform: DataTransform | None = field(default=None, metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
@@ -160,10 +162,13 @@ def write_torch_model(
     spec: SubnetSpec,
     state: Mapping[str, Tensor],
     classes: tuple[str, ...] = (),
+    objective: Objective = "cross_entropy",
     transform: DataTransform | None = None,
 ) -> bytes:
     """Write an inference model: a tensor container of the weights, whose metadata name its network and its data."""
-    network = TorchModel(model=model, spec=replace(spec, name=""), classes=classes, transform=transform)
+    network = TorchModel(
+        model=model, spec=replace(spec, name=""), classes=classes, objective=objective, transform=transform
+    )
     arrays = {name: tensor.detach().cpu().numpy() for name, tensor in state.items()}
     return encode_arrays(arrays, {_MODEL: canonical_json(network).decode()})
 

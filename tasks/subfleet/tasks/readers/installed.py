@@ -1,20 +1,141 @@
-"""Data sets that come with the package."""
+"""Data sets that come with the package, or with scikit-learn: nothing is downloaded.
 
-from collections.abc import Sequence
+Of the digits there is one for each kind of task: what is asked of an image follows from its pixels and its class.
+"""
+
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from subfleet.protocol.errors import MissingExtraError
+from subfleet.tasks.dataset import Dataset, Inputs, Labels
 from subfleet.tasks.hold_out import hold_out
 from subfleet.tasks.named_dataset import TrainTest
 from subfleet.tasks.samples import digits
 
-__all__ = ["read_digits"]
+__all__ = [
+    "ATTRIBUTES",
+    "BRIGHTNESSES",
+    "PIXEL_CLASSES",
+    "TOKENS",
+    "read_diabetes",
+    "read_digits",
+    "read_digits_attributes",
+    "read_digits_moments",
+    "read_digits_pixels",
+    "read_digits_tokens",
+]
 
+ATTRIBUTES: tuple[frozenset[int], ...] = (
+    frozenset({0, 2, 4, 6, 8}),
+    frozenset({2, 3, 5, 7}),
+    frozenset({5, 6, 7, 8, 9}),
+    frozenset({0, 6, 8, 9}),
+)
+"""The digits that are even, prime, five or more, or have a loop."""
+PIXEL_CLASSES = ("outside", "stroke", "hole")
+BRIGHTNESSES = 8
+TOKENS = 15
 _TEST_FRACTION = 0.2
 _SPLIT_SEED = 3
+_STROKE = 0.3
+"""Brightness of a pixel that is part of a stroke."""
+_HUNDRED = 100.0
+
+Floats = npt.NDArray[np.float32]
 
 
 def read_digits(paths: Sequence[Path]) -> TrainTest:
     """The digits; a fifth of each class, always the same one, is the test part. There are no files."""
+    return _derived(lambda images, classes: (images, classes))
+
+
+def read_digits_attributes(paths: Sequence[Path]) -> TrainTest:
+    """Which of `ATTRIBUTES` a digit has: a 1 or a 0 for each. There are no files."""
+    return _derived(
+        lambda images, classes: (
+            images,
+            np.stack([np.isin(classes, [*group]) for group in ATTRIBUTES], axis=1).astype(np.float32),
+        )
+    )
+
+
+def read_digits_moments(paths: Sequence[Path]) -> TrainTest:
+    """Where a digit's ink lies: row and column of its centre, from the middle, and its spread, in pixels."""
+    return _derived(lambda images, _: (images, _moments(images[:, 0])))
+
+
+def read_digits_pixels(paths: Sequence[Path]) -> TrainTest:
+    """What each pixel of a digit is: one of `PIXEL_CLASSES`. There are no files."""
+    return _derived(lambda images, _: (images, _pixel_classes(images[:, 0] >= _STROKE)))
+
+
+def read_digits_tokens(paths: Sequence[Path]) -> TrainTest:
+    """A digit of 4 x 4 pixels, row by row, as a text of `BRIGHTNESSES` symbols of which the next one is wanted."""
+
+    def texts(images: Floats, _: npt.NDArray[np.int64]) -> tuple[Inputs, Labels]:
+        small = images.reshape(len(images), 4, 2, 4, 2).mean(axis=(2, 4), dtype=np.float64)
+        symbols = np.minimum((small * BRIGHTNESSES).astype(np.int64), BRIGHTNESSES - 1).reshape(len(images), -1)
+        return np.ascontiguousarray(symbols[:, :-1]), np.ascontiguousarray(symbols[:, 1:])
+
+    return _derived(texts)
+
+
+def read_diabetes(paths: Sequence[Path]) -> TrainTest:
+    """Ten measurements of 442 patients, each of variance 1, and how far the disease has gone a year later, by hundreds.
+
+    Raises:
+        MissingExtraError: scikit-learn is not installed.
+    """
+    try:
+        from sklearn.datasets import load_diabetes
+    except ImportError as error:
+        raise MissingExtraError("scikit-learn", "dev", remedy="run: pip install scikit-learn") from error
+    found: Any = load_diabetes(return_X_y=True)
+    measured, progress = (np.asarray(one, np.float64) for one in found)
+    inputs = (measured * np.sqrt(len(measured))).astype(np.float32)
+    return _split(inputs, (progress / _HUNDRED).astype(np.float32)[:, np.newaxis], np.zeros(len(inputs), np.int64))
+
+
+def _derived(asked: Callable[[Floats, npt.NDArray[np.int64]], tuple[Inputs, Labels]]) -> TrainTest:
     dataset = digits()
-    train, test = hold_out(dataset.classes(), fraction=_TEST_FRACTION, seed=_SPLIT_SEED)
+    images = np.asarray(dataset.inputs, np.float32)
+    return _split(*asked(images, dataset.classes()), dataset.classes())
+
+
+def _split(inputs: Inputs, labels: Labels, groups: npt.NDArray[np.int64]) -> TrainTest:
+    """A fifth of each group, always the same one, is the test part."""
+    dataset = Dataset(inputs=inputs, labels=labels)
+    train, test = hold_out(groups, fraction=_TEST_FRACTION, seed=_SPLIT_SEED)
     return TrainTest(train=dataset.take(train), test=dataset.take(test))
+
+
+def _moments(images: Floats) -> Floats:
+    ink = images.astype(np.float64)
+    ink /= ink.sum(axis=(1, 2), keepdims=True)
+    places = np.arange(ink.shape[1]) - (ink.shape[1] - 1) / 2
+    rows, columns = ink.sum(axis=2) @ places, ink.sum(axis=1) @ places
+    squares = ink.sum(axis=2) @ places**2 + ink.sum(axis=1) @ places**2
+    return np.stack([rows, columns, np.sqrt(squares - rows**2 - columns**2)], axis=1).astype(np.float32)
+
+
+def _pixel_classes(strokes: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    """Background that no way leads to from the border, without crossing a stroke, is a hole."""
+    framed = np.pad(~strokes, ((0, 0), (1, 1), (1, 1)), constant_values=True)
+    outside = np.zeros_like(framed)
+    outside[:, 0] = True
+    while True:
+        wider = outside.copy()
+        wider[:, 1:] |= outside[:, :-1]
+        wider[:, :-1] |= outside[:, 1:]
+        wider[:, :, 1:] |= outside[:, :, :-1]
+        wider[:, :, :-1] |= outside[:, :, 1:]
+        wider &= framed
+        if (wider == outside).all():
+            break
+        outside = wider
+    background = np.where(outside[:, 1:-1, 1:-1], 0, PIXEL_CLASSES.index("hole"))
+    return np.where(strokes, PIXEL_CLASSES.index("stroke"), background).astype(np.int64)

@@ -30,8 +30,8 @@ def check_settings(record: Family, norms: Iterable[str]) -> None:
     widths: tuple[int, ...] = _of(record, "widths")
     if not record.input_shape or min(record.input_shape) < 1:
         raise ConfigError(f"input_shape is {record.input_shape}, but must hold one or more sizes of 1 or more")
-    if record.class_count < 2:
-        raise ConfigError(f"class_count is {record.class_count}, but must be 2 or more")
+    if record.class_count < 1:
+        raise ConfigError(f"class_count is {record.class_count}, but must be 1 or more")
     if not widths or len(widths) != len(record.depths):
         raise ConfigError(
             f"widths {widths} and depths {record.depths} must have one entry for each section, at least one"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from subfleet.elastic.families.records.checks import check_image, check_settings, check_symbols
-from subfleet.elastic.network import Family
+from subfleet.elastic.network import Family, Places
 from subfleet.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ class ChoiceCnn:
 
     TAG: ClassVar[str] = "family"
     TYPE: ClassVar[str] = "choice_cnn"
+    PREDICTS: ClassVar[Places] = "sample"
     learnable_steps: ClassVar[bool] = False
     scaler: ClassVar[bool] = False
     input_shape: tuple[int, ...]
@@ -132,6 +133,7 @@ class ChoiceRnn:
 
     TAG: ClassVar[str] = "family"
     TYPE: ClassVar[str] = "choice_rnn"
+    PREDICTS: ClassVar[Places] = "token"
     learnable_steps: ClassVar[bool] = False
     scaler: ClassVar[bool] = False
     input_shape: tuple[int, ...]

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from subfleet.elastic.families.records.checks import check_image, check_settings
-from subfleet.elastic.network import Family
+from subfleet.elastic.network import Family, Places
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.schema import ADDED_LATER
 
@@ -44,6 +44,7 @@ class MobileNetV2:
 
     TAG: ClassVar[str] = "family"
     TYPE: ClassVar[str] = "mobilenet_v2"
+    PREDICTS: ClassVar[Places] = "sample"
     input_shape: tuple[int, ...]
     class_count: int
     widths: tuple[int, ...]
@@ -98,6 +99,7 @@ class MobileNetV3:
 
     TAG: ClassVar[str] = "family"
     TYPE: ClassVar[str] = "mobilenet_v3"
+    PREDICTS: ClassVar[Places] = "sample"
     input_shape: tuple[int, ...]
     class_count: int
     widths: tuple[int, ...]
@@ -153,6 +155,7 @@ class EfficientNetV2:
 
     TAG: ClassVar[str] = "family"
     TYPE: ClassVar[str] = "efficientnet_v2"
+    PREDICTS: ClassVar[Places] = "sample"
     input_shape: tuple[int, ...]
     class_count: int
     widths: tuple[int, ...]

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from subfleet.elastic.families.records.checks import check_image, check_settings
 from subfleet.elastic.families.records.genotypes import STAND_IN, edges_of
+from subfleet.elastic.network import Places
 from subfleet.protocol.schema import ADDED_LATER
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class NasBench201:
 
     TAG: ClassVar[str] = "family"
     TYPE: ClassVar[str] = "nas_bench_201"
+    PREDICTS: ClassVar[Places] = "sample"
     learnable_steps: ClassVar[bool] = False
     input_shape: tuple[int, ...]
     class_count: int

@@ -1,15 +1,16 @@
-"""Settings of networks without residual connections: VGG, and depthwise separable convolutions that hear keywords."""
+"""Settings of networks without residual connections: VGG, fully convolutional ones, and those that hear keywords."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from subfleet.elastic.families.records.checks import check_image, check_settings
+from subfleet.elastic.network import Places
 from subfleet.protocol.schema import ADDED_LATER
 
 if TYPE_CHECKING:
     from subfleet.elastic.families.blueprint import Blueprint
 
-__all__ = ["DsCnn", "Vgg"]
+__all__ = ["DsCnn", "Fcn", "Vgg"]
 
 _NORMS = ("batch", "group", "none")
 
@@ -38,6 +39,7 @@ class Vgg:
 
     TAG: ClassVar[str] = "family"
     TYPE: ClassVar[str] = "vgg"
+    PREDICTS: ClassVar[Places] = "sample"
     learnable_steps: ClassVar[bool] = False
     input_shape: tuple[int, ...]
     class_count: int
@@ -81,6 +83,7 @@ class DsCnn:
 
     TAG: ClassVar[str] = "family"
     TYPE: ClassVar[str] = "ds_cnn"
+    PREDICTS: ClassVar[Places] = "sample"
     learnable_steps: ClassVar[bool] = False
     input_shape: tuple[int, ...]
     class_count: int
@@ -103,3 +106,48 @@ class DsCnn:
         from subfleet.elastic.families.plain import ds_cnn
 
         return ds_cnn(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fcn:
+    """Sections of convolutions that keep height and width, with classes of each pixel (Long et al. 2015, section 3).
+
+    Nothing is pooled, so that nothing has to be upsampled either: for small images, of which every pixel is labelled.
+
+    Attributes:
+        input_shape: (channels, height, width).
+        class_count: as in `Family`, of each pixel.
+        widths: channels of each section.
+        depths: as in `Family`.
+        group_size: as in `Vgg`.
+        norm: as in `Vgg`.
+        kernels: as in `Vgg`.
+        scaler: as in `Family`.
+        block_numbers: as in `Vgg`.
+        layer_widths: as in `Vgg`.
+    """
+
+    TAG: ClassVar[str] = "family"
+    TYPE: ClassVar[str] = "fcn"
+    PREDICTS: ClassVar[Places] = "pixel"
+    learnable_steps: ClassVar[bool] = False
+    input_shape: tuple[int, ...]
+    class_count: int
+    widths: tuple[int, ...]
+    depths: tuple[int, ...]
+    group_size: int = 4
+    norm: Literal["group", "batch", "none"] = "group"
+    kernels: tuple[int, ...] = ()
+    scaler: bool = False
+    block_numbers: tuple[tuple[int, ...], ...] = ()
+    layer_widths: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_settings(self, _NORMS)
+        check_image(self)
+
+    def blueprint(self) -> "Blueprint":
+        """See `Family`."""
+        from subfleet.elastic.families.plain import fcn
+
+        return fcn(self)

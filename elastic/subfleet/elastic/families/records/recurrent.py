@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from subfleet.elastic.families.records.checks import check_settings, check_symbols
+from subfleet.elastic.network import Places
 from subfleet.protocol.schema import ADDED_LATER
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class Lstm:
 
     TAG: ClassVar[str] = "family"
     TYPE: ClassVar[str] = "lstm"
+    PREDICTS: ClassVar[Places] = "token"
     learnable_steps: ClassVar[bool] = False
     scaler: ClassVar[bool] = False
     input_shape: tuple[int, ...]

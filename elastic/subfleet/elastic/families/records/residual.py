@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from subfleet.elastic.families.records.checks import check_image, check_settings
+from subfleet.elastic.network import Places
 from subfleet.protocol.schema import ADDED_LATER
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class Mlp:
 
     TAG: ClassVar[str] = "family"
     TYPE: ClassVar[str] = "mlp"
+    PREDICTS: ClassVar[Places] = "sample"
     input_shape: tuple[int, ...]
     class_count: int
     widths: tuple[int, ...]
@@ -83,6 +85,7 @@ class PreactResNet:
 
     TAG: ClassVar[str] = "family"
     TYPE: ClassVar[str] = "preact_resnet"
+    PREDICTS: ClassVar[Places] = "sample"
     input_shape: tuple[int, ...]
     class_count: int
     widths: tuple[int, ...]

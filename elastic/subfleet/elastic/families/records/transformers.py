@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from subfleet.elastic.families.records.checks import check_settings, check_symbols
-from subfleet.elastic.network import Family
+from subfleet.elastic.network import Family, Places
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.schema import ADDED_LATER
 
@@ -39,6 +39,7 @@ class Vit:
 
     TAG: ClassVar[str] = "family"
     TYPE: ClassVar[str] = "vit"
+    PREDICTS: ClassVar[Places] = "sample"
     input_shape: tuple[int, ...]
     class_count: int
     widths: tuple[int, ...]
@@ -91,6 +92,7 @@ class Bert:
 
     TAG: ClassVar[str] = "family"
     TYPE: ClassVar[str] = "bert"
+    PREDICTS: ClassVar[Places] = "token"
     input_shape: tuple[int, ...]
     class_count: int
     widths: tuple[int, ...]
@@ -137,6 +139,7 @@ class BertClassifier:
 
     TAG: ClassVar[str] = "family"
     TYPE: ClassVar[str] = "bert_classifier"
+    PREDICTS: ClassVar[Places] = "sample"
     input_shape: tuple[int, ...]
     class_count: int
     widths: tuple[int, ...]
@@ -183,6 +186,7 @@ class Decoder:
 
     TAG: ClassVar[str] = "family"
     TYPE: ClassVar[str] = "decoder"
+    PREDICTS: ClassVar[Places] = "token"
     input_shape: tuple[int, ...]
     class_count: int
     widths: tuple[int, ...]

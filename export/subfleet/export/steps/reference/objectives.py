@@ -75,6 +75,7 @@ _LOSSES: Mapping[str, Callable[[ObjectiveSettings, Tensor, Tensor, str], Tensor]
     {
         "cross_entropy": _class_loss,
         "next_token": _class_loss,
+        "dense_cross_entropy": _class_loss,
         "binary_cross_entropy": _binary_loss,
         "mean_squared_error": _squared_loss,
     }

@@ -1,0 +1,42 @@
+"""What an inference model says of itself, as texts by name: its classes, what it was trained for, and its data.
+
+ONNX models carry them as metadata, ExecuTorch's as methods that give their texts in bytes.
+"""
+
+from subfleet.protocol.class_names import CLASS_NAMES, text_of_class_names
+from subfleet.protocol.errors import ProtocolError
+from subfleet.protocol.task_kinds import TASK_KINDS, Objective
+from subfleet.protocol.transform import DATA_TRANSFORM, DataTransform, text_of_transform
+
+__all__ = ["OBJECTIVE", "notes_of", "objective_of_text"]
+
+OBJECTIVE = "objective"
+"""Under which a model file carries the objective's name."""
+
+
+def notes_of(classes: tuple[str, ...], objective: Objective, transform: DataTransform | None = None) -> dict[str, str]:
+    """The notes of a model; none of classes without names, of the usual objective (a class of each sample), of nothing.
+
+    Args:
+        classes: names of its classes, in its order.
+        objective: that it was trained by.
+        transform: what was done to the samples that it was trained on.
+    """
+    named = {CLASS_NAMES: text_of_class_names(classes)} if classes else {}
+    meant = {} if objective == "cross_entropy" else {OBJECTIVE: objective}
+    return named | meant | ({} if transform is None else {DATA_TRANSFORM: text_of_transform(transform)})
+
+
+def objective_of_text(text: str) -> Objective:
+    """The objective that a model file's note names.
+
+    Raises:
+        ProtocolError: there is no such objective.
+    """
+    for name in TASK_KINDS:
+        if name == text:
+            found: Objective = name  # type: ignore[assignment]  # the table has all of them, and no other
+            return found
+    raise ProtocolError(
+        f"a model's objective is {text!r:.80}, but must be one of {sorted(TASK_KINDS)}; deploy it again"
+    )

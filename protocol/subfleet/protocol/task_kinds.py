@@ -1,0 +1,338 @@
+"""Kinds of task: what labels are, by which metrics a model is judged, and how metrics follow from sums over labels.
+
+Devices and server compute the same sums (`subfleet.tasks.metrics`). The sums of several data sets add up to those of
+all of them, so that a metric of a fleet is that of its samples together, and a claim is held to what its labels allow.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+from subfleet.protocol.metric_sums import SCORE_BINS, Totals
+
+__all__ = ["METRICS", "TASK_KINDS", "Metric", "Objective", "TaskKind", "better", "metrics_of", "oddity", "told_metrics"]
+
+Objective = Literal["cross_entropy", "next_token", "dense_cross_entropy", "binary_cross_entropy", "mean_squared_error"]
+_MOST_LOSS = 700.0
+"""Beyond which a perplexity is no number."""
+_ROUNDING = 1e-6
+"""By which sums of floating point numbers may differ from what they add up to, as a share of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """How good a model is, as a number.
+
+    Attributes:
+        title: what people call it.
+        larger_is_better: else smaller is.
+    """
+
+    title: str
+    larger_is_better: bool = True
+
+
+METRICS: Mapping[str, Metric] = MappingProxyType(
+    {
+        "accuracy": Metric(title="accuracy"),
+        "macro_f1": Metric(title="macro F1"),
+        "auroc": Metric(title="AUROC"),
+        "mean_iou": Metric(title="mean IoU"),
+        "perplexity": Metric(title="perplexity", larger_is_better=False),
+        "rmse": Metric(title="RMSE", larger_is_better=False),
+        "mae": Metric(title="MAE", larger_is_better=False),
+        "r2": Metric(title="R2"),
+        "loss": Metric(title="loss", larger_is_better=False),
+    }
+)
+"""Each by its name in files: shares from 0 to 1, but perplexity, errors in the unit of the targets, R2 and loss."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskKind:
+    """What an objective makes of a task.
+
+    Attributes:
+        name: of the kind.
+        labels: "classes" are indices of classes; "probabilities" numbers from 0 to 1, one for each output; "numbers"
+            any numbers, one for each output.
+        places: what has a label: a "sample", each "token" of a sequence, each "pixel" of an image; or "any" of these,
+            as the network predicts.
+        metrics: names in `METRICS`, the headline first.
+        by_class: whether the headline needs what is counted by class.
+    """
+
+    name: Literal["classification", "sequence", "segmentation", "multi_label", "regression"]
+    labels: Literal["classes", "probabilities", "numbers"]
+    places: Literal["sample", "token", "pixel", "any"]
+    metrics: tuple[str, ...]
+    by_class: bool = False
+
+    @property
+    def headline(self) -> str:
+        """The metric that a model is judged by where one number must do."""
+        return self.metrics[0]
+
+    @property
+    def over_classes(self) -> bool:
+        """Whether labels are indices of classes."""
+        return self.labels == "classes"
+
+    @property
+    def by_accuracy(self) -> bool:
+        """Whether paths of a supernet are ranked by accuracy; else by loss, as accuracy means nothing or says less."""
+        return self.headline == "accuracy"
+
+    def label_shape(self, input_shape: Sequence[int], outputs: int, predicts: str) -> tuple[int, ...]:
+        """Shape of one sample's label.
+
+        Args:
+            input_shape: of one sample.
+            outputs: of the network, for each place.
+            predicts: what the network has outputs for: a "sample", each "token" or each "pixel".
+        """
+        of_places = {"sample": (), "token": tuple(input_shape), "pixel": tuple(input_shape[1:])}[predicts]
+        return of_places if self.over_classes else (*of_places, outputs)
+
+    def guess_loss(self, outputs: int, totals: Totals) -> float:
+        """Mean loss of a label where nothing is known of inputs: of equally likely classes, or of the targets' mean.
+
+        Args:
+            outputs: of the network.
+            totals: of any model on the evaluation data; their targets count, not what the model made of them.
+        """
+        if self.labels == "classes":
+            return math.log(outputs)
+        if self.labels == "probabilities":
+            return math.log(2)
+        variances = list(_variances(totals))
+        return math.fsum(variances) / len(variances) if variances else 0.0
+
+
+TASK_KINDS: Mapping[str, TaskKind] = MappingProxyType(
+    {
+        "cross_entropy": TaskKind(
+            name="classification", labels="classes", places="sample", metrics=("accuracy", "macro_f1", "auroc")
+        ),
+        "next_token": TaskKind(name="sequence", labels="classes", places="token", metrics=("perplexity", "accuracy")),
+        "dense_cross_entropy": TaskKind(
+            name="segmentation", labels="classes", places="pixel", metrics=("mean_iou", "accuracy"), by_class=True
+        ),
+        "binary_cross_entropy": TaskKind(
+            name="multi_label",
+            labels="probabilities",
+            places="any",
+            metrics=("macro_f1", "auroc", "accuracy"),
+            by_class=True,
+        ),
+        "mean_squared_error": TaskKind(
+            name="regression", labels="numbers", places="any", metrics=("rmse", "mae", "r2")
+        ),
+    }
+)
+"""By the name of the objective that is minimised."""
+
+
+def better(metric: str) -> float:
+    """1 where a larger metric is better, -1 where a smaller one is."""
+    return 1.0 if METRICS[metric].larger_is_better else -1.0
+
+
+def told_metrics(metrics: Mapping[str, float]) -> str:
+    """Metrics in words, such as "RMSE 0.5512, R2 0.4321"."""
+    return ", ".join(
+        f"{METRICS[name].title if name in METRICS else name} {value:{'.4g' if name == 'perplexity' else '.4f'}}"
+        for name, value in metrics.items()
+    )
+
+
+def metrics_of(kind: TaskKind, totals: Totals) -> dict[str, float]:
+    """The metrics of a kind that follow from what was summed, in the kind's order; without those that do not.
+
+    What is counted by class is so only where that was asked; areas need labels of both sorts, R2 targets that differ.
+    """
+    found = ((name, _METRICS[name](totals)) for name in kind.metrics)
+    return {name: value for name, value in found if value is not None}
+
+
+def oddity(kind: TaskKind, totals: Totals, outputs: int) -> str:
+    """Why labels of so many outputs cannot add up to this; empty where they can.
+
+    Args:
+        kind: of the task.
+        totals: as a device claims them, in the ranges that messages have.
+        outputs: of the network.
+    """
+    sums = totals.sums
+    told = {
+        "class_counts": totals.class_counts,
+        "class_predicted": sums.class_predicted,
+        "absolute_errors": sums.absolute_errors,
+        "squared_errors": sums.squared_errors,
+        "targets": sums.targets,
+        "squared_targets": sums.squared_targets,
+        "positives": sums.positives[::SCORE_BINS],
+        "negatives": sums.negatives[::SCORE_BINS],
+    }
+    for name, numbers in told.items():
+        if len(numbers) not in (0, outputs):
+            return f"{name} are told of {len(numbers)} outputs, but the model has {outputs}"
+    if kind.labels == "numbers":
+        return _odd_errors(totals)
+    if any(sums.squared_errors) or any(sums.squared_targets):
+        return f"errors are told, but a task of {kind.name} has none"
+    return _odd_classes(totals) if kind.over_classes else _odd_probabilities(totals, outputs)
+
+
+def _odd_classes(totals: Totals) -> str:
+    counts, right, predicted = totals.class_counts, totals.class_correct, totals.sums.class_predicted
+    if counts and (sum(counts) != totals.label_count or sum(right) != totals.correct):
+        return (
+            f"{sum(counts)} labels were counted by class, {sum(right)} of them right, but {totals.label_count} and "
+            f"{totals.correct} in all"
+        )
+    if predicted and (not counts or sum(predicted) != totals.label_count or _below(predicted, right)):
+        return f"{sum(predicted)} predictions were counted by class, but that of {totals.label_count} labels cannot be"
+    return _odd_scores(totals, totals.label_count, counts)
+
+
+def _odd_probabilities(totals: Totals, outputs: int) -> str:
+    counts, right, predicted = totals.class_counts, totals.class_correct, totals.sums.class_predicted
+    rows, rest = divmod(totals.label_count, outputs)
+    if (
+        rest
+        or max((*counts, *predicted), default=0) > rows
+        or _below(predicted, right)
+        or len(predicted) != len(counts)
+    ):
+        return (
+            f"{totals.label_count} labels were told, but {outputs} outputs cannot have those that are counted by class"
+        )
+    alike = (rows - count - guessed + 2 * both for count, guessed, both in zip(counts, predicted, right, strict=True))
+    if counts and sum(alike) != totals.correct:
+        return f"{totals.correct} labels were right, but not by what is counted by class"
+    return _odd_scores(totals, rows, counts)
+
+
+def _odd_scores(totals: Totals, rows: int, counts: Sequence[int]) -> str:
+    positives, negatives = totals.sums.positives, totals.sums.negatives
+    if not positives and not negatives:
+        return ""
+    told = zip(map(sum, _bins(positives)), map(sum, _bins(negatives)), strict=False)
+    expected = [(count, rows - count) for count in counts]
+    if [*told] != expected:
+        return "scores are not told of each label once"
+    return ""
+
+
+def _odd_errors(totals: Totals) -> str:
+    sums = totals.sums
+    outputs = len(sums.squared_errors)
+    if not outputs or totals.class_counts or sums.class_predicted or sums.positives or sums.negatives:
+        return "errors are not told of each output, or classes are counted that regression does not have"
+    rows, rest = divmod(totals.label_count, outputs)
+    if rest:
+        return f"{totals.label_count} labels were told, but must be as many of each of {outputs} outputs"
+    # The mean of squares is the square of the mean at least, whatever the numbers are.
+    for name, roots, squares in (
+        ("errors", sums.absolute_errors, sums.squared_errors),
+        ("targets", sums.targets, sums.squared_targets),
+    ):
+        if any(root * root > rows * square * (1 + _ROUNDING) for root, square in zip(roots, squares, strict=True)):
+            return f"the squares of {name} add up to less than {rows} numbers of that sum can have"
+    total = math.fsum(sums.squared_errors)
+    if abs(total - totals.loss) > 1e-3 * max(total, totals.loss):  # programs compute in single precision
+        return f"squared errors add up to {total:g}, but the loss says {totals.loss:g}"
+    return ""
+
+
+def _below(numbers: Sequence[int], least: Sequence[int]) -> bool:
+    return any(number < one for number, one in zip(numbers, least, strict=False))
+
+
+def _bins(counts: Sequence[int]) -> Iterator[Sequence[int]]:
+    return (counts[start : start + SCORE_BINS] for start in range(0, len(counts), SCORE_BINS))
+
+
+def _accuracy(totals: Totals) -> float:
+    return totals.correct / totals.label_count
+
+
+def _perplexity(totals: Totals) -> float:
+    """Among how many equally likely symbols a model is as unsure."""
+    return math.exp(min(totals.loss / totals.label_count, _MOST_LOSS))
+
+
+def _of_classes(totals: Totals, score: Callable[[int, int, int], float]) -> float | None:
+    """The mean over the classes that occur among labels or predictions; 0 where none does."""
+    predicted = totals.sums.class_predicted
+    if not predicted:
+        return None
+    each = zip(totals.class_counts, predicted, totals.class_correct, strict=True)
+    scores = [score(count, guessed, right) for count, guessed, right in each if count or guessed]
+    return math.fsum(scores) / len(scores) if scores else 0.0
+
+
+def _macro_f1(totals: Totals) -> float | None:
+    return _of_classes(totals, lambda count, guessed, right: 2 * right / (count + guessed))
+
+
+def _mean_iou(totals: Totals) -> float | None:
+    return _of_classes(totals, lambda count, guessed, right: right / (count + guessed - right))
+
+
+def _auroc(totals: Totals) -> float | None:
+    """The mean over outputs with labels of both sorts of how often a 1 is scored above a 0; of equal bins half."""
+    areas = []
+    for ones, zeros in zip(_bins(totals.sums.positives), _bins(totals.sums.negatives), strict=True):
+        if not any(ones) or not any(zeros):
+            continue
+        below, twice = 0, 0
+        for one, zero in zip(ones, zeros, strict=True):
+            twice += one * (2 * below + zero)
+            below += zero
+        areas.append(twice / (2 * sum(ones) * sum(zeros)))
+    return math.fsum(areas) / len(areas) if areas else None
+
+
+def _rows(totals: Totals) -> int:
+    return totals.label_count // len(totals.sums.squared_errors)
+
+
+def _rmse(totals: Totals) -> float:
+    errors = totals.sums.squared_errors
+    return math.fsum(math.sqrt(error / _rows(totals)) for error in errors) / len(errors)
+
+
+def _mae(totals: Totals) -> float:
+    errors = totals.sums.absolute_errors
+    return math.fsum(error / _rows(totals) for error in errors) / len(errors)
+
+
+def _variances(totals: Totals) -> Iterator[float]:
+    rows, sums = _rows(totals), totals.sums
+    for total, square in zip(sums.targets, sums.squared_targets, strict=True):
+        yield max(square / rows - (total / rows) ** 2, 0.0)
+
+
+def _r2(totals: Totals) -> float | None:
+    """The mean over outputs of the share of the targets' variance that is explained."""
+    each = zip(totals.sums.squared_errors, _variances(totals), strict=True)
+    shares = [1 - error / _rows(totals) / variance for error, variance in each if variance > 0]
+    return math.fsum(shares) / len(shares) if shares else None
+
+
+_METRICS: Mapping[str, Callable[[Totals], float | None]] = MappingProxyType(
+    {
+        "accuracy": _accuracy,
+        "macro_f1": _macro_f1,
+        "auroc": _auroc,
+        "mean_iou": _mean_iou,
+        "perplexity": _perplexity,
+        "rmse": _rmse,
+        "mae": _mae,
+        "r2": _r2,
+    }
+)

@@ -1,0 +1,189 @@
+"""A shipped run of each kind of task is played to its end, on every runtime, and scikit-learn judges it."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from safetensors.torch import load
+from sklearn import metrics as sk
+
+from subfleet.cli.preflight import preflight
+from subfleet.elastic.building import network_of
+from subfleet.elastic.evaluate import evaluate
+from subfleet.elastic.maps import extract
+from subfleet.elastic.model_state import unpacked
+from subfleet.emulation.batch.exports import AwaitedExports
+from subfleet.emulation.batch.figures import figures
+from subfleet.emulation.batch.run import BatchResult, run_batch
+from subfleet.emulation.gathered import GatheredRun
+from subfleet.emulation.gathering import gathered
+from subfleet.export.cache import CacheFolder
+from subfleet.export.programs import export_inference_model
+from subfleet.export.requests import InferRequest
+from subfleet.journal.evaluations import spread_text
+from subfleet.protocol.programs import Prediction
+from subfleet.reporting.report import report_html
+from subfleet.reporting.results import summary
+from subfleet.reporting.telling import reached_text
+from subfleet.settings.reading import read_run
+from subfleet.tasks import Dataset, write_npz
+from subfleet.trainers.executorch import ExecutorchTrainer
+from subfleet.trainers.onnx import OnnxTrainer
+
+pytestmark = [pytest.mark.slow, pytest.mark.export]
+
+GOOD: Mapping[str, Mapping[str, float]] = {
+    "classification": {"accuracy": 0.85, "macro_f1": 0.85, "auroc": 0.97},
+    "sequence": {"accuracy": 0.42},
+    "segmentation": {"mean_iou": 0.55, "accuracy": 0.9},
+    "multi-label": {"macro_f1": 0.8, "auroc": 0.9, "accuracy": 0.85},
+    "regression": {"r2": 0.2},
+    "regression-several": {"r2": 0.4},
+}
+"""What each run reaches at least."""
+TRAINERS = {"onnx": OnnxTrainer, "executorch": ExecutorchTrainer}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Played:
+    """A run that is over."""
+
+    name: str
+    gathered: GatheredRun
+    result: BatchResult
+
+
+@pytest.fixture(scope="module", params=sorted(GOOD))
+def played(request: pytest.FixtureRequest, exports: AwaitedExports) -> Played:
+    found = gathered(read_run(request.param, ("deploy_targets=[]",)))
+    return Played(name=request.param, gathered=found, result=run_batch(found, exports))
+
+
+def test_it_ends_with_the_metrics_of_its_kind_and_shows_them(played: Played) -> None:
+    kind = played.gathered.run.training.objective.kind
+    last = played.result.rounds[-1]
+    assert [row.status for record in played.result.rounds for row in record.clients] == ["folded"] * 9
+    assert (last.headline, next(iter(last.all_metrics))) == (kind.headline, kind.headline)
+    assert set(last.all_metrics) == set(kind.metrics)
+    assert (last.accuracy is None) == ("accuracy" not in kind.metrics)
+    for name, least in GOOD[played.name].items():
+        assert last.all_metrics[name] > least, name
+    told = summary(played.name, played.result.result)
+    assert (told["headline"], told["metrics"]) == (kind.headline, last.all_metrics)
+    assert told["evaluation"][kind.headline]["clients"] == 3
+    json.dumps(told, allow_nan=False)
+    assert f"{last.value:.4g}"[:5] in reached_text(played.result.result)
+    page = report_html(played.name, played.result.result, {})
+    assert all(words in page for words in (last.told, "of the full model", "What devices found"))
+    assert set(figures(played.gathered, played.result)["own"]) == {"laptop", "phone", "pi-4"}
+
+
+def test_what_devices_tell_adds_up_to_what_the_server_finds_on_the_same_samples(played: Played) -> None:
+    run, result = played.gathered.run, played.result
+    network, state = network_of(run.model), unpacked(load(result.model)).shared
+    objective = run.training.objective
+    (record,) = result.result.evaluations
+    held_out = {device.client_id: device.test for device in played.gathered.devices}
+    totals = []
+    for row in record.evaluated:
+        data, owner = held_out[row.client_id], result.own[row.client_id]
+        assert data is not None
+        found = evaluate(network, owner.spec, state, *tensors(data), objective=objective.name)
+        own = {**({} if row.accuracy is None else {"accuracy": row.accuracy}), **row.metrics}
+        assert own == pytest.approx(dict(found.metrics), abs=2e-4), row.client_id
+        assert row.loss == pytest.approx(found.loss, rel=1e-4)
+        totals.append(found.totals)
+    assert len(totals) == 3
+    whole = Dataset(
+        inputs=np.concatenate([one.inputs for one in held_out.values() if one is not None]),
+        labels=np.concatenate([one.labels for one in held_out.values() if one is not None]),
+    )
+    if len({one.spec for one in result.own.values()}) == 1:  # they have one model, of all their samples together
+        spec = next(iter(result.own.values())).spec
+        together = evaluate(network, spec, state, *tensors(whole), objective=objective.name)
+        assert dict(record.together) == pytest.approx(dict(together.metrics), abs=2e-4)
+    assert "on held-out samples of their own" in spread_text(record)
+
+
+@pytest.mark.parametrize("target", ["onnx", "executorch"])
+def test_its_exported_model_predicts_what_scikit_learn_judges_as_the_server_does(
+    played: Played, target: str, tmp_path: Path
+) -> None:
+    run = played.gathered.run
+    network, state = network_of(run.model), unpacked(load(played.result.model)).shared
+    request = InferRequest(
+        model=run.model,
+        spec=network.full_spec(),
+        target=target,
+        weights_sha256="",
+        classes=played.gathered.evaluation.class_names,
+        objective=run.training.objective.name,
+    )
+    body, difference = export_inference_model(request, extract(network, network.full_spec(), state))
+    suffix = {"onnx": ".onnx", "executorch": ".pte"}[target]
+    (tmp_path / f"model{suffix}").write_bytes(body)
+    write_npz(tmp_path / "test.npz", played.gathered.evaluation)
+    found = TRAINERS[target]().predict(tmp_path / f"model{suffix}", str(tmp_path / "test.npz"))
+    assert difference < 1e-4
+    server = played.result.rounds[-1].all_metrics
+    assert found.headline == run.training.objective.kind.headline
+    assert dict(found.metrics) == pytest.approx(server, abs=2e-4)
+    judged = judged_by_scikit_learn(found, played.gathered.evaluation)
+    assert judged, "scikit-learn has something to say of each kind"
+    assert {name: server[name] for name in judged} == pytest.approx(judged, abs=2e-4)
+
+
+def judged_by_scikit_learn(found: Prediction, data: Dataset) -> dict[str, float]:
+    """Of the metrics that need no scores, each by its own words."""
+    labels = data.labels
+    if found.numbers:
+        numbers = np.asarray(found.numbers).reshape(labels.shape)
+        return {
+            "rmse": sk.root_mean_squared_error(labels, numbers),
+            "mae": sk.mean_absolute_error(labels, numbers),
+            "r2": sk.r2_score(labels, numbers),
+        }
+    predicted = np.asarray(found.labels).reshape(labels.shape)
+    if labels.dtype == np.float32:
+        return {
+            "macro_f1": sk.f1_score(labels, predicted, average="macro"),
+            "accuracy": 1 - sk.hamming_loss(labels, predicted),
+        }
+    return of_classes(found, labels.ravel().astype(np.int64), predicted.ravel())
+
+
+def of_classes(found: Prediction, labels: npt.NDArray[np.int64], predicted: npt.NDArray[np.int64]) -> dict[str, float]:
+    known = {
+        "accuracy": sk.accuracy_score(labels, predicted),
+        "macro_f1": sk.f1_score(labels, predicted, average="macro"),
+        "mean_iou": sk.jaccard_score(labels, predicted, average="macro"),
+    }
+    return {name: value for name, value in known.items() if name in found.metrics}
+
+
+def tensors(data: Dataset) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.from_numpy(data.inputs.copy()), torch.from_numpy(data.labels.copy())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", sorted(GOOD))
+def test_preflight_says_ready_of_what_then_ends_well(name: str, cache: CacheFolder) -> None:
+    verdicts = [*preflight(read_run(name), cache)]
+    assert {verdict.target for verdict in verdicts} == {"onnx", "executorch", "torch"}
+    assert [verdict.problem for verdict in verdicts] == [""] * len(verdicts)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["fjord", "dynamic_selection"])
+@pytest.mark.parametrize("name", ["segmentation", "sequence"])
+def test_subnets_are_taught_wherever_there_are_classes(name: str, method: str, exports: AwaitedExports) -> None:
+    """FjORD's nested widths by the larger one, and subnets by the whole model on noise."""
+    run = read_run(name, (f"method={{type='{method}'}}", "rounds=1", "deploy_targets=[]", "data.samples=300"))
+    result = run_batch(gathered(run), exports)
+    assert [row.status for row in result.rounds[0].clients] == ["folded"] * 3
+    assert result.rounds[0].value is not None

@@ -1,0 +1,178 @@
+"""What goes with each kind of task and what does not, said when a run's file is read; and claims that cannot be."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from subfleet.elastic.families.records.choices import ChoiceCnn
+from subfleet.elastic.families.records.plain import Fcn
+from subfleet.elastic.families.records.residual import Mlp
+from subfleet.elastic.families.records.transformers import Decoder
+from subfleet.elastic.network import Family
+from subfleet.elastic.teaching import DistillationSettings
+from subfleet.methods.fedoras import FedorAS
+from subfleet.methods.fedtrans import FedTrans
+from subfleet.methods.heterofl import HeteroFL
+from subfleet.methods.power_of_choice import PowerOfChoice
+from subfleet.methods.standalone import Standalone
+from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.task_kinds import TASK_KINDS
+from subfleet.protocol.training import ObjectiveSettings, TrainingSettings
+from subfleet.settings.attacks import Backdoor
+from subfleet.settings.fleet import DeviceSettings, FleetSettings
+from subfleet.settings.reading import read_run
+from subfleet.settings.run import Run
+from subfleet.settings.samples import DataSettings, PartitionSettings
+from subfleet.settings.shipped import RUNS
+
+MLP = Mlp(input_shape=(1, 8, 8), class_count=3, widths=(4,), depths=(1,), group_size=2)
+FCN = Fcn(input_shape=(1, 8, 8), class_count=3, widths=(4,), depths=(1,))
+DECODER = Decoder(input_shape=(15,), class_count=8, widths=(8,), depths=(1,), heads=(1,), vocabulary=8)
+MODELS: dict[str, tuple[Family, ...]] = {
+    "cross_entropy": (MLP,),
+    "next_token": (DECODER,),
+    "dense_cross_entropy": (FCN,),
+    "binary_cross_entropy": (MLP, FCN, DECODER),
+    "mean_squared_error": (MLP, FCN, DECODER),
+}
+ONE = replace(MLP, class_count=1)
+
+
+def run_of(model: Family, objective: str, **changes: Any) -> Run:
+    training = TrainingSettings(objective=ObjectiveSettings(name=objective))  # type: ignore[arg-type]
+    usual: dict[str, Any] = {"data": DataSettings(test="test.npz"), "method": HeteroFL(class_mask=False)}
+    return Run(name="r", model=model, training=training, **{**usual, **changes})
+
+
+@pytest.mark.parametrize("objective", TASK_KINDS)
+def test_each_kind_goes_with_families_that_have_outputs_of_what_is_labelled(objective: str) -> None:
+    for model in (MLP, FCN, DECODER):
+        if model in MODELS[objective]:
+            assert run_of(model, objective).label_shape is not None
+        else:
+            with pytest.raises(ValueError, match=f"training.objective.name is '{objective}', which needs a class of e"):
+                run_of(model, objective)
+
+
+def test_labels_have_the_shape_of_what_is_predicted() -> None:
+    found = {
+        (objective, model.TYPE): run_of(model, objective).label_shape
+        for objective in MODELS
+        for model in MODELS[objective]
+    }
+    assert found == {
+        ("cross_entropy", "mlp"): (),
+        ("next_token", "decoder"): (15,),
+        ("dense_cross_entropy", "fcn"): (8, 8),
+        **{(name, "mlp"): (3,) for name in ("binary_cross_entropy", "mean_squared_error")},
+        **{(name, "fcn"): (8, 8, 3) for name in ("binary_cross_entropy", "mean_squared_error")},
+        **{(name, "decoder"): (15, 8) for name in ("binary_cross_entropy", "mean_squared_error")},
+    }
+
+
+def emulated(partition: str, **device: Any) -> dict[str, Any]:
+    devices = (DeviceSettings(id="a", profile="laptop", log="laptop", **device),)
+    data = DataSettings(test="t.npz", train="t.npz", partition=PartitionSettings(name=partition))  # type: ignore[arg-type]
+    return {"data": data, "fleet": FleetSettings(devices=devices), "min_clients": 1}
+
+
+REFUSED: dict[str, tuple[Family, str, dict[str, Any], str]] = {
+    "one class": (
+        ONE,
+        "cross_entropy",
+        {},
+        "model.class_count is 1, but one class alone is always right; give it 2 or m",
+    ),
+    "too many numbers": (
+        replace(MLP, class_count=1025),
+        "mean_squared_error",
+        {},
+        "is judged by for 1024 outputs at most",
+    ),
+    "names": (
+        MLP,
+        "binary_cross_entropy",
+        {"data": DataSettings(test="t", classes=("a", "b", "c"))},
+        "knows none; leave",
+    ),
+    "some names": (
+        MLP,
+        "cross_entropy",
+        {"data": DataSettings(test="t", classes=("a", "b"))},
+        "names 2, but must name all 3",
+    ),
+    "8 bits": (MLP, "mean_squared_error", {"deploy_quantisation": "static"}, "judged by the class of each sample"),
+    "8 bits of pixels": (
+        FCN,
+        "dense_cross_entropy",
+        {"deploy_quantisation": "dynamic"},
+        "set deploy_quantisation = 'none'",
+    ),
+    "in place": (
+        MLP,
+        "mean_squared_error",
+        {"distillation": DistillationSettings()},
+        "teaches subnets the classes that the whole model predicts.*set distillation.iterations = 0",
+    ),
+    "a gain of nothing": (MLP, "mean_squared_error", {"method": FedTrans()}, "set method.stop_rounds = 0"),
+    "classes of several numbers": (MLP, "mean_squared_error", emulated("dirichlet"), "take 'iid' or 'natural'"),
+    "classes of labels": (MLP, "binary_cross_entropy", emulated("shard"), "goes by one class or number of each sample"),
+    "classes of pixels": (FCN, "dense_cross_entropy", emulated("pathological"), "take 'iid' or 'natural'"),
+    "a backdoor": (MLP, "binary_cross_entropy", emulated("iid", attack=Backdoor()), "has no class of each sample"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_combined_is_refused_in_one_sentence(name: str) -> None:
+    model, objective, changes, words = REFUSED[name]
+    with pytest.raises(ValueError, match=words) as caught:
+        run_of(model, objective, **changes)
+    assert "\n" not in str(caught.value)
+
+
+TAUGHT = ObjectiveSettings(name="cross_entropy", label_smoothing=0.1)
+
+
+@pytest.mark.parametrize("option", [{"label_smoothing": 0.1}, {"class_mask": True}, {"distillation": "mutual"}])
+@pytest.mark.parametrize("name", ["binary_cross_entropy", "mean_squared_error"])
+def test_terms_over_classes_need_classes(name: str, option: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="knows no classes"):
+        ObjectiveSettings(name=name, **option)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("method", [PowerOfChoice(), Standalone(), FedTrans(stop_rounds=0)])
+@pytest.mark.parametrize("objective", TASK_KINDS)
+def test_what_is_defined_for_a_kind_goes_with_it(objective: str, method: Any) -> None:
+    model = MODELS[objective][0]
+    assert (
+        run_of(model, objective, method=method, evaluation=read_run("power_of_choice").evaluation).label_shape
+        is not None
+    )
+
+
+def test_one_number_is_split_by_its_tenths_and_devices_may_bring_what_they_like() -> None:
+    run_of(ONE, "mean_squared_error", **emulated("dirichlet"))
+    run_of(MLP, "binary_cross_entropy", **emulated("dirichlet", data="own.npz"))
+
+
+def test_paths_are_scored_by_devices_where_their_word_has_a_bound() -> None:
+    text = ["data.partition={name='iid'}", "training.objective.name=mean_squared_error"]
+    assert isinstance(read_run("fedoras", text).method, FedorAS)
+    assert isinstance(read_run("fedoras", text).model, ChoiceCnn)
+    with pytest.raises(
+        ConfigError, match=r"no bound that one device's word could be held to; set method.search.scoring"
+    ):
+        read_run("fedoras", [*text, "method.search.scoring=devices", "model.norm=group"])
+    read_run(
+        "fedoras",
+        [text[0], "training.objective.name=binary_cross_entropy", "method.search.scoring=devices", "model.norm=group"],
+    )
+
+
+def test_there_is_a_shipped_run_of_every_kind() -> None:
+    names = ("classification", "sequence", "segmentation", "multi-label", "regression", "regression-several")
+    assert set(names) <= set(RUNS)
+    kinds = [read_run(name).training.objective.kind.name for name in names]
+    assert kinds == ["classification", "sequence", "segmentation", "multi_label", "regression", "regression"]
+    assert {device.runtime for device in read_run("regression").fleet.devices} == {"onnx", "executorch", "torch"}
