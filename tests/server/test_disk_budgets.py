@@ -176,7 +176,7 @@ def test_what_cannot_come_within_the_round_is_not_sent() -> None:
 
 def test_candidates_that_are_to_be_scored_lie_on_the_disk_beside_each_other() -> None:
     terms = terms_of(rounds=4, method=FedFA(choice="score"))
-    state, _ = assigned(terms, measuring(terms), 4500)
+    state, _ = assigned(terms, measuring(terms), 7900)
     seat = state.seats["ada"]
     assert len(seat.proposals) == 4
     candidates = tuple(
@@ -191,8 +191,8 @@ def test_candidates_that_are_to_be_scored_lie_on_the_disk_beside_each_other() ->
     wanted = scoring_wanted(state, seat)
     _, actions = step(terms, state, Ready(made=ScoringMade(wanted=wanted, candidates=candidates)), 2.0)
     (task,) = sent(actions)
-    assert [program.blob for program in task.programs] == [one.program.blob for one in candidates[:2]]
-    assert needed_bytes(task) == 4000
+    assert [program.blob for program in task.programs] == [one.program.blob for one in candidates[:3]]
+    assert needed_bytes(task) == 6000
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.schema import to_plain
 from subfleet.protocol.training import TrainingSettings
 from subfleet.settings.overrides import with_override
-from subfleet.settings.reading import read_run
+from subfleet.settings.reading import read_run, read_runs
 from subfleet.settings.run import Run
 from subfleet.settings.validation import problems_with
 
@@ -34,7 +34,7 @@ def numbers(plain: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SHIPPED)
 def test_no_number_of_a_run_may_be_infinite_or_none_at_all(name: str) -> None:
-    plain = to_plain(read_run(name))
+    plain = to_plain(read_runs(name)[0])
     places = list(numbers(plain))
     assert len(places) > 60
     for keys in places:

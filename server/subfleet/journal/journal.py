@@ -103,10 +103,8 @@ class Journal:
             ]
             scored = _of_round(generations, self._run_id, run.folded_round)
             generation_count = connection.execute(sql.select(sql.func.count()).where(scored)).scalar_one()
-            written = [
-                from_plain(WrittenProgram, json.loads(text))
-                for text in connection.scalars(_programs_of(self._run_id)).all()
-            ]
+            programs = connection.scalars(_programs_of(self._run_id)).all()
+            written = [from_plain(WrittenProgram, json.loads(text)) for text in programs]
         work = _work_of(run.phase)
         last = {seat.client_id: seat for number, of, seat in seats if was_folded(run.folded_round, number, of, seat)}
         settled = (
@@ -121,12 +119,7 @@ class Journal:
             round=run.round,
             folded_round=run.folded_round,
             phase=run.phase,
-            tries=Tries(
-                retry=run.retry,
-                lost=run.lost,
-                waits_for=run.waits_for,
-                failing=MappingProxyType(from_plain(dict[str, Failing], json.loads(run.failing))),
-            ),
+            tries=_tries_of(run),
             failure=run.failure,
             entered_s=now_s,
             opened_s=now_s,
@@ -308,6 +301,11 @@ def _with_metrics(plain: dict[str, Any]) -> dict[str, Any]:
     """A round's record; those of before metrics came may tell a perplexity in their place."""
     metrics = {} if (told := plain.pop("perplexity", None)) is None else {"perplexity": told}
     return {"metrics": metrics, "headline": next(iter(metrics), "accuracy"), **plain}
+
+
+def _tries_of(run: Any) -> Tries:
+    failing = MappingProxyType(from_plain(dict[str, Failing], json.loads(run.failing)))
+    return Tries(retry=run.retry, lost=run.lost, waits_for=run.waits_for, failing=failing)
 
 
 def _put(connection: sql.Connection, table: sql.Table, row: dict[str, Any]) -> None:

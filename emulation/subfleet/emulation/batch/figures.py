@@ -16,7 +16,7 @@ from subfleet.emulation.gathered import GatheredRun
 from subfleet.folding.devices import compute_device
 from subfleet.folding.trained import as_client
 from subfleet.folding.views import Views
-from subfleet.journal.records import ClientRow, participation_of
+from subfleet.journal.records import ClientRow, RoundRecord, participation_of
 from subfleet.methods.policies import Participant
 from subfleet.protocol.errors import RunError
 from subfleet.protocol.task_kinds import better
@@ -94,19 +94,20 @@ def figures(experiment: GatheredRun, result: BatchResult) -> dict[str, Any]:
         "parameters_lost": _mean([row.parameters_lost for row in rows if row.utilisation is not None]),
         "programs_written": sum(record.programs_written for record in result.rounds),
         "turns": result.turns,
-        "rounds": [
-            {
-                "round": record.round,
-                "accuracy": record.accuracy,
-                **record.metrics,
-                "loss": record.loss,
-                "log_time_s": record.log_time_s,
-                "participation": record.participation,
-                "left_out": record.left_out,
-                "clients": [_plain(row) for row in record.clients],
-            }
-            for record in result.rounds
-        ],
+        "rounds": [_round(record) for record in result.rounds],
+    }
+
+
+def _round(record: RoundRecord) -> dict[str, Any]:
+    return {
+        "round": record.round,
+        "accuracy": record.accuracy,
+        **record.metrics,
+        "loss": record.loss,
+        "log_time_s": record.log_time_s,
+        "participation": record.participation,
+        "left_out": record.left_out,
+        "clients": [_plain(row) for row in record.clients],
     }
 
 
