@@ -15,6 +15,7 @@ from subfleet.protocol.errors import MissingExtraError, SubfleetError
 from subfleet.protocol.exit_codes import ExitCode
 from subfleet.protocol.interruption import interruptible
 from subfleet.protocol.logs import of_subfleet_or_warning
+from subfleet.protocol.plugins import raised_by_plugin
 from subfleet.protocol.task_kinds import told_metrics
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
 def _said_of(error: Exception) -> tuple[ExitCode, str]:
     if isinstance(error, SubfleetError):
         return error.exit_code, str(error)
+    if sentence := raised_by_plugin(error):
+        return ExitCode.CONFIG, sentence
     if isinstance(error, ModuleNotFoundError):
         missing = MissingExtraError((error.name or "").partition(".")[0], "edge")
         return missing.exit_code, str(missing)

@@ -15,7 +15,7 @@ from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.silence import silence
 from subfleet.protocol.suggestion import did_you_mean
 
-__all__ = ["Registry", "problem_with_record"]
+__all__ = ["Registry", "package_of", "problem_with_record"]
 
 T = TypeVar("T")
 
@@ -134,19 +134,20 @@ class Registry(Mapping[str, T]):
     def _loaded_anew(self, name: str) -> T | ConfigError:
         entry, *others = self._registered()[name]
         if others:
-            owners = " and ".join(f"{one.value} of {_package(one)}" for one in (entry, *others))
+            owners = " and ".join(f"{one.value} of {package_of(one)}" for one in (entry, *others))
             return ConfigError(f"{self.what} {name!r:.80} is registered as {owners}; uninstall all but one")
-        subject = f"{self.what} {name!r:.80}, which is {entry.value} of {_package(entry)}, cannot be loaded"
+        subject = f"{self.what} {name!r:.80}, which is {entry.value} of {package_of(entry)}, cannot be loaded"
         silence(os.environ)  # what others bring may import a library that reports
         try:
             found = self._read(entry.load())
             problem = self._check(found, name)
-        except Exception as error:  # noqa: BLE001 - whatever others' code raises concerns this name alone
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever others' code raises concerns this name alone
             broken = ConfigError(f"{subject}: {type(error).__name__}: {error}; mend or uninstall that package")
             broken.__cause__ = error
             return broken
         return ConfigError(f"{subject}: {problem}; mend or uninstall that package") if problem else found
 
 
-def _package(entry: EntryPoint) -> str:
+def package_of(entry: EntryPoint) -> str:
+    """Which package registers an entry point, in words."""
     return f"package {entry.dist.name}" if entry.dist is not None else "no package"

@@ -9,6 +9,7 @@ from subfleet.protocol.errors import MissingExtraError, SubfleetError
 from subfleet.protocol.exit_codes import ExitCode
 from subfleet.protocol.interruption import interruptible
 from subfleet.protocol.logs import of_subfleet_or_warning
+from subfleet.protocol.plugins import raised_by_plugin
 from subfleet.protocol.text import printable
 
 __all__ = ["exit_code_of", "reporting"]
@@ -23,6 +24,8 @@ def exit_code_of(error: BaseException) -> tuple[ExitCode, str]:
         return error.exit_code, str(error)
     if isinstance(error, KeyboardInterrupt):
         return ExitCode.INTERRUPTED, "stopped; start the same command again to go on"
+    if sentence := raised_by_plugin(error):
+        return ExitCode.CONFIG, sentence
     if isinstance(error, ModuleNotFoundError):
         package = (error.name or "").partition(".")[0]
         missing = MissingExtraError(package, _EXTRA_OF_PACKAGE.get(package, "server"))

@@ -112,7 +112,7 @@ def _read_entry_point(source: str, module_name: str, function_name: str, meant: 
     try:
         result = function()
     # The user's own code may raise anything, and they need its words.
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise DataError(
             f"data source {source!r} raised {type(error).__name__}: {error}; correct the function"
         ) from error
@@ -130,7 +130,7 @@ def _import(source: str, module_name: str, function_name: str, meant: str) -> Ca
             f"{meant}"
         ) from error
     # The user's own module may raise anything while it is imported.
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise DataError(
             f"data source {source!r} raised {type(error).__name__} while it was imported: {error}; correct the module"
         ) from error

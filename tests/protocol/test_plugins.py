@@ -1,0 +1,124 @@
+"""Whose exception it is that ends a command: a plug-in's is told as the plug-in's, and ours as ours."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from subfleet.cli.failures import exit_code_of
+from subfleet.edge_client import commands
+from subfleet.protocol.errors import DataError
+from subfleet.protocol.exit_codes import ExitCode
+from subfleet.protocol.schema import parse_json, to_plain
+
+KINDS = {
+    "datasets": "data set",
+    "families": "family of networks",
+    "methods": "method",
+    "observers": "observer",
+    "presets": "preset",
+    "trainers": "trainer",
+    "later": "plug-in",
+}
+CODE = """
+from contextlib import contextmanager
+from theirs_of_a_test import within
+
+def direct():
+    raise ValueError("nothing fits")
+
+def lacking():
+    import nowhere_of_a_test
+
+def through(function):
+    return function()
+
+@contextmanager
+def context():
+    yield
+
+@contextmanager
+def broken():
+    raise ValueError("at its begin")
+    yield
+"""
+
+
+@pytest.fixture
+def theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A package that registers a plug-in of each kind, as if it were installed."""
+    package = tmp_path / "theirs_of_a_test"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "within.py").write_text("def fail():\n    raise KeyError('odd')\n", encoding="utf-8")
+    for kind in KINDS:
+        (package / f"{kind}.py").write_text(CODE, encoding="utf-8")
+    info = tmp_path / "theirs-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1\n", encoding="utf-8")
+    told = "".join(f"[subfleet.{kind}]\nmine = theirs_of_a_test.{kind}:direct\n" for kind in KINDS)
+    (info / "entry_points.txt").write_text(told, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield __import__("importlib").import_module
+    for name in [name for name in sys.modules if name.startswith("theirs_of_a_test")]:
+        del sys.modules[name]
+
+
+def raised(function: Callable[..., Any], *arguments: Any) -> Exception:
+    try:
+        function(*arguments)
+    except Exception as error:  # noqa: BLE001 - whatever it is
+        return error
+    raise AssertionError
+
+
+@pytest.mark.parametrize(("kind", "what"), KINDS.items())
+def test_an_exception_of_a_plugin_is_told_as_the_plugins(theirs: Any, kind: str, what: str) -> None:
+    error = raised(theirs(f"theirs_of_a_test.{kind}").direct)
+    said = f"the {what} 'mine' of package theirs raised ValueError: nothing fits; mend or uninstall that package"
+    assert exit_code_of(error) == commands._said_of(error) == (ExitCode.CONFIG, said)
+
+
+def test_what_it_calls_is_its_matter(theirs: Any) -> None:
+    module = theirs("theirs_of_a_test.methods")
+    for function, words in (
+        (module.broken().__enter__, "raised ValueError: at its begin"),
+        (module.within.fail, "raised KeyError: 'odd'"),
+        (module.lacking, "raised ModuleNotFoundError: No module named 'nowhere_of_a_test'"),
+        (lambda: module.through(lambda: int("x")), "raised ValueError: invalid literal"),
+        (lambda: module.through(lambda: to_plain({}).x), "raised AttributeError"),
+    ):
+        assert f"of package theirs {words}" in exit_code_of(raised(function))[1]
+
+
+def test_ours_stays_ours_also_behind_a_context_of_theirs(theirs: Any) -> None:
+    module = theirs("theirs_of_a_test.observers")
+
+    def defect() -> None:
+        with module.context():
+            parse_json(3, max_bytes=4)  # type: ignore[arg-type]
+
+    @contextmanager
+    def wrapped() -> Iterator[None]:
+        with module.context():
+            yield
+
+    def behind() -> None:
+        with wrapped():
+            raise ZeroDivisionError("x")
+
+    for function in (defect, behind, lambda: 1 / 0):
+        code, sentence = exit_code_of(raised(function))
+        assert code == ExitCode.INTERNAL
+        assert sentence.startswith("this is a defect of Subfleet")
+
+
+def test_an_error_of_ours_that_a_plugin_raises_keeps_its_own_sentence(theirs: Any) -> None:
+    def refuse() -> None:
+        raise DataError("the file is empty")
+
+    error = raised(theirs("theirs_of_a_test.datasets").through, refuse)
+    assert exit_code_of(error) == (ExitCode.DATA, "the file is empty")
