@@ -169,6 +169,12 @@ def test_progress_tells_rounds_devices_and_the_time_left(left_s: float | None, s
     assert progress_text(replace(HALF, left_s=left_s)) == said
 
 
+def test_progress_tells_who_is_away_and_why() -> None:
+    away = ("cyd: it said goodbye (it was stopped), last seen 12 s ago", "bob: no heartbeat for 41 s")
+    said = "round 2 of 5: 3 of 6 devices have answered; away: " + ", ".join(away)
+    assert progress_text(replace(HALF, away=away)) == said
+
+
 def test_on_a_terminal_the_next_thing_takes_the_place_of_progress() -> None:
     output = io.StringIO()
     display = Tables(Console(file=output, force_terminal=True, width=100, color_system=None))

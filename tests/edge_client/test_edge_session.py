@@ -268,9 +268,19 @@ def test_models_are_placed_and_the_session_leaves(rig: Rig) -> None:
     rig.until(lambda: rig.session.left)
     rig.session.close()
     rig.server.turn()
-    farewell = rig.server.of(Presence)[-1]
-    assert isinstance(farewell, Presence)
-    assert not farewell.online
+    assert goodbyes(rig) == [(False, ""), (False, "the run is over")]
+
+
+def test_who_is_stopped_says_so_after_a_word_that_servers_of_earlier_releases_read(rig: Rig) -> None:
+    rig.until(lambda: bool(rig.server.of(Presence)))
+    rig.session.close()
+    rig.server.turn()
+    assert goodbyes(rig) == [(False, ""), (False, "it was stopped")]
+
+
+def goodbyes(rig: Rig) -> list[tuple[bool, str]]:
+    last = [message for message in rig.server.of(Presence)[-2:] if isinstance(message, Presence)]
+    return [(message.online, message.reason) for message in last]
 
 
 def test_strange_messages_are_dropped_and_the_session_goes_on(rig: Rig) -> None:

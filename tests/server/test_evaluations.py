@@ -280,7 +280,7 @@ def test_the_deadline_ends_the_wait_and_a_quorum_where_timing_may_decide() -> No
     late_s = 5.0 + TERMS.config.deadlines.evaluate_s
     assert step(TERMS, state, Tick(), late_s - 0.1)[0].phase == "evaluate"
     after, actions = step(TERMS, state, Tick(), late_s)
-    missing = "missing: no answer came in time"
+    missing = "missing: no answer came in time: no heartbeat for 303 s"
     assert told(actions) == {"ada": "evaluated", "bob": missing, "cyd": missing}
     assert {action.task_id for action in actions if isinstance(action, Withdraw)} == {
         f"run/r1/{name}/evaluate" for name in ("bob", "cyd")

@@ -1,13 +1,21 @@
+import datetime
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import httpx
 import pytest
 from server.server_rig import World, config, fleet
 
+from subfleet.journal.absences import AbsenceRecord, keep_absences
+from subfleet.journal.database import open_database
+from subfleet.journal.journal import Journal, begin_run
 from subfleet.protocol.errors import PortError
+from subfleet.reporting import api
 from subfleet.reporting.address import HttpAddress
 from subfleet.reporting.api import serve_http
+from subfleet.rounds.state import RunState
 
 pytestmark = pytest.mark.slow
 
@@ -35,6 +43,34 @@ def test_runs_rounds_and_clients_are_those_of_the_run(world: World, client: http
     assert [row["status"] for row in rounds[0]["clients"]] == ["folded"] * 3
     clients = client.get(f"/api/runs/{run_id}/clients").json()
     assert {one["client_id"]: one["sample_count"] for one in clients} == {"ada": 7, "bob": 20, "cyd": 33}
+
+
+def test_who_is_away_stands_with_reason_and_time_in_the_api_and_on_the_page(
+    tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, run_id = open_database(tmp_path), "test-1"
+    start = datetime.datetime(2024, 5, 1, 12, 0, 0, tzinfo=datetime.timezone.utc)
+    monkeypatch.setattr(api, "_now", lambda: start + datetime.timedelta(seconds=41))
+    run_id = begin_run(engine, name="test", settings="{}", round_count=2)
+    state = world.server.state
+    Journal(engine, run_id).save(RunState(), replace(RunState(), members=state.members))
+    away = [
+        AbsenceRecord(client_id="ada", kind="goodbye", reason="it said goodbye (it was stopped)", seen_at=start),
+        AbsenceRecord(client_id="bob", kind="silent", reason="no heartbeat for 30 s", seen_at=start),
+    ]
+    keep_absences(engine, run_id, away)
+    with serve_http(tmp_path, HttpAddress(port=0)) as url, httpx.Client(base_url=url) as client:
+        told = {one["client_id"]: one for one in client.get(f"/api/runs/{run_id}/clients").json()}
+        page = client.get("/").text
+    when = "2024-05-01T12:00:00+00:00"
+    assert {name: (one["away"], one["last_seen_at"]) for name, one in told.items()} == {
+        "ada": ("it said goodbye (it was stopped)", when),
+        "bob": ("no heartbeat for 41 s", when),
+        "cyd": ("", None),
+    }
+    assert f"<td>bob</td><td>no heartbeat for 41 s</td><td>{when}</td>" in page
+    assert f"<td>ada</td><td>it said goodbye (it was stopped)</td><td>{when}</td>" in page
+    engine.dispose()
 
 
 def test_an_unknown_run_is_a_404_with_a_sentence(client: httpx.Client) -> None:

@@ -22,13 +22,14 @@ __all__ = ["deployed", "evaluated", "presence", "receipt", "refusal", "scores", 
 MAX_DETAIL_CHARACTERS = 500
 
 
-def presence(settings: AgentSettings, now_s: float, *, online: bool = True) -> Presence:
-    """A heartbeat, or with `online` False the farewell."""
+def presence(settings: AgentSettings, now_s: float, *, online: bool = True, reason: str = "") -> Presence:
+    """A heartbeat; with `online` False the will, or with a reason, too, the goodbye."""
     return Presence(
         client_id=settings.client_id,
         session_id=settings.session_id,
         online=online,
         message_id=f"presence.{settings.session_id}.{now_s:.3f}.{int(online)}",
+        reason=reason,
     )
 
 

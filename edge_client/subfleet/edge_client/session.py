@@ -209,7 +209,10 @@ class Session:
         """Say goodbye and stop the worker; a task in hand is taken up by the next start."""
         self._worker.stop()
         if self._connected:
+            reason = "the run is over" if self._left else "it was stopped"
+            # A server of an earlier release does not know reasons, and takes the first.
             self._send(Publish(message=presence(self._settings, self._clock(), online=False), retain=True))
+            self._send(Publish(message=presence(self._settings, self._clock(), online=False, reason=reason)))
         self._transport.close()
         self._worker.join(timeout_s=5.0)
 

@@ -33,7 +33,7 @@ MAX_DIMENSIONS = 16
 """Of the shape of a sample."""
 MAX_SHAPES = 8
 
-PRESENCE_LIMITS: Mapping[str, int] = MappingProxyType({"session_id": 128, "message_id": 512})
+PRESENCE_LIMITS: Mapping[str, int] = MappingProxyType({"session_id": 128, "message_id": 512, "reason": 128})
 PROFILE_LIMITS: Mapping[str, int] = MappingProxyType(
     {
         "session_id": 128,

@@ -74,7 +74,8 @@ class Presence:
     """A device is there (retained), or is gone (its will). A lease renewed by heartbeats; the will is only a hint.
 
     The server goes by those that come while it listens; what the broker has kept is for people who look at the broker.
-    `session_id` changes whenever the agent starts anew.
+    `session_id` changes whenever the agent starts anew. `reason` stands in a goodbye, and says why the device goes; it
+    is empty while it is there, and in a will, which the broker publishes in place of a device whose connection broke.
     """
 
     KIND: ClassVar[str] = "presence"
@@ -82,6 +83,7 @@ class Presence:
     session_id: str
     online: bool
     message_id: str = field(default_factory=new_message_id)
+    reason: str = field(default="", metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         check_client_id(self.client_id)

@@ -176,9 +176,10 @@ def progress(title: str) -> Iterator[Callable[[str], None]]:
 def progress_text(progress: Progress) -> str:
     """How far a run is, in a line."""
     left = "" if progress.left_s is None else f", {_duration(progress.left_s)} left"
+    away = f"; away: {', '.join(progress.away)}" if progress.away else ""
     return (
         f"round {progress.round} of {progress.round_count}: {progress.answered} of {progress.devices} devices have "
-        f"answered{left}"
+        f"answered{left}{away}"
     )
 
 

@@ -16,6 +16,7 @@ from subfleet.protocol.errors import FileError
 __all__ = [
     "DATABASE_NAME",
     "METADATA",
+    "absences",
     "clients",
     "evaluations",
     "generations",
@@ -108,6 +109,15 @@ tasks = sql.Table(
     sql.Column("bytes_down", sql.BigInteger, nullable=False),
     sql.Column("bytes_up", sql.BigInteger, nullable=False),
     sql.Column("seat", sql.Text, nullable=False),
+)
+absences = sql.Table(
+    "absences",
+    METADATA,
+    sql.Column("run_id", sql.String, sql.ForeignKey("runs.run_id"), primary_key=True),
+    sql.Column("client_id", sql.String, primary_key=True),
+    sql.Column("kind", sql.String, nullable=False),
+    sql.Column("reason", sql.String, nullable=False),
+    sql.Column("seen_at", sql.String),
 )
 programs = sql.Table(
     "programs",

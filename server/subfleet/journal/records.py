@@ -354,6 +354,7 @@ class Progress:
         answered: devices whose task of this round is over, whatever came of it.
         devices: that take part in it.
         left_s: seconds until the last round will be over, if rounds go on as they did; None before one was seen whole.
+        away: devices of those that have not answered that are away: name, reason and when last seen.
     """
 
     round: int
@@ -361,6 +362,7 @@ class Progress:
     answered: int
     devices: int
     left_s: float | None
+    away: tuple[str, ...] = ()
 
 
 class RunObserver(Protocol):
@@ -392,5 +394,5 @@ class ProgressObserver(RunObserver, Protocol):
     """An observer that also wants to hear how far a round is."""
 
     def progressed(self, progress: Progress) -> None:
-        """Another device has ended its task, or a round has begun."""
+        """Another device has ended its task, or is away and waited for, or a round has begun."""
         ...

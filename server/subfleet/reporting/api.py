@@ -1,12 +1,13 @@
 """The HTTP API: runs, rounds, clients and blobs, to be read. It only reads the journal; the run does not know of it."""
 
 import contextlib
+import datetime
 import ipaddress
 import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -19,6 +20,7 @@ from pydantic import BaseModel
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from subfleet.journal import database
+from subfleet.journal.absences import AbsenceRecord, kept_absences
 from subfleet.journal.evaluations import EvaluationRecord
 from subfleet.journal.journal import Journal
 from subfleet.journal.places import Places
@@ -63,7 +65,11 @@ class Run(BaseModel):
 
 
 class Client(BaseModel):
-    """What a client of a run is."""
+    """What a client of a run is, and whether it is there.
+
+    `away` says why it is away, or refused its task in the open round, and is empty where it is there; `last_seen_at` is
+    then the time at which it was heard last, None where the server has not heard it since it started.
+    """
 
     client_id: str
     device: str
@@ -75,6 +81,8 @@ class Client(BaseModel):
     memory_share: float
     software: dict[str, str]
     inputs: InputStatistics | None
+    away: str = ""
+    last_seen_at: str | None = None
 
 
 Digest = Annotated[str, PathParameter(pattern="^[0-9a-f]{64}$", description="SHA-256 of the blob")]
@@ -111,8 +119,11 @@ class _Reader:
         query = sql.select(table.c.profile).where(table.c.run_id == self.run(run_id).run_id).order_by(table.c.client_id)
         with self._engine.connect() as connection:
             profiles = [from_plain(Profile, json.loads(text)) for text in connection.scalars(query)]
-        names = Client.model_fields
-        return [Client.model_validate({name: getattr(profile, name) for name in names}) for profile in profiles]
+        away, now = self.absences(run_id), _now()
+        return [_client(profile, away.get(profile.client_id), now) for profile in profiles]
+
+    def absences(self, run_id: str) -> Mapping[str, AbsenceRecord]:
+        return kept_absences(self._engine, run_id)
 
     def status_page(self) -> str:
         newest = next(iter(self.runs()), None)
@@ -120,7 +131,9 @@ class _Reader:
             return status_html("none yet", "There is no run yet.", ())
         lacking = f" It was tried {newest.retry} times and waits for {newest.waits_for}." if newest.waits_for else ""
         state = f"{newest.phase}, round {newest.round} of {newest.round_count}.{lacking} {newest.failure}"
-        return status_html(newest.name, state, self.rounds(newest.run_id, newest=SHOWN_ROUNDS))
+        now = _now()
+        away = [(name, one.told(now), _time(one) or "-") for name, one in self.absences(newest.run_id).items()]
+        return status_html(newest.name, state, self.rounds(newest.run_id, newest=SHOWN_ROUNDS), away)
 
     def close(self) -> None:
         self._engine.dispose()
@@ -208,6 +221,20 @@ def serve_http(state_folder: Path, address: HttpAddress) -> Iterator[str]:
         server.should_exit = True
         thread.join(START_S)
         listener.close()
+
+
+def _client(profile: Profile, away: AbsenceRecord | None, now: datetime.datetime) -> Client:
+    names = Client.model_fields.keys() - {"away", "last_seen_at"}
+    absence = {} if away is None else {"away": away.told(now), "last_seen_at": _time(away)}
+    return Client.model_validate({name: getattr(profile, name) for name in names} | absence)
+
+
+def _time(away: AbsenceRecord) -> str | None:
+    return None if away.seen_at is None else away.seen_at.isoformat(timespec="seconds")
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.timezone.utc)
 
 
 def _listen(address: HttpAddress) -> socket.socket:

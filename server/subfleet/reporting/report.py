@@ -76,17 +76,19 @@ def failed_html(name: str, why: str) -> str:
     return _page(name, parts)
 
 
-def status_html(name: str, state: str, rounds: Sequence[RoundRecord]) -> str:
+def status_html(name: str, state: str, rounds: Sequence[RoundRecord], away: Sequence[tuple[str, str, str]] = ()) -> str:
     """A page that loads itself anew every few seconds: where a run stands, and its rounds, the newest first.
 
     Args:
         name: of the run.
         state: one sentence.
         rounds: finished ones, in order.
+        away: devices that are away: name, reason and when last seen.
     """
     parts = [
         f"<h1>Subfleet run “{escape(name)}”</h1>",
         f'<p role="status">{escape(state)}</p>',
+        *([f"<h2>Away</h2>{_table(['device', 'reason', 'last seen'], away)}"] if away else []),
         *(_round(record) for record in reversed(rounds)),
         '<p><a href="/docs">HTTP API</a></p>',
     ]

@@ -38,7 +38,7 @@ from subfleet.rounds.events import (
     UpdateStored,
 )
 from subfleet.rounds.exhaustive import never
-from subfleet.rounds.members import holds_lease, without_strangers
+from subfleet.rounds.members import holds_lease, parted, without_strangers
 from subfleet.rounds.notices import skip_notice, skip_notices
 from subfleet.rounds.phases import advance
 from subfleet.rounds.pricing import prices_wanted
@@ -198,7 +198,8 @@ def _heard(terms: Terms, state: RunState, presence: Presence, now_s: float) -> O
         # A will is only a hint, and one of an earlier session says nothing of this one.
         if presence.client_id not in state.members or presence.session_id not in ("", member.session_id):
             return state, ()
-        return _with_member(state, presence.client_id, replace(member, heard_s=None, left=True, noted_s=now_s)), ()
+        member = parted(member, presence, now_s)
+        return _with_member(state, presence.client_id, member), ()
     started_anew = presence.session_id != member.session_id
     member = _spoke(member, presence.session_id, now_s)
     state = _with_member(state, presence.client_id, member)
@@ -210,7 +211,7 @@ def _heard(terms: Terms, state: RunState, presence: Presence, now_s: float) -> O
 
 
 def _spoke(member: Member, session_id: str, now_s: float) -> Member:
-    return replace(member, session_id=session_id, heard_s=now_s, left=False, silent_since=0, noted_s=now_s)
+    return replace(member, session_id=session_id, heard_s=now_s, gone="", farewell="", silent_since=0, noted_s=now_s)
 
 
 def _profiled(terms: Terms, state: RunState, profile: Profile, now_s: float) -> Outcome:

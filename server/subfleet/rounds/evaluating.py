@@ -22,6 +22,7 @@ from subfleet.rounds.ending import over
 from subfleet.rounds.fitting_plans import operators_of, planned_evaluation
 from subfleet.rounds.members import expected
 from subfleet.rounds.networks import standing_for
+from subfleet.rounds.parting import closed_seats, with_absence, without_parted
 from subfleet.rounds.requests import EvaluationMade, EvaluationWanted
 from subfleet.rounds.state import LastEvaluation, RunState, Seat
 from subfleet.rounds.terms import Terms
@@ -53,12 +54,16 @@ def evaluating(terms: Terms, state: RunState, now_s: float) -> Outcome:
         state = replace(state, seats=MappingProxyType({**state.seats, **new}))
         more = (GoOn(),) if len(names) > AT_ONCE else ()
         return state, (*evaluations_wanted(state, new), *more)
+    state, parted = without_parted(terms, state, now_s)
     still_open = [seat for seat in state.seats.values() if seat.open]
     done = sum(seat.stage == "done" for seat in state.seats.values())
     enough = done > 0 and done >= terms.config.quorum * (done + len(still_open))
     if still_open and not late and not (enough and not terms.config.strict):
-        return state, ()
-    return _closed(state, "no answer came in time" if late else "the evaluation closed at its quorum", now_s)
+        return state, parted
+    state, closed = _closed(
+        terms, state, "no answer came in time" if late else "the evaluation closed at its quorum", now_s
+    )
+    return state, (*parted, *closed)
 
 
 def evaluations_wanted(state: RunState, names: Iterable[str]) -> tuple[Request, ...]:
@@ -131,9 +136,11 @@ def evaluated(terms: Terms, state: RunState, answer: Evaluated) -> Outcome:
     return _with_seat(state, seat), (receipt, Withdraw(task_id=answer.task_id))
 
 
-def _closed(state: RunState, reason: str, now_s: float) -> Outcome:
-    missing = {name: replace(seat, stage="missing", reason=reason) for name, seat in state.seats.items() if seat.open}
-    seats = MappingProxyType(dict(sorted({**state.seats, **missing}.items())))
+def _closed(terms: Terms, state: RunState, reason: str, now_s: float) -> Outcome:
+    still_open = [seat for seat in state.seats.values() if seat.open]
+    reasons = {seat.client_id: with_absence(terms, state, seat.client_id, reason, now_s) for seat in still_open}
+    state, withdrawn = closed_seats(state, still_open, reasons)
+    seats = MappingProxyType(dict(sorted(state.seats.items())))
     done = [seat for seat in seats.values() if seat.stage == "done"]
     last = {
         seat.client_id: LastEvaluation(round=state.round, evaluated=seat.evaluated)
@@ -146,7 +153,6 @@ def _closed(state: RunState, reason: str, now_s: float) -> Outcome:
         seats=tuple(seats.values()),
         lineages=state.lineages,
     )
-    withdrawn = (Withdraw(task_id=seat.task.task_id) for seat in missing.values() if seat.task is not None)
     state = replace(
         state,
         phase="waiting",

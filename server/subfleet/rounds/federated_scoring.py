@@ -20,6 +20,7 @@ from subfleet.protocol.subnet import SubnetSpec
 from subfleet.rounds.actions import Action, Withdraw
 from subfleet.rounds.evaluating import evaluating_seat, evaluations_wanted
 from subfleet.rounds.members import expected
+from subfleet.rounds.parting import without_parted
 from subfleet.rounds.requests import GenerationMade
 from subfleet.rounds.state import GenerationScores, RunState
 from subfleet.rounds.terms import Terms
@@ -80,6 +81,8 @@ def scored_by_devices(
             seats = {name: evaluating_seat(state, name, network.full_spec(), scores.supernet) for name in names}
             state = replace(state, seats=MappingProxyType(seats))
             actions += evaluations_wanted(state, seats)
+        state, parted = without_parted(terms, state, now_s)
+        actions += parted
         late = now_s - state.entered_s >= terms.config.deadlines.evaluate_s
         if not late and not _answered(terms, state):
             break

@@ -1,14 +1,30 @@
-"""Whom the server remembers: who took part; and for a while, and up to a number, those it only heard of. Pure."""
+"""Whom the server remembers: who took part; and for a while, and up to a number, those it only heard of. Pure.
+
+Who is away is told in words, with the reason; whether a round waits for it follows from the reason, too.
+"""
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Literal
 
-from subfleet.protocol.messages import Profile
+from subfleet.protocol.messages import Presence, Profile
 from subfleet.rounds.state import Member, RunState, Swept
 from subfleet.rounds.terms import Terms
 
-__all__ = ["MOST_STRANGERS", "SILENT_SINCE", "expected", "holds_lease", "silent_members", "without_strangers"]
+__all__ = [
+    "MOST_STRANGERS",
+    "SILENT_SINCE",
+    "Absence",
+    "absences",
+    "expected",
+    "has_left",
+    "holds_lease",
+    "parted",
+    "reason_away",
+    "silent_members",
+    "without_strangers",
+]
 
 MOST_STRANGERS = 16_384
 """Clients that never took part; beyond them those go first that were silent for the longest."""
@@ -25,16 +41,90 @@ def holds_lease(terms: Terms, member: Member, now_s: float) -> bool:
     return member.heard_s is not None and now_s - member.heard_s <= terms.config.deadlines.lease_s
 
 
+def parted(member: Member, presence: Presence, now_s: float) -> Member:
+    """The client after its goodbye or its will; a will that follows a goodbye says nothing more."""
+    farewell = presence.reason or member.farewell
+    gone: Literal["goodbye", "will"] = "goodbye" if farewell else "will"
+    return replace(member, heard_s=None, gone=gone, farewell=farewell, noted_s=now_s)
+
+
+def has_left(terms: Terms, member: Member, now_s: float) -> bool:
+    """Whether a client has said goodbye and is waited for no more.
+
+    That is so at once where a round closes at a quorum. In a strict run it has as long as a lease lasts to come back: a
+    client that is started anew takes part as if nothing had happened. A will is only a hint, and ends nothing.
+    """
+    grace_s = terms.config.deadlines.lease_s if terms.config.strict else 0.0
+    return member.gone == "goodbye" and now_s - member.noted_s >= grace_s
+
+
+def reason_away(terms: Terms, member: Member, now_s: float) -> str:
+    """Why a client is away, in words; empty where it is there."""
+    if member.gone == "goodbye":
+        return f"it said goodbye ({member.farewell})"
+    if member.gone == "will":
+        return "its connection broke, says the broker (its will)"
+    if member.heard_s is None:
+        return "it has not been heard since the server started"
+    if holds_lease(terms, member, now_s):
+        return ""
+    return f"no heartbeat for {now_s - member.heard_s:.0f} s"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Absence:
+    """A client that the run cannot count on now.
+
+    Attributes:
+        kind: of the reason, which does not change while time goes by.
+        reason: in words.
+        seen_s: monotonic time of its last sign of life; None where this server has not heard it.
+    """
+
+    client_id: str
+    device: str
+    kind: Literal["goodbye", "will", "unheard", "silent", "refused"]
+    reason: str
+    seen_s: float | None
+
+    def told(self, now_s: float) -> str:
+        """The reason, and how long ago it was heard last, where the reason does not say so."""
+        if self.kind not in ("goodbye", "will") or self.seen_s is None:
+            return self.reason
+        return f"{self.reason}, last seen {now_s - self.seen_s:.0f} s ago"
+
+
+def absences(terms: Terms, state: RunState, now_s: float) -> Iterator[Absence]:
+    """The clients of the run that are away, or refused their task in the open round; by their names."""
+    for name, member in sorted(state.members.items()):
+        if member.profile is None or not (member.session_id or name in state.last):
+            continue
+        seat, reason = state.seats.get(name), reason_away(terms, member, now_s)
+        kind: Literal["goodbye", "will", "unheard", "silent", "refused"] = "silent"
+        seen_s = member.heard_s
+        if member.gone:
+            kind, seen_s = member.gone, member.noted_s
+        elif member.heard_s is None:
+            kind = "unheard"
+        elif not reason and seat is not None and seat.stage == "refused":
+            kind, reason = "refused", f"refused: {seat.reason}"
+        if reason:
+            yield Absence(client_id=name, device=member.profile.device, kind=kind, reason=reason, seen_s=seen_s)
+
+
 def expected(terms: Terms, state: RunState, now_s: float) -> Iterator[str]:
     """The clients that are waited for, in no order.
 
     Whoever holds its lease; in a strict run everyone who ever spoke in this run: a client that was killed and comes
-    back takes part as if nothing had happened. Who let a deadline pass without a word is not waited for until it is
-    heard again; the rounds that it misses count against participation all the same.
+    back takes part as if nothing had happened. Who has said goodbye is not waited for, see `has_left`. Who let a
+    deadline pass without a word is not waited for until it is heard again; the rounds that it misses count against
+    participation all the same.
     """
     strict = terms.config.strict
     for name, member in state.members.items():
-        if member.profile is not None and not member.silent_since and (strict or holds_lease(terms, member, now_s)):
+        if member.profile is None or member.silent_since or has_left(terms, member, now_s):
+            continue
+        if strict or holds_lease(terms, member, now_s):
             yield name
 
 
@@ -48,7 +138,7 @@ def silent_members(state: RunState) -> tuple[str, ...]:
         for name, member in sorted(state.members.items())
         if name not in state.seats
         and member.profile is not None
-        and not member.left
+        and not member.gone
         and (member.session_id or name in state.last)
     )
 

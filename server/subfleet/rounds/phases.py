@@ -5,7 +5,7 @@ from dataclasses import replace
 from heapq import nsmallest
 from types import MappingProxyType
 
-from subfleet.rounds.actions import Action, GoOn, Request, Withdraw
+from subfleet.rounds.actions import Action, GoOn, Request
 from subfleet.rounds.beginning import to_begin
 from subfleet.rounds.closing import begin_fold
 from subfleet.rounds.counting import waits_for_programs
@@ -15,6 +15,7 @@ from subfleet.rounds.exhaustive import never
 from subfleet.rounds.members import SILENT_SINCE, expected, holds_lease, silent_members
 from subfleet.rounds.networks import standing_for
 from subfleet.rounds.notices import skip_notice
+from subfleet.rounds.parting import closed_seats, with_absence, without_parted
 from subfleet.rounds.proposing import without_late_scores
 from subfleet.rounds.requests import ModelsWanted
 from subfleet.rounds.retrying import fruitless, opened
@@ -99,18 +100,19 @@ def _measure(terms: Terms, state: RunState, now_s: float) -> Outcome:
     if wanted := to_begin(terms, state):
         if now_s - state.entered_s < terms.config.deadlines.measure_s + terms.config.deadlines.round_s:
             return asking(state, wanted)
-        state, _ = _close_open_seats(state, [seat for seat in state.seats.values() if seat.open], "")
+        still_open = [seat for seat in state.seats.values() if seat.open]
+        state, _ = _close_open_seats(terms, state, still_open, "", now_s)
         return fruitless(terms, state, now_s), ()
     missed = [name for name in sorted(expected(terms, state, now_s)) if name not in state.seats]
     silent = [name for name in silent_members(state) if name not in missed]
+    late_reason = "no telemetry came in time"
+    reasons = {name: with_absence(terms, state, name, late_reason, now_s) for name in missed}
     since = {name: state.members[name].silent_since or state.round for name in (*missed, *silent)}
     members = {name: replace(state.members[name], silent_since=number) for name, number in since.items()}
     state = replace(state, members=state.members.updated(members))
     if not state.seats:
         return _unanswered(terms, state, now_s)
-    reasons = dict.fromkeys(missed, "no telemetry came in time") | {
-        name: f"{SILENT_SINCE} {since[name]}" for name in silent
-    }
+    reasons |= {name: f"{SILENT_SINCE} {since[name]}" for name in silent}
     seats = {**state.seats, **{name: _missing_seat(state, name, reason) for name, reason in reasons.items()}}
     return _assign(terms, replace(state, seats=MappingProxyType(seats)), now_s)
 
@@ -147,7 +149,8 @@ def _assign(terms: Terms, state: RunState, now_s: float) -> Outcome:
 def _train(terms: Terms, state: RunState, now_s: float) -> Outcome:
     state, unscored = (state, ()) if lacking(terms, state) else without_late_scores(terms, state, now_s)
     state, given = sized(terms, state)
-    first = (*unscored, *given)
+    state, parted = without_parted(terms, state, now_s)
+    first = (*unscored, *given, *parted)
     still_open = [seat for seat in state.seats.values() if seat.open]
     done = sum(seat.stage == "done" for seat in state.seats.values())
     answered = done + sum(seat.stage == "refused" for seat in state.seats.values())
@@ -158,7 +161,7 @@ def _train(terms: Terms, state: RunState, now_s: float) -> Outcome:
     if not late and waits_for_programs(terms, state):
         return state, first
     reason = "no answer came in time" if late else "the round closed at its quorum"
-    state, actions = _close_open_seats(state, still_open, reason)
+    state, actions = _close_open_seats(terms, state, still_open, reason, now_s)
     if not any(seat.stage == "done" for seat in state.seats.values()):
         # Where the next try begins at once, nobody would be told after this step.
         notices = [notice for seat in state.seats.values() for notice in skip_notice(seat)]
@@ -167,13 +170,14 @@ def _train(terms: Terms, state: RunState, now_s: float) -> Outcome:
     return state, (*first, *actions, *last)
 
 
-def _close_open_seats(state: RunState, still_open: list[Seat], reason: str) -> Outcome:
-    closed = {
-        seat.client_id: replace(seat, stage="missing", reason=_NO_SIZE if seat.stage == "answered" else reason)
+def _close_open_seats(terms: Terms, state: RunState, still_open: list[Seat], reason: str, now_s: float) -> Outcome:
+    reasons = {
+        seat.client_id: _NO_SIZE
+        if seat.stage == "answered"
+        else with_absence(terms, state, seat.client_id, reason, now_s)
         for seat in still_open
     }
-    actions = tuple(Withdraw(task_id=seat.task.task_id) for seat in still_open if seat.task is not None)
-    return replace(state, seats=MappingProxyType({**state.seats, **closed})), actions
+    return closed_seats(state, still_open, reasons)
 
 
 def _open_deploy(terms: Terms, state: RunState, now_s: float) -> Outcome:
@@ -208,8 +212,9 @@ def _deploy(terms: Terms, state: RunState, now_s: float) -> Outcome:
         )
         more = (GoOn(),) if len(names) > AT_ONCE else ()
         return replace(state, seats=MappingProxyType({**state.seats, **new})), (*actions, *more)
+    state, parted = without_parted(terms, state, now_s)
     still_open = [seat for seat in state.seats.values() if seat.open]
     if still_open and now_s - state.entered_s < terms.config.deadlines.deploy_s:
-        return state, ()
-    state, closed = _close_open_seats(state, still_open, "it did not fetch its models in time")
-    return _enter(state, "finished", now_s), closed
+        return state, parted
+    state, closed = _close_open_seats(terms, state, still_open, "it did not fetch its models in time", now_s)
+    return _enter(state, "finished", now_s), (*parted, *closed)

@@ -78,16 +78,18 @@ class Member:
     """A client of the fleet, whether it takes part or not.
 
     Attributes:
-        heard_s: monotonic time of its last sign of life; None where it said that it is gone or was never heard.
-        left: its last word was that it goes.
+        heard_s: monotonic time of its last sign of life; None where it is gone or was never heard.
+        gone: its last word was that it goes, or the broker said so in its place (its will); else empty.
+        farewell: why it goes, as its goodbye said; empty where it said none.
         silent_since: the round at whose start it was missed first, where it has not been heard since; else 0.
-        noted_s: monotonic time of its last message, or of the start of the server that knew it from before.
+        noted_s: monotonic time of its last message or will, or of the start of the server that knew it from before.
     """
 
     profile: Profile | None = None
     session_id: str = ""
     heard_s: float | None = None
-    left: bool = False
+    gone: Literal["", "goodbye", "will"] = ""
+    farewell: str = ""
     silent_since: int = 0
     noted_s: float = 0.0
 

@@ -23,10 +23,15 @@ class Pace:
         self._begins = False  # what was seen last came before a round's tasks
         self._round = 0
         self._begun_s = 0.0
-        self._told: tuple[int, int, int] | None = None
+        self._told: tuple[int, int, int, tuple[str, ...]] | None = None
 
-    def progress(self, state: RunState) -> Progress | None:
-        """How far the run is; None where nothing has changed that is worth telling."""
+    def progress(self, state: RunState, away: tuple[str, ...] = ()) -> Progress | None:
+        """How far the run is; None where nothing has changed that is worth telling.
+
+        Args:
+            state: of the run.
+            away: those that have not answered and are away, in words.
+        """
         if state.phase not in ("train", "fold") or not state.seats:
             self._begins = True
             return None
@@ -36,7 +41,7 @@ class Pace:
             self._first = self._first or ((self._round, self._begun_s) if self._begins else None)
         taking_part = [seat for seat in state.seats.values() if seat.stage not in ("skipped", "missing")]
         answered = sum(not seat.open for seat in taking_part)
-        told = (state.round, answered, len(taking_part))
+        told = (state.round, answered, len(taking_part), away)
         if told == self._told:
             return None
         self._told = told
@@ -46,6 +51,7 @@ class Pace:
             answered=answered,
             devices=len(taking_part),
             left_s=self._left_s(state.round),
+            away=away,
         )
 
     def _left_s(self, round_number: int) -> float | None:

@@ -27,7 +27,8 @@ class Deadlines:
         round_s: from the assignment of tasks to the close of the round.
         evaluate_s: for clients to evaluate the model after a round.
         deploy_s: for clients to fetch their models after the last round.
-        lease_s: a client whose last sign of life is older than this is taken for gone.
+        lease_s: a client whose last sign of life is older than this is taken for gone; so long a strict run waits for
+            one that has said goodbye.
         forget_s: a client that never took part and was silent for so long is forgotten.
         linger_s: after the end, for clients to hear of it.
         retry_s: for a round in which nothing was folded, from the end of its first try: so long it is tried again, or,

@@ -1,0 +1,159 @@
+"""Devices that go away: why is told, and a round waits for nobody who has said goodbye."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from server.coordinator_cases import joined, profile, terms_of, training
+
+from subfleet.journal.absences import kept_absences
+from subfleet.journal.database import open_database
+from subfleet.journal.journal import Journal, begin_run
+from subfleet.protocol.errors import ProtocolError
+from subfleet.protocol.messages import Presence, decode, encode
+from subfleet.rounds.actions import Withdraw
+from subfleet.rounds.coordinator import step
+from subfleet.rounds.events import Tick
+from subfleet.rounds.members import absences, expected
+from subfleet.rounds.persistent import PersistentMap
+from subfleet.rounds.state import Member, RunState
+from subfleet.rounds.terms import Terms
+from subfleet.serving.attendance import Attendance
+from subfleet.serving.pace import Pace
+from subfleet.settings.timing import Deadlines
+
+DEADLINES = Deadlines(lease_s=30.0, round_s=600.0)
+STRICT = terms_of(deadlines=DEADLINES)
+LOOSE = terms_of(deadlines=DEADLINES, quorum=0.9)
+WHY = "it said goodbye (it was stopped)"
+
+
+def word(name: str, *, online: bool = False, reason: str = "", session: str = "1") -> Presence:
+    return Presence(client_id=name, session_id=f"{name}-{session}", online=online, reason=reason)
+
+
+def goodbye(name: str) -> Presence:
+    return word(name, reason="it was stopped")
+
+
+def stages(state: RunState) -> dict[str, tuple[str, str]]:
+    return {name: (seat.stage, seat.reason) for name, seat in state.seats.items()}
+
+
+def begun(terms: Terms) -> tuple[RunState, float]:
+    state = training(terms)
+    return state, max(member.heard_s or 0.0 for member in state.members.values())
+
+
+def test_a_goodbye_ends_the_wait_at_once_where_a_round_closes_at_a_quorum() -> None:
+    state, now_s = begun(LOOSE)
+    before = state.seats["ada"]
+    state, actions = step(LOOSE, state, goodbye("ada"), now_s + 1)
+    assert stages(state)["ada"] == ("missing", WHY)
+    assert before.task is None or Withdraw(task_id=before.task.task_id) in actions
+    assert {seat.stage for name, seat in state.seats.items() if name != "ada"} == {before.stage}
+
+
+def test_in_a_strict_run_who_said_goodbye_has_a_lease_to_come_back() -> None:
+    state, now_s = begun(STRICT)
+    stage = state.seats["ada"].stage
+    state, _ = step(STRICT, state, goodbye("ada"), now_s + 1)
+    state, _ = step(STRICT, state, Tick(), now_s + 30.9)
+    assert stages(state)["ada"] == (stage, "")
+    assert "ada" in expected(STRICT, state, now_s + 30.9)
+    back, _ = step(STRICT, state, word("ada", online=True, session="2"), now_s + 30.9)
+    assert stages(step(STRICT, back, Tick(), now_s + 60)[0])["ada"] == (stage, "")
+    gone, _ = step(STRICT, state, Tick(), now_s + 31)
+    assert stages(gone)["ada"] == ("missing", WHY)
+    assert "ada" not in expected(STRICT, gone, now_s + 31)
+
+
+@pytest.mark.parametrize("terms", [STRICT, LOOSE])
+def test_a_will_is_only_a_hint_and_ends_no_wait_before_the_deadline(terms: Terms) -> None:
+    state, now_s = begun(terms)
+    stage = state.seats["ada"].stage
+    state, _ = step(terms, state, word("ada"), now_s + 1)
+    state, _ = step(terms, state, Tick(), now_s + 500)
+    assert stages(state)["ada"] == (stage, "")
+    state, _ = step(terms, state, Tick(), state.entered_s + 600)
+    assert {name: reason for name, (_, reason) in stages(state).items() if name in ("ada", "bob")} == {
+        "ada": "no answer came in time: its connection broke, says the broker (its will)",
+        "bob": f"no answer came in time: no heartbeat for {state.entered_s - now_s:.0f} s",
+    }
+
+
+def test_a_will_that_follows_a_goodbye_is_still_a_goodbye() -> None:
+    state, now_s = begun(STRICT)
+    for message in (goodbye("ada"), word("ada")):
+        state, _ = step(STRICT, state, message, now_s + 1)
+    assert [one.reason for one in absences(STRICT, state, now_s + 1)] == [WHY]
+    state, _ = step(STRICT, state, word("ada", online=True), now_s + 2)
+    assert list(absences(STRICT, state, now_s + 2)) == []
+
+
+def test_each_reason_has_its_words() -> None:
+    state, now_s = begun(STRICT)
+    state, _ = step(STRICT, state, goodbye("ada"), now_s + 5)
+    state, _ = step(STRICT, state, word("bob"), now_s + 6)
+    members = state.members.updated({"eve": Member(profile=profile("eve")), "stranger": Member(session_id="s")})
+    last = {"eve": replace(state.seats["ada"], client_id="eve")}
+    state = replace(state, members=members, last=last)
+    assert {one.client_id: (one.kind, one.told(now_s + 41)) for one in absences(STRICT, state, now_s + 41)} == {
+        "ada": ("goodbye", f"{WHY}, last seen 36 s ago"),
+        "bob": ("will", "its connection broke, says the broker (its will), last seen 35 s ago"),
+        "cyd": ("silent", "no heartbeat for 41 s"),
+        "eve": ("unheard", "it has not been heard since the server started"),
+    }
+    refused = replace(state.seats["cyd"], stage="refused", reason="memory: 3 bytes are free")
+    state = replace(state, seats={**state.seats, "cyd": refused})
+    state, _ = step(STRICT, state, word("cyd", online=True), now_s + 41)
+    assert [one.reason for one in absences(STRICT, state, now_s + 41) if one.client_id == "cyd"] == [
+        "refused: memory: 3 bytes are free"
+    ]
+
+
+def test_who_goes_and_who_comes_back_is_said_once_and_kept_in_the_journal(tmp_path: Path) -> None:
+    engine = open_database(tmp_path)
+    run_id = begin_run(engine, name="test", settings="{}", round_count=2)
+    terms = replace(STRICT, run_id=run_id)
+    attendance, pace = Attendance(terms, engine), Pace(3, lambda: 0.0)
+    state, now_s = begun(terms)
+    Journal(engine, run_id).save(RunState(), replace(RunState(), members=state.members))
+    assert list(attendance.look(state, now_s)) == []
+    state, _ = step(terms, state, goodbye("ada"), now_s + 0.5)
+    assert list(attendance.look(state, now_s + 0.9)) == [], "a second is not over"
+    assert list(attendance.look(state, now_s + 1.0)) == [f"client ada is away: {WHY}"]
+    assert list(attendance.look(state, now_s + 3.0)) == []
+    (kept,) = kept_absences(engine, run_id).values()
+    assert (kept.client_id, kept.kind, kept.reason) == ("ada", "goodbye", WHY)
+    assert kept.seen_at is not None
+    assert attendance.awaited(state) == (f"ada: {WHY}, last seen 2 s ago",)
+    told = pace.progress(state, attendance.awaited(state))
+    assert told is not None
+    assert told.away == (f"ada: {WHY}, last seen 2 s ago",)
+    state, _ = step(terms, state, word("ada", online=True, session="2"), now_s + 4)
+    assert list(attendance.look(state, now_s + 4)) == ["client ada is there again"]
+    assert (dict(kept_absences(engine, run_id)), attendance.awaited(state)) == ({}, ())
+    assert list(attendance.look(state, now_s + 36))[-1] == "client cyd is away: no heartbeat for 36 s"
+    engine.dispose()
+
+
+def test_when_the_run_is_over_nobody_is_told_that_everyone_leaves(tmp_path: Path) -> None:
+    engine = open_database(tmp_path)
+    run_id = begin_run(engine, name="test", settings="{}", round_count=2)
+    terms = replace(STRICT, run_id=run_id)
+    state = joined(terms, RunState(members=PersistentMap({})), "eve", 1.0)
+    state, _ = step(terms, replace(state, phase="finished"), word("eve", reason="the run is over"), 2.0)
+    assert list(Attendance(terms, engine).look(state, 3.0)) == []
+    assert [one.reason for one in kept_absences(engine, run_id).values()] == ["it said goodbye (the run is over)"]
+    engine.dispose()
+
+
+def test_a_reason_is_on_the_wire_only_in_a_goodbye_so_that_older_servers_read_the_rest() -> None:
+    for message in (word("ada", online=True), word("ada")):
+        assert b"reason" not in encode(message)
+        assert decode(encode(message)) == message
+    said = goodbye("ada")
+    assert decode(encode(said)) == said
+    with pytest.raises(ProtocolError, match="reason has 129 characters"):
+        decode(encode(goodbye("ada")).replace(b"it was stopped", b"x" * 129))
