@@ -162,14 +162,16 @@ def test_a_wrong_address_is_refused_before_anything_is_loaded_or_cut(
 
 
 def test_a_finished_run_is_not_written_over(tmp_path: Path) -> None:
-    from subfleet.settings.kept import free_folder
+    from subfleet.settings.kept import free_folder, keep_run, make_folder
+    from subfleet.settings.reading import read_run
 
     first = free_folder(tmp_path, "quickstart", None)
     assert first.name == "quickstart"
+    keep_run(make_folder(first), read_run("quickstart"))
     assert free_folder(tmp_path, "quickstart", "quickstart") == first, "an unfinished run is taken up by its name"
     (first / "summary.json").write_text("{}", encoding="utf-8")
     with pytest.raises(ConfigError, match="over already"):
-        free_folder(tmp_path, "quickstart", "quickstart")
+        keep_run(first, read_run("quickstart"))
     assert free_folder(tmp_path, "quickstart", None).name == "quickstart-2"
 
 

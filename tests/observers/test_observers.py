@@ -171,6 +171,36 @@ def test_one_that_fails_ends_neither_the_run_nor_the_others(tmp_path: Path, monk
     assert HEARD.said == ["it begins"]
 
 
+ENDED: list[str] = []
+
+
+@contextmanager
+def ending_badly(run: Run, folder: Path) -> Iterator[RunObserver]:
+    try:
+        yield Heard()
+    except RuntimeError:
+        ENDED.append("hidden")
+    ENDED.append("ended")
+    raise ZeroDivisionError("at the end")
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_what_one_raises_or_hides_at_its_end_is_logged_and_ends_nothing(
+    failing: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    entries = [EntryPoint("ending", f"{__name__}:ending_badly", "subfleet.observers")]
+    monkeypatch.setitem(sys.modules, __name__, sys.modules.get(__name__) or sys.modules["observers.test_observers"])
+    monkeypatch.setattr(observers, "OBSERVERS", Registry("subfleet.observers", "observer", find=lambda group: entries))
+    ENDED.clear()
+    if failing:
+        with pytest.raises(RuntimeError, match="the run fails"), observed(run_with("ending"), tmp_path, Heard()):
+            raise RuntimeError("the run fails")
+    else:
+        assert play(run_with("ending"), tmp_path).rounds == [1, 2, 3]
+    assert ["hidden"] * failing + ["ended"] == ENDED
+    assert "the observer 'ending' raised ZeroDivisionError at its end: at the end" in caplog.text
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 class TestTensorboard(ObserverContract):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from server.coordinator_cases import joined, profile, terms_of, training
+from server.server_rig import World, config, fleet
 
 from subfleet.journal.absences import kept_absences
 from subfleet.journal.database import open_database
@@ -136,6 +137,22 @@ def test_who_goes_and_who_comes_back_is_said_once_and_kept_in_the_journal(tmp_pa
     assert (dict(kept_absences(engine, run_id)), attendance.awaited(state)) == ({}, ())
     assert list(attendance.look(state, now_s + 36))[-1] == "client cyd is away: no heartbeat for 36 s"
     engine.dispose()
+
+
+@pytest.mark.slow
+def test_a_server_tells_the_screen_and_goes_on_without_who_has_said_goodbye(tmp_path: Path) -> None:
+    deadlines = Deadlines(lease_s=5.0, measure_s=1e4, round_s=1e4, linger_s=0.0)
+    world = World(tmp_path, config(rounds=1, deploy_targets=(), deadlines=deadlines), fleet())
+    world.run(lambda: world.server.state.phase == "train")
+    gone = world.devices.pop("cyd")
+    gone.send(Presence(client_id="cyd", session_id=gone.session_id, online=False, reason="it was stopped"))
+    world.run(turns=100)
+    assert f"client cyd is away: {WHY}" in world.notes.said
+    assert {row.client_id: row.status for row in world.server.result().rounds[0].clients} == {
+        "ada": "folded",
+        "bob": "folded",
+        "cyd": f"missing: {WHY}",
+    }
 
 
 def test_when_the_run_is_over_nobody_is_told_that_everyone_leaves(tmp_path: Path) -> None:

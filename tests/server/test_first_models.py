@@ -324,7 +324,7 @@ def test_a_sweep_that_is_over_takes_the_same_models_again_and_is_not_played_agai
     place = 8 + int.from_bytes(content[:8], "little")
     (grown / "game-grown" / MODEL).write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
     display.told.clear()
-    with pytest.raises(ConfigError, match="game-tuned is of a run with other settings"):
+    with pytest.raises(ConfigError, match=r"game-tuned was begun with other settings, .* first_weights.sha256 from "):
         run_all(runs, options, display)  # type: ignore[arg-type]
     assert "2 of 3: game-sliced is over already" in display.told
 

@@ -196,5 +196,5 @@ def test_a_run_keeps_its_names_and_gives_them_to_tasks_and_models(tmp_path: Path
     }
     assert {one.classes for one in world.exports.requests if isinstance(one, InferRequest)} == {NAMES}
     (tmp_path / "data" / "dog").rename(tmp_path / "data" / "elk")
-    with pytest.raises(ConfigError, match=r"another configuration, which was changed in data\.classes"):
+    with pytest.raises(ConfigError, match=r"other settings, which were changed in data\.classes"):
         World(tmp_path, config(data=naming((), data), rounds=1), fleet())

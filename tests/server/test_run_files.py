@@ -266,7 +266,7 @@ def test_a_run_is_kept_in_its_folder_and_guards_it(tmp_path: Path) -> None:
     keep_run(tmp_path, run)
     keep_run(tmp_path, read_run("fedfa", ("min_clients=2", "host.type=batch")))
     assert parts_of(kept_run(tmp_path)) == parts_of(run), "what takes no part may be another"
-    with pytest.raises(ConfigError, match="is of a run with other settings"):
+    with pytest.raises(ConfigError, match="begun with other settings, which were changed in seed from 3 to 9"):
         keep_run(tmp_path, read_run("fedfa", ("seed=9",)))
     (tmp_path / "run.json").write_text("{", encoding="utf-8")
     with pytest.raises(ConfigError, match="is no JSON"):

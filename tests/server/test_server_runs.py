@@ -167,7 +167,7 @@ def test_a_changed_configuration_does_not_take_a_run_up(tmp_path: Path) -> None:
     world = World(tmp_path, config(), fleet())
     training = replace(world.settings.training, learning_rate=0.05)
     world.settings = replace(world.settings, seed=1, training=training, keep_rounds=9)
-    changed = r"changed in seed from 0 to 1, training.learning_rate from 0.1 to 0.05; restore it"
+    changed = r"changed in seed from 0 to 1, training.learning_rate from 0.1 to 0.05; restore that"
     with pytest.raises(ConfigError, match=changed):
         world.new_server()
 

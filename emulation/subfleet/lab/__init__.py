@@ -16,9 +16,10 @@ from subfleet.emulation.hosting import opened_host
 from subfleet.export.cache import CacheFolder
 from subfleet.journal.guarding import Unobserved
 from subfleet.journal.records import ClientRow, RoundRecord, RunObserver
+from subfleet.observers import started
 from subfleet.programs.place import default_cache
 from subfleet.protocol.errors import MissingExtraError
-from subfleet.settings.kept import free_folder, keep_run
+from subfleet.settings.kept import free_folder
 from subfleet.settings.reading import read_run, read_runs
 from subfleet.settings.run import Run
 from subfleet.settings.taking import with_model
@@ -126,9 +127,11 @@ def run(
     described.emulated_devices()
     described = with_model(described, Path(runs))
     folder = free_folder(Path(runs), described.name, name)
-    keep_run(folder, described)
-    with opened_host(described.host.type, cache or default_cache()) as host:
-        outcome = host(described, folder, observer or Unobserved(), threading.Event())
+    with (
+        started(folder, described, observer or Unobserved()) as (folder, everyone),
+        opened_host(described.host.type, cache or default_cache()) as host,
+    ):
+        outcome = host(described, folder, everyone, threading.Event())
     found = outcome.result
     return Result(
         run=described,

@@ -131,6 +131,9 @@ def serve(
     key: Key = None,
     password_file: PasswordFile = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for a broker that is not there yet.")] = False,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the run's folder; an interrupted run of that name is taken up.")
+    ] = None,
     runs: Annotated[Path, typer.Option(help="Folder in which the run's own folder is made.")] = Path("runs"),
     host: Annotated[str, typer.Option(help="Address of the HTTP API.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the HTTP API.")] = 8000,
@@ -154,6 +157,7 @@ def serve(
             http=HttpAddress(host=host, port=port),
             cache=default_cache(),
             wait=wait,
+            name=name,
         )
         with stopped_by_signals() as stop:
             folder = serve_fleet(options, display=display_for(json=json), stop=stop)

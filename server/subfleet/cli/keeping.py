@@ -2,6 +2,7 @@
 
 import json as json_module
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -128,12 +129,21 @@ def path(  # noqa: PLR0913, PLR0917 - one parameter per option is how typer read
 
 
 @runs.command(epilog="Example: subfleet runs resume quickstart")
-def resume(name: Name, folder: Runs = _FOLDER, json: Json = False, verbose: Verbose = False) -> None:
-    """Go on with a run that was interrupted, with the settings that it was begun with."""
+def resume(
+    name: Name,
+    folder: Runs = _FOLDER,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Go on to this many rounds, which may be more than it was begun with.")
+    ] = None,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Go on with a run that was interrupted, with the settings that it was begun with; or with more rounds."""
     with reporting(verbose=verbose):
         from subfleet.settings.kept import kept_run
 
-        _play(kept_run(_existing(folder, name)), folder, name, json=json)
+        run = kept_run(_existing(folder, name))
+        _play(run if rounds is None else replace(run, rounds=rounds), folder, name, json=json)
 
 
 @runs.command(epilog="Example: subfleet runs replay fedtrans --host batch")
@@ -163,12 +173,19 @@ def remove(
     """Remove a run's folder with everything in it."""
     with reporting(verbose=verbose):
         place = _existing(folder, name)
-        if not yes and not typer.confirm(f"Remove {place} with everything in it?"):
+        if not yes and not _confirmed(f"Remove {place} with everything in it?"):
             return
         try:
             shutil.rmtree(place)
         except OSError as error:
             raise FileError(f"{place} cannot be removed: {error.strerror}") from error
+
+
+def _confirmed(question: str) -> bool:
+    try:
+        return typer.confirm(question)
+    except RuntimeError as error:  # `typer.Abort` is one, and so is what `input` raises where there is no input at all
+        raise ConfigError("nobody answers, as standard input is at its end; say --yes in place of an answer") from error
 
 
 def _play(run: "Run", folder: Path, name: str | None, *, json: bool) -> None:

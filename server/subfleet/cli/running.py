@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from subfleet.protocol.errors import ConfigError
 from subfleet.settings.host import HostKind
-from subfleet.settings.kept import FILE, SUMMARY, free_folder, keep_run, kept_run, make_folder
+from subfleet.settings.kept import FILE, SUMMARY, free_folder, kept_run
 from subfleet.settings.parts import parts_of
+from subfleet.settings.resuming import check_taken_up
 from subfleet.settings.run import Run
 from subfleet.settings.taking import with_model
 
@@ -62,7 +63,7 @@ def run_all(runs: Sequence[Run], options: RunOptions, display: "Display") -> "li
     outcomes, started_s, played = list["Outcome"](), time.monotonic(), 0
     for number, one in enumerate(runs, start=1):
         run = _taken(one, options, display)
-        folder = make_folder(options.runs / run.name)
+        folder = options.runs / run.name
         if _is_over(folder, run):
             display.say(f"{number} of {len(runs)}: {run.name} is over already")
             continue
@@ -94,19 +95,22 @@ def _time_left(each_s: float, count: int) -> str:
 def _is_over(folder: Path, run: Run) -> bool:
     if not (folder / SUMMARY).exists() or not (folder / FILE).exists():
         return False
-    if parts_of(kept_run(folder)) == parts_of(run):
-        return True
-    raise ConfigError(f"the folder {folder} is of a run with other settings; choose another --runs, or remove it")
+    remedy = "restore that, choose another --runs, or remove it"
+    return not check_taken_up(f"the run in {folder}", parts_of(kept_run(folder)), parts_of(run), remedy)
 
 
 def _run(run: Run, folder: Path, options: RunOptions, display: "Display") -> "Outcome":
     from subfleet.emulation.hosting import opened_host
+    from subfleet.observers import started
 
-    keep_run(folder, run)
     # While packages are loaded, Ctrl-C ends the command at once; then it lets the run end.
-    with opened_host(run.host.type, options.cache, options.broker) as host, options.stopping() as stop:
+    with (
+        started(folder, run, display) as (place, observer),
+        opened_host(run.host.type, options.cache, options.broker) as host,
+        options.stopping() as stop,
+    ):
         try:
-            return host(run, folder, display, stop)
+            return host(run, place, observer, stop)
         finally:
             display.ended()
 

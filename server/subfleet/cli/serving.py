@@ -14,8 +14,7 @@ from subfleet.journal.guarding import GuardedObserver
 from subfleet.journal.records import RunObserver, RunResult
 from subfleet.link.broker import EmbeddedBroker
 from subfleet.link.watch import Watch
-from subfleet.observers import observed
-from subfleet.protocol.errors import ConfigError
+from subfleet.observers import observed, started
 from subfleet.protocol.topics import Topics
 from subfleet.reporting.address import HttpAddress
 from subfleet.reporting.api import serve_http
@@ -24,7 +23,7 @@ from subfleet.reporting.results import write_results
 from subfleet.reporting.telling import ending_lines, reached_text
 from subfleet.serving.broker import try_broker
 from subfleet.serving.session import Server
-from subfleet.settings.kept import MODEL, SUPERNET, keep_run, make_folder
+from subfleet.settings.kept import MODEL, SUPERNET
 from subfleet.settings.run import Run
 from subfleet.settings.taking import with_model
 from subfleet.transport.address import BrokerAddress, mqtt_client_id, parse_url
@@ -47,10 +46,11 @@ class ServeOptions:
     Attributes:
         run: what is served.
         broker: where one is that is there already; None starts an embedded one on loopback.
-        runs: folder in which `<name of the run>` is made, or found: an interrupted run is taken up.
+        runs: folder in which the run's own is made, or found: an interrupted run is taken up.
         http: where the HTTP API listens.
         wait: for that broker, where it is not there at the start.
         cache: where exported programs are kept between runs.
+        name: of the run's folder; None takes the run's name.
     """
 
     run: Run
@@ -59,6 +59,7 @@ class ServeOptions:
     http: HttpAddress
     cache: CacheFolder
     wait: bool = False
+    name: str | None = None
 
 
 def serve_fleet(options: ServeOptions, *, display: Display, stop: threading.Event) -> Path | None:
@@ -78,14 +79,11 @@ def serve_fleet(options: ServeOptions, *, display: Display, stop: threading.Even
         PortError: an address is taken.
     """
     run = with_model(options.run, options.runs)
-    folder = options.runs / run.name
-    if (folder / "summary.json").exists():
-        raise ConfigError(f"the run {folder} is over already; choose another name, or remove it")
     compute_device(run.device)
-    keep_run(make_folder(folder), run)
     with ExitStack() as stack:
         stack.callback(display.ended)
-        observer = stack.enter_context(observed(run, folder, display))
+        folder, shown = stack.enter_context(started(options.runs / (options.name or run.name), run, display))
+        observer = stack.enter_context(observed(run, folder, shown))
         exports = stack.enter_context(ExportPool(options.cache))
         embedded, address = None, options.broker
         if address is None:
@@ -122,7 +120,7 @@ def _keep(folder: Path, run: Run, result: RunResult, display: RunObserver) -> Pa
     if result.supernet_path is not None:
         shutil.copyfile(result.supernet_path, folder / SUPERNET)
     models = kept_models(folder, [(model, model.path) for model in result.deployed])
-    report = write_results(folder, name=run.name, result=result, extra={"models": list(models)})
+    report = write_results(folder, name=folder.name, result=result, extra={"models": list(models)})
     for line in ending_lines(result):
         display.say(line)
     display.say(f"{reached_text(result)}; everything is in {folder}, look at {report}")

@@ -20,7 +20,6 @@ from subfleet.journal.generations import GenerationRecord
 from subfleet.journal.records import RoundRecord
 from subfleet.journal.stored_seats import evaluated, needed_seats, was_folded
 from subfleet.methods.asking import Unfit
-from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.messages import Profile
 from subfleet.protocol.schema import canonical_json, from_plain
 from subfleet.rounds.actions import Close, CloseEvaluation, CloseGeneration
@@ -30,7 +29,7 @@ from subfleet.rounds.state import Member, RunState, Seat, Suspicion
 from subfleet.rounds.written import WrittenProgram
 from subfleet.search.query import FoundSize
 from subfleet.search.queue import SizedProgram
-from subfleet.settings.changes import changed_settings
+from subfleet.settings.resuming import check_taken_up
 
 __all__ = ["Journal", "begin_run"]
 
@@ -49,7 +48,7 @@ def begin_run(engine: sql.Engine, *, name: str, settings: str, round_count: int)
         round_count: how many rounds it has.
 
     Raises:
-        ConfigError: the run was begun with another configuration.
+        ConfigError: the run was begun with another configuration; it may have more rounds now.
     """
     with engine.begin() as connection:
         known = connection.execute(sql.select(runs).where(runs.c.name == name)).one_or_none()
@@ -62,12 +61,10 @@ def begin_run(engine: sql.Engine, *, name: str, settings: str, round_count: int)
             start |= {"suspicion": "{}", "memory": "null", "lineages": "[]", "explored_turn": 0, "wished_turn": 0}
             connection.execute(runs.insert().values(**row, **start))
             return run_id
-    if known.settings != settings:
-        changed = changed_settings(json.loads(known.settings), json.loads(settings))
-        raise ConfigError(
-            f"run {name!r} was begun with another configuration, which was changed in {changed}; restore it, or choose "
-            "another name or state folder"
-        )
+        remedy = "restore that, or choose another name or state folder"
+        if check_taken_up(f"run {name!r}", json.loads(known.settings), json.loads(settings), remedy):
+            more = {"settings": settings, "round_count": round_count}
+            connection.execute(runs.update().where(runs.c.run_id == known.run_id).values(**more))
     return str(known.run_id)
 
 

@@ -4,17 +4,23 @@ An observer is registered under "subfleet.observers" as a function that takes a 
 whose value is a `RunObserver`; the context ends with the run, however it ends.
 """
 
+import logging
+import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from subfleet.journal.evaluations import EvaluationRecord
 from subfleet.journal.guarding import GuardedObserver
 from subfleet.journal.records import Progress, RoundRecord, RunObserver
+from subfleet.protocol.errors import RunError
 from subfleet.protocol.registry import Registry
+from subfleet.settings.kept import keep_run, make_folder
 from subfleet.settings.run import Run
 
-__all__ = ["OBSERVERS", "ObserverFactory", "observed"]
+__all__ = ["OBSERVERS", "ObserverFactory", "observed", "started"]
+
+_LOG = logging.getLogger(__name__)
 
 ObserverFactory = Callable[[Run, Path], AbstractContextManager[RunObserver]]
 
@@ -53,6 +59,59 @@ class _All:
             one.progressed(progress)
 
 
+class _Beginning:
+    """Knows whether a round of a run has begun."""
+
+    begun = False
+
+    def say(self, text: str) -> None:
+        """See `RunObserver.say`."""
+
+    def round_finished(self, record: RoundRecord) -> None:
+        """See `RunObserver.round_finished`."""
+        self.begun = True
+
+    def progressed(self, progress: Progress) -> None:
+        """See `ProgressObserver.progressed`."""
+        self.begun = True
+
+
+@contextmanager
+def started(folder: Path, run: Run, display: RunObserver) -> Iterator[tuple[Path, RunObserver]]:
+    """A run's folder with its description; a start that fails leaves no folder behind.
+
+    A folder that was there before stays in any case, and so does one in which a round has begun, or whose run could not
+    go on: what its devices have put out there says more.
+
+    Args:
+        folder: which is made where it is missing.
+        run: what is run.
+        display: is told of the run.
+
+    Yields:
+        The folder's absolute path, and what is to be told of the run in place of the display.
+
+    Raises:
+        FileError: the folder or the description cannot be written.
+        ConfigError: the folder is that of another run, or of one that is over.
+    """
+    missing = [one for one in (folder, *folder.parents) if not one.exists()]
+    beginning = _Beginning()
+    try:
+        place = make_folder(folder)
+        keep_run(place, run)
+        yield place, _All([display, beginning])
+    except RunError:
+        raise
+    except BaseException:
+        if folder in missing and not beginning.begun:
+            shutil.rmtree(folder, ignore_errors=True)
+            with suppress(OSError):
+                for parent in missing[1:]:
+                    parent.rmdir()
+        raise
+
+
 @contextmanager
 def observed(run: Run, folder: Path, first: RunObserver) -> Iterator[RunObserver]:
     """An observer, and those that the run names.
@@ -67,5 +126,25 @@ def observed(run: Run, folder: Path, first: RunObserver) -> Iterator[RunObserver
         MissingExtraError: an observer needs a package that is not installed.
     """
     with ExitStack() as stack:
-        others = [stack.enter_context(OBSERVERS.named(name)(run, folder)) for name in run.observers]
+        others = [stack.enter_context(_entered(name, OBSERVERS.named(name)(run, folder))) for name in run.observers]
         yield _All([first, *others])
+
+
+@contextmanager
+def _entered(name: str, context: AbstractContextManager[RunObserver]) -> Iterator[RunObserver]:
+    """The observer of a context, whose end ends neither the run nor the others, whatever it raises or swallows."""
+    observer = context.__enter__()
+    try:
+        yield observer
+    except BaseException as error:
+        _end(name, context, error)
+        raise
+    _end(name, context, None)
+
+
+def _end(name: str, context: AbstractContextManager[RunObserver], error: BaseException | None) -> None:
+    try:
+        context.__exit__(None if error is None else type(error), error, None if error is None else error.__traceback__)
+    except (Exception, SystemExit) as other:  # noqa: BLE001 - whatever others' code raises concerns them alone
+        if other is not error:
+            _LOG.error("the observer %r raised %s at its end: %s", name, type(other).__name__, other)

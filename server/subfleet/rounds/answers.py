@@ -30,9 +30,9 @@ def score_task_id(terms: Terms, state: RunState, client_id: str) -> str:
     return f"{_try_id(terms, state)}/{client_id}/score"
 
 
-def deploy_task_id(terms: Terms, client_id: str) -> str:
-    """Names a client's one deploy task."""
-    return f"{terms.run_id}/deploy/{client_id}/0"
+def deploy_task_id(terms: Terms, state: RunState, client_id: str) -> str:
+    """Names a client's one deploy task after the last round; a run that is given more rounds has another one."""
+    return f"{terms.run_id}/deploy/{client_id}/{state.round}"
 
 
 def evaluation_task_id(terms: Terms, state: RunState, client_id: str) -> str:

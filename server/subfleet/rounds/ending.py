@@ -1,14 +1,27 @@
 """When a run is over: after its last round, or when its method says so. Pure."""
 
+from dataclasses import replace
+from types import MappingProxyType
+
 from subfleet.rounds.state import RunState, remembered
 from subfleet.rounds.terms import Terms
 
-__all__ = ["over", "why_early"]
+__all__ = ["over", "taken_up", "why_early"]
 
 
 def over(terms: Terms, state: RunState) -> bool:
     """Whether no further round begins."""
     return state.folded_round >= terms.config.total_rounds or bool(why_early(terms, state))
+
+
+def taken_up(terms: Terms, state: RunState) -> RunState:
+    """The stored state of a run that somebody starts again: what failed is tried, and what has more rounds goes on."""
+    if state.phase == "failed":
+        tries = replace(state.tries, failing=MappingProxyType({}))
+        return replace(state, phase="waiting", failure="", tries=tries)
+    if state.phase in ("deploy", "finished") and not over(terms, state):
+        return replace(state, phase="waiting", seats=MappingProxyType({}))
+    return state
 
 
 def why_early(terms: Terms, state: RunState) -> str:

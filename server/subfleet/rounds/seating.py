@@ -262,7 +262,7 @@ def _without_operators(
 
 def task_for_models(terms: Terms, state: RunState, seat: Seat, programs: Sequence[ProgramRef], now_s: float) -> Task:
     """The task that brings a client its own models."""
-    task_name = deploy_task_id(terms, seat.client_id)
+    task_name = deploy_task_id(terms, state, seat.client_id)
     return Task(
         task_id=task_name,
         work="deploy",

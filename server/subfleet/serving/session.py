@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Set
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 
 import torch
 
@@ -54,11 +53,13 @@ from subfleet.rounds.actions import (
     Withdraw,
 )
 from subfleet.rounds.coordinator import resume_actions, round_info, step
+from subfleet.rounds.ending import taken_up
 from subfleet.rounds.events import Event, Tick
 from subfleet.rounds.exhaustive import never
 from subfleet.rounds.requests import BeginningWanted, GenerationWanted, SearchWanted
 from subfleet.rounds.searching import searched_round
 from subfleet.rounds.state import RunState
+from subfleet.serving.attendance import Attendance
 from subfleet.serving.garbage import freeze_what_is_loaded
 from subfleet.serving.loading import loaded_model
 from subfleet.serving.lookout import Lookout
@@ -128,6 +129,7 @@ class Server:
         self._engine = engine
         self._terms = replace(terms_of(config, run_id), evaluation_inputs=statistics_of(evaluation))
         self._journal = Journal(engine, run_id, first_memory=self._terms.policies.memory)
+        self._attendance = Attendance(self._terms, engine)
         self._traffic = Traffic(self._topics)
         self._transport = CountingTransport(transport, on_payload=self._traffic.count)
         self._blobs = BlobStore(self._places.blobs)
@@ -199,13 +201,9 @@ class Server:
     def open(self) -> None:
         """Take up the stored state and connect."""
         now_s = self._clock()
-        stored = state = self._journal.load(now_s)
-        if state.phase == "failed":  # whoever starts the server again wants it tried again
-            state = replace(
-                state, phase="waiting", failure="", tries=replace(state.tries, failing=MappingProxyType({}))
-            )
-            self._journal.save(stored, state)
-        self._state = state
+        stored = self._journal.load(now_s)
+        self._state = state = taken_up(self._terms, stored)
+        self._journal.save(stored, state)
         self._traffic.restart(self._journal.load_bytes(state))
         self._renew()
         self._sweep()
@@ -230,6 +228,8 @@ class Server:
         for result in self._exchange.finished():
             self._take_transfer(result)
         self._apply(Tick())
+        for text in self._attendance.look(self._state, self._clock()):
+            self._observer.say(text)
         self._send()
         self._complaints.tick()
 
@@ -336,7 +336,7 @@ class Server:
             self._tidy()
         for text in told(self._terms, before, after):
             self._observer.say(text)
-        if (progress := self._pace.progress(after)) is not None:
+        if (progress := self._pace.progress(after, self._attendance.awaited(after))) is not None:
             self._observer.progressed(progress)
 
     def _perform(self, action: Action) -> None:

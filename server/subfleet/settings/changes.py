@@ -6,23 +6,22 @@ from typing import Any
 
 __all__ = ["changed_settings"]
 
-_MOST_KEYS = 8
-_MOST_CHARACTERS = 40
+_MOST_CHARACTERS = 60
+"""Of a value; of a longer one the part is shown that differs."""
+_BEFORE = 10
 _UNSET = "unset"
 _TAGS = ("type", "family")
 """Each names the kind of a table: where it differs, all other keys of the table do, and they are of no interest."""
 
 
 def changed_settings(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """The keys that differ, dotted as in TOML, from what to what where that is short; such as "seed from 0 to 1".
+    """Every key that differs, dotted as in TOML, with both values; such as "seed from 0 to 1".
 
     Args:
         before: plain settings, tables as mappings.
         after: the same of another time.
     """
-    told = [_told(key, old, new) for key, old, new in _changes(before, after, "")]
-    more = len(told) - _MOST_KEYS
-    return ", ".join(told[:_MOST_KEYS]) + (f", and {more} more" if more > 0 else "")
+    return ", ".join(_told(key, old, new) for key, old, new in _changes(before, after, ""))
 
 
 def _changes(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str, str]]:
@@ -42,4 +41,13 @@ def _text(settings: Mapping[str, Any], key: str) -> str:
 
 
 def _told(key: str, old: str, new: str) -> str:
-    return key if max(len(old), len(new)) > _MOST_CHARACTERS else f"{key} from {old} to {new}"
+    if max(len(old), len(new)) > _MOST_CHARACTERS:
+        same = next((place for place, (one, two) in enumerate(zip(old, new, strict=False)) if one != two), 0)
+        start = max(0, same - _BEFORE)
+        old, new = _part(old, start), _part(new, start)
+    return f"{key} from {old} to {new}"
+
+
+def _part(text: str, start: int) -> str:
+    end = start + _MOST_CHARACTERS
+    return f"{'...' if start else ''}{text[start:end]}{'...' if end < len(text) else ''}"

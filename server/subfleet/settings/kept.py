@@ -8,6 +8,7 @@ from pathlib import Path
 from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.schema import to_plain
 from subfleet.settings.parts import parts_of
+from subfleet.settings.resuming import check_taken_up
 from subfleet.settings.run import Run
 from subfleet.settings.validation import validated
 
@@ -36,34 +37,36 @@ def make_folder(folder: Path) -> Path:
 
 
 def free_folder(runs: Path, name: str, chosen: str | None) -> Path:
-    """The folder of a run: `runs/<chosen>`, by default the run's name with the first free number.
-
-    Raises:
-        ConfigError: a run of that name is over, and would be written over.
-        FileError: the folder cannot be made.
-    """
+    """Where a run's folder is: `runs/<chosen>`, by default the run's name with the first free number. It makes none."""
     folder = runs / (chosen or name)
     number = 2
     while chosen is None and folder.exists():
         folder = runs / f"{name}-{number}"
         number += 1
-    if (folder / SUMMARY).exists():
-        raise ConfigError(f"the run {folder} is over already; choose another --name, or remove that folder")
-    return make_folder(folder)
+    return folder
 
 
 def keep_run(folder: Path, run: Run) -> None:
     """Write a run's description into its folder, as a whole or not at all.
 
+    A run that is over goes on where it is to have more rounds; what it came to before is kept as
+    `summary-<rounds>.json`.
+
     Raises:
         FileError: it cannot be written.
-        ConfigError: the folder is that of another run.
+        ConfigError: the folder is that of another run, or of one that is over.
     """
-    path = folder / FILE
-    if path.exists() and parts_of(kept_run(folder)) != parts_of(run):
-        raise ConfigError(f"the folder {folder} is of a run with other settings; choose another --name, or remove it")
+    path, summary = folder / FILE, folder / SUMMARY
+    before = kept_run(folder) if path.exists() else None
+    raised = before is not None and check_taken_up(
+        f"the run in {folder}", parts_of(before), parts_of(run), "restore that, choose another --name, or remove it"
+    )
+    if summary.exists() and not raised:
+        raise ConfigError(f"the run {folder} is over already; choose another --name, raise its rounds, or remove it")
     partial = path.with_name(path.name + ".part")
     try:
+        if raised and before is not None and summary.exists():
+            os.replace(summary, folder / f"summary-{before.rounds}.json")  # noqa: PTH105 - as below
         partial.write_text(json.dumps(to_plain(run), indent=2) + "\n", encoding="utf-8")
         os.replace(partial, path)  # noqa: PTH105 - the same call, and atomic on every system
     except OSError as error:

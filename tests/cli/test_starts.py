@@ -1,0 +1,141 @@
+"""A start that fails leaves no folder behind; a run's folder is named; nobody is asked who cannot answer."""
+
+import io
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from subfleet.cli.commands import app
+from subfleet.journal.guarding import Unobserved
+from subfleet.journal.records import Progress
+from subfleet.observers import started
+from subfleet.protocol.errors import ConfigError, FileError, RunError
+from subfleet.protocol.exit_codes import ExitCode
+from subfleet.settings.kept import free_folder, keep_run
+from subfleet.settings.reading import read_run
+
+ROOT = Path(__file__).resolve().parents[2]
+NOBODY = "mqtt://127.0.0.1:1"
+PROGRESS = Progress(round=1, round_count=2, answered=0, devices=1, left_s=None)
+
+
+def invoke(*arguments: str, **more: Any) -> tuple[int, str]:
+    result = CliRunner().invoke(app, list(arguments), **more)
+    return result.exit_code, result.output + (result.stderr if result.stderr_bytes else "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (
+            ("run", "quickstart", "--set", "observers=['nobody']", "--host", "batch"),
+            ExitCode.CONFIG,
+            "no observer 'nobody'",
+        ),
+        (("run", "quickstart", "--set", "data.test=none.npz", "--host", "batch"), ExitCode.FILE, "none.npz"),
+        (("run", "quickstart", "--set", "clock=none", "--host", "batch"), ExitCode.CONFIG, "clock"),
+        (("run", "quickstart", "--broker", NOBODY), ExitCode.TRANSPORT, "127.0.0.1"),
+        (("serve", "fleet", "--set", "observers=['nobody']"), ExitCode.CONFIG, "no observer 'nobody'"),
+        (("serve", "fleet", "--set", "data.test=none.npz", "--broker", NOBODY), ExitCode.FILE, "none.npz"),
+        (("serve", "fleet", "--broker", NOBODY, "--port", "0"), ExitCode.TRANSPORT, "127.0.0.1"),
+    ],
+)
+def test_a_start_that_fails_leaves_no_folder(
+    arguments: tuple[str, ...], code: ExitCode, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found, said = invoke(*arguments)
+    assert (found, words in said) == (code, True), said
+    assert list(tmp_path.iterdir()) == []
+
+
+def begin(folder: Path, error: BaseException | None, *, begun: bool = False) -> None:
+    with started(folder, read_run("fedfa"), Unobserved()) as (place, observer):
+        (place / "output").mkdir(exist_ok=True)
+        if begun:
+            observer.progressed(PROGRESS)  # type: ignore[attr-defined]
+        if error is not None:
+            raise error
+
+
+def test_a_folder_goes_only_where_it_is_new_and_nothing_began(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "fedfa"
+    for error in (FileError("x"), ConfigError("x"), ZeroDivisionError(), KeyboardInterrupt()):
+        with pytest.raises(type(error)):
+            begin(folder, error)
+        assert list(tmp_path.iterdir()) == []
+    with pytest.raises(RunError):
+        begin(folder, RunError("client a ended; see its output"))
+    assert (folder / "output").is_dir()
+    with pytest.raises(FileError):
+        begin(folder, FileError("x"))
+    assert (folder / "run.json").exists(), "it was there before"
+    with pytest.raises(FileError):
+        begin(tmp_path / "other", FileError("the disk is full"), begun=True)
+    assert (tmp_path / "other" / "run.json").exists()
+
+
+def test_beside_other_runs_only_the_new_folder_goes(tmp_path: Path) -> None:
+    begin(tmp_path / "runs" / "first", None)
+    with pytest.raises(FileError):
+        begin(tmp_path / "runs" / "second", FileError("x"))
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["first"]
+
+
+def test_the_folder_of_another_run_is_left_as_it_is(tmp_path: Path) -> None:
+    keep_run(tmp_path, read_run("fedfa", ("seed=5",)))
+    before = (tmp_path / "run.json").read_bytes()
+    with pytest.raises(ConfigError, match="seed from 5 to 3"):
+        begin(tmp_path, None)
+    assert (tmp_path / "run.json").read_bytes() == before
+
+
+def test_a_free_folder_is_named_and_not_made(tmp_path: Path) -> None:
+    assert free_folder(tmp_path / "runs", "a", None) == tmp_path / "runs" / "a"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_serve_names_the_folder_as_run_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "runs" / "mine"
+    folder.mkdir(parents=True)
+    assert invoke("serve", "fleet", "--name", "mine", "--broker", NOBODY, "--port", "0")[0] == ExitCode.TRANSPORT
+    assert (folder / "run.json").exists()
+    assert [path.name for path in folder.parent.iterdir()] == ["mine"]
+    (folder / "summary.json").write_text("{}", encoding="utf-8")
+    code, said = invoke("serve", "fleet", "--name", "mine")
+    assert (code, "is over already" in said) == (ExitCode.CONFIG, True)
+
+
+@pytest.mark.parametrize("stdin", [io.StringIO(""), None])
+def test_who_cannot_answer_is_told_how_to_do_without(
+    stdin: io.StringIO | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keep_run_folder = tmp_path / "a"
+    keep_run_folder.mkdir()
+    keep_run(keep_run_folder, read_run("fedfa"))
+    monkeypatch.setattr(sys, "stdin", stdin)
+    with pytest.raises(SystemExit) as caught:
+        typer.main.get_command(app)(["runs", "remove", "a", "--runs", str(tmp_path)], standalone_mode=False)
+    assert caught.value.code == ExitCode.CONFIG
+    assert (
+        capsys.readouterr()
+        .err.strip()
+        .endswith("subfleet: nobody answers, as standard input is at its end; say --yes in place of an answer")
+    )
+    assert keep_run_folder.exists()
+
+
+def test_every_question_has_an_answer_for_who_cannot_be_asked() -> None:
+    """A prompt elsewhere than in the one function that knows what to do without an answer is found here."""
+    asking = re.compile(r"\b(?:typer|click)\.(?:confirm|prompt|getchar|pause)\(|(?<![\w.])input\(|\bgetpass\(")
+    sources = [path for room in ("server", "edge_client", "emulation", "tasks") for path in (ROOT / room).rglob("*.py")]
+    found = [path.name for path in sources for _ in asking.finditer(path.read_text(encoding="utf-8"))]
+    assert found == ["keeping.py"]

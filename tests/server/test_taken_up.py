@@ -1,0 +1,100 @@
+"""A run is taken up with the settings that it was begun with, or with more rounds."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from server.server_rig import World, config, fleet
+
+from subfleet.journal.database import open_database
+from subfleet.journal.journal import begin_run
+from subfleet.protocol.errors import ConfigError
+from subfleet.settings.kept import SUMMARY, keep_run, kept_run
+from subfleet.settings.reading import read_run
+from subfleet.settings.resuming import check_taken_up
+
+REMEDY = "restore that"
+CHANGED = "rounds from 2 to 9, seed from 1 to 2"
+
+
+def parts(**changes: Any) -> dict[str, Any]:
+    plain: dict[str, Any] = json.loads(config(**changes).fingerprint())
+    return plain
+
+
+def test_the_same_is_taken_up_and_so_are_more_rounds() -> None:
+    assert not check_taken_up("the run", parts(), parts(), REMEDY)
+    assert check_taken_up("the run", parts(rounds=2), parts(rounds=3), REMEDY)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        (
+            {"rounds": 3},
+            {"rounds": 2},
+            "the run was begun with rounds 3, which can be raised, but not be 2; restore that",
+        ),
+        (
+            {"seed": 1},
+            {"seed": 2, "rounds": 9},
+            f"the run was begun with other settings, which were changed in {CHANGED}; restore that",
+        ),
+    ],
+)
+def test_anything_else_is_named_key_by_key(before: dict[str, Any], after: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_taken_up("the run", parts(**before), parts(**after), REMEDY)
+    assert str(caught.value) == said
+
+
+def test_where_the_last_round_differs_from_the_others_there_can_be_no_more() -> None:
+    before, after = ({**parts(rounds=number), "norms": "calibrated"} for number in (2, 3))
+    with pytest.raises(ConfigError, match="its last round measures them; restore that"):
+        check_taken_up("the run", before, after, REMEDY)
+
+
+def test_the_journal_names_every_changed_key_with_both_values(tmp_path: Path) -> None:
+    engine = open_database(tmp_path)
+    before = {f"key_{place:02}": place for place in range(12)}
+    begin_run(engine, name="a", settings=json.dumps(before), round_count=2)
+    with pytest.raises(ConfigError) as caught:
+        begin_run(engine, name="a", settings=json.dumps(dict.fromkeys(before, -1)), round_count=2)
+    assert all(f"{key} from {value} to -1" in str(caught.value) for key, value in before.items())
+    engine.dispose()
+
+
+def test_a_folder_names_what_differs_and_keeps_what_a_run_came_to_before_it_went_on(tmp_path: Path) -> None:
+    run = read_run("fedfa", ("rounds=5",))
+    keep_run(tmp_path, run)
+    with pytest.raises(ConfigError, match="changed in seed from 3 to 9; restore that, choose another --name"):
+        keep_run(tmp_path, replace(run, seed=9))
+    (tmp_path / SUMMARY).write_text("{}", encoding="utf-8")
+    with pytest.raises(ConfigError, match="is over already; choose another --name, raise its rounds, or remove it"):
+        keep_run(tmp_path, run)
+    keep_run(tmp_path, replace(run, rounds=10))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.json", "summary-5.json"]
+    assert kept_run(tmp_path).rounds == 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("targets", [(), ("onnx",)])
+def test_a_run_that_is_over_goes_on_with_the_bits_of_one_that_was_begun_with_more_rounds(
+    targets: tuple[str, ...], tmp_path: Path
+) -> None:
+    world = World(tmp_path / "raised", config(rounds=2, deploy_targets=targets), fleet())
+    world.run()
+    first = world.server.result().rounds
+    world.settings = replace(world.settings, rounds=4)
+    world.kill_server()
+    world.run()
+    whole = World(tmp_path / "whole", config(rounds=4, deploy_targets=targets), fleet())
+    whole.run()
+    assert world.model_bytes() == whole.model_bytes()
+    found, wanted = (one.server.result() for one in (world, whole))
+    assert found.rounds[:2] == first
+    assert [one.accuracy for one in found.rounds] == [one.accuracy for one in wanted.rounds]
+    assert [one.client_id for one in found.deployed] == [one.client_id for one in wanted.deployed]
+    assert len(found.deployed) == 3 * len(targets)
