@@ -4,6 +4,8 @@ import gc
 import os
 import signal
 
+from hypothesis import settings
+
 from subfleet.protocol.silence import silence
 
 
@@ -12,6 +14,9 @@ def pytest_configure() -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     silence(os.environ)  # tests import libraries themselves
+    # Nothing timed is asserted, and a busy machine takes longer than any deadline.
+    settings.register_profile("untimed", deadline=None)
+    settings.load_profile("untimed")
 
 
 def pytest_collection() -> None:

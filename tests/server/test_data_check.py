@@ -12,6 +12,7 @@ from subfleet.agent.states import AgentSettings
 from subfleet.elastic.families.records.recurrent import Lstm
 from subfleet.protocol.input_statistics import InputStatistics
 from subfleet.protocol.messages import Profile
+from subfleet.protocol.training import ObjectiveSettings, TrainingSettings
 from subfleet.protocol.transform import DataTransform
 from subfleet.rounds.coordinator import round_info, step
 from subfleet.rounds.events import Event
@@ -124,7 +125,8 @@ def test_samples_that_no_training_could_read_are_refused_when_a_device_joins(
 def test_symbols_beyond_the_vocabulary_are_refused_when_a_device_joins() -> None:
     vocabulary = 40
     model = Lstm(input_shape=(6,), class_count=vocabulary, vocabulary=vocabulary, widths=(8,), depths=(1,))
-    config = replace(terms_of().config, model=model)
+    training = TrainingSettings(objective=ObjectiveSettings(name="next_token"))
+    config = replace(terms_of().config, model=model, training=training)
 
     def problem(kind: str, most: float) -> str:
         inputs = InputStatistics(kind=kind, minimum=0, maximum=most, mean=1, deviation=1)  # type: ignore[arg-type]

@@ -155,9 +155,9 @@ def test_models_that_nobody_has_moved_are_not_evaluated_again(tmp_path: Path, mo
     seats = {one.name: seat_of(terms, one, BlobStore(tmp_path)) for one in clients}
     real = evaluate
 
-    def counting(network: Any, spec: Any, *more: Any) -> Any:
+    def counting(network: Any, spec: Any, *more: Any, **named: Any) -> Any:
         counted.append(spec.name)
-        return real(network, spec, *more)
+        return real(network, spec, *more, **named)
 
     monkeypatch.setattr(examining, "evaluate", counting)
     examiner = Examiner(Views(terms=terms, samples=torch.from_numpy(samples.inputs)), samples)
