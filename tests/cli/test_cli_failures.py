@@ -162,7 +162,7 @@ def test_a_wrong_address_is_refused_before_anything_is_loaded_or_cut(
 
 
 def test_a_finished_run_is_not_written_over(tmp_path: Path) -> None:
-    from subfleet.settings.kept import free_folder, keep_run, make_folder
+    from subfleet.settings.kept import check_not_over, free_folder, keep_run, make_folder
     from subfleet.settings.reading import read_run
 
     first = free_folder(tmp_path, "quickstart", None)
@@ -171,7 +171,7 @@ def test_a_finished_run_is_not_written_over(tmp_path: Path) -> None:
     assert free_folder(tmp_path, "quickstart", "quickstart") == first, "an unfinished run is taken up by its name"
     (first / "summary.json").write_text("{}", encoding="utf-8")
     with pytest.raises(ConfigError, match="over already"):
-        keep_run(first, read_run("quickstart"))
+        check_not_over(first, read_run("quickstart"))
     assert free_folder(tmp_path, "quickstart", None).name == "quickstart-2"
 
 

@@ -170,7 +170,11 @@ def test_a_reason_is_on_the_wire_only_in_a_goodbye_so_that_older_servers_read_th
     for message in (word("ada", online=True), word("ada")):
         assert b"reason" not in encode(message)
         assert decode(encode(message)) == message
-    said = goodbye("ada")
+    said = replace(goodbye("ada"), message_id="m")
+    assert encode(said) == (
+        b'{"client_id":"ada","kind":"presence","message_id":"m","online":false,"reason":"it was stopped","schema":1,'
+        b'"session_id":"ada-1"}'
+    )
     assert decode(encode(said)) == said
     with pytest.raises(ProtocolError, match="reason has 129 characters"):
         decode(encode(goodbye("ada")).replace(b"it was stopped", b"x" * 129))

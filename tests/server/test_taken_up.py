@@ -11,7 +11,7 @@ from server.server_rig import World, config, fleet
 from subfleet.journal.database import open_database
 from subfleet.journal.journal import begin_run
 from subfleet.protocol.errors import ConfigError
-from subfleet.settings.kept import SUMMARY, keep_run, kept_run
+from subfleet.settings.kept import SUMMARY, check_not_over, keep_run, kept_run
 from subfleet.settings.reading import read_run
 from subfleet.settings.resuming import check_taken_up
 
@@ -73,7 +73,8 @@ def test_a_folder_names_what_differs_and_keeps_what_a_run_came_to_before_it_went
         keep_run(tmp_path, replace(run, seed=9))
     (tmp_path / SUMMARY).write_text("{}", encoding="utf-8")
     with pytest.raises(ConfigError, match="is over already; choose another --name, raise its rounds, or remove it"):
-        keep_run(tmp_path, run)
+        check_not_over(tmp_path, run)
+    check_not_over(tmp_path, replace(run, rounds=10))
     keep_run(tmp_path, replace(run, rounds=10))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.json", "summary-5.json"]
     assert kept_run(tmp_path).rounds == 10

@@ -15,7 +15,7 @@ from subfleet.journal.guarding import GuardedObserver
 from subfleet.journal.records import Progress, RoundRecord, RunObserver
 from subfleet.protocol.errors import RunError
 from subfleet.protocol.registry import Registry
-from subfleet.settings.kept import keep_run, make_folder
+from subfleet.settings.kept import check_not_over, keep_run, make_folder
 from subfleet.settings.run import Run
 
 __all__ = ["OBSERVERS", "ObserverFactory", "observed", "started"]
@@ -99,6 +99,7 @@ def started(folder: Path, run: Run, display: RunObserver) -> Iterator[tuple[Path
     beginning = _Beginning()
     try:
         place = make_folder(folder)
+        check_not_over(place, run)
         keep_run(place, run)
         yield place, _All([display, beginning])
     except RunError:

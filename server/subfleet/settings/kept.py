@@ -12,7 +12,18 @@ from subfleet.settings.resuming import check_taken_up
 from subfleet.settings.run import Run
 from subfleet.settings.validation import validated
 
-__all__ = ["FILE", "MODEL", "SUMMARY", "SUPERNET", "free_folder", "keep_run", "kept_run", "make_folder", "replayed_run"]
+__all__ = [
+    "FILE",
+    "MODEL",
+    "SUMMARY",
+    "SUPERNET",
+    "check_not_over",
+    "free_folder",
+    "keep_run",
+    "kept_run",
+    "make_folder",
+    "replayed_run",
+]
 
 FILE = "run.json"
 SUMMARY = "summary.json"
@@ -46,6 +57,17 @@ def free_folder(runs: Path, name: str, chosen: str | None) -> Path:
     return folder
 
 
+def check_not_over(folder: Path, run: Run) -> None:
+    """Make sure that a folder's run is not over, or is to have more rounds.
+
+    Raises:
+        FileError: its description cannot be read.
+        ConfigError: it is over, or its description is none.
+    """
+    if (folder / SUMMARY).exists() and not ((folder / FILE).exists() and kept_run(folder).rounds < run.rounds):
+        raise ConfigError(f"the run {folder} is over already; choose another --name, raise its rounds, or remove it")
+
+
 def keep_run(folder: Path, run: Run) -> None:
     """Write a run's description into its folder, as a whole or not at all.
 
@@ -54,15 +76,13 @@ def keep_run(folder: Path, run: Run) -> None:
 
     Raises:
         FileError: it cannot be written.
-        ConfigError: the folder is that of another run, or of one that is over.
+        ConfigError: the folder is that of another run.
     """
     path, summary = folder / FILE, folder / SUMMARY
     before = kept_run(folder) if path.exists() else None
     raised = before is not None and check_taken_up(
         f"the run in {folder}", parts_of(before), parts_of(run), "restore that, choose another --name, or remove it"
     )
-    if summary.exists() and not raised:
-        raise ConfigError(f"the run {folder} is over already; choose another --name, raise its rounds, or remove it")
     partial = path.with_name(path.name + ".part")
     try:
         if raised and before is not None and summary.exists():
