@@ -19,7 +19,7 @@ from subfleet.elastic.building import build_module, init_state, network_of
 from subfleet.elastic.families import FAMILIES, AnyFamily
 from subfleet.elastic.families.records.blocks import block_numbers
 from subfleet.elastic.families.records.inverted import EfficientNetV2, MobileNetV3
-from subfleet.elastic.families.records.plain import Vgg
+from subfleet.elastic.families.records.plain import Fcn, Vgg
 from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.grafting import graft
 from subfleet.elastic.growing import inserted
@@ -33,7 +33,8 @@ from subfleet.protocol.errors import ConfigError, ProtocolError
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json, to_plain
 from subfleet.protocol.subnet import SubnetSpec
 
-EVERY = (*CONFIGS, *TOKEN_CONFIGS)
+FCN = Fcn(input_shape=(2, 5, 4), class_count=3, widths=(4, 6), depths=(2, 1), group_size=2)
+EVERY = (*CONFIGS, *TOKEN_CONFIGS, FCN)
 IDENTITIES = tuple(config for config in EVERY if config.TYPE in ("mlp", "preact_resnet")) + TRANSFORMERS
 """Those whose blocks have weights that start at 0."""
 OPEN: Any = AnyFamily

@@ -123,7 +123,7 @@ def test_a_short_game_goes_from_a_supernet_to_a_network_for_each_tier(
         assert one["bytes_down"] > one["answers"] * one["supernet_bytes"]
     assert (tmp_path / "run" / SUPERNET).exists()
     best = [max(one["best"] for one in summary["generations"] if one["tier"] == tier) for tier in (1, 2)]
-    known = [one["accuracy"] for one in found if one["accuracy"] is not None]
+    known = [one["own_mean"] for one in found if one["own_mean"] is not None]
     assert summary["tuning"]["networks"] == len(known)
     # Who trained nothing but the supernet, which has retired, has a network all the same.
     assert all(summary["figures"]["tiers"].values())

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -156,7 +157,7 @@ def test_entries_differ_in_what_they_are_named_after(game: str) -> None:
         if run.model_of is not None or run.method.TYPE != "fedtrans":
             continue
         changed = changed_settings(parts_of(base), parts_of(replace(run, name=base.name)))
-        keys = {part.split(" from ")[0] for part in changed.split(", ") if part}
+        keys = set(re.findall(r"(?:^|, )([\w.]+) from ", changed))
         assert keys == meant(game, name), name
 
 

@@ -174,7 +174,8 @@ def test_counts_and_seeds_out_of_range_are_refused(clients: int, seed: int) -> N
 
 
 def test_without_flwr_datasets_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "flwr_datasets", None)
+    for module in ("flwr_datasets", "flwr_datasets.partitioner"):
+        monkeypatch.setitem(__import__("sys").modules, module, None)
     with pytest.raises(MissingExtraError, match=r"subfleet\[emulation\]"):
         parts_of(many(), "iid", 2)
 

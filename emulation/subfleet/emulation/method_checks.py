@@ -179,7 +179,8 @@ def _log(link_bytes: int) -> ResourceLog:
 
 
 def _complaints(terms: Terms, experiment: GatheredRun, result: BatchResult) -> Iterator[str]:
-    untrained, last = _untrained_loss(terms, experiment.evaluation), result.rounds[-1]
+    last = result.rounds[-1]
+    untrained = _untrained_loss(terms, experiment.evaluation, "" if last.model is None else last.model.spec_id)
     if not last.loss < untrained:
         yield f"the loss does not fall: {untrained:.4f} before round 1 and {last.loss:.4f} after round {last.round}"
     rows = [row for record in result.rounds for row in record.clients]
@@ -209,11 +210,13 @@ def _unsearched(result: BatchResult) -> Iterator[str]:
         yield f"the search has found {sorted(found)}, but nobody trained any of them"
 
 
-def _untrained_loss(terms: Terms, evaluation: Dataset) -> float:
+def _untrained_loss(terms: Terms, evaluation: Dataset, spec_id: str) -> float:
+    """Of the model that rounds are evaluated by, before the first; of models that clients have, the whole network."""
     network, state = terms.network, init_state(terms.network, terms.config.seed)
     inputs, labels = torch.from_numpy(evaluation.inputs.copy()), torch.from_numpy(evaluation.labels.copy())
     # Statistics are measured and not learned: what they do to the loss is no lesson.
-    specs = random_paths(network, _PATHS, Random(0))  # noqa: S311 - draws, keeps no secret
+    evaluated = tuple(one for one in terms.space if one.spec_id == spec_id)
+    specs = evaluated or random_paths(network, _PATHS, Random(0))  # noqa: S311 - draws, keeps no secret
     losses = [
         min(
             evaluate(network, spec, one, inputs, labels, objective=terms.config.training.objective.name).loss

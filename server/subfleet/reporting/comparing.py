@@ -170,8 +170,10 @@ def _summary(folder: Path) -> Mapping[str, Any]:
         raise FileError(f"the run {folder} is not over ({error.strerror}: {path}); let it end first") from error
     except ValueError as error:
         raise FileError(f"{path} is no JSON: {error}; run it again") from error
-    if found["accuracy"] is None:
-        raise ConfigError(f"no round of the run {folder} was folded, so that it has no accuracy; leave it out")
+    if found.get("metrics", found).get(_headline(found)) is None:
+        raise ConfigError(
+            f"no round of the run {folder} was folded, so that nothing is known of its model; leave it out"
+        )
     return found
 
 

@@ -139,8 +139,8 @@ class Fcn:
     norm: Literal["group", "batch", "none"] = "group"
     kernels: tuple[int, ...] = ()
     scaler: bool = False
-    block_numbers: tuple[tuple[int, ...], ...] = ()
-    layer_widths: tuple[int, ...] = ()
+    block_numbers: tuple[tuple[int, ...], ...] = field(default=(), metadata=ADDED_LATER)
+    layer_widths: tuple[int, ...] = field(default=(), metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         check_settings(self, _NORMS)
