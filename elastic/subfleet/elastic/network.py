@@ -205,9 +205,9 @@ class LocalShapes:
     parts: frozenset[str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """The declaration that everything else is derived from. A run declares each once, so two are equal as one object.
+    """The declaration that everything else is derived from.
 
     Attributes:
         config: what it was declared from.
@@ -238,6 +238,10 @@ class Network:
     symbols: int = field(default=0, repr=False)
     other_sizes: tuple[int, ...] = field(default=(), repr=False)
     identities: Mapping[str, Identity] = field(default_factory=lambda: MappingProxyType({}), repr=False)
+
+    def __hash__(self) -> int:
+        """By what everything else follows from."""
+        return hash((self.config, self.id))
 
     @property
     def parts(self) -> tuple[str, ...]:
