@@ -236,9 +236,8 @@ def test_runs_are_compared_by_what_their_kind_is_judged_by(folders: list[str], t
     assert (first["rmse"], first["worst"], first["figures"]["r2"]) == (pytest.approx(0.5), 0.6, 0.25)
     assert second["gain"]["mean"] == pytest.approx(0.1), "0.1 less of an error is a gain"
     assert second["figures"]["own_worst"] == 0.9
-    assert "| name | seeds | model | RMSE | worst | R2 | subnets | own |" in (tmp_path / "out" / "comparison.md").read_text(
-        "utf-8"
-    )
+    table = (tmp_path / "out" / "comparison.md").read_text("utf-8")
+    assert "| name | seeds | model | RMSE | worst | R2 | subnets | own |" in table
     assert "test RMSE" in (tmp_path / "out" / "comparison.svg").read_text("utf-8")
     left_behind(Path(folders[0]), 0.9)
     mixed = invoke("compare", folders[0], folders[3])

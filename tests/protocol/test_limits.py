@@ -93,6 +93,7 @@ def test_a_declared_architecture_is_limited_as_a_whole() -> None:
 def test_every_text_list_and_mapping_of_these_messages_has_a_limit() -> None:
     # Each by its own rules.
     bounded = {"client_id", "architecture", "reading", "log_low", "class_names", "other_input_shapes", "packing_width"}
+    bounded |= {"inputs"}
     assert set(typing.get_type_hints(LogLow).values()) <= set(NUMBERS)
     for message, limits in ((PRESENCE, PRESENCE_LIMITS), (PROFILE, PROFILE_LIMITS), (TELEMETRY, TELEMETRY_LIMITS)):
         hints = typing.get_type_hints(type(message))

@@ -95,7 +95,7 @@ def test_a_network_is_ready_for_the_round_after_the_turn_in_which_its_program_wa
 
 def test_accuracy_is_the_mean_over_those_whose_own_it_is() -> None:
     rows = [
-        EvaluationRow(client_id=name, device="pi", spec="", spec_id="", accuracy=accuracy, network=network)
+        EvaluationRow(client_id=name, device="pi", spec="", spec_id="", loss=1.0, accuracy=accuracy, network=network)
         for name, network, accuracy in (("a", "", 0.2), ("b", "m1", 0.5), ("c", "m1", 0.9))
     ]
     gone = replace(rows[2], client_id="d", accuracy=0.0, status="missing: no answer came in time")

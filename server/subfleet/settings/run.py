@@ -148,7 +148,6 @@ class Run:
 
     def __post_init__(self) -> None:
         check_client_id(self.name)
-        check_finite(self)
         for name in ("rounds", "min_clients", "max_attempts", "exports_per_round", "keep_rounds"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be 1 or more")
@@ -173,6 +172,7 @@ class Run:
             raise ValueError("targets are empty, but must name one or more program targets such as 'onnx'")
         self._check_combination()
         self._check_first_weights()
+        check_finite(self)  # last, as it reads every setting, and a file's reader goes on until one is wrong
 
     def _check_data(self) -> None:
         transform = self.data.transform
