@@ -121,7 +121,10 @@ def test_a_loss_that_does_not_fall_is_seen(
     _with_policies(monkeypatch, training=lambda settings, _: replace(settings, learning_rate=0.0))
     verdict = verdict_of(METHOD, exports, norms)
     before, after = verdict.removeprefix("the loss does not fall: ").split(" before round 1 and ")
-    assert after == f"{before} after round 3"
+    number, words = after.split(" ", 1)
+    assert words == "after round 3"
+    # What is told before is the lower one of two ways to set statistics.
+    assert number == before if norms == "averaged" else float(number) >= float(before)
 
 
 def _most(ask: Ask) -> Assigned:

@@ -9,7 +9,7 @@ from subfleet.journal.evaluations import EvaluationRecord, spread_text
 from subfleet.journal.networks import NetworkRecord
 from subfleet.journal.outliers import counted_outliers
 from subfleet.journal.records import RoundRecord, RunResult, participation_of
-from subfleet.protocol.task_kinds import METRICS
+from subfleet.protocol.task_kinds import METRICS, told_metrics
 from subfleet.reporting.columns import CLIENT_COLUMNS, participation_text
 from subfleet.reporting.telling import amount, costs_text, reached_text, times_text
 
@@ -37,8 +37,10 @@ def report_html(name: str, result: RunResult, record: dict[str, Any]) -> str:
         record: what summary.json holds; its `models` are shown where there are some.
     """
     rounds = result.rounds
+    metrics = rounds[-1].all_metrics if rounds else {}
+    more = f" ({told_metrics(metrics)})" if len(metrics) > 1 else ""
     reached = (
-        f"<p><b>{escape(reached_text(result))}</b> after {len(rounds)} rounds "
+        f"<p><b>{escape(reached_text(result))}</b>{escape(more)} after {len(rounds)} rounds "
         f"(run <code>{escape(result.run_id)}</code>). Devices took part in "
         f"<b>{participation_of(rounds):.1%}</b> of the rounds in which they were to.</p>"
     )
