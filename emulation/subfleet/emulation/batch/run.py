@@ -135,8 +135,9 @@ def run_batch(
         link, notes = CountingTransport(broker.client("server")), _Notes(observer or Unobserved())
         state, described = folder / "server", _served(gathered, evaluation)
         server = Server(described, link, notes, state_folder=state, exports=exports, clock=clock)
+        topics = Topics(gathered.run.fleet.name)
         devices = [
-            _BatchDevice(client, _trainer_of(client, {**shared, **(trainers or {})}), broker, folder, clock)
+            _BatchDevice(client, _trainer_of(client, {**shared, **(trainers or {})}), broker, topics, folder, clock)
             for client in gathered.devices
         ]
         stage = _Stage(
@@ -217,7 +218,13 @@ class _BatchDevice:
     """A client: its agent's session, with a worker whose training takes no logical time."""
 
     def __init__(
-        self, client: EmulatedDevice, trainer: Trainer, broker: MemoryBroker, folder: Path, clock: LogicalClock
+        self,
+        client: EmulatedDevice,
+        trainer: Trainer,
+        broker: MemoryBroker,
+        topics: Topics,
+        folder: Path,
+        clock: LogicalClock,
     ) -> None:
         home = folder / "devices" / client.client_id
         data = folder / f"{client.client_id}.npz"
@@ -241,7 +248,7 @@ class _BatchDevice:
         streams = client.data.transform is not None
         settings = AgentSettings(profile=announcement(client), data_bytes=data_bytes, streams=streams)
         device = Device(store=store, worker=self._worker, meter=meter)
-        self._session = Session(settings, broker.client(client.client_id), Topics(), device, clock=clock)
+        self._session = Session(settings, broker.client(client.client_id), topics, device, clock=clock)
         self._session.open()
 
     def turn(self) -> None:
