@@ -12,10 +12,12 @@ from subfleet.elastic.axes import Axis
 from subfleet.elastic.building import network_of
 from subfleet.elastic.families.records.inverted import EfficientNetV2, MobileNetV2, MobileNetV3
 from subfleet.elastic.families.records.nas_bench import NasBench201
-from subfleet.elastic.families.records.plain import DsCnn, Vgg
+from subfleet.elastic.families.records.plain import DsCnn, Fcn, Vgg
 from subfleet.elastic.families.records.residual import Mlp, PreactResNet
-from subfleet.elastic.network import Family, Network
+from subfleet.elastic.network import Family, Network, Places, predicted_places
 from subfleet.protocol.subnet import Centre, Explicit, Full, IndexSet, Prefix, Roll, SubnetSpec
+from subfleet.protocol.task_kinds import Objective
+from subfleet.protocol.training import ObjectiveSettings
 from subfleet.testing.subnets import passing_on
 
 RESNET = PreactResNet(input_shape=(2, 6, 5), class_count=3, widths=(8, 12), depths=(2, 3), group_size=4)
@@ -100,6 +102,13 @@ CONVOLUTIONAL: dict[str, Family] = {
 }
 """Between them every convolutional family, kind of block, norm and option."""
 
+DENSE: dict[str, Family] = {
+    "fcn": Fcn(input_shape=(2, 5, 4), class_count=3, widths=(4, 6), depths=(2, 1), norm="batch", kernels=(3, 5)),
+    "grouped fcn": Fcn(input_shape=(2, 5, 4), class_count=3, widths=(4, 6), depths=(2, 1), group_size=2),
+    "plain fcn": Fcn(input_shape=(1, 4, 4), class_count=2, widths=(4, 3), depths=(2, 1), norm="none"),
+}
+"""Networks that predict for each pixel."""
+
 LAYERED: dict[str, Family] = {
     "layered vgg": Vgg(
         input_shape=(2, 5, 6),
@@ -123,7 +132,17 @@ LAYERED: dict[str, Family] = {
 
 CONFIGS: tuple[Family, ...] = (RESNET, UNGROUPED_RESNET, MLP, *CONVOLUTIONAL.values())
 
+_OBJECTIVES: Mapping[Places, Objective] = {
+    "sample": "cross_entropy",
+    "token": "next_token",
+    "pixel": "dense_cross_entropy",
+}
 _declared = cache(network_of)
+
+
+def objective_of(config: Family) -> ObjectiveSettings:
+    """What a network's predictions are usually trained by."""
+    return ObjectiveSettings(name=_OBJECTIVES[predicted_places(config) or "sample"])
 
 
 @st.composite

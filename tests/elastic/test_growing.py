@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from elastic.elastic_cases import CONFIGS, CONVOLUTIONAL, MLP, RESNET, random_state, relaxed, specs
+from elastic.elastic_cases import CONFIGS, CONVOLUTIONAL, DENSE, MLP, RESNET, random_state, relaxed, specs
 from elastic.token_cases import BERT, DECODER, LSTM, TOKEN_CONFIGS, TRANSFORMERS, VIT
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +19,7 @@ from subfleet.elastic.building import build_module, init_state, network_of
 from subfleet.elastic.families import FAMILIES, AnyFamily
 from subfleet.elastic.families.records.blocks import block_numbers
 from subfleet.elastic.families.records.inverted import EfficientNetV2, MobileNetV3
-from subfleet.elastic.families.records.plain import Fcn, Vgg
+from subfleet.elastic.families.records.plain import Vgg
 from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.grafting import graft
 from subfleet.elastic.growing import inserted
@@ -33,8 +33,7 @@ from subfleet.protocol.errors import ConfigError, ProtocolError
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json, to_plain
 from subfleet.protocol.subnet import SubnetSpec
 
-FCN = Fcn(input_shape=(2, 5, 4), class_count=3, widths=(4, 6), depths=(2, 1), group_size=2)
-EVERY = (*CONFIGS, *TOKEN_CONFIGS, FCN)
+EVERY = (*CONFIGS, *TOKEN_CONFIGS, DENSE["grouped fcn"])
 IDENTITIES = tuple(config for config in EVERY if config.TYPE in ("mlp", "preact_resnet")) + TRANSFORMERS
 """Those whose blocks have weights that start at 0."""
 OPEN: Any = AnyFamily

@@ -7,7 +7,7 @@ from itertools import chain
 
 import pytest
 import torch
-from elastic.elastic_cases import CONFIGS, LAYERED
+from elastic.elastic_cases import CONFIGS, DENSE, LAYERED, objective_of
 from elastic.path_cases import PATHS
 from elastic.token_cases import TOKEN_CONFIGS
 from export.export_cases import train_request
@@ -36,21 +36,18 @@ from subfleet.export.request_steps import training_step_of
 from subfleet.export.requests import PriceRequest, TrainRequest
 from subfleet.protocol.errors import ExportError, ProtocolError
 from subfleet.protocol.subnet import Centre, Prefix, SubnetSpec
-from subfleet.protocol.training import ObjectiveSettings
 
 pytestmark = [pytest.mark.export]
 
 SMALL: dict[str, Family] = {}
-for config in (*CONFIGS, *TOKEN_CONFIGS, *PATHS):
+for config in (*CONFIGS, *DENSE.values(), *TOKEN_CONFIGS, *PATHS):
     SMALL.setdefault(config.TYPE, config)
-PER_TOKEN = frozenset({"decoder", "bert", "lstm", "choice_rnn"})
 QUICK = frozenset({"mlp", "vgg", "vit"})
 """Families whose programs are planned here; `benchmarks/plan_price.py` does so for all."""
 
 
 def request_for(config: Family, target: str, spec: SubnetSpec) -> TrainRequest:
-    objective = ObjectiveSettings(name="next_token" if config.TYPE in PER_TOKEN else "cross_entropy")
-    return replace(train_request(target, config, spec=spec), objective=objective)
+    return replace(train_request(target, config, spec=spec), objective=objective_of(config))
 
 
 def random_spec(network: Network, seed: int) -> SubnetSpec:

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from elastic.elastic_cases import CONVOLUTIONAL, MLP, RESNET
+from elastic.elastic_cases import CONVOLUTIONAL, DENSE, MLP, RESNET, objective_of
 from elastic.path_cases import CNN_PATH, POOLED_PATH, RNN_PATH
 from elastic.token_cases import BERT, CLASSIFIER, DECODER, LSTM, VIT
 from export.mutants import MUTATIONS, Again, Gradients, Mutation, Trained, gradients_of, swapped
@@ -29,6 +29,7 @@ pytestmark = pytest.mark.slow
 
 CONFIGS: dict[str, Family] = {
     **CONVOLUTIONAL,
+    "fcn": DENSE["fcn"],
     "preact_resnet": RESNET,
     "mlp": MLP,
     "vit": VIT,
@@ -49,7 +50,6 @@ OPTIMISERS = {
     "plain": OptimiserSettings(momentum=0.0),
     "accumulated": OptimiserSettings(momentum=0.0, max_gradient_norm=0.1),
 }
-OVER_TOKENS = frozenset({"bert", "decoder", "lstm", "choice_rnn"})
 
 
 class UNet(nn.Module):
@@ -93,7 +93,7 @@ def step_of(name: str, optimiser: str) -> Step:
     return training_step(
         build_module(network, network.full_spec()),
         sample_of(network),
-        objective=ObjectiveSettings(name="next_token" if CONFIGS[name].TYPE in OVER_TOKENS else "cross_entropy"),
+        objective=objective_of(CONFIGS[name]),
         accumulate=accumulates,
         one_part=accumulates,
         **settings,
@@ -167,7 +167,7 @@ def test_every_wrong_gradient_of_a_published_network_is_caught(name: str) -> Non
         build_module(network, network.full_spec()),
         sample_of(network),
         batch_size=6,
-        objective=ObjectiveSettings(name="next_token" if config.TYPE in OVER_TOKENS else "cross_entropy"),
+        objective=objective_of(config),
         optimiser=OPTIMISERS["momentum"],
     )
     verify_training(lambda example: step.run(*example), step, torch.Generator().manual_seed(0))

@@ -122,11 +122,16 @@ def test_a_plan_is_not_below_what_a_fresh_process_takes(tmp_path: Path) -> None:
     (tmp_path / "weights").write_bytes(encode_arrays(state))
     inputs = np.random.default_rng(0).standard_normal((10, 1500)).astype(np.float32)
     write_npz(tmp_path / "data.npz", Dataset(inputs=inputs, labels=np.arange(10) % 3))
-    done = subprocess.run(
-        [sys.executable, "-c", TRAIN, str(tmp_path)], capture_output=True, text=True, check=True, timeout=120
-    )
-    measured_bytes = int(done.stdout.splitlines()[-1])
-    assert measured_bytes <= program.manifest.planned_peak_bytes < 1.5 * measured_bytes
+    planned_bytes, measured_bytes = program.manifest.planned_peak_bytes, 0
+    for _ in range(4):  # on a busy machine the kernel's high-water mark misses short peaks; it never invents one
+        done = subprocess.run(
+            [sys.executable, "-c", TRAIN, str(tmp_path)], capture_output=True, text=True, check=True, timeout=120
+        )
+        measured_bytes = max(measured_bytes, int(done.stdout.splitlines()[-1]))
+        assert measured_bytes <= planned_bytes
+        if planned_bytes < 1.5 * measured_bytes:
+            return
+    raise AssertionError(f"planned are {planned_bytes} bytes, but at most {measured_bytes} were taken")
 
 
 def spoiled(program: Program, **changes: object) -> Program:
