@@ -1,10 +1,11 @@
 """Messages that are compressed on the wire."""
 
+import gzip
 import tracemalloc
-import zlib
+from contextlib import suppress
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from subfleet.protocol.errors import ProtocolError, TooLargeError
@@ -22,27 +23,28 @@ _LONG = Profile(
     memory_total_bytes=1,
     memory_share=1.0,
 )
+_ENCODED = encode(_LONG)
 
 
 def test_a_long_message_is_compressed_and_comes_back_as_it_was() -> None:
     payload = encode(_LONG)
-    assert payload.startswith(b"SFZ1")
+    assert gzip.decompress(payload) == canonical_json({"schema": 1, "kind": "profile", **to_plain(_LONG)})
     assert len(payload) < 50_000 < len(canonical_json(to_plain(_LONG)))
     assert decode(payload, expected="profile") == decode(memoryview(payload)) == _LONG
 
 
-@settings(deadline=None)
-@given(cut=st.integers(4, len(encode(_LONG)) - 1), flipped=st.integers(0, 7))
+@given(cut=st.integers(4, len(_ENCODED) - 1), flipped=st.integers(0, 7))
 def test_a_damaged_compressed_message_is_a_protocol_error(cut: int, flipped: int) -> None:
-    payload = encode(_LONG)
-    damaged = payload[:cut] + bytes([payload[cut] ^ 1 << flipped]) + payload[cut + 1 :]
-    for wrong in (payload[:cut], damaged, payload + b"x"):
+    for wrong in (_ENCODED[:cut], _ENCODED + b"x"):
         with pytest.raises(ProtocolError):
             decode(wrong)
+    damaged = _ENCODED[:cut] + bytes([_ENCODED[cut] ^ 1 << flipped]) + _ENCODED[cut + 1 :]
+    with suppress(ProtocolError):  # some bits of the header mean nothing
+        assert decode(damaged) == _LONG
 
 
 def test_a_compressed_message_takes_no_more_memory_than_a_plain_one_may() -> None:
-    bomb = b"SFZ1" + zlib.compress(bytes(64 * MAX_CONTROL_BYTES))
+    bomb = gzip.compress(bytes(64 * MAX_CONTROL_BYTES))
     tracemalloc.start()
     with pytest.raises(TooLargeError):
         decode(bomb)

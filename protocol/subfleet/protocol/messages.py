@@ -4,6 +4,7 @@ All metadata is in the payload, so that MQTT 3.1.1 and 5 carry them alike. Long 
 `ProtocolError` and nothing else, whatever the bytes.
 """
 
+import gzip
 import math
 import zlib
 from collections.abc import Mapping
@@ -63,9 +64,9 @@ SCHEMA_VERSION = 1
 MAX_CONTROL_BYTES = 256 * 1024
 """Of a message as JSON."""
 _PLAIN_BYTES = 4 * 1024
-"""Longer ones are compressed: a task that lists the channels of a large network is to come through brokers that take 64
-KiB."""
-_COMPRESSED = b"SFZ1"
+"""Longer ones are gzipped: a task that lists the channels of a large network has to pass brokers that take 64 KiB."""
+_GZIP, _GZIP_WINDOW = b"\x1f\x8b", 31
+"""How such a payload begins, where JSON begins with a brace; and what zlib calls the format, whose CRC finds damage."""
 MAX_SAMPLE_BYTES = 2**32
 
 
@@ -311,7 +312,7 @@ def encode(message: Message) -> bytes:
     """Write a message as canonical JSON with its kind and schema version; a long one compressed, behind a mark."""
     plain: dict[str, Any] = to_plain(message)
     text = canonical_json({"schema": SCHEMA_VERSION, "kind": message.KIND, **plain})
-    return text if len(text) <= _PLAIN_BYTES else _COMPRESSED + zlib.compress(text)
+    return text if len(text) <= _PLAIN_BYTES else gzip.compress(text, mtime=0)
 
 
 def decode(payload: bytes | memoryview, *, expected: str | None = None) -> Message:
@@ -336,11 +337,11 @@ def decode(payload: bytes | memoryview, *, expected: str | None = None) -> Messa
 
 
 def _inflated(payload: bytes | memoryview) -> bytes | memoryview:
-    if bytes(payload[: len(_COMPRESSED)]) != _COMPRESSED:
+    if bytes(payload[: len(_GZIP)]) != _GZIP:
         return payload
-    inflating = zlib.decompressobj()
+    inflating = zlib.decompressobj(_GZIP_WINDOW)
     try:
-        text = inflating.decompress(payload[len(_COMPRESSED) :], MAX_CONTROL_BYTES + 1)
+        text = inflating.decompress(payload, MAX_CONTROL_BYTES + 1)
     except zlib.error as error:
         raise ProtocolError(f"a compressed message is damaged ({error})") from error
     if len(text) <= MAX_CONTROL_BYTES and (not inflating.eof or inflating.unused_data):
