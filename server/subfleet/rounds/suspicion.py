@@ -23,7 +23,7 @@ __all__ = ["ChangeSize", "Outlier", "divergence", "most_suspect", "outliers_of",
 
 COMPARED = 4
 """Updates of a round that have a median of their own; fewer are compared with the rounds before."""
-MOST_GROWTH = 10.0
+MOST_GROWTH = 100.0
 """However many samples a client claims, its training explains no more than so many times the usual change."""
 
 
