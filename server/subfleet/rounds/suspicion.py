@@ -4,7 +4,7 @@ How far an update moves the model is measured when it is stored, so that a round
 only shows in the aggregated model, a loss far above the last one, is laid to those whose change stands out most.
 
 Longer training moves a model further. Where all gradients were alike, a change would grow as `travel` does; as they
-shrink and turn while a client learns, an honest change stays below `change_factor` times the square root of that. And
+shrink and turn while a client learns, an honest change stays below `change_factor` times a power of that. And
 where most clients have hardly anything left to learn from their few samples, the median says nothing of the others: no
 change is far that is smaller than what it changes.
 """
@@ -23,6 +23,8 @@ __all__ = ["ChangeSize", "Outlier", "divergence", "most_suspect", "outliers_of",
 
 COMPARED = 4
 """Updates of a round that have a median of their own; fewer are compared with the rounds before."""
+_GROWTH = 0.6
+"""Power of the distance by which longer training explains a larger change."""
 MOST_GROWTH = 100.0
 """However many samples a client claims, its training explains no more than so many times the usual change."""
 
@@ -56,9 +58,9 @@ class Outlier:
     """An update that is far from the others.
 
     Attributes:
-        scale: what it and its weight are multiplied by, above 0 and below 1: the square of the largest change that is
-            not far over its own. So what is a little too large counts nearly in full, and the further off an update
-            is, the less it moves the model.
+        scale: what it and its weight are multiplied by, above 0 and below 1: the largest change that is not far over
+            its own, to the fourth power. So what is a little too large counts nearly in full, and the further off an
+            update is, the less it moves the model.
         why: in a few words.
     """
 
@@ -73,6 +75,8 @@ _COMPARED_KINDS: Mapping[str, str] = MappingProxyType(
         "measured": "what it measured",
     }
 )
+_FALL = 4
+"""Power of the limit over the change by which an update that is far counts less."""
 _LEAST_SCALE = 2.0**-100
 """A scale stays a number whatever comes; less would be no different."""
 
@@ -108,7 +112,7 @@ def outliers_of(
         for name, size in sizes.items():
             change, most = getattr(size, kind), settings.change_factor * _expected(kind, size, usual)
             most = max(most, getattr(size, f"held_{kind}", 0.0)) if most else math.inf
-            if change > most and (scale := max((most / change) ** 2, _LEAST_SCALE)) < _scale(found.get(name)):
+            if change > most and (scale := max((most / change) ** _FALL, _LEAST_SCALE)) < _scale(found.get(name)):
                 times, at_most = (value / getattr(usual, kind) for value in (change, most))
                 why = f"{words} is {times:.3g} times {whose}, but may be {at_most:.3g} times at most"
                 found[name] = Outlier(scale=scale, why=why)
@@ -165,7 +169,7 @@ def _expected(kind: str, size: ChangeSize, usual: ChangeSize) -> float:
     """The usual change of a kind, times what a client's longer training explains. Measuring takes no steps."""
     if kind == "measured" or not usual.travel or size.travel <= usual.travel:
         return float(getattr(usual, kind))
-    return float(getattr(usual, kind)) * min(math.sqrt(size.travel / usual.travel), MOST_GROWTH)
+    return float(getattr(usual, kind)) * min((size.travel / usual.travel) ** _GROWTH, MOST_GROWTH)
 
 
 def _scale(outlier: Outlier | None) -> float:

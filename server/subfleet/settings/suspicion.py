@@ -34,7 +34,7 @@ class SuspicionSettings:
     """
 
     outliers: Outliers = field(default="auto", metadata=ADDED_LATER)
-    change_factor: float = 10.0
+    change_factor: float = 5.0
     remembered_rounds: int = 5
     loss_factor: float = 10.0
     exclusion_rounds: int = 3
