@@ -169,7 +169,7 @@ def _expected(kind: str, size: ChangeSize, usual: ChangeSize) -> float:
     """The usual change of a kind, times what a client's longer training explains. Measuring takes no steps."""
     if kind == "measured" or not usual.travel or size.travel <= usual.travel:
         return float(getattr(usual, kind))
-    return float(getattr(usual, kind)) * min((size.travel / usual.travel) ** _GROWTH, MOST_GROWTH)
+    return float(getattr(usual, kind)) * min(math.pow(size.travel / usual.travel, _GROWTH), MOST_GROWTH)
 
 
 def _scale(outlier: Outlier | None) -> float:
