@@ -75,7 +75,7 @@ def test_a_change_far_outside_is_not_folded_and_costs_three_rounds() -> None:
     four = terms()
     state, actions = trained(four, RunState(), {**HONEST, "eve": 1e6})
     assert folding(actions) == ["ada", "bob", "cyd"]
-    why = "its change of weights is 1e+06 times the median of the round, but may be 10 times at most"
+    why = "its change of weights is 1e+06 times the median of the round, but may be 5 times at most"
     state, actions = after(four, state, 1.0)
     assert closed(actions) == {"ada": "done", "bob": "done", "cyd": "done", "eve": f"refused: {why}"}
     for number in (2, 3, 4):
@@ -122,7 +122,7 @@ def test_where_all_are_far_outside_nobody_is_to_blame() -> None:
     )
 
 
-@pytest.mark.parametrize(("outliers", "scale"), [("auto", 1e-10), ("scale", 1e-10), ("report", 1.0), ("off", 1.0)])
+@pytest.mark.parametrize(("outliers", "scale"), [("auto", 5e-6**4), ("scale", 5e-6**4), ("report", 1.0), ("off", 1.0)])
 def test_a_change_far_outside_is_folded_as_the_run_says(outliers: str, scale: float) -> None:
     four = terms(outliers=outliers)
     state, actions = trained(four, RunState(), {**HONEST, "eve": 1e6})
@@ -133,7 +133,7 @@ def test_a_change_far_outside_is_folded_as_the_run_says(outliers: str, scale: fl
         "eve": pytest.approx(scale),
     }
     why = {seat.client_id: seat.outlier for seat in fold.seats if seat.outlier}
-    said = "its change of weights is 1e+06 times the median of the round, but may be 10 times at most"
+    said = "its change of weights is 1e+06 times the median of the round, but may be 5 times at most"
     assert why == ({} if outliers == "off" else {"eve": said})
     state, actions = after(four, state, 1.0)
     assert set(closed(actions).values()) == {"done"}
@@ -146,7 +146,7 @@ def test_where_all_are_far_outside_all_are_scaled_alike() -> None:
     state, _ = after(three, state, 1.0)
     _, actions = trained(three, state, dict.fromkeys(FOUR[1:], 20.0))
     (fold,) = [action for action in actions if isinstance(action, Fold)]
-    assert [seat.scale for seat in fold.seats] == [0.25] * 3
+    assert [seat.scale for seat in fold.seats] == [0.25**4] * 3
 
 
 @pytest.mark.parametrize(
