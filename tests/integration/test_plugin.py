@@ -135,7 +135,9 @@ def test_it_is_served_to_a_device(fresh: Fresh) -> None:
         assert server.returncode == 0, said
         told, _ = joined.communicate(timeout=60)
         assert joined.returncode == 0, told
-    summary = json.loads((fresh.folder / "served" / "ridges" / "summary.json").read_text())
+    folder = fresh.folder / "served" / "ridges"
+    summary = json.loads((folder / "summary.json").read_text())
+    assert "<h2>Each device's own model</h2>" in (folder / "report.html").read_text(encoding="utf-8")
     assert [row["status"] for record in summary["rounds"] for row in record["clients"]] == ["folded"]
 
 

@@ -11,11 +11,13 @@ import pytest
 
 from subfleet.journal.evaluations import EvaluationRecord, EvaluationRow
 from subfleet.journal.outliers import counted_outliers
-from subfleet.journal.records import ClientRow, RoundRecord, RunResult, participation_of
+from subfleet.journal.records import ClientRow, DeployedModel, RoundRecord, RunResult, participation_of
 from subfleet.methods.model_kinds import EvaluatedModel
 from subfleet.protocol.errors import FileError
+from subfleet.protocol.task_kinds import METRICS
 from subfleet.reporting import plots
 from subfleet.reporting.columns import CLIENT_COLUMNS, participation_text
+from subfleet.reporting.own_models import kept_models, tried
 from subfleet.reporting.results import summary as summary_of
 from subfleet.reporting.results import write_results
 from subfleet.reporting.telling import ending_lines, reached_text
@@ -283,3 +285,22 @@ def test_a_run_without_accuracy_tells_what_its_kind_is_judged_by(tmp_path: Path)
         assert [row["rmse"] for row in csv.DictReader(file)] == ["0.5", ""]
     assert last.told == "RMSE 0.5000, R2 0.5000"
     assert reached_text(result) == "Test RMSE of the model: 0.5000, R2 0.5000"
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "rmse"])
+def test_devices_own_models_are_shown_whether_or_not_somebody_has_tried_them(metric: str, tmp_path: Path) -> None:
+    """A server of real devices tries none of their models."""
+    file = tmp_path / "made.onnx"
+    file.write_bytes(b"model")
+    made = DeployedModel(
+        client_id="pi", target="onnx", path=file, spec="w1", spec_id="1", max_abs_diff=1e-7, status="deployed"
+    )
+    rows = kept_models(tmp_path, [(made, file)])
+    result = dataclasses.replace(RESULT, rounds=(dataclasses.replace(ROUND, headline=metric),))
+    untried = write_results(tmp_path, name="test", result=result, extra={"models": rows}).read_text(encoding="utf-8")
+    assert "<td>models/pi/model.onnx</td>" in untried
+    assert "of its own" not in untried
+    known = [tried(row, metric, 0.75) for row in rows]
+    page = write_results(tmp_path, name="test", result=result, extra={"models": known}).read_text(encoding="utf-8")
+    assert f"<th>{METRICS[metric].title} of its own</th>" in page
+    assert "<td>0.7500</td></tr>" in page

@@ -57,7 +57,7 @@ def report_html(name: str, result: RunResult, record: dict[str, Any]) -> str:
         _evaluation(result.evaluations),
         _costs(result),
         _networks(result.networks, len(rounds)),
-        _models(record.get("models", [])),
+        _models(record.get("models", []), result.headline),
         *(_round(one) for one in rounds),
     ]
     return _page(name, parts)
@@ -199,12 +199,14 @@ def _network(one: NetworkRecord) -> tuple[str, ...]:
     )
 
 
-def _models(models: Sequence[dict[str, Any]]) -> str:
+def _models(models: Sequence[dict[str, Any]], headline: str) -> str:
     if not models:
         return ""
-    judged = next((model["metric"] for model in models if "metric" in model), "accuracy")
-    columns = ["client_id", "file", "spec", "bytes", "max_abs_diff", "own" if judged != "accuracy" else judged]
-    titles = ["device", "model", "subnet", "bytes", "difference from PyTorch", f"{METRICS[judged].title} of its own"]
+    columns = ["client_id", "file", "spec", "bytes", "max_abs_diff"]
+    titles = ["device", "model", "subnet", "bytes", "difference from PyTorch"]
+    if any(model.get("own") is not None for model in models):  # a server tries none: its devices do
+        columns.append("own")
+        titles.append(f"{METRICS[headline].title} of its own")
     if any(model.get("quantised_accuracy") is not None for model in models):
         columns += ["quantised_accuracy", "float_accuracy"]
         titles += ["accuracy in 8 bits, evaluation samples", "the same in float32"]
