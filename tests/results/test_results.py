@@ -304,3 +304,15 @@ def test_devices_own_models_are_shown_whether_or_not_somebody_has_tried_them(met
     page = write_results(tmp_path, name="test", result=result, extra={"models": known}).read_text(encoding="utf-8")
     assert f"<th>{METRICS[metric].title} of its own</th>" in page
     assert "<td>0.7500</td></tr>" in page
+
+
+def test_data_on_another_scale_are_told_in_the_report_and_on_the_screen(tmp_path: Path) -> None:
+    why = "its inputs go from 0 to 255, but those of the evaluation data from 0 to 1"
+    odd = [dataclasses.replace(FOLDED, client_id=f"c{number}", data_warning=why) for number in range(5)]
+    result = dataclasses.replace(RESULT, rounds=(dataclasses.replace(ROUND, clients=(FOLDED, *odd)),))
+    report = write_results(tmp_path, name="test", result=result).read_text(encoding="utf-8")
+    said = [f"Client c{number}: {why}" for number in range(3)]
+    said.append("The data of 2 more clients do not go with the evaluation data either")
+    assert list(ending_lines(result))[:4] == said
+    assert all(f"<p>{line}.</p>" in report for line in said)
+    assert summary_of("test", result)["data_warnings"] == {f"c{number}": why for number in range(5)}

@@ -7,11 +7,10 @@ from typing import Any
 from subfleet.journal.costs import costs_of
 from subfleet.journal.evaluations import EvaluationRecord, spread_text
 from subfleet.journal.networks import NetworkRecord
-from subfleet.journal.outliers import counted_outliers
 from subfleet.journal.records import RoundRecord, RunResult, participation_of
 from subfleet.protocol.task_kinds import METRICS, told_metrics
 from subfleet.reporting.columns import CLIENT_COLUMNS, participation_text
-from subfleet.reporting.telling import amount, costs_text, reached_text, times_text
+from subfleet.reporting.telling import amount, costs_text, reached_text, remarks, times_text
 
 __all__ = ["failed_html", "report_html", "status_html"]
 
@@ -47,12 +46,12 @@ def report_html(name: str, result: RunResult, record: dict[str, Any]) -> str:
     if result.ended_early:
         reached += f"<p>It ended there because {escape(result.ended_early)}.</p>"
     method = f"<p>Method <code>{escape(result.method)}</code>, against its paper: {escape(result.method_status)}.</p>"
-    outliers = "".join(f"<p>{escape(text[0].upper() + text[1:])}.</p>" for text in counted_outliers(rounds).lines)
+    spoiled = "".join(f"<p>{escape(text)}.</p>" for text in remarks(result))
     parts = [
         f"<h1>Subfleet run “{escape(name)}”</h1>",
         reached,
         method,
-        outliers,
+        spoiled,
         _plots(rounds),
         _evaluation(result.evaluations),
         _costs(result),

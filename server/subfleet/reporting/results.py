@@ -16,6 +16,7 @@ from subfleet.journal.outliers import counted_outliers
 from subfleet.journal.records import ClientRow, RoundRecord, RunResult, participation_of
 from subfleet.protocol.errors import FileError
 from subfleet.reporting.report import failed_html, report_html
+from subfleet.reporting.telling import data_warnings
 
 __all__ = ["round_row", "summary", "write_results"]
 
@@ -78,7 +79,7 @@ def summary(name: str, result: RunResult) -> dict[str, Any]:
         "headline": result.headline,
         "metrics": result.rounds[-1].all_metrics if result.rounds else {},
         "participation": participation_of(result.rounds),
-        "data_warnings": _data_warnings(result.rounds),
+        "data_warnings": data_warnings(result),
         "evaluation": _evaluation(result.evaluations[-1]) if result.evaluations else None,
         "evaluations": [_evaluation(record) for record in result.evaluations],
         "generations": [dataclasses.asdict(record) for record in result.generations],
@@ -90,11 +91,6 @@ def summary(name: str, result: RunResult) -> dict[str, Any]:
             {**round_row(record), "clients": [_plain(row) for row in record.clients]} for record in result.rounds
         ],
     }
-
-
-def _data_warnings(rounds: Sequence[RoundRecord]) -> dict[str, str]:
-    """By client, why its inputs and the evaluation data did not go together; the last word of each."""
-    return {row.client_id: row.data_warning for record in rounds for row in record.clients if row.data_warning}
 
 
 def _model(record: RoundRecord) -> dict[str, Any] | None:

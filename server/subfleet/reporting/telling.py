@@ -8,7 +8,19 @@ from subfleet.journal.outliers import counted_outliers
 from subfleet.journal.records import RunResult
 from subfleet.protocol.task_kinds import METRICS
 
-__all__ = ["amount", "costs_text", "ending_lines", "network_facts", "network_lines", "reached_text", "times_text"]
+__all__ = [
+    "amount",
+    "costs_text",
+    "data_warnings",
+    "ending_lines",
+    "network_facts",
+    "network_lines",
+    "reached_text",
+    "remarks",
+    "times_text",
+]
+
+_MOST_WARNINGS = 3
 
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
@@ -23,8 +35,7 @@ def reached_text(result: RunResult) -> str:
 
 def ending_lines(result: RunResult) -> Iterator[str]:
     """Sentences on a run as a whole, those on its networks indented below each other."""
-    for text in counted_outliers(result.rounds).lines:
-        yield text[0].upper() + text[1:]
+    yield from remarks(result)
     yield from network_lines(result.networks)
     if result.tuning is not None and result.tuning.tau is not None:
         yield (
@@ -34,6 +45,22 @@ def ending_lines(result: RunResult) -> Iterator[str]:
     costs = costs_of(result)
     yield costs_text(costs)
     yield from times_text(costs)
+
+
+def remarks(result: RunResult) -> Iterator[str]:
+    """Sentences on what may have spoiled the result: updates far from the others, and data on another scale."""
+    for text in counted_outliers(result.rounds).lines:
+        yield text[0].upper() + text[1:]
+    warnings = data_warnings(result)
+    for name in sorted(warnings)[:_MOST_WARNINGS]:
+        yield f"Client {name}: {warnings[name]}"
+    if len(warnings) > _MOST_WARNINGS:
+        yield f"The data of {len(warnings) - _MOST_WARNINGS} more clients do not go with the evaluation data either"
+
+
+def data_warnings(result: RunResult) -> dict[str, str]:
+    """By client, why its inputs and the evaluation data do not go together, as was said last."""
+    return {row.client_id: row.data_warning for record in result.rounds for row in record.clients if row.data_warning}
 
 
 def network_lines(networks: Sequence[NetworkRecord]) -> Iterator[str]:
