@@ -32,6 +32,7 @@ from subfleet.reporting.results import summary
 from subfleet.reporting.telling import reached_text
 from subfleet.settings.reading import read_run
 from subfleet.tasks import Dataset, write_npz
+from subfleet.tasks.catalogue import DATASETS
 from subfleet.trainers.executorch import ExecutorchTrainer
 from subfleet.trainers.onnx import OnnxTrainer
 
@@ -168,6 +169,53 @@ def of_classes(found: Prediction, labels: npt.NDArray[np.int64], predicted: npt.
 
 def tensors(data: Dataset) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(data.inputs.copy()), torch.from_numpy(data.labels.copy())
+
+
+AS_PEOPLE_WRITE: Mapping[str, tuple[str, type]] = {
+    "one number, flat": ("regression", np.float64),
+    "one whole number, flat": ("regression", np.int32),
+    "several labels, whole": ("multi-label", np.uint8),
+    "pixels of a byte": ("segmentation", np.uint8),
+    "classes of a byte": ("classification", np.uint8),
+}
+"""A shipped run, and the type of the labels in a file of one's own."""
+
+
+@pytest.mark.parametrize("kind", AS_PEOPLE_WRITE)
+def test_labels_of_one_s_own_files_are_taken_as_people_write_them(
+    kind: str, exports: AwaitedExports, tmp_path: Path
+) -> None:
+    """From the partition to the figures of the whole run, which are made when all is trained."""
+    name, labels = AS_PEOPLE_WRITE[kind]
+    parts = DATASETS.named(read_run(name).data.name).load()
+    for part, data in (("train", parts.train.take(np.arange(200))), ("test", parts.test.take(np.arange(80)))):
+        flat = data.labels[:, 0] if data.labels.shape[1:] == (1,) else data.labels
+        np.savez(tmp_path / f"{part}.npz", x=data.inputs, y=np.round(flat).astype(labels))
+    own = ("data.name=", *(f"data.{part}={tmp_path / part}.npz" for part in ("train", "test")))
+    run = read_run(name, (*own, "rounds=1", "deploy_targets=[]", "data.partition.min_samples=20"))
+    found = gathered(run)
+    result = run_batch(found, exports)
+    assert [row.status for row in result.rounds[0].clients] == ["folded"] * 3
+    told = figures(found, result)
+    headline = run.training.objective.kind.headline
+    assert len(told["own"]) == 3
+    assert result.rounds[0].headline == headline
+
+
+def test_a_label_that_is_0_or_1_is_dealt_out_like_a_class(exports: AwaitedExports, tmp_path: Path) -> None:
+    """One output that says yes or no."""
+    parts = DATASETS.named("digits").load()
+    for part, data in (("train", parts.train.take(np.arange(300))), ("test", parts.test.take(np.arange(80)))):
+        np.savez(tmp_path / f"{part}.npz", x=data.inputs.reshape(len(data), -1), y=data.labels % 2)
+    own = ("data.name=", *(f"data.{part}={tmp_path / part}.npz" for part in ("train", "test")))
+    asked = ("training.objective.name=binary_cross_entropy", "model.input_shape=[64]", "rounds=1", "deploy_targets=[]")
+    found = gathered(read_run("regression", (*own, *asked, "data.partition.alpha=0.1")))
+    shares = [float(device.data.labels.mean()) for device in found.devices]
+    assert max(shares) - min(shares) > 0.3
+    result = run_batch(found, exports)
+    assert {"accuracy", "auroc", "macro_f1"} == set(result.rounds[0].all_metrics)
+    assert result.rounds[0].all_metrics["auroc"] > 0.6
+    assert len(figures(found, result)["own"]) == 3
 
 
 @pytest.mark.long

@@ -116,7 +116,14 @@ def _read(run: Run, source: str) -> Dataset:
 
 def _form(run: Run) -> DataForm:
     """As the run's model takes samples; which class is which, the parties find out by themselves."""
-    return DataForm(input_shape=run.model.input_shape, classes=None, transform=run.data.transform)
+    numbers = not run.training.objective.kind.over_classes
+    return DataForm(
+        input_shape=run.model.input_shape,
+        classes=None,
+        label_shape=run.label_shape if numbers else None,
+        targets=numbers,
+        transform=run.data.transform,
+    )
 
 
 def _first(data: Dataset, count: int) -> Dataset:

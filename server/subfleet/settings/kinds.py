@@ -73,7 +73,7 @@ def _of_data(run: "Run") -> Iterator[str]:
         yield f"an attack is 'backdoor', but objective {objective!r} has no class of each sample; leave it out"
     by_label = run.data.partition.name in ("dirichlet", "pathological", "shard")
     if by_label and run.fleet.devices and not any(device.data for device in run.fleet.devices):
-        one_number = kind.labels == "numbers" and model.class_count == 1
+        one_number = not kind.over_classes and label_shape_of(run) == (1,)
         if kind.name != "classification" and not one_number:
             yield (
                 f"data.partition is {run.data.partition.name!r}, which goes by one class or number of each sample, but "

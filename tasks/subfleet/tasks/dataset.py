@@ -146,12 +146,13 @@ def _check_classes(labels: Labels) -> None:
     least, most = int(np.min(labels)), int(np.max(labels))
     if least < 0 and labels.ndim == 1:
         raise DataError(
-            f"a label is {least}, but must be a class index of 0 or more; leave samples without a class out"
+            f"a label is {least}, but must be a class index of 0 or more; leave samples without a class out, and write "
+            "numbers to be predicted as floating point"
         )
     if most >= MAX_CLASSES or (least < 0 and not np.isin(labels[labels < 0], NO_LABEL).all()):
         raise DataError(
             f"labels are {least} to {most}, but must be class indices of 0 or more and below {MAX_CLASSES}, or one of "
-            f"{NO_LABEL} where there is none"
+            f"{NO_LABEL} where there is none; write numbers to be predicted as floating point"
         )
     if most < 0:
         raise DataError(f"labels are {most} at most, so that no sample has one; label at least one sample")
