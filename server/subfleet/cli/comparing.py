@@ -40,9 +40,9 @@ def compare(
             typer.echo(json_module.dumps(as_plain(found)))
             return
         rows, console = as_rows(found), Console()
-        # What clients found, and what it took, stands below, so that each table has room on a screen.
+        # Outliers, what clients found, and what it took, stand below, so that each table has room on a screen.
         judged = METRICS[found[0].entrant.headline].title
-        further = ({*FIGURES.values()} - {judged}, {title for title, *_ in COSTS.values()})
+        further = ({"outliers"}, {*FIGURES.values()} - {judged}, {title for title, *_ in COSTS.values()})
         below = [heads for titles in further if (heads := [head for head in rows[0] if head in titles])]
         tables = [
             [head for head in rows[0] if not any(head in titles for titles in further)],
