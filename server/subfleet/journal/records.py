@@ -181,7 +181,7 @@ class RoundRecord:
             some clients have, moments of a server optimiser, and what the method remembers in tensors.
         metrics: further ones of the run's kind of task, by their names in `subfleet.protocol.task_kinds.METRICS`.
         headline: the metric that the model is judged by.
-        model: what metrics and loss are those of; None in journals of releases that did not tell.
+        model: the one that metrics and loss describe; None in journals of releases that did not say.
     """
 
     round: int
@@ -200,7 +200,7 @@ class RoundRecord:
 
     @property
     def model_told(self) -> str:
-        """What metrics and loss are those of, in words."""
+        """The model that metrics and loss describe, in words."""
         return "the model" if self.model is None else self.model.told
 
     @property

@@ -39,7 +39,7 @@ _OWN: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluatedModel:
-    """What the accuracy of a round is that of.
+    """The model whose accuracy a round tells.
 
     Attributes:
         kind: as the method says, or "paths".

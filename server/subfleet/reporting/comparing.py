@@ -89,13 +89,13 @@ class Entrant:
 
     @property
     def model(self) -> str:
-        """What accuracies are those of, such as "full" or "each client"; of runs that differ in it, each once."""
+        """Which model was evaluated, such as "full" or "each client"; where runs differ, each of them once."""
         told = [(self.runs[seed].get("model") or {}).get("short", "") for seed in sorted(self.runs)]
         return " or ".join(dict.fromkeys(told))
 
     @property
     def told(self) -> str:
-        """Its name, with what its accuracies are those of."""
+        """Its name, with the model that was evaluated."""
         return f"{self.name} ({self.model})" if self.model else self.name
 
     @property

@@ -94,7 +94,7 @@ def summary(name: str, result: RunResult) -> dict[str, Any]:
 
 
 def _model(record: RoundRecord) -> dict[str, Any] | None:
-    """What accuracy and loss are those of."""
+    """The model that accuracy and loss describe."""
     return (
         None
         if record.model is None

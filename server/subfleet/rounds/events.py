@@ -66,7 +66,7 @@ class Folded:
 
     Attributes:
         accuracy: of the new model on the evaluation data, as are loss and metrics; None where that means nothing.
-        model: what these are those of.
+        model: the one that they describe.
         refused: clients whose update could not be folded after all, and why.
         found: what the method found in the updates, see `Policies.find`.
         lineages: of the networks that the run has had, with what became of them after the round.
