@@ -124,6 +124,8 @@ GAMES: Mapping[str, Game] = MappingProxyType(
         "flipped labels": Game(devices=flipped),
         "sign flipped, times 1": Game(devices=honest, factor=-1.0),
         "sign flipped, times 3": Game(devices=honest, factor=-3.0),
+        "sign flipped, times 5": Game(devices=honest, factor=-5.0),
+        "sign flipped, times 7": Game(devices=honest, factor=-7.0),
         "sign flipped, times 10": Game(devices=honest, factor=-10.0),
         "sign flipped, times 30": Game(devices=honest, factor=-30.0),
         "NaN": Game(devices=honest, factor=float("nan")),
