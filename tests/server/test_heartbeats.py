@@ -35,6 +35,8 @@ def test_a_persistent_map_is_the_mapping_that_it_stands_for(
     assert found.without(gone) == kept
     assert len(found.without(gone)) == len(kept)
     assert set(found.changed(found.without(gone))) == set(known) - set(kept)
+    assert list(found.items()) == [(key, found[key]) for key in found]
+    assert found.items() == known.items()
     assert list(PersistentMap(known)) == list(PersistentMap(dict(reversed(known.items()))))
 
 

@@ -54,8 +54,10 @@ def has_left(terms: Terms, member: Member, now_s: float) -> bool:
     That is so at once where a round closes at a quorum. In a strict run it has as long as a lease lasts to come back: a
     client that is started anew takes part as if nothing had happened. A will is only a hint, and ends nothing.
     """
+    if member.gone != "goodbye":  # as of nearly all, after each event
+        return False
     grace_s = terms.config.deadlines.lease_s if terms.config.strict else 0.0
-    return member.gone == "goodbye" and now_s - member.noted_s >= grace_s
+    return now_s - member.noted_s >= grace_s
 
 
 def reason_away(terms: Terms, member: Member, now_s: float) -> str:

@@ -16,11 +16,8 @@ Outcome = tuple[RunState, tuple[Action, ...]]
 
 def without_parted(terms: Terms, state: RunState, now_s: float) -> Outcome:
     """The state in which the open seats of clients that have said goodbye are missing, see `members.has_left`."""
-    left = [
-        seat
-        for seat in state.seats.values()
-        if seat.open and seat.client_id in state.members and has_left(terms, state.members[seat.client_id], now_s)
-    ]
+    gone = (name for name, member in state.members.items() if has_left(terms, member, now_s))
+    left = [seat for name in sorted(gone) if (seat := state.seats.get(name)) is not None and seat.open]
     reasons = {seat.client_id: reason_away(terms, state.members[seat.client_id], now_s) for seat in left}
     return closed_seats(state, left, reasons) if left else (state, ())
 

@@ -8,7 +8,7 @@ a leaf, they grow, and changes cost what a copy of a leaf costs.
 """
 
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import ItemsView, Iterable, Iterator, Mapping
 from typing import Generic, TypeVar
 
 __all__ = ["PersistentMap"]
@@ -62,6 +62,10 @@ class PersistentMap(Mapping[str, V], Generic[V]):
     def __len__(self) -> int:
         return self._count
 
+    def items(self) -> ItemsView[str, V]:
+        """The entries, read leaf by leaf: a look at everybody looks nobody up."""
+        return _Entries(self)
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({dict(self)!r})"
 
@@ -103,6 +107,17 @@ class PersistentMap(Mapping[str, V], Generic[V]):
         after.root = (*self.root[:high], (*branch[:low], leaf, *branch[low + 1 :]), *self.root[high + 1 :])
         after._count = count
         return after
+
+
+class _Entries(ItemsView[str, V]):
+    """The entries of a map; what a view is beside that, such as a set of pairs, it has from `ItemsView`."""
+
+    def __init__(self, entries: PersistentMap[V]) -> None:
+        super().__init__(entries)
+        self._root = entries.root
+
+    def __iter__(self) -> Iterator[tuple[str, V]]:
+        return (entry for branch in self._root for leaf in branch for entry in leaf)
 
 
 def _key(entry: tuple[str, object]) -> str:
