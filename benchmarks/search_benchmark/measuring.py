@@ -16,6 +16,7 @@ from subfleet.search.listed import ListedSearch, exhaustive_search
 from subfleet.search.paper import PaperSearch, PaperSettings
 from subfleet.search.query import Explored, Fit, Query, Search
 from subfleet.search.queue import SizedProgram, Wish, given_now, most_wanted, wish_of
+from subfleet.serving.garbage import freeze_what_is_loaded
 
 __all__ = ["Figures", "exhaustive_figures", "export_figures", "hit_rates", "large_figures"]
 
@@ -151,6 +152,7 @@ def large_figures(name: str, shares: Sequence[Share], *, count: int) -> Figures:
     Seconds are those of the processor, so that a busy machine counts no waiting.
     """
     case_of(TINY).ends[0].training_memory_bytes[TARGET]
+    freeze_what_is_loaded()  # as a server does before it serves
     begun_s = time.process_time()
     case = case_of(name)
     asked = queries(case, shares[: _WARMING + count])
