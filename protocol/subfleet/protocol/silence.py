@@ -55,7 +55,7 @@ SWITCHES = (
         modules=("wandb",),
         variable="WANDB_ERROR_REPORTING",
         value="false",
-        reports="uploads its own failures and how often it is used, also from runs that are kept offline",
+        reports="uploads crashes of its own",
     ),
 )
 """Every library of ours that reports by itself."""
