@@ -51,7 +51,8 @@ def compare(
         for heads in tables:
             table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
             for head in heads:
-                table.add_column(head, justify="left" if head == "name" else "right", overflow="fold")
+                first = head == "name"
+                table.add_column(head, justify="left" if first else "right", overflow="fold", no_wrap=first)
             for row in rows:
                 table.add_row(*(literal(row[head]) for head in heads))
             console.print(table)
