@@ -1,9 +1,10 @@
 """A shipped run of each kind of task is played to its end, on every runtime, and scikit-learn judges it."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +34,7 @@ from subfleet.reporting.telling import reached_text
 from subfleet.settings.reading import read_run
 from subfleet.tasks import Dataset, write_npz
 from subfleet.tasks.catalogue import DATASETS
+from subfleet.tasks.dataset import Labels
 from subfleet.trainers.executorch import ExecutorchTrainer
 from subfleet.trainers.onnx import OnnxTrainer
 
@@ -171,6 +173,15 @@ def tensors(data: Dataset) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(data.inputs.copy()), torch.from_numpy(data.labels.copy())
 
 
+def files_of(name: str, folder: Path, labels: Callable[[Labels], npt.NDArray[Any]]) -> tuple[str, ...]:
+    """Some samples of a known data set as files of one's own, and the settings of a short run on them."""
+    parts = DATASETS.named(name).load()
+    for part, data in (("train", parts.train.take(np.arange(300))), ("test", parts.test.take(np.arange(80)))):
+        np.savez(folder / f"{part}.npz", x=data.inputs, y=labels(data.labels))
+    files = (f"data.{part}={folder / part}.npz" for part in ("train", "test"))
+    return ("data.name=", *files, "rounds=1", "deploy_targets=[]")
+
+
 AS_PEOPLE_WRITE: Mapping[str, tuple[str, type]] = {
     "one number, flat": ("regression", np.float64),
     "one whole number, flat": ("regression", np.int32),
@@ -187,29 +198,22 @@ def test_labels_of_one_s_own_files_are_taken_as_people_write_them(
 ) -> None:
     """From the partition to the figures of the whole run, which are made when all is trained."""
     name, labels = AS_PEOPLE_WRITE[kind]
-    parts = DATASETS.named(read_run(name).data.name).load()
-    for part, data in (("train", parts.train.take(np.arange(200))), ("test", parts.test.take(np.arange(80)))):
-        flat = data.labels[:, 0] if data.labels.shape[1:] == (1,) else data.labels
-        np.savez(tmp_path / f"{part}.npz", x=data.inputs, y=np.round(flat).astype(labels))
-    own = ("data.name=", *(f"data.{part}={tmp_path / part}.npz" for part in ("train", "test")))
-    run = read_run(name, (*own, "rounds=1", "deploy_targets=[]", "data.partition.min_samples=20"))
-    found = gathered(run)
+    own = files_of(
+        read_run(name).data.name,
+        tmp_path,
+        lambda found: np.round(found[:, 0] if found.shape[1:] == (1,) else found).astype(labels),
+    )
+    found = gathered(read_run(name, (*own, "data.partition.min_samples=20")))
     result = run_batch(found, exports)
     assert [row.status for row in result.rounds[0].clients] == ["folded"] * 3
-    told = figures(found, result)
-    headline = run.training.objective.kind.headline
-    assert len(told["own"]) == 3
-    assert result.rounds[0].headline == headline
+    assert len(figures(found, result)["own"]) == 3
 
 
 def test_a_label_that_is_0_or_1_is_dealt_out_like_a_class(exports: AwaitedExports, tmp_path: Path) -> None:
     """One output that says yes or no."""
-    parts = DATASETS.named("digits").load()
-    for part, data in (("train", parts.train.take(np.arange(300))), ("test", parts.test.take(np.arange(80)))):
-        np.savez(tmp_path / f"{part}.npz", x=data.inputs.reshape(len(data), -1), y=data.labels % 2)
-    own = ("data.name=", *(f"data.{part}={tmp_path / part}.npz" for part in ("train", "test")))
-    asked = ("training.objective.name=binary_cross_entropy", "model.input_shape=[64]", "rounds=1", "deploy_targets=[]")
-    found = gathered(read_run("regression", (*own, *asked, "data.partition.alpha=0.1")))
+    own = files_of("digits", tmp_path, lambda labels: labels % 2)
+    asked = ("training.objective.name=binary_cross_entropy", "model.input_shape=[64]", "data.partition.alpha=0.1")
+    found = gathered(read_run("regression", (*own, *asked)))
     shares = [float(device.data.labels.mean()) for device in found.devices]
     assert max(shares) - min(shares) > 0.3
     result = run_batch(found, exports)

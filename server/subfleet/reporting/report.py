@@ -203,7 +203,7 @@ def _models(models: Sequence[dict[str, Any]], headline: str) -> str:
         return ""
     columns = ["client_id", "file", "spec", "bytes", "max_abs_diff"]
     titles = ["device", "model", "subnet", "bytes", "difference from PyTorch"]
-    if any(model.get("own") is not None for model in models):  # a server tries none: its devices do
+    if any(model.get("own") is not None for model in models):  # a server of real devices tries none
         columns.append("own")
         titles.append(f"{METRICS[headline].title} of its own")
     if any(model.get("quantised_accuracy") is not None for model in models):
