@@ -84,20 +84,25 @@ def outputs(network: Network, state: dict[str, Tensor], *, training: bool, count
     return prediction
 
 
-def grown_from(morph: Morph, state: dict[str, Tensor], seed: int = 1, noise: float = 0.0) -> dict[str, Tensor]:
-    drawn = Replication.drawn(morph.after, size_in(morph.after, morph.before), random.Random(seed))
-    how = Replicated(sources=tuple(sorted(drawn.sources.items())), noise=noise)
+def grown_from(
+    morph: Morph, state: dict[str, Tensor], seed: int = 1, noise: float = 0.0, *, shares: bool = False
+) -> dict[str, Tensor]:
+    stream = random.Random(seed)
+    drawn = Replication.drawn(morph.after, size_in(morph.after, morph.before), stream)
+    found = drawn.with_drawn_shares(stream) if shares else drawn
+    sources, parts = (tuple(sorted(one.items())) for one in (found.sources, found.shares))
+    how = Replicated(sources=sources, shares=parts, noise=noise)
     return inherited(how, morph.after, morph.before, state, seed=seed)
 
 
 @pytest.mark.slow
 @relaxed
-@given(morphs())
-def test_what_grew_computes_what_it_did(morph: Morph) -> None:
+@given(morphs(), st.booleans())
+def test_what_grew_computes_what_it_did(morph: Morph, shares: bool) -> None:
     """T1, in float64 and float32; in training too, but of a plain chain that measures each batch."""
     for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
         state = {name: tensor.to(dtype) for name, tensor in weights_of(morph.before).items()}
-        grown = grown_from(morph, state)
+        grown = grown_from(morph, state, shares=shares)
         assert {tensor.dtype for tensor in grown.values()} == {dtype}
         for training in (False, True):
             chained = isinstance(morph.before.config, CHAINS) and morph.before.config.norm == "batch"

@@ -7,7 +7,6 @@ front of every axis of the child, as in HeteroFL, and what is beyond is not the 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Literal
 
 import torch
@@ -61,11 +60,9 @@ class Descent:
         Raises:
             ConfigError: the parent is no size of the child.
         """
-        size = size_in(child, parent)
         if share == "transform" and isinstance(how, Replicated):
-            replication = Replication(network=child, size=size, sources=MappingProxyType(dict(how.sources)))
-            return cls(child=child, maps=replication.maps(), everywhere=True)
-        return cls(child=child, maps=tensor_maps(child, size), everywhere=False)
+            return cls(child=child, maps=Replication.of(child, parent, how).maps(), everywhere=True)
+        return cls(child=child, maps=tensor_maps(child, size_in(child, parent)), everywhere=False)
 
     def down(self, name: str, parent: Image) -> Image:
         """What a tensor of the parent is in the child."""

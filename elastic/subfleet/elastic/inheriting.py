@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from torch import Generator, Tensor, ones_like, randn, tensor, where, zeros_like
 
@@ -41,8 +40,7 @@ def inherited(
         return first
     if isinstance(how, Placed):
         return placed(network, parent, weights, first)
-    sources = MappingProxyType(dict(how.sources))
-    replication = Replication(network=network, size=size_in(network, parent), sources=sources)
+    replication = Replication.of(network, parent, how)
     grown = replication.grown(weights, first)
     if how.divided == "compute":
         grown = _divided_as_printed(replication, grown)
@@ -77,7 +75,7 @@ def placed(
 
 
 def _divided_as_printed(replication: Replication, grown: dict[str, Tensor]) -> dict[str, Tensor]:
-    """With what computes copies divided by their number, and what reads them as it was (FedTrans, section 4.1)."""
+    """With what computes copies divided among them, and what reads them as it was (FedTrans, section 4.1)."""
     found = dict(grown)
     for name, place in replication.maps().items():
         if replication.network.tensors[name].role not in ("weight", "residual"):

@@ -25,10 +25,12 @@ class Replicated:
     Attributes:
         sources: pairs of axis and the parent's index that each of its own indices copies, sorted by axis; those of the
             axes that differ in size. See `subfleet.elastic.replication.Replication`.
-        noise: what is added to copies, so that they learn apart at once: its deviation as a share of that of the tensor
-            that they are in, 0 or more. With 0, copies differ by the order of floating point sums alone.
-        divided: what is divided by the number of copies: weights that "read" them, by which the network computes what
-            its parent does; or those that "compute" them, as FedTrans' text prints it, by which it does not.
+        noise: what is added to copies: its deviation as a share of that of the tensor that they are in, 0 or more. The
+            network then computes what its parent does only nearly.
+        divided: what is divided among copies: weights that "read" them, by which the network computes what its parent
+            does; or those that "compute" them, as FedTrans' text prints it, by which it does not.
+        shares: pairs of axis and how much each of its indices counts among the copies of one, sorted by axis; none where
+            all copies count alike. See `subfleet.elastic.replication.Replication`.
 
     Raises:
         ValueError: the noise is below 0 or no number.
@@ -38,6 +40,7 @@ class Replicated:
     sources: tuple[tuple[str, tuple[int, ...]], ...] = ()
     noise: float = 0.0
     divided: Literal["read", "compute"] = field(default="read", metadata=ADDED_LATER)
+    shares: tuple[tuple[str, tuple[float, ...]], ...] = field(default=(), metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         if not 0 <= self.noise < math.inf:

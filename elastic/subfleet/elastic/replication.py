@@ -1,7 +1,7 @@
 """A smaller network inside a larger one, each of whose indices copies one of the smaller's: widening, and the way back.
 
-Up: what computes an index is copied to all that copy it; what reads an index is divided by their number, so that they
-add up to what the one gave. Blocks that the smaller network lacks start as the identity, which is copied likewise: a
+Up: what computes an index is copied to all that copy it; what reads an index is divided among them, in equal shares or in
+others, so that they add up to what the one gave. Blocks that the smaller network lacks start as the identity, which is copied likewise: a
 layer then passes on what it reads, however many channels the larger network has before and behind it. The larger
 network then computes what the smaller one does (Chen, Goodfellow and Shlens, "Net2Net", ICLR 2016, section 2.2).
 Down: what computes an index is the mean of its copies; what reads it is their sum. Down after up is the identity, and
@@ -25,6 +25,7 @@ from subfleet.elastic.axes import Axis, factors_of
 from subfleet.elastic.families.records.blocks import block_numbers
 from subfleet.elastic.families.sections import layer_axis
 from subfleet.elastic.identities import as_identities, check_identity, starts_as_identity
+from subfleet.elastic.lineage import Replicated
 from subfleet.elastic.network import Network, TensorDecl
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.schema import canonical_json
@@ -36,6 +37,8 @@ _READING: frozenset[str] = frozenset({"weight", "residual"})
 """Roles of tensors whose first dimension is what they compute and whose others are what they read."""
 _ROUNDING = 1e-6
 """Of shares that are stored."""
+_DRAWN_SHARES = (0.3, 0.7)
+"""Bounds of what is drawn for each copy before the copies of one are brought to the sum 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -147,6 +150,31 @@ class Replication:
         axes = {name: axis for name, axis in network.axes.items() if sizes[name] < axis.size}
         sources = {name: tuple(place % sizes[name] for place in range(axis.size)) for name, axis in axes.items()}
         return cls(network=network, size=size, sources=MappingProxyType(sources))
+
+    @classmethod
+    def of(cls, network: Network, parent: Network, how: Replicated) -> "Replication":
+        """The one by which a network grew from its parent.
+
+        Raises:
+            ConfigError: the parent is no size of the network, or the map does not fit the two.
+        """
+        sources, shares = MappingProxyType(dict(how.sources)), MappingProxyType(dict(how.shares))
+        return cls(network=network, size=size_in(network, parent), sources=sources, shares=shares)
+
+    def with_drawn_shares(self, stream: random.Random) -> "Replication":
+        """The same copies, of shares that are drawn: of two copies, each has 0.3 to 0.7.
+
+        Copies of equal shares have equal gradients, and stay copies for ever. A copy's gradient is as large as its
+        share, so that copies of different shares part in training, though they are equal at first.
+        """
+        shares = {}
+        for axis, source in self.sources.items():
+            drawn = [stream.uniform(*_DRAWN_SHARES) for _ in source]
+            sums = dict.fromkeys(source, 0.0)
+            for one, part in zip(source, drawn, strict=True):
+                sums[one] += part
+            shares[axis] = tuple(part / sums[one] for one, part in zip(source, drawn, strict=True))
+        return replace(self, shares=MappingProxyType(shares))
 
     @property
     def key(self) -> str:

@@ -19,7 +19,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import ClassVar, Literal
 
-from subfleet.elastic.lineage import Drawn, Lineage, Replicated
+from subfleet.elastic.lineage import Drawn, Inheritance, Lineage
 from subfleet.methods.describing import MethodInfo, Setting, those_true
 from subfleet.methods.joint_utility import Utilities, believed, inherited, moved_utilities, odds
 from subfleet.methods.policies import (
@@ -36,7 +36,7 @@ from subfleet.methods.policies import (
 from subfleet.methods.selecting import ClosedRound
 from subfleet.methods.sizes import one_size, whole_depth
 from subfleet.methods.soft_sharing import DecayBy, Share, SoftSharing
-from subfleet.methods.transforming import activeness, convergence, copies_of, moving, transformed
+from subfleet.methods.transforming import Shares, activeness, convergence, copied, moving, transformed
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import TrainingSettings
@@ -99,7 +99,8 @@ class FedTrans:
         slopes: of the loss, whose mean the degree of convergence is: the "latest", or the "first" since the network
             appeared, as equation 1 reads to the letter, whose index then has nothing to do with the round.
         divided: see `Replicated`; "compute" is as printed.
-        noise: what is added to copies; see `Replicated`. Copies with equal weights stay equal in training.
+        shares: see `Shares`; "equal" is published.
+        noise: what is added to copies; see `Replicated`.
         cells: "active" changes those that move most; "random" as many others, for comparison.
         warm_up: a network begins as what it grew from; else with first weights of its own, for comparison.
         newborn: a new network's utility for a client: that of what it grew from, or "zero"; left open.
@@ -132,6 +133,7 @@ class FedTrans:
     inserted: int = 1
     slopes: Literal["latest", "first"] = "latest"
     divided: Literal["read", "compute"] = "read"
+    shares: Shares = "drawn"
     noise: float = 0.0
     cells: Literal["active", "random"] = "active"
     warm_up: bool = True
@@ -173,6 +175,7 @@ class FedTrans:
                     "what a client can carry is measured": self.compatible == "measured",
                     "models grow by their latest losses": self.slopes == "latest",
                     "what reads a widened cell is divided": self.warm_up and self.divided == "read",
+                    "copies have shares that are drawn, by which they part": self.warm_up and self.shares == "drawn",
                     "nothing is shared between models": self.share == "none",
                     "models share through the maps that they grew by": self.share == "transform",
                     "sharing leaves weights that agree as they are": self.share != "none" and self.normalised,
@@ -271,12 +274,15 @@ class FedTrans:
         change = transformed(network, cells, memory.wide, factor=self.factor, inserted=self.inserted)
         if change is None:
             return None, ()
-        copies = copies_of(network, change.config, now.stream("copies")) if self.warm_up else ()
+        how: Inheritance = Drawn()
+        if self.warm_up:
+            grown_by = copied(network, change.config, now.stream("copies"), shares=self.shares)
+            how = replace(grown_by, noise=self.noise, divided=self.divided)
         lineage = Lineage(
             id=f"m{len(living)}",
             config=change.config,
             parent=network.id,
-            map=Replicated(sources=copies, noise=self.noise, divided=self.divided) if self.warm_up else Drawn(),
+            map=how,
             born_round=now.round,
             reason=f"{change.told}, as its loss fell by {fallen:.4g} a round",
         )

@@ -6,15 +6,20 @@ import math
 import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from subfleet.elastic.families import AnyFamily
+from subfleet.elastic.lineage import Replicated
 from subfleet.elastic.network import Network
 
 if TYPE_CHECKING:  # methods are read where no PyTorch is
     from torch import Tensor
 
-__all__ = ["Transformation", "activeness", "convergence", "copies_of", "moving", "transformed"]
+__all__ = ["Shares", "Transformation", "activeness", "convergence", "copied", "moving", "transformed"]
+
+Shares = Literal["drawn", "equal"]
+"""How what reads a widened cell is divided among copies: in shares that are drawn, so that copies part in training, or
+equally, by which they stay equal for ever."""
 
 
 def moving(losses: Sequence[float], loss: float, share: float) -> tuple[float, ...]:
@@ -129,16 +134,20 @@ def transformed(
     )
 
 
-def copies_of(network: Network, config: AnyFamily, stream: random.Random) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """What each index of a grown network copies of the one that it grew from; see `Replicated.sources`.
+def copied(network: Network, config: AnyFamily, stream: random.Random, *, shares: Shares) -> Replicated:
+    """The map by which a network grows: what each index of the grown one copies, and how much each copy counts.
 
     Args:
         network: the one that it grows from.
         config: settings of the grown one.
-        stream: that the copies are drawn from.
+        stream: that the copies, and their shares, are drawn from.
+        shares: of the copies of one index.
     """
     from subfleet.elastic.building import network_of
     from subfleet.elastic.replication import Replication, size_in
 
     grown = network_of(config)
-    return tuple(sorted(Replication.drawn(grown, size_in(grown, network), stream).sources.items()))
+    found = Replication.drawn(grown, size_in(grown, network), stream)
+    if shares == "drawn":
+        found = found.with_drawn_shares(stream)
+    return Replicated(sources=tuple(sorted(found.sources.items())), shares=tuple(sorted(found.shares.items())))

@@ -288,7 +288,7 @@ def test_to_the_letter_a_networks_first_losses_decide_for_ever() -> None:
 def test_as_printed_a_widened_cells_own_columns_are_divided() -> None:
     """The networks are the same, and so are their copies; what computes them is divided, and what reads them is not."""
     weights = first_state(TERMS.network).shared
-    answer, _ = outcome(replace(METHOD, divided="compute"), {"section0.block1": 0.2})
+    answer, _ = outcome(replace(METHOD, divided="compute", shares="equal"), {"section0.block1": 0.2})
     (born,) = answer.born
     assert isinstance(born.map, Replicated)
     assert born.map.divided == "compute"

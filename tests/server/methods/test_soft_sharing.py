@@ -17,7 +17,7 @@ from subfleet.elastic.cells import parameters_of
 from subfleet.elastic.inheriting import inherited
 from subfleet.elastic.lineage import Drawn, Lineage, Replicated
 from subfleet.elastic.model_state import ModelState
-from subfleet.elastic.replication import Replication, size_in
+from subfleet.elastic.replication import Replication
 from subfleet.elastic.server_optimisers import FedYogi
 from subfleet.folding.folding import Folding
 from subfleet.methods.fedtrans import FedTrans
@@ -82,12 +82,9 @@ class Line:
         ids, found = [one.id for one in self.lineages], dict(states)
         ways = list(pairwise(self.lineages[ids.index(ancestor) : ids.index(name) + 1]))
         for parent, child in reversed(ways):
-            network = self.networks[child.id]
-            size = size_in(network, self.networks[parent.id])
             assert isinstance(child.map, Replicated)
-            found[parent.id] = Replication(network=network, size=size, sources=dict(child.map.sources)).down(
-                found[child.id]
-            )
+            grown = Replication.of(self.networks[child.id], self.networks[parent.id], child.map)
+            found[parent.id] = grown.down(found[child.id])
         for parent, child in ways:
             found[child.id] = self.born({**states, parent.id: found[parent.id]})[child.id]
         return {key: own - found[name][key] for key, own in states[name].items()}
