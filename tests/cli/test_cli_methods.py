@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from subfleet.cli.commands import app
 from subfleet.emulation import method_checks
 from subfleet.methods import METHODS
 from subfleet.methods.describing import Setting, status_of
+from subfleet.methods.judging import departures_of
 from subfleet.protocol.exit_codes import ExitCode
 
 
@@ -46,15 +48,33 @@ def test_the_list_as_json_has_the_same_fields_for_all() -> None:
     assert list(listed) == list(METHODS)
     for name, row in listed.items():
         info = METHODS[name].INFO
+        parameters = row.pop("parameters")
+        assert {path.partition(".")[0] for path in parameters} == {field.name for field in fields(METHODS[name])}
         assert row == {
             "title": info.title,
             "paper": info.paper,
             "varies": list(info.varies),
             "runtimes": list(info.runtimes),
-            "status": status_of(METHODS[name]().departures(Setting())),
+            "status": status_of(departures_of(METHODS[name](), Setting())),
         }
     assert listed["fedavg"]["status"] == "exact"
     assert "no learnable steps" in listed["nefl"]["status"]
+
+
+def test_a_methods_parameters_are_shown_beside_what_its_paper_has() -> None:
+    done = CliRunner().invoke(app, ["methods", "fedtrans"], env={"COLUMNS": "200"})
+    assert done.exit_code == 0, done.output
+    rows = [[cell.strip() for cell in line.split("│")[1:4]] for line in done.output.splitlines() if "│" in line]
+    assert ["alpha", "0.9", "0.9"] in rows
+    assert ["shares", "drawn", "equal"] in rows
+    assert ["delta", "5", "open"] in rows
+    assert "copies have shares that are drawn" in done.output
+    told = CliRunner().invoke(app, ["methods", "pyramidfl", "--json"])
+    assert json.loads(told.stdout)["parameters"]["oort.cutoff"] == {"default": 0.95, "paper": 0.95}
+    assert CliRunner().invoke(app, ["methods", "fedavg", "--check"]).exit_code == ExitCode.CONFIG
+    unknown = CliRunner().invoke(app, ["methods", "fedtran"])
+    assert unknown.exit_code == ExitCode.CONFIG
+    assert "fedtran" in unknown.stderr
 
 
 def test_a_check_as_json_is_one_object(checks: dict[str, dict[str, str]]) -> None:

@@ -1,6 +1,5 @@
 """FedTrans: what a widened cell copies learns different things from then on."""
 
-
 import pytest
 import torch
 from emulation.batch_cases import LARGE_BYTES, client, config, part

@@ -218,8 +218,11 @@ def example(
         typer.echo(shipped_text(name), nl=False)
 
 
-@app.command(epilog="Example: subfleet methods --check --json")
+@app.command(epilog="Example: subfleet methods fedtrans")
 def methods(
+    name: Annotated[
+        str | None, typer.Argument(help="A method, to see its parameters beside what its paper has.")
+    ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Run three rounds of each with every policy of norms; takes some minutes.")
     ] = False,
@@ -230,19 +233,27 @@ def methods(
     with reporting(verbose=verbose):
         from rich.console import Console
 
-        from subfleet.cli.methods import listing, show
+        from subfleet.cli.methods import listing, row_of, show, show_parameters
 
         console = Console(stderr=json)
+        if name is not None and check:
+            raise ConfigError(f"--check runs every method, but one was named, {name!r:.80}; leave one of them out")
+        if name is not None:
+            if json:
+                typer.echo(json_module.dumps(row_of(name)))
+            else:
+                show_parameters(console, name)
+            return
         verdicts = _checked_methods() if check else None
         if json:
             typer.echo(json_module.dumps(listing() if verdicts is None else verdicts))
         else:
             show(console, verdicts)
-        found = [(name, norms, said) for name, row in (verdicts or {}).items() for norms, said in row.items()]
-        failed = [(name, norms, said) for name, norms, said in found if said != "ok"]
-        for name, norms, said in failed:
+        found = [(one, norms, said) for one, row in (verdicts or {}).items() for norms, said in row.items()]
+        failed = [(one, norms, said) for one, norms, said in found if said != "ok"]
+        for first, norms, said in failed:
             raise RunError(
-                f"{len(failed)} of {len(found)} checks of methods fail, first {name} with norms {norms!r}: {said}"
+                f"{len(failed)} of {len(found)} checks of methods fail, first {first} with norms {norms!r}: {said}"
             )
 
 

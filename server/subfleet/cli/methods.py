@@ -1,26 +1,58 @@
 """What `subfleet methods` shows: every method by its default parameters, and whether three rounds go as they should."""
 
 from collections.abc import Mapping
+from dataclasses import fields
+from operator import attrgetter
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from subfleet.cli.literal import literal
-from subfleet.methods import METHODS
+from subfleet.methods import METHODS, Method
 from subfleet.methods.describing import MethodInfo, Setting, status_of
+from subfleet.methods.judging import departures_of
+from subfleet.protocol.schema import to_plain
 
-__all__ = ["listing", "show"]
+__all__ = ["listing", "row_of", "show", "show_parameters"]
 
-Row = dict[str, str | list[str]]
+Row = dict[str, Any]
 _UNTOLD = MethodInfo(title="", paper="", varies=(), runtimes=())
 """Of a method that cannot be loaded."""
 
 
 def listing() -> dict[str, Row]:
     """Every method as plain data, by the name that configurations give it; of a broken one its status says why."""
-    rows = {name: _row(kind.INFO, status_of(kind().departures(Setting()))) for name, kind in METHODS.items()}
-    rows |= {name: _row(_UNTOLD, f"broken: {why}") for name, why in METHODS.broken.items()}
+    rows = {name: row_of(name) for name in METHODS}
+    rows |= {name: _row(_UNTOLD, f"broken: {why}", {}) for name, why in METHODS.broken.items()}
     return dict(sorted(rows.items()))
+
+
+def row_of(name: str) -> Row:
+    """One method as plain data.
+
+    Raises:
+        ConfigError: there is no such method, or it cannot be loaded.
+    """
+    kind = METHODS.named(name)
+    return _row(kind.INFO, status_of(departures_of(kind(), Setting())), _parameters(kind()))
+
+
+def show_parameters(console: Console, name: str) -> None:
+    """Print each parameter of a method beside what its paper has.
+
+    Raises:
+        ConfigError: there is no such method.
+    """
+    row = row_of(name)
+    table = Table(title=f"{row['title']}: {row['paper']}", title_justify="left", title_style="bold")
+    for title in ("parameter", "default", "paper"):
+        table.add_column(title, overflow="fold")
+    for parameter, told in row["parameters"].items():
+        values = ("open" if value is None else str(value) for value in (told["default"], told["paper"]))
+        table.add_row(*map(literal, (parameter, *values)))
+    console.print(table)
+    console.print(f"By default: {row['status']}", markup=False, highlight=False)
 
 
 def show(console: Console, verdicts: Mapping[str, Mapping[str, str]] | None = None) -> None:
@@ -42,11 +74,26 @@ def show(console: Console, verdicts: Mapping[str, Mapping[str, str]] | None = No
     console.print(table)
 
 
-def _row(info: MethodInfo, status: str) -> Row:
+def _parameters(method: Method) -> dict[str, dict[str, Any]]:
+    """Of each parameter its default and the paper's value, None where the paper leaves it open."""
+    published = method.INFO.published
+    names = [one.name for one in fields(method) if not any(path.startswith(f"{one.name}.") for path in published)]
+    told = dict.fromkeys([*published, *names])
+    return {
+        name: {
+            "default": to_plain(attrgetter(name)(method)),
+            "paper": None if (one := published.get(name)) is None else to_plain(one.value),
+        }
+        for name in told
+    }
+
+
+def _row(info: MethodInfo, status: str, parameters: Mapping[str, Any]) -> Row:
     return {
         "title": info.title,
         "paper": info.paper,
         "varies": list(info.varies),
         "runtimes": list(info.runtimes),
         "status": status,
+        "parameters": dict(parameters),
     }

@@ -3,6 +3,7 @@
 from typing import Annotated
 
 from subfleet.methods.describing import MethodInfo, Setting
+from subfleet.methods.judging import departures_of
 from subfleet.methods.policies import Method
 from subfleet.protocol.registry import Registry, problem_with_record
 
@@ -15,7 +16,7 @@ def _problem(found: object, name: str) -> str:
     if not isinstance(getattr(found, "INFO", None), MethodInfo):
         return "its INFO must be a MethodInfo"
     kind: type[Method] = found  # type: ignore[assignment]  # it has all that a method has
-    kind().departures(Setting())  # as in lists of methods: its parameters have defaults
+    departures_of(kind(), Setting())  # as in lists of methods: its parameters have defaults
     return ""
 
 

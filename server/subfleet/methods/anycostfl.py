@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from subfleet.elastic.network import Network
-from subfleet.methods.describing import MethodInfo, Setting, those_true
+from subfleet.methods.describing import MethodInfo, Published, Setting, those_true
 from subfleet.methods.policies import AfterRound, Policies, UpdateBytes
 from subfleet.methods.sizes import whole_depth
 from subfleet.protocol.errors import ConfigError
@@ -54,6 +54,7 @@ class AnycostFL:
         "2023",
         varies=("width",),
         judges=("update_codec",),
+        published={"steps": None, "codec": Published(value=TopKQsgd(), told=None)},
     )
     steps: int = 16
     codec: AnyUpdateCodec | None = field(default_factory=TopKQsgd)

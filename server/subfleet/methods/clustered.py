@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from subfleet.elastic.network import Network
-from subfleet.methods.describing import MethodInfo, Setting, those_true
-from subfleet.methods.policies import Participant, Policies, Weighting, weigh_by
-from subfleet.methods.sizes import FixedSize, architecture_id, with_fixed_sizes
+from subfleet.methods.describing import MethodInfo, Setting
+from subfleet.methods.policies import BY_SAMPLES, Participant, Policies, Weighting, weigh_by
+from subfleet.methods.sizes import DECLARED, FixedSize, architecture_id, with_fixed_sizes
 from subfleet.protocol.subnet import SubnetSpec
 
 __all__ = ["Clustered"]
@@ -36,18 +36,14 @@ class Clustered:
         paper="the baseline Clustered-FL of FedADP: Unified Model Aggregation for Federated Learning with "
         "Heterogeneous Model Architectures, 2025",
         varies=("width", "depth"),
+        published={"weighting": BY_SAMPLES, "choice": DECLARED},
     )
     weighting: Weighting = "samples"
     choice: FixedSize = "largest"
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
         """See `subfleet.methods.policies.Method`."""
-        return those_true(
-            {
-                "architectures are what fits the log or the first budget": self.choice == "largest",
-                "each client counts as 1": self.weighting == "uniform",
-            }
-        )
+        return ()
 
     def policies(self) -> Policies:
         """A model for each architecture."""

@@ -1,15 +1,40 @@
 """What people are told of a method: what it is, and in what it differs from its paper with its parameters."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal
 
 from subfleet.elastic.merges import AnyStackedMerge
 from subfleet.elastic.server_optimisers import AnyServerOptimiser
 from subfleet.elastic.teaching import DistillationSettings
 from subfleet.protocol.update_codecs import AnyUpdateCodec
 
-__all__ = ["MethodInfo", "Setting", "status_of", "those_true"]
+__all__ = ["MethodInfo", "Published", "Setting", "status_of", "those_true"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """What a paper has for a parameter of a method.
+
+    Attributes:
+        value: the paper's; where no value of the parameter does as the paper says, what it says.
+        told: what is said where the parameter has another value: one sentence for all, or one for each value that
+            departs; "" names both values; None leaves it to the method's own `departures`.
+        matters: whether a method goes by the parameter at all, with its other ones as they are.
+    """
+
+    value: Any
+    told: str | Mapping[Any, str] | None = ""
+    matters: Callable[[Any], bool] = lambda method: True
+
+    def departure(self, name: str, value: Any) -> str:
+        """What is said of a value; empty where it is the paper's, or the method itself has the word."""
+        if self.told is None or value == self.value:
+            return ""
+        if isinstance(self.told, str):
+            return self.told or f"{name} is {value}, in the paper {self.value}"
+        return self.told.get(value, "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +48,8 @@ class MethodInfo:
         runtimes: the program targets that can train it.
         judges: keys of a run's configuration on which the method's own departures have the word, so that nothing
             general is said of them.
+        published: by parameter, or by the path to one within it (`search.scoring`), what the paper has for it; None
+            where the paper leaves it open, or has no such thing.
     """
 
     title: str
@@ -30,6 +57,7 @@ class MethodInfo:
     varies: tuple[Literal["width", "depth", "operator"], ...]
     runtimes: tuple[str, ...] = ("onnx", "executorch", "torch")
     judges: tuple[Literal["norms", "update_codec", "distillation"], ...] = ()
+    published: Mapping[str, Published | None] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

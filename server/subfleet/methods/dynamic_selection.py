@@ -19,8 +19,8 @@ from typing import ClassVar, Literal
 from subfleet.elastic.network import Network
 from subfleet.elastic.spaces import search_space, uniform_space
 from subfleet.elastic.teaching import DistillationSettings
-from subfleet.methods.describing import MethodInfo, Setting, those_true
-from subfleet.methods.policies import Ask, Assigned, Policies, Weighting, Written, weigh_by
+from subfleet.methods.describing import MethodInfo, Published, Setting, those_true
+from subfleet.methods.policies import UNIFORM, Ask, Assigned, Policies, Weighting, Written, weigh_by
 from subfleet.protocol.errors import ConfigError
 from subfleet.search.candidates import Candidate
 from subfleet.search.fitting import INFINITE_BYTES
@@ -39,8 +39,7 @@ _EVERY_RATE = tuple(step / 16 for step in range(1, 17))
 """Of uniform subnets that are known from the start, where the space has every size."""
 _UNSHOWN, _SURE = 1.03, 0.9
 """Plans over prices, before any program is written, and of those that are the share that is no higher than believed."""
-_PAPER_LEARNING_RATE = 1e-3
-"""Of in-place distillation."""
+_PUBLISHED = DistillationSettings()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +64,15 @@ class DynamicSelection:
         paper="Yao et al., Exploring System-Heterogeneous Federated Learning with Dynamic Model Selection, 2024",
         varies=("width", "depth"),
         judges=("distillation",),
+        published={
+            "search": Published(value="paper", told="the search is ours"),
+            "rates": None,
+            "prices": None,
+            "epsilon": Published(value=0.8),
+            "t_max": Published(value=5),
+            "distillation": Published(value=_PUBLISHED, told=None),
+            "weighting": UNIFORM,
+        },
     )
     search: Literal["pareto", "paper"] = "pareto"
     rates: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0)
@@ -87,16 +95,9 @@ class DynamicSelection:
         taught = taught if taught is not None and taught.iterations > 0 else None
         return (
             "a subnet without a program waits for it, and the device gets the largest that has one",
-            *those_true(
-                {
-                    "the search is ours": self.search == "pareto",
-                    "nothing is distilled": taught is None,
-                    "the teacher stays as it was": taught is not None and taught.mode == "anchored",
-                    "it is taught with another learning rate than 1e-3": taught is not None
-                    and taught.learning_rate != _PAPER_LEARNING_RATE,
-                    "an update counts by its samples": self.weighting == "samples",
-                }
-            ),
+            "activations are those of the network, with no ReLU6 behind each",
+            *those_true({"nothing is distilled": taught is None}),
+            *(() if taught is None else _taught_otherwise(taught)),
         )
 
     def policies(self) -> Policies:
@@ -185,3 +186,17 @@ def _as_planned(ask: Ask, written: Written) -> Candidate:
 
 def _price_of(ask: Ask, written: Written) -> Candidate:
     return written.price or ask.price(written.size)
+
+
+def _taught_otherwise(taught: DistillationSettings) -> tuple[str, ...]:
+    """In what the whole model teaches otherwise than published."""
+    return those_true(
+        {
+            "the teacher stays as it was": taught.mode == "anchored",
+            f"it teaches for {taught.iterations} steps, in the paper {_PUBLISHED.iterations}": taught.iterations
+            != _PUBLISHED.iterations,
+            "it is taught with another learning rate than 1e-3": taught.learning_rate != _PUBLISHED.learning_rate,
+            f"logits are divided by {taught.temperature:g} before they teach": taught.temperature
+            != _PUBLISHED.temperature,
+        }
+    )

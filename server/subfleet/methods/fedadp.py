@@ -22,9 +22,18 @@ from subfleet.elastic.lineage import Copied, Inheritance, Replicated
 from subfleet.elastic.network import Network
 from subfleet.elastic.spaces import uniform_space
 from subfleet.methods.asking import stream_of
-from subfleet.methods.describing import MethodInfo, Setting, those_true
-from subfleet.methods.policies import AfterRound, Participant, Policies, Replacement, Trained, Weighting, weigh_by
-from subfleet.methods.sizes import FixedSize, with_fixed_sizes
+from subfleet.methods.describing import MethodInfo, Published, Setting
+from subfleet.methods.policies import (
+    BY_SAMPLES,
+    AfterRound,
+    Participant,
+    Policies,
+    Replacement,
+    Trained,
+    Weighting,
+    weigh_by,
+)
+from subfleet.methods.sizes import DECLARED, FixedSize, with_fixed_sizes
 from subfleet.methods.uniting import Succession, Unions
 from subfleet.protocol.subnet import SubnetSpec
 
@@ -65,6 +74,19 @@ class FedADP:
         title="FedADP",
         paper="FedADP: Unified Model Aggregation for Federated Learning with Heterogeneous Model Architectures, 2025",
         varies=("width", "depth"),
+        published={
+            "merge": Published(value="paper", told="clients have means of copies, and the union moves by changes"),
+            "absent": Published(value="identity", told="layers that a client lacks are not its to move"),
+            "copies": Published(
+                value="drawn in every round",
+                told={
+                    "drawn": "neurons that are copied are drawn once for each client, all about equally often",
+                    "cyclic": "neurons are copied in turn",
+                },
+            ),
+            "weighting": BY_SAMPLES,
+            "choice": DECLARED,
+        },
     )
     merge: Literal["group", "paper"] = "group"
     absent: Literal["keep", "identity"] = "keep"
@@ -74,19 +96,7 @@ class FedADP:
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
         """See `subfleet.methods.policies.Method`."""
-        return (
-            "the server widens and deepens, so that clients move their own networks alone",
-            *those_true(
-                {
-                    "neurons that are copied are drawn once for each client": self.copies == "drawn",
-                    "clients have means of copies, and the union moves by changes": self.merge == "group",
-                    "layers that a client lacks are not its to move": self.absent == "keep",
-                    "neurons are copied in turn": self.copies == "cyclic",
-                    "architectures are what fits the log or the first budget": self.choice == "largest",
-                    "each client counts as 1": self.weighting == "uniform",
-                }
-            ),
-        )
+        return ("the server widens and deepens, so that clients move their own networks alone",)
 
     def policies(self) -> Policies:
         """One union, of which each client has a copy of its own."""

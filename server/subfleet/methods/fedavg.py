@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
-from subfleet.methods.describing import MethodInfo, Setting, those_true
-from subfleet.methods.policies import Policies, Weighting, weigh_by
-from subfleet.methods.sizes import Homogeneous, one_size
+from subfleet.methods.describing import MethodInfo, Setting
+from subfleet.methods.policies import BY_SAMPLES, Policies, Weighting, weigh_by
+from subfleet.methods.sizes import ONE_MODEL, Homogeneous, one_size
 
 __all__ = ["FedAvg"]
 
@@ -31,19 +31,14 @@ class FedAvg:
         title="FedAvg",
         paper="McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017",
         varies=(),
+        published={"model": ONE_MODEL, "weighting": BY_SAMPLES},
     )
     model: Homogeneous = "largest"
     weighting: Weighting = "samples"
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
         """See `subfleet.methods.policies.Method`."""
-        return those_true(
-            {
-                "each client trains the largest subnet that fits, in place of one model for all": self.model
-                == "nested",
-                "each client counts as 1": self.weighting == "uniform",
-            }
-        )
+        return ()
 
     def policies(self) -> Policies:
         """One size for everybody."""

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from subfleet.elastic.network import Network
 from subfleet.elastic.spaces import uniform_space
 from subfleet.elastic.weight_sizes import NORMS, Central, WeightNorm
-from subfleet.methods.describing import MethodInfo, Setting, those_true
+from subfleet.methods.describing import MethodInfo, Published, Setting, those_true
 from subfleet.methods.masking import held_classes, with_class_mask
 from subfleet.methods.policies import Ask, Policies, Replacement, Trained
 from subfleet.methods.sizes import whole_depth, with_fixed_sizes
@@ -67,6 +67,22 @@ class FedFA:
         title="FedFA",
         paper="Park and Joe-Wong, Federated Learning with Flexible Architectures, ECML PKDD 2024",
         varies=("width", "depth"),
+        published={
+            "grafting": Published(value=True, told="nothing is grafted"),
+            "scaling": Published(value=True, told="nothing is scaled"),
+            "fidelity": Published(value="paper", told="models that nobody trained stay as they are (fidelity)"),
+            "norm": Published(value=None, told=None),
+            "central": None,  # the text has three readings
+            "class_mask": Published(value=True, told="outputs of classes that a client lacks are trained as well"),
+            "choice": Published(value="declared", told=None),
+            "proposals": None,
+            "depth": Published(value=True, told="architectures differ in width alone"),
+            "scaled": Published(
+                value="weights",
+                told="changes are scaled, not weights",
+                matters=lambda method: method.scaling,
+            ),
+        },
     )
     grafting: bool = True
     scaling: bool = True
@@ -89,12 +105,7 @@ class FedFA:
             {
                 "architectures are what fits the log or the first budget": self.choice == "largest",
                 f"the best scored of at most {self.proposals} sizes is taken": self.choice == "score",
-                "models that nobody trained stay as they are (fidelity)": self.fidelity == "fixed",
-                "changes are scaled, not weights": self.scaling and self.scaled == "changes",
                 f"what is scaled is as large as {self.norm!r} says": self.norm not in (None, NORMS["paper"]),
-                "nothing is scaled": not self.scaling,
-                "nothing is grafted": not self.grafting,
-                "outputs of classes that a client lacks are trained as well": not self.class_mask,
             }
         )
 

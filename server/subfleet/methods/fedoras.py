@@ -23,7 +23,7 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from subfleet.elastic.network import Network
-from subfleet.methods.describing import MethodInfo, Setting, those_true
+from subfleet.methods.describing import MethodInfo, Published, Setting
 from subfleet.methods.evolving import Standing
 from subfleet.methods.policies import Ask, Assigned, Participant, Policies
 from subfleet.methods.sizes import one_size
@@ -71,6 +71,31 @@ class FedorAS:
         title="FedorAS",
         paper="Dudziak et al., FedorAS: Federated Architecture Search under system heterogeneity, 2022",
         varies=("operator",),
+        published={
+            "supernet_rounds": None,  # 500 to 750, by data set
+            "subspace": Published(value=0.5),
+            "path_sampler": Published(value="greedy", told="a path is drawn evenly over all valid ones"),
+            "aggregation": Published(value="operators", told="clients average by their samples, whatever they drew"),
+            "min_contributors": Published(value=2, told={1: "an operator moves that one client alone has trained"}),
+            "tiers": None,  # 4 or 5, by data set
+            "tiers_by": Published(value="drawn", told="tiers follow what devices can compute"),
+            "search.evolution.objectives": Published(
+                value="accuracy_macs",
+                told="the search is for accuracy alone, where the paper's NSGA-II also looks for small networks",
+            ),
+            "search.evolution.evaluations": None,
+            "search.evolution.population": None,
+            "search.evolution.offspring": None,
+            "search.evolution.mutation": None,
+            "search.evolution.target": None,
+            "search.scoring": None,  # both are the paper's
+            "search.scoring_clients": None,
+            "search.scoring_rounds": None,
+            "start": Published(value="supernet", told="networks that are found begin with fresh weights"),
+            "tuning_epochs": Published(value=1),
+            "tuning_learning_rate": Published(value=0.01),
+            "tuning_rounds": Published(value=100),
+        },
     )
     supernet_rounds: int = 500
     subspace: float = 0.5
@@ -96,15 +121,7 @@ class FedorAS:
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
         """See `subfleet.methods.policies.Method`."""
-        return those_true(
-            {
-                "tiers follow what devices can compute": self.tiers_by == "measured",
-                "clients average by their samples, whatever they drew": self.aggregation == "clients",
-                "an operator moves that one client alone has trained": self.min_contributors == 1,
-                "a path is drawn evenly over all valid ones": self.path_sampler != "greedy",
-                "networks that are found begin with fresh weights": self.start == "fresh",
-            }
-        )
+        return ()
 
     def policies(self) -> Policies:
         """A subspace of the supernet for each client, then a network for each tier."""

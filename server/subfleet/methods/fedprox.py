@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
-from subfleet.methods.describing import MethodInfo, Setting, those_true
+from subfleet.methods.describing import MethodInfo, Setting
 from subfleet.methods.policies import Policies
-from subfleet.methods.sizes import Homogeneous, one_size
+from subfleet.methods.sizes import ONE_MODEL, Homogeneous, one_size
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.training import TrainingSettings
 
@@ -33,6 +33,7 @@ class FedProx:
         title="FedProx",
         paper="Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020",
         varies=(),
+        published={"mu": None, "model": ONE_MODEL},
     )
     mu: float = 0.01
     model: Homogeneous = "largest"
@@ -43,9 +44,7 @@ class FedProx:
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
         """See `subfleet.methods.policies.Method`."""
-        return those_true(
-            {"each client trains the largest subnet that fits, in place of one model for all": self.model == "nested"}
-        )
+        return ()
 
     def policies(self) -> Policies:
         """FedAvg with a proximal term."""

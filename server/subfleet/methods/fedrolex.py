@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from subfleet.elastic.network import Network
 from subfleet.methods.describing import MethodInfo, Setting, those_true
-from subfleet.methods.policies import Draw, Policies, Weighting, weigh_by
+from subfleet.methods.policies import UNIFORM, Draw, Policies, Weighting, weigh_by
 from subfleet.methods.sizes import whole_depth
 from subfleet.protocol.subnet import IndexSet, Prefix, Roll, SubnetSpec
 
@@ -34,17 +34,13 @@ class FedRolex:
         paper="Alam et al., FedRolex: Model-Heterogeneous Federated Learning with Rolling Sub-Model Extraction, "
         "NeurIPS 2022",
         varies=("width",),
+        published={"weighting": UNIFORM},
     )
     weighting: Weighting = "uniform"
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
         """See `subfleet.methods.policies.Method`."""
-        return those_true(
-            {
-                "an update counts by its samples": self.weighting == "samples",
-                "channels that are normalised together roll together": setting.norm == "group",
-            }
-        )
+        return those_true({"channels that are normalised together roll together": setting.norm == "group"})
 
     def policies(self) -> Policies:
         """Rolling windows."""

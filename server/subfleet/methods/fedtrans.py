@@ -20,9 +20,10 @@ from types import MappingProxyType
 from typing import ClassVar, Literal
 
 from subfleet.elastic.lineage import Drawn, Inheritance, Lineage
-from subfleet.methods.describing import MethodInfo, Setting, those_true
+from subfleet.methods.describing import MethodInfo, Published, Setting, those_true
 from subfleet.methods.joint_utility import Utilities, believed, inherited, moved_utilities, odds
 from subfleet.methods.policies import (
+    BY_SAMPLES,
     Ask,
     Assigned,
     Beginning,
@@ -82,6 +83,14 @@ class Grown:
     wide: tuple[str, ...] = ()
 
 
+def _warms_up(method: FedTrans) -> bool:
+    return method.warm_up
+
+
+def _shares(method: FedTrans) -> bool:
+    return method.share != "none"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FedTrans:
     """Parameters of FedTrans. Where its text leaves one open, the default says so.
@@ -122,6 +131,41 @@ class FedTrans:
         title="FedTrans",
         paper="Zhu et al., FedTrans: Efficient Federated Learning via Multi-Model Transformation, MLSys 2024",
         varies=(),
+        published={
+            "first": Published(value="configured", told="the first model is as wide as every client can carry"),
+            "alpha": Published(value=0.9),
+            "beta": Published(value=0.003),
+            "gamma": Published(value=10),
+            "delta": None,
+            "smoothing": None,
+            "factor": Published(value=2.0),
+            "inserted": Published(value=1),
+            "slopes": Published(value="first", told="models grow by their latest losses"),
+            "divided": Published(value="compute", told="what reads a widened cell is divided", matters=_warms_up),
+            "shares": Published(
+                value="equal", told="copies have shares that are drawn, by which they part", matters=_warms_up
+            ),
+            "noise": Published(value=0.0, told="copies begin with noise", matters=_warms_up),
+            "cells": Published(value="active", told="cells are changed at random"),
+            "warm_up": Published(value=True, told="new models begin with weights of their own"),
+            "newborn": None,
+            "share": Published(
+                value="crop",
+                told={
+                    "transform": "models share through the maps that they grew by",
+                    "none": "nothing is shared between models",
+                },
+            ),
+            "decay": None,
+            "decay_by": Published(value="run", told="sharing fades with a model's own age", matters=_shares),
+            "normalised": Published(value=False, told="sharing leaves weights that agree as they are", matters=_shares),
+            "large_to_small": Published(value=False, told="large models give to small ones", matters=_shares),
+            "compatible": Published(value="macs", told="what a client can carry is measured"),
+            "stop_rounds": Published(value=10),
+            "stop_gain": Published(value=0.01, matters=lambda method: method.stop_rounds > 0),
+            "mu": Published(value=0.0, told="weights are held near those received"),
+            "weighting": BY_SAMPLES,
+        },
     )
     first: Literal["weakest", "configured"] = "weakest"
     alpha: float = 0.9
@@ -170,22 +214,7 @@ class FedTrans:
         """See `subfleet.methods.policies.Method`."""
         return (
             "a client draws a new model once its programs are written",
-            *those_true(
-                {
-                    "what a client can carry is measured": self.compatible == "measured",
-                    "models grow by their latest losses": self.slopes == "latest",
-                    "what reads a widened cell is divided": self.warm_up and self.divided == "read",
-                    "copies have shares that are drawn, by which they part": self.warm_up and self.shares == "drawn",
-                    "nothing is shared between models": self.share == "none",
-                    "models share through the maps that they grew by": self.share == "transform",
-                    "sharing leaves weights that agree as they are": self.share != "none" and self.normalised,
-                    "sharing fades with a model's own age": self.share != "none" and self.decay_by == "network",
-                    "large models give to small ones": self.share != "none" and self.large_to_small,
-                    "cells are changed at random": self.cells == "random",
-                    "new models begin with weights of their own": not self.warm_up,
-                    "weights are held near those received": self.mu > 0,
-                }
-            ),
+            *those_true({"what is copied is drawn about equally often": self.warm_up}),
         )
 
     def policies(self) -> Policies:

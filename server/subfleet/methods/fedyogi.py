@@ -12,9 +12,9 @@ from functools import partial
 from typing import ClassVar
 
 from subfleet.elastic import server_optimisers
-from subfleet.methods.describing import MethodInfo, Setting, those_true
+from subfleet.methods.describing import MethodInfo, Published, Setting
 from subfleet.methods.policies import Policies
-from subfleet.methods.sizes import Homogeneous, one_size
+from subfleet.methods.sizes import ONE_MODEL, Homogeneous, one_size
 
 __all__ = ["FedYogi"]
 
@@ -33,15 +33,20 @@ class FedYogi:
         title="FedYogi",
         paper="Reddi et al., Adaptive Federated Optimization, ICLR 2021",
         varies=(),
+        published={
+            "server.learning_rate": None,
+            "server.beta1": Published(value=0.9),
+            "server.beta2": Published(value=0.99),
+            "server.tau": None,
+            "model": ONE_MODEL,
+        },
     )
     server: server_optimisers.FedYogi = field(default_factory=server_optimisers.FedYogi)
     model: Homogeneous = "largest"
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
         """See `subfleet.methods.policies.Method`."""
-        return those_true(
-            {"each client trains the largest subnet that fits, in place of one model for all": self.model == "nested"}
-        )
+        return ()
 
     def policies(self) -> Policies:
         """FedAvg with Yogi on the server."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from subfleet.elastic.network import Network
-from subfleet.methods.describing import MethodInfo, Setting, those_true
+from subfleet.methods.describing import MethodInfo, Published, Setting, those_true
 from subfleet.methods.policies import Ask, Assigned, Draw, Policies
 from subfleet.methods.sizes import whole_depth
 from subfleet.protocol.errors import ConfigError
@@ -47,6 +47,16 @@ class FjORD:
         "Dropout, NeurIPS 2021",
         varies=("width",),
         judges=("norms",),
+        published={
+            "rates": Published(value=(0.2, 0.4, 0.6, 0.8, 1.0), told="widths are others than a fifth to five fifths"),
+            "self_distillation": Published(value=True, told="nested widths are not taught"),
+            "distillation_weight": Published(
+                value=1.0,
+                told="where a client's own width is drawn, the labels count once",
+                matters=lambda method: method.self_distillation,
+            ),
+            "temperature": None,
+        },
     )
     rates: tuple[float, ...] = (0.2, 0.4, 0.6, 0.8, 1.0)
     self_distillation: bool = True
@@ -66,8 +76,6 @@ class FjORD:
             "a width is drawn for every client and round instead of every batch",
             *those_true(
                 {
-                    "where a client's own width is drawn, the labels count once": self.self_distillation
-                    and self.distillation_weight < 1,
                     "running statistics are those of all widths together": batch and not own,
                     "gains and biases of norms are each width's own, too": own and setting.norm != "none",
                 }

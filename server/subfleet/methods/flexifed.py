@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from subfleet.elastic.network import Network
-from subfleet.methods.describing import MethodInfo, Setting, those_true
-from subfleet.methods.policies import Participant, Policies, Weighting, weigh_by
-from subfleet.methods.sizes import FixedSize, architecture_id, with_fixed_sizes
+from subfleet.methods.describing import MethodInfo, Setting
+from subfleet.methods.policies import UNIFORM, Participant, Policies, Weighting, weigh_by
+from subfleet.methods.sizes import DECLARED, FixedSize, architecture_id, with_fixed_sizes
 from subfleet.protocol.schema import ADDED_LATER
 from subfleet.protocol.subnet import SubnetSpec
 
@@ -50,6 +50,7 @@ class FlexiFed:
         paper="Wang et al., FlexiFed: Personalized Federated Learning for Edge Clients with Heterogeneous Model "
         "Architectures, WWW 2023",
         varies=("width", "depth"),
+        published={"sharing": None, "weighting": UNIFORM, "choice": DECLARED},  # all ways of sharing are the paper's
     )
     sharing: Sharing = "max"
     weighting: Weighting = "uniform"
@@ -57,15 +58,7 @@ class FlexiFed:
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
         """See `subfleet.methods.policies.Method`."""
-        return (
-            "built from descriptions, as the paper's own code is not public",
-            *those_true(
-                {
-                    "architectures are what fits the log or the first budget": self.choice == "largest",
-                    "an update counts by its samples": self.weighting == "samples",
-                }
-            ),
-        )
+        return ("built from descriptions, as the paper's own code is not public",)
 
     def policies(self) -> Policies:
         """Common layers."""

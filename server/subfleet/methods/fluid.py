@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from subfleet.elastic.axes import Axis, factors_of
 from subfleet.elastic.network import BUFFER_ROLES, Network
 from subfleet.methods.describing import MethodInfo, Setting, those_true
-from subfleet.methods.oort import Durations, duration_s
+from subfleet.methods.oort import MEASURED, Durations, duration_s
 from subfleet.methods.policies import Ask, Assigned, Draw, Finding, Policies, Trained
 from subfleet.methods.selecting import ClosedRound, Selected, Selecting, at_random
 from subfleet.methods.sizes import whole_depth
@@ -75,6 +75,13 @@ class FLuID:
         title="FLuID",
         paper="Wang et al., FLuID: Mitigating Stragglers in Federated Learning using Invariant Dropout, NeurIPS 2023",
         varies=("width",),
+        published={
+            "stragglers": None,
+            "agreeing": None,
+            "growing_from": None,
+            "increment": None,
+            "durations": MEASURED,
+        },
     )
     stragglers: int = 1
     agreeing: float = 0.75
@@ -96,13 +103,7 @@ class FLuID:
         """See `subfleet.methods.policies.Method`."""
         return (
             "a client that cannot carry the whole model trains what it carries, placed as a straggler's",
-            *those_true(
-                {
-                    "durations are what prices and logs lead to expect, not what was measured": self.durations
-                    == "expected",
-                    "channels that are normalised together are left out together": setting.norm == "group",
-                }
-            ),
+            *those_true({"channels that are normalised together are left out together": setting.norm == "group"}),
         )
 
     def policies(self) -> Policies:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from subfleet.elastic.spaces import uniform_space
-from subfleet.methods.describing import MethodInfo, Setting, those_true
+from subfleet.methods.describing import MethodInfo, Published, Setting, those_true
 from subfleet.methods.masking import held_classes, with_class_mask
-from subfleet.methods.policies import Policies, Weighting, weigh_by
+from subfleet.methods.policies import UNIFORM, Policies, Weighting, weigh_by
 from subfleet.methods.sizes import whole_depth
 
 __all__ = ["HeteroFL"]
@@ -37,6 +37,11 @@ class HeteroFL:
         paper="Diao, Ding and Tarokh, HeteroFL: Computation and Communication Efficient Federated Learning for "
         "Heterogeneous Clients, ICLR 2021",
         varies=("width",),
+        published={
+            "weighting": UNIFORM,
+            "class_mask": Published(value=True, told="outputs of classes that a client lacks are trained as well"),
+            "depth": Published(value=False, told="subnets leave out blocks too"),
+        },
     )
     weighting: Weighting = "uniform"
     class_mask: bool = True
@@ -49,9 +54,6 @@ class HeteroFL:
         measured = setting.norm != "batch" or setting.norms in ("recalibrated", "calibrated")
         return those_true(
             {
-                "an update counts by its samples": self.weighting == "samples",
-                "outputs of classes that a client lacks are trained as well": not self.class_mask,
-                "subnets leave out blocks too": self.depth,
                 "nothing is scaled in training (model.scaler)": not scaled,
                 "running statistics are not measured anew (norms)": not measured,
             }

@@ -1,12 +1,23 @@
 """Whether a run does what its method's paper says: the method's own departures, and those of what the run replaces."""
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 from subfleet.methods.describing import Setting, status_of, those_true
 from subfleet.methods.policies import Method
 from subfleet.protocol.update_codecs import Uncompressed
 
-__all__ = ["method_status"]
+__all__ = ["departures_of", "method_status"]
+
+
+def departures_of(method: Method, setting: Setting) -> tuple[str, ...]:
+    """In what a method differs from its paper: by itself, and by each parameter that has not the paper's value."""
+    told = (
+        one.departure(name, attrgetter(name)(method))
+        for name, one in method.INFO.published.items()
+        if one is not None and one.matters(method)
+    )
+    return (*method.departures(setting), *filter(None, told))
 
 
 def method_status(method: Method, setting: Setting, altered: Sequence[str] = ()) -> str:
@@ -17,7 +28,7 @@ def method_status(method: Method, setting: Setting, altered: Sequence[str] = ())
         setting: what of the run decides, too.
         altered: what the run did with updates that its method would have taken as they are.
     """
-    return status_of((*method.departures(setting), *_replaced(method, setting), *altered))
+    return status_of((*departures_of(method, setting), *_replaced(method, setting), *altered))
 
 
 def _replaced(method: Method, setting: Setting) -> tuple[str, ...]:

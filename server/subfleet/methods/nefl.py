@@ -16,8 +16,8 @@ from typing import ClassVar
 
 from subfleet.elastic.network import Network
 from subfleet.elastic.norm_layers import norm_tensors
-from subfleet.methods.describing import MethodInfo, Setting, those_true
-from subfleet.methods.policies import Ask, Assigned, Participant, Policies, Weighting, weigh_by
+from subfleet.methods.describing import MethodInfo, Published, Setting, those_true
+from subfleet.methods.policies import UNIFORM, Ask, Assigned, Participant, Policies, Weighting, weigh_by
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import SubnetSpec
 
@@ -41,6 +41,7 @@ class NeFL:
         "IEEE TMC 2025",
         varies=("width", "depth"),
         judges=("norms",),
+        published={"neighbours": Published(value=2), "weighting": UNIFORM},
     )
     neighbours: int = 2
     weighting: Weighting = "uniform"
@@ -53,12 +54,7 @@ class NeFL:
         """See `subfleet.methods.policies.Method`."""
         return (
             "sizes above the largest that fits are never drawn",
-            *those_true(
-                {
-                    "blocks have no learnable steps (model.learnable_steps)": not setting.learnable_steps,
-                    "an update counts by its samples": self.weighting == "samples",
-                }
-            ),
+            *those_true({"blocks have no learnable steps (model.learnable_steps)": not setting.learnable_steps}),
         )
 
     def policies(self) -> Policies:

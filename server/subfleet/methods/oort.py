@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
-from subfleet.methods.describing import MethodInfo, Setting, those_true
+from subfleet.methods.describing import MethodInfo, Published, Setting
 from subfleet.methods.policies import Policies
 from subfleet.methods.selecting import Available, ClosedRound, Past, Selected, Selecting, without_replacement
-from subfleet.methods.sizes import Homogeneous, one_size
+from subfleet.methods.sizes import ONE_MODEL, Homogeneous, one_size
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.training import TrainingSettings
 
@@ -31,6 +31,9 @@ Durations = Literal["measured", "expected"]
 """How long a round takes a client: "measured", from the sending of its last task until its update was stored, by the
 server's clock; or "expected", by prices and what it tells of its speed and link now, which is the same for the same
 seed and logs."""
+
+MEASURED = Published(value="measured", told="durations are what prices and logs lead to expect, not what was measured")
+"""Of `Durations`, in papers that measure them."""
 
 _STALENESS = 0.1
 """Of the bonus for clients not heard of for long: section 4.2, equation 2."""
@@ -78,6 +81,24 @@ class Oort:
         title="Oort",
         paper="Lai et al., Oort: Efficient Federated Learning via Guided Participant Selection, OSDI 2021",
         varies=(),
+        published={
+            "exploration": None,
+            "exploration_decay": None,
+            "least_exploration": None,
+            "cutoff": Published(value=0.95),
+            "clip": Published(value=0.95),
+            "penalty": Published(value=2.0),
+            "percentile": None,
+            "pacer_rounds": Published(value=20),
+            "pacer_step": None,
+            "flat": Published(
+                value="where the utility falls",
+                told="the pacer raises its percentile where the utility stays the same, as the authors' code does",
+            ),
+            "steep": None,
+            "durations": MEASURED,
+            "model": ONE_MODEL,
+        },
     )
     exploration: float = 0.9
     exploration_decay: float = 0.98
@@ -110,14 +131,7 @@ class Oort:
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
         """See `subfleet.methods.policies.Method`."""
-        return those_true(
-            {
-                "each client trains the largest subnet that fits, in place of one model for all": self.model
-                == "nested",
-                "durations are what prices and logs lead to expect, not what was measured": self.durations
-                == "expected",
-            }
-        )
+        return ()
 
     def policies(self) -> Policies:
         """FedAvg of those who are worth most."""

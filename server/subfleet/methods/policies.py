@@ -17,7 +17,7 @@ from subfleet.elastic.server_optimisers import AnyServerOptimiser
 from subfleet.elastic.spaces import SearchSpace, uniform_space
 from subfleet.elastic.teaching import DistillationSettings
 from subfleet.methods.asking import Ask, Assigned, Draw, Written, largest_fitting
-from subfleet.methods.describing import MethodInfo, Setting
+from subfleet.methods.describing import MethodInfo, Published, Setting
 from subfleet.methods.evolving import Beginning, Evolved, Evolving, Standing
 from subfleet.methods.model_kinds import FOR_ALL, ModelKind
 from subfleet.methods.path_search import PathSearch
@@ -38,6 +38,8 @@ if TYPE_CHECKING:  # methods are read where no PyTorch is; what is folded is pas
     from subfleet.elastic.model_state import ModelState
 
 __all__ = [
+    "BY_SAMPLES",
+    "UNIFORM",
     "AfterRound",
     "Ask",
     "Assigned",
@@ -67,6 +69,9 @@ __all__ = [
 
 Weighting = Literal["samples", "uniform"]
 """How much an update counts in the mean: by its samples, or 1 each."""
+BY_SAMPLES = Published(value="samples", told="each client counts as 1")
+UNIFORM = Published(value="uniform", told="an update counts by its samples")
+"""Of `Weighting`, in papers that have the one or the other."""
 UpdateBytes = Callable[[AnyUpdateCodec], int]
 """What the update of a size takes with a codec."""
 
@@ -340,7 +345,7 @@ class Method(Protocol):
     INFO: ClassVar[MethodInfo]
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
-        """In what it differs from its paper with these parameters in this setting; none where it does what it says."""
+        """In what it differs from its paper in this setting, beside what `INFO.published` says of its parameters."""
         ...
 
     def policies(self) -> Policies:

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Literal
 
-from subfleet.methods.describing import MethodInfo, Setting, those_true
-from subfleet.methods.policies import Policies, Weighting, weigh_by
+from subfleet.methods.describing import MethodInfo, Published, Setting
+from subfleet.methods.policies import UNIFORM, Policies, Weighting, weigh_by
 from subfleet.methods.selecting import Available, Selected, Selecting, without_replacement
-from subfleet.methods.sizes import Homogeneous, one_size
+from subfleet.methods.sizes import ONE_MODEL, Homogeneous, one_size
 from subfleet.protocol.errors import ConfigError
 
 __all__ = ["PowerOfChoice"]
@@ -42,6 +42,18 @@ class PowerOfChoice:
         title="Power-of-choice",
         paper="Cho et al., Towards Understanding Biased Client Selection in Federated Learning, AISTATS 2022",
         varies=(),
+        published={
+            "candidates": None,
+            "model": ONE_MODEL,
+            "losses": Published(
+                value="of the model, on all data of a client",
+                told={
+                    "reported": "clients are chosen by the losses that they told last, as the paper's rpow-d does",
+                    "evaluated": "losses are of held-out data",
+                },
+            ),
+            "weighting": UNIFORM,
+        },
     )
     candidates: float = 2.0
     model: Homogeneous = "largest"
@@ -54,16 +66,7 @@ class PowerOfChoice:
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
         """See `subfleet.methods.policies.Method`."""
-        return those_true(
-            {
-                "clients are chosen by the losses that they told last, as the paper's rpow-d does": self.losses
-                == "reported",
-                "losses are of held-out data": self.losses == "evaluated",
-                "each client trains the largest subnet that fits, in place of one model for all": self.model
-                == "nested",
-                "an update counts by its samples": self.weighting == "samples",
-            }
-        )
+        return ()
 
     def policies(self) -> Policies:
         """FedAvg of those with the largest losses."""

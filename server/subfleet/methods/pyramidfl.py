@@ -59,6 +59,12 @@ class PyramidFL:
         paper="Li et al., PyramidFL: A Fine-grained Client Selection Framework for Efficient Federated Learning, "
         "MobiCom 2022",
         varies=(),
+        published={
+            **{f"oort.{name}": one for name, one in Oort.INFO.published.items()},
+            "least_left_out": None,
+            "most_left_out": None,
+            "idle": None,
+        },
     )
     oort: Oort = field(default_factory=Oort)
     least_left_out: float = 0.1
@@ -76,10 +82,7 @@ class PyramidFL:
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
         """See `subfleet.methods.policies.Method`."""
-        return (
-            "clients train on all their samples, in place of those with the largest losses",
-            *self.oort.departures(setting),
-        )
+        return ("clients train on all their samples, in place of those with the largest losses",)
 
     def policies(self) -> Policies:
         """Oort's, with clients that train longer or send less."""

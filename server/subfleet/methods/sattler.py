@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from subfleet.elastic.lineage import Copied, Lineage
 from subfleet.elastic.network import Network
-from subfleet.methods.describing import MethodInfo, Setting, those_true
+from subfleet.methods.describing import MethodInfo, Published, Setting
 from subfleet.methods.grouping import Linkage, cosines, two_groups
 from subfleet.methods.policies import (
+    UNIFORM,
     Ask,
     Assigned,
     Evolved,
@@ -37,7 +38,7 @@ from subfleet.methods.policies import (
     weigh_by,
 )
 from subfleet.methods.selecting import ClosedRound
-from subfleet.methods.sizes import Homogeneous, one_size
+from subfleet.methods.sizes import ONE_MODEL, Homogeneous, one_size
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import SubnetSpec
 
@@ -113,6 +114,18 @@ class Sattler:
         paper="Sattler et al., Clustered Federated Learning: Model-Agnostic Distributed Multitask Optimization Under "
         "Privacy Constraints, IEEE TNNLS 2021",
         varies=(),
+        published={
+            "mean_norm": None,
+            "max_norm": None,
+            "norms": Published(value="absolute", told="thresholds are shares of the first changes"),
+            "warmup_rounds": None,
+            "least_clients": None,
+            "linkage": Published(
+                value="single", told="clusters are grown by complete linkage, as in the authors' code"
+            ),
+            "weighting": UNIFORM,
+            "model": ONE_MODEL,
+        },
     )
     mean_norm: float = 0.4
     max_norm: float = 1.6
@@ -135,14 +148,6 @@ class Sattler:
         """See `subfleet.methods.policies.Method`."""
         return (
             "a client that comes later joins the largest cluster, and is not tried against the models before splits",
-            *those_true(
-                {
-                    "each client trains the largest subnet that fits, in place of one model for all": self.model
-                    == "nested",
-                    "an update counts by its samples": self.weighting == "samples",
-                    "thresholds are shares of the first changes": self.norms == "relative",
-                }
-            ),
         )
 
     def policies(self) -> Policies:

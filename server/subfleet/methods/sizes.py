@@ -7,11 +7,22 @@ from typing import Literal
 
 from subfleet.elastic.network import Network
 from subfleet.elastic.spaces import uniform_space
+from subfleet.methods.describing import Published
 from subfleet.methods.policies import Ask, Assigned, Policies, largest_fitting
 from subfleet.methods.uniting import Unions, placed_in_front, with_unions
 from subfleet.protocol.subnet import SubnetSpec
 
-__all__ = ["SLICES", "FixedSize", "Homogeneous", "architecture_id", "one_size", "whole_depth", "with_fixed_sizes"]
+__all__ = [
+    "DECLARED",
+    "ONE_MODEL",
+    "SLICES",
+    "FixedSize",
+    "Homogeneous",
+    "architecture_id",
+    "one_size",
+    "whole_depth",
+    "with_fixed_sizes",
+]
 
 Homogeneous = Literal["largest", "smallest", "nested"]
 """Which models are trained: "largest" the whole one, which leaves out a client that cannot carry it (exclusive
@@ -22,6 +33,14 @@ FixedSize = Literal["largest", "declared"]
 time (`log_quantile`), and of a client that replays no log the largest that fits when it is given its first; "declared"
 the architecture that it has declared, a subnet or a network of its own."""
 
+
+ONE_MODEL = Published(
+    value="largest",
+    told={"nested": "each client trains the largest subnet that fits, in place of one model for all"},
+)
+"""Of `Homogeneous`, in papers that have one model for all, whichever that is."""
+DECLARED = Published(value="declared", told="architectures are what fits the log or the first budget")
+"""Of `FixedSize`, in papers whose clients come with an architecture."""
 
 SLICES = Unions(holds=lambda network, size: True, succeeded=placed_in_front)
 """Networks that clients bring are slices of their union."""

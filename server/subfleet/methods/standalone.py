@@ -33,6 +33,7 @@ class Standalone:
         paper="the reference row without federation",
         varies=("width", "depth"),
         judges=("norms",),
+        published={"choice": None},
     )
     choice: FixedSize = field(default="largest", metadata=ADDED_LATER)
 

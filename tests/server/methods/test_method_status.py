@@ -1,9 +1,11 @@
 """What a method says of itself follows from its parameters and the run's setting."""
 
 import re
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
@@ -12,7 +14,7 @@ from subfleet.elastic.server_optimisers import FedYogi as YogiStep
 from subfleet.elastic.teaching import DistillationSettings
 from subfleet.methods import METHODS, AnyMethod
 from subfleet.methods.anycostfl import AnycostFL
-from subfleet.methods.describing import Setting, status_of
+from subfleet.methods.describing import Published, Setting, status_of
 from subfleet.methods.dynamic_selection import DynamicSelection
 from subfleet.methods.fedadam import FedAdam
 from subfleet.methods.fedavg import FedAvg
@@ -20,13 +22,15 @@ from subfleet.methods.federated_dropout import FederatedDropout
 from subfleet.methods.fedfa import FedFA
 from subfleet.methods.fedprox import FedProx
 from subfleet.methods.fedrolex import FedRolex
+from subfleet.methods.fedtrans import FedTrans
 from subfleet.methods.fedyogi import FedYogi
 from subfleet.methods.fjord import FjORD
 from subfleet.methods.flexifed import FlexiFed
 from subfleet.methods.heterofl import HeteroFL
-from subfleet.methods.judging import method_status
+from subfleet.methods.judging import departures_of, method_status
 from subfleet.methods.nefl import NeFL
 from subfleet.methods.standalone import Standalone
+from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.update_codecs import Qsgd, TopK, Uncompressed
 from subfleet.testing.rounds import MODEL, config_with, terms_with
 
@@ -49,7 +53,7 @@ PUBLISHED = DynamicSelection(search="paper", distillation=DistillationSettings()
     ],
 )
 def test_what_does_as_its_paper_says_is_exact(method: AnyMethod, setting: Setting) -> None:
-    assert status_of(method.departures(setting)) == "exact"
+    assert status_of(departures_of(method, setting)) == "exact"
 
 
 @pytest.mark.parametrize(
@@ -71,7 +75,11 @@ def test_what_does_as_its_paper_says_is_exact(method: AnyMethod, setting: Settin
         (AnycostFL(codec=None), Setting(), "not compressed"),
         (NeFL(), Setting(), "no learnable steps"),
         (FlexiFed(), Setting(), "the first budget"),
-        (DynamicSelection(), Setting(), "the search is ours; the teacher stays as it was"),
+        (
+            DynamicSelection(),
+            Setting(),
+            "with another learning rate than 1e-3; the search is ours",
+        ),
         (DynamicSelection(distillation=None), Setting(), "nothing is distilled"),
         (FedFA(), Setting(), "the first budget"),
         (FedFA(choice="score", proposals=3), Setting(), "at most 3 sizes"),
@@ -86,7 +94,7 @@ def test_what_does_as_its_paper_says_is_exact(method: AnyMethod, setting: Settin
     ],
 )
 def test_what_departs_from_its_paper_says_so(method: AnyMethod, setting: Setting, told: str) -> None:
-    assert told in status_of(method.departures(setting))
+    assert told in status_of(departures_of(method, setting))
 
 
 @pytest.mark.parametrize(
@@ -105,7 +113,7 @@ def test_what_departs_from_its_paper_says_so(method: AnyMethod, setting: Setting
     ],
 )
 def test_what_does_not_depart_there_says_nothing_of_it(method: AnyMethod, setting: Setting, never: str) -> None:
-    assert never not in status_of(method.departures(setting))
+    assert never not in status_of(departures_of(method, setting))
 
 
 @pytest.mark.parametrize(
@@ -151,7 +159,7 @@ def test_what_a_method_judges_itself_is_not_told_twice() -> None:
         (DynamicSelection(), Setting(distillation=DistillationSettings())),
     )
     for method, setting in cases:
-        assert method_status(method, setting) == status_of(method.departures(setting))
+        assert method_status(method, setting) == status_of(departures_of(method, setting))
 
 
 def test_a_configuration_tells_its_setting() -> None:
@@ -169,8 +177,89 @@ def test_defaults_are_those_of_the_papers_where_these_work() -> None:
     assert terms.training(1).objective.class_mask
 
 
+def _others(kind: type[AnyMethod], name: str, published: Any) -> list[Any]:
+    """Values of a parameter that are not the paper's: all others of a closed set, and numbers next to it."""
+    *path, last = name.split(".")
+    owner: Any = kind
+    for part in path:
+        owner = get_type_hints(owner)[part]
+    hint = get_type_hints(owner)[last]
+    if get_origin(hint) is Literal:
+        return [value for value in get_args(hint) if value != published]
+    if isinstance(published, bool):
+        return [not published]
+    if isinstance(published, int):
+        return [published + 1]
+    if isinstance(published, float):
+        return [published * 0.9 or 0.25]
+    if isinstance(published, tuple):
+        return [published[:-1] or (0.5,)]
+    return []
+
+
+def _with(method: Any, name: str, value: Any) -> Any:
+    first, _, rest = name.partition(".")
+    return replace(method, **{first: _with(getattr(method, first), rest, value) if rest else value})
+
+
+PARAMETERS = [(name, path, one) for name, kind in METHODS.items() for path, one in kind.INFO.published.items()]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_of_every_parameter_it_is_said_what_the_paper_has(name: str) -> None:
+    kind = METHODS[name]
+    told = kind.INFO.published
+    assert {path.partition(".")[0] for path in told} == {field.name for field in fields(kind)}
+    for path in told:
+        attrgetter(path)(kind())  # it is one
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "one"),
+    [case for case in PARAMETERS if case[2]],
+    ids=lambda one: one if isinstance(one, str) else "",
+)
+def test_a_parameter_that_is_not_as_in_the_paper_is_a_departure(name: str, path: str, one: Published) -> None:
+    """Of the default, and of all other values that there are but those that the table gives to the paper."""
+    default = METHODS[name]()
+    value = attrgetter(path)(default)
+    if value != one.value and one.matters(default):
+        assert _tells(default, path, value, one), f"{path} = {value!r} is no departure from {one.value!r}"
+    for other in _others(METHODS[name], path, one.value):
+        if isinstance(one.told, Mapping) and other not in one.told:
+            assert (name, path, other) in STILL_THE_PAPERS
+            continue
+        assert _tells(default, path, other, one), f"{path} = {other!r} is no departure from {one.value!r}"
+
+
+STILL_THE_PAPERS = {
+    *((name, "model", "smallest") for name in METHODS),  # one model for all, too
+    *((name, "oort.model", "smallest") for name in METHODS),
+    ("fedoras", "min_contributors", 3),  # nobody is seen alone
+}
+
+
+def _tells(method: AnyMethod, path: str, value: Any, one: Published) -> bool:
+    """Whether a parameter's value adds something to what is told of a method, beside the paper's value."""
+    departing = set(departures_of(_with(method, path, value), Setting()))
+    try:
+        published = set(departures_of(_with(method, path, one.value), Setting()))
+    except (ConfigError, TypeError, ValueError):
+        published = set()  # no value of the parameter does as the paper says
+    return bool(departing - published)
+
+
+def test_a_parameter_that_nobody_tells_of_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check above fails on a departure without words."""
+    alpha = Published(value=0.9)
+    assert _tells(FedTrans(), "alpha", 0.5, alpha)
+    silent = {**FedTrans.INFO.published, "alpha": None}
+    monkeypatch.setattr(FedTrans, "INFO", replace(FedTrans.INFO, published=silent))
+    assert not _tells(FedTrans(), "alpha", 0.5, alpha)
+
+
 def test_the_page_tells_the_status_of_every_method_by_default() -> None:
     page = (ROOT / "docs/reference/methods.md").read_text(encoding="utf-8").partition("## Where they differ")[2]
     page = page.partition("\n## ")[0]
     rows = dict(re.findall(r"^\| `(\w+)` \| [^|]* \| ([^|]*) \|", page, re.MULTILINE))
-    assert rows == {name: status_of(kind().departures(Setting())) for name, kind in METHODS.items()}
+    assert rows == {name: status_of(departures_of(kind(), Setting())) for name, kind in METHODS.items()}
