@@ -13,7 +13,7 @@ from torch import Tensor
 
 from subfleet.elastic.accumulator import Accumulator
 from subfleet.elastic.building import network_of
-from subfleet.elastic.grafting import graft, grafted_change
+from subfleet.elastic.grafting import graft, grafted_change, is_graftable
 from subfleet.elastic.maps import extract, tensor_maps
 from subfleet.elastic.network import Family, Network
 from subfleet.elastic.scaling import scale_factors, scaled_change
@@ -75,16 +75,15 @@ def test_a_copy_is_the_last_kept_block_with_the_axes_of_its_own() -> None:
             ("section0.block2.inner", Prefix(size=2)),
             ("section0.stream", Roll(start=6, size=4)),
         ),
-        blocks=("section0.block1",),
+        blocks=("section0.block1", "section1.block2"),
     )
     found = graft(network, spec)
-    assert found.spec.blocks == ("section0.block1", "section0.block2", "section0.block3")
+    assert found.spec.blocks == tuple(block.name for block in network.blocks)
     for position in (1, 2, 3):
         inner = found.spec.index_set(f"section0.block{position}.inner")
         assert inner == Explicit(indices=(2, 3, 0, 1))
         assert found.sources[f"section0.block{position}.layer1.weight"] == "section0.block1.layer1.weight"
-    # Section 1 keeps its first block alone, whose shape differs from all others.
-    assert not any(name.startswith("section1.block1") for name in found.sources)
+    assert found.sources["section1.block1.layer1.weight"] == "section1.block2.layer1.weight"
     shapes = network.shapes(spec)
     assert {name: shapes[source] for name, source in found.sources.items()} == network.shapes(found.spec)
 
@@ -97,13 +96,35 @@ def test_a_grafted_subnet_is_a_subnet_that_holds_its_own_tensors(data: st.DataOb
     network = network_of(data.draw(st.sampled_from(configs)))
     assume(_alike(network))
     spec = data.draw(specs(network))
+    assume(is_graftable(network, spec))
     found = graft(network, spec)
     own, shapes = network.shapes(spec), network.shapes(found.spec)
     assert list(found.sources) == list(shapes)
     assert {name: source for name, source in found.sources.items() if name in own} == {name: name for name in own}
     assert all(own[source] == shapes[name] for name, source in found.sources.items())
-    kept = {block.section for block in network.blocks if block.name in spec.blocks}
-    assert set(found.spec.blocks) == {block.name for block in network.blocks if block.section in kept}
+    assert found.spec.blocks == tuple(block.name for block in network.blocks)
+
+
+def test_a_section_of_one_block_is_grafted_where_that_is_like_the_others() -> None:
+    """FedFA's claim is that no block is left to few clients, however shallow the others are."""
+    network = network_of(replace(MLP, widths=(8,), depths=(3,)))
+    spec = with_depths(network, 1, rate=0.5)
+    assert spec.blocks == ()
+    found = graft(network, spec)
+    assert found.spec.blocks == ("section0.block1", "section0.block2")
+    for position in (1, 2):
+        assert found.sources[f"section0.block{position}.layer1.weight"] == "section0.block0.layer1.weight"
+        assert found.spec.index_set(f"section0.block{position}.inner") == spec.index_set("section0.block0.inner")
+    assert found.spec.index_set("section0.stream") == spec.index_set("section0.stream")
+
+
+def test_a_section_of_one_block_that_is_unlike_the_others_is_refused() -> None:
+    """In silence nothing would be grafted: the first block of a section reads other channels, and has a shortcut."""
+    network = network_of(replace(RESNET, depths=(2, 2)))
+    spec = with_depths(network, 2, 1)
+    assert not is_graftable(network, spec)
+    with pytest.raises(ConfigError, match="besides the section's first"):
+        graft(network, spec)
 
 
 def _alike(network: Network) -> bool:

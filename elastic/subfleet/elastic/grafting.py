@@ -1,8 +1,9 @@
 """Layer grafting: a shallow client's last block stands in for the blocks that it lacks; none is left to few clients.
 
-Park and Joe-Wong, "Federated Learning with Flexible Architectures" (FedFA), section 4.2 and algorithm 2. The first
-block of a section, whose shape differs, is never copied; a section of which a subnet keeps that block alone gets no
-copies.
+Park and Joe-Wong, "Federated Learning with Flexible Architectures" (FedFA), section 4.2 and algorithm 2. Where a
+subnet keeps the first block of a section alone, that is its last one, which is copied where it is like the others. In
+most networks it is not, as it reads other channels: a subnet without any other block can then not be grafted, and is
+refused. The paper's own architectures always have one.
 
 The paper copies weights: with no training at all, a deep block still moves towards the last blocks of shallow clients,
 round after round (`grafted_change`). To copy what a block learned instead, each tensor the change of its source, leaves
@@ -15,12 +16,14 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from subfleet.elastic.axes import factors_of
+from subfleet.elastic.families.records.blocks import block_numbers
+from subfleet.elastic.families.sections import block_name
 from subfleet.elastic.maps import extract
 from subfleet.elastic.network import Network
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import SubnetSpec
 
-__all__ = ["Graft", "check_grafting", "graft", "grafted_change"]
+__all__ = ["Graft", "check_grafting", "graft", "grafted_change", "is_graftable"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,17 +53,26 @@ def check_grafting(network: Network) -> None:
         )
 
 
+def is_graftable(network: Network, spec: SubnetSpec) -> bool:
+    """Whether a subnet has a block to be copied in each section that it lacks blocks of."""
+    try:
+        graft(network, spec)
+    except ConfigError:
+        return False
+    return True
+
+
 def graft(network: Network, spec: SubnetSpec) -> Graft:
-    """Append copies of the last kept block of each section, up to the network's depth.
+    """Append copies of the last block of each section, up to the network's depth.
 
     Raises:
         ConfigError: the spec is no subnet of this network, or the blocks of a section are not alike.
     """
     stands_for = {block: block for block in spec.blocks}
-    for section in {block.section for block in network.blocks}:
+    for section, numbers in enumerate(block_numbers(network.config)):
         blocks = [block.name for block in network.blocks if block.section == section]
-        kept = [name for name in blocks if name in spec.blocks]
-        stands_for |= {name: kept[-1] for name in blocks if kept and name not in kept}
+        kept = [name for name in blocks if name in spec.blocks] or [block_name(section, numbers[0])]
+        stands_for |= {name: kept[-1] for name in blocks if name not in kept}
     sources = {name: name for name in network.shapes(spec)}
     index_sets = dict(spec.axes)
     for block, origin in stands_for.items():
@@ -72,10 +84,15 @@ def graft(network: Network, spec: SubnetSpec) -> Graft:
                 axis: spec.index_set(of) for name in pairs for axis, of in _renamed_axes(network, name, pairs[name])
             }
     blocks = [block.name for block in network.blocks if block.name in stands_for]
-    return Graft(
-        spec=replace(spec, axes=tuple(sorted(index_sets.items())), blocks=tuple(blocks)),
-        sources={name: sources[name] for name in network.tensors if name in sources},
-    )
+    grafted = replace(spec, axes=tuple(sorted(index_sets.items())), blocks=tuple(blocks))
+    shapes = network.shapes(grafted)
+    odd = [name for name, source in sources.items() if shapes[name] != shapes[source]]
+    if odd:
+        raise ConfigError(
+            f"subnet {spec.name!r} cannot be grafted: its {sources[odd[0]]!r} is {shapes[sources[odd[0]]]}, but as "
+            f"{odd[0]!r} would have to be {shapes[odd[0]]}; give it a second block in each section"
+        )
+    return Graft(spec=grafted, sources={name: sources[name] for name in network.tensors if name in sources})
 
 
 def grafted_change(
@@ -103,21 +120,28 @@ def _counterparts(network: Network, block: str, origin: str) -> dict[str, str]:
     """The tensor of `origin` that each tensor of `block` corresponds to."""
     shapes = {
         owner: {
-            name.removeprefix(f"{owner}."): decl.shape for name, decl in network.tensors.items() if decl.part == owner
+            name.removeprefix(f"{owner}."): decl.shape
+            for name, decl in network.tensors.items()
+            if name.startswith(f"{owner}.")
         }
         for owner in (block, origin)
     }
     if shapes[block] != shapes[origin]:
         raise ConfigError(
             f"block {origin!r} cannot be grafted as {block!r}, as their tensors differ; give the blocks of a section "
-            "the same layers and widths"
+            "the same layers and widths, and each subnet one of them besides the section's first"
         )
     return {f"{block}.{suffix}": f"{origin}.{suffix}" for suffix in shapes[block]}
 
 
 def _renamed_axes(network: Network, name: str, source: str) -> list[tuple[str, str]]:
-    """Pairs of axes of a copied tensor and of its source, where they differ."""
+    """Pairs of axes inside a copied block and inside its source; what blocks read and give is not theirs alone."""
     one, other = network.tensors[name], network.tensors[source]
     dims = zip(one.axes, other.axes, one.shape, strict=True)
     pairs = [pair for dim, of, size in dims for pair in zip(factors_of(dim, size), factors_of(of, size), strict=True)]
-    return [(axis, of) for axis, of in pairs if isinstance(axis, str) and isinstance(of, str) and axis != of]
+    inside = name.rpartition(".block")[0] + ".block"
+    return [
+        (axis, of)
+        for axis, of in pairs
+        if isinstance(axis, str) and isinstance(of, str) and axis != of and axis.startswith(inside)
+    ]

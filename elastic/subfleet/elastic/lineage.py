@@ -29,8 +29,8 @@ class Replicated:
             network then computes what its parent does only nearly.
         divided: what is divided among copies: weights that "read" them, by which the network computes what its parent
             does; or those that "compute" them, as FedTrans' text prints it, by which it does not.
-        shares: pairs of axis and how much each of its indices counts among the copies of one, sorted by axis; none where
-            all copies count alike. See `subfleet.elastic.replication.Replication`.
+        shares: pairs of axis and how much each of its indices counts among the copies of one, sorted by axis; none
+            where all copies count alike. See `subfleet.elastic.replication.Replication`.
 
     Raises:
         ValueError: the noise is below 0 or no number.

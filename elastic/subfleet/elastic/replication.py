@@ -1,9 +1,10 @@
 """A smaller network inside a larger one, each of whose indices copies one of the smaller's: widening, and the way back.
 
-Up: what computes an index is copied to all that copy it; what reads an index is divided among them, in equal shares or in
-others, so that they add up to what the one gave. Blocks that the smaller network lacks start as the identity, which is copied likewise: a
-layer then passes on what it reads, however many channels the larger network has before and behind it. The larger
-network then computes what the smaller one does (Chen, Goodfellow and Shlens, "Net2Net", ICLR 2016, section 2.2).
+Up: what computes an index is copied to all that copy it; what reads an index is divided among them, in equal shares or
+in others, so that they add up to what the one gave. Blocks that the smaller network lacks start as the identity, which
+is copied likewise: a layer then passes on what it reads, however many channels the larger network has before and behind
+it. The larger network then computes what the smaller one does (Chen, Goodfellow and Shlens, "Net2Net", ICLR 2016,
+section 2.2).
 Down: what computes an index is the mean of its copies; what reads it is their sum. Down after up is the identity, and
 up after down moves the larger network to the nearest that the smaller one can be. Where the larger network has itself
 become larger since, copies are of different shares in a mean, so that what comes down is what it was.

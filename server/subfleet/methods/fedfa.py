@@ -6,8 +6,9 @@ Client half: each client keeps one architecture: the largest that fits its log (
 given its first; with choice "score" the one of several whose gradients on its own data have the highest ZiCo score
 (algorithm 1, lines 1 and 2; section 5.1); with "declared" the one that it has declared. Logits of classes that it lacks
 count as 0 where `class_mask` is on.
-Server half: the last block of a shallow section also stands for the blocks that the section lacks (grafting), and every
-client's weights are brought to the mean size of all, layer by layer, before the mean (scaling). Each is a switch.
+Server half: the last block of a shallow section also stands for the blocks that the section lacks (grafting), so that
+sizes without a block that can are none of the run's; and every client's weights are brought to the mean size of all,
+layer by layer, before the mean (scaling). Each is a switch.
 
 What is brought to the mean size is a client's weights, by the paper's formula and algorithm. Its text speaks of
 updates: a boosted change shows in its own size long before it shows in that of the weights, and `scaled` = "changes"
@@ -30,7 +31,7 @@ from subfleet.elastic.weight_sizes import NORMS, Central, WeightNorm
 from subfleet.methods.describing import MethodInfo, Published, Setting, those_true
 from subfleet.methods.masking import held_classes, with_class_mask
 from subfleet.methods.policies import Ask, Policies, Replacement, Trained
-from subfleet.methods.sizes import whole_depth, with_fixed_sizes
+from subfleet.methods.sizes import SLICES, whole_depth, with_fixed_sizes
 from subfleet.protocol.candidate_scores import MAX_CANDIDATES
 from subfleet.protocol.schema import ADDED_LATER
 from subfleet.protocol.subnet import SubnetSpec
@@ -113,7 +114,8 @@ class FedFA:
         """Grafted and scaled updates."""
         propose = self._proposed if self.choice == "score" else None
         base = Policies(space=self._space, propose=propose, transform=self._transform)
-        base = with_fixed_sizes(base, "declared" if self.choice == "declared" else "largest")
+        unions = replace(SLICES, holds=_is_graftable) if self.grafting else SLICES
+        base = with_fixed_sizes(base, "declared" if self.choice == "declared" else "largest", unions)
         return replace(base, training=with_class_mask, factors=held_classes) if self.class_mask else base
 
     def _space(self, network: Network, rates: Sequence[float]) -> tuple[SubnetSpec, ...]:
@@ -121,9 +123,10 @@ class FedFA:
 
         if not self.depth:
             return whole_depth(network, rates)
-        if self.grafting:
-            check_grafting(network)
-        return uniform_space(network, rates)
+        if not self.grafting:
+            return uniform_space(network, rates)
+        check_grafting(network)
+        return tuple(size for size in uniform_space(network, rates) if _is_graftable(network, size))
 
     def _proposed(self, ask: Ask) -> tuple[Candidate, ...]:
         """To a client that has no size yet: the largest that fits, and one drawn from each of equal parts of the rest.
@@ -183,6 +186,12 @@ class FedFA:
         if self.fidelity == "paper":
             return Replacement(spec=found.spec, change=grafted_change(network, found, state, one.change))
         return Replacement(spec=found.spec, change=_copied_change(found, one.change))
+
+
+def _is_graftable(network: Network, size: SubnetSpec) -> bool:
+    from subfleet.elastic.grafting import is_graftable
+
+    return is_graftable(network, size)
 
 
 def _copied_change(found: Graft, change: Mapping[str, Tensor]) -> dict[str, Tensor]:
