@@ -44,6 +44,7 @@ from subfleet.rounds.events import (
 from subfleet.rounds.proposing import proposed_seat, scoring_wanted
 from subfleet.rounds.reasons import REFUSALS
 from subfleet.rounds.requests import ProgramWanted, Scorable, ScoringMade, ScoringWanted, TaskWanted
+from subfleet.rounds.seating import measured_seat
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.unfit import with_unfit
@@ -319,6 +320,23 @@ def test_a_program_that_is_written_ahead_keeps_its_operators() -> None:
     state = replace(measuring(PLAN), queue=(queued,))
     state, _ = step(PLAN, state, written_ahead(state, queued, 1, CALLED), 3.0)
     assert state.written[queued.key].facts.operators == CALLED
+
+
+def test_a_budget_by_the_batch_is_the_same_for_few_samples_and_for_many() -> None:
+    """As a tier's budget is, in FedorAS: what a device computes for a sample does not follow from how many it has."""
+    terms = terms_of(batch_s=2.0)
+    few, many = (budget_of(terms, samples) for samples in (20, 2000))
+    assert few == many == int(60_000 * 2.0 / (3 * terms.config.training.batch_size))
+    both = terms_of(batch_s=2.0, training_s=4.0)
+    assert (budget_of(both, 1), budget_of(both, 2000)) == (few, int(60_000 * 4.0 / (3 * 2000))), "the narrower counts"
+
+
+def budget_of(terms: Terms, samples: int) -> int | None:
+    profile = measuring(terms).members["ada"].profile
+    assert profile is not None
+    known = replace(profile, macs_per_s=60_000.0, sample_count=samples)
+    budget = measured_seat(terms, known, telemetry(terms, "ada", 1)).budget
+    return None if budget is None else budget.forward_macs
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ Dudziak et al., "FedorAS: Federated Architecture Search under system heterogenei
 Client half: in the first stage it draws a path of its subspace for each batch, within the compute and memory that it
 can give when its task begins, takes one step, and tells how many examples went through each operator (section 3.1, 2).
 In the last stage it trains its tier's network, or that of a tier below, as in federated averaging (section 3.3).
+Tiers take turns: each has rounds of its own, with clients of that tier and above.
 Server half: it gives each client a subspace of its own within a budget of bytes (equation 1), averages each operator
 by the examples that went through it, and keeps it where too few clients had it (OPA, equation 5); then it searches,
 tier by tier, for the path that does best on validation data (equation 6), which becomes a network of the run.
@@ -17,15 +18,17 @@ places still to come need at least is set aside, without which the printed draw 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from subfleet.elastic.cost import part_costs
 from subfleet.elastic.network import Network
 from subfleet.methods.describing import MethodInfo, Published, Setting
 from subfleet.methods.evolving import Standing
 from subfleet.methods.policies import Ask, Assigned, Participant, Policies
+from subfleet.methods.selecting import Selected, Selecting, at_random
 from subfleet.methods.sizes import one_size
 from subfleet.methods.subspacing import Subspaces, drawn_tier
 from subfleet.methods.tier_search import TierMemory, TierSearch, tier_of
@@ -47,7 +50,7 @@ _LAST_RATE = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FedorAS:
-    """Parameters of FedorAS. A run's rounds are those of the supernet, then those of fine-tuning.
+    """Parameters of FedorAS. A run's rounds are those of the supernet, then those of fine-tuning, tiers in turns.
 
     Attributes:
         supernet_rounds: of the first stage, 1 or more; the search follows the last of them.
@@ -57,13 +60,14 @@ class FedorAS:
             the client's samples, whatever it drew, as in plain averaging.
         min_contributors: clients that must have trained an operator for it to move, 1 or more; the public code has 1.
         tiers: of devices, 1 or more.
-        tiers_by: "measured" goes by what devices can compute in a round, and devices that do not tell that are of the
+        tiers_by: "measured" goes by what devices can compute for a sample, and devices that do not tell that are of the
             highest tier; "drawn" gives each client a tier of its own for the run, all equally likely, as published.
         search: how each tier is searched.
         start: with what the networks that are found begin: the "supernet"'s weights, or "fresh" ones, for comparison.
         tuning_epochs: of each client in a round of fine-tuning, 1 or more.
-        tuning_learning_rate: of the first round of fine-tuning, 0 or more.
-        tuning_rounds: within which it falls to a tenth along half a cosine, 1 or more.
+        tuning_learning_rate: of a network's first round of fine-tuning, 0 or more.
+        tuning_rounds: of each tier's network, within which it falls to a tenth along half a cosine, 1 or more; a run
+            needs as many for each of its tiers.
     """
 
     TYPE: ClassVar[str] = "fedoras"
@@ -132,6 +136,7 @@ class FedorAS:
             standing=self._standing,
             draws_paths=True,
             space=partial(one_size, "largest"),
+            select=self._select,
             assign=self._assign,
             training=self._training,
             weigh=_examples_of if self.aggregation == "operators" else _samples_of,
@@ -147,10 +152,31 @@ class FedorAS:
             spaces = Subspaces(share=self.subspace, sampler=self.path_sampler, tiers=self.tiers, drawn=drawn)
             return spaces.given(ask, supernet)
         highest = self._highest(ask.draw.seed, ask.draw.client_id)
-        able = [one for one in ask.candidates if ask.allows(one) and tier_of(one.spec) <= highest]
-        if not able:
-            return Assigned(candidate=None)
-        return Assigned(candidate=ask.draw.stream("tier").choice(able))
+        able = {tier_of(one.spec): one for one in ask.candidates if ask.allows(one) and tier_of(one.spec) <= highest}
+        turn = next((tier for tier in self._in_turn(ask.draw.round, able)), None)
+        return Assigned(candidate=None if turn is None else able[turn])
+
+    def _select(self, selecting: Selecting) -> Selected:
+        """In fine-tuning those of the tier whose turn it is, and above it (section 3.3)."""
+        networks = {tier_of(one.full_spec()): one for one in selecting.networks.values()}
+        if any(one.choices for one in networks.values()):
+            return at_random(selecting)
+        for tier in self._in_turn(selecting.round, networks):
+            macs = sum(macs for _, macs in part_costs(networks[tier]).values())
+            able = [
+                one
+                for one in selecting.clients
+                if (one.budget.forward_macs is None or macs <= one.budget.forward_macs)
+                and tier <= self._highest(selecting.seed, one.client_id)
+            ]
+            if able:
+                return at_random(replace(selecting, clients=tuple(able)))
+        return at_random(selecting)
+
+    def _in_turn(self, round_number: int, tiers: Iterable[int]) -> list[int]:
+        """Of these tiers the one whose round of fine-tuning it is, or that comes nearest to it, then the others."""
+        turn = (round_number - 1 - self.supernet_rounds) % self.tiers + 1
+        return sorted(tiers, key=lambda tier: (tier > turn, abs(turn - tier)))
 
     def _highest(self, seed: int, client_id: str) -> float:
         """The highest tier whose network a client may have, where it is one that it can train."""
@@ -168,7 +194,7 @@ class FedorAS:
         done = round_number - 1 - self.supernet_rounds
         if done < 0:
             return settings
-        turn = min(done / self.tuning_rounds, 1.0) * math.pi
+        turn = min(done // self.tiers / self.tuning_rounds, 1.0) * math.pi
         share = _LAST_RATE + (1 - _LAST_RATE) * (1 + math.cos(turn)) / 2
         return replace(settings, epochs=self.tuning_epochs, learning_rate=self.tuning_learning_rate * share)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from subfleet.elastic.network import Network
 from subfleet.methods.asking import Draw, stream_of
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
@@ -115,6 +116,7 @@ class Selecting:
         retry: how often it was tried before without anything to fold: others may be chosen then.
         seed: of the run.
         memory: what the method remembers.
+        networks: of the run that are in use, by id.
     """
 
     clients: tuple[Available, ...]
@@ -123,6 +125,7 @@ class Selecting:
     retry: int = 0
     seed: int = 0
     memory: Any = None
+    networks: Mapping[str, Network] = field(default_factory=lambda: MappingProxyType({}))
 
     def stream(self, purpose: str) -> random.Random:
         """A stream of random numbers of its own for each purpose and try of a round."""

@@ -12,7 +12,7 @@ from subfleet.protocol.paths import PathSampler, PathSettings
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.search.candidates import lacking_operators
 from subfleet.search.subspaces import draw_subspace
-from subfleet.search.tiers import Tier, tiers_of
+from subfleet.search.tiers import Tier, tier_for, tiers_of
 
 __all__ = ["Subspaces", "drawn_tier", "supernet_tiers"]
 
@@ -42,7 +42,7 @@ class Subspaces:
         share: of the bytes of all operators that a client is sent at most, as far as its link has room.
         sampler: how the client draws paths.
         tiers: how many there are.
-        drawn: whether a client's budget of compute is that of a tier drawn for it, beside its own.
+        drawn: whether a client's tier is drawn for it; else it is that of what it can compute.
     """
 
     share: float
@@ -74,10 +74,14 @@ class Subspaces:
         return Assigned(candidate=None, reason=_too_little(ask, macs), only=whole)
 
     def _forward_macs(self, ask: Ask, network: Network) -> int | None:
-        own = ask.budget.forward_macs
-        if not self.drawn:
-            return own
-        tier = supernet_tiers(network, self.tiers)[drawn_tier(ask.draw.seed, ask.draw.client_id, self.tiers) - 1]
+        """That of its tier, which clients of a tier share (section 3.1), or its own where that is less."""
+        own, tiers = ask.budget.forward_macs, supernet_tiers(network, self.tiers)
+        if self.drawn:
+            tier = tiers[drawn_tier(ask.draw.seed, ask.draw.client_id, self.tiers) - 1]
+        elif own is None:
+            return None
+        else:
+            tier = tier_for(tiers, own)
         return tier.high_macs if own is None else min(own, tier.high_macs)
 
     def _budget_bytes(self, ask: Ask, parts: _Parts) -> float:

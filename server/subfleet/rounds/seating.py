@@ -93,15 +93,22 @@ def measured_seat(terms: Terms, profile: Profile, telemetry: Telemetry, disk_byt
 
 
 def _budget(terms: Terms, profile: Profile, telemetry: Telemetry, link: Reading | LogLow, offered_bytes: int) -> Budget:
-    training = terms.training(telemetry.round or 1)
-    passes = training.epochs * training.round_count(profile.sample_count)
     return budget_of(
         link,
         _memory_bytes(terms, profile, offered_bytes),
         communication_s=terms.config.communication_s,
-        forward_macs=forward_macs_of(profile.macs_per_s, terms.config.training_s, passes),
+        forward_macs=_forward_macs(terms, profile, telemetry.round or 1),
         disk_bytes=telemetry.disk_budget_bytes,
     )
+
+
+def _forward_macs(terms: Terms, profile: Profile, round_number: int) -> int | None:
+    """What it may take for a sample, by the seconds of a round and by those of a batch; None is no limit."""
+    training, config = terms.training(round_number), terms.config
+    passes = training.epochs * training.round_count(profile.sample_count)
+    limits = ((config.training_s, passes), (config.batch_s, training.batch_size))
+    found = [forward_macs_of(profile.macs_per_s, seconds, count) for seconds, count in limits]
+    return min((most for most in found if most is not None), default=None)
 
 
 def _lasting(terms: Terms, profile: Profile, telemetry: Telemetry) -> Budget | None:

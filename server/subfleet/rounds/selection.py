@@ -49,6 +49,7 @@ def selected(terms: Terms, state: RunState) -> tuple[RunState, frozenset[str]]:
             retry=state.retry,
             seed=config.seed,
             memory=remembered(terms, state),
+            networks=MappingProxyType({one.network.id: one.network for one in in_use(terms, state)}),
         )
     )
     chosen = names & set(found.clients)

@@ -84,8 +84,8 @@ def forward_macs_of(macs_per_s: float | None, training_s: float, sample_passes: 
 
     Args:
         macs_per_s: multiply-accumulates that the device trains with in a second; None is unknown.
-        training_s: seconds that it gives to training; 0 is no limit.
-        sample_passes: its samples times the passes over them.
+        training_s: seconds that it gives to so many samples; 0 is no limit.
+        sample_passes: samples, each as often as it is trained on.
     """
     if macs_per_s is None or not training_s:
         return None

@@ -11,6 +11,9 @@ def draw_subspace(
 ) -> dict[str, tuple[str, ...]] | None:
     """Draw a subspace: operators without parameters, one of each choice that has none of these, then what fits.
 
+    All operators are equally likely to come next, but the last room goes to small ones, so that these are kept more
+    often than large ones, as in the public code.
+
     Args:
         choices: of each choice its operators that the device can run, with their bytes, in network order; one or more.
         budget_bytes: for all of them together, taken whole at most.

@@ -61,7 +61,7 @@ def tiers_of(fixed_macs: int, choices: tuple[tuple[int, ...], ...], count: int, 
     )
 
 
-def tier_for(tiers: Sequence[Tier], forward_macs: int | None) -> Tier:
-    """The highest tier whose budget a device has, of these; the lowest where it has none, the highest without limit."""
-    able = [one for one in tiers if forward_macs is None or one.high_macs <= forward_macs]
+def tier_for(tiers: Sequence[Tier], forward_macs: int) -> Tier:
+    """The highest tier whose budget a device has, of these; the lowest where it has none."""
+    able = [one for one in tiers if one.high_macs <= forward_macs]
     return able[-1] if able else tiers[0]

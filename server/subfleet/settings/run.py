@@ -83,6 +83,7 @@ class Run:
             less memory, or less of a link, than that size takes; at least 0 and below 1.
         training_s: seconds that a device gives to training in a round; 0 is no limit. It limits those devices that tell
             what they compute in a second.
+        batch_s: seconds that such a device gives to one batch, however many it has; 0 is no limit.
         clock: a logical clock for replayed logs; None reads everything live.
         deadlines: see there.
         max_attempts: tasks that one client may be given in one round, each smaller than the last.
@@ -130,6 +131,7 @@ class Run:
     communication_s: float = 10.0
     log_quantile: float = 0.1
     training_s: float = 0.0
+    batch_s: float = 0.0
     clock: LogClock | None = None
     deadlines: Deadlines = field(default_factory=Deadlines, metadata=NO_PART)
     max_attempts: int = 3
@@ -184,8 +186,9 @@ class Run:
             raise ValueError(f"communication_s is {self.communication_s}, but must be above 0")
         if not 0 <= self.log_quantile < 1:
             raise ValueError(f"log_quantile is {self.log_quantile}, but must be at least 0 and below 1")
-        if self.training_s < 0:
-            raise ValueError(f"training_s is {self.training_s}, but must be 0 for no limit, or above 0")
+        for name in ("training_s", "batch_s"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}, but must be 0 for no limit, or above 0")
 
     def _check_combination(self) -> None:
         said = Combination(

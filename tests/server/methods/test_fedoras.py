@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from subfleet.elastic.cost import Costs, estimate_cost
+from subfleet.elastic.cost import Costs, estimate_cost, part_costs
 from subfleet.elastic.families.records.choices import ChoiceCnn
 from subfleet.elastic.lineage import Chosen, Drawn, Lineage
 from subfleet.elastic.merges import CoordinateMedian
@@ -24,6 +24,7 @@ from subfleet.methods.evolving import Standing
 from subfleet.methods.fedoras import FedorAS
 from subfleet.methods.path_search import Generation, Proposing, ScoredGeneration
 from subfleet.methods.policies import Assigned, Participant
+from subfleet.methods.selecting import Available, Selecting
 from subfleet.methods.subspacing import drawn_tier, supernet_tiers
 from subfleet.methods.tier_search import TierMemory, TierSearch, tier_of
 from subfleet.protocol.chains import Chain, Link, LinkOperator
@@ -34,6 +35,7 @@ from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import TrainingSettings
 from subfleet.rounds.terms import Terms
 from subfleet.search.path_evolution import EvolutionSettings
+from subfleet.search.tiers import tier_for
 from subfleet.settings.samples import DataSettings
 from subfleet.testing.rounds import Client, ask, change_of, config_with, first_state, seat_of, terms_with
 from subfleet.transport.blob_store import BlobStore
@@ -195,7 +197,7 @@ def test_an_operator_that_no_path_within_the_multiplications_has_is_not_sent() -
         assigned = given(TERMS, f"client-{number}", forward_macs=most)
         assert assigned.placed is not None
         assert assigned.paths is not None
-        assert assigned.paths.forward_macs == most
+        assert assigned.paths.forward_macs == min(most, tier_for(supernet_tiers(NETWORK, 4), most).high_macs)
         kept = NETWORK.operators_of(assigned.placed)
         assert all(parts[""][1] + parts[f"{name}.{one}"][1] <= most for name, own in kept.items() for one in own)
     assert given(TERMS, forward_macs=parts[""][1] - 1).candidate is None
@@ -283,6 +285,33 @@ def test_clients_of_a_tier_and_above_fine_tune_its_network() -> None:
     assert tuning(TERMS, macs[0] - 1).candidate is None
 
 
+def test_each_tiers_network_has_rounds_of_its_own() -> None:
+    """Fine-tuning is federated averaging of one network, by clients of its tier and above (section 3.3)."""
+    terms = terms_of(tiers=3, supernet_rounds=4)
+    declared = [terms.declared(one) for one in found_by(terms)]
+    networks = {one.network.id: one.network for one in declared}
+    macs = [sum(own for _, own in part_costs(one).values()) for one in networks.values()]
+    clients = tuple(
+        Available(client_id=f"{name}{place}", sample_count=9, budget=Budget(memory_bytes=2**40, forward_macs=most))
+        for name, most in (("slow", macs[0]), ("middle", macs[1]), ("fast", None))
+        for place in range(3)
+    )
+    select = terms.policies.select
+    assert select is not None
+    for number in range(5, 11):
+        tier = (number - 5) % 3 + 1
+        asked = Selecting(clients=clients, count=0, round=number, networks=networks)
+        able = ("slow", "middle", "fast")[tier - 1 :]
+        assert sorted(select(asked).clients) == sorted(one.client_id for one in clients if one.client_id[:-1] in able)
+        found = tuning(terms, None, number).candidate
+        assert found is not None
+        assert tier_of(found.spec) == tier
+    none_fast = Selecting(clients=clients[:3], count=0, round=7, networks=networks)
+    assert len(select(none_fast).clients) == 3, "where nobody can train a tier's, its round is the next lower one's"
+    supernet = Selecting(clients=clients, count=2, round=3, networks={"": terms.network})
+    assert len(select(supernet).clients) == 2
+
+
 def test_of_drawn_tiers_nobody_trains_a_network_above_its_own() -> None:
     terms = terms_of(tiers_by="drawn", tiers=3)
     own = drawn_tier(terms.config.seed, "ada", 3)
@@ -322,10 +351,13 @@ def test_networks_begin_with_the_supernets_weights_or_with_fresh_ones(start: str
 
 
 def test_fine_tuning_has_rates_of_its_own_that_fall_to_a_tenth() -> None:
-    terms = terms_of(supernet_rounds=5, tuning_rounds=10, tuning_epochs=3, tuning_learning_rate=0.02)
+    """Two tiers in turns: each has the same rates, one round after the other."""
+    terms = terms_of(tiers=2, supernet_rounds=5, tuning_rounds=10, tuning_epochs=3, tuning_learning_rate=0.02)
     settings = TrainingSettings(epochs=2, learning_rate=0.1)
     assert terms.policies.training(settings, 5) == settings
-    rates = [terms.policies.training(settings, number).learning_rate for number in range(6, 20)]
+    both = [terms.policies.training(settings, number).learning_rate for number in range(6, 34)]
+    assert both[::2] == both[1::2]
+    rates = both[::2]
     assert rates[0] == pytest.approx(0.02)
     assert rates[5] == pytest.approx(0.02 * 0.55)
     assert rates[10:] == pytest.approx([0.002] * 4)
