@@ -90,8 +90,8 @@ def grown_from(
     stream = random.Random(seed)
     drawn = Replication.drawn(morph.after, size_in(morph.after, morph.before), stream)
     found = drawn.with_drawn_shares(stream) if shares else drawn
-    sources, parts = (tuple(sorted(one.items())) for one in (found.sources, found.shares))
-    how = Replicated(sources=sources, shares=parts, noise=noise)
+    parts = tuple(sorted(found.shares.items()))
+    how = Replicated(sources=tuple(sorted(found.sources.items())), shares=parts, noise=noise)
     return inherited(how, morph.after, morph.before, state, seed=seed)
 
 

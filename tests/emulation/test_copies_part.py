@@ -30,7 +30,7 @@ def model_after(rounds: int, shares: Shares, exports: AwaitedExports) -> ModelSt
         method=method,
         rounds=rounds,
         targets=("torch",),
-        training=TrainingSettings(epochs=2, batch_size=8, learning_rate=0.1),
+        training=TrainingSettings(local_steps=10, batch_size=8, learning_rate=0.1),
     )
     devices = tuple(client(f"client-{place}", place, LARGE_BYTES, runtime="torch") for place in range(3))
     return unpacked(load(run_batch(GatheredRun(run=run, devices=devices, evaluation=part(10)), exports).model))

@@ -87,11 +87,12 @@ class _Sums:
 
 
 def _check_norms(calibration: Calibration, layout: StepLayout, job: TrainJob) -> None:
-    if job.settings.learning_rate or job.settings.epochs != 1 or layout.accumulates:
+    settings = job.settings
+    if settings.learning_rate or settings.epochs != 1 or settings.local_steps or layout.accumulates:
         raise ProtocolError(
-            f"the task asks for learning rate {job.settings.learning_rate:g}, {job.settings.epochs} epochs and "
-            f"{'parts of batches' if layout.accumulates else 'whole batches'}, but norms are measured in one pass over "
-            "whole batches at learning rate 0"
+            f"the task asks for learning rate {settings.learning_rate:g}, {settings.epochs} epochs, "
+            f"{settings.local_steps} local steps and {'parts of batches' if layout.accumulates else 'whole batches'}, "
+            "but norms are measured in one pass over whole batches at learning rate 0"
         )
     lacking = {f"{norm.name}.{kind}" for norm in calibration.norms for kind in (_MEAN, _VARIANCE)} - layout.buffers
     if lacking:

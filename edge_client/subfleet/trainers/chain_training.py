@@ -138,7 +138,7 @@ class _Work:
 
 def _run_steps(work: _Work, stopped: Callable[[], bool], slot: Host, watch: Watch) -> Tally:
     job, layout, paths = work.job, work.layout, work.paths
-    tally, started_s = Tally(), slot.now_s()
+    tally, started_s = Tally(whole=job.settings.local_steps > 0), slot.now_s()
     most_norm = job.settings.optimiser.max_gradient_norm
     path: Path = ()
     for call in calls_of(job, layout, work.dataset):

@@ -1,6 +1,5 @@
 """What a training program is fed: everything that follows from the data and the settings, not from earlier steps."""
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -96,8 +95,9 @@ def calls_of(job: TrainJob, layout: StepLayout, dataset: Dataset) -> Iterator[Ca
     settings = job.settings
     if job.calibration is None:
         dataset = _of_the_round(job, dataset)
-    batch_count = math.ceil(len(dataset) / settings.batch_size)
-    for epoch in range(settings.epochs):
+    left = settings.step_count(len(dataset))
+    epoch = 0
+    while left:
         look = _look_in(job, dataset, epoch)
         batches = iter_batches(
             len(dataset),
@@ -107,13 +107,14 @@ def calls_of(job: TrainJob, layout: StepLayout, dataset: Dataset) -> Iterator[Ca
             client_id=job.client_id,
             epoch=epoch,
         )
-        for step, (indices, mask) in enumerate(batches):
+        for step, (indices, mask) in enumerate(islice(batches, left)):
+            left -= 1
             origin = StepOrigin(
                 seed=settings.seed, round_number=job.round, client_id=job.client_id, epoch=epoch, step=step
             )
-            last = (epoch, step) == (settings.epochs - 1, batch_count - 1)
             parts = split_batch(indices, mask, layout.batch_size)
-            yield from _calls_of_batch(layout, dataset.labels, look, parts, origin, last=last)
+            yield from _calls_of_batch(layout, dataset.labels, look, parts, origin, last=not left)
+        epoch += 1
 
 
 def batches_to_score(job: ScoreJob, layout: StepLayout, dataset: Dataset) -> Iterator[Sequence[Mapping[str, Array]]]:

@@ -14,8 +14,13 @@ __all__ = ["Tally"]
 
 @dataclass(slots=True, kw_only=True)
 class Tally:
-    """What the steps of one job add up to; loss, correct, squares and count are those of the last epoch."""
+    """What the steps of one job add up to; loss, correct, squares and count are those of the last epoch.
 
+    Attributes:
+        whole: whether they are those of all steps: where a job is told in steps, its last epoch may be a single batch.
+    """
+
+    whole: bool = False
     step_count: int = 0
     loss_sum: float = 0.0
     correct_sum: float = 0.0
@@ -30,7 +35,7 @@ class Tally:
         Raises:
             DivergedError: its loss is not finite.
         """
-        if call.origin.epoch != self.epoch:
+        if call.origin.epoch != self.epoch and not self.whole:
             self.epoch = call.origin.epoch
             self.loss_sum = self.correct_sum = self.count_sum = 0.0
             self.square_sum = None
@@ -53,4 +58,4 @@ class Tally:
         """
         self.train_seconds = train_seconds
         if not self.count_sum > 0:
-            raise TrainingError(f"the program counted {self.count_sum:g} labels in an epoch; it must be exported again")
+            raise TrainingError(f"the program counted {self.count_sum:g} labels in all; it must be exported again")

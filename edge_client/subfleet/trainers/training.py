@@ -141,7 +141,7 @@ def _run_steps(
     job: TrainJob, stopped: Callable[[], bool], dataset: Dataset, loaded: LoadedSession, slot: Host, watch: Watch
 ) -> Tally:
     layout = loaded.for_training
-    tally, started_s = Tally(), slot.now_s()
+    tally, started_s = Tally(whole=job.settings.local_steps > 0), slot.now_s()
     for call in calls_of(job, layout, dataset):
         if stopped():
             raise TrainingError(f"training was stopped after {tally.step_count} steps; its task must be taken up anew")

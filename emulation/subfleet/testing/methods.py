@@ -298,7 +298,7 @@ def _assert_trains(terms: Terms, trainee: Trainee) -> None:
     """Its training is that of the program which all of its size run, and it sends something."""
     general = terms.training(trainee.draw.round)
     own = terms.policies.local(general, trainee)
-    numbers: dict[str, Any] = {"epochs": own.epochs, "learning_rate": own.learning_rate}
+    numbers: dict[str, Any] = {"epochs": own.epochs, "local_steps": own.local_steps, "learning_rate": own.learning_rate}
     numbers |= {"proximal_mu": own.proximal_mu, "distillation_weight": own.distillation_weight}
     assert own == replace(general, **numbers), "local() changes what the program of the size has in it"
     if terms.policies.sends is not None:

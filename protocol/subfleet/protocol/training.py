@@ -181,6 +181,8 @@ class TrainingSettings:
             memory, more time, the same result.
         seed: the run's seed; the data order is a function of (seed, round, client).
         round_share: of the client's samples, that a round goes over, drawn anew in each; above 0, 1 is all.
+        local_steps: optimiser steps in place of epochs, whatever number of samples the client has: it stops within a
+            pass, or goes over them again; 0 goes by epochs.
     """
 
     epochs: int = 1
@@ -195,6 +197,7 @@ class TrainingSettings:
     recompute: bool = False
     seed: int = 0
     round_share: float = field(default=1.0, metadata=ADDED_LATER)
+    local_steps: int = field(default=0, metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.batch_size < 1:
@@ -208,6 +211,11 @@ class TrainingSettings:
                 raise ValueError(
                     f"{name} is {getattr(self, name)}, but must be a number of 0 or more, of single precision"
                 )
+        if self.local_steps < 0 or (self.local_steps and self.epochs != 1):
+            raise ValueError(
+                f"local_steps is {self.local_steps} and epochs is {self.epochs}, but one says how long clients train; "
+                "set epochs = 1, or local_steps = 0"
+            )
         if not 0 < self.round_share <= 1:
             raise ValueError(f"round_share is {self.round_share}, but must be above 0, and 1 at most")
         if self.proximal_mu and not self.objective.proximal:
@@ -227,6 +235,21 @@ class TrainingSettings:
     def round_count(self, sample_count: int) -> int:
         """Of so many samples, those that a round goes over: 1 or more, where there is one."""
         return math.ceil(Fraction(str(self.round_share)) * sample_count)
+
+    def step_count(self, trained_count: int) -> int:
+        """Optimiser steps where a round goes over so many samples."""
+        return self.local_steps or self.epochs * math.ceil(trained_count / self.batch_size)
+
+    def sample_passes(self, sample_count: int) -> int:
+        """Of a client that has so many samples, those that a round goes over, each as often as it does."""
+        return self.passes_over(self.round_count(sample_count))
+
+    def passes_over(self, trained_count: int) -> int:
+        """Of so many samples that a round goes over, all of them as often as it does."""
+        if not self.local_steps or not trained_count:
+            return self.epochs * trained_count
+        whole, more = divmod(self.local_steps, math.ceil(trained_count / self.batch_size))
+        return whole * trained_count + min(more * self.batch_size, trained_count)
 
     @property
     def program_batch_size(self) -> int:

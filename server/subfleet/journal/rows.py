@@ -174,7 +174,7 @@ def _with_costs(terms: Terms, close: Close, seat: Seat, row: ClientRow, candidat
     samples = 0 if update is None else min(update.sample_count, task.training.round_count(seat.sample_count))
     return replace(
         row,
-        sample_passes=task.training.epochs * samples,
+        sample_passes=task.training.passes_over(samples),
         took_s=seat.took_s or None,
         expected_training_s=expected.training_s,
         expected_downlink_s=expected.downlink_s,

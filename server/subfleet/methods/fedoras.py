@@ -196,7 +196,9 @@ class FedorAS:
             return settings
         turn = min(done // self.tiers / self.tuning_rounds, 1.0) * math.pi
         share = _LAST_RATE + (1 - _LAST_RATE) * (1 + math.cos(turn)) / 2
-        return replace(settings, epochs=self.tuning_epochs, learning_rate=self.tuning_learning_rate * share)
+        return replace(
+            settings, epochs=self.tuning_epochs, local_steps=0, learning_rate=self.tuning_learning_rate * share
+        )
 
 
 def _total(examples: OperatorExamples) -> int:

@@ -35,7 +35,7 @@ def with_norms(policies: Policies, norms: NormPolicy) -> Policies:
 
 def calibration_training(training: TrainingSettings) -> TrainingSettings:
     """The settings with which the program of a round's local training measures norms: one pass that moves nothing."""
-    return replace(training, epochs=1, learning_rate=0.0)
+    return replace(training, epochs=1, local_steps=0, learning_rate=0.0)
 
 
 def calibration_of(network: Network, size: SubnetSpec) -> Calibration:

@@ -137,8 +137,10 @@ def _by_use(client: Available) -> tuple[float, str]:
 
 
 def _local(settings: TrainingSettings, trainee: Trainee) -> TrainingSettings:
-    passes = trainee.draw.memory.passes.get(trainee.draw.client_id, 1.0)
-    return replace(settings, epochs=max(settings.epochs, math.floor(settings.epochs * passes)))
+    passes = max(trainee.draw.memory.passes.get(trainee.draw.client_id, 1.0), 1.0)
+    if settings.local_steps:
+        return replace(settings, local_steps=math.floor(settings.local_steps * passes))
+    return replace(settings, epochs=math.floor(settings.epochs * passes))
 
 
 def _sent(trainee: Trainee) -> frozenset[str]:

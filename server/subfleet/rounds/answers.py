@@ -133,7 +133,7 @@ def _odd_examples(task: Task, answer: Update) -> str:
     kept = dict(task.spec.choices)
     if not answer.operator_examples or not kept.keys() <= {choice for choice, _ in answer.operator_examples}:
         return "examples are not told for every choice of the subspace, but must be"
-    expected = task.training.epochs * answer.sample_count
+    expected = task.training.passes_over(answer.sample_count)
     for choice, counts in answer.operator_examples:
         if choice in kept and not {operator for operator, _ in counts} <= set(kept[choice]):
             return f"examples of choice {choice!r:.80} are told of operators that its subspace lacks"

@@ -46,7 +46,7 @@ def expected_time(
     """
     training_s = 0.0
     if seat.macs_per_s is not None:
-        passes = training.epochs * training.round_count(seat.sample_count)
+        passes = training.sample_passes(seat.sample_count)
         training_s = TRAINING_MACS_PER_FORWARD * forward_macs * passes / seat.macs_per_s
     budget = seat.budget
     return ExpectedTime(

@@ -105,8 +105,7 @@ def _budget(terms: Terms, profile: Profile, telemetry: Telemetry, link: Reading 
 def _forward_macs(terms: Terms, profile: Profile, round_number: int) -> int | None:
     """What it may take for a sample, by the seconds of a round and by those of a batch; None is no limit."""
     training, config = terms.training(round_number), terms.config
-    passes = training.epochs * training.round_count(profile.sample_count)
-    limits = ((config.training_s, passes), (config.batch_s, training.batch_size))
+    limits = ((config.training_s, training.sample_passes(profile.sample_count)), (config.batch_s, training.batch_size))
     found = [forward_macs_of(profile.macs_per_s, seconds, count) for seconds, count in limits]
     return min((most for most in found if most is not None), default=None)
 

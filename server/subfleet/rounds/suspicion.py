@@ -90,7 +90,7 @@ def travel(training: TrainingSettings, sample_count: int) -> float:
         training: of the client's task.
         sample_count: samples that a pass goes over, 0 or more.
     """
-    steps = training.epochs * math.ceil(sample_count / training.batch_size)
+    steps = training.step_count(sample_count)
     momentum = training.optimiser.momentum if training.optimiser.name == "sgd" else 0.0
     lasting = steps - momentum * (1 - momentum**steps) / (1 - momentum)
     return training.learning_rate * lasting / (1 - momentum)

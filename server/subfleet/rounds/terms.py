@@ -24,7 +24,7 @@ from subfleet.settings.run import Run
 
 __all__ = ["Declared", "Terms"]
 
-_LOCAL = ("epochs", "learning_rate", "proximal_mu", "distillation_weight")
+_LOCAL = ("epochs", "local_steps", "learning_rate", "proximal_mu", "distillation_weight")
 """What may differ between clients that run the same program."""
 _VALUE_BYTES = 4
 

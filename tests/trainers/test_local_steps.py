@@ -1,0 +1,49 @@
+"""Training may be told in steps: as many for a client with few samples as for one with many."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from trainers.test_augmented_feeding import COUNT, image_layout, job, photos
+
+from subfleet.protocol.programs import TrainJob
+from subfleet.protocol.training import AugmentationSettings, TrainingSettings
+from subfleet.trainers.feeding import Call, calls_of
+
+PER_EPOCH = math.ceil(COUNT / 4)
+
+
+def task(**settings: float) -> TrainJob:
+    plain = job(AugmentationSettings())
+    return replace(plain, settings=replace(plain.settings, **{"epochs": 1, **settings}))  # type: ignore[arg-type]
+
+
+def calls(one: TrainJob) -> list[Call]:
+    return list(calls_of(one, image_layout(4), photos()))
+
+
+@pytest.mark.parametrize("steps", [1, 2, PER_EPOCH, PER_EPOCH + 1, 3 * PER_EPOCH + 2])
+def test_steps_are_those_that_epochs_begin_with(steps: int) -> None:
+    found, epochs = calls(task(local_steps=steps)), calls(task(epochs=4))
+    assert len(found) == steps
+    assert [call.last for call in found] == [False] * (steps - 1) + [True]
+    for one, other in zip(found, epochs, strict=False):
+        assert one.origin == other.origin
+        assert all(np.array_equal(one.fed[name], other.fed[name]) for name in one.fed)
+
+
+@pytest.mark.parametrize("steps", [1, PER_EPOCH, PER_EPOCH + 2])
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_samples_are_counted_as_often_as_they_are_trained_on(steps: int, share: float) -> None:
+    one = task(local_steps=steps, round_share=share)
+    trained = sum(float(np.sum(call.fed["mask"])) for call in calls(one))
+    assert one.settings.sample_passes(COUNT) == trained
+    assert one.settings.passes_over(0) == 0
+    assert TrainingSettings(epochs=3, round_share=share).sample_passes(COUNT) == 3 * math.ceil(share * COUNT)
+
+
+@pytest.mark.parametrize("wrong", [{"local_steps": -1}, {"local_steps": 20, "epochs": 2}])
+def test_steps_and_epochs_together_are_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="set epochs = 1, or local_steps = 0"):
+        TrainingSettings(**wrong)  # type: ignore[arg-type]
