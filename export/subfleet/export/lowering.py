@@ -26,17 +26,19 @@ aten = torch.ops.aten
 Table = Mapping[Any, Callable[..., Any]]
 
 
-def lowered(graph: fx.GraphModule, table: Table) -> fx.GraphModule:
+def lowered(graph: fx.GraphModule, table: Table, only: Callable[[fx.Node], bool] | None = None) -> fx.GraphModule:
     """Lower a graph in canonical form.
 
     Args:
         graph: it is left as it is.
         table: by operator what to compute in its place; NotImplemented leaves a call as it is.
+        only: which calls; None is all.
 
     Raises:
         ExportError: an operator cannot be lowered.
     """
-    calls = {node: _Call(node) for node in graph.graph.nodes if node.op == "call_function" and node.target in table}
+    listed = (node for node in graph.graph.nodes if node.op == "call_function" and node.target in table)
+    calls = {node: _Call(node) for node in listed if only is None or only(node)}
     traced = _traced(list({call.key: call for call in calls.values()}.values()), table)
     new = _Writing(graph, traced).write({node: call.key for node, call in calls.items()})
     clean(new)

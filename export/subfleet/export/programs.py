@@ -17,6 +17,7 @@ from subfleet.export.preflight import with_layer
 from subfleet.export.request_steps import sample_of, step_of
 from subfleet.export.requests import EvaluateRequest, InferRequest, ProgramRequest, TrainRequest
 from subfleet.export.steps import Step, inference_step
+from subfleet.export.steps.mixing import check_padding
 from subfleet.export.targets import target_named
 from subfleet.export.targets.base import Target
 from subfleet.export.targets.torch import TARGET as TORCH
@@ -111,7 +112,11 @@ def _written(step: Step, *, target: str, program_id: str, purpose: Literal["trai
     written = writer.write_training(trace(step, lowerings), step)
     run, generator = _runs(writer, written.body, step), seeded(program_id)
     if purpose == "train":
-        verified = verify_training(run, step, generator)
+        try:
+            verified = verify_training(run, step, generator)
+        except ExportError:
+            check_padding(step)  # it says more
+            raise
         _tell_unseen(step, verified)
         max_abs_diff = verified.max_abs_diff
     else:

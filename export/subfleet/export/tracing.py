@@ -10,6 +10,7 @@ from subfleet.export.canonical.capture import captured
 from subfleet.export.canonical.checks import check_constants, check_operators
 from subfleet.export.canonical.cleaning import clean
 from subfleet.export.canonical.constants import fold_constants
+from subfleet.export.canonical.masks import CHOSEN, unbounded
 from subfleet.export.lowering import lowered
 from subfleet.export.steps.values import Step
 
@@ -48,6 +49,9 @@ def canonical(step: Step) -> fx.GraphModule:
     check_constants(graph, step.carried, step.held)
     fold_constants(graph)
     check_operators(graph)
+    far = unbounded(graph)
+    if any(node.target in CHOSEN and node.args[0] in far for node in graph.graph.nodes):
+        return lowered(graph, CHOSEN, lambda node: node.args[0] in far)
     return graph
 
 

@@ -6,9 +6,12 @@ import torch
 from torch import fx
 
 from subfleet.export.canonical.checks import is_functional
+from subfleet.export.canonical.likeness import are_alike
 from subfleet.export.failures import as_export_errors
 from subfleet.export.recording import functional_graph, recorded
+from subfleet.export.steps.stirring import Stirred
 from subfleet.export.steps.values import DTYPES, Step
+from subfleet.protocol.errors import ExportError
 
 __all__ = ["captured"]
 
@@ -19,11 +22,26 @@ def captured(step: Step) -> fx.GraphModule:
     """Trace a step with its shapes alone. Nodes carry a fake tensor of their shape and type in `meta["val"]`.
 
     A change in place becomes a new tensor, and so does every view of what was changed. Tensors that the network holds
-    are attributes of the graph.
+    are attributes of the graph. It is traced twice: what chance, or something that nobody sees, makes of it in one run
+    must not become the program.
 
     Raises:
-        ExportError: the step cannot be traced, for instance because a layer depends on values.
+        ExportError: the step cannot be traced, for instance because a layer depends on values; or it does not do the
+            same twice.
     """
+    with Stirred(0):
+        first = _traced(step)
+    with Stirred(1):
+        if are_alike(first, _traced(step)):
+            return first
+    raise ExportError(
+        "the network does something else in its next run, by a counter, an iterator or chance of its own, but a "
+        "program does the same in every step; draw with torch.rand, torch.randn or torch.bernoulli, and keep what it "
+        "counts in a persistent buffer of torch.float32"
+    )
+
+
+def _traced(step: Step) -> fx.GraphModule:
     shapes = [torch.empty(value.shape, dtype=_TYPES[value.dtype], device="meta") for value in step.inputs]
     with contextlib.suppress(Exception):  # PyTorch's own tracer follows more, and says what it cannot
         graph = recorded(step.run, shapes)

@@ -156,6 +156,11 @@ class LayerReplacing(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Call the replacement, or the function itself where there is none."""
+        if torch.is_autocast_enabled("cpu"):
+            raise ExportError(
+                f"layer {self._context.layer!r} runs within torch.autocast, but a program computes in torch.float32 "
+                "alone; leave autocast out, or give it enabled=False"
+            )
         replacement = self._table.get(func)
         if replacement is None:
             return func(*args, **(kwargs or {}))

@@ -1,7 +1,7 @@
 """A module run with its shapes alone, before there is a step: what it gives, and what it does to what it holds."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -9,10 +9,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from subfleet.export.failures import as_export_errors
 from subfleet.export.layers import LayerContext
-from subfleet.export.steps.holders import Change, Holders
+from subfleet.export.steps.holders import Holders
 from subfleet.export.steps.module_state import check_types, constants_of, put_into, state_of, within
 from subfleet.export.steps.network_call import exits_of, prepared
-from subfleet.export.steps.repetition import check_repeats
+from subfleet.export.steps.repetition import Traces, check_repeats
+from subfleet.export.steps.stirring import Stirred
 from subfleet.export.steps.values import DTYPES
 from subfleet.export.steps.watching import Ties, Writes
 from subfleet.protocol.programs import ValueInfo
@@ -56,15 +57,15 @@ def first_run(module: nn.Module, sample: ValueInfo, *, training: bool, in_parts:
 
     what = f"the network cannot be traced on an input of the shape {sample.shape}"
     with as_export_errors(what, "use layers that take this shape, and whose shapes do not depend on values"):
-        run, changes = _watched(module, inputs, context(shapes_only=True), training=training)
-        if changes:
-            check_repeats(module, inputs, context(), changes, training=training)
+        with Stirred(0) as chance:
+            run, traces = _watched(module, inputs, context(shapes_only=True), training=training)
+        traces = replace(traces, drew=chance.was_used)
+        if traces.changes or traces.counts:
+            check_repeats(module, inputs, context(), traces, training=training)
     return run
 
 
-def _watched(
-    module: nn.Module, inputs: Tensor, context: LayerContext, *, training: bool
-) -> tuple[FirstRun, Sequence[Change]]:
+def _watched(module: nn.Module, inputs: Tensor, context: LayerContext, *, training: bool) -> tuple[FirstRun, Traces]:
     """The run, and what the module holds afterwards that it did not hold before."""
     state = state_of(module)
     carried = {id(tensor) for tensor in state.values()}
@@ -86,8 +87,8 @@ def _watched(
             with Writes(fixed, [*state.values(), *given.values()], fake) as writes:
                 outputs = within(module, given, run)
             writes.check()
-            changes = before.changes()
-    return FirstRun(output_shapes=_shapes(outputs), random_shapes=context.random_shapes), changes
+            traces = Traces(changes=before.changes(), sources=before.sources)
+    return FirstRun(output_shapes=_shapes(outputs), random_shapes=context.random_shapes), traces
 
 
 def _shapes(tensors: Sequence[Tensor]) -> tuple[tuple[int, ...], ...]:

@@ -10,6 +10,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from subfleet.export.steps.stirring import is_source
+from subfleet.export.steps.surroundings import Names, surroundings
+
 __all__ = ["Change", "Holders"]
 
 _NOT_HELD = (
@@ -23,6 +26,8 @@ _OF_PARAMETERS = ("_flat_weights", "_flat_weight_refs")
 """Attributes of PyTorch's recurrent layers, which in every run list the parameters that they have then."""
 _DEPTH = 5
 """How far from a layer is looked: a list of objects that know their neighbours, such as a graph, is no state."""
+_OUTSIDE = 3
+"""How far from a layer something counts as that is everybody's: a module has much that is no network's state."""
 _MISSING = object()
 
 
@@ -70,6 +75,9 @@ class _Holder:
             return
         left = {key: value for key, value in now.items() if self.name(key) == kept}
         after = {**before, **left}
+        if isinstance(self.held, Names):
+            self.held.update({key: value for key, value in after.items() if now.get(key, _MISSING) is not value})
+            return
         self.held.clear()
         if isinstance(self.held, dict):
             for key, value in after.items():  # some kinds of dict have no `update`
@@ -79,7 +87,7 @@ class _Holder:
 
 
 def _items(held: Any) -> Mapping[Any, Any]:
-    return held if isinstance(held, dict) else dict(enumerate(held))
+    return held if isinstance(held, Mapping) else dict(enumerate(held))
 
 
 def _is_same(old: Any, new: Any) -> bool:
@@ -96,17 +104,22 @@ class Holders:
 
     Attributes:
         tensors: all of them, by the first name of each.
+        sources: names of what gives another value each time that it is asked, such as iterators.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self._holders: list[_Holder] = []
         tensors: dict[str, Tensor] = {}
         seen: set[int] = set()
-        waiting: list[tuple[str, Any, int]] = [("", module, 0)]
+        self.sources: list[str] = []
+        outside = [(owner, names, _OUTSIDE) for owner, names in surroundings(module)]
+        waiting: list[tuple[str, Any, int]] = [*outside, ("", module, 0)]  # what a layer holds is called so
         while waiting:
             path, value, depth = waiting.pop()
             depth = 0 if isinstance(value, nn.Module) else depth
-            if isinstance(value, Tensor):
+            if is_source(value):
+                self.sources.append(path)
+            elif isinstance(value, Tensor):
                 tensors.setdefault(path, value)
             elif id(value) not in seen and depth < _DEPTH and not isinstance(value, _NOT_HELD):
                 seen.add(id(value))
@@ -118,6 +131,9 @@ class Holders:
             yield from ((f"{path}[{place}]", part) for place, part in enumerate(value))
         if isinstance(value, (dict, list, deque)):
             yield from self._held(path, value, of_attributes=False)
+        if isinstance(value, Names):
+            yield from self._held(path, value, of_attributes=True)
+            return
         if type(value).__dictoffset__:
             kept = _OF_LAYERS if isinstance(value, nn.Module) else ()
             attributes = vars(value)
@@ -128,7 +144,7 @@ class Holders:
             yield from ((name, part) for name, part in own if name.rpartition(".")[2] not in kept)
 
     def _held(self, path: str, held: Any, *, of_attributes: bool) -> list[tuple[str, Any]]:
-        before = dict(held) if isinstance(held, dict) else list(held)
+        before = dict(held) if isinstance(held, Mapping) else list(held)
         holder = _Holder(path=path, of_attributes=of_attributes, held=held, before=before)
         self._holders.append(holder)
         return [(holder.name(key), part) for key, part in holder.items().items()]

@@ -1,54 +1,97 @@
 """Whether a network does in its next run what it did in this one, but for what a step carries.
 
 Two runs are traced one after the other, each on tensors of its own. What the second one gives must be computed from its
-own tensors alone, as the first one computes it: then nothing that the network keeps in between matters.
+own tensors alone, as the first one computes it: then nothing that the network keeps in between matters. Where it
+counts, iterates or draws, it is traced more often: what comes every few runs, or by chance, does not show in two.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from subfleet.export.canonical.cleaning import clean
+from subfleet.export.canonical.likeness import are_alike, numbers
 from subfleet.export.layers import LayerContext
 from subfleet.export.recording import functional_graph
 from subfleet.export.steps.holders import Change, Holders
 from subfleet.export.steps.module_state import buffers_of, state_of, within
 from subfleet.export.steps.network_call import exits_of, prepared
+from subfleet.export.steps.stirring import TURNS, Stirred
 from subfleet.export.steps.watching import changed_state
 from subfleet.protocol.errors import ExportError
 
-__all__ = ["check_repeats"]
+__all__ = ["Traces", "check_repeats", "drawn_elsewhere"]
 
 
-def check_repeats(
-    module: nn.Module, inputs: Tensor, context: LayerContext, changes: Sequence[Change], *, training: bool
-) -> None:
-    """Make sure that what a run leaves behind does not matter to the next one.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traces:
+    """What a run has left behind that no step carries, or has taken from where no step does.
+
+    Attributes:
+        changes: of what the network holds.
+        sources: names of what it holds, or reads, that gives something else each time.
+        drew: whether it took Python's or NumPy's random numbers.
+    """
+
+    changes: Sequence[Change] = ()
+    sources: Sequence[str] = ()
+    drew: bool = False
+
+    @property
+    def counts(self) -> bool:
+        """Whether something may come out otherwise only after many runs."""
+        return self.drew or bool(self.sources) or any(isinstance(one.old, (int, float)) for one in self.changes)
+
+
+def check_repeats(module: nn.Module, inputs: Tensor, context: LayerContext, traces: Traces, *, training: bool) -> None:
+    """Make sure that what a run leaves behind does not matter to the next ones.
 
     Args:
         module: as in `training_step`.
         inputs: an example.
         context: not used before.
-        changes: what a run leaves behind, and no step carries.
+        traces: of a run.
         training: whether it is to be trained.
 
     Raises:
         ExportError: something of it does.
     """
-    state = state_of(module)
+    state, changes = state_of(module), traces.changes
     with prepared(module, context, training=training):
-        runs = _TwoRuns(module, state, context, training=training)
-        if runs.are_alike(inputs):
+        runs = _Runs(module, state, context, training=training)
+        if changes and not runs.are_alike(inputs):
+            named = (change for change in changes if len(changes) > 1 and not runs.are_alike(inputs, change.name))
+            found = next(named, changes[0])
+            raise ExportError(changed_state(found.name, found.old))
+        if not traces.counts or runs.stay_alike(inputs):
             return
-        named = (change for change in changes if len(changes) > 1 and not runs.are_alike(inputs, change.name))
-        found = next(named, changes[0])
-    raise ExportError(changed_state(found.name, found.old))
+    if traces.drew:
+        raise ExportError(drawn_elsewhere())
+    counted = next((one for one in changes if isinstance(one.old, (int, float))), None)
+    if counted is not None:
+        raise ExportError(changed_state(counted.name, counted.old))
+    raise ExportError(
+        f"the network takes something else from its {traces.sources[0]!r} in each run, but a program does the same in "
+        f"every step; {_DRAW}, or keep what it has come to in a persistent buffer of torch.float32"
+    )
 
 
-class _TwoRuns:
-    """Two runs of a module as it is, one after the other."""
+_DRAW = "draw with torch.rand, torch.randn or torch.bernoulli, which a program is given anew in each step"
+
+
+def drawn_elsewhere() -> str:
+    """What to say of a network that goes by Python's or NumPy's random numbers."""
+    return (
+        "the network goes by Python's or NumPy's random numbers, so that no two runs of it are the same, but a program "
+        f"does the same in every step; {_DRAW}"
+    )
+
+
+class _Runs:
+    """Runs of a module as it is, one after the other."""
 
     def __init__(
         self, module: nn.Module, state: Mapping[str, Tensor], context: LayerContext, *, training: bool
@@ -68,10 +111,12 @@ class _TwoRuns:
         before = Holders(self._module)
 
         def twice(*tensors: Tensor) -> list[Tensor]:
-            first = self._run(tensors[: len(own)])
+            with Stirred(0):
+                first = self._run(tensors[: len(own)])
             if kept is not None:
                 before.restore(kept=kept)
-            return [*first, *self._run(tensors[len(own) :])]
+            with Stirred(0):
+                return [*first, *self._run(tensors[len(own) :])]
 
         try:
             graph = functional_graph(twice, [*own, *(tensor.clone() for tensor in own)])
@@ -82,8 +127,24 @@ class _TwoRuns:
         results: Any = graph.graph.output_node().args[0]
         known: dict[Hashable, int] = {}
         half = len(results) // 2
-        one = _numbers(graph, places[: len(own)], results[:half], known)
-        return len(results) % 2 == 0 and one == _numbers(graph, places[len(own) :], results[half:], known)
+        one = numbers(graph, places[: len(own)], results[:half], known)
+        return len(results) % 2 == 0 and one == numbers(graph, places[len(own) :], results[half:], known)
+
+    def stay_alike(self, inputs: Tensor) -> bool:
+        """Whether many runs, each with other random numbers, all do the same."""
+        own = [inputs, *(tensor.detach() for tensor in self._state.values())]
+        before = Holders(self._module)
+        try:
+            first = self._graph(own, 0)
+            return all(are_alike(first, self._graph(own, turn)) for turn in range(1, TURNS))
+        finally:
+            before.restore()
+
+    def _graph(self, own: Sequence[Tensor], turn: int) -> fx.GraphModule:
+        with Stirred(turn):
+            graph = functional_graph(lambda *tensors: self._run(tensors), own)
+        clean(graph)
+        return graph
 
     def _run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Logits and new buffers, and gradients, since some layers do on the way back what they do not before."""
@@ -108,37 +169,3 @@ class _TwoRuns:
 
         with torch.set_grad_enabled(self._training):
             return within(self._module, given, body)
-
-
-def _numbers(
-    graph: fx.GraphModule, own: Sequence[fx.Node], results: Sequence[fx.Node], known: dict[Hashable, int]
-) -> list[int]:
-    """For each result a number that stands for how it is computed: equal ones are computed alike.
-
-    Args:
-        graph: in which no operator changes a tensor.
-        own: nodes of the run's own tensors: alike where they have the same place.
-        results: its results.
-        known: the numbers given so far.
-    """
-    places = {node: place for place, node in enumerate(own)}
-    numbers: dict[fx.Node, int] = {}
-    for node in graph.graph.nodes:
-        key: Hashable
-        if node.op == "placeholder":
-            key = ("own", places[node]) if node in places else ("other", node.name)
-        elif node.op == "get_attr":
-            key = ("held", _value(getattr(graph, node.target)))
-        else:
-            given = fx.node.map_arg((node.args, dict(node.kwargs)), lambda part: f"%{numbers[part]}")
-            key = (str(node.target), repr(given))
-        numbers[node] = known.setdefault(key, len(known))
-    return [numbers[node] for node in results]
-
-
-def _value(tensor: Any) -> Hashable:
-    """A tensor made anew in each run is the same if its numbers are."""
-    if type(tensor) not in {Tensor, nn.Parameter}:
-        return id(tensor)
-    bits = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
-    return tensor.dtype, tuple(tensor.shape), hash(bits)

@@ -17,11 +17,13 @@ from subfleet.export.steps.first_run import FirstRun, first_run
 from subfleet.export.steps.given import Given
 from subfleet.export.steps.holders import Holders
 from subfleet.export.steps.layout import StepShapes, after, before
+from subfleet.export.steps.mixing import check_samples_apart
 from subfleet.export.steps.module_state import buffers_of, state_of, within
 from subfleet.export.steps.network_call import buffers_after, exits_of, prepared
 from subfleet.export.steps.objectives import OBJECTIVES, mutual_distillation, self_distillation, total
 from subfleet.export.steps.optimiser_step import stepped
 from subfleet.export.steps.optimisers import OPTIMISERS, clipped
+from subfleet.export.steps.parameter_hooks import accumulated, check_hooks, hooked
 from subfleet.export.steps.recompute import blocks_of, recomputed
 from subfleet.export.steps.reference import TrainingReference
 from subfleet.export.steps.values import SampleSpec, Step, Student
@@ -68,6 +70,8 @@ def training_step(  # noqa: PLR0913 - each says one thing of the step
     """
     _check_asked(module, objective, optimiser, recompute=recompute)
     given, in_parts = sample.value(batch_size), accumulate and not one_part
+    if in_parts:
+        check_hooks(module)
     found = first_run(module, given, training=True, in_parts=in_parts)
     _check_exits(found, batch_size, objective)
     shapes = StepShapes(
@@ -82,9 +86,13 @@ def training_step(  # noqa: PLR0913 - each says one thing of the step
     )
     inputs, outputs = before(shapes), after(shapes)
     networks: dict[str, Any] = {"module": module, "student": student, "inputs": inputs}
+    reference = TrainingReference(**networks, objective=objective, optimiser=optimiser, outputs=outputs)
+    if in_parts:
+        options: dict[str, Any] = {"objective": objective, "optimiser": optimiser, "student": student}
+        check_samples_apart(training_step(module, sample, batch_size=2, accumulate=True, one_part=True, **options))
     return Step(
         run=_TrainingRun(**networks, shapes=shapes, recompute=recompute, in_parts=in_parts),
-        reference=TrainingReference(**networks, objective=objective, optimiser=optimiser, outputs=outputs),
+        reference=reference,
         inputs=inputs,
         outputs=outputs,
         class_count=next(value.limit for value in inputs if value.role == "label"),
@@ -148,6 +156,12 @@ def _check_exits(found: FirstRun, batch_size: int, objective: ObjectiveSettings)
             )
 
 
+def _leaf(tensor: Tensor, parameter: Tensor) -> Tensor:
+    """What is trained in the place of a parameter."""
+    leaf = tensor.detach()
+    return hooked(leaf.requires_grad_(), parameter) if parameter.requires_grad else leaf
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Losses:
     """Sums over the labels of a batch that count.
@@ -192,10 +206,7 @@ class _TrainingRun:
         given = Given(self.inputs, tensors)
         # Plain autograd: torch.func.grad would split every backward into its twice differentiable form.
         trained = dict(self.module.named_parameters())
-        leaves = {
-            name: tensor.detach().requires_grad_(trained[name].requires_grad)
-            for name, tensor in given.named("parameter").items()
-        }
+        leaves = {name: _leaf(tensor, trained[name]) for name, tensor in given.named("parameter").items()}
         # A step gives no input back as it is, and changes none; the module may do so in place.
         buffers = {name: tensor.clone() for name, tensor in given.named("buffer").items()}
         context = LayerContext(given.one("sample_mask"), given.all("random"), in_parts=self.in_parts)
@@ -206,7 +217,7 @@ class _TrainingRun:
             if self.recompute:
                 stack.enter_context(recomputed(self.module, context))
             stack.enter_context(torch.enable_grad())
-            ran = self._within(leaves | buffers, partial(self._run, given, leaves, buffers, context))
+            ran = self._within(leaves | buffers, partial(self._run, given, trained, leaves, buffers, context))
         parameters, *rest = self._updated(given, ran.gradients)
         return (
             *(ran.loss, *ran.sums.told, *parameters, *ran.buffers),
@@ -221,7 +232,12 @@ class _TrainingRun:
         return within(self.module, state, body)
 
     def _run(
-        self, given: Given, leaves: Mapping[str, Tensor], buffers: Mapping[str, Tensor], context: LayerContext
+        self,
+        given: Given,
+        trained: Mapping[str, Tensor],
+        leaves: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        context: LayerContext,
     ) -> "_Ran":
         """Forward and backward of the module as it is."""
         sums = self._losses(given)
@@ -237,6 +253,7 @@ class _TrainingRun:
         with context.going_back():
             found: Sequence[Tensor | None] = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)
         gradients = {name: gradient for name, gradient in zip(wanted, found, strict=True) if gradient is not None}
+        gradients = accumulated(leaves, gradients, trained)
         return _Ran(loss=loss.detach(), sums=sums, gradients=gradients, buffers=new_buffers)
 
     def _losses(self, given: Given) -> _Losses:

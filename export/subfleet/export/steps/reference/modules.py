@@ -12,6 +12,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from subfleet.export.steps.parameter_hooks import hooked
 from subfleet.protocol.errors import ExportError
 
 __all__ = ["exits_of", "in_precision", "tensor_of", "untouched"]
@@ -34,7 +35,11 @@ def untouched(module: nn.Module, tensors: Mapping[str, Tensor], precision: torch
         memo[id(old)] = nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new
     try:
         with _CopiesTensors(precision):
-            return copy.deepcopy(module, memo)
+            copied = copy.deepcopy(module, memo)
+            for old in module.parameters():  # PyTorch copies no hook of a parameter
+                if old.requires_grad:
+                    hooked(memo[id(old)], old, memo)
+            return copied
     except Exception as error:
         raise ExportError(
             "the network cannot be copied, so nothing can be compared with it: "

@@ -2,11 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from subfleet.export.steps.given import Given
+from subfleet.export.steps.module_state import within
+from subfleet.export.steps.parameter_hooks import has_hooks
 from subfleet.export.steps.reference.modules import exits_of, in_precision, tensor_of, untouched
 from subfleet.export.steps.reference.objectives import counted, divergence, mutual_divergence, own_loss, right, squares
 from subfleet.export.steps.reference.optimisers import step_of_pytorch
@@ -33,6 +36,11 @@ class _Pass:
     told: Mapping[str, Tensor]
     buffers: Mapping[str, Tensor]
     gradients: Mapping[str, Tensor]
+
+
+def _keep(found: list[tuple[str, Tensor]], name: str, _layer: nn.Module, _inputs: object, outputs: object) -> None:
+    if isinstance(outputs, Tensor):
+        found.append((name, outputs.detach()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,10 +79,27 @@ class TrainingReference:
         """Of one batch alone, by the parameter's name: nothing is added to them, and they are not clipped."""
         return self._passed(Given(self.inputs, tensors)).gradients
 
+    def layer_outputs(self, *tensors: Tensor) -> list[tuple[str, Tensor]]:
+        """What each layer that gives a tensor gave in the forward pass, in the order in which they ended, by name."""
+        given, found = Given(self.inputs, tensors), list[tuple[str, Tensor]]()
+        state = given.named("parameter") | given.named("buffer")
+        module = untouched(self.module, state, given.one("sample_mask").dtype)
+        for name, layer in module.named_modules():
+            layer.register_forward_hook(partial(_keep, found, name))
+        self._run(given, module)
+        return found
+
     def _passed(self, given: Given) -> _Pass:
+        state = given.named("parameter") | given.named("buffer")
+        module = untouched(self.module, state, given.one("sample_mask").dtype)
+        if not has_hooks(self.module):
+            return self._run(given, module)
+        # What a hook was made with may be the module itself, and not its copy.
+        return within(self.module, state, partial(self._run, given, module))
+
+    def _run(self, given: Given, module: nn.Module) -> _Pass:
         real_B = given.one("sample_mask") > 0  # noqa: N806 - shapes in names
         precision = given.one("sample_mask").dtype
-        module = untouched(self.module, given.named("parameter") | given.named("buffer"), precision)
         labels = given.one("label")[real_B]
         randomness = GivenRandomness(given.all("random"), real_B)
         with torch.enable_grad(), in_precision(precision), randomness:

@@ -1,0 +1,103 @@
+"""Masks of gradients that may be infinite, chosen and not multiplied.
+
+An activation's backward takes the gradient where the activation lets it pass, and 0 elsewhere. Lowerings multiply it by
+1 and 0, which is fast, and the same for every finite gradient. Behind a division by what may be 0, as that of a root's
+backward, a gradient may be infinite where the mask takes it away: 0 times infinity is no number.
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+__all__ = ["CHOSEN", "unbounded"]
+
+aten = torch.ops.aten
+
+
+def _threshold_backward(gradient: Tensor, output: Tensor, threshold: float) -> Tensor:
+    return torch.where(output > threshold, gradient, 0.0)
+
+
+def _hardtanh_backward(gradient: Tensor, x: Tensor, low: float, high: float) -> Tensor:
+    return torch.where((x > low) & (x < high), gradient, 0.0)
+
+
+def _hardsigmoid_backward(gradient: Tensor, x: Tensor) -> Tensor:
+    return torch.where((x > -3.0) & (x < 3.0), gradient * (1 / 6), 0.0)
+
+
+def _hardswish_backward(gradient: Tensor, x: Tensor) -> Tensor:
+    inside = torch.where(x > -3.0, gradient * (x * (1 / 3) + 0.5), 0.0)
+    return torch.where(x < 3.0, inside, gradient)
+
+
+CHOSEN: Mapping[Any, Callable[..., Any]] = MappingProxyType(
+    {
+        aten.threshold_backward.default: _threshold_backward,
+        aten.hardtanh_backward.default: _hardtanh_backward,
+        aten.hardsigmoid_backward.default: _hardsigmoid_backward,
+        aten.hardswish_backward.default: _hardswish_backward,
+    }
+)
+"""By operator: the same, whatever the gradient is where it does not count."""
+
+_DIVISIONS = frozenset({aten.div.Tensor, aten.reciprocal.default, aten.rsqrt.default})
+_CARRYING = frozenset(
+    {
+        aten.sqrt.default,
+        aten.expand.default,
+        aten.view.default,
+        aten.reshape.default,
+        aten.unsqueeze.default,
+        aten.squeeze.dim,
+        aten.permute.default,
+        aten.clone.default,
+        aten.sum.dim_IntList,
+        aten.sum.default,
+        aten.mean.dim,
+        aten.mul.Tensor,
+    }
+)
+"""Operators whose result is above 0 where all that they are given is."""
+
+
+def unbounded(graph: fx.GraphModule) -> frozenset[fx.Node]:
+    """The nodes that follow from a division by what may be 0."""
+    positive: set[fx.Node] = set()
+    found: set[fx.Node] = set()
+    for node in graph.graph.nodes:
+        if _is_positive(node, positive):
+            positive.add(node)
+        if _divides_by_zero(node, positive) or any(given in found for given in node.all_input_nodes):
+            found.add(node)
+    return frozenset(found)
+
+
+def _is_positive(node: fx.Node, positive: set[fx.Node]) -> bool:
+    """Whether all of its numbers are above 0 as far as its operator tells; a number that is added is taken for one."""
+    if node.op != "call_function":
+        return False
+    if node.target in {aten.clamp.default, aten.clamp_min.default}:
+        least = node.args[1] if len(node.args) > 1 else node.kwargs.get("min")
+        return isinstance(least, (int, float)) and least > 0
+    if node.target is aten.exp.default:
+        return True
+    if node.target in {aten.full.default, aten.full_like.default}:
+        return isinstance(node.args[1], (int, float)) and node.args[1] > 0
+    if node.target in {aten.add.Tensor, aten.add.Scalar}:
+        return any((isinstance(one, (int, float)) and one > 0) or one in positive for one in node.args[:2])
+    given = [one for one in node.args[:2] if isinstance(one, (int, float, fx.Node))]
+    return node.target in _CARRYING and all(one in positive if isinstance(one, fx.Node) else one > 0 for one in given)
+
+
+def _divides_by_zero(node: fx.Node, positive: set[fx.Node]) -> bool:
+    if node.target in _DIVISIONS:
+        divisor = node.args[-1]
+        return isinstance(divisor, fx.Node) and divisor not in positive
+    if node.target is aten.pow.Tensor_Scalar:
+        exponent = node.args[1]
+        return isinstance(exponent, (int, float)) and exponent < 0 and node.args[0] not in positive
+    return False

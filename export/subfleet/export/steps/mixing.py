@@ -1,0 +1,96 @@
+"""Whether a network computes each sample of a batch by itself, so that micro-batches come to what their batch does."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from subfleet.export.steps.reference import TrainingReference
+from subfleet.export.steps.values import Step
+from subfleet.protocol.errors import ExportError
+
+__all__ = ["check_padding", "check_samples_apart"]
+
+_ALIKE = 1e-7
+"""Of sums in double precision, as a share of themselves."""
+_IN_PARTS = "micro-batches would not come to what their batch does", "set micro_batch_size = 0"
+_FILLED_UP = (
+    "a batch that is filled up with other samples would not come to what it does without them",
+    "use nn.BatchNorm1d or nn.BatchNorm2d, which leave these out",
+)
+_BOTH, _FIRST, _SECOND = (1.0, 1.0), (1.0, 0.0), (0.0, 1.0)
+
+
+def check_samples_apart(probe: Step) -> None:
+    """Make sure that two samples together give the sum of what each gives alone.
+
+    Args:
+        probe: a step of two samples that sums gradients, of the network that is to be trained in micro-batches.
+
+    Raises:
+        ExportError: they do not, with the layer that mixes them.
+    """
+    drawn = probe.example(torch.Generator().manual_seed(0), apply=False)
+    both, first, second = (_told(probe, drawn, mask) for mask in (_BOTH, _FIRST, _SECOND))
+    usual = float(torch.stack([one.norm() for one in both]).max())
+    for together, one, other in zip(both, first, second, strict=True):
+        apart = (one + other - together).norm()
+        if not apart <= _ALIKE * max(usual, float(together.norm())):
+            raise ExportError(_mixes(_layer(probe, drawn, _BOTH), *_IN_PARTS))
+
+
+def check_padding(step: Step) -> None:
+    """Make sure that a step of PyTorch's own operators gives nothing else for what a batch is filled up with.
+
+    Args:
+        step: of training.
+
+    Raises:
+        ExportError: it does, as where samples are mixed, with the layer that mixes them.
+    """
+    count = step.inputs[0].shape[0]
+    if count < 2:
+        return
+    drawn = step.example(torch.Generator().manual_seed(0), sample_count=1)
+    given = [one.double() if one.is_floating_point() else one for one in drawn]
+    for value, one, right in zip(step.outputs, step.run(*given), step.reference(*given), strict=True):
+        if value.role in {"loss", "parameter", "gradient"} and not (one - right).norm() <= _ALIKE * (1 + right.norm()):
+            raise ExportError(_mixes(_layer(step, drawn, (1.0,) * count), *_FILLED_UP))
+
+
+def _given(probe: Step, drawn: Sequence[Tensor], mask: Sequence[float]) -> list[Tensor]:
+    made = []
+    for value, tensor in zip(probe.inputs, drawn, strict=True):
+        own = torch.tensor(mask) if value.role == "sample_mask" else tensor
+        own = torch.zeros_like(own) if value.role == "gradient" else own
+        made.append(own.double() if own.is_floating_point() else own)
+    return made
+
+
+def _told(probe: Step, drawn: Sequence[Tensor], mask: Sequence[float]) -> list[Tensor]:
+    """The loss, and the gradients."""
+    results = probe.reference(*_given(probe, drawn, mask))
+    return [one for value, one in zip(probe.outputs, results, strict=True) if value.role in {"loss", "gradient"}]
+
+
+def _layer(step: Step, drawn: Sequence[Tensor], whole: Sequence[float]) -> str:
+    """The first layer that gives something else for a sample if others are beside it; empty where it cannot be told."""
+    reference = step.reference
+    if not isinstance(reference, TrainingReference):
+        return ""
+    alone_mask = (1.0, *(0.0 for _ in whole[1:]))
+    both, alone = (reference.layer_outputs(*_given(step, drawn, mask)) for mask in (whole, alone_mask))
+    for (name, together), (_, one) in zip(both, alone, strict=False):
+        if one.shape[:1] != (1,) or together.shape[:1] != (len(whole),):
+            continue
+        if not torch.allclose(together[:1], one, rtol=1e-9, atol=1e-12):
+            return name
+    return ""
+
+
+def _mixes(layer: str, so_that: str, remedy: str) -> str:
+    what = f"layer {layer!r}" if layer else "the network"
+    return (
+        f"{what} mixes the samples of a batch, as a norm or a softmax over the batch does, so that {so_that}; "
+        f"{remedy}, or compute each sample by itself"
+    )

@@ -1,0 +1,99 @@
+"""Hooks on parameters: what a network's author has made of gradients, before the optimiser sees them.
+
+A step trains tensors of its own in the place of the parameters, so that hooks are put on these, too. A hook of a batch
+may do to its gradient what it does not do to those of parts of it: with micro-batches there can be none.
+"""
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from subfleet.protocol.errors import ExportError
+
+__all__ = ["accumulated", "check_hooks", "has_hooks", "hooked", "hooks_of"]
+
+_Hook = Callable[[Tensor], Any]
+
+
+def hooks_of(part: Tensor) -> list[_Hook]:
+    """A parameter's hooks."""
+    return [*_before(part), *_behind(part)]
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a parameter of a module has hooks."""
+    return any(hooks_of(part) for part in module.parameters())
+
+
+def check_hooks(module: nn.Module) -> None:
+    """Make sure that no parameter has a hook, as where gradients are sums over parts of a batch.
+
+    Raises:
+        ExportError: one has.
+    """
+    for name, part in module.named_parameters():
+        if hooks_of(part):
+            raise ExportError(
+                f"parameter {name!r} has a hook, which would see the gradients of micro-batches in the place of the "
+                "batch's; set micro_batch_size = 0, or change the gradient within the layer"
+            )
+
+
+def hooked(tensor: Tensor, parameter: Tensor, memo: dict[int, Any] | None = None) -> Tensor:
+    """A leaf in the place of a parameter, with the hooks of that.
+
+    Args:
+        tensor: the leaf.
+        parameter: in whose place it is.
+        memo: as of `copy.deepcopy`: what a copied module has in the place of what hooks are bound to; None leaves them.
+    """
+    for register, hooks in (
+        (tensor.register_hook, _before(parameter)),
+        (tensor.register_post_accumulate_grad_hook, _behind(parameter) if memo is not None else []),
+    ):
+        for hook in hooks:
+            register(hook if memo is None else copy.deepcopy(hook, memo))  # type: ignore[no-untyped-call] # PyTorch's
+    return tensor
+
+
+def accumulated(
+    leaves: Mapping[str, Tensor], gradients: Mapping[str, Tensor], parameters: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Gradients after the hooks that PyTorch calls once a gradient stands in `grad`.
+
+    Args:
+        leaves: in the place of the parameters, by name.
+        gradients: by the same names.
+        parameters: that have the hooks, by the same names.
+
+    Raises:
+        ExportError: a hook changes its parameter, as an optimiser within the backward pass does, or takes the gradient
+            away.
+    """
+    found = dict(gradients)
+    for name in gradients:
+        hooks = _behind(parameters[name])
+        if not hooks:
+            continue
+        leaf = leaves[name]
+        leaf.grad, version = gradients[name], leaf._version  # noqa: SLF001 - PyTorch tells it nowhere else
+        for hook in hooks:
+            hook(leaf)
+        left: Tensor | None = leaf.grad
+        if left is None or leaf._version != version:  # noqa: SLF001
+            raise ExportError(
+                f"a hook of parameter {name!r} changes it, or takes its gradient away, but a program changes "
+                "parameters by the optimiser of the run alone; leave the hook's step to that optimiser"
+            )
+        found[name] = left
+    return found
+
+
+def _before(part: Tensor) -> list[_Hook]:
+    return list((part._backward_hooks or {}).values())  # noqa: SLF001 - no other way to them
+
+
+def _behind(part: Tensor) -> list[_Hook]:
+    return list((part._post_accumulate_grad_hooks or {}).values())  # noqa: SLF001 - likewise

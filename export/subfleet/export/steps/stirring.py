@@ -1,0 +1,96 @@
+"""Chance that is none of PyTorch's: Python's and NumPy's random numbers, of which a program has what once came."""
+
+import random
+import sys
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from itertools import count
+from types import TracebackType
+from typing import Any
+
+import torch
+
+__all__ = ["TURNS", "Stirred", "is_source"]
+
+_STRATA = 22
+TURNS = _STRATA + 2
+"""In so many turns the first number drawn is in every part of its range, and once next to each of its ends: whatever is
+done by chance in more than one case of 22 is done in one of them, and what never is, in none."""
+
+
+class Stirred:
+    """While it is entered, everybody's random numbers are others than before; then they go on as if it had not been.
+
+    Args:
+        turn: what is drawn follows from it.
+    """
+
+    def __init__(self, turn: int) -> None:
+        self._turn = turn % TURNS
+        self.was_used = False
+
+    def __enter__(self) -> "Stirred":
+        self._before = _states()
+        random.setstate(random.Random(_python_seeds()[self._turn]).getstate())  # noqa: S311 - as networks draw
+        if numpy := sys.modules.get("numpy"):
+            numpy.random.set_state(numpy.random.RandomState(_numpy_seeds()[self._turn]).get_state())
+        torch.default_generator.manual_seed(self._turn)
+        self._begun = _states()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.was_used = _states()[:2] != self._begun[:2]
+        python, legacy, tensors = self._before
+        random.setstate(python)
+        if legacy is not None:
+            sys.modules["numpy"].random.set_state(legacy)
+        torch.default_generator.set_state(tensors)
+
+
+@lru_cache(maxsize=1)
+def _python_seeds() -> tuple[int, ...]:
+    return _seeds(lambda seed: random.Random(seed).random())  # noqa: S311
+
+
+@lru_cache(maxsize=1)
+def _numpy_seeds() -> tuple[int, ...]:
+    return _seeds(lambda seed: float(sys.modules["numpy"].random.RandomState(seed).random_sample()))
+
+
+def _seeds(first: Callable[[int], float]) -> tuple[int, ...]:
+    """One for each turn, by the first number that comes of it; neighbours are far from each other."""
+    ends = [(0.0, 0.01), (0.99, 1.0)]
+    strata = [(part / _STRATA, (part + 1) / _STRATA) for part in range(_STRATA)]
+    wanted = [*ends, *strata[::2], *strata[1::2]]
+    return tuple(next(_within(first, low, high)) for low, high in wanted)
+
+
+def _within(first: Callable[[int], float], low: float, high: float) -> Iterator[int]:
+    return (seed for seed in count() if low <= first(seed) < high)
+
+
+def _states() -> tuple[Any, Any, torch.Tensor]:
+    numpy = sys.modules.get("numpy")
+    return random.getstate(), None if numpy is None else _plain(numpy.random.get_state()), _of_torch()
+
+
+def _plain(state: Any) -> tuple[Any, ...]:
+    """NumPy's state, comparable."""
+    name, keys, *rest = state
+    return (name, tuple(keys.tolist()), *rest)
+
+
+def _of_torch() -> torch.Tensor:
+    return torch.default_generator.get_state()
+
+
+def is_source(value: Any) -> bool:
+    """Whether something gives another value each time that it is asked: a generator of numbers, or an iterator."""
+    value = getattr(value, "__self__", value)
+    numpy = sys.modules.get("numpy")
+    kinds: tuple[Any, ...] = (random.Random, torch.Generator)
+    if numpy is not None:
+        kinds += (numpy.random.Generator, numpy.random.RandomState)
+    return isinstance(value, kinds) or hasattr(type(value), "__next__")

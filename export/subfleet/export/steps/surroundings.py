@@ -1,0 +1,130 @@
+"""What the code of a network reads that no layer holds: attributes of its classes, names of its modules, closures.
+
+A program has all of it as it was when it was written. What the network changes of it is looked at as what its layers
+hold.
+"""
+
+from collections.abc import Callable, Iterator, MutableMapping
+from types import CellType, CodeType, FunctionType
+from typing import Any
+
+from torch import nn
+
+from subfleet.export.steps.parameter_hooks import hooks_of
+
+__all__ = ["Names", "surroundings"]
+
+_DEPTH = 3
+"""How far functions are followed from a method: through those that it calls, of its own package."""
+
+
+class Names(MutableMapping[str, Any]):
+    """Some names of something that is no dict, or is one that others use, too.
+
+    Args:
+        names: which.
+        read: gives what a name stands for; KeyError, AttributeError or ValueError where it stands for nothing.
+        write: makes it stand for something.
+    """
+
+    def __init__(self, names: list[str], read: Callable[[str], Any], write: Callable[[str, Any], None]) -> None:
+        self._names, self._read, self._write = names, read, write
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([name for name in self._names if self._has(name)])
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._read(name)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._write(name, value)
+
+    def __delitem__(self, name: str) -> None:
+        """A name that has come to stand for something goes on to: it is not the network's to take away."""
+
+    def _has(self, name: str) -> bool:
+        try:
+            self._read(name)
+        except (AttributeError, KeyError, ValueError):
+            return False
+        return True
+
+
+def surroundings(module: nn.Module) -> Iterator[tuple[str, Names]]:
+    """The names that the code of a network reads, with what people call their owner."""
+    kinds = dict.fromkeys(kind for layer in module.modules() for kind in type(layer).__mro__ if _is_own(kind))
+    followed: set[FunctionType] = set()
+    for kind in kinds:
+        names = [name for name, value in vars(kind).items() if _is_data(name, value)]
+        if names:
+            yield kind.__name__, Names(names, vars(kind).__getitem__, _set_on(kind))
+        for function in map(_function_of, vars(kind).values()):
+            yield from _read_by(function, followed, 0)
+    for function in map(_function_of, _kept_by(module)):
+        yield from _read_by(function, followed, 0)
+
+
+def _kept_by(module: nn.Module) -> Iterator[Any]:
+    """What layers keep as attributes, and the hooks of layers and parameters: of all these, some are functions."""
+    for layer in module.modules():
+        for value in vars(layer).values():
+            yield from value.values() if isinstance(value, dict) else (value,)
+    for part in module.parameters():
+        yield from hooks_of(part)
+
+
+def _is_own(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] not in {"torch", "builtins", "abc", "typing"}
+
+
+def _set_on(kind: type) -> Callable[[str, Any], None]:
+    return lambda name, value: setattr(kind, name, value)
+
+
+def _is_data(name: str, value: Any) -> bool:
+    is_code = callable(value) or hasattr(value, "__get__")
+    return not name.startswith("__") and not is_code
+
+
+def _function_of(value: Any) -> Any:
+    """The Python function within a method, a class method or what decorators have made of one."""
+    for name in ("__func__", "fget", "func", "__wrapped__"):
+        value = getattr(value, name, value)
+    return value
+
+
+def _read_by(function: Any, followed: set[FunctionType], depth: int) -> Iterator[tuple[str, Names]]:
+    if not isinstance(function, FunctionType) or function in followed or depth > _DEPTH:
+        return
+    followed.add(function)
+    scope = function.__globals__
+    used = [name for name in dict.fromkeys(_names_of(function.__code__)) if name in scope]
+    data = [name for name in used if _is_data(name, scope[name])]
+    if data:
+        yield function.__module__, Names(data, scope.__getitem__, scope.__setitem__)
+    cells: dict[str, CellType] = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False))
+    if cells:
+        yield function.__name__, Names([*cells], lambda name: cells[name].cell_contents, _set_in(cells))
+    package = function.__module__.partition(".")[0]
+    for name in used:
+        called = _function_of(scope[name])
+        if isinstance(called, FunctionType) and called.__module__.partition(".")[0] == package:
+            yield from _read_by(called, followed, depth + 1)
+
+
+def _set_in(cells: dict[str, CellType]) -> Callable[[str, Any], None]:
+    def write(name: str, value: Any) -> None:
+        cells[name].cell_contents = value
+
+    return write
+
+
+def _names_of(code: CodeType) -> Iterator[str]:
+    """Of a function and of those within it."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names_of(constant)
