@@ -5,6 +5,7 @@ several modes. Where a function changes nothing in place and looks at no number,
 wanted, and takes a fourth of the time.
 """
 
+import contextlib
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -19,9 +20,11 @@ from torch.fx._lazy_graph_module import _LazyGraphModule  # code that nothing ru
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from subfleet.export.canonical.checks import is_functional
+from subfleet.export.known_values import LOOKS, KnownValues
 from subfleet.export.nodes import called
 
-__all__ = ["functional_graph", "recorded"]
+__all__ = ["functional_graph", "recorded", "traced"]
 
 _SHAPES, _NUMBERS = torch.device("meta"), torch.device("cpu")
 _has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key  # noqa: SLF001 - PyTorch tells it nowhere else
@@ -63,6 +66,23 @@ def recorded(
     return _LazyGraphModule(tape.root, tape.graph)
 
 
+def traced(
+    run: Callable[..., Any], shapes: Sequence[Tensor], example: Callable[[], Sequence[Tensor]]
+) -> fx.GraphModule:
+    """What a function does to tensors, whatever it does; nothing in the graph changes a tensor in place.
+
+    Args:
+        run: as in `recorded`.
+        shapes: as its `example`.
+        example: tensors with numbers, which PyTorch's own tracer may ask for; it follows more, and says what it cannot.
+    """
+    with contextlib.suppress(Exception):
+        graph = recorded(run, shapes)
+        if is_functional(graph):
+            return graph
+    return functional_graph(run, example())
+
+
 def functional_graph(run: Callable[..., Any], example: Sequence[Tensor]) -> fx.GraphModule:
     """What any function does to tensors, by PyTorch's own tracer: a change in place becomes a new tensor."""
     functional = dispatch_functionalize(run, FunctionalTensorMode())
@@ -80,6 +100,7 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call] # of PyTorch's
         self._held: dict[int, Tensor] = {}
         self._alive: list[Tensor] = []  # a tensor is known by its identity
         self._results: dict[Any, Any] = {}
+        self._known_values = KnownValues()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -106,10 +127,13 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call] # of PyTorch's
             if result is not NotImplemented:
                 return result
         options.pop("device", None)
+        if func in LOOKS and (number := self._known_values.number(args[0])) is not None:
+            return number
         args, options = _mapped(args, self._known), _mapped(options, self._known)
         given = _mapped(args, self.node_of), _mapped(options, self.node_of)
         node = called(self.graph, func, *given, name=func.overloadpacket.__name__)
         result = self._called(func, args, options)
+        self._known_values.note(func, args, options, result)
         if isinstance(result, Tensor):
             self._keep(result, node)
             return result

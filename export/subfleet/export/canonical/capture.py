@@ -1,14 +1,11 @@
 """A step as a graph of PyTorch's basic operators, none of which changes a tensor."""
 
-import contextlib
-
 import torch
 from torch import fx
 
-from subfleet.export.canonical.checks import is_functional
 from subfleet.export.canonical.likeness import are_alike
 from subfleet.export.failures import as_export_errors
-from subfleet.export.recording import functional_graph, recorded
+from subfleet.export.recording import traced
 from subfleet.export.steps.stirring import Stirred
 from subfleet.export.steps.values import DTYPES, Step
 from subfleet.protocol.errors import ExportError
@@ -43,10 +40,5 @@ def captured(step: Step) -> fx.GraphModule:
 
 def _traced(step: Step) -> fx.GraphModule:
     shapes = [torch.empty(value.shape, dtype=_TYPES[value.dtype], device="meta") for value in step.inputs]
-    with contextlib.suppress(Exception):  # PyTorch's own tracer follows more, and says what it cannot
-        graph = recorded(step.run, shapes)
-        if is_functional(graph):
-            return graph
-    example = step.example(torch.Generator().manual_seed(0))
     with as_export_errors("the training step cannot be traced", "use layers whose shapes do not depend on values"):
-        return functional_graph(step.run, example)
+        return traced(step.run, shapes, lambda: step.example(torch.Generator().manual_seed(0)))

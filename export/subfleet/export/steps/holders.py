@@ -1,7 +1,7 @@
 """All that a network holds, wherever it does: attributes of its layers, and dicts, lists and objects inside of them."""
 
 import logging
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -69,6 +69,15 @@ class _Holder:
             if not _is_same(old, now.get(key, _MISSING)):
                 yield Change(name=self.name(key), old=None if old is _MISSING else old)
 
+    def forget_tensors(self) -> None:
+        before, now = self.items(), _items(self.held)
+        new = [key for key, value in now.items() if isinstance(value, Tensor) and before.get(key) is not value]
+        for key in reversed(new):
+            if key in before:
+                self.held[key] = before[key]
+            else:
+                del self.held[key]
+
     def restore(self, kept: str | None) -> None:
         before, now = self.items(), _items(self.held)
         if len(before) == len(now) and all(key in now and now[key] is old for key, old in before.items()):
@@ -80,14 +89,18 @@ class _Holder:
             return
         self.held.clear()
         if isinstance(self.held, dict):
-            for key, value in after.items():  # some kinds of dict have no `update`
-                self.held[key] = value
+            put = OrderedDict.__setitem__ if isinstance(self.held, OrderedDict) else dict.__setitem__
+            for key, value in after.items():  # some kinds of dict have no `update`, or make something else of a value
+                put(self.held, key, value)
         else:
             self.held.extend(after.values())
 
 
 def _items(held: Any) -> Mapping[Any, Any]:
-    return held if isinstance(held, Mapping) else dict(enumerate(held))
+    """What it holds, as it lies there: some kinds of dict make another value whenever one is asked for."""
+    if isinstance(held, dict):
+        return dict(dict.items(held))
+    return dict(held) if isinstance(held, Names) else dict(enumerate(held))
 
 
 def _is_same(old: Any, new: Any) -> bool:
@@ -144,7 +157,7 @@ class Holders:
             yield from ((name, part) for name, part in own if name.rpartition(".")[2] not in kept)
 
     def _held(self, path: str, held: Any, *, of_attributes: bool) -> list[tuple[str, Any]]:
-        before = dict(held) if isinstance(held, Mapping) else list(held)
+        before = _items(held) if isinstance(held, (dict, Names)) else list(held)
         holder = _Holder(path=path, of_attributes=of_attributes, held=held, before=before)
         self._holders.append(holder)
         return [(holder.name(key), part) for key, part in holder.items().items()]
@@ -153,6 +166,11 @@ class Holders:
         """What has become something else since: another object, or another number or text."""
         found = (change for holder in self._holders for change in holder.changes())
         return [change for change in found if not change.name.rpartition(".")[2].startswith(_OF_PARAMETERS)]
+
+    def forget_tensors(self) -> None:
+        """Take away the tensors that have come since, and leave numbers and all else as they are now."""
+        for holder in self._holders:
+            holder.forget_tensors()
 
     def restore(self, *, kept: str | None = None) -> None:
         """Make all that is held what it was.

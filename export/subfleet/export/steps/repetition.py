@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from subfleet.export.canonical.cleaning import clean
 from subfleet.export.canonical.likeness import are_alike, numbers
 from subfleet.export.layers import LayerContext
-from subfleet.export.recording import functional_graph
+from subfleet.export.recording import functional_graph, traced
 from subfleet.export.steps.holders import Change, Holders
 from subfleet.export.steps.module_state import buffers_of, state_of, within
 from subfleet.export.steps.network_call import exits_of, prepared
@@ -135,14 +135,18 @@ class _Runs:
         own = [inputs, *(tensor.detach() for tensor in self._state.values())]
         before = Holders(self._module)
         try:
-            first = self._graph(own, 0)
-            return all(are_alike(first, self._graph(own, turn)) for turn in range(1, TURNS))
+            first = self._graph(own, 0, before)
+            return all(are_alike(first, self._graph(own, turn, before)) for turn in range(1, TURNS))
         finally:
             before.restore()
 
-    def _graph(self, own: Sequence[Tensor], turn: int) -> fx.GraphModule:
+    def _graph(self, own: Sequence[Tensor], turn: int, before: Holders) -> fx.GraphModule:
+        def run(*tensors: Tensor) -> list[Tensor]:
+            before.forget_tensors()  # what is left of a run before lies in another graph
+            return self._run(tensors)
+
         with Stirred(turn):
-            graph = functional_graph(lambda *tensors: self._run(tensors), own)
+            graph = traced(run, own, lambda: own)
         clean(graph)
         return graph
 

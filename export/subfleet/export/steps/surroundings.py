@@ -4,7 +4,7 @@ A program has all of it as it was when it was written. What the network changes 
 hold.
 """
 
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from types import CellType, CodeType, FunctionType
 from typing import Any
 
@@ -56,15 +56,32 @@ class Names(MutableMapping[str, Any]):
 def surroundings(module: nn.Module) -> Iterator[tuple[str, Names]]:
     """The names that the code of a network reads, with what people call their owner."""
     kinds = dict.fromkeys(kind for layer in module.modules() for kind in type(layer).__mro__ if _is_own(kind))
-    followed: set[FunctionType] = set()
+    followed: dict[FunctionType, None] = {}
+    for function in map(_function_of, _kept_by(module)):
+        _follow(function, followed, 0)
     for kind in kinds:
-        names = [name for name, value in vars(kind).items() if _is_data(name, value)]
+        methods = {name: _function_of(value) for name, value in vars(kind).items()}
+        for name in _reached(methods) & methods.keys():
+            _follow(methods[name], followed, 0)
+    used = {name for function in followed for name in _names_of(function.__code__)}
+    for kind in kinds:
+        names = [name for name, value in vars(kind).items() if name in used and _is_data(name, value)]
         if names:
             yield kind.__name__, Names(names, vars(kind).__getitem__, _set_on(kind))
-        for function in map(_function_of, vars(kind).values()):
-            yield from _read_by(function, followed, 0)
-    for function in map(_function_of, _kept_by(module)):
-        yield from _read_by(function, followed, 0)
+    for function in followed:
+        yield from _read_by(function)
+
+
+def _reached(methods: Mapping[str, Any]) -> set[str]:
+    """The names that `forward` reads, and the methods that it may call."""
+    found, waiting = set[str](), ["forward"]
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            if isinstance(methods.get(name), FunctionType):
+                waiting.extend(_names_of(methods[name].__code__))
+    return found
 
 
 def _kept_by(module: nn.Module) -> Iterator[Any]:
@@ -96,23 +113,27 @@ def _function_of(value: Any) -> Any:
     return value
 
 
-def _read_by(function: Any, followed: set[FunctionType], depth: int) -> Iterator[tuple[str, Names]]:
+def _follow(function: Any, followed: dict[FunctionType, None], depth: int) -> None:
+    """A function, and those of its package that it may call."""
     if not isinstance(function, FunctionType) or function in followed or depth > _DEPTH:
         return
-    followed.add(function)
+    followed[function] = None
+    package = function.__module__.partition(".")[0]
+    for name in _names_of(function.__code__):
+        called = _function_of(function.__globals__.get(name))
+        if isinstance(called, FunctionType) and called.__module__.partition(".")[0] == package:
+            _follow(called, followed, depth + 1)
+
+
+def _read_by(function: FunctionType) -> Iterator[tuple[str, Names]]:
     scope = function.__globals__
-    used = [name for name in dict.fromkeys(_names_of(function.__code__)) if name in scope]
+    used = dict.fromkeys(name for name in _names_of(function.__code__) if name in scope)
     data = [name for name in used if _is_data(name, scope[name])]
     if data:
         yield function.__module__, Names(data, scope.__getitem__, scope.__setitem__)
     cells: dict[str, CellType] = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False))
     if cells:
         yield function.__name__, Names([*cells], lambda name: cells[name].cell_contents, _set_in(cells))
-    package = function.__module__.partition(".")[0]
-    for name in used:
-        called = _function_of(scope[name])
-        if isinstance(called, FunctionType) and called.__module__.partition(".")[0] == package:
-            yield from _read_by(called, followed, depth + 1)
 
 
 def _set_in(cells: dict[str, CellType]) -> Callable[[str, Any], None]:

@@ -1,0 +1,74 @@
+"""Numbers that follow from no input, known though only shapes are traced.
+
+Networks look at some of them: whether positions that they have counted themselves go up, or a mask of theirs masks
+anything. What is looked at is then computed, and nothing else.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.utils._python_dispatch import _disable_current_modes
+
+__all__ = ["LOOKS", "KnownValues"]
+
+LOOKS = frozenset({torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default})  # noqa: SLF001 - its name
+"""Operators by which Python looks at a number."""
+_MOST_NUMBERS = 10_000_000
+"""Of a tensor that is computed to be looked at."""
+
+
+class KnownValues:
+    """What calls gave that follow from constants alone, and how."""
+
+    def __init__(self) -> None:
+        self._calls: dict[int, tuple[Any, Any, Any, int | None]] = {}
+        self._alive: list[Tensor] = []  # a tensor is known by its identity
+        self._found: dict[int, Tensor] = {}
+
+    def note(self, func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> None:
+        """Remember what a call gave, if all that it was given is known; what it changes in place no longer is."""
+        given = _tensors((args, dict(kwargs)))
+        if func._schema.is_mutable:  # noqa: SLF001 - no other way to it
+            for tensor in given:
+                self._calls.pop(id(tensor), None)
+            return
+        if torch.Tag.nondeterministic_seeded in func.tags or not all(self._is_known(one) for one in given):
+            return
+        results = result if isinstance(result, (tuple, list)) else [result]
+        for place, one in enumerate(results):
+            if isinstance(one, Tensor) and one.numel() <= _MOST_NUMBERS:
+                self._calls[id(one)] = func, args, dict(kwargs), place if one is not result else None
+                self._alive.append(one)
+
+    def number(self, tensor: Tensor) -> int | float | bool | None:
+        """The one number that it has; None where that follows from an input."""
+        if not self._is_known(tensor):
+            return None
+        with unset_fake_temporarily(), _disable_current_modes():
+            return self._computed(tensor).item()
+
+    def _is_known(self, tensor: Tensor) -> bool:
+        is_real = not isinstance(tensor, FakeTensor) and tensor.device.type != "meta"
+        return is_real or id(tensor) in self._calls
+
+    def _computed(self, tensor: Tensor) -> Tensor:
+        if id(tensor) not in self._calls:
+            return tensor
+        if id(tensor) not in self._found:
+            func, args, kwargs, place = self._calls[id(tensor)]
+            args, kwargs = fx.node.map_aggregate((args, kwargs), self._argument)
+            result = func(*args, **{**kwargs, **({"device": torch.device("cpu")} if "device" in kwargs else {})})
+            self._found[id(tensor)] = result if place is None else result[place]
+        return self._found[id(tensor)]
+
+    def _argument(self, value: Any) -> Any:
+        return self._computed(value) if isinstance(value, Tensor) else value
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+    fx.node.map_aggregate(value, lambda one: found.append(one) if isinstance(one, Tensor) else None)
+    return found
