@@ -2,14 +2,16 @@
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from subfleet.export.steps import Step
 from subfleet.export.steps.stirring import Stirred
 from subfleet.protocol.errors import ExportError
+from subfleet.protocol.programs import ValueInfo
 
 __all__ = ["EAGER_FACTOR", "VANISHING", "Distance", "Exact"]
 
@@ -72,6 +74,12 @@ class Distance:
         return self.own <= max(self.limit, allowed)
 
 
+_MORE_REFERENCES = 4
+_ROUNDING = 2.0**-23
+"""Of single precision, as a share."""
+_COMPUTED_WITH = frozenset({"input", "parameter", "buffer", "features"})
+
+
 class Exact:
     """The exact results of a step on one example, of the untouched module in double precision.
 
@@ -97,8 +105,36 @@ class Exact:
             _length(tensor - before.get(value.name, 0.0)) for value, tensor in zip(step.outputs, right, strict=True)
         ]
         self._usual = _usual_sizes(step, self._sizes)
-        distances = [_length(one - other) for one, other in zip(eager, right, strict=True)]
-        self._eager = _expected(distances, self._sizes, self._usual)
+        self._eager = self._expected(eager)
+        self._step, self._example = step, tuple(example)
+        self._is_spread = False
+
+    def spread(self) -> bool:
+        """Take more of PyTorch's own single precisions for what rounding is like, of inputs that differ by a rounding.
+
+        One of them may be lucky: an activation's input that rounds to the other side of 0 makes a gradient jump, and
+        does so in one computation and not in another.
+
+        Returns:
+            False where that was done before.
+        """
+        if self._is_spread:
+            return False
+        self._is_spread = True
+        generator = torch.Generator().manual_seed(0)
+        for _ in range(_MORE_REFERENCES):
+            near = [_rounded_otherwise(value, tensor, generator) for value, tensor in self._pairs()]
+            with Stirred(0):
+                found = self._expected(self._step.reference(*near))
+            self._eager = [max(pair) for pair in zip(self._eager, found, strict=True)]
+        return True
+
+    def _pairs(self) -> Iterator[tuple[ValueInfo, Tensor]]:
+        return zip(self._step.inputs, self._example, strict=True)
+
+    def _expected(self, eager: Sequence[Tensor]) -> list[float]:
+        distances = [_length(one - other) for one, other in zip(eager, self._right, strict=True)]
+        return _expected(distances, self._sizes, self._usual)
 
     def distances(self, results: Sequence[Tensor]) -> list[Distance]:
         """Of a program's results, in order.
@@ -149,6 +185,14 @@ def _usual_sizes(step: Step, sizes: Sequence[float]) -> list[float]:
         math.sqrt(squares[value.role] / max(elements[value.role], 1) * count)
         for value, count in zip(step.outputs, counts, strict=True)
     ]
+
+
+def _rounded_otherwise(value: ValueInfo, tensor: Tensor, generator: torch.Generator) -> Tensor:
+    """Numbers that a network computes with, each by a rounding larger or smaller."""
+    if value.role not in _COMPUTED_WITH or not tensor.is_floating_point():
+        return tensor
+    signs = torch.randint(0, 2, tensor.shape, generator=generator) * 2 - 1
+    return tensor * (1 + signs * _ROUNDING)
 
 
 def _expected(distances: Sequence[float], sizes: Sequence[float], usual: Sequence[float]) -> list[float]:
