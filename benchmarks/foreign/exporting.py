@@ -57,7 +57,7 @@ def exported(job: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _write_weights(module: nn.Module, program: Program, folder: Path) -> None:
-    kept = {value.tensor for value in program.manifest.inputs if value.role in {"parameter", "buffer"}}
+    kept = {value.tensor for value in program.manifest.inputs if value.role in {"parameter", "frozen", "buffer"}}
     state = module.state_dict()
     save_file({name: state[name].detach().contiguous().numpy() for name in kept}, folder / "weights")
 

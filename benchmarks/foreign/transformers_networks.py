@@ -92,8 +92,10 @@ _DISTILBERT = {
     "max_position_embeddings": 64,
     "num_labels": _CLASS_COUNT,
 }
-_GPT2 = {"vocab_size": _VOCABULARY, "n_embd": _HIDDEN, "n_layer": 2, "n_head": 4, "n_positions": 64}
+# Whoever trains these leaves their cache out.
+_GPT2 = {"use_cache": False, "vocab_size": _VOCABULARY, "n_embd": _HIDDEN, "n_layer": 2, "n_head": 4, "n_positions": 64}
 _LLAMA = {
+    "use_cache": False,
     "vocab_size": _VOCABULARY,
     "hidden_size": _HIDDEN,
     "num_hidden_layers": 2,

@@ -21,6 +21,14 @@ def _torchvision(constructor: str) -> nn.Module:
     return network
 
 
+def _frozen(constructor: str) -> nn.Module:
+    """All but the last layer stays as it is."""
+    network = _torchvision(constructor).eval().requires_grad_(requires_grad=False)
+    head: nn.Module = network.get_submodule("fc")
+    head.train().requires_grad_()
+    return network
+
+
 def _timm(constructor: str) -> nn.Module:
     models()  # timm imports torchvision
     import timm
@@ -37,6 +45,7 @@ def _network(name: str, package: str, build: Callable[[Any], nn.Module], constru
 
 VISION = (
     _network("ResNet-18", "torchvision", _torchvision, "resnet18"),
+    _network("ResNet-18, frozen", "torchvision", _frozen, "resnet18"),
     _network("ShuffleNet V2", "torchvision", _torchvision, "shufflenet_v2_x0_5"),
     _network("MnasNet", "torchvision", _torchvision, "mnasnet0_5"),
     _network("RegNet", "torchvision", _torchvision, "regnet_y_400mf"),

@@ -132,7 +132,7 @@ class Again:
     """
 
     def __init__(self, trial: Trial, results: Sequence[Tensor]) -> None:
-        self.example = trial.example
+        self.example, self.is_whole = trial.example, trial.is_whole
         self._exact = trial.exact
         self._results = tuple(results)
         self._found = trial.exact.distances(results)

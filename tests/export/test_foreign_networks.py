@@ -21,7 +21,8 @@ ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 TARGETS = ("onnx", "executorch")
 NAMES = (
-    "ResNet-18", "ShuffleNet V2", "MnasNet", "RegNet", "SqueezeNet", "ConvNeXt", "Swin", "GhostNet", "RepVGG",
+    "ResNet-18",
+    "ResNet-18, frozen", "ShuffleNet V2", "MnasNet", "RegNet", "SqueezeNet", "ConvNeXt", "Swin", "GhostNet", "RepVGG",
     "ConvMixer", "BERT", "DistilBERT", "GPT-2", "Llama", "ViT", "Whisper's encoder", "wav2vec 2", "U-Net",
     "TCN with weight norm", "Conformer block", "GRU tagger", "autoencoder",
 )  # fmt: skip

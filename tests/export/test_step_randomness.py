@@ -117,6 +117,12 @@ def test_bernoulli_numbers_are_one_as_often_as_asked(p: float) -> None:
         assert torch.equal(found, (numbers < torch.tensor(p)).float())
 
 
+def test_exponential_numbers_have_their_distribution() -> None:
+    found, _ = torch.sort(drawn(lambda: torch.empty(COUNT).exponential_(2.0), uniform(COUNT)))
+    distance = (1 - torch.exp(-2.0 * found) - torch.arange(COUNT) / COUNT).abs().max()
+    assert float(distance) < 1.95 / COUNT**0.5
+
+
 def test_normal_numbers_have_their_distribution() -> None:
     draws: list[Callable[[], Tensor]] = [
         lambda: torch.randn(COUNT),
@@ -152,10 +158,10 @@ class Drawing(nn.Module):
         lambda x: torch.randint(0, 2, x.shape),
         lambda x: torch.randperm(4),
         lambda x: torch.normal(x, 1.0),
-        lambda x: torch.empty_like(x).exponential_(),
+        lambda x: torch.empty_like(x).cauchy_(),
         lambda x: torch.multinomial(x.abs(), 4),
     ],
-    ids=["randint", "randperm", "normal", "exponential_", "multinomial"],
+    ids=["randint", "randperm", "normal", "cauchy_", "multinomial"],
 )
 def test_what_cannot_be_replayed_is_refused_with_what_to_do(draw: Callable[[Tensor], Any]) -> None:
     network = nn.Sequential(nn.Linear(4, 4), Drawing(draw))

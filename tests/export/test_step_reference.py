@@ -15,6 +15,7 @@ from torch.nn import functional
 from subfleet.export.layers import LAYERS
 from subfleet.export.layers.pooling import POOLS
 from subfleet.export.layers.randomness import DRAWS, RANDOMNESS
+from subfleet.export.layers.wholes import WHOLES
 from subfleet.export.steps import Step
 from subfleet.export.steps.reference.inference import InferenceReference
 from subfleet.export.steps.reference.training import TrainingReference
@@ -91,7 +92,7 @@ def test_every_layer_of_ours_that_draws_has_its_reference() -> None:
     from subfleet.export.steps.reference.randomness import _RANDOM_LAYERS
 
     drawing = {function for function, layer in LAYERS.items() if "refuse" not in layer.__qualname__}
-    deterministic = {functional.pad, functional.rms_norm, *POOLS, *RANDOMNESS.keys() - DRAWS.keys()}
+    deterministic = {functional.pad, functional.rms_norm, *POOLS, *WHOLES, *RANDOMNESS.keys() - DRAWS.keys()}
     assert drawing - deterministic <= {*_RANDOM_LAYERS, *DRAWS}
 
 

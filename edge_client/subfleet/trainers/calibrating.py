@@ -38,7 +38,7 @@ def calibrate(
         raise ProtocolError("the job names no norms, but must to be calibrated")
     check_settings(job.settings, layout)
     _check_norms(job.calibration, layout, job)
-    weights = read_weights(job.weights_path, layout.stored)
+    weights = read_weights(job.weights_path, layout.weights)
     constants = constant_values(job.settings, layout, dataset, weights)
     stored = {value.name: weights[value.tensor] for value in layout.stored}
     del weights

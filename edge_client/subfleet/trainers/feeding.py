@@ -81,7 +81,7 @@ def constant_values(
     """
     values: dict[str, Array] = {layout.learning_rate.name: np.array(settings.learning_rate, np.float32)}
     values |= {value.name: np.array(getattr(settings, value.name), np.float32) for value in layout.coefficients}
-    values |= {value.name: weights[value.tensor] for value in layout.anchors}
+    values |= {value.name: weights[value.tensor] for value in (*layout.anchors, *layout.frozen)}
     if layout.class_mask is not None:
         mask = np.zeros(layout.class_mask.shape, np.float32)
         counts = dataset.class_counts()

@@ -48,7 +48,7 @@ def score_job(
         layout, session = loaded.for_training, loaded.session
         check_settings(job.settings, layout)
         for parts in batches_to_score(job, layout, dataset):
-            weights = read_weights(job.weights_path, layout.stored)
+            weights = read_weights(job.weights_path, layout.weights)
             constants = constant_values(job.settings, layout, dataset, weights)
             session.begin({value.name: weights[value.tensor] for value in layout.stored}, constants)
             del weights, constants

@@ -30,8 +30,8 @@ class StepLayout:
         anchors: the first weights once more.
         batch_weight: a scalar of a program that sums gradients over parts of a batch; None in others.
         apply: as `batch_weight`.
-        stored: parameters and buffers, as inputs: what weights and updates consist of. Each has a tensor name of its
-            own.
+        stored: parameters and buffers, as inputs: what updates consist of. Each has a tensor name of its own.
+        frozen: weights that are given and stay as they are, as inputs; no part of updates.
         zeroed: optimiser states and gradients, as inputs, which start at zero.
         carried: name of each stored and zeroed value's input to the name of the output that holds it after the step.
         loss: name of the output.
@@ -52,6 +52,7 @@ class StepLayout:
     batch_weight: ValueInfo | None
     apply: ValueInfo | None
     stored: tuple[ValueInfo, ...]
+    frozen: tuple[ValueInfo, ...]
     zeroed: tuple[ValueInfo, ...]
     carried: Mapping[str, str]
     loss: str
@@ -63,6 +64,11 @@ class StepLayout:
     def read(self) -> tuple[str, ...]:
         """Names of the outputs that are read after every step."""
         return tuple(name for name in (self.loss, self.correct, self.count, self.squares) if name)
+
+    @property
+    def weights(self) -> tuple[ValueInfo, ...]:
+        """What weights consist of, as inputs."""
+        return (*self.stored, *self.frozen)
 
     @property
     def buffers(self) -> frozenset[str]:
@@ -91,7 +97,8 @@ def step_layout(manifest: ProgramManifest) -> StepLayout:
     if (batch_weight is None) != (apply is None):
         raise ProtocolError("a program that sums gradients must take both 'batch_weight' and 'apply', but lacks one")
     stored = values_of(manifest.inputs, lambda value: value.role in _STORED)
-    check_tensors(stored)
+    frozen = values_of(manifest.inputs, lambda value: value.role == "frozen")
+    check_tensors((*stored, *frozen))
     anchors = values_of(manifest.inputs, lambda value: value.role == "anchor")
     _check_anchors({value.tensor: value for value in stored if value.role == "parameter"}, anchors)
     count, squares = optional(manifest.outputs, "count"), optional(manifest.outputs, "squares")
@@ -108,6 +115,7 @@ def step_layout(manifest: ProgramManifest) -> StepLayout:
         batch_weight=batch_weight,
         apply=apply,
         stored=stored,
+        frozen=frozen,
         zeroed=values_of(manifest.inputs, lambda value: value.role in _CARRIED and value.role not in _STORED),
         carried=carried_values(manifest.inputs, manifest.outputs),
         loss=only(manifest.outputs, "loss").name,

@@ -117,7 +117,7 @@ def _train(
 ) -> Tally:
     layout = loaded.for_training
     check_settings(job.settings, layout)
-    weights = read_weights(job.weights_path, layout.stored)
+    weights = read_weights(job.weights_path, layout.weights)
     constants = constant_values(job.settings, layout, dataset, weights)
     loaded.session.begin({value.name: weights[value.tensor] for value in layout.stored}, constants)
     del weights, constants
@@ -132,7 +132,8 @@ def _train(
     # What only the steps needed, before the old weights come beside the new ones.
     slot.release()
     # The old weights are read again, not kept: while the steps ran, their memory was free.
-    changed = change(trained, read_weights(job.weights_path, layout.stored), in_place=True)
+    received = read_weights(job.weights_path, layout.weights)
+    changed = change(trained, {name: received[name] for name in trained}, in_place=True)
     write_change(job, changed, exact=layout.buffers)
     return tally
 

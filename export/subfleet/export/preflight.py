@@ -23,6 +23,8 @@ __all__ = ["Obstacle", "obstacles", "with_layer"]
 
 _OBJECTIVE = ObjectiveSettings(name="mean_squared_error")
 _OPTIMISER = OptimiserSettings(momentum=0.0)
+_ALONE = "layer 'layer'"
+"""What a layer is called that is a network of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +163,8 @@ def _within(name: str, module: nn.Module, calls: Mapping[str, _Call], target: st
     if inner or error is None:
         return inner
     reason, _, remedy = str(error).rpartition("; ")
-    return [Obstacle(layer=name, kind=type(module).__name__, reason=reason or remedy, remedy=remedy)]
+    reason = (reason or remedy).replace(_ALONE, "it")
+    return [Obstacle(layer=name, kind=type(module).__name__, reason=reason, remedy=remedy)]
 
 
 def _step_of(alone: _Alone) -> Step:

@@ -138,7 +138,7 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call] # of PyTorch's
             self._keep(result, node)
             return result
         node.meta["val"] = result
-        for place, one in enumerate(result):
+        for place, one in enumerate(result or ()):
             if isinstance(one, Tensor):
                 self._keep(one, self.graph.call_function(operator.getitem, (node, place)))
         return result

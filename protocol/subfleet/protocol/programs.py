@@ -44,6 +44,7 @@ Role = Literal[
     "random",  # uniform in [0, 1), fresh in every step: dropout's randomness
     "class_mask",  # 1 for a class that the client holds, 0 for one that it lacks, (classes,)
     "coefficient",  # scalar of `TrainingSettings` that has the value's name: proximal_mu or distillation_weight
+    "frozen",  # a weight that is trained by nobody: it is given, and is no part of an update
     "anchor",  # a parameter as it was before the first step, for the proximal term
     "batch_weight",  # scalar: the count of the whole batch that a micro-batch is part of
     "apply",  # scalar: 1 in the last micro-batch of a batch, which takes the optimiser's step; else 0

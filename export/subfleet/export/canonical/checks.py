@@ -72,6 +72,11 @@ def check_operators(graph: fx.GraphModule) -> None:
                 "replay; use nn.Dropout, whose randomness a program is given"
             )
         value = node.meta.get("val")
+        if isinstance(value, Tensor) and value.dtype.is_complex:
+            raise ExportError(
+                f"the network computes with complex numbers by {node.target} (node {node.name!r}), of which no program "
+                "has any; multiply by fixed matrices of sines and cosines in the place of a Fourier transform"
+            )
         if isinstance(value, Tensor) and value.dtype not in _TYPES:
             raise ExportError(
                 f"the network computes in {value.dtype} by {node.target} (node {node.name!r}), but a program does in "

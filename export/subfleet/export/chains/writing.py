@@ -81,8 +81,8 @@ def _difference(run: _Run, step: Step, kind: str, seed: str) -> float:
     if not any(value.role == "sample_mask" for value in step.inputs):
         return verify_inference(run, step, step.example(generator))
     counts = (None, *[_FEW_SAMPLES] * _ATTEMPTS)
-    examples = (_masked_gradient(step, step.example(generator, sample_count=count)) for count in counts)
-    trials = (Trial(example=example, exact=Exact(step, example)) for example in examples)
+    examples = ((count, _masked_gradient(step, step.example(generator, sample_count=count))) for count in counts)
+    trials = (Trial(example=example, exact=Exact(step, example), is_whole=count is None) for count, example in examples)
     return held_against(lambda example: _masked(step, example, run(example)), trials).max_abs_diff
 
 

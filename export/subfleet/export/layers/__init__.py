@@ -13,10 +13,21 @@ from subfleet.export.layers.randomness import RANDOMNESS
 from subfleet.export.layers.recurrent import RECURRENT
 from subfleet.export.layers.replacing import LayerContext, LayerReplacing, Replacement
 from subfleet.export.layers.rms_norm import RMS_NORMS
+from subfleet.export.layers.wholes import WHOLES
 
 __all__ = ["LAYERS", "LayerContext", "LayerReplacing", "Replacement"]
 
 LAYERS: Mapping[Any, Replacement] = MappingProxyType(
-    {**ATTENTIONS, **BATCH_NORMS, **DROPOUTS, **PADDINGS, **POOLS, **RANDOMNESS, **RECURRENT, **RMS_NORMS}
+    {
+        **ATTENTIONS,
+        **BATCH_NORMS,
+        **DROPOUTS,
+        **PADDINGS,
+        **POOLS,
+        **RANDOMNESS,
+        **RECURRENT,
+        **RMS_NORMS,
+        **WHOLES,
+    }
 )
 """Replacements by function, such as `torch.nn.functional.batch_norm`."""

@@ -60,7 +60,7 @@ def _dropout(dimensions: int) -> Replacement:
     return drop
 
 
-def _refused_in_training(function: Callable[..., Tensor]) -> Replacement:
+def _refused_in_training(function: Callable[..., Tensor], remedy: str = "use nn.Dropout") -> Replacement:
     signature = inspect.signature(function)
 
     def refuse(context: LayerContext, *args: Any, **kwargs: Any) -> Tensor:
@@ -68,7 +68,7 @@ def _refused_in_training(function: Callable[..., Tensor]) -> Replacement:
         call.apply_defaults()
         if call.arguments.get("training", True):
             raise ExportError(
-                f"layer {context.layer!r} draws its own randomness, which no program can replay; use nn.Dropout instead"
+                f"layer {context.layer!r} draws its own randomness, which no program can replay; {remedy} instead"
             )
         return function(*args, **kwargs)
 
@@ -83,7 +83,9 @@ DROPOUTS: Mapping[Any, Replacement] = MappingProxyType(
         functional.dropout3d: _dropout(3),
         functional.alpha_dropout: _refused_in_training(functional.alpha_dropout),
         functional.feature_alpha_dropout: _refused_in_training(functional.feature_alpha_dropout),
-        functional.rrelu: _refused_in_training(functional.rrelu),
-        functional.gumbel_softmax: _refused_in_training(functional.gumbel_softmax),
+        functional.rrelu: _refused_in_training(functional.rrelu, "use nn.LeakyReLU"),
+        functional.gumbel_softmax: _refused_in_training(
+            functional.gumbel_softmax, "add -log(-log(u)) of torch.rand to the logits, and take a softmax"
+        ),
     }
 )

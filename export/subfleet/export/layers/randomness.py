@@ -78,6 +78,10 @@ def _set_normal(uniform: Uniform, tensor: Tensor, mean: float = 0.0, std: float 
     return tensor.copy_(_normal(uniform, tensor.shape) * std + mean)
 
 
+def _set_exponential(uniform: Uniform, tensor: Tensor, lambd: float = 1.0, **_options: Any) -> Tensor:
+    return tensor.copy_(-torch.log(1.0 - uniform(tensor.shape)) / lambd)
+
+
 DRAWS: Mapping[Any, Callable[..., Tensor]] = MappingProxyType(
     {
         torch.rand: _rand,
@@ -89,6 +93,7 @@ DRAWS: Mapping[Any, Callable[..., Tensor]] = MappingProxyType(
         Tensor.bernoulli_: _set_bernoulli,
         Tensor.uniform_: _set_uniform,
         Tensor.normal_: _set_normal,
+        Tensor.exponential_: _set_exponential,
     }
 )
 """By function: what takes uniform numbers, and the function's own arguments."""
@@ -123,7 +128,7 @@ def _refused(context: LayerContext, *_args: Any, **_kwargs: Any) -> Tensor:
 
 _REFUSED = (
     torch.normal, torch.randint, torch.randint_like, torch.randperm, torch.multinomial, torch.poisson,
-    Tensor.multinomial, Tensor.random_, Tensor.exponential_, Tensor.geometric_, Tensor.cauchy_, Tensor.log_normal_,
+    Tensor.multinomial, Tensor.random_, Tensor.geometric_, Tensor.cauchy_, Tensor.log_normal_,
 )  # fmt: skip
 
 RANDOMNESS: Mapping[Any, Replacement] = MappingProxyType(

@@ -16,6 +16,7 @@ from subfleet.export.lowerings.layer_norm import LAYER_NORMS
 from subfleet.export.lowerings.normalisation import NORMALISATIONS
 from subfleet.export.lowerings.pooling import AVERAGE_POOLS, MAXIMUM_POOLS
 from subfleet.export.lowerings.resampling import RESAMPLINGS
+from subfleet.export.lowerings.seldom import SELDOM
 from subfleet.export.lowerings.shaping import SHAPING
 from subfleet.export.lowerings.weight_norm import WEIGHT_NORMS
 
@@ -32,6 +33,7 @@ _RARE = (
 
 COMMON: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
+        **SELDOM,
         **ACTIVATIONS,
         **ARITHMETIC,
         **AVERAGE_POOLS,

@@ -9,7 +9,7 @@ from subfleet.protocol.tensors import DTYPE_BYTES
 
 __all__ = ["counted_bytes", "fed_bytes", "optimiser_bytes", "value_bytes", "weights_bytes"]
 
-_WEIGHTS: frozenset[Role] = frozenset({"parameter", "buffer", "anchor"})
+_WEIGHTS: frozenset[Role] = frozenset({"parameter", "frozen", "buffer", "anchor"})
 _OPTIMISER: frozenset[Role] = frozenset({"optimiser_state", "gradient"})
 
 

@@ -44,7 +44,7 @@ def layers_of(program: Program, step: Step, order: Sequence[str]) -> list[int]:
     all that follows, else the first one that was read again.
     """
     places, names = {name: place for place, name in enumerate(order)}, program.names
-    read_values = (one for one in step.inputs if one.role in {"parameter", "buffer"})
+    read_values = (one for one in step.inputs if one.role in {"parameter", "frozen", "buffer"})
     held = {names[one.name]: places[one.tensor] for one in read_values if one.tensor in places}
     given = {names[one.name]: places[one.tensor] for one in step.outputs if one.tensor in places}
     follows = _followers(program.calls, given, names["loss"])

@@ -22,7 +22,8 @@ class StepShapes:
         sample: the step's input.
         logits: shape of the prediction.
         randoms: shapes of the randomness.
-        parameters: shapes by tensor name.
+        parameters: of those that are trained, shapes by tensor name.
+        frozen: of the others.
         buffers: shapes by tensor name.
         objective: what is minimised.
         optimiser: its settings.
@@ -33,6 +34,7 @@ class StepShapes:
     logits: tuple[int, ...]
     randoms: tuple[tuple[int, ...], ...]
     parameters: Mapping[str, tuple[int, ...]]
+    frozen: Mapping[str, tuple[int, ...]]
     buffers: Mapping[str, tuple[int, ...]]
     objective: ObjectiveSettings
     optimiser: OptimiserSettings
@@ -108,6 +110,7 @@ def before(shapes: StepShapes) -> tuple[ValueInfo, ...]:
     values += [scalar(name, "coefficient") for name in shapes.coefficients]
     values += _randoms(shapes.randoms)
     values += _carried(shapes, "")
+    values += _tensors(shapes.frozen, "frozen", "frozen")
     if shapes.objective.proximal:
         values += _tensors(shapes.parameters, "anchor", "anchor")
     return tuple(values)

@@ -70,15 +70,14 @@ def training_step(  # noqa: PLR0913 - each says one thing of the step
     """
     _check_asked(module, objective, optimiser, recompute=recompute)
     given, in_parts = sample.value(batch_size), accumulate and not one_part
-    if in_parts:
-        check_hooks(module)
     found = first_run(module, given, training=True, in_parts=in_parts)
     _check_exits(found, batch_size, objective)
     shapes = StepShapes(
         sample=given,
         logits=found.output_shapes[-1],
         randoms=found.random_shapes + _check_student(found, given, objective, student, in_parts),
-        parameters={name: tuple(tensor.shape) for name, tensor in module.named_parameters()},
+        parameters=_shapes_of(module, trained=True),
+        frozen=_shapes_of(module, trained=False),
         buffers={name: tuple(tensor.shape) for name, tensor in buffers_of(module).items()},
         objective=objective,
         optimiser=optimiser,
@@ -86,13 +85,11 @@ def training_step(  # noqa: PLR0913 - each says one thing of the step
     )
     inputs, outputs = before(shapes), after(shapes)
     networks: dict[str, Any] = {"module": module, "student": student, "inputs": inputs}
-    reference = TrainingReference(**networks, objective=objective, optimiser=optimiser, outputs=outputs)
     if in_parts:
-        options: dict[str, Any] = {"objective": objective, "optimiser": optimiser, "student": student}
-        check_samples_apart(training_step(module, sample, batch_size=2, accumulate=True, one_part=True, **options))
+        _check_parts(module, sample, {"objective": objective, "optimiser": optimiser, "student": student})
     return Step(
         run=_TrainingRun(**networks, shapes=shapes, recompute=recompute, in_parts=in_parts),
-        reference=reference,
+        reference=TrainingReference(**networks, objective=objective, optimiser=optimiser, outputs=outputs),
         inputs=inputs,
         outputs=outputs,
         class_count=next(value.limit for value in inputs if value.role == "label"),
@@ -112,6 +109,12 @@ def _check_asked(
         )
     if recompute:
         blocks_of(module)  # there must be one
+
+
+def _check_parts(module: nn.Module, sample: SampleSpec, settings: Mapping[str, Any]) -> None:
+    """Make sure that micro-batches come to what their batch does."""
+    check_hooks(module)
+    check_samples_apart(training_step(module, sample, batch_size=2, accumulate=True, one_part=True, **settings))
 
 
 def _check_student(
@@ -156,10 +159,13 @@ def _check_exits(found: FirstRun, batch_size: int, objective: ObjectiveSettings)
             )
 
 
-def _leaf(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """What is trained in the place of a parameter."""
-    leaf = tensor.detach()
-    return hooked(leaf.requires_grad_(), parameter) if parameter.requires_grad else leaf
+def _leaf(tensor: Tensor) -> Tensor:
+    return tensor.detach().requires_grad_()
+
+
+def _shapes_of(module: nn.Module, *, trained: bool) -> dict[str, tuple[int, ...]]:
+    """Of the parameters that are trained, or of those that are not."""
+    return {name: tuple(part.shape) for name, part in module.named_parameters() if part.requires_grad == trained}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +212,8 @@ class _TrainingRun:
         given = Given(self.inputs, tensors)
         # Plain autograd: torch.func.grad would split every backward into its twice differentiable form.
         trained = dict(self.module.named_parameters())
-        leaves = {name: _leaf(tensor, trained[name]) for name, tensor in given.named("parameter").items()}
+        leaves = {name: hooked(_leaf(tensor), trained[name]) for name, tensor in given.named("parameter").items()}
+        frozen = {name: tensor.detach() for name, tensor in given.named("frozen").items()}
         # A step gives no input back as it is, and changes none; the module may do so in place.
         buffers = {name: tensor.clone() for name, tensor in given.named("buffer").items()}
         context = LayerContext(given.one("sample_mask"), given.all("random"), in_parts=self.in_parts)
@@ -217,7 +224,7 @@ class _TrainingRun:
             if self.recompute:
                 stack.enter_context(recomputed(self.module, context))
             stack.enter_context(torch.enable_grad())
-            ran = self._within(leaves | buffers, partial(self._run, given, trained, leaves, buffers, context))
+            ran = self._within(leaves | frozen | buffers, partial(self._run, given, trained, leaves, buffers, context))
         parameters, *rest = self._updated(given, ran.gradients)
         return (
             *(ran.loss, *ran.sums.told, *parameters, *ran.buffers),
@@ -244,15 +251,14 @@ class _TrainingRun:
         new_buffers = buffers_after(self.module, context, buffers)
         # A batch may be all padding, or have no label that counts: its loss is 0.
         loss = sums.loss / (given.one("batch_weight") if self.shapes.accumulate else sums.count).clamp(min=1.0)
-        wanted = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
         if not loss.requires_grad:
             raise ExportError(
                 "the loss depends on no parameter that is to be trained; give the network one that its output "
                 "follows from, with requires_grad=True"
             )
         with context.going_back():
-            found: Sequence[Tensor | None] = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)
-        gradients = {name: gradient for name, gradient in zip(wanted, found, strict=True) if gradient is not None}
+            found: Sequence[Tensor | None] = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+        gradients = {name: gradient for name, gradient in zip(leaves, found, strict=True) if gradient is not None}
         gradients = accumulated(leaves, gradients, trained)
         return _Ran(loss=loss.detach(), sums=sums, gradients=gradients, buffers=new_buffers)
 

@@ -147,6 +147,7 @@ _DRAWS: Mapping[Role, _Draw] = MappingProxyType(
         "random": _uniform(0.0, 1.0),
         "class_mask": _mask,
         "coefficient": _constant(0.3),
+        "frozen": _weights,
         "anchor": _weights,
         "batch_weight": _constant(7.0),
         "apply": _constant(1.0),

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from subfleet.export.targets.instead import instead_of
 from subfleet.protocol.errors import ExportError
 
 __all__ = ["KNOWN", "edge_target"]
@@ -143,8 +144,8 @@ def edge_target(node: fx.Node) -> Any:
     if target not in KNOWN:
         shape = tuple(getattr(node.meta.get("val"), "shape", ()))
         raise ExportError(
-            f"the operator {target} (node {node.name!r}, giving {shape}) has no ExecuTorch kernel in every runtime; "
-            "use another layer, or add a lowering for it in subfleet.export.lowerings"
+            f"the operator {target} (node {node.name!r}, giving {shape}) has no kernel in every ExecuTorch runtime; "
+            f"{instead_of(target)}"
         )
     dropped = {*_DROPPED_OPTIONS, "memory_format"} if target is aten.clone.default else _DROPPED_OPTIONS
     node.kwargs = {name: option for name, option in node.kwargs.items() if name not in dropped}

@@ -15,6 +15,7 @@ from subfleet.export.lowerings.tables import COMMON, without
 from subfleet.export.memory.onnx_plan import plan_onnx
 from subfleet.export.steps.values import Step
 from subfleet.export.targets.base import WrittenProgram
+from subfleet.export.targets.instead import instead_of
 from subfleet.export.targets.onnx_fusions import FUSIONS
 from subfleet.export.targets.onnx_operators import OPERATORS, Emitter
 from subfleet.export.tracing import inputs_of, results_of
@@ -113,8 +114,8 @@ class _Graph:
         if translation is None:
             shape = tuple(getattr(node.meta.get("val"), "shape", ()))
             raise ExportError(
-                f"the operator {node.target} (node {node.name!r}, giving {shape}) has no ONNX translation; "
-                "use another layer, or add a lowering for it in subfleet.export.lowerings"
+                f"the operator {node.target} (node {node.name!r}, giving {shape}) is none of ONNX programs; "
+                f"{instead_of(node.target)}"
             )
         return translation(self, node)
 

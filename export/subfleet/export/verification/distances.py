@@ -77,7 +77,7 @@ class Distance:
 _MORE_REFERENCES = 4
 _ROUNDING = 2.0**-23
 """Of single precision, as a share."""
-_COMPUTED_WITH = frozenset({"input", "parameter", "buffer", "features"})
+_COMPUTED_WITH = frozenset({"input", "parameter", "frozen", "buffer", "features"})
 
 
 class Exact:

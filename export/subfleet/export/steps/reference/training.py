@@ -82,7 +82,7 @@ class TrainingReference:
     def layer_outputs(self, *tensors: Tensor) -> list[tuple[str, Tensor]]:
         """What each layer that gives a tensor gave in the forward pass, in the order in which they ended, by name."""
         given, found = Given(self.inputs, tensors), list[tuple[str, Tensor]]()
-        state = given.named("parameter") | given.named("buffer")
+        state = given.named("parameter") | given.named("frozen") | given.named("buffer")
         module = untouched(self.module, state, given.one("sample_mask").dtype)
         for name, layer in module.named_modules():
             layer.register_forward_hook(partial(_keep, found, name))
@@ -90,7 +90,7 @@ class TrainingReference:
         return found
 
     def _passed(self, given: Given) -> _Pass:
-        state = given.named("parameter") | given.named("buffer")
+        state = given.named("parameter") | given.named("frozen") | given.named("buffer")
         module = untouched(self.module, state, given.one("sample_mask").dtype)
         if not has_hooks(self.module):
             return self._run(given, module)

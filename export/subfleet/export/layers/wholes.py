@@ -1,0 +1,114 @@
+"""Functions of PyTorch that are one operator each, told by those that every runtime has."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from subfleet.export.layers.replacing import LayerContext, Replacement
+from subfleet.protocol.errors import ExportError
+
+__all__ = ["WHOLES"]
+
+_MOST_FACTORS = 64
+"""Of a product, as many operators."""
+
+
+def _embedding_bag(  # noqa: PLR0913, PLR0917 - PyTorch's arguments
+    context: LayerContext,
+    input: Tensor,  # noqa: A002 - PyTorch's name of it
+    weight: Tensor,
+    offsets: Tensor | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Tensor:
+    """Bags of one length each: the embeddings, summed or averaged."""
+    if offsets is not None or max_norm is not None or scale_grad_by_freq or mode == "max" or input.dim() != 2:
+        raise ExportError(
+            f"layer {context.layer!r} is an embedding bag with offsets, max_norm, scale_grad_by_freq or the mode "
+            "'max', which no program has; give it (batch, length) indices of bags of one length, and the mode 'sum' "
+            "or 'mean'"
+        )
+    rows = functional.embedding(input, weight, padding_idx)
+    counted = torch.ones_like(input, dtype=weight.dtype)
+    if padding_idx is not None:
+        counted = counted * (input != padding_idx).to(weight.dtype)
+        rows = rows * counted.unsqueeze(-1)
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights.unsqueeze(-1)
+    total = rows.sum(1)
+    return total if mode == "sum" else total / counted.sum(1, keepdim=True).clamp(min=1.0)
+
+
+def _local_response_norm(
+    _context: LayerContext,
+    input: Tensor,  # noqa: A002 - PyTorch's name of it
+    size: int,
+    alpha: float = 1e-4,
+    beta: float = 0.75,
+    k: float = 1.0,
+) -> Tensor:
+    """The mean of squares over neighbouring channels, as a sum of shifted ones."""
+    squares = input * input
+    before, behind = size // 2, (size - 1) // 2
+    padded = functional.pad(squares, (*[0, 0] * (input.dim() - 2), before, behind))
+    channels = input.shape[1]
+    total = padded[:, :channels]
+    for shift in range(1, size):
+        total = total + padded[:, shift : shift + channels]
+    return input / (total * (alpha / size) + k) ** beta
+
+
+def _cdist(_context: LayerContext, x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str | None = None) -> Tensor:
+    distances: Tensor = torch.linalg.vector_norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), ord=p, dim=-1)
+    return distances
+
+
+def _product(_context: LayerContext, input: Tensor, *args: Any, **options: Any) -> Tensor:  # noqa: A002 - PyTorch's name
+    given = dict(zip(("dim", "keepdim"), args, strict=False)) | options
+    dim = given.get("dim")
+    factors = input.reshape(-1) if dim is None else input
+    at = 0 if dim is None else dim
+    if factors.shape[at] > _MOST_FACTORS:
+        whole: Tensor = torch.prod(input, *args, **options)
+        return whole
+    found = _running(factors, at)[-1]
+    return found.unsqueeze(at) if given.get("keepdim") else found
+
+
+def _products(_context: LayerContext, input: Tensor, dim: int, **options: Any) -> Tensor:  # noqa: A002 - PyTorch's name
+    if input.shape[dim] > _MOST_FACTORS:
+        whole: Tensor = torch.cumprod(input, dim, **options)
+        return whole
+    return torch.stack(_running(input, dim), dim)
+
+
+def _running(factors: Tensor, dim: int) -> list[Tensor]:
+    """The product of the first, of the first two, and so on."""
+    found: list[Tensor] = []
+    for one in factors.unbind(dim):
+        found.append(one if not found else found[-1] * one)
+    return found
+
+
+WHOLES: Mapping[Any, Replacement] = MappingProxyType(
+    {
+        functional.embedding_bag: _embedding_bag,
+        functional.local_response_norm: _local_response_norm,
+        torch.cdist: _cdist,
+        torch.prod: _product,
+        Tensor.prod: _product,
+        torch.cumprod: _products,
+        Tensor.cumprod: _products,
+    }
+)
+"""By function."""

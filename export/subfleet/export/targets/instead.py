@@ -1,0 +1,45 @@
+"""What to use in the place of an operator that no program has, in the words of a network's author."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+__all__ = ["instead_of"]
+
+_ORDER = "take what does not sort, such as amax, amin, logsumexp or a softmax"
+_ALGEBRA = "compute it from weights where they are made, or use products and norms of matrices"
+_SPECIAL = "use functions made of exp, log, tanh and erf"
+_THREE = "use nn.Conv3d with a stride, or pool two of the dimensions after a reshape"
+_INSTEAD: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("sort", "argsort", "topk", "kthvalue", "median", "nanmedian", "cummax", "cummin"), _ORDER),
+        **dict.fromkeys(
+            ("linalg_svd", "linalg_inv_ex", "linalg_solve_ex", "linalg_det", "linalg_cholesky_ex", "linalg_qr"),
+            _ALGEBRA,
+        ),
+        **dict.fromkeys(("linalg_eigh", "linalg_eig", "linalg_matrix_exp", "linalg_lu", "linalg_slogdet"), _ALGEBRA),
+        **dict.fromkeys(("lgamma", "digamma", "erfinv", "i0", "special_i0", "igamma", "polygamma"), _SPECIAL),
+        **dict.fromkeys(("atan", "atan2", "asin", "acos"), "use torch.tanh, or a softsign"),
+        **dict.fromkeys(("nan_to_num", "isnan", "isinf", "isneginf"), "keep numbers finite where they are made"),
+        **dict.fromkeys(("max_pool3d_with_indices", "avg_pool3d", "adaptive_avg_pool3d"), _THREE),
+        "logcumsumexp": "use logsumexp over the whole dimension, or cumsum of exponentials",
+        "cumprod": "multiply 64 factors at most, or use exp of a cumsum of logarithms",
+        "grid_sampler_2d": "use nn.Upsample, or a convolution",
+        "grid_sampler_3d": "use nn.Upsample, or a convolution",
+        "im2col": "use nn.Conv2d, or reshape and permute where patches do not overlap",
+        "col2im": "use nn.ConvTranspose2d, or reshape and permute where patches do not overlap",
+        "upsample_bicubic2d": "use mode='bilinear'",
+        "embedding_renorm": "leave out max_norm, and normalise what is read with nn.functional.normalize",
+        "native_batch_norm_legit_functional": "set track_running_stats=False",
+        "fft_r2c": "multiply by a fixed matrix of sines and cosines",
+        "fft_c2c": "multiply by a fixed matrix of sines and cosines",
+        "index_put": "use scatter_add, or a product with a matrix of ones and zeros",
+    }
+)
+"""By the operator's name, without the underscore that some begin with."""
+
+
+def instead_of(operator: Any) -> str:
+    """What to do where a program lacks an operator of PyTorch."""
+    name = operator._schema.name.rpartition("::")[2].strip("_")  # noqa: SLF001 - PyTorch tells it nowhere else
+    return _INSTEAD.get(name, "compute it by sums, products, comparisons and the functions of nn.functional")
