@@ -76,9 +76,7 @@ def training_step(  # noqa: PLR0913 - each says one thing of the step
         sample=given,
         logits=found.output_shapes[-1],
         randoms=found.random_shapes + _check_student(found, given, objective, student, in_parts),
-        parameters=_shapes_of(module, trained=True),
-        frozen=_shapes_of(module, trained=False),
-        buffers={name: tuple(tensor.shape) for name, tensor in buffers_of(module).items()},
+        **_state_shapes(module),
         objective=objective,
         optimiser=optimiser,
         accumulate=accumulate,
@@ -163,9 +161,14 @@ def _leaf(tensor: Tensor) -> Tensor:
     return tensor.detach().requires_grad_()
 
 
-def _shapes_of(module: nn.Module, *, trained: bool) -> dict[str, tuple[int, ...]]:
-    """Of the parameters that are trained, or of those that are not."""
-    return {name: tuple(part.shape) for name, part in module.named_parameters() if part.requires_grad == trained}
+def _state_shapes(module: nn.Module) -> dict[str, dict[str, tuple[int, ...]]]:
+    """Of the parameters that are trained, of the others, and of the buffers; as `StepShapes` has them."""
+    parts = dict(module.named_parameters())
+    return {
+        "parameters": {name: tuple(part.shape) for name, part in parts.items() if part.requires_grad},
+        "frozen": {name: tuple(part.shape) for name, part in parts.items() if not part.requires_grad},
+        "buffers": {name: tuple(tensor.shape) for name, tensor in buffers_of(module).items()},
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
