@@ -28,12 +28,18 @@ class KnownValues:
         self._alive: list[Tensor] = []  # a tensor is known by its identity
         self._found: dict[int, Tensor] = {}
 
+    def hold(self, stand_in: Tensor, tensor: Tensor) -> None:
+        """Know what a tensor without numbers stands for."""
+        self._found[id(stand_in)] = tensor
+        self._alive.append(stand_in)
+
     def note(self, func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> None:
         """Remember what a call gave, if all that it was given is known; what it changes in place no longer is."""
         given = _tensors((args, dict(kwargs)))
         if func._schema.is_mutable:  # noqa: SLF001 - no other way to it
             for tensor in given:
                 self._calls.pop(id(tensor), None)
+                self._found.pop(id(tensor), None)
             return
         if torch.Tag.nondeterministic_seeded in func.tags or not all(self._is_known(one) for one in given):
             return
@@ -52,10 +58,10 @@ class KnownValues:
 
     def _is_known(self, tensor: Tensor) -> bool:
         is_real = not isinstance(tensor, FakeTensor) and tensor.device.type != "meta"
-        return is_real or id(tensor) in self._calls
+        return is_real or id(tensor) in self._calls or id(tensor) in self._found
 
     def _computed(self, tensor: Tensor) -> Tensor:
-        if id(tensor) not in self._calls:
+        if id(tensor) not in self._calls and id(tensor) not in self._found:
             return tensor
         if id(tensor) not in self._found:
             func, args, kwargs, place = self._calls[id(tensor)]

@@ -171,6 +171,7 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call] # of PyTorch's
             self.root.register_buffer(name, tensor)
             self._held[id(tensor)] = _shape(tensor)
             self._keep(self._held[id(tensor)], self.graph.get_attr(name))
+            self._known_values.hold(self._held[id(tensor)], tensor)
             self._alive.append(tensor)
         return self._held[id(tensor)]
 

@@ -65,8 +65,7 @@ def training_step(  # noqa: PLR0913 - each says one thing of the step
         student: the nested network of distillation "self".
 
     Raises:
-        ExportError: the objective or optimiser is unknown, the module cannot be run on such inputs, its logits do not
-            fit the objective, or a layer cannot be trained so.
+        ExportError: a setting is unknown, or the module cannot be run or trained so, with the layer if that is known.
     """
     _check_asked(module, objective, optimiser, recompute=recompute)
     given, in_parts = sample.value(batch_size), accumulate and not one_part
