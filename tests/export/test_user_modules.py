@@ -2,10 +2,12 @@
 
 import random
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from export import user_modules
 from export.user_modules import CLASSES, USER_MODULES
 from torch import Tensor, nn
 
@@ -85,6 +87,12 @@ def distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
     return float(torch.cat([(one[name].double() - other[name].double()).flatten() for name in other]).norm())
 
 
+def test_what_everybody_shares_stays_as_it_is() -> None:
+    before = dict(dict.items(user_modules._activations))
+    step_of("a registry that makes what it is asked for")
+    assert dict(dict.items(user_modules._activations)) == before
+
+
 def test_there_are_forty_of_which_twenty_five_train() -> None:
     assert len(USER_MODULES) >= 40
     assert len(TRAINED) >= 25
@@ -106,3 +114,43 @@ def test_what_no_step_carries_is_refused_by_its_name(name: str) -> None:
     with pytest.raises(ExportError, match=USER_MODULES[name].refused):
         write_training_program(step_of(name), target="onnx", program_id="0" * 64)
     assert chance() == before, "everybody else's numbers go on as they would have"
+
+
+class Mixing(nn.Module):
+    """A norm of its own over the batch, in a layer that has a name."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - x.mean(0)) / (x.var(0, unbiased=False) + 1e-3).sqrt()
+
+
+def in_parts(module: nn.Module, size: int, **settings: Any) -> Step:
+    return training_step(
+        module,
+        SampleSpec(shape=(8,)),
+        batch_size=size,
+        objective=ObjectiveSettings(),
+        optimiser=OptimiserSettings(),
+        accumulate=True,
+        **settings,
+    )
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("layer", [Mixing(), nn.Softmax(dim=0)], ids=["norm", "softmax"])
+def test_micro_batches_of_what_mixes_a_batch_are_refused_with_the_layer(size: int, layer: nn.Module) -> None:
+    """Of one sample, too, in which nothing shows: program and module are then wrong alike."""
+    module = nn.Sequential(nn.Linear(8, 8), layer, nn.Linear(8, CLASSES))
+    with pytest.raises(ExportError, match=r"layer '1' mixes the samples of a batch.*set micro_batch_size = 0"):
+        in_parts(module, size)
+
+
+@pytest.mark.parametrize("layer", [nn.GELU(), nn.LayerNorm(8), nn.Dropout(0.3)], ids=["gelu", "norm", "dropout"])
+def test_micro_batches_of_what_takes_each_sample_by_itself_are_not(layer: nn.Module) -> None:
+    in_parts(nn.Sequential(nn.Linear(8, 8), layer, nn.Linear(8, CLASSES)), 1)
+
+
+def test_a_hook_would_see_parts_of_a_batch() -> None:
+    module = USER_MODULES["a hook that normalises"].make()
+    with pytest.raises(ExportError, match=r"parameter '0\.weight' has a hook.*set micro_batch_size = 0"):
+        in_parts(module, 2)
+    in_parts(module, 2, one_part=True)

@@ -5,6 +5,7 @@ Each is made anew by a function. Of each it is said whether a program can do wha
 
 import itertools
 import random
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -231,6 +232,25 @@ def _tied() -> nn.Module:
     return Tied()
 
 
+class _Registry(OrderedDict[str, type[nn.Module]]):
+    """As transformers has one for activations."""
+
+    def __getitem__(self, name: str) -> Any:
+        return super().__getitem__(name)()
+
+    def get(self, name: str) -> Any:  # type: ignore[override]
+        return self[name]
+
+
+_activations = _Registry(gelu=nn.GELU, tanh=nn.Tanh)
+
+
+def _by_positions(_net: Any, y: Tensor) -> Tensor:
+    """Looks whether positions that it has counted itself go up, as transformers does without a cache."""
+    positions = torch.arange(y.shape[1], device=y.device)
+    return y * 0.5 if bool((positions[1:] > positions[:-1]).all()) else -y
+
+
 def _remember(_net: Any, y: Tensor) -> Tensor:
     _seen["calls"] = _seen.get("calls", 0) + 1
     return y * _seen["calls"]
@@ -334,6 +354,10 @@ USER_MODULES: Mapping[str, UserModule] = {
     "a global table that it fills": UserModule(
         make=lambda: Layered(_remember), refused=r"changes its state \".*_seen\['calls'\]\""
     ),
+    "a registry that makes what it is asked for": UserModule(
+        make=lambda: Layered(lambda _net, y: _activations["gelu"](y))
+    ),
+    "its own positions": UserModule(make=lambda: Layered(_by_positions)),
     # what else users do
     "a backward of its own": UserModule(make=lambda: Layered(_reversed)),
     "a layer run again": UserModule(
