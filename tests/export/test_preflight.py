@@ -80,7 +80,7 @@ def test_trouble_outside_of_any_layer_is_the_networks_own() -> None:
 
     (found,) = obstacles(Bare(), SampleSpec(shape=(6,)), target="onnx", batch_size=2)
     assert found.layer == ""
-    assert str(found).startswith("the network (Bare) itself cannot be trained so")
+    assert str(found).startswith("the network (Bare) cannot be trained so")
 
 
 def test_the_error_is_told_with_its_layer_and_else_as_it_is() -> None:

@@ -23,6 +23,7 @@ __all__ = ["Obstacle", "obstacles", "with_layer"]
 
 _OBJECTIVE = ObjectiveSettings(name="mean_squared_error")
 _OPTIMISER = OptimiserSettings(momentum=0.0)
+_NETWORK = "the network "
 _ALONE = "layer 'layer'"
 """What a layer is called that is a network of its own."""
 
@@ -44,8 +45,11 @@ class Obstacle:
     remedy: str
 
     def __str__(self) -> str:
-        place = f"layer {self.layer!r} ({self.kind})" if self.layer else f"the network ({self.kind}) itself"
-        return f"{place} cannot be trained so: {self.reason}; {self.remedy}"
+        place = f"layer {self.layer!r} ({self.kind})" if self.layer else f"the network ({self.kind})"
+        reason = self.reason
+        if reason.startswith(_NETWORK):
+            reason = f"it {reason.removeprefix(_NETWORK)}"
+        return f"{place} cannot be trained so: {reason}; {self.remedy}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +167,7 @@ def _within(name: str, module: nn.Module, calls: Mapping[str, _Call], target: st
     if inner or error is None:
         return inner
     reason, _, remedy = str(error).rpartition("; ")
-    reason = (reason or remedy).replace(_ALONE, "it")
+    reason = (reason or remedy).replace(_ALONE, "it").replace("'layer.", "'")
     return [Obstacle(layer=name, kind=type(module).__name__, reason=reason, remedy=remedy)]
 
 

@@ -156,18 +156,15 @@ def changed_state(name: str, old: Any) -> str:
         name: of it.
         old: what it was before.
     """
-    what = "state"
+    what, compute = "state", ", and compute with it as a tensor"
     if isinstance(old, Tensor):
-        what, remedy = "tensor", f"register {name!r} as one"
+        what, compute = "tensor", ", and keep layers in nn.ModuleList or nn.ModuleDict" if "[" in name else ""
     elif isinstance(old, (int, float)):
-        what, remedy = "number", f"register {name!r} as one, such as torch.zeros(()), and compute with it as a tensor"
+        what, compute = "number", ", such as torch.zeros(()), and compute with it as a tensor"
     elif old is None:
-        remedy = f"register {name!r} as one from the start, with a tensor of its shape in the place of None"
-    else:
-        remedy = f"register {name!r} as one, and compute with it as a tensor"
-    if "[" in name:
-        remedy = "register it as one with self.register_buffer, and keep layers in nn.ModuleList or nn.ModuleDict"
+        compute = " from the start, with a tensor of its shape in the place of None"
     return (
         f"the network changes its {what} {name!r} while it runs, but a program carries from step to step what is a "
-        f"persistent buffer of torch.float32 alone; {remedy}, or leave it as it is in forward"
+        f"persistent buffer of torch.float32 alone; make it one with self.register_buffer{compute}, or leave it as it "
+        "is in forward"
     )
