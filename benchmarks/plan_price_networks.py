@@ -79,7 +79,32 @@ LARGE = {
     )
 }
 """Networks as they are published."""
-TABLES: Mapping[str, Mapping[str, Family]] = {"small": NETWORKS, "large": LARGE}
+WIDE_KERNELS: dict[str, Family] = {
+    config.TYPE: config
+    for config in (
+        Vgg(**_RESIDUAL, norm="batch", kernels=(5, 5)),
+        DsCnn(
+            input_shape=(1, 20, 10),
+            class_count=10,
+            widths=(16, 16),
+            depths=(2, 2),
+            norm="batch",
+            stem_width=16,
+            kernels=(5, 5),
+        ),
+        EfficientNetV2(
+            **_IMAGES,
+            widths=(8, 16),
+            depths=(2, 2),
+            norm="batch",
+            hidden_widths=(16, 16, 24, 32),
+            squeezed_widths=(0, 4),
+            kernels=(5, 5),
+        ),
+    )
+}
+"""Small networks whose subnets choose among kernels of up to 5 x 5 places."""
+TABLES: Mapping[str, Mapping[str, Family]] = {"small": NETWORKS, "large": LARGE, "wide-kernelled": WIDE_KERNELS}
 
 
 def random_spec(network: Network, chance: random.Random) -> SubnetSpec:

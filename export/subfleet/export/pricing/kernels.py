@@ -22,7 +22,7 @@ class Program:
         passing_factor: planned bytes over the most that blocks come to; filled: what the allocator takes instead.
         held_factors: by role, planned bytes over those of the step's values, where that is not 1.
         unrolls: whether a convolution is a product for each place of its kernel.
-        narrow_bytes: the most that is held for the calls of a convolution with fewer than `narrow_channels`.
+        narrow_bytes: the most that is held for the calls of a 3x3 convolution with fewer than `narrow_channels`.
     """
 
     calls: tuple[Call, ...]
