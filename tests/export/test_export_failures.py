@@ -44,9 +44,7 @@ def test_an_operator_without_translation_is_named(target: str) -> None:
 
     made = step_through(Unusual())
     graph = trace(made, TARGETS[target].lowerings)
-    with pytest.raises(
-        ExportError, match=r"the operator aten\.\w+.* \(node '.*', giving \(2, 4\)\).*; compute it by sums"
-    ):
+    with pytest.raises(ExportError, match=r"aten\.\w+.* \(node '.*'\).*; compute it by sums"):
         TARGETS[target].write_training(graph, made)
 
 

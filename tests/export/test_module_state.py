@@ -162,7 +162,7 @@ def _attributes(**values: Any) -> Callable[[Any], object]:
 ZEROS = torch.zeros(4)
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "a buffer of None": (lambda: Keeping(_buffer(None), _set_mean), "state 'mean'.*in the place of None"),
-    "an attribute of None": (lambda: Keeping(_attributes(mean=None), _set_mean), "state 'mean'.*register_buffer from the start"),
+    "an attribute of None": (lambda: Keeping(_attributes(mean=None), _set_mean), "state 'mean'.*buffer from the start"),
     "a counter": (lambda: Keeping(_attributes(steps=0), _warm), r"number 'steps'.*such as torch\.zeros"),
     "a counter on the way back": (lambda: Keeping(_attributes(steps=0), _reversed), "number 'steps'"),
     "a norm's momentum": (lambda: Keeping(_norm, _slower_mean), r"number 'norm\.momentum'"),

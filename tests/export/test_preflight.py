@@ -80,7 +80,7 @@ def test_trouble_outside_of_any_layer_is_the_networks_own() -> None:
 
     (found,) = obstacles(Bare(), SampleSpec(shape=(6,)), target="onnx", batch_size=2)
     assert found.layer == ""
-    assert str(found).startswith("the network (Bare) cannot be trained so")
+    assert str(found).startswith("the network (Bare) cannot be exported for training")
 
 
 def test_the_error_is_told_with_its_layer_and_else_as_it_is() -> None:
@@ -105,7 +105,7 @@ def test_a_request_that_fails_names_the_layer(monkeypatch: pytest.MonkeyPatch) -
 
     mlp = Mlp.blueprint
     monkeypatch.setattr(Mlp, "blueprint", with_log_gamma)
-    with pytest.raises(ExportError, match=r"^layer 'special' \(LogGamma\) cannot be trained so: .*; use") as raised:
+    with pytest.raises(ExportError, match=r"^layer 'special' \(LogGamma\) cannot be exported .*; use") as raised:
         export_training_program(train_request("onnx"))
     assert isinstance(raised.value.__cause__, ExportError)
 

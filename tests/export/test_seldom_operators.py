@@ -87,12 +87,12 @@ TRAINED: dict[str, tuple[nn.Module, SampleSpec]] = {
     "buckets": (Within(lambda y: y + torch.bucketize(y.detach(), torch.linspace(-1, 1, 5)).float()), VECTOR),
 }
 REFUSED: dict[str, tuple[nn.Module, SampleSpec, str]] = {
-    "sort": (Within(lambda y: y.sort(dim=-1).values), VECTOR, "take what does not sort, such as amax"),
-    "topk": (Within(lambda y: y.topk(4).values, 4), VECTOR, "take what does not sort, such as amax"),
+    "sort": (Within(lambda y: y.sort(dim=-1).values), VECTOR, "take amax or amin for the largest"),
+    "topk": (Within(lambda y: y.topk(4).values, 4), VECTOR, "take amax or amin for the largest"),
     "inverse": (
         Within(lambda y: torch.linalg.inv(_square(y) + 5 * torch.eye(4))),
         VECTOR,
-        "products and norms",
+        "products of matrices, as Newton-Schulz",
     ),
     "Fourier": (Within(lambda y: torch.fft.rfft(y).abs(), 9), VECTOR, "fixed matrices of sines and cosines"),
     "gamma": (Within(lambda y: torch.lgamma(y.abs() + 1)), VECTOR, "functions made of exp, log, tanh and erf"),
@@ -103,7 +103,7 @@ REFUSED: dict[str, tuple[nn.Module, SampleSpec, str]] = {
         TOKENS,
         "leave out max_norm",
     ),
-    "no number": (Within(torch.sqrt), VECTOR, "is no number in PyTorch.*keep roots"),
+    "no number": (Within(torch.sqrt), VECTOR, "is NaN or infinite in PyTorch.*keep roots"),
 }
 
 

@@ -263,7 +263,7 @@ def _pooled() -> nn.Module:
 
 
 _OWN_NORM = r"mixes the samples of a batch"
-_CHANCE = r"goes by Python's or NumPy's random numbers"
+_CHANCE = r"uses Python's or NumPy's random numbers"
 
 USER_MODULES: Mapping[str, UserModule] = {
     # hooks
@@ -293,7 +293,7 @@ USER_MODULES: Mapping[str, UserModule] = {
     ),
     "an optimiser in a hook": UserModule(
         make=lambda: _hooked(lambda m: m[0].weight.register_post_accumulate_grad_hook(_step_within_backward)),
-        refused=r"a hook of parameter '0\.weight' changes it",
+        refused=r"a hook of parameter '0\.weight' changes the parameter",
     ),
     # chance
     "Python's chance": UserModule(make=lambda: Layered(lambda _net, y: y * random.random()), refused=_CHANCE),
@@ -309,7 +309,7 @@ USER_MODULES: Mapping[str, UserModule] = {
     ),
     "a generator of its own": UserModule(
         make=lambda: Layered(lambda net, y: y * net.draws.random(), draws=np.random.default_rng(1)),
-        refused=r"takes something else from its 'draws' in each run",
+        refused=r"takes another value from 'draws' in each run",
     ),
     "chance when it was made": UserModule(
         make=lambda: Layered(lambda net, y: y * net.scale, scale=random.Random(3).random())
@@ -327,10 +327,10 @@ USER_MODULES: Mapping[str, UserModule] = {
     # iterators
     "an iterator": UserModule(
         make=lambda: Layered(lambda net, y: y * next(net.turns), turns=itertools.cycle([1.0, 1.0, 3.0])),
-        refused=r"takes something else from its 'turns'",
+        refused=r"takes another value from 'turns'",
     ),
     "a global iterator": UserModule(
-        make=lambda: Layered(lambda _net, y: y * next(_turns)), refused=r"takes something else from its '.*_turns'"
+        make=lambda: Layered(lambda _net, y: y * next(_turns)), refused=r"takes another value from '.*_turns'"
     ),
     "an iterator that repeats": UserModule(
         make=lambda: Layered(lambda net, y: y * next(net.turns), turns=itertools.repeat(2.0))

@@ -49,7 +49,7 @@ class Obstacle:
         reason = self.reason
         if reason.startswith(_NETWORK):
             reason = f"it {reason.removeprefix(_NETWORK)}"
-        return f"{place} cannot be trained so: {reason}; {self.remedy}"
+        return f"{place} cannot be exported for training: {reason}; {self.remedy}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

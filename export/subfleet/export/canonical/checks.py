@@ -74,11 +74,11 @@ def check_operators(graph: fx.GraphModule) -> None:
         value = node.meta.get("val")
         if isinstance(value, Tensor) and value.dtype.is_complex:
             raise ExportError(
-                f"the network computes with complex numbers by {node.target} (node {node.name!r}), of which no program "
-                "has any; multiply by fixed matrices of sines and cosines in the place of a Fourier transform"
+                f"the network computes with complex numbers by {node.target} (node {node.name!r}), which no "
+                "program can; multiply by fixed matrices of sines and cosines in the place of a Fourier transform"
             )
         if isinstance(value, Tensor) and value.dtype not in _TYPES:
             raise ExportError(
-                f"the network computes in {value.dtype} by {node.target} (node {node.name!r}), but a program does in "
-                "torch.float32 alone; leave out autocast, and convert what the layer makes with .float()"
+                f"the network computes in {value.dtype} by {node.target} (node {node.name!r}), but a program computes "
+                "only in torch.float32; leave out autocast, and convert what the layer makes with .float()"
             )

@@ -158,8 +158,8 @@ class LayerReplacing(TorchFunctionMode):
         """Call the replacement, or the function itself where there is none."""
         if torch.is_autocast_enabled("cpu"):
             raise ExportError(
-                f"layer {self._context.layer!r} runs within torch.autocast, but a program computes in torch.float32 "
-                "alone; leave autocast out, or give it enabled=False"
+                f"layer {self._context.layer!r} runs within torch.autocast, but a program computes only in "
+                "torch.float32; leave autocast out, or give it enabled=False"
             )
         replacement = self._table.get(func)
         if replacement is None:

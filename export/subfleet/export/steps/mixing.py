@@ -13,10 +13,10 @@ __all__ = ["check_padding", "check_samples_apart"]
 
 _ALIKE = 1e-7
 """Of sums in double precision, as a share of themselves."""
-_IN_PARTS = "micro-batches would not come to what their batch does", "set micro_batch_size = 0"
+_IN_PARTS = "micro-batches would add up to something else than their batch", "set micro_batch_size = 0"
 _FILLED_UP = (
-    "a batch that is filled up with other samples would not come to what it does without them",
-    "use nn.BatchNorm1d or nn.BatchNorm2d, which leave these out",
+    "what fills up a batch that is short of samples would change the result",
+    "for a norm use nn.BatchNorm1d or nn.BatchNorm2d, which leave it out",
 )
 _BOTH, _FIRST, _SECOND = (1.0, 1.0), (1.0, 0.0), (0.0, 1.0)
 
@@ -98,6 +98,6 @@ def _layer(step: Step, drawn: Sequence[Tensor], whole: Sequence[float]) -> str:
 def _mixes(layer: str, so_that: str, remedy: str) -> str:
     what = f"layer {layer!r}" if layer else "the network"
     return (
-        f"{what} mixes the samples of a batch, as a norm or a softmax over the batch does, so that {so_that}; "
+        f"{what} mixes the samples of a batch, as a norm or a softmax over dimension 0 does, so that {so_that}; "
         f"{remedy}, or compute each sample by itself"
     )

@@ -36,8 +36,8 @@ def check_hooks(module: nn.Module) -> None:
     for name, part in module.named_parameters():
         if hooks_of(part):
             raise ExportError(
-                f"parameter {name!r} has a hook, which would see the gradients of micro-batches in the place of the "
-                "batch's; set micro_batch_size = 0, or change the gradient within the layer"
+                f"parameter {name!r} has a hook, which would be given the gradient of each micro-batch instead of "
+                "their sum; set micro_batch_size = 0, or remove the hook"
             )
 
 
@@ -84,8 +84,8 @@ def accumulated(
         left: Tensor | None = leaf.grad
         if left is None or leaf._version != version:  # noqa: SLF001
             raise ExportError(
-                f"a hook of parameter {name!r} changes it, or takes its gradient away, but a program changes "
-                "parameters by the optimiser of the run alone; leave the hook's step to that optimiser"
+                f"a hook of parameter {name!r} changes the parameter or clears its gradient, but a program changes "
+                "parameters only by the optimiser of the run; remove the hook"
             )
         found[name] = left
     return found

@@ -74,19 +74,19 @@ def check_repeats(module: nn.Module, inputs: Tensor, context: LayerContext, trac
     if counted is not None:
         raise ExportError(changed_state(counted.name, counted.old))
     raise ExportError(
-        f"the network takes something else from its {traces.sources[0]!r} in each run, but a program does the same in "
-        f"every step; {_DRAW}, or keep what it has come to in a persistent buffer of torch.float32"
+        f"the network takes another value from {traces.sources[0]!r} in each run, but a program would repeat one in "
+        f"every step; count in a persistent buffer of torch.float32, or {_DRAW}"
     )
 
 
-_DRAW = "draw with torch.rand, torch.randn or torch.bernoulli, which a program is given anew in each step"
+_DRAW = "draw with torch.rand, torch.randn or torch.bernoulli, which each step is given anew"
 
 
 def drawn_elsewhere() -> str:
-    """What to say of a network that goes by Python's or NumPy's random numbers."""
+    """What to say of a network that uses Python's or NumPy's random numbers."""
     return (
-        "the network goes by Python's or NumPy's random numbers, so that no two runs of it are the same, but a program "
-        f"does the same in every step; {_DRAW}"
+        "the network uses Python's or NumPy's random numbers, but a program would repeat one draw in every step; "
+        f"{_DRAW}, and multiply by zeros and ones in the place of an if"
     )
 
 

@@ -160,11 +160,12 @@ def changed_state(name: str, old: Any) -> str:
     if isinstance(old, Tensor):
         what, compute = "tensor", ", and keep layers in nn.ModuleList or nn.ModuleDict" if "[" in name else ""
     elif isinstance(old, (int, float)):
-        what, compute = "number", ", such as torch.zeros(()), and compute with it as a tensor"
+        what = "number"
+        compute = ", such as torch.zeros(()), compute with it as a tensor, and use torch.where in the place of if"
     elif old is None:
         compute = " from the start, with a tensor of its shape in the place of None"
     return (
-        f"the network changes its {what} {name!r} while it runs, but a program carries from step to step what is a "
-        f"persistent buffer of torch.float32 alone; make it one with self.register_buffer{compute}, or leave it as it "
-        "is in forward"
+        f"the network changes its {what} {name!r} in forward, but from step to step a program keeps only parameters "
+        f"and persistent buffers of torch.float32; make it a buffer with self.register_buffer{compute}, or do not "
+        "change it in forward"
     )

@@ -142,10 +142,8 @@ def edge_target(node: fx.Node) -> Any:
     if target is aten.arange.default:
         target, node.args = aten.arange.start_step, (0, *node.args)
     if target not in KNOWN:
-        shape = tuple(getattr(node.meta.get("val"), "shape", ()))
         raise ExportError(
-            f"the operator {target} (node {node.name!r}, giving {shape}) has no kernel in every ExecuTorch runtime; "
-            f"{instead_of(target)}"
+            f"not every ExecuTorch runtime has a kernel for {target} (node {node.name!r}); {instead_of(target)}"
         )
     dropped = {*_DROPPED_OPTIONS, "memory_format"} if target is aten.clone.default else _DROPPED_OPTIONS
     node.kwargs = {name: option for name, option in node.kwargs.items() if name not in dropped}

@@ -6,8 +6,14 @@ from typing import Any
 
 __all__ = ["instead_of"]
 
-_ORDER = "take what does not sort, such as amax, amin, logsumexp or a softmax"
-_ALGEBRA = "compute it from weights where they are made, or use products and norms of matrices"
+_ORDER = (
+    "take amax or amin for the largest or smallest value, or a softmax or logsumexp for a smooth choice; nothing that "
+    "programs have gives an order"
+)
+_ALGEBRA = (
+    "compute it once in __init__ where no weight is in it, or approximate it by products of matrices, as Newton-Schulz "
+    "steps do"
+)
 _SPECIAL = "use functions made of exp, log, tanh and erf"
 _THREE = "use nn.Conv3d with a stride, or pool two of the dimensions after a reshape"
 _INSTEAD: Mapping[str, str] = MappingProxyType(
@@ -29,7 +35,9 @@ _INSTEAD: Mapping[str, str] = MappingProxyType(
         "im2col": "use nn.Conv2d, or reshape and permute where patches do not overlap",
         "col2im": "use nn.ConvTranspose2d, or reshape and permute where patches do not overlap",
         "upsample_bicubic2d": "use mode='bilinear'",
-        "embedding_renorm": "leave out max_norm, and normalise what is read with nn.functional.normalize",
+        "embedding_renorm": (
+            "leave out max_norm, and scale what is read: y * (m / y.norm(dim=-1, keepdim=True).clamp(min=m))"
+        ),
         "native_batch_norm_legit_functional": "set track_running_stats=False",
         "fft_r2c": "multiply by a fixed matrix of sines and cosines",
         "fft_c2c": "multiply by a fixed matrix of sines and cosines",

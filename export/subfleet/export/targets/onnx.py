@@ -112,10 +112,8 @@ class _Graph:
             return fused
         translation = OPERATORS.get(node.target)
         if translation is None:
-            shape = tuple(getattr(node.meta.get("val"), "shape", ()))
             raise ExportError(
-                f"the operator {node.target} (node {node.name!r}, giving {shape}) is none of ONNX programs; "
-                f"{instead_of(node.target)}"
+                f"{node.target} (node {node.name!r}) cannot be translated to ONNX; {instead_of(node.target)}"
             )
         return translation(self, node)
 

@@ -165,8 +165,8 @@ def _check(tried: Tried, jump: float = 0.0) -> None:
     lost = next((one for one in wrong if math.isnan(one.size)), None)
     if lost is not None:
         raise ExportError(
-            f"the network's own {lost.name!r} is no number in PyTorch, on random weights and inputs of about 1, so "
-            "that no program of it can be verified; keep roots, powers, logarithms and divisions away from 0 and "
+            f"the network's own {lost.name!r} is NaN or infinite in PyTorch, on random weights and inputs of about "
+            "1, so that no program of it can be verified; keep roots, powers, logarithms and divisions away from 0 and "
             "below"
         )
     if wrong:
