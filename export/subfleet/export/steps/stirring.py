@@ -1,4 +1,4 @@
-"""Chance that is none of PyTorch's: Python's and NumPy's random numbers, of which a program has what once came."""
+"""Python's and NumPy's random numbers, which a program would repeat as they were drawn when it was written."""
 
 import random
 import sys
@@ -14,15 +14,18 @@ __all__ = ["TURNS", "Stirred", "is_source"]
 
 _STRATA = 22
 TURNS = _STRATA + 2
-"""In so many turns the first number drawn is in every part of its range, and once next to each of its ends: whatever is
-done by chance in more than one case of 22 is done in one of them, and what never is, in none."""
+"""Enough that the first number drawn falls into every part of its range, and once next to either end: what happens by
+chance in more than one case of 22 happens in one of these turns."""
 
 
 class Stirred:
-    """While it is entered, everybody's random numbers are others than before; then they go on as if it had not been.
+    """Gives everybody other random numbers while it is entered; afterwards they go on as if nothing had happened.
 
     Args:
         turn: what is drawn follows from it.
+
+    Attributes:
+        was_used: whether Python's or NumPy's numbers were drawn meanwhile.
     """
 
     def __init__(self, turn: int) -> None:
@@ -87,7 +90,7 @@ def _of_torch() -> torch.Tensor:
 
 
 def is_source(value: Any) -> bool:
-    """Whether something gives another value each time that it is asked: a generator of numbers, or an iterator."""
+    """Whether a value gives another one each time that it is asked: a generator of numbers, or an iterator."""
     value = getattr(value, "__self__", value)
     numpy = sys.modules.get("numpy")
     kinds: tuple[Any, ...] = (random.Random, torch.Generator)

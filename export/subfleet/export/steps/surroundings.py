@@ -1,7 +1,6 @@
 """What the code of a network reads that no layer holds: attributes of its classes, names of its modules, closures.
 
-A program has all of it as it was when it was written. What the network changes of it is looked at as what its layers
-hold.
+A program repeats all of it as it was when it was written, so that changes of it are looked for as in what layers hold.
 """
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
@@ -19,7 +18,7 @@ _DEPTH = 3
 
 
 class Names(MutableMapping[str, Any]):
-    """Some names of something that is no dict, or is one that others use, too.
+    """Some names of a class, a module or a closure, as a mapping.
 
     Args:
         names: which.
@@ -43,7 +42,7 @@ class Names(MutableMapping[str, Any]):
         self._write(name, value)
 
     def __delitem__(self, name: str) -> None:
-        """A name that has come to stand for something goes on to: it is not the network's to take away."""
+        """Deletes nothing: a name that code has given a value is not ours to take away."""
 
     def _has(self, name: str) -> bool:
         try:
@@ -54,7 +53,7 @@ class Names(MutableMapping[str, Any]):
 
 
 def surroundings(module: nn.Module) -> Iterator[tuple[str, Names]]:
-    """The names that the code of a network reads, with what people call their owner."""
+    """The names that the code of a network reads, with their owner's name as people call it."""
     kinds = dict.fromkeys(kind for layer in module.modules() for kind in type(layer).__mro__ if _is_own(kind))
     followed: dict[FunctionType, None] = {}
     for function in map(_function_of, _kept_by(module)):
@@ -85,7 +84,7 @@ def _reached(methods: Mapping[str, Any]) -> set[str]:
 
 
 def _kept_by(module: nn.Module) -> Iterator[Any]:
-    """What layers keep as attributes, and the hooks of layers and parameters: of all these, some are functions."""
+    """What layers keep as attributes, and the hooks of layers and parameters; some of these are functions."""
     for layer in module.modules():
         for value in vars(layer).values():
             yield from value.values() if isinstance(value, dict) else (value,)
@@ -107,7 +106,7 @@ def _is_data(name: str, value: Any) -> bool:
 
 
 def _function_of(value: Any) -> Any:
-    """The Python function within a method, a class method or what decorators have made of one."""
+    """The Python function within a method, a class method or a decorated function."""
     for name in ("__func__", "fget", "func", "__wrapped__"):
         value = getattr(value, name, value)
     return value
