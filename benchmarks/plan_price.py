@@ -36,7 +36,6 @@ from smoke import parsed
 from subfleet.elastic.building import network_of
 from subfleet.elastic.families import FAMILIES
 from subfleet.elastic.network import Family, Network
-from subfleet.export.memory.liveness import activation_peak_bytes
 from subfleet.export.pricing.model import PriceModel
 from subfleet.export.quiet import collecting_later
 from subfleet.export.request_steps import training_step_of
@@ -136,7 +135,7 @@ def exact_bytes(case: Case, spec: SubnetSpec) -> int:
     *_, name = case
     step = training_step_of(request_for(config_of(case), name, spec))
     if name == "torch":
-        return plan_torch(step, activation_bytes=activation_peak_bytes(trace(step, {}))).peak_bytes
+        return plan_torch(step, trace(step, {})).peak_bytes
     target = target_named(name)
     return target.write_training(trace(step, target.lowerings), step).memory.peak_bytes
 

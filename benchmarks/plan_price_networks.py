@@ -35,6 +35,22 @@ _INVERTED: dict[str, Any] = {
     "strides": (1, 2),
     "stem_width": 8,
 }
+_EFFICIENT: dict[str, Any] = {
+    **_IMAGES,
+    "widths": (8, 16),
+    "depths": (2, 2),
+    "norm": "batch",
+    "hidden_widths": (16, 16, 24, 32),
+    "squeezed_widths": (0, 4),
+}
+_SEPARABLE: dict[str, Any] = {
+    "input_shape": (1, 20, 10),
+    "class_count": 10,
+    "widths": (16, 16),
+    "depths": (2, 2),
+    "norm": "batch",
+    "stem_width": 16,
+}
 NETWORKS = {
     config.TYPE: config
     for config in (
@@ -43,16 +59,8 @@ NETWORKS = {
         Vgg(**_RESIDUAL, norm="batch"),
         MobileNetV2(**_INVERTED, last_widths=(32,)),
         MobileNetV3(**_INVERTED, norm="batch", squeezed_widths=(4, 0, 8), kernels=(3, 5), last_widths=(32, 24)),
-        EfficientNetV2(
-            **_IMAGES,
-            widths=(8, 16),
-            depths=(2, 2),
-            norm="batch",
-            hidden_widths=(16, 16, 24, 32),
-            squeezed_widths=(0, 4),
-            kernels=(3, 3),
-        ),
-        DsCnn(input_shape=(1, 20, 10), class_count=10, widths=(16, 16), depths=(2, 2), norm="batch", stem_width=16),
+        EfficientNetV2(**_EFFICIENT, kernels=(3, 3)),
+        DsCnn(**_SEPARABLE),
         Vit(**_IMAGES, patch=4, widths=(16,), depths=(2,), heads=(4,)),
         Bert(**_TEXT, class_count=20),
         BertClassifier(**_TEXT, class_count=4),
@@ -83,24 +91,8 @@ WIDE_KERNELS: dict[str, Family] = {
     config.TYPE: config
     for config in (
         Vgg(**_RESIDUAL, norm="batch", kernels=(5, 5)),
-        DsCnn(
-            input_shape=(1, 20, 10),
-            class_count=10,
-            widths=(16, 16),
-            depths=(2, 2),
-            norm="batch",
-            stem_width=16,
-            kernels=(5, 5),
-        ),
-        EfficientNetV2(
-            **_IMAGES,
-            widths=(8, 16),
-            depths=(2, 2),
-            norm="batch",
-            hidden_widths=(16, 16, 24, 32),
-            squeezed_widths=(0, 4),
-            kernels=(5, 5),
-        ),
+        DsCnn(**_SEPARABLE, kernels=(5, 5)),
+        EfficientNetV2(**_EFFICIENT, kernels=(5, 5)),
     )
 }
 """Small networks whose subnets choose among kernels of up to 5 x 5 places."""

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from subfleet.export.failures import as_export_errors
-from subfleet.export.memory.liveness import activation_peak_bytes
 from subfleet.export.steps import Step
 from subfleet.export.targets import target_named
 from subfleet.export.targets.base import WrittenProgram
@@ -61,7 +60,7 @@ _Run = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 
 def _written(step: Step, kind: str, target: str) -> tuple[WrittenProgram, _Run]:
     if target == TORCH:
-        memory = plan_torch(step, activation_bytes=activation_peak_bytes(trace(step, {})))
+        memory = plan_torch(step, trace(step, {}))
         return WrittenProgram(body=b"", memory=memory, operators=()), lambda example: step.run(*example)
     writer = target_named(target)
     lowerings = writer.inference_lowerings if kind in ("forward", "evaluate") else writer.lowerings

@@ -71,8 +71,12 @@ def executorch_program(step: Step) -> Program:
 def torch_program(step: Step) -> Program:
     """Trace the step for PyTorch, whose plan counts tensors alone."""
     graph = trace(step, {})
+    nodes = [node for node in graph.graph.nodes if node.op == "call_function"]
     return Program(
-        calls=calls_of([node for node in graph.graph.nodes if node.op == "call_function"]),
+        calls=tuple(
+            replace(call, object_bytes=eager.operator_bytes(node))
+            for call, node in zip(calls_of(nodes), nodes, strict=True)
+        ),
         names=_names(graph, step),
         base_bytes=eager.BASE_BYTES,
         passing_factor=1 + eager.ACTIVATION_SHARE,
