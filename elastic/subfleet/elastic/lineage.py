@@ -27,8 +27,8 @@ class Replicated:
             axes that differ in size. See `subfleet.elastic.replication.Replication`.
         noise: what is added to copies: its deviation as a share of that of the tensor that they are in, 0 or more. The
             network then computes what its parent does only nearly.
-        divided: what is divided among copies: weights that "read" them, by which the network computes what its parent
-            does; or those that "compute" them, as FedTrans' text prints it, by which it does not.
+        divided: which weights are divided among copies: those that "read" them, which keeps what the network computes;
+            or those that "compute" them, as FedTrans' text prints it, which does not.
         shares: pairs of axis and how much each of its indices counts among the copies of one, sorted by axis; none
             where all copies count alike. See `subfleet.elastic.replication.Replication`.
 

@@ -34,7 +34,7 @@ class KnownValues:
         self._alive.append(stand_in)
 
     def note(self, func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> None:
-        """Remember what a call gave, if all that it was given is known; what it changes in place no longer is."""
+        """Remember the results of a call whose inputs are known, and forget tensors that it changes in place."""
         given = _tensors((args, dict(kwargs)))
         if func._schema.is_mutable:  # noqa: SLF001 - no other way to it
             for tensor in given:

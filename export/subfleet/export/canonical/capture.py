@@ -32,8 +32,8 @@ def captured(step: Step) -> fx.GraphModule:
         if are_alike(first, _traced(step)):
             return first
     raise ExportError(
-        "the network does something else in its next run, by a counter, an iterator or chance of its own, but a "
-        "program does the same in every step; draw with torch.rand, torch.randn or torch.bernoulli, and keep what it "
+        "the network does something else each time it runs, by a counter, an iterator or random numbers of its own, "
+        "but a program does the same in every step; draw with torch.rand, torch.randn or torch.bernoulli, and keep "
         "counts in a persistent buffer of torch.float32"
     )
 

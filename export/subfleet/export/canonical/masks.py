@@ -10,39 +10,25 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
+from torch._decomp import core_aten_decompositions
 
 __all__ = ["CHOSEN", "unbounded"]
 
 aten = torch.ops.aten
 
-
-def _threshold_backward(gradient: Tensor, output: Tensor, threshold: float) -> Tensor:
-    return torch.where(output > threshold, gradient, 0.0)
-
-
-def _hardtanh_backward(gradient: Tensor, x: Tensor, low: float, high: float) -> Tensor:
-    return torch.where((x > low) & (x < high), gradient, 0.0)
-
-
-def _hardsigmoid_backward(gradient: Tensor, x: Tensor) -> Tensor:
-    return torch.where((x > -3.0) & (x < 3.0), gradient * (1 / 6), 0.0)
-
-
-def _hardswish_backward(gradient: Tensor, x: Tensor) -> Tensor:
-    inside = torch.where(x > -3.0, gradient * (x * (1 / 3) + 0.5), 0.0)
-    return torch.where(x < 3.0, inside, gradient)
-
-
 CHOSEN: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
-        aten.threshold_backward.default: _threshold_backward,
-        aten.hardtanh_backward.default: _hardtanh_backward,
-        aten.hardsigmoid_backward.default: _hardsigmoid_backward,
-        aten.hardswish_backward.default: _hardswish_backward,
+        operator: core_aten_decompositions()[operator]
+        for operator in (
+            aten.threshold_backward.default,
+            aten.hardtanh_backward.default,
+            aten.hardsigmoid_backward.default,
+            aten.hardswish_backward.default,
+        )
     }
 )
-"""By operator: the same, whatever the gradient is where it does not count."""
+"""By operator: PyTorch's own decompositions choose, so that the gradient may be anything where it does not count."""
 
 _DIVISIONS = frozenset({aten.div.Tensor, aten.reciprocal.default, aten.rsqrt.default})
 _CARRYING = frozenset(

@@ -1,4 +1,4 @@
-"""Functions of PyTorch that are one operator each, told by those that every runtime has."""
+"""Functions that PyTorch computes by an operator of their own, in operators that every runtime has."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -93,7 +93,7 @@ def _products(_context: LayerContext, input: Tensor, dim: int, **options: Any) -
 
 
 def _running(factors: Tensor, dim: int) -> list[Tensor]:
-    """The product of the first, of the first two, and so on."""
+    """The first factor, the product of the first two, of the first three, and so on."""
     found: list[Tensor] = []
     for one in factors.unbind(dim):
         found.append(one if not found else found[-1] * one)

@@ -51,12 +51,12 @@ def executorch_program(step: Step) -> Program:
     calls, given = list[Call](), {node.name for node in inputs_of(graph)}
     for number, part in enumerate(split(graph.graph, is_supported)):
         nodes = part.nodes if isinstance(part, Region) else part
-        each_bytes = _written_bytes(part) // len(nodes) if isinstance(part, Region) else _INSTRUCTION_BYTES
-        for call, node in zip(calls_of(nodes), nodes, strict=True):
+        each_bytes = _bytes_in_region(part) if isinstance(part, Region) else [_INSTRUCTION_BYTES] * len(nodes)
+        for call, node, object_bytes in zip(calls_of(nodes), nodes, each_bytes, strict=True):
             read_as_held = node.target in _TURNS and call.inputs[0] in given  # such as a layer's transposed weight
             shares, after_bytes, ones_bytes = call.shares or read_as_held, _packed_bytes(node), _ones_bytes(node)
             own = replace(call, shares=shares, overwrites=_overwritten(node), part=number, after_bytes=after_bytes)
-            calls.append(replace(own, object_bytes=each_bytes, constant_bytes=ones_bytes))
+            calls.append(replace(own, object_bytes=object_bytes, constant_bytes=ones_bytes))
     return Program(
         calls=tuple(calls),
         names=_names(graph, step),
@@ -109,6 +109,17 @@ def _ones_bytes(node: fx.Node) -> int:
             break
         count *= size
     return 4 * USUAL_WIDTH * count if 1 < count <= LONGEST_PRODUCT else 0
+
+
+def _bytes_in_region(region: Region) -> list[int]:
+    """Of each node: a share of what the region takes, by what its kind usually takes."""
+    usual_bytes = [
+        (_PRODUCT_BYTES if node.target in _PRODUCTS else _NODE_BYTES)
+        + _PART_BYTES * (len(node.all_input_nodes) if node.target is aten.cat.default else 0)
+        for node in region.nodes
+    ]
+    scale = _written_bytes(region) / sum(usual_bytes)
+    return [int(scale * usual) for usual in usual_bytes]
 
 
 def _written_bytes(region: Region) -> int:

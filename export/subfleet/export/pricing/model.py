@@ -141,10 +141,12 @@ class PriceModel:
 
     def _kernel_of(self, layer: int) -> tuple[Mapping[str, int], int]:
         """The axis of a layer's kernel with how many of its dimensions that is, and how many places it has."""
-        axes, decl = self._coding.network.axes, self._decls[layer]
         if layer < 0:
             return _NOWHERE, 1
-        sides = Counter(axis for axis in decl.axes if isinstance(axis, str) and axes[axis].kind == "kernel")
+        axes = self._coding.network.axes
+        sides = Counter(
+            axis for axis in self._decls[layer].axes if isinstance(axis, str) and axes[axis].kind == "kernel"
+        )
         return sides, prod(axes[axis].size ** power for axis, power in sides.items())
 
     def _happenings(self, program: Program, layers: Sequence[int]) -> list[_Happening]:

@@ -22,8 +22,8 @@ class StepShapes:
         sample: the step's input.
         logits: shape of the prediction.
         randoms: shapes of the randomness.
-        parameters: of those that are trained, shapes by tensor name.
-        frozen: of the others.
+        parameters: shapes of the trained ones, by tensor name.
+        frozen: shapes of the others, by tensor name.
         buffers: shapes by tensor name.
         objective: what is minimised.
         optimiser: its settings.

@@ -23,7 +23,9 @@ from subfleet.export.steps.stirring import TURNS, Stirred
 from subfleet.export.steps.watching import changed_state
 from subfleet.protocol.errors import ExportError
 
-__all__ = ["Traces", "check_repeats", "drawn_elsewhere"]
+__all__ = ["Traces", "check_repeats"]
+
+_DRAW = "draw with torch.rand, torch.randn or torch.bernoulli, which each step is given anew"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,24 +71,16 @@ def check_repeats(module: nn.Module, inputs: Tensor, context: LayerContext, trac
         if not traces.counts or runs.stay_alike(inputs):
             return
     if traces.drew:
-        raise ExportError(drawn_elsewhere())
+        raise ExportError(
+            "the network uses Python's or NumPy's random numbers, but a program would repeat one draw in every step; "
+            f"{_DRAW}, and multiply by zeros and ones in the place of an if"
+        )
     counted = next((one for one in changes if isinstance(one.old, (int, float))), None)
     if counted is not None:
         raise ExportError(changed_state(counted.name, counted.old))
     raise ExportError(
         f"the network takes another value from {traces.sources[0]!r} in each run, but a program would repeat one in "
         f"every step; count in a persistent buffer of torch.float32, or {_DRAW}"
-    )
-
-
-_DRAW = "draw with torch.rand, torch.randn or torch.bernoulli, which each step is given anew"
-
-
-def drawn_elsewhere() -> str:
-    """What to say of a network that uses Python's or NumPy's random numbers."""
-    return (
-        "the network uses Python's or NumPy's random numbers, but a program would repeat one draw in every step; "
-        f"{_DRAW}, and multiply by zeros and ones in the place of an if"
     )
 
 

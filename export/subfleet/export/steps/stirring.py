@@ -1,13 +1,13 @@
 """Python's and NumPy's random numbers, which a program would repeat as they were drawn when it was written."""
 
 import random
-import sys
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from itertools import count
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 import torch
 
 __all__ = ["TURNS", "Stirred", "is_source"]
@@ -35,8 +35,7 @@ class Stirred:
     def __enter__(self) -> "Stirred":
         self._before = _states()
         random.setstate(random.Random(_python_seeds()[self._turn]).getstate())  # noqa: S311 - as networks draw
-        if numpy := sys.modules.get("numpy"):
-            numpy.random.set_state(numpy.random.RandomState(_numpy_seeds()[self._turn]).get_state())
+        np.random.set_state(np.random.RandomState(_numpy_seeds()[self._turn]).get_state())
         torch.default_generator.manual_seed(self._turn)
         self._begun = _states()
         return self
@@ -47,8 +46,7 @@ class Stirred:
         self.was_used = _states()[:2] != self._begun[:2]
         python, legacy, tensors = self._before
         random.setstate(python)
-        if legacy is not None:
-            sys.modules["numpy"].random.set_state(legacy)
+        np.random.set_state(legacy)
         torch.default_generator.set_state(tensors)
 
 
@@ -59,7 +57,7 @@ def _python_seeds() -> tuple[int, ...]:
 
 @lru_cache(maxsize=1)
 def _numpy_seeds() -> tuple[int, ...]:
-    return _seeds(lambda seed: float(sys.modules["numpy"].random.RandomState(seed).random_sample()))
+    return _seeds(lambda seed: float(np.random.RandomState(seed).random_sample()))
 
 
 def _seeds(first: Callable[[int], float]) -> tuple[int, ...]:
@@ -75,8 +73,7 @@ def _within(first: Callable[[int], float], low: float, high: float) -> Iterator[
 
 
 def _states() -> tuple[Any, Any, torch.Tensor]:
-    numpy = sys.modules.get("numpy")
-    return random.getstate(), None if numpy is None else _plain(numpy.random.get_state()), _of_torch()
+    return random.getstate(), _plain(np.random.get_state()), torch.default_generator.get_state()
 
 
 def _plain(state: Any) -> tuple[Any, ...]:
@@ -85,15 +82,8 @@ def _plain(state: Any) -> tuple[Any, ...]:
     return (name, tuple(keys.tolist()), *rest)
 
 
-def _of_torch() -> torch.Tensor:
-    return torch.default_generator.get_state()
-
-
 def is_source(value: Any) -> bool:
     """Whether a value gives another one each time that it is asked: a generator of numbers, or an iterator."""
     value = getattr(value, "__self__", value)
-    numpy = sys.modules.get("numpy")
-    kinds: tuple[Any, ...] = (random.Random, torch.Generator)
-    if numpy is not None:
-        kinds += (numpy.random.Generator, numpy.random.RandomState)
+    kinds = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
     return isinstance(value, kinds) or hasattr(type(value), "__next__")

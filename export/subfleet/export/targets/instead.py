@@ -39,8 +39,6 @@ _INSTEAD: Mapping[str, str] = MappingProxyType(
             "leave out max_norm, and scale what is read: y * (m / y.norm(dim=-1, keepdim=True).clamp(min=m))"
         ),
         "native_batch_norm_legit_functional": "set track_running_stats=False",
-        "fft_r2c": "multiply by a fixed matrix of sines and cosines",
-        "fft_c2c": "multiply by a fixed matrix of sines and cosines",
         "index_put": "use scatter_add, or a product with a matrix of ones and zeros",
     }
 )
