@@ -67,7 +67,7 @@ to 0.4 MB in networks of up to 52 convolutions."""
 
 # Eager PyTorch has no memory plan: Python frees tensors later than a graph could, oneDNN copies weights and activations
 # to layouts of its own, and the heap is left with holes. So the plan is a bound with a margin. Over 30 trainings in
-# fresh processes (every family whole, half and a quarter as wide) it was 1.03 to 1.7 times what was measured, and up to
+# fresh processes (every family whole, half and a quarter as wide) it was 1.01 to 1.7 times what was measured, and up to
 # 7 MB more where networks are tiny.
 ACTIVATION_SHARE = 0.75
 PARAMETER_SHARE = 2.25
