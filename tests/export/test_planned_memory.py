@@ -16,15 +16,21 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from trainers.hidden_binding import hide_binding
 
 from subfleet.device_profiles import own_packing_width
+from subfleet.elastic.building import network_of
+from subfleet.elastic.families import preset
+from subfleet.elastic.network import Family
 from subfleet.export.memory import executorch_plan
 from subfleet.export.memory.executorch_plan import BASE_BYTES, plan_executorch
 from subfleet.export.memory.executorch_run import HeapGrowth
 from subfleet.export.memory.liveness import activation_peak_bytes
 from subfleet.export.memory.values import counted_bytes, fed_bytes, optimiser_bytes, weights_bytes
-from subfleet.export.programs import write_evaluation_program, write_training_program
+from subfleet.export.programs import export_training_program, write_evaluation_program, write_training_program
+from subfleet.export.requests import TrainRequest
 from subfleet.export.steps import SampleSpec, Step, evaluation_step, training_step
 from subfleet.protocol.memory import PackingWidth, planned_for
 from subfleet.protocol.programs import Program, encode_program
+from subfleet.protocol.subnet import Prefix, SubnetSpec
+from subfleet.protocol.task_kinds import Objective
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.export]
@@ -39,10 +45,9 @@ from pathlib import Path
 from subfleet.protocol.memory import planned_for
 from subfleet.protocol.programs import TrainJob
 from subfleet.protocol.training import TrainingSettings
-from subfleet.trainers.executorch import ExecutorchTrainer
-from subfleet.trainers.onnx import OnnxTrainer
+from subfleet.device.runtimes import load_trainer
 target, batch_size, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
-trainer = OnnxTrainer() if target == "onnx" else ExecutorchTrainer()
+trainer = load_trainer(target)
 trainer.describe(str(folder / "data.npz"))
 job = TrainJob(
     program_path=folder / "program", weights_path=folder / "weights", output_path=folder / "change",
@@ -111,6 +116,11 @@ def wide() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(3 * SIDE * SIDE, 1024), nn.Tanh(), nn.Linear(1024, 5))
 
 
+EAGER: dict[str, tuple[Family, int, Objective]] = {
+    "operators": (preset("char_lstm", input_shape=(80,), class_count=80), 2, "next_token"),
+    "convolutions": (preset("efficientnet_v2_tiny", input_shape=(3, 32, 32), class_count=10), 4, "cross_entropy"),
+}
+"""A network, the share of its width, and what it is trained for."""
 MODULES = {"convolutional": convolutional, "wide": wide}
 
 
@@ -138,12 +148,14 @@ def measured_bytes(program: Program, folder: Path) -> int:
     weights = {
         value.tensor: (0.05 * random.standard_normal(value.shape)).astype(np.float32)
         for value in program.manifest.inputs
-        if value.role == "parameter"
+        if value.role in {"parameter", "buffer"}
     }
     save_file(weights, folder / "weights")
     count = 3 * BATCH + BATCH // 2
-    images = random.standard_normal((count, 3, SIDE, SIDE), dtype=np.float32)
-    np.savez(folder / "data.npz", x=images, y=random.integers(0, 5, count))
+    given, label = (next(one for one in program.manifest.inputs if one.role == role) for role in ("input", "label"))
+    shape = (count, *given.shape[1:])
+    x = random.standard_normal(shape, np.float32) if given.dtype == "F32" else random.integers(0, 5, shape)
+    np.savez(folder / "data.npz", x=x, y=random.integers(0, 5, (count, *label.shape[1:])))
     done = subprocess.run(
         [
             sys.executable,
@@ -167,6 +179,25 @@ def test_a_fresh_process_takes_what_was_planned(name: str, target: str, tmp_path
     program = written(step_of(name), target)
     measured = measured_bytes(program, tmp_path)
     assert LOWEST <= planned_here(program) / measured <= HIGHEST, program.manifest.memory
+
+
+@pytest.mark.parametrize("name", EAGER)
+def test_a_fresh_process_of_pytorch_takes_no_more_than_was_planned(name: str, tmp_path: Path) -> None:
+    """Many operators, and many convolutions, of few numbers each."""
+    config, share, objective = EAGER[name]
+    cut = {one: axis for one, axis in network_of(config).axes.items() if axis.kind not in {"class", "kernel"}}
+    spec = SubnetSpec(axes=tuple((one, Prefix(size=axis.size // share)) for one, axis in sorted(cut.items())))
+    program = export_training_program(
+        TrainRequest(
+            model=config,
+            spec=spec,
+            target="torch",
+            batch_size=BATCH,
+            objective=ObjectiveSettings(name=objective),
+            optimiser=OptimiserSettings(momentum=0.9),
+        )
+    )
+    assert measured_bytes(program, tmp_path) <= program.manifest.planned_peak_bytes
 
 
 @pytest.mark.parametrize("target", ["onnx", "executorch"])

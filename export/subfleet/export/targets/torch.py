@@ -60,15 +60,15 @@ _MAX_SIZE = 2**24
 _MODEL = "model"
 BASE_BYTES = 6_000_000
 """What the first steps of any network take: PyTorch's own tables, and what a hundred rounds of two subnets leave."""
-_OPERATOR_BYTES, _CONVOLUTION_BYTES = 3_000, 300_000
-"""What the first steps take for each operator, as a node of autograd's and a small block of the heap, and for kernels
-that oneDNN compiles for a convolution and its two gradients. Measured: 1.4 to 2.4 kB in an LSTM of 4,700 operators, 0.3
-to 0.4 MB in networks of up to 52 convolutions."""
+_OPERATOR_BYTES, _CONVOLUTION_BYTES = 8_000, 300_000
+"""What the first steps take for each operator, as a node of autograd's and what small blocks leave of the heap, and for
+kernels that oneDNN compiles for a convolution and its two gradients. Measured: 1.4 to 7 kB in LSTMs, of whose 55 to 68 MB
+up to 13 follow from how the C library cuts its heap; 0.3 to 0.4 MB in networks of up to 52 convolutions."""
 
 # Eager PyTorch has no memory plan: Python frees tensors later than a graph could, oneDNN copies weights and activations
 # to layouts of its own, and the heap is left with holes. So the plan is a bound with a margin. Over 30 trainings in
-# fresh processes (every family whole, half and a quarter as wide) it was 1.01 to 1.7 times what was measured, and up to
-# 7 MB more where networks are tiny.
+# fresh processes (every family whole, half and a quarter as wide; LSTMs of one layer and two) it is 1.04 to 2.3 times
+# what was measured, and up to 7 MB more where networks are tiny.
 ACTIVATION_SHARE = 0.75
 PARAMETER_SHARE = 2.25
 OPTIMISER_SHARE = 0.75
