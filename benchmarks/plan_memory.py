@@ -233,7 +233,7 @@ are in MB of 10^6 bytes. Beforehand the trainer has loaded the data set and the 
   own rewriting, in the order in which it ran. ExecuTorch: the program's planned buffers and XNNPACK's workspace.
 - workspace: kernels' scratch memory, and what ONNX Runtime's arena loses between blocks, from a simulation of it.
 - runtime: the session's or method's objects, counted in the C library's heap; the program; a constant of about 1 MB
-  (ExecuTorch: 3 MB with the pages of its kernels) for Python's objects and libraries' pages.
+  (ExecuTorch: 2 MB with the pages of its kernels) for Python's objects and libraries' pages.
 """
 
 

@@ -21,10 +21,9 @@ PROGRAM_COPIES = 3
 """As it was read, moved to where the runtime may read it, and about as much that loading leaves between its blocks."""
 _TRAINING_BYTES = 600_000
 """Python's objects of a training, the data set's next batch, and pages of libraries that the first step maps."""
-_KERNEL_PAGES_BYTES = 2_000_000
+_KERNEL_PAGES_BYTES = 1_400_000
 """Pages of the kernels' library, which trainers do not map beforehand, since most programs need little of it.
-Measured: 0.4 to 3.1 MB, by the program and the state of the system's page cache. With 1.4 MB, which would do for small
-programs and the native binding, the first round without the binding takes 1.09 of its plan."""
+Measured: 0.4 to 3.1 MB, by the program and the state of the system's page cache; 1.2 to 1.3 MB for small programs."""
 BASE_BYTES = _KERNEL_PAGES_BYTES + _TRAINING_BYTES
 """What a device takes whatever the program."""
 _STRUCTURE_BYTES_PER_PROGRAM_BYTE = 7

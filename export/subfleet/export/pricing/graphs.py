@@ -37,7 +37,7 @@ _PRODUCT_BYTES, _NODE_BYTES, _PART_BYTES, _INSTRUCTION_BYTES = 2_700, 1_570, 760
 for each tensor that one joins, and for a kernel of the runtime's own."""
 _PLAIN_BYTES = 250_000
 """Of the calls of a 3x3 convolution with too few channels for Winograd's algorithm. Measured: 130 to 255 kB."""
-_HOLES, _KEPT_BYTES = 1.08, 2**17
+_HOLES, _KEPT_BYTES = 1.08, 2**15
 """What buffers take over the blocks that are in use at once, and what the first step keeps beside them."""
 
 

@@ -62,8 +62,8 @@ BASE_BYTES = 6_000_000
 """What the first steps of any network take: PyTorch's own tables, and what a hundred rounds of two subnets leave."""
 _OPERATOR_BYTES, _CONVOLUTION_BYTES = 8_000, 300_000
 """What the first steps take for each operator, as a node of autograd's and what small blocks leave of the heap, and for
-kernels that oneDNN compiles for a convolution and its two gradients. Measured: 1.4 to 7 kB in LSTMs, of whose 55 to 68 MB
-up to 13 follow from how the C library cuts its heap; 0.3 to 0.4 MB in networks of up to 52 convolutions."""
+kernels that oneDNN compiles for a convolution and its two gradients. Measured: 1.4 to 7 kB in LSTMs (up to 13 MB of
+their 55 to 68 follow from how the C library cuts its heap), and 0.3 to 0.4 MB in networks of up to 52 convolutions."""
 
 # Eager PyTorch has no memory plan: Python frees tensors later than a graph could, oneDNN copies weights and activations
 # to layouts of its own, and the heap is left with holes. So the plan is a bound with a margin. Over 30 trainings in
