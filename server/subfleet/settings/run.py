@@ -37,7 +37,7 @@ from subfleet.settings.timing import Deadlines, LogClock
 __all__ = ["Run"]
 
 RUNTIME_OVERHEAD_BYTES: Mapping[str, int] = MappingProxyType(
-    {"onnx": 1_800_000, "executorch": 3_200_000, "torch": 5_900_000}
+    {"onnx": 1_800_000, "executorch": 2_700_000, "torch": 5_900_000}
 )
 """Smallest difference between planned peak and estimate over the subnets of the quickstart: the estimate stays below
 the plan, so that no subnet that fits is passed over."""
