@@ -13,7 +13,7 @@ from subfleet.journal.database import open_database
 from subfleet.journal.journal import Journal, begin_run
 from subfleet.rounds.actions import Action, Close, Fold
 from subfleet.rounds.coordinator import resume_actions, step
-from subfleet.rounds.events import Folded, UpdateStored
+from subfleet.rounds.events import Folded, NotFolded, UpdateStored
 from subfleet.rounds.state import RunState
 from subfleet.rounds.suspicion import ChangeSize
 from subfleet.rounds.terms import Terms
@@ -264,3 +264,24 @@ def test_a_server_that_dies_between_two_folds_folds_again_what_is_left(tmp_path:
     assert set(ended.suspicion.excluded) == {"eve"}
     assert ended.suspicion.loss == 1.0
     assert closed(actions)["eve"].startswith("refused: the model diverged")
+
+
+def test_a_fold_that_cannot_be_made_is_made_without_the_most_suspect() -> None:
+    four = terms()
+    state, actions = trained(four, RunState(), {"ada": 1.0, "bob": 1.1, "cyd": 1.0, "dan": 3.0})
+    assert folding(actions) == ["ada", "bob", "cyd", "dan"]
+    state, actions = step(four, state, NotFolded(round=1, reason="folding failed: KeyError: 'x'"), 3.0)
+    assert folding(actions) == ["ada", "bob", "cyd"]
+    state, actions = after(four, state, 1.0)
+    assert closed(actions)["dan"].startswith("refused: folding failed: KeyError: 'x', but not without it")
+
+
+def test_a_fold_that_cannot_be_made_whoever_is_left_out_ends_a_try_and_not_the_run() -> None:
+    four = terms()
+    state, _ = trained(four, RunState(), {"ada": 1.0, "bob": 1.1, "cyd": 1.0, "dan": 1.0})
+    for _ in range(5):
+        state, _ = step(four, state, NotFolded(round=1, reason="folding failed: MemoryError"), 3.0)
+    assert (state.phase, state.retry, state.failure) == ("waiting", 1, "")
+    assert "MemoryError" in state.tries.waits_for
+    late, actions = step(four, state, NotFolded(round=1, reason="too late"), 4.0)
+    assert (late.tries, actions) == (state.tries, ())

@@ -1,19 +1,30 @@
 """Whatever one client says, the server lives on, and the others' work counts."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from server.fake_device import Behaviour, Device
 from server.server_rig import World, config, fleet
 
+from subfleet.elastic.model_state import ModelState
+from subfleet.folding.checking import Checks
+from subfleet.folding.folding import FoldedModel, Folding
 from subfleet.methods import AnyMethod
 from subfleet.methods.fedtrans import FedTrans
 from subfleet.methods.oort import Oort
 from subfleet.protocol.blobs import BlobRef
-from subfleet.protocol.messages import Message, Profile, Receipt, Refusal, Telemetry, encode
+from subfleet.protocol.messages import Message, Profile, Receipt, Refusal, Telemetry, Update, encode
 from subfleet.protocol.readings import Reading
+from subfleet.rounds.requests import BeginningWanted
+from subfleet.rounds.state import RunState, Seat
+from subfleet.rounds.suspicion import ChangeSize
+from subfleet.rounds.terms import Terms
+from subfleet.serving import lookout
+from subfleet.serving.lookout import looked_for
 from subfleet.settings.timing import Deadlines
 from subfleet.transport.base import Transport
 from subfleet.transport.partial_blob import partial_bytes
@@ -227,3 +238,50 @@ def test_clients_that_live_but_never_answer_do_not_hold_a_run_for_ever(tmp_path:
     world.run()
     assert world.server.state.failure.startswith("no client answered the announcement of round 1 within 50 s")
     assert world.clock() - began_s < 50 + 2 * 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("error", [KeyError("conv"), MemoryError(), ValueError("a shape")], ids=repr)
+def test_work_beside_the_loop_that_fails_ends_what_was_asked_for_and_not_the_run(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it raises: the fold without the member that it stumbles over, the check of an update, a task."""
+    fold, check = Folding.fold, Checks._change
+
+    def stumbles(self: Folding, state: ModelState, number: int, seats: Sequence[Seat], *rest: Any) -> FoldedModel:
+        if number == 1 and any(seat.client_id == "cyd" for seat in seats):
+            raise error
+        return fold(self, state, number, seats, *rest)
+
+    def refuses(self: Checks, update: Update, *rest: Any) -> ChangeSize:
+        if update.client_id == "bob" and update.round == 2:
+            raise error
+        return replace(check(self, update, *rest), weights=3.0 if update.client_id == "cyd" else 1.0)
+
+    monkeypatch.setattr(Folding, "fold", stumbles)
+    monkeypatch.setattr(Checks, "_change", refuses)
+    world = World(tmp_path, config(rounds=3, deploy_targets=()), fleet())
+    world.run()
+    rounds = [{row.client_id: row.status for row in one.clients} for one in world.server.result().rounds]
+    assert rounds[0].pop("cyd").startswith("refused: folding failed")
+    assert rounds[1].pop("bob").startswith("refused: it could not be checked")
+    rounds[1].pop("cyd", "")  # it is left out for some rounds
+    assert {status for one in rounds[:2] for status in one.values()} == {"folded"}
+    assert len(rounds) == 3
+
+
+def test_networks_that_cannot_be_looked_for_fail_a_try_and_not_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = [RuntimeError("not today")]
+
+    def found(terms: Terms, state: RunState, wanted: BeginningWanted) -> Any:
+        if failures:
+            raise failures.pop()
+        return looked_for(terms, state, wanted)
+
+    monkeypatch.setattr(lookout, "looked_for", found)
+    world = World(tmp_path, config(rounds=1, deploy_targets=(), method=FedTrans()), fleet())
+    world.run()
+    assert not failures
+    assert set(_statuses(world).values()) == {"folded"}

@@ -1,27 +1,36 @@
 """Networks that clients bring: what is accepted, whose round it is, and a union that grows while a run goes on."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 from server.coordinator_cases import CLIENTS, looked_around, measuring, profile, telemetry, terms_of, wanted_of
+from server.random_cases import survived
 from server.server_rig import MODEL, World, config, fleet
 
+from subfleet.elastic import replication
+from subfleet.elastic import unions as elastic_unions
 from subfleet.elastic.families import AnyFamily
+from subfleet.elastic.network import Network
 from subfleet.methods import AnyMethod
 from subfleet.methods.clustered import Clustered
 from subfleet.methods.fedadp import FedADP
 from subfleet.methods.flexifed import FlexiFed
 from subfleet.methods.standalone import Standalone
+from subfleet.methods.uniting import _grouped
 from subfleet.protocol.errors import ConfigError
-from subfleet.protocol.messages import Receipt
+from subfleet.protocol.messages import Presence, Receipt
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.schema import canonical_json, to_plain
+from subfleet.protocol.subnet import SubnetSpec
 from subfleet.rounds.actions import Reply
 from subfleet.rounds.beginning import beginning_of
 from subfleet.rounds.coordinator import step
+from subfleet.rounds.declarations import MOST_NETWORKS
 from subfleet.rounds.events import Failed, Ready, Tick
 from subfleet.rounds.networks import NOT_YET, brought_anew
 from subfleet.rounds.requests import BeginningWanted
@@ -91,7 +100,7 @@ def test_a_network_is_accepted_before_there_is_a_union() -> None:
             },
             "kernels of 65535, but may have 256 at most",
         ),
-        ({"depths": [5000]}, "5000 blocks, but may have 1024 at most"),
+        ({"depths": [5000]}, "5000 blocks, but may have 128 at most"),
         ({"input_shape": [1, 9, 9]}, r"input_shape \(1, 9, 9\), but the run's is"),
         ({"class_count": 7}, "class_count 7, but the run's is"),
         ({"layers": 3}, "layers"),
@@ -206,3 +215,56 @@ def test_a_union_grows_with_who_comes_whatever_is_lost_and_whoever_dies(method: 
     assert sizes == {name: own[one].spec_id for name, one in zip(CLIENTS, (SMALL, DEEP, WIDE), strict=True)}
     rough = played(tmp_path / "rough", method, Faults(seed=3, loss=0.2, double=0.2, delay_s=1.5), kill=True)
     assert rough.model_bytes() == calm.model_bytes()
+
+
+def test_a_member_may_declare_so_many_networks_and_no_more_even_if_it_leaves_in_between() -> None:
+    state = declared(TERMS, *(replace(SMALL, widths=(4 * count,)) for count in (1, 2, 3)))
+    for number, width in enumerate((4, 8, 12, 16, 20), start=1):
+        told_now = replace(profile("eve"), network=told(replace(SMALL, widths=(width,))), message_id=f"p{number}")
+        state, actions = step(TERMS, state, told_now, 1.0)
+        (answer,) = [one.receipt for one in actions if isinstance(one, Reply)]
+        assert answer.problem == ("too_many" if number > MOST_NETWORKS else None)
+        assert ("but may declare 4" in answer.reason) == (number > MOST_NETWORKS)
+        before = survived(state, 1.0)
+        state, _ = step(TERMS, before, Presence(client_id="eve", session_id=f"eve-{number}", online=True), 1.0)
+        state, _ = step(TERMS, state, told_now, 1.0)
+        state, _ = step(TERMS, state, telemetry(TERMS, "eve", max(state.round, 1), retry=state.retry), 2.0)
+        assert (state.seats["eve"].brought is None) == (number > MOST_NETWORKS)
+        state = replace(state, seats=MappingProxyType({}), members=state.members.without({"eve"}))
+    assert len(state.brought["eve"]) == MOST_NETWORKS
+
+
+@pytest.mark.parametrize("method", METHODS, ids=repr)
+@pytest.mark.parametrize("changes", [{"widths": (65_536,)}, {"widths": (9000,), "depths": (4,)}], ids=str)
+def test_what_is_too_large_is_in_no_union_and_leaves_the_others_theirs(
+    method: AnyMethod, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing of it is built, nor is anything as long as it is wide."""
+    for module in (replication, elastic_unions):
+        monkeypatch.setattr(module, "size_in", within(replication.size_in))
+    terms = terms_of(rounds=3, method=method)
+    state = measured(terms, declared(terms, SMALL, DEEP, replace(SMALL, **changes)), *CLIENTS)
+    (_, union) = state.lineages
+    assert set(union.members) == {SMALL, DEEP}
+    assert state.seats["cyd"].stage == "skipped"
+    assert {state.seats[name].stage for name in ("ada", "bob")} == {"preparing"}
+
+
+def within(size_in: Callable[[Network, Network], SubnetSpec]) -> Callable[[Network, Network], SubnetSpec]:
+    def looked_at(network: Network, part: Network) -> SubnetSpec:
+        assert max(network.parameter_count(network.full_spec()), part.parameter_count(part.full_spec())) < 10**6
+        return size_in(network, part)
+
+    return looked_at
+
+
+def test_unions_in_use_have_room_together() -> None:
+    """Networks of families that have no union with each other each ask for one."""
+    unions = METHODS[0].policies().begin.args[0]  # type: ignore[union-attr]  # with_unions makes it
+    many = [
+        replace(SMALL, group_size=1, norm="none", input_shape=(6,), class_count=classes) for classes in range(2, 40)
+    ]
+    groups = _grouped(unions, (), many)
+    assert len(groups) == 8
+    large = [replace(SMALL, widths=(8000,), class_count=classes) for classes in (3, 4, 5)]
+    assert 1 <= len(_grouped(unions, (), large)) < 3

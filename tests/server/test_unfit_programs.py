@@ -335,7 +335,7 @@ def budget_of(terms: Terms, samples: int) -> int | None:
     profile = measuring(terms).members["ada"].profile
     assert profile is not None
     known = replace(profile, macs_per_s=60_000.0, sample_count=samples)
-    budget = measured_seat(terms, known, telemetry(terms, "ada", 1)).budget
+    budget = measured_seat(terms, RunState(), known, telemetry(terms, "ada", 1)).budget
     return None if budget is None else budget.forward_macs
 
 

@@ -1,6 +1,7 @@
 """Two processes in one place: whoever was first stays, the other one ends, and both are told in a sentence."""
 
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -222,7 +223,13 @@ def test_fleets_and_roles_and_names_share_no_client_id() -> None:
         for name in ("server", "cam", "device-cam")
         if ":" not in fleet
     }
-    assert len(ids) == 3 * 3 * 3
+    assert len({one.rpartition(":")[0] for one in ids}) == 3 * 3 * 3
+
+
+def test_nobody_can_guess_a_client_id() -> None:
+    ids = [mqtt_client_id("main", "server", "run") for _ in range(100)]
+    assert len(set(ids)) == 100
+    assert all(re.fullmatch("main:server:run:[0-9a-f]{16}", one) for one in ids)
 
 
 def _end_of(transports: dict[str, tuple[Transport, list[str]]], limit: int = 1200) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """Runs an emulated fleet as processes: broker, server, one for each client; then the folder of results."""
 
+import logging
 import shutil
 import threading
 from contextlib import ExitStack
@@ -30,9 +31,13 @@ from subfleet.settings.run import Run
 from subfleet.transport.address import BrokerAddress, mqtt_client_id, parse_url
 from subfleet.transport.chunk_sizes import KNOWN_BROKERS, ChunkSizes, KnownBroker
 from subfleet.transport.claiming import ClaimingTransport, server_place
+from subfleet.transport.complaints import Complaints
 from subfleet.transport.mqtt import MqttTransport
+from subfleet.transport.rating import RatedTransport
 
 __all__ = ["run_processes"]
+
+_LOG = logging.getLogger(__name__)
 
 LEAVE_S = 20.0
 
@@ -77,11 +82,12 @@ def run_processes(
         fleet = stack.enter_context(Fleet(commands, output_folder=folder / "output"))
         watch = stack.enter_context(Watch([fleet.check, *([embedded.start] if embedded else [])], stop))
         transport = MqttTransport(address, mqtt_client_id(run.fleet.name, "server", run.name))
-        place = server_place(Topics(run.fleet.name), run.name)
+        topics = Topics(run.fleet.name)
+        claiming = ClaimingTransport(transport, server_place(topics, run.name), tell=observer.say)
         sizes = ChunkSizes.remembered(KnownBroker(folder / "server" / KNOWN_BROKERS, address.where))
         server = Server(
             _served(run, files),
-            ClaimingTransport(transport, place, tell=observer.say),
+            RatedTransport(claiming, topics, Complaints(_LOG).note),
             observer,
             state_folder=folder / "server",
             exports=exports,

@@ -58,6 +58,7 @@ __all__ = [
     "decode",
     "encode",
     "new_message_id",
+    "text_bytes",
 ]
 
 SCHEMA_VERSION = 1
@@ -334,6 +335,13 @@ def decode(payload: bytes | memoryview, *, expected: str | None = None) -> Messa
     if not isinstance(kind, str) or kind not in MESSAGES or (expected is not None and kind != expected):
         raise ProtocolError(f"message kind is {kind!r:.80}, but must be {expected or sorted(MESSAGES)}")
     return from_plain(MESSAGES[kind], plain)
+
+
+def text_bytes(payload: bytes | memoryview) -> int:
+    """How long a message is as JSON, at most what any may be; a compressed one says so at its end, or is damaged."""
+    if bytes(payload[: len(_GZIP)]) != _GZIP:
+        return len(payload)
+    return min(max(len(payload), int.from_bytes(payload[-4:], "little")), MAX_CONTROL_BYTES)
 
 
 def _inflated(payload: bytes | memoryview) -> bytes | memoryview:

@@ -2,6 +2,7 @@
 
 import logging
 import re
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,12 +28,13 @@ Role = Literal["server", "device", "doctor"]
 
 
 def mqtt_client_id(fleet: str, role: Role, name: str) -> str:
-    """What a broker knows a process by: no two processes of one broker share it unless they claim the same place.
+    """What a broker knows a process by, other each time: a broker hangs up on whoever has an id that comes again.
 
-    The parts are told apart by ':', which no fleet and no name holds. It is longer than the 23 characters that an MQTT
-    3.1.1 broker must take, as all brokers for fleets allow.
+    So nobody who can guess the id takes the link from a process, and two that want one place settle that themselves
+    (`subfleet.transport.claiming`). The parts are told apart by ':', which no fleet and no name holds. It is longer
+    than the 23 characters that an MQTT 3.1.1 broker must take, as all brokers for fleets allow.
     """
-    return f"{fleet}:{role}:{name}"
+    return f"{fleet}:{role}:{name}:{secrets.token_hex(8)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,6 @@
 """What `subfleet serve` does: a server, its HTTP API and a broker, until the run is over or someone stops it."""
 
+import logging
 import shutil
 import threading
 from contextlib import ExitStack
@@ -30,10 +31,14 @@ from subfleet.transport.address import BrokerAddress, mqtt_client_id, parse_url
 from subfleet.transport.base import Transport
 from subfleet.transport.chunk_sizes import KNOWN_BROKERS, ChunkSizes, KnownBroker
 from subfleet.transport.claiming import ClaimingTransport, server_place
+from subfleet.transport.complaints import Complaints
 from subfleet.transport.mqtt import MqttTransport
+from subfleet.transport.rating import RatedTransport
 from subfleet.transport.waiting import WaitingTransport
 
 __all__ = ["EMBEDDED_PORT", "ServeOptions", "serve_fleet"]
+
+_LOG = logging.getLogger(__name__)
 
 EMBEDDED_PORT = 1883
 """Where MQTT clients look first."""
@@ -91,7 +96,9 @@ def serve_fleet(options: ServeOptions, *, display: Display, stop: threading.Even
             address = parse_url(embedded.url)
         mqtt = MqttTransport(address, mqtt_client_id(run.fleet.name, "server", run.name))
         transport: Transport = WaitingTransport(mqtt, stop.is_set) if options.wait else mqtt
-        transport = ClaimingTransport(transport, server_place(Topics(run.fleet.name), run.name), tell=observer.say)
+        topics = Topics(run.fleet.name)
+        transport = ClaimingTransport(transport, server_place(topics, run.name), tell=observer.say)
+        transport = RatedTransport(transport, topics, Complaints(_LOG).note)
         state = folder / "server"
         sizes = ChunkSizes.remembered(KnownBroker(state / KNOWN_BROKERS, address.where))
         server = Server(run, transport, observer, state_folder=state, exports=exports, sizes=sizes)

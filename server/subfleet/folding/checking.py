@@ -1,5 +1,6 @@
 """Updates that have come are looked at beside the loop, as large ones take longer than a step of it may."""
 
+import logging
 from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -11,6 +12,7 @@ from subfleet.elastic.update_form import UpdateForm
 from subfleet.folding.calibration import check_sums
 from subfleet.folding.updates import Magnitude, check_update
 from subfleet.protocol.errors import FileError, ProtocolError
+from subfleet.protocol.loading import cause_of
 from subfleet.protocol.messages import Task, Update
 from subfleet.rounds.events import UpdateRejected, UpdateStored
 from subfleet.rounds.state import Seat
@@ -20,6 +22,7 @@ from subfleet.transport.blob_store import BlobStore
 
 __all__ = ["Checks"]
 
+_LOG = logging.getLogger(__name__)
 _SHARED = ""
 
 
@@ -87,6 +90,9 @@ class Checks:
             return UpdateStored(update=update, change=self._change(update, seat, task, magnitudes))
         except (ProtocolError, FileError) as error:
             return UpdateRejected(update=update, reason=str(error))
+        except Exception as error:  # noqa: BLE001  # whatever it is, this update fails, and not the run
+            _LOG.warning("the update of client %s could not be checked", update.client_id, exc_info=error)
+            return UpdateRejected(update=update, reason=f"it could not be checked ({cause_of(error)})")
 
     def _change(self, update: Update, seat: Seat, task: Task, magnitudes: "_Magnitudes") -> ChangeSize:
         model, path = magnitudes.model.of(task.spec.network), self._blobs.path(update.blob)

@@ -1,5 +1,6 @@
 """The slow arithmetic of a round, beside the loop: fold, evaluate, write the checkpoint."""
 
+import logging
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,20 +12,24 @@ from subfleet.folding.checkpoint import save_checkpoint
 from subfleet.folding.examining import Examiner
 from subfleet.folding.folding import Folding
 from subfleet.folding.views import Views
+from subfleet.protocol.errors import FileError
+from subfleet.protocol.loading import cause_of
 from subfleet.rounds.actions import Fold
-from subfleet.rounds.events import Folded
+from subfleet.rounds.events import Folded, NotFolded
 from subfleet.rounds.state import RunState
 from subfleet.tasks import Dataset
 
 __all__ = ["FoldOutcome", "Workbench"]
 
+_LOG = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldOutcome:
-    """The next model, already on disk, and the event that tells of it."""
+    """What tells of a fold, and the next model, which is on disk already; None where there is none."""
 
-    model: ModelState
-    event: Folded
+    event: Folded | NotFolded
+    model: ModelState | None = None
 
 
 class Workbench:
@@ -43,11 +48,11 @@ class Workbench:
         self._examiner = Examiner(views, evaluation)
         self._checkpoints = checkpoints
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="subfleet-fold")
-        self._work: Future[FoldOutcome] | None = None
+        self._work: tuple[int, Future[FoldOutcome]] | None = None
 
     def begin(self, action: Fold, model: ModelState, state: RunState) -> None:
         """Start folding a round's updates into a model, in a run that stands as its state says."""
-        self._work = self._pool.submit(self._fold, action, model, state)
+        self._work = action.round, self._pool.submit(self._fold, action, model, state)
 
     def outcome(self) -> FoldOutcome | None:
         """The folded round, once; None while there is none.
@@ -55,14 +60,20 @@ class Workbench:
         Raises:
             FileError: the checkpoint cannot be written.
         """
-        if self._work is None or not self._work.done():
+        if self._work is None or not self._work[1].done():
             return None
-        work, self._work = self._work, None
-        return work.result()
+        (number, work), self._work = self._work, None
+        try:
+            return work.result()
+        except FileError:
+            raise
+        except Exception as error:  # noqa: BLE001  # whatever it is, the round fails, and not the run
+            _LOG.warning("round %d could not be folded", number, exc_info=error)
+            return FoldOutcome(event=NotFolded(round=number, reason=f"folding failed: {cause_of(error)}"))
 
     def finish(self) -> None:
         """Wait until the round in hand is folded; `outcome` then has it."""
-        wait([] if self._work is None else [self._work])
+        wait([] if self._work is None else [self._work[1]])
 
     def close(self) -> None:
         """Let the thread end; what it is doing is finished and can be done again."""

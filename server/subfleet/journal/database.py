@@ -56,6 +56,7 @@ runs = sql.Table(
     sql.Column("queue", sql.Text, nullable=False),
     sql.Column("unfit", sql.Text, nullable=False),
     sql.Column("disks", sql.Text, nullable=False),
+    sql.Column("brought", sql.Text, nullable=False),
     sql.Column("suspicion", sql.Text, nullable=False),
     sql.Column("memory", sql.Text, nullable=False),
     sql.Column("lineages", sql.Text, nullable=False),

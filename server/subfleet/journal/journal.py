@@ -57,7 +57,7 @@ def begin_run(engine: sql.Engine, *, name: str, settings: str, round_count: int)
             row = {"run_id": run_id, "name": name, "settings": settings, "round_count": round_count}
             start = {"phase": "waiting", "round": 0, "folded_round": 0, "failure": "", "started_at": _now()}
             start |= {"retry": 0, "lost": 0, "waits_for": "", "pool": "[]", "queue": "[]", "unfit": "{}"}
-            start |= {"failing": "{}", "disks": "{}"}
+            start |= {"failing": "{}", "disks": "{}", "brought": "{}"}
             start |= {"suspicion": "{}", "memory": "null", "lineages": "[]", "explored_turn": 0, "wished_turn": 0}
             connection.execute(runs.insert().values(**row, **start))
             return run_id
@@ -137,6 +137,7 @@ class Journal:
             written=MappingProxyType({one.program.key: one for one in written}),
             unfit=MappingProxyType(from_plain(dict[str, Unfit], json.loads(run.unfit))),
             disks=MappingProxyType(from_plain(dict[str, int], json.loads(run.disks))),
+            brought=MappingProxyType(from_plain(dict[str, tuple[str, ...]], json.loads(run.brought))),
             suspicion=from_plain(Suspicion, json.loads(run.suspicion)),
             memory=self._memory(json.loads(run.memory)),
             lineages=from_plain(tuple[Lineage, ...], json.loads(run.lineages)),
@@ -330,7 +331,7 @@ def _new_values(before: RunState, after: RunState) -> dict[str, Any]:
     values |= {name: getattr(after.tries, name) for name in tries if after.tries != before.tries}
     if after.tries.failing is not before.tries.failing:
         values["failing"] = canonical_json(after.tries.failing).decode()
-    texts = ("pool", "queue", "unfit", "disks", "suspicion", "memory", "lineages")
+    texts = ("pool", "queue", "unfit", "disks", "brought", "suspicion", "memory", "lineages")
     changed = [name for name in texts if getattr(after, name) is not getattr(before, name)]
     return values | {name: canonical_json(getattr(after, name)).decode() for name in changed}
 

@@ -6,6 +6,7 @@ from typing import cast, get_args
 from subfleet.protocol.blobs import Chunk, decode_chunk
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.messages import BlobMissing, ChunkRequest, Claim, Receipt, decode
+from subfleet.protocol.plausible import plausible
 from subfleet.protocol.topics import CHUNK, Topics
 from subfleet.rounds.events import FromDevice
 from subfleet.transport.base import Delivery
@@ -59,4 +60,4 @@ def _read(topics: Topics, delivery: Delivery) -> tuple[str, Incoming] | None:
     speaker = getattr(message, "client_id", address.client_id)
     if speaker != address.client_id:
         raise ProtocolError(f"client {address.client_id} speaks for client {speaker!r:.80}")
-    return address.client_id, message
+    return address.client_id, plausible(message)

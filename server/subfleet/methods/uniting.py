@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 from subfleet.elastic.families import AnyFamily
@@ -28,8 +28,11 @@ if TYPE_CHECKING:  # methods are read where no PyTorch is
 
 __all__ = ["Succession", "Unions", "placed_in_front", "with_unions"]
 
-_MOST_PARAMETERS = 500_000_000
-"""Of a union, 2 GB in float32: what clients claim to have takes no more of the server's memory."""
+_MOST_PARAMETERS = 150_000_000
+"""Of a network that a client brings, and of all unions in use together, 0.6 GB in float32: what clients claim to have
+takes no more of the server's memory, which holds a model some five times while it aggregates."""
+_MOST_UNIONS = 8
+"""In use at once: a round trains and evaluates each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,17 +68,20 @@ class Unions:
     holds: Callable[[Network, SubnetSpec], bool]
     succeeded: Callable[[Succession], tuple[Inheritance, ModelState]]
 
-    def joined(self, members: Sequence[AnyFamily]) -> AnyFamily | None:
+    def joined(self, members: Sequence[AnyFamily], most_parameters: int = _MOST_PARAMETERS) -> AnyFamily | None:
         """The settings of the union of some networks; None where they have none, or it would be too large."""
         from subfleet.elastic.building import network_of
         from subfleet.elastic.replication import size_in
         from subfleet.elastic.unions import union_of
 
         try:
-            config: AnyFamily = union_of(members)
-            network = network_of(config)
-            if network.parameter_count(network.full_spec()) > _MOST_PARAMETERS:
+            # Of each by itself first: indices of what a network would share are as long as it is wide.
+            if any(_parameters(one) > most_parameters for one in members):
                 return None
+            config: AnyFamily = union_of(members)
+            if _parameters(config) > most_parameters:
+                return None
+            network = network_of(config)
             held = all(self.holds(network, size_in(network, network_of(one))) for one in members)
         except ConfigError:
             return None
@@ -89,6 +95,11 @@ class _Group:
     config: AnyFamily
     members: tuple[AnyFamily, ...]
     before: Lineage | None = None
+
+    @property
+    def parameters(self) -> int:
+        """Of the union."""
+        return _parameters(self.config)
 
 
 def with_unions(policies: Policies, unions: Unions) -> Policies:
@@ -175,6 +186,14 @@ def _evolved(unions: Unions, now: Evolving) -> Evolved:
     return Evolved(after=now.after, born=tuple(born), states=states, retired=retired)
 
 
+@lru_cache(maxsize=2**10)
+def _parameters(config: AnyFamily) -> int:
+    from subfleet.elastic.building import network_of
+
+    network = network_of(config)
+    return network.parameter_count(network.full_spec())
+
+
 def _grouped(unions: Unions, groups: Sequence[_Group], brought: Iterable[AnyFamily]) -> list[_Group]:
     """The groups with networks added: each to the first that it can be joined with, and else to one of its own."""
     found = list(groups)
@@ -190,12 +209,15 @@ def _grouped(unions: Unions, groups: Sequence[_Group], brought: Iterable[AnyFami
 
 def _added(unions: Unions, groups: list[_Group], families: tuple[AnyFamily, ...]) -> bool:
     """Add networks of one family to the first group that they can be joined with, or to one of their own."""
+    left = _MOST_PARAMETERS - sum(group.parameters for group in groups)
     for place, group in enumerate(groups):
-        config = unions.joined((*group.members, *families)) if group.config.TYPE == families[0].TYPE else None
+        if group.config.TYPE != families[0].TYPE:
+            continue
+        config = unions.joined((*group.members, *families), left + group.parameters)
         if config is not None:
             groups[place] = replace(group, config=config, members=(*group.members, *families))
             return True
-    config = unions.joined(families)
+    config = unions.joined(families, left) if len(groups) < _MOST_UNIONS else None
     if config is not None:
         groups.append(_Group(config=config, members=families))
     return config is not None

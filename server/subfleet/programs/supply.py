@@ -169,7 +169,7 @@ class Supply:
             return
         try:
             self._jobs[wanted] = self._begun(wanted)
-        except SubfleetError as error:
+        except Exception as error:  # noqa: BLE001  # as in `events`
             self._failed.append(_failure(wanted, error))
 
     def events(self) -> tuple[Ready | Failed, ...]:
@@ -180,7 +180,7 @@ class Supply:
             del self._jobs[job.wanted]
             try:
                 events.append(Ready(made=job.finished()))
-            except (SubfleetError, CancelledError, OSError) as error:
+            except Exception as error:  # noqa: BLE001  # whatever it is, what was asked for fails, and not the run
                 events.append(_failure(job.wanted, error))
         return tuple(events)
 

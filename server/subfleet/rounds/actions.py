@@ -71,7 +71,7 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fold:
-    """Fold these updates, in this order, into the model; answer with Folded.
+    """Fold these updates, in this order, into the model; answer with Folded or NotFolded.
 
     Attributes:
         memory: what the method remembers.

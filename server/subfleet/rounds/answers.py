@@ -9,6 +9,7 @@ from subfleet.protocol.task import Task, Work
 from subfleet.protocol.task_kinds import oddity
 from subfleet.rounds.actions import Reply
 from subfleet.rounds.exhaustive import never
+from subfleet.rounds.networks import declared_of
 from subfleet.rounds.state import Phase, RunState, Seat, Stage
 from subfleet.rounds.terms import Terms
 
@@ -101,18 +102,18 @@ def _judge_stage(terms: Terms, state: RunState, seat: Seat, answer: _Answer) -> 
     phases, stage = _awaited(seat.task.work)
     if state.phase not in phases or seat.stage != stage:
         return "refused", f"the task is closed: {seat.stage} {seat.reason}".rstrip()
-    odd = _odd(terms, seat, seat.task, answer)
+    odd = _odd(terms, state, seat, seat.task, answer)
     return ("refused", odd) if odd else ("accepted", "")
 
 
-def _odd(terms: Terms, seat: Seat, task: Task, answer: _Answer) -> str:
+def _odd(terms: Terms, state: RunState, seat: Seat, task: Task, answer: _Answer) -> str:
     """What is wrong with an answer to a task; nothing where it may be believed so far."""
     match answer:
         case Update():
             limit_bytes = MAX_HEADER_BYTES + (task.weights.size_bytes if task.weights is not None else 0)
             if answer.blob.size_bytes > limit_bytes:
                 return f"the update is {answer.blob.size_bytes} bytes, but may be {limit_bytes} at most"
-            return _odd_examples(task, answer)
+            return _odd_examples(terms, state, task, answer)
         case Scores():
             if len(answer.scores) != len(task.programs):
                 asked = len(task.programs)
@@ -124,18 +125,18 @@ def _odd(terms: Terms, seat: Seat, task: Task, answer: _Answer) -> str:
     return ""
 
 
-def _odd_examples(task: Task, answer: Update) -> str:
+def _odd_examples(terms: Terms, state: RunState, task: Task, answer: Update) -> str:
     """What counts of examples say that cannot be: each went through one operator of each choice, in each epoch."""
     if task.paths is None or task.training is None:
         return f"examples of {len(answer.operator_examples)} choices are told, but no paths were drawn" * bool(
             answer.operator_examples
         )
-    kept = dict(task.spec.choices)
-    if not answer.operator_examples or not kept.keys() <= {choice for choice, _ in answer.operator_examples}:
-        return "examples are not told for every choice of the subspace, but must be"
+    kept = declared_of(terms, state.lineages, task.spec).network.operators_of(task.spec)
+    if {choice for choice, _ in answer.operator_examples} != kept.keys():
+        return "examples are not told for every choice of the supernet and for no other, but must be"
     expected = task.training.passes_over(answer.sample_count)
     for choice, counts in answer.operator_examples:
-        if choice in kept and not {operator for operator, _ in counts} <= set(kept[choice]):
+        if not {operator for operator, _ in counts} <= set(kept[choice]):
             return f"examples of choice {choice!r:.80} are told of operators that its subspace lacks"
         total = sum(count for _, count in counts)
         if total != expected:

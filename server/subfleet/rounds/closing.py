@@ -16,8 +16,8 @@ from types import MappingProxyType
 
 from subfleet.rounds.actions import Action, Close, Fold
 from subfleet.rounds.evaluating import begun
-from subfleet.rounds.events import Folded
-from subfleet.rounds.networks import brought_anew, with_lineages
+from subfleet.rounds.events import Folded, NotFolded
+from subfleet.rounds.networks import brought_anew, own_size, with_lineages
 from subfleet.rounds.retrying import fruitless, what_is_lacking
 from subfleet.rounds.selection import with_memory
 from subfleet.rounds.state import Exclusion, RunState, Seat, Suspicion, remembered
@@ -25,7 +25,7 @@ from subfleet.rounds.suspicion import ChangeSize, divergence, most_suspect, outl
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.weights import counted_samples
 
-__all__ = ["begin_fold", "fold_action", "folded", "with_exclusion"]
+__all__ = ["begin_fold", "fold_action", "folded", "not_folded", "with_exclusion"]
 
 Outcome = tuple[RunState, tuple[Action, ...]]
 
@@ -79,6 +79,21 @@ def folded(terms: Terms, state: RunState, event: Folded, now_s: float) -> Outcom
     guess = math.log(terms.config.model.class_count) if event.guess_loss is None else event.guess_loss
     why = divergence(event.loss, state.suspicion.loss, guess, terms.config.suspicion)
     return _again(terms, state, why, now_s) if why else _closed(terms, state, event, now_s)
+
+
+def not_folded(terms: Terms, state: RunState, event: NotFolded, now_s: float) -> Outcome:
+    """Fold once more: without the networks that clients bring, where there are any, else without the most suspect."""
+    if state.phase != "fold" or event.round != state.round:
+        return state, ()
+    if not brought_anew(terms, state):
+        return _again(terms, state, event.reason, now_s)
+    new = [
+        replace(seat, brought=None, reason=f"the network that it brings cannot be taken in ({event.reason})")
+        for seat in state.seats.values()
+        if seat.brought is not None and own_size(terms, state.lineages, seat) is None
+    ]
+    state = _with_seats(state, new)
+    return state, (fold_action(terms, state),)
 
 
 def _again(terms: Terms, state: RunState, why: str, now_s: float) -> Outcome:

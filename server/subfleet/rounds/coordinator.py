@@ -23,8 +23,8 @@ from subfleet.protocol.messages import (
 from subfleet.rounds.actions import Action, Fetch, Request, SendTask, Withdraw
 from subfleet.rounds.answers import judge, reply
 from subfleet.rounds.arrivals import came, failed, tasks_wanted
-from subfleet.rounds.closing import fold_action, folded, with_exclusion
-from subfleet.rounds.declarations import declaration_reply
+from subfleet.rounds.closing import fold_action, folded, not_folded, with_exclusion
+from subfleet.rounds.declarations import declaration_reply, with_brought
 from subfleet.rounds.evaluating import evaluated, evaluations_wanted
 from subfleet.rounds.events import (
     Event,
@@ -32,6 +32,7 @@ from subfleet.rounds.events import (
     Folded,
     FromDevice,
     FromServer,
+    NotFolded,
     Ready,
     Tick,
     UpdateRejected,
@@ -187,6 +188,8 @@ def _done(terms: Terms, state: RunState, event: FromServer, now_s: float) -> Out
             outcome = _update_rejected(terms, state, event)
         case Folded():
             outcome = folded(terms, state, event, now_s)
+        case NotFolded():
+            outcome = not_folded(terms, state, event, now_s)
         case _:
             never(event)
     return outcome
@@ -217,7 +220,7 @@ def _spoke(member: Member, session_id: str, now_s: float) -> Member:
 def _profiled(terms: Terms, state: RunState, profile: Profile, now_s: float) -> Outcome:
     member = state.members.get(profile.client_id, Member())
     # It comes with every heartbeat, and so does the answer to what it declares, which may have been lost.
-    answer = declaration_reply(terms, profile)
+    answer = declaration_reply(terms, profile, state.brought.get(profile.client_id, ()))
     if member.profile == profile:
         return state, answer
     state = forgiven(state, profile.client_id)
@@ -251,8 +254,8 @@ def _measured(terms: Terms, state: RunState, telemetry: Telemetry, now_s: float)
     if member.profile is None:
         # Its profile is still on its way; the client sends the telemetry again until it has a receipt.
         return state, ()
-    seat = with_exclusion(state, measured_seat(terms, member.profile, telemetry, state.disks.get(client_id)))
-    state, requests = _with_seat(state, seat), tuple[Action, ...]()
+    seat = with_exclusion(state, measured_seat(terms, state, member.profile, telemetry))
+    state, requests = with_brought(_with_seat(state, seat), seat), tuple[Action, ...]()
     if seat.stage == "answered":
         state, requests = asking(state, prices_wanted(terms, state, seat.runtime))
     return state, (reply(client_id, message_id, "accepted"), *requests)

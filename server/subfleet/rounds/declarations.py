@@ -1,20 +1,27 @@
 """What devices declare when they join, subnets or networks of their own: judged by the run and its method. Pure."""
 
+import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from types import MappingProxyType
 
 from subfleet.elastic.families import AnyFamily
 from subfleet.elastic.network import Network
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.messages import ArchitectureProblem, Profile
+from subfleet.protocol.schema import canonical_json
 from subfleet.protocol.subnet import Explicit, Full, IndexSet, Roll, SubnetSpec
 from subfleet.rounds.actions import Reply
 from subfleet.rounds.answers import Verdict, reply
+from subfleet.rounds.state import RunState, Seat
 from subfleet.rounds.terms import Terms
 from subfleet.settings.published import network_brought
 
-__all__ = ["Declaration", "declaration_of", "declaration_reply"]
+__all__ = ["MOST_NETWORKS", "Declaration", "declaration_of", "declaration_reply", "with_brought"]
 
+MOST_NETWORKS = 4
+"""Of its own that one member may declare in a run: each may be one more union, which the server keeps."""
 _OTHERWISE: ArchitectureProblem = "not_in_space"
 _MOST_CHARACTERS = 400  # of a reason, as it stands in tables and logs
 
@@ -36,8 +43,14 @@ class Declaration:
     reason: str = ""
 
 
-def declaration_of(terms: Terms, profile: Profile) -> Declaration:
-    """Judge what a device declares. Wherever on an axis a subnet lies, it is the size that counts."""
+def declaration_of(terms: Terms, profile: Profile, before: tuple[str, ...] = ()) -> Declaration:
+    """Judge what a device declares. Wherever on an axis a subnet lies, it is the size that counts.
+
+    Args:
+        terms: of the run.
+        profile: of the device.
+        before: digests of the networks of its own that it has declared before, see `with_brought`.
+    """
     architecture = profile.architecture
     if architecture is None and not profile.network:
         return Declaration(
@@ -50,7 +63,7 @@ def declaration_of(terms: Terms, profile: Profile) -> Declaration:
             reason=f"the run's method {terms.config.method.TYPE!r} goes by no declarations, and gives what fits",
         )
     if architecture is None:
-        return _network_of(terms, profile.network)
+        return _network_of(terms, profile.network, before)
     try:
         size = terms.network.size_of(architecture)
     except ConfigError as error:
@@ -69,20 +82,40 @@ def declaration_of(terms: Terms, profile: Profile) -> Declaration:
     return Declaration(size=known)
 
 
-def declaration_reply(terms: Terms, profile: Profile) -> tuple[Reply, ...]:
-    """The answer to a profile that declares an architecture; none to others."""
+def declaration_reply(terms: Terms, profile: Profile, before: tuple[str, ...] = ()) -> tuple[Reply, ...]:
+    """The answer to a profile that declares an architecture; none to others. The arguments are `declaration_of`'s."""
     if profile.architecture is None and not profile.network:
         return ()
-    found = declaration_of(terms, profile)
+    found = declaration_of(terms, profile, before)
     status: Verdict = "refused" if found.size is None and found.network is None else "accepted"
     return (reply(profile.client_id, profile.message_id, status, found.reason, problem=found.problem),)
 
 
-def _network_of(terms: Terms, text: str) -> Declaration:
+def with_brought(state: RunState, seat: Seat) -> RunState:
+    """The state that remembers the network that a client brings."""
+    known = state.brought.get(seat.client_id, ())
+    if seat.brought is None or (digest := _digest(seat.brought)) in known:
+        return state
+    return replace(state, brought=MappingProxyType({**state.brought, seat.client_id: (*known, digest)}))
+
+
+def _network_of(terms: Terms, text: str, before: tuple[str, ...]) -> Declaration:
     try:
-        return Declaration(network=network_brought(text, terms.config.model))
+        network = network_brought(text, terms.config.model)
     except ConfigError as error:
         return Declaration(problem="no_network", reason=_told(f"the network that it declares is none: {error}"))
+    if len(before) >= MOST_NETWORKS and _digest(network) not in before:
+        return Declaration(
+            problem="too_many",
+            reason=f"it has declared {len(before)} networks in this run and declares another, but may declare "
+            f"{MOST_NETWORKS}; declare one of those again",
+        )
+    return Declaration(network=network)
+
+
+@lru_cache(maxsize=2**12)  # each heartbeat of a client says it again
+def _digest(network: AnyFamily) -> str:
+    return hashlib.sha256(canonical_json(network)).hexdigest()[:16]
 
 
 def _problems(network: Network, spec: SubnetSpec) -> Iterator[ArchitectureProblem]:

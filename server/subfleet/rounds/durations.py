@@ -9,6 +9,9 @@ from subfleet.search.candidates import TRAINING_MACS_PER_FORWARD
 
 __all__ = ["ExpectedTime", "expected_time"]
 
+_MOST_S = 1e9
+"""Thirty years: whatever a device claims, what is expected of it is a number."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedTime:
@@ -47,7 +50,7 @@ def expected_time(
     training_s = 0.0
     if seat.macs_per_s is not None:
         passes = training.sample_passes(seat.sample_count)
-        training_s = TRAINING_MACS_PER_FORWARD * forward_macs * passes / seat.macs_per_s
+        training_s = min(TRAINING_MACS_PER_FORWARD * forward_macs * passes / seat.macs_per_s, _MOST_S)
     budget = seat.budget
     return ExpectedTime(
         training_s=training_s,
@@ -58,4 +61,6 @@ def expected_time(
 
 def _link_s(terms: Terms, moved_bytes: int, link_bytes: int | None) -> float:
     """Seconds on a link, by what it moves in `communication_s` seconds."""
-    return 0.0 if link_bytes is None else terms.config.communication_s * moved_bytes / max(link_bytes, 1)
+    if link_bytes is None:
+        return 0.0
+    return min(terms.config.communication_s * moved_bytes / max(link_bytes, 1), _MOST_S)

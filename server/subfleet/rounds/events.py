@@ -17,6 +17,7 @@ __all__ = [
     "Folded",
     "FromDevice",
     "FromServer",
+    "NotFolded",
     "Ready",
     "Tick",
     "UpdateRejected",
@@ -88,8 +89,16 @@ class Folded:
     guess_loss: float | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotFolded:
+    """The round's updates could not be folded, or what comes of them could not be evaluated."""
+
+    round: int
+    reason: str
+
+
 FromDevice = Presence | Profile | Telemetry | Scores | Refusal | Update | Evaluated | Deployed
 """What devices say: of an update, that it is there; its blob is still on the device."""
-FromServer = Tick | Ready | Failed | UpdateStored | UpdateRejected | Folded
+FromServer = Tick | Ready | Failed | UpdateStored | UpdateRejected | Folded | NotFolded
 """What happens at the server."""
 Event = FromDevice | FromServer

@@ -50,17 +50,17 @@ __all__ = [
 MOST_CHARACTERS = 400  # of a reason, as it stands in tables
 
 
-def measured_seat(terms: Terms, profile: Profile, telemetry: Telemetry, disk_bytes: int | None = None) -> Seat:
+def measured_seat(terms: Terms, state: RunState, profile: Profile, telemetry: Telemetry) -> Seat:
     """The seat of a client that has told what it can give; skipped where it can take no part at all.
 
     Args:
         terms: of the run.
+        state: of the run. What a refusal has told of a disk counts where the telemetry tells nothing.
         profile: of the client.
         telemetry: what it told.
-        disk_bytes: what a refusal has told of its disk; it counts where the telemetry tells nothing.
     """
     if telemetry.disk_budget_bytes is None:
-        telemetry = replace(telemetry, disk_budget_bytes=disk_bytes)
+        telemetry = replace(telemetry, disk_budget_bytes=state.disks.get(profile.client_id))
     class_counts, odd_classes = class_counts_of(terms.config, profile)
     seat = Seat(
         client_id=profile.client_id,
@@ -82,7 +82,7 @@ def measured_seat(terms: Terms, profile: Profile, telemetry: Telemetry, disk_byt
     if terms.config.data.check == "refuse":
         reason = reason or seat.data_warning
     if terms.policies.declarations:
-        declared = declaration_of(terms, profile)
+        declared = declaration_of(terms, profile, state.brought.get(profile.client_id, ()))
         seat = replace(seat, architecture=declared.size, brought=declared.network)
         reason = reason or declared.reason
     if reason:  # as long as its profile stays what it is

@@ -318,6 +318,7 @@ class RunState:
         unfit: by "client/target/size's id", why a device said that its runtime cannot run the program that trains it;
             by "client/score/target/size's id", the one that scores it. It is not given it again until it starts anew.
         disks: by client, what its last refusal for the disk said that may be written, until it starts anew.
+        brought: by client, digests of the networks of its own that it has ever declared.
         suspicion: what rounds tell about the updates of the next ones.
         memory: what the method remembers; None as long as nothing was added to what it begins with, see `remembered`.
         lineages: of all networks that the run has had, in the order in which they appeared; empty as long as there was
@@ -351,6 +352,7 @@ class RunState:
     written: Mapping[str, WrittenProgram] = field(default_factory=lambda: MappingProxyType({}))
     unfit: Mapping[str, Unfit] = field(default_factory=lambda: MappingProxyType({}))
     disks: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    brought: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
     suspicion: Suspicion = field(default_factory=Suspicion)
     memory: Any = None
     lineages: tuple[Lineage, ...] = ()

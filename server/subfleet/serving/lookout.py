@@ -6,6 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from subfleet.elastic.model_state import ModelState
 from subfleet.folding.path_scoring import scored_generation
 from subfleet.protocol.errors import SubfleetError
+from subfleet.protocol.loading import cause_of
 from subfleet.rounds.beginning import beginning_of
 from subfleet.rounds.events import Failed, Ready
 from subfleet.rounds.exploring import explored
@@ -69,9 +70,11 @@ class Lookout:
     def _event(self, wanted: _Wanted, work: "Future[_Made]") -> Ready | Failed:
         try:
             return Ready(made=work.result())
-        except SubfleetError as error:
-            _LOG.warning("the search that was asked for as %s failed: %s", wanted, error)
-            return Failed(wanted=wanted, reason=f"the search failed: {error}")
+        except Exception as error:  # noqa: BLE001  # whatever it is, what was asked for fails, and not the run
+            known = isinstance(error, SubfleetError)
+            reason = f"the search failed: {error if known else cause_of(error)}"
+            _LOG.warning("%s was asked for, but %s", wanted, reason, exc_info=None if known else error)
+            return Failed(wanted=wanted, reason=reason)
 
     def _looked_for(self, wanted: _Wanted, state: RunState, model: ModelState) -> _Made:
         if isinstance(wanted, GenerationWanted):

@@ -243,7 +243,7 @@ class Server:
         for event in (*self._checks.events(), *self._supply.events(), *self._lookout.events()):
             self._apply(event)
         if outcome is not None:
-            self._folded = outcome.model
+            self._folded = outcome.model or self._folded
             self._apply(outcome.event)
 
     def finish(self) -> None:

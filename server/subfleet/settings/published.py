@@ -15,7 +15,7 @@ __all__ = ["Published", "brought", "network_brought", "published"]
 _MOST_CHARACTERS = 4096
 _LARGEST_NUMBER = 65_536
 """Of what a client says of its network: no width or size of an image is larger."""
-_MOST_BLOCKS = 1024
+_MOST_BLOCKS = 128
 _LARGEST_SIDE = 256
 _SIDES = ("kernels", "patch", "strides", "stem_stride")
 """Settings that are sides of images: whatever else is cut, a network is tried with kernels of this size."""

@@ -1,0 +1,69 @@
+"""What numbers a device may claim: a range for each field, in one table, to which a server brings whatever it reads.
+
+A number outside its range is no reason to do without a device, as its clock or its sensors may be broken. But what
+follows from such a number, such as the time that a training takes, has to stay a number.
+"""
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass, replace
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+__all__ = ["PLAUSIBLE", "plausible"]
+
+_BYTES = (0, 2**50)
+_BPS = (0.0, 1e13)
+_SECONDS = (0.0, 1e9)
+PLAUSIBLE: Mapping[str, tuple[float, float]] = MappingProxyType(
+    {
+        "macs_per_s": (1e3, 1e18),
+        "memory_total_bytes": _BYTES,
+        "memory_free_bytes": _BYTES,
+        "memory_limit_bytes": _BYTES,
+        "memory_budget_bytes": _BYTES,
+        "disk_budget_bytes": _BYTES,
+        "available_bytes": _BYTES,
+        "measured_peak_bytes": _BYTES,
+        "downlink_bps": _BPS,
+        "uplink_bps": _BPS,
+        "latency_s": _SECONDS,
+        "log_time_s": (-1e12, 1e12),
+        "seconds": _SECONDS,
+        "train_seconds": _SECONDS,
+        "cpu_load": (0.0, 1e6),
+        "temperature_c": (-273.15, 1e6),
+        "step_count": (0, 2**50),
+        "accuracy": (0.0, 1.0),
+        "score": (-1e30, 1e30),
+    }
+)
+"""By the name of a field, in whichever record it stands: the least and the most that is believed."""
+
+_Record = TypeVar("_Record")
+
+
+def plausible(record: _Record) -> _Record:
+    """A record with every number of the table within its range; the same object where all are."""
+    changes = {}
+    for field in fields(record):  # type: ignore[arg-type]  # messages, and records that they consist of
+        before = getattr(record, field.name)
+        after = _plausible(field.name, before)
+        if after is not before:
+            changes[field.name] = after
+    return replace(record, **changes) if changes else record  # type: ignore[type-var]  # as above
+
+
+def _plausible(name: str, value: Any) -> Any:
+    if isinstance(value, int | float):
+        least, most = PLAUSIBLE.get(name, (value, value))
+        return value if least <= value <= most else type(value)(least if value < least else most)
+    if is_dataclass(value) and not isinstance(value, type):
+        return plausible(value)
+    if isinstance(value, tuple) and value and is_dataclass(value[0]):
+        parts = tuple(_plausible(name, part) for part in value)
+        return value if all(map(_is, parts, value)) else parts
+    return value
+
+
+def _is(one: Any, other: Any) -> bool:
+    return one is other

@@ -1,0 +1,104 @@
+"""How much one device may say: what is beyond that is never read, so that nobody takes a server's time for itself."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from subfleet.protocol.errors import ProtocolError
+from subfleet.protocol.messages import BlobMissing, ChunkRequest, text_bytes
+from subfleet.protocol.topics import CHUNK, Topics
+from subfleet.transport.base import Delivery, Event, Transport, Will
+
+__all__ = ["RatedTransport"]
+
+_BOUNDED = frozenset({CHUNK, ChunkRequest.KIND, BlobMissing.KIND})
+"""Of a transfer: a window of a few at a time bounds these, and who asks for them is the server."""
+_UNIT_BYTES = 4 * 1024
+"""A message counts one unit, and one more for each of so many bytes: long ones take longer to read."""
+_MOST_ACCOUNTS = 2**16
+_MOST_DROPPED = 1024
+"""In one poll: what else a server does is not to wait for them."""
+
+
+@dataclass(slots=True)
+class _Account:
+    units: float
+    at_s: float
+
+
+class RatedTransport:
+    """A server's transport that drops what one device says beyond its rate.
+
+    A device at work says some five messages in each interval of its heartbeat, a unit each. Every device may save up
+    `burst_units`, and gets `units_per_s` anew. Whoever speaks under ever new names shares one account beyond 65,536.
+
+    Args:
+        inner: what carries the messages.
+        topics: of the fleet.
+        complain: called with a device's id and a sentence for each message that is dropped.
+        units_per_s: above 0.
+        burst_units: at least what the longest message counts, 65.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        inner: Transport,
+        topics: Topics,
+        complain: Callable[[str, str], None],
+        *,
+        units_per_s: float = 20.0,
+        burst_units: float = 400.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._inner = inner
+        self._topics = topics
+        self._complain = complain
+        self._units_per_s = units_per_s
+        self._burst_units = burst_units
+        self._clock = clock
+        self._accounts: dict[str, _Account] = {}
+
+    def open(self, subscriptions: tuple[str, ...], will: Will | None = None) -> None:
+        """See `Transport.open`."""
+        self._inner.open(subscriptions, will)
+
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        """See `Transport.publish`."""
+        self._inner.publish(topic, payload, retain=retain)
+
+    def poll(self, timeout_s: float) -> Event | None:
+        """See `Transport.poll`; None also where many messages were dropped."""
+        for _ in range(_MOST_DROPPED):
+            event = self._inner.poll(timeout_s)
+            if not isinstance(event, Delivery) or self._allows(event):
+                return event
+            timeout_s = 0.0
+        return None
+
+    def close(self) -> None:
+        """See `Transport.close`."""
+        self._inner.close()
+
+    def _allows(self, delivery: Delivery) -> bool:
+        try:
+            address = self._topics.parse(delivery.topic)
+        except ProtocolError:
+            return True  # whoever reads it complains of it
+        if address.direction != "up" or address.kind in _BOUNDED:
+            return True
+        account = self._account(address.client_id)
+        cost = 1 + text_bytes(delivery.payload) // _UNIT_BYTES
+        if account.units < cost:
+            self._complain(address.client_id, "says more than it may, and is not heard for a while")
+            return False
+        account.units -= cost
+        return True
+
+    def _account(self, client_id: str) -> _Account:
+        now_s = self._clock()
+        name = client_id if client_id in self._accounts or len(self._accounts) < _MOST_ACCOUNTS else ""
+        account = self._accounts.setdefault(name, _Account(units=self._burst_units, at_s=now_s))
+        account.units = min(self._burst_units, account.units + self._units_per_s * (now_s - account.at_s))
+        account.at_s = now_s
+        return account

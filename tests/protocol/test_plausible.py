@@ -1,0 +1,115 @@
+"""Numbers that devices claim are within a range: refused beyond it by the decoder, or brought to it."""
+
+import math
+import types
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import pytest
+
+from subfleet.protocol.messages import Presence, Profile, Telemetry
+from subfleet.protocol.plausible import PLAUSIBLE, plausible
+from subfleet.protocol.readings import LogLow, Reading
+from subfleet.rounds.events import FromDevice
+
+DECODED = frozenset(
+    {
+        "sample_count",
+        "held_out_count",
+        "label_count",
+        "class_counts",
+        "class_correct",
+        "class_predicted",
+        "loss",
+        "square_loss",
+        "memory_share",
+        "battery_fraction",
+        "operator_examples",
+        "positives",
+        "negatives",
+        "absolute_errors",
+        "squared_errors",
+        "targets",
+        "squared_targets",
+        "size_bytes",
+        "packing_width",
+        "mean",
+        "deviation",
+        "minimum",
+        "maximum",
+    }
+)
+"""Which a decoder refuses beyond a range of their own."""
+COMPARED = frozenset({"round", "retry", "indices", "size", "start", "modulus", "offset", "groups", "order"})
+"""With what is known: an odd one names nothing, or describes no subnet."""
+SHAPES = frozenset({"input_shape", "other_input_shapes"})
+"""With the run's."""
+
+
+def numbers(kind: Any, name: str = "") -> Iterator[str]:
+    """Names of the fields that are numbers, in records inside records too."""
+    if is_dataclass(kind) and isinstance(kind, type):
+        hints = get_type_hints(kind)
+        for field in fields(kind):
+            yield from numbers(hints[field.name], field.name)
+    elif kind in (int, float):
+        yield name
+    elif get_origin(kind) in (Union, types.UnionType, tuple, dict):
+        for part in get_args(kind):
+            if part is not Ellipsis:
+                yield from numbers(part, name)
+    elif get_origin(kind) is Literal and any(isinstance(one, int) for one in get_args(kind)):
+        yield name
+
+
+@pytest.mark.parametrize("kind", get_args(FromDevice))
+def test_every_number_that_a_device_sends_has_a_range(kind: type) -> None:
+    assert set(numbers(kind)) <= PLAUSIBLE.keys() | DECODED | COMPARED | SHAPES
+
+
+def test_what_is_in_its_range_stays_the_same_object() -> None:
+    telemetry = told(Reading(downlink_bps=1e6, memory_free_bytes=10))
+    assert plausible(telemetry) is telemetry
+    presence = Presence(client_id="ada", session_id="s", online=True)
+    assert plausible(presence) is presence
+
+
+def test_what_is_outside_becomes_the_least_or_the_most() -> None:
+    found = plausible(told(Reading(downlink_bps=1e300, uplink_bps=5e-324, memory_free_bytes=2**62)))
+    assert (found.reading.downlink_bps, found.reading.uplink_bps) == (1e13, 5e-324)
+    assert (found.reading.memory_free_bytes, type(found.reading.memory_free_bytes)) == (2**50, int)
+    assert found.log_low == LogLow(memory_budget_bytes=2**50)
+
+
+@pytest.mark.parametrize(("claimed", "believed"), [(5e-324, 1e3), (1e9, 1e9), (1.7e308, 1e18)])
+def test_a_pace_leaves_every_duration_a_number(claimed: float, believed: float) -> None:
+    found = plausible(replace(PROFILE, macs_per_s=claimed))
+    assert found.macs_per_s == believed
+    assert math.isfinite(2**62 / believed)
+
+
+PROFILE = Profile(
+    client_id="ada",
+    session_id="s",
+    device="d",
+    runtimes=("onnx",),
+    sample_count=1,
+    class_counts=(),
+    input_shape=(1,),
+    memory_total_bytes=1,
+    memory_share=1.0,
+)
+
+
+def told(reading: Reading) -> Telemetry:
+    return Telemetry(
+        client_id="ada",
+        session_id="s",
+        run_id="run",
+        round=1,
+        log_time_s=None,
+        reading=reading,
+        memory_budget_bytes=1,
+        log_low=LogLow(memory_budget_bytes=2**62 if reading.downlink_bps == 1e300 else 1),
+    )

@@ -1,0 +1,238 @@
+"""Any sequence of valid messages from one member leaves a run that goes on, and whose records encode."""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import cast, get_args
+
+import pytest
+import sqlalchemy as sql
+from hypothesis import event, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule, run_state_machine_as_test
+from server.coordinator_cases import profile, telemetry
+from server.hostile_cases import NUMBERS, WHOLE_NUMBERS, distorted, with_number
+from server.random_cases import VARIANTS, answers, brings, found_of, terms_of_places, update_of
+from server.test_coordinator_random import HELD_OUT, Fleet
+
+from subfleet.journal.database import METADATA
+from subfleet.journal.journal import Journal, begin_run
+from subfleet.journal.rows import record_of
+from subfleet.link.traffic import Traffic
+from subfleet.protocol.candidate_scores import CandidateScore
+from subfleet.protocol.messages import (
+    Deployed,
+    Evaluated,
+    Message,
+    Presence,
+    Profile,
+    Refusal,
+    Scores,
+    Task,
+    Telemetry,
+    Update,
+    encode,
+)
+from subfleet.protocol.topics import Topics
+from subfleet.rounds.actions import Action, Close, CloseEvaluation, CloseGeneration, Fold, SendTask
+from subfleet.rounds.coordinator import round_info
+from subfleet.rounds.events import Event, FromDevice, Tick, UpdateStored
+from subfleet.rounds.terms import Terms
+from subfleet.rounds.weights import round_weights
+
+pytestmark = pytest.mark.slow
+
+EVE = "eve"
+EXAMPLES = 5
+
+
+class WithEve(Fleet):
+    """A fleet in which one more member says whatever is valid; all that is written down is, and is read again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.engine = sql.create_engine("sqlite://")
+        METADATA.create_all(self.engine)
+        run_id = begin_run(self.engine, name="run", settings="{}", round_count=3)
+        self.journal = Journal(self.engine, run_id, first_memory=self.terms.policies.memory)
+        self.numbers = itertools.count()
+
+    def apply(self, event: Event) -> tuple[Action, ...]:
+        before = self.state
+        actions = super().apply(event)
+        close = next((one for one in actions if isinstance(one, Close | CloseEvaluation | CloseGeneration)), None)
+        record = None if close is None else record_of(self.terms, close, Traffic(Topics("main")))
+        self.journal.save(before, self.state, close=close, record=record)
+        if (info := round_info(self.terms, self.state, self.now_s)) is not None:
+            encode(info)
+        return actions
+
+    def perform(self, action: Action) -> None:
+        super().perform(action)
+        if isinstance(action, SendTask):
+            encode(action.task)
+        elif isinstance(action, Fold):
+            weights = round_weights(self.terms.weigh(action.round), action.seats, self.terms.config.max_client_share)
+            assert 0.99 < sum(one.share for one in weights.values()) < 1.01
+
+    def hear(self, data: st.DataObject, message: Message) -> None:
+        said = data.draw(distorted(self.named(message)))
+        event(f"{message.KIND} {'is valid' if said is not None else 'is not valid'}")
+        if said is not None:
+            for _ in range(data.draw(st.integers(1, 2))):
+                self.take(said)
+
+    def named(self, message: Message) -> Message:
+        return replace(message, message_id=f"eve.{next(self.numbers)}")
+
+    def take(self, said: Message) -> None:
+        assert isinstance(said, get_args(FromDevice))
+        actions = self.apply(cast("FromDevice", said))
+        accepted = "accepted" in answers(actions, said.message_id)
+        if isinstance(said, Update):
+            actions = self.apply(UpdateStored(update=said))
+            if "accepted" in answers(actions, said.message_id):
+                self.accepted[said.task_id] = said
+        elif isinstance(said, Evaluated) and accepted:
+            (self.scored if said.scores else self.found).add(said.task_id)
+
+    @rule(data=st.data(), life=st.integers(1, 2), online=st.booleans())
+    def eve_comes_or_goes(self, data: st.DataObject, life: int, online: bool) -> None:
+        self.hear(data, Presence(client_id=EVE, session_id=f"eve-{life}", online=online))
+
+    @rule(data=st.data(), place=st.integers(0, 2))
+    def eve_describes_herself(self, data: st.DataObject, place: int) -> None:
+        self.hear(data, self.described(place))
+
+    def described(self, place: int) -> Profile:
+        shape, brought = self.terms.config.model.input_shape, brings(self.terms, place)
+        return replace(profile(EVE), held_out_count=HELD_OUT, input_shape=shape, network=brought, macs_per_s=1e9)
+
+    @rule(data=st.data())
+    def eve_measures(self, data: st.DataObject) -> None:
+        self.hear(data, self.measured())
+
+    def measured(self) -> Telemetry:
+        known = telemetry(self.terms, EVE, max(self.state.round, 1), retry=self.state.retry)
+        reading = replace(known.reading, downlink_bps=1e6, uplink_bps=1e6, latency_s=0.1)
+        return replace(known, reading=reading, disk_budget_bytes=10**9)
+
+    @rule(data=st.data(), kind=st.integers(0, 4), any_task=st.booleans())
+    @precondition(lambda self: self.tasks)
+    def eve_answers(self, data: st.DataObject, kind: int, any_task: bool) -> None:
+        own = [one for one in self.tasks.values() if any_task or one.client_id == EVE]
+        if own:
+            task = data.draw(st.sampled_from(sorted(own, key=lambda one: one.task_id)))
+            self.hear(data, ANSWERS[kind](self, task))
+
+    @rule(data=st.data())
+    def eve_takes_part(self, data: st.DataObject) -> None:
+        """Far enough that what she says is counted."""
+        self.eve_comes_or_goes(data, 1, online=True)
+        self.eve_describes_herself(data, 0)
+        self.everyone_is_there()
+        self.eve_measures(data)
+        self.prepare_all()
+        for task in [one for one in self.tasks.values() if one.client_id == EVE]:
+            for answer in ANSWERS[:3]:
+                self.hear(data, answer(self, task))
+
+    def presence(self, name: str, life: int, online: bool) -> None:
+        """The others stay: no rule of their own."""
+        Fleet.presence(self, name, life, online)
+
+    def telemetry(self, name: str, memory: int, back: int) -> None:
+        """They always have enough memory."""
+
+    def prepare(self, data: st.DataObject, planned: int, fails: int) -> None:
+        """What they wait for is made."""
+
+    def refuse(self, data: st.DataObject, available: int | None) -> None:
+        """They do what they are asked."""
+
+    @rule(seconds=st.sampled_from([1.0, 11.0, 31.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.a_round_goes_well()
+        self.now_s += seconds
+        self.apply(Tick())
+
+    def teardown(self) -> None:
+        """The others bring the run to its end, whether she answers or not."""
+        self.restart()
+        for _ in range(60):
+            if self.state.phase in ("finished", "failed"):
+                break
+            self.time_passes(11.0)
+        assert self.state.phase == "finished", (self.state.phase, self.state.failure)
+        assert len(self.journal.records()) == self.terms.config.rounds
+        self.engine.dispose()
+
+
+def _update(machine: WithEve, task: Task) -> Update:
+    return replace(update_of(machine.terms, task), client_id=EVE)
+
+
+def _found(machine: WithEve, task: Task) -> Evaluated:
+    return replace(found_of(task, HELD_OUT), client_id=EVE)
+
+
+def _scores(machine: WithEve, task: Task) -> Scores:
+    found = tuple(CandidateScore(score=float(place)) for place in range(max(len(task.programs), 1)))
+    return Scores(
+        task_id=task.task_id, run_id=task.run_id, round=task.round, client_id=EVE, scores=found[:16], seconds=0.0
+    )
+
+
+def _refusal(machine: WithEve, task: Task) -> Refusal:
+    return Refusal(
+        task_id=task.task_id,
+        run_id=task.run_id,
+        round=task.round,
+        client_id=EVE,
+        reason="memory",
+        detail="as told",
+        available_bytes=10,
+    )
+
+
+def _deployed(machine: WithEve, task: Task) -> Deployed:
+    return Deployed(task_id=task.task_id, run_id=task.run_id, client_id=EVE, files=())
+
+
+ANSWERS: tuple[Callable[[WithEve, Task], Message], ...] = (_update, _found, _scores, _refusal, _deployed)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_one_number_wherever_it_is_valid_ends_no_run(name: str) -> None:
+    for terms in terms_of_places(VARIANTS[name]):
+        for number in (*WHOLE_NUMBERS, *NUMBERS):
+            fleet = _machine(terms)
+            for _ in range(terms.config.rounds + 1):
+                fleet.take(Presence(client_id=EVE, session_id="eve-1", online=True))
+                fleet.take(with_number(fleet.described(0), number))
+                fleet.everyone_is_there()
+                fleet.take(with_number(fleet.measured(), number))
+                fleet.prepare_all()
+                for task in [one for one in fleet.tasks.values() if one.client_id == EVE]:
+                    for answer in ANSWERS[:3]:
+                        fleet.take(with_number(fleet.named(answer(fleet, task)), number))
+                fleet.a_round_goes_well()
+            fleet.teardown()
+
+
+def _machine(terms: Terms) -> WithEve:
+    class OfTerms(WithEve):
+        every_terms = (terms,)
+
+    return OfTerms()
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_nothing_that_one_member_says_ends_a_run(name: str) -> None:
+    class FleetOfMethod(WithEve):
+        every_terms = terms_of_places(VARIANTS[name])
+
+    run_state_machine_as_test(
+        FleetOfMethod,
+        settings=settings(max_examples=EXAMPLES, stateful_step_count=40, deadline=None),
+    )

@@ -1,0 +1,100 @@
+"""One device's messages have a rate; the others', and transfers, are not touched by it."""
+
+import gzip
+
+from subfleet.protocol.messages import Presence, encode
+from subfleet.protocol.topics import Topics
+from subfleet.transport.base import Delivery, Transport
+from subfleet.transport.memory import MemoryBroker
+from subfleet.transport.rating import RatedTransport
+
+TOPICS = Topics("main")
+
+
+class Clock:
+    now_s = 5.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Rig:
+    def __init__(self) -> None:
+        self.clock, self.complaints = Clock(), list[tuple[str, str]]()
+        broker = MemoryBroker(clock=self.clock)
+        self.server = RatedTransport(
+            broker.client("server"),
+            TOPICS,
+            lambda sender, text: self.complaints.append((sender, text)),
+            units_per_s=2.0,
+            burst_units=40.0,
+            clock=self.clock,
+        )
+        self.server.open((TOPICS.up("+", "+"),))
+        self.eve, self.ada = broker.client("eve"), broker.client("ada")
+        for one in (self.eve, self.ada):
+            one.open(())
+
+    def heard(self) -> list[str]:
+        """Who is heard, by the topics of the messages."""
+        found = []
+        for _ in range(10_000):
+            event = self.server.poll(0.0)
+            if isinstance(event, Delivery):
+                found.append(TOPICS.parse(event.topic).client_id)
+            elif event is None:
+                break
+        return found
+
+
+def say(transport: Transport, name: str, kind: str = "presence", payload: bytes = b"{}") -> None:
+    transport.publish(TOPICS.up(name, kind), payload)
+
+
+def test_who_says_too_much_is_not_heard_and_the_others_are() -> None:
+    rig = Rig()
+    for _ in range(500):
+        say(rig.eve, "eve")
+    say(rig.ada, "ada", payload=encode(Presence(client_id="ada", session_id="s", online=True)))
+    assert rig.heard() == ["eve"] * 40 + ["ada"]
+    assert {sender for sender, _ in rig.complaints} == {"eve"}
+    rig.clock.now_s += 3.0
+    for _ in range(500):
+        say(rig.eve, "eve")
+    assert rig.heard() == ["eve"] * 6, "as many as its rate has brought"
+
+
+def test_long_messages_count_as_many() -> None:
+    """A profile of 65,536 class counts takes as long to read as twenty short messages."""
+    rig = Rig()
+    for _ in range(10):
+        say(rig.eve, "eve", "profile", b"1" * 150 * 1024)
+        say(rig.ada, "ada", "profile", gzip.compress(b"1" * 150 * 1024))
+    assert sorted(rig.heard()) == ["ada", "eve"], "however short it was made on its way"
+
+
+def test_transfers_have_windows_and_no_rate() -> None:
+    rig = Rig()
+    for _ in range(500):
+        say(rig.eve, "eve", "chunk", b"1" * 60_000)
+        say(rig.eve, "eve", "request", b"{}")
+    assert len(rig.heard()) == 1000
+
+
+def test_a_beat_a_second_is_never_too_much() -> None:
+    rig = Rig()
+    for _ in range(1000):
+        for kind in ("presence", "telemetry"):
+            say(rig.ada, "ada", kind)
+        assert rig.heard() == ["ada", "ada"]
+        rig.clock.now_s += 1.0
+    assert not rig.complaints
+
+
+def test_ever_new_names_share_an_account() -> None:
+    rig = Rig()
+    for number in range(2**16 + 500):
+        say(rig.eve, f"n{number}")
+        if number % 1000 == 999:
+            rig.heard()
+    assert len(rig.complaints) > 400
