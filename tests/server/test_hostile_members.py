@@ -1,7 +1,7 @@
 """Any sequence of valid messages from one member leaves a run that goes on, and whose records encode."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import cast, get_args
 
@@ -11,7 +11,7 @@ from hypothesis import event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 from server.coordinator_cases import profile, telemetry
-from server.hostile_cases import NUMBERS, WHOLE_NUMBERS, distorted, with_number
+from server.hostile_cases import NUMBERS, distorted, renamed, with_number
 from server.random_cases import VARIANTS, answers, brings, found_of, terms_of_places, update_of
 from server.test_coordinator_random import HELD_OUT, Fleet
 
@@ -43,7 +43,6 @@ from subfleet.rounds.weights import round_weights
 pytestmark = pytest.mark.slow
 
 EVE = "eve"
-EXAMPLES = 5
 
 
 class WithEve(Fleet):
@@ -204,20 +203,37 @@ ANSWERS: tuple[Callable[[WithEve, Task], Message], ...] = (_update, _found, _sco
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_one_number_wherever_it_is_valid_ends_no_run(name: str) -> None:
-    for terms in terms_of_places(VARIANTS[name]):
-        for number in (*WHOLE_NUMBERS, *NUMBERS):
-            fleet = _machine(terms)
-            for _ in range(terms.config.rounds + 1):
-                fleet.take(Presence(client_id=EVE, session_id="eve-1", online=True))
-                fleet.take(with_number(fleet.described(0), number))
-                fleet.everyone_is_there()
-                fleet.take(with_number(fleet.measured(), number))
-                fleet.prepare_all()
-                for task in [one for one in fleet.tasks.values() if one.client_id == EVE]:
-                    for answer in ANSWERS[:3]:
-                        fleet.take(with_number(fleet.named(answer(fleet, task)), number))
-                fleet.a_round_goes_well()
-            fleet.teardown()
+    """In one kind of message at a time: an odd link keeps a member from being given what its odd pace decides."""
+    for number, odd in itertools.product(NUMBERS, ("profile", "telemetry", "answer")):
+        _take_part(name, lambda kind, message: [with_number(message, number) if kind == odd else message])  # noqa: B023
+
+
+@pytest.mark.parametrize("text", ["", "unknown"])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_one_text_wherever_it_is_valid_ends_no_run(name: str, text: str) -> None:
+    _take_part(name, lambda _, message: [*renamed(message, text), message])
+
+
+def _take_part(name: str, said: Callable[[str, Message], Iterable[Message]]) -> None:
+    """Eve does in each round what she is asked, in messages that are made of what she would say."""
+    terms, _ = terms_of_places(VARIANTS[name])
+    fleet = _machine(terms)
+
+    def take(kind: str, message: Message) -> None:
+        for one in said(kind, message):
+            fleet.take(fleet.named(one))
+
+    for _ in range(terms.config.rounds + 1):
+        fleet.take(Presence(client_id=EVE, session_id="eve-1", online=True))
+        take("profile", fleet.described(0))
+        fleet.everyone_is_there()
+        take("telemetry", fleet.measured())
+        fleet.prepare_all()
+        for task in [one for one in fleet.tasks.values() if one.client_id == EVE]:
+            for answer in ANSWERS[:3]:
+                take("answer", answer(fleet, task))
+        fleet.a_round_goes_well()
+    fleet.teardown()
 
 
 def _machine(terms: Terms) -> WithEve:
@@ -229,10 +245,18 @@ def _machine(terms: Terms) -> WithEve:
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_nothing_that_one_member_says_ends_a_run(name: str) -> None:
+    _play(name, examples=5)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", VARIANTS)
+def test_nothing_that_one_member_says_in_many_runs_ends_one(name: str) -> None:
+    _play(name, examples=60)
+
+
+def _play(name: str, *, examples: int) -> None:
     class FleetOfMethod(WithEve):
         every_terms = terms_of_places(VARIANTS[name])
 
-    run_state_machine_as_test(
-        FleetOfMethod,
-        settings=settings(max_examples=EXAMPLES, stateful_step_count=40, deadline=None),
-    )
+    found = settings(max_examples=examples, stateful_step_count=40, deadline=None)
+    run_state_machine_as_test(FleetOfMethod, settings=found)
