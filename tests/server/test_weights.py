@@ -134,3 +134,12 @@ def test_uniform_weights_are_capped_by_nothing_but_the_count_of_clients() -> Non
     seats = _seats({"ada": 3, "bob": 30, "cyd": 300}, {"ada": 3, "bob": 30, "cyd": 300})
     found = round_weights(lambda _: 1.0, seats, 0.1)
     assert {one.share for one in found.values()} == {1 / 3}
+
+
+@pytest.mark.parametrize(("count", "share"), [(2, 0.5), (5, 0.5), (6, 0.5), (10, 0.3), (20, 0.15), (100, 0.03)])
+def test_by_default_a_claim_is_worth_three_equal_shares(count: int, share: float) -> None:
+    names = [f"c{place:03d}" for place in range(count)]
+    samples = dict.fromkeys(names, 10) | {"c001": 2**40}
+    weights = round_weights(by_samples, _seats(samples, samples), None)
+    assert weights["c001"].share == pytest.approx(share, rel=1e-9)
+    assert sum(one.share for one in weights.values()) == pytest.approx(1.0)

@@ -59,7 +59,7 @@ class NetworkFolding:
         space: the sizes that clients may have.
         blobs: where the updates are stored.
         seed: of the run.
-        max_client_share: of the weights of a round, that one client's may have; 1 lowers none.
+        max_client_share: of the weights of a round, that one client's may have; 1 lowers none, see `client_share`.
     """
 
     network: Network
@@ -67,7 +67,7 @@ class NetworkFolding:
     space: tuple[SubnetSpec, ...]
     blobs: BlobStore
     seed: int = 0
-    max_client_share: float = 1.0
+    max_client_share: float | None = 1.0
 
     @classmethod
     def of(cls, terms: Terms, lineage: Lineage | None, blobs: BlobStore) -> "NetworkFolding":

@@ -5,7 +5,9 @@ algorithm 1. Where the paper leaves something open, what its authors' public cod
 
 Client half: train the given model; tell the mean of the squares of the samples' losses.
 Server half: a client's statistical utility is its samples times the root of that mean. High ones are cut at a quantile,
-so that no outlier, and no client that claims one, is chosen for ever; to the utility, scaled to 0 to 1, comes a bonus
+and at three standard deviations above the median, as a quantile of few clients is the largest of them. Who was chosen
+by its utility too often rests while there are others, so that no client is chosen for ever by what it claims (section
+4.4 removes it for good after a number of rounds). To the utility, scaled to 0 to 1, comes a bonus
 that grows with the rounds since the client was last heard. Who takes longer than the preferred duration T is held back
 by (T / its duration) to a power. A share of the round explores clients that were never folded, the fast ones rather;
 the share falls from round to round. The preferred duration is a percentile of the known ones, and the pacer raises it
@@ -14,7 +16,7 @@ when what the chosen clients are worth no longer grows.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -22,6 +24,7 @@ from subfleet.methods.describing import MethodInfo, Published, Setting
 from subfleet.methods.policies import Policies
 from subfleet.methods.selecting import Available, ClosedRound, Past, Selected, Selecting, without_replacement
 from subfleet.methods.sizes import ONE_MODEL, Homogeneous, one_size
+from subfleet.methods.turns import Chosen, had_their_share, most_believed, with_chosen
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.training import TrainingSettings
 
@@ -35,6 +38,8 @@ seed and logs."""
 MEASURED = Published(value="measured", told="durations are what prices and logs lead to expect, not what was measured")
 """Of `Durations`, in papers that measure them."""
 
+_BEHIND = 1e-9
+"""Times its score, whoever rests comes behind all others."""
 _STALENESS = 0.1
 """Of the bonus for clients not heard of for long: section 4.2, equation 2."""
 
@@ -46,11 +51,13 @@ class OortMemory:
     Attributes:
         percentile: of the known durations, which is the preferred one; from 1 to 100.
         exploiting: the clients of the open round that were chosen for their utility.
+        chosen: by client, in how many rounds that was so.
         utilities: what such clients were worth in the last rounds, the newest last: the sum over each round's updates.
     """
 
     percentile: float
     exploiting: tuple[str, ...] = ()
+    chosen: Chosen = field(default_factory=dict)
     utilities: tuple[float, ...] = ()
 
 
@@ -72,6 +79,8 @@ class Oort:
         flat: the pacer raises the percentile where the utility changed by less than this share from window to window;
             the paper raises it where the utility falls, which noise alone makes it do.
         steep: and lowers it where it changed by more than this many times.
+        most_often: how many times as often as if all took turns a client is chosen for its utility at most; 0 is no
+            limit.
         durations: see `Durations`.
         model: which models are trained.
     """
@@ -96,6 +105,10 @@ class Oort:
                 told="the pacer raises its percentile where the utility stays the same, as the authors' code does",
             ),
             "steep": None,
+            "most_often": Published(
+                value="a number of rounds, after which it is removed",
+                told="who was chosen too often for its utility rests while there are others, and is not removed",
+            ),
             "durations": MEASURED,
             "model": ONE_MODEL,
         },
@@ -111,6 +124,7 @@ class Oort:
     pacer_step: float = 5.0
     flat: float = 0.1
     steep: float = 5.0
+    most_often: float = 1.5
     durations: Durations = "measured"
     model: Homogeneous = "largest"
 
@@ -124,6 +138,8 @@ class Oort:
         for name in ("penalty", "pacer_step", "flat", "steep"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} is {getattr(self, name)}, but must be a number of 0 or more")
+        if not 0 <= self.most_often < math.inf:
+            raise ConfigError(f"most_often is {self.most_often}, but must be a number of 0 or more")
         if not 0 < self.percentile <= 100:
             raise ConfigError(f"percentile is {self.percentile}, but must be above 0 and at most 100")
         if self.pacer_rounds < 1:
@@ -152,13 +168,14 @@ class Oort:
         share = max(self.least_exploration, self.exploration * self.exploration_decay ** (selecting.round - 1))
         exploring = max(min(round(share * count), len(new)), count - len(known))
         scores = self.scores(known, selecting.round, memory)
-        exploited = self._exploited(scores, count - exploring, selecting)
+        exploited = self._exploited(self._in_turn(scores, count, selecting), count - exploring, selecting)
         # Unknown durations of 0 are those of clients that tell nothing of their pace: they stand in the middle.
         told = [seconds for one in new.values() if (seconds := one.expected_s) > 0]
         usual_s = math.fsum(told) / len(told) if told else 1.0
         speeds = {name: 1 / (one.expected_s or usual_s) for name, one in new.items()}
         explored = without_replacement(speeds, exploring, selecting.stream("exploration"))
-        return Selected(clients=(*exploited, *explored), memory=replace(memory, exploiting=exploited))
+        counted = with_chosen(memory.chosen, exploited, scores.keys())
+        return Selected(clients=(*exploited, *explored), memory=replace(memory, exploiting=exploited, chosen=counted))
 
     def scores(self, known: Sequence[Available], round_number: int, memory: OortMemory) -> Mapping[str, float]:
         """What clients that were folded before are worth now: 0 or more."""
@@ -166,7 +183,8 @@ class Oort:
             return {}
         utilities = {one.client_id: _utility(_past(one)) for one in known}
         ordered = sorted(utilities.values())
-        least, most = ordered[0], ordered[min(int(self.clip * len(ordered)), len(ordered) - 1)]
+        least, quantile = ordered[0], ordered[min(int(self.clip * len(ordered)), len(ordered) - 1)]
+        most = min(quantile, most_believed(ordered))
         preferred_s = self.preferred_s(known, memory)
         found = {}
         for one in known:
@@ -185,6 +203,17 @@ class Oort:
             return math.inf
         ordered = sorted(duration_s(one, self.durations) for one in known)
         return ordered[min(int(len(ordered) * memory.percentile / 100), len(ordered) - 1)]
+
+    def _in_turn(self, scores: Mapping[str, float], count: int, selecting: Selecting) -> Mapping[str, float]:
+        """The scores of those that have not had their share of rounds; of the others behind all of these."""
+        had = had_their_share(
+            selecting.memory.chosen,
+            round_number=selecting.round,
+            wanted=count,
+            known=len(selecting.clients),
+            most_often=self.most_often,
+        )
+        return {name: score * (_BEHIND if name in had else 1.0) for name, score in scores.items()}
 
     def _exploited(self, scores: Mapping[str, float], count: int, selecting: Selecting) -> tuple[str, ...]:
         """Drawn in proportion to their scores, of those close to the best."""
@@ -208,7 +237,7 @@ class Oort:
                 percentile = min(100.0, percentile + self.pacer_step)
             elif change >= self.steep * before:
                 percentile = max(self.pacer_step, percentile - self.pacer_step)
-        return OortMemory(percentile=percentile, utilities=utilities)
+        return OortMemory(percentile=percentile, utilities=utilities, chosen=known.chosen)
 
 
 def duration_s(client: Available, durations: Durations) -> float:

@@ -6,11 +6,13 @@ Cho et al., "Towards Understanding Biased Client Selection in Federated Learning
 Client half: train the given model with the given objective.
 Server half: candidates are drawn without replacement, each with a probability in proportion to its samples; of these,
 the clients with the largest losses train. A loss is the one that a client told when it was last folded, so that nothing
-is asked besides (the paper's rpow-d); who was never folded comes before all others, the paper's infinite loss.
+is asked besides (the paper's rpow-d); who was never folded comes before all others, the paper's infinite loss. Both
+are claims: samples count no more than three standard deviations above the median, and who has been chosen for its
+loss too often comes last.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar, Literal
 
@@ -18,9 +20,17 @@ from subfleet.methods.describing import MethodInfo, Published, Setting
 from subfleet.methods.policies import UNIFORM, Policies, Weighting, weigh_by
 from subfleet.methods.selecting import Available, Selected, Selecting, without_replacement
 from subfleet.methods.sizes import ONE_MODEL, Homogeneous, one_size
+from subfleet.methods.turns import Chosen, had_their_share, most_believed, with_chosen
 from subfleet.protocol.errors import ConfigError
 
-__all__ = ["PowerOfChoice"]
+__all__ = ["ChoiceMemory", "PowerOfChoice"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoiceMemory:
+    """What Power-of-choice remembers: by client, in how many rounds it was chosen for its loss."""
+
+    chosen: Chosen = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +44,8 @@ class PowerOfChoice:
         losses: "reported" goes by the loss that a client told with its last update, as the paper's rpow-d does;
             "evaluated" by that of the very model, on held-out data, as the paper's pow-d does on all data. The latter
             needs `[evaluation] every = 1`, and devices with held-out data.
+        most_often: how many times as often as if all took turns a client is chosen for its loss at most; 0 is no
+            limit.
         weighting: "uniform" as in the paper, whose draw has counted the samples; or "samples".
     """
 
@@ -52,15 +64,19 @@ class PowerOfChoice:
                     "evaluated": "losses are of held-out data",
                 },
             ),
+            "most_often": Published(value=0.0, told="who was chosen too often for its loss comes last"),
             "weighting": UNIFORM,
         },
     )
     candidates: float = 2.0
     model: Homogeneous = "largest"
     losses: Literal["reported", "evaluated"] = "reported"
+    most_often: float = 1.5
     weighting: Weighting = "uniform"
 
     def __post_init__(self) -> None:
+        if not 0 <= self.most_often < math.inf:
+            raise ConfigError(f"most_often is {self.most_often}, but must be a number of 0 or more")
         if not 1 <= self.candidates < math.inf:
             raise ConfigError(f"candidates is {self.candidates}, but must be a number of 1 or more")
 
@@ -72,6 +88,7 @@ class PowerOfChoice:
         """FedAvg of those with the largest losses."""
         return Policies(
             space=partial(one_size, self.model),
+            memory=ChoiceMemory(),
             select=self._selected,
             evaluated_first=self.losses == "evaluated",
             weigh=weigh_by(self.weighting),
@@ -80,11 +97,26 @@ class PowerOfChoice:
     def _selected(self, selecting: Selecting) -> Selected:
         everyone = {one.client_id: one for one in selecting.clients}
         count = selecting.count or len(everyone)
-        weights = {name: float(one.sample_count) for name, one in everyone.items()}
+        most_samples = most_believed(one.sample_count for one in everyone.values())
+        weights = {name: min(float(one.sample_count), most_samples) for name, one in everyone.items()}
         drawn = without_replacement(weights, math.ceil(self.candidates * count), selecting.stream("candidates"))
+        memory: ChoiceMemory = selecting.memory
+        losses = {name: self._loss(everyone[name]) for name in drawn}
+        had = had_their_share(
+            memory.chosen,
+            round_number=selecting.round,
+            wanted=count,
+            known=len(everyone),
+            most_often=self.most_often,
+        )
+
+        def place(name: str) -> tuple[bool, float]:
+            return name in had, -losses[name]
+
         # The draw's own order decides between equal losses.
-        first = sorted(drawn, key=lambda name: -self._loss(everyone[name]))
-        return Selected(clients=tuple(first[:count]), memory=selecting.memory)
+        clients = tuple(sorted(drawn, key=place)[:count])
+        by_loss = [name for name in clients if losses[name] < math.inf]
+        return Selected(clients=clients, memory=ChoiceMemory(chosen=with_chosen(memory.chosen, by_loss, everyone)))
 
     def _loss(self, client: Available) -> float:
         """Of whom nothing is known comes first."""

@@ -24,7 +24,7 @@ from subfleet.rounds.parting import without_parted
 from subfleet.rounds.requests import GenerationMade
 from subfleet.rounds.state import GenerationScores, RunState
 from subfleet.rounds.terms import Terms
-from subfleet.rounds.weights import share_limit
+from subfleet.rounds.weights import client_share, share_limit
 from subfleet.search.ranking import kendall_tau
 
 __all__ = ["begun_scoring", "mean_scores", "scored_by_devices", "smallest_supernet"]
@@ -129,7 +129,8 @@ def _closed(terms: Terms, state: RunState, scores: GenerationScores, now_s: floa
     """Count what was told, and go on to the next round of scoring."""
     found = [one.evaluated for _, one in sorted(state.seats.items()) if one.stage == "done" and one.evaluated]
     labels = [one.label_count for one in found]
-    limit = share_limit(labels, terms.config.max_client_share)  # how many a device has is no more than a claim
+    # How many labels a device has is no more than a claim.
+    limit = share_limit(labels, client_share(terms.config.max_client_share, len(labels)))
     weights = [float(own if limit is None or own <= limit else limit) for own in labels]
     told = [_told(terms, one, weight) for one, weight in zip(found, weights, strict=True)]
     sums = tuple(math.fsum((before, *own)) for before, *own in zip(scores.sums, *told, strict=True))

@@ -8,7 +8,10 @@ from fractions import Fraction
 from subfleet.protocol.messages import Update
 from subfleet.rounds.state import Seat
 
-__all__ = ["Weight", "counted_samples", "round_weights", "share_limit"]
+__all__ = ["Weight", "client_share", "counted_samples", "round_weights", "share_limit"]
+
+_TIMES, _MOST = 3.0, 0.5
+"""How many times an equal share of a round one client may have, and at most."""
 
 Weigh = Callable[[Update], float]
 """How much an update counts by itself, above 0."""
@@ -29,7 +32,17 @@ class Weight:
     lowered: str = ""
 
 
-def round_weights(weigh: Weigh, seats: Sequence[Seat], max_client_share: float) -> Mapping[str, Weight]:
+def client_share(configured: float | None, count: int) -> float:
+    """The share of a round that one client may have, above 0 and at most 1.
+
+    Args:
+        configured: `Run.max_client_share`; None is three times an equal share, and half of the round at most.
+        count: updates of the round.
+    """
+    return min(_MOST, _TIMES / max(count, 1)) if configured is None else configured
+
+
+def round_weights(weigh: Weigh, seats: Sequence[Seat], max_client_share: float | None) -> Mapping[str, Weight]:
     """What the updates of a round count, by client.
 
     A client is no authority on its own weight: an update counts no more samples than the client's profile has told
@@ -39,18 +52,19 @@ def round_weights(weigh: Weigh, seats: Sequence[Seat], max_client_share: float) 
     Args:
         weigh: what the method gives an update by itself.
         seats: whose updates are folded, with their results.
-        max_client_share: see `share_limit`; above 0 and at most 1.
+        max_client_share: see `client_share`, and for what it does `share_limit`.
     """
+    share = client_share(max_client_share, len(seats))
     known = {seat.client_id: _bounded(seat) for seat in seats}
     weights = {seat.client_id: seat.scale * weigh(known[seat.client_id][0]) for seat in seats}
-    limit = share_limit(weights.values(), max_client_share)
+    limit = share_limit(weights.values(), share)
     most = math.inf if limit is None else float(limit)
     total = math.fsum(min(weight, most) for weight in weights.values())
     found = {}
     for seat in seats:
         weight = weights[seat.client_id]
         scaled = f"scaled by {seat.scale:.3g}, as {seat.outlier}" if seat.scale < 1 else ""
-        capped = f"its share is capped at {max_client_share:g} of the round" if weight > most else ""
+        capped = f"its share is capped at {share:g} of the round" if weight > most else ""
         found[seat.client_id] = Weight(
             counted=min(weight, most),
             share=min(weight, most) / total if total else 0.0,

@@ -74,7 +74,8 @@ class Run:
         rates: width rates of the search space, each above 0 and at most 1.
         seed: of initial weights and data order.
         max_client_share: of the weights of a round's updates, that one client's may have at most, above 0 and at most
-            1; see `subfleet.rounds.weights.share_limit`. With 1 every update counts what the method gives it.
+            1; see `subfleet.rounds.weights.share_limit`. With 1 every update counts what the method gives it; None is
+            three times an equal share, and a half at most.
         suspicion: when an update or a folded round is suspect, and what follows; see there.
         quorum: share of the given tasks that must be answered to close a round; below 1 a round does not wait for the
             slowest, and its outcome depends on timing.
@@ -125,7 +126,7 @@ class Run:
     calibrate_every: int = 0
     rates: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0)
     seed: int = 0
-    max_client_share: float = 0.5
+    max_client_share: float | None = None
     suspicion: SuspicionSettings = field(default_factory=SuspicionSettings)
     quorum: float = 1.0
     communication_s: float = 10.0
@@ -160,8 +161,8 @@ class Run:
         if self.clients_per_round < 0:
             raise ValueError(f"clients_per_round is {self.clients_per_round}, but must be 0 for all, or above 0")
         for name in ("max_client_share", "quorum", "learning_rate_decay"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, but must be above 0 and at most 1")
+            if (share := getattr(self, name)) is not None and not 0 < share <= 1:
+                raise ValueError(f"{name} is {share}, but must be above 0 and at most 1")
         if not self.rates or not all(0 < rate <= 1 for rate in self.rates):
             raise ValueError(f"rates are {list(self.rates)}, but must be one or more numbers above 0 and at most 1")
         devices = len(self.fleet.each())

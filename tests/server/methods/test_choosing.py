@@ -29,6 +29,7 @@ from subfleet.methods.selecting import (
     Trainee,
     without_replacement,
 )
+from subfleet.methods.turns import most_believed
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
@@ -140,6 +141,46 @@ def test_a_client_that_claims_any_loss_is_worth_no_more_than_the_quantile() -> N
     assert scores["c10"] == cut.scores(known, 1, memory)["c10"]
 
 
+@given(
+    honest=st.lists(st.floats(0, 1e6), min_size=2, max_size=20),
+    lies=st.lists(st.one_of(st.floats(-1e30, 1e30), st.just(1e300)), max_size=9),
+)
+def test_what_is_believed_is_of_the_honest_while_they_are_more(honest: list[float], lies: list[float]) -> None:
+    lies = lies[: (len(honest) - 1) // 2]
+    most = most_believed([*honest, *lies])
+    assert min(honest) <= most <= max(honest) + 3 * 1.4826 * (max(honest) - min(honest)) + 1e-6
+
+
+@pytest.mark.parametrize("count", [3, 5, 10])
+@pytest.mark.parametrize("kind", [Oort(model="smallest"), PowerOfChoice(), PyramidFL(oort=Oort(model="smallest"))])
+@pytest.mark.parametrize("claim", ["loss", "samples", "both"])
+def test_a_liar_is_chosen_for_its_claims_no_more_often_than_is_stated(kind: Any, count: int, claim: str) -> None:
+    """Of 20 members one claims a loss of 1e30, or 2^40 samples: 1.5 times its turn in 40 rounds, and what is drawn."""
+    policies, last, chance = kind.policies(), dict[str, Past](), random.Random(count)
+    memory, times, names = policies.memory, Counter[str](), [f"c{place:02d}" for place in range(20)]
+    loss, samples = (1e30 if claim != "samples" else 1.0), (2**40 if claim != "loss" else 10)
+    for number in range(1, 41):
+        clients = [
+            client(name, last.get(name), samples=samples if name == "c07" else 5 + place)
+            for place, name in enumerate(names)
+        ]
+        found = chosen(policies, selecting(*clients, count=count, round_number=number, memory=memory))
+        memory, told = found.memory, dict[str, Past]()
+        for name in found.clients:
+            lies = name == "c07"
+            told[name] = past(
+                loss if lies else chance.uniform(0.5, 2.0), samples=samples if lies else 10, round_number=number
+            )
+        last |= told
+        times.update(found.clients)
+        if policies.remember is not None:
+            memory = policies.remember(memory, ClosedRound(round=number, clients=told))
+    fair = 40 * count / 20
+    assert times.total() == 40 * count
+    assert times["c07"] <= 1.5 * fair + 2 + 0.1 * 40
+    assert min(times[name] for name in names) >= 1
+
+
 def test_measured_seconds_take_the_place_of_expected_ones_where_there_are_any() -> None:
     quick, slow = client("ada", past(took_s=9.0), training_s=1.0), client("bob", past(), training_s=2.0)
     memory = OortMemory(percentile=60.0)
@@ -223,7 +264,8 @@ def test_the_largest_losses_of_those_drawn_take_part(losses: list[float | None],
     method = PowerOfChoice(candidates=2.0)
     asked = selecting(*clients, count=count)
     found = chosen(method.policies(), asked).clients
-    weights = {one.client_id: float(one.sample_count) for one in clients}
+    most = most_believed(one.sample_count for one in clients)
+    weights = {one.client_id: float(min(one.sample_count, most)) for one in clients}
     drawn = without_replacement(weights, 2 * count, asked.stream("candidates"))
     told = {one.client_id: math.inf if one.past is None else one.past.loss for one in clients}
     assert set(found) <= set(drawn)
