@@ -244,3 +244,14 @@ def test_an_emulated_fleet_without_attackers_is_honest_unless_its_file_says_othe
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(wrong))} is .*, but must be"):
         SuspicionSettings(**wrong)
+
+
+def test_updates_of_nearly_nothing_make_nobody_far_away() -> None:
+    """In a fleet of two, and of five of which two say so: an honest change is smaller than what it changes."""
+    honest, tiny = ChangeSize(weights=0.05, held_weights=1.0), ChangeSize(weights=1e-9, held_weights=1.0)
+    past = [tiny] * 5
+    assert outliers_of({"ada": honest, "eve": tiny}, past, SuspicionSettings()) == {}
+    sizes = {"ada": honest, "bob": honest, "cyd": honest, "eve": tiny, "eva": tiny}
+    assert outliers_of(sizes, past, SuspicionSettings()) == {}
+    far = ChangeSize(weights=50.0, held_weights=1.0)
+    assert outliers_of({"ada": honest, "eve": far}, [honest] * 5, SuspicionSettings()).keys() == {"eve"}

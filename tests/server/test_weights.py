@@ -140,6 +140,12 @@ def test_uniform_weights_are_capped_by_nothing_but_the_count_of_clients() -> Non
 def test_by_default_a_claim_is_worth_three_equal_shares(count: int, share: float) -> None:
     names = [f"c{place:03d}" for place in range(count)]
     samples = dict.fromkeys(names, 10) | {"c001": 2**40}
-    weights = round_weights(by_samples, _seats(samples, samples), None)
+    (one,) = _seats({"ada": 10}, {"ada": 10})
+    assert one.result is not None
+    seats = [
+        replace(one, client_id=name, sample_count=told, result=replace(one.result, client_id=name, sample_count=told))
+        for name, told in samples.items()
+    ]
+    weights = round_weights(by_samples, seats, None)
     assert weights["c001"].share == pytest.approx(share, rel=1e-9)
     assert sum(one.share for one in weights.values()) == pytest.approx(1.0)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from subfleet.elastic.cost import part_costs
 from subfleet.elastic.network import Network
-from subfleet.methods.describing import MethodInfo, Published, Setting
+from subfleet.methods.describing import MethodInfo, Published, Setting, those_true
 from subfleet.methods.evolving import Standing
 from subfleet.methods.policies import Ask, Assigned, Participant, Policies
 from subfleet.methods.selecting import Selected, Selecting, at_random
@@ -125,7 +125,8 @@ class FedorAS:
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
         """See `subfleet.methods.policies.Method`."""
-        return ()
+        trimmed = "of devices' scores of a path the best and the worst quarter are left out"
+        return those_true({trimmed: self.search.scoring == "devices"})
 
     def policies(self) -> Policies:
         """A subspace of the supernet for each client, then a network for each tier."""

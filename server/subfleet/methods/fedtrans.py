@@ -38,6 +38,7 @@ from subfleet.methods.selecting import ClosedRound
 from subfleet.methods.sizes import one_size, whole_depth
 from subfleet.methods.soft_sharing import DecayBy, Share, SoftSharing
 from subfleet.methods.transforming import Shares, activeness, convergence, copied, moving, transformed
+from subfleet.methods.turns import trimmed_mean
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import TrainingSettings
@@ -98,6 +99,8 @@ class FedTrans:
     Attributes:
         first: the model that the run begins with: "weakest" is the configured one at the largest of the run's width
             rates at which every client of the first round can carry it, "configured" the whole of it.
+        left_behind: share of these clients that need not carry it, 0 to 1: so one of many that claims to have
+            next to nothing does not keep it small. Of fewer than ten by default none is left behind.
         alpha: a cell is changed whose activeness is this share of the largest or more, 0 to 1.
         beta: a network grows where the degree of convergence is this or less.
         gamma: rounds that the degree is a mean over, 1 or more.
@@ -105,6 +108,8 @@ class FedTrans:
         smoothing: how much a round's loss counts in the moving loss, above 0 to 1; left open.
         factor: by which cells become wider, above 1.
         inserted: cells behind one that becomes deeper, 1 or more.
+        averaged: the mean of a round's losses is "trimmed", without the largest and the smallest quarter of them, or
+            "all", as published, by which one client's claims hold growth up or bring it on.
         slopes: of the loss, whose mean the degree of convergence is: the "latest", or the "first" since the network
             appeared, as equation 1 reads to the letter, whose index then has nothing to do with the round.
         divided: see `Replicated`; "compute" is as printed.
@@ -133,6 +138,7 @@ class FedTrans:
         varies=(),
         published={
             "first": Published(value="configured", told="the first model is as wide as every client can carry"),
+            "left_behind": None,
             "alpha": Published(value=0.9),
             "beta": Published(value=0.003),
             "gamma": Published(value=10),
@@ -140,6 +146,7 @@ class FedTrans:
             "smoothing": None,
             "factor": Published(value=2.0),
             "inserted": Published(value=1),
+            "averaged": Published(value="all", told="of a round's losses the largest and the smallest are left out"),
             "slopes": Published(value="first", told="models grow by their latest losses"),
             "divided": Published(value="compute", told="what reads a widened cell is divided", matters=_warms_up),
             "shares": Published(
@@ -168,6 +175,7 @@ class FedTrans:
         },
     )
     first: Literal["weakest", "configured"] = "weakest"
+    left_behind: float = 0.1
     alpha: float = 0.9
     beta: float = 0.003
     gamma: int = 10
@@ -175,6 +183,7 @@ class FedTrans:
     smoothing: float = 0.2
     factor: float = 2.0
     inserted: int = 1
+    averaged: Literal["trimmed", "all"] = "trimmed"
     slopes: Literal["latest", "first"] = "latest"
     divided: Literal["read", "compute"] = "read"
     shares: Shares = "drawn"
@@ -194,7 +203,7 @@ class FedTrans:
     weighting: Weighting = "samples"
 
     def __post_init__(self) -> None:
-        for name in ("alpha", "decay", "stop_gain"):
+        for name in ("left_behind", "alpha", "decay", "stop_gain"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}, but must be from 0 to 1")
         for name, least in (("gamma", 1), ("delta", 1), ("inserted", 1), ("stop_rounds", 0)):
@@ -221,7 +230,7 @@ class FedTrans:
         """A network in each size that clients can carry."""
         return Policies(
             memory=FedTransMemory(),
-            begin=_begun if self.first == "weakest" else None,
+            begin=partial(_begun, self.left_behind) if self.first == "weakest" else None,
             lasting=self.first == "weakest",
             awaits_programs=False,
             evolve=self._evolved,
@@ -318,7 +327,9 @@ class FedTrans:
         return (lineage, change.wide) if now.carried_by(lineage) else (None, ())
 
     def _moved(self, memory: FedTransMemory, losses: list[float]) -> tuple[float, ...]:
-        return moving(memory.losses, math.fsum(losses) / len(losses), self.smoothing)
+        each = [1.0] * len(losses)
+        loss = trimmed_mean(losses, each) if self.averaged == "trimmed" else math.fsum(losses) / len(losses)
+        return moving(memory.losses, loss, self.smoothing)
 
     def _remembered(self, memory: FedTransMemory, closed: ClosedRound) -> FedTransMemory:
         found: Grown | None = closed.found
@@ -353,7 +364,7 @@ class FedTrans:
         )
 
 
-def _begun(beginning: Beginning) -> tuple[Lineage, ...]:
+def _begun(left_behind: float, beginning: Beginning) -> tuple[Lineage, ...]:
     """The configured network, as wide as every client can carry it; the narrowest where none is narrow enough."""
     from subfleet.elastic.resizing import settings_of_size
 
@@ -365,7 +376,7 @@ def _begun(beginning: Beginning) -> tuple[Lineage, ...]:
             continue
         reason = f"the configured network at {size.name}, for the weakest device"
         found = Lineage(id="m0", config=config, reason=reason)
-        if beginning.carried_by(found) == beginning.clients:
+        if len(beginning.carried_by(found)) >= (1 - left_behind) * len(beginning.clients):
             break
     return () if found is None or found.config == network.config else (found,)
 

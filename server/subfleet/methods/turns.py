@@ -1,9 +1,10 @@
-"""How often one client is chosen by what it tells of itself: a claim moves little, and the others have their turn."""
+"""What one client tells moves little: how far it is believed, and how often it is chosen by it."""
 
-from collections.abc import Collection, Iterable, Mapping
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import median_low
 
-__all__ = ["Chosen", "had_their_share", "most_believed", "with_chosen"]
+__all__ = ["Chosen", "had_their_share", "most_believed", "trimmed_mean", "with_chosen"]
 
 Chosen = Mapping[str, int]
 """By client, in how many rounds it was chosen by what it told."""
@@ -23,6 +24,20 @@ def most_believed(values: Iterable[float]) -> float:
     middle = median_low(known)
     spread = median_low(sorted(abs(value - middle) for value in known))
     return middle + _SPREADS * _OF_NORMAL * spread
+
+
+def trimmed_mean(values: Sequence[float], weights: Sequence[float]) -> float:
+    """The weighted mean of values without the largest and the smallest quarter of them, from three on at least one.
+
+    Of three it is the one in the middle; so one member moves it no further than where the others are.
+
+    Args:
+        values: one or more.
+        weights: of each, above 0.
+    """
+    left_out = max(1, len(values) // 4) if len(values) > 2 else 0
+    kept = sorted(zip(values, weights, strict=True))[left_out : len(values) - left_out]
+    return math.fsum(value * weight for value, weight in kept) / math.fsum(weight for _, weight in kept)
 
 
 def had_their_share(chosen: Chosen, *, round_number: int, wanted: int, known: int, most_often: float) -> frozenset[str]:

@@ -1,8 +1,9 @@
 """Devices score the paths of a generation on their held-out data, a few devices in each of some rounds. Pure.
 
 A device receives the smallest supernet that holds the generation's paths, and tells how good each of them is there
-(FedorAS, section 3.2). A path's score is the mean over all labels that were counted in all rounds, of which no device
-has more than a share in each. A server that starts anew has the generation scored anew, by tasks with other names,
+(FedorAS, section 3.2). A path's score in a round is the mean over all labels that were counted, of which no device has
+more than a share, without the best and the worst quarter of the devices, from three on at least one; and over all
+rounds the mean of these. A server that starts anew has the generation scored anew, by tasks with other names,
 since devices do not answer a task twice.
 """
 
@@ -14,6 +15,7 @@ from types import MappingProxyType
 from subfleet.elastic.network import Network
 from subfleet.methods.asking import stream_of
 from subfleet.methods.path_search import FederatedScoring, Generation
+from subfleet.methods.turns import trimmed_mean
 from subfleet.protocol.answers import Evaluated
 from subfleet.protocol.metric_sums import Totals
 from subfleet.protocol.subnet import SubnetSpec
@@ -132,15 +134,19 @@ def _closed(terms: Terms, state: RunState, scores: GenerationScores, now_s: floa
     # How many labels a device has is no more than a claim.
     limit = share_limit(labels, client_share(terms.config.max_client_share, len(labels)))
     weights = [float(own if limit is None or own <= limit else limit) for own in labels]
-    told = [_told(terms, one, weight) for one, weight in zip(found, weights, strict=True)]
-    sums = tuple(math.fsum((before, *own)) for before, *own in zip(scores.sums, *told, strict=True))
+    together = math.fsum(weights)
+    told = [_told(terms, one) for one in found]
+    sums = scores.sums
+    if told:
+        means = (trimmed_mean(own, weights) for own in zip(*told, strict=True))
+        sums = tuple(before + together * mean for before, mean in zip(sums, means, strict=True))
     asked = [seat for seat in state.seats.values() if seat.task is not None]
     sent = (seat.task.weights for seat in asked if seat.task is not None and seat.task.weights is not None)
     scores = replace(
         scores,
         closed=scores.closed + 1,
         labels=scores.labels + sum(labels),
-        weight=scores.weight + math.fsum(weights),
+        weight=scores.weight + together,
         sums=sums,
         answers=scores.answers + len(found),
         asked=tuple(sorted({*scores.asked, *(seat.client_id for seat in asked)})),
@@ -155,11 +161,11 @@ def _closed(terms: Terms, state: RunState, scores: GenerationScores, now_s: floa
     return state, tuple(withdrawn)
 
 
-def _told(terms: Terms, answer: Evaluated, weight: float) -> list[float]:
-    """Of each path, its score times what the answer counts by."""
+def _told(terms: Terms, answer: Evaluated) -> list[float]:
+    """Of each path, its score."""
     kind = terms.config.training.objective.kind
     if kind.by_accuracy:
-        return [weight * one.accuracy for one in answer.scores]
+        return [one.accuracy for one in answer.scores]
     # One device's word for a loss without bounds would decide by itself.
     most = _MOST_GUESSES * kind.guess_loss(terms.config.model.class_count, Totals(label_count=0, loss=0.0))
-    return [-weight * min(one.loss, most) for one in answer.scores]
+    return [-min(one.loss, most) for one in answer.scores]

@@ -29,7 +29,7 @@ from subfleet.methods.selecting import (
     Trainee,
     without_replacement,
 )
-from subfleet.methods.turns import most_believed
+from subfleet.methods.turns import most_believed, trimmed_mean
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
@@ -149,6 +149,18 @@ def test_what_is_believed_is_of_the_honest_while_they_are_more(honest: list[floa
     lies = lies[: (len(honest) - 1) // 2]
     most = most_believed([*honest, *lies])
     assert min(honest) <= most <= max(honest) + 3 * 1.4826 * (max(honest) - min(honest)) + 1e-6
+
+
+@given(
+    honest=st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=20),
+    lie=st.sampled_from([1e30, -1e30, 1.7e308, 0.0]),
+    weight=st.sampled_from([1e-6, 1.0, 1e6]),
+)
+def test_one_liar_moves_a_trimmed_mean_no_further_than_the_honest_are(
+    honest: list[float], lie: float, weight: float
+) -> None:
+    found = trimmed_mean([*honest, lie], [*[1.0] * len(honest), weight])
+    assert min(honest) - 1e-6 <= found <= max(honest) + 1e-6
 
 
 @pytest.mark.parametrize("count", [3, 5, 10])

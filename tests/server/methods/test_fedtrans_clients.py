@@ -183,3 +183,26 @@ def test_a_run_of_growing_networks_ends_with_the_same_bits_however_often_it_is_k
     _, _, lines, trained = results[0]
     assert len(lines) >= 3
     assert len({name for names in trained for name in names}) > 1, "later networks are trained, too"
+
+
+@pytest.mark.parametrize(("count", "without", "alone"), [(20, 1, False), (20, 2, False), (20, 3, True), (5, 1, True)])
+def test_one_of_many_that_claims_to_have_nothing_does_not_keep_the_first_model_small(
+    count: int, without: int, alone: bool
+) -> None:
+    """Of ten clients one is left behind; of fewer, the first model is one that each can carry, as is the paper's."""
+    names = tuple(f"c{place:02d}" for place in range(count))
+    network, asked = TERMS.network, list[Lineage]()
+
+    def carried_by(lineage: Lineage) -> tuple[str, ...]:
+        asked.append(lineage)
+        return names[without:] if len(asked) < 3 else names
+
+    def found(method: FedTrans) -> int:
+        asked.clear()
+        begin = method.policies().begin
+        assert begin is not None
+        begin(Beginning(network=network, rates=(0.25, 0.5, 1.0), clients=names, carried_by=carried_by))
+        return len(asked)
+
+    assert found(FedTrans()) == (3 if alone else 1)
+    assert found(FedTrans(left_behind=0.0)) == 3
