@@ -145,12 +145,18 @@ def test_models_stand_in_the_folder_of_their_run(tmp_path: Path) -> None:
     assert (tmp_path / "models" / "run" / "model.pte").read_bytes() == b"model executorch"
 
 
-@pytest.mark.parametrize("run_id", ["..", "../x", "a/b", ".hidden", "", "/etc", "a\0b", "x" * 200])
+@pytest.mark.parametrize("run_id", ["..", "../x", "a/b", ".hidden", "/etc"])
 def test_no_run_id_leads_out_of_the_folder(tmp_path: Path, run_id: str) -> None:
     store, task = placing(tmp_path / "state", run_id=run_id)
     with pytest.raises(ProtocolError, match="to name a folder"):
         store.place_models(task)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["state"]
+
+
+@pytest.mark.parametrize("run_id", ["", "a\0b", "x" * 200])
+def test_no_task_has_a_run_id_that_no_folder_could_have(run_id: str) -> None:
+    with pytest.raises(ValueError, match="run_id"):
+        train_task(run_id=run_id)
 
 
 def test_a_model_of_an_unknown_target_or_without_its_blob_is_refused(tmp_path: Path) -> None:
@@ -211,7 +217,7 @@ def test_the_worker_hears_that_it_is_to_stop_and_trains_again_afterwards(tmp_pat
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize("task_id", ["t1", "../t1", "\ud800", ""])
+@pytest.mark.parametrize("task_id", ["t1", "../t1", "t" * 384])
 def test_a_thread_that_ends_in_any_way_has_an_outcome_and_leaves_no_file(tmp_path: Path, task_id: str) -> None:
     worker = worker_of(tmp_path / "state", hard=True)
     worker.start(train_task("t1", task_id=task_id), 1000)

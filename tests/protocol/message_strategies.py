@@ -166,12 +166,24 @@ def _instances(kind: Any, **fixed: st.SearchStrategy[Any]) -> st.SearchStrategy[
     return st.builds(kind, **fields | fixed)
 
 
+_SERVERS: dict[str, st.SearchStrategy[Any]] = {
+    "run_id": _SHOWN,
+    "message_id": _SHOWN,
+    "deadline_s": st.floats(0, 1e9),
+}
+"""What devices compose ids of, and wait for."""
+_ROUNDS: dict[str, st.SearchStrategy[Any]] = dict.fromkeys(("round", "round_count", "retry"), st.integers(0, 2**31 - 1))
+
+
 @st.composite
 def _tasks(draw: st.DrawFn) -> Message:
     """Tasks to train name exactly one program, weights and settings; tasks to score a program for each candidate."""
     kind = MESSAGES["task"]
+    none = st.none()
     draft = draw(
-        _instances(kind, work=st.just("deploy"), scoring=st.none(), calibration=st.none(), evaluation=st.none())
+        _instances(
+            kind, work=st.just("deploy"), scoring=none, calibration=none, evaluation=none, task_id=_SHOWN, **_SERVERS
+        )
     )
     work = draw(st.sampled_from(["deploy", "train", "score", "calibrate", "evaluate"]))
     if work == "deploy":
@@ -217,6 +229,7 @@ def _profiles(draw: st.DrawFn) -> Message:
 MESSAGE_STRATEGIES: dict[str, st.SearchStrategy[Message]] = {
     **{name: _instances(kind) for name, kind in MESSAGES.items()},
     "task": _tasks(),
+    "round": _instances(MESSAGES["round"], **_SERVERS, **_ROUNDS),
     "profile": _profiles(),
     "evaluated": _evaluations(),
 }

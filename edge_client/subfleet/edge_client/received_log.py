@@ -31,7 +31,8 @@ class ReceivedLog:
             self._announced(message)
         elif isinstance(message, Task):
             self._skipped = ""
-            _LOG.info("task %s: %s %s", message.task_id, message.work, message.spec.name or message.spec.spec_id)
+            name = printable(message.spec.name or message.spec.spec_id)
+            _LOG.info("task %s: %s %s", message.task_id, message.work, name)
         elif isinstance(message, Receipt) and message.of == self._settings.profile.message_id:
             self._answered(message)
         elif isinstance(message, Receipt) and message.reason and message.status != "refused":

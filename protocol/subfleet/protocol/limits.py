@@ -1,4 +1,4 @@
-"""How long what a device says may be: a server keeps it for as long as it knows the device."""
+"""How long what is said may be: a server keeps what devices say for as long as it knows them, and they what it says."""
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -12,8 +12,13 @@ __all__ = [
     "MAX_SINGLE",
     "PRESENCE_LIMITS",
     "PROFILE_LIMITS",
+    "RECEIPT_LIMITS",
+    "ROUND_LIMITS",
+    "TASK_LIMITS",
     "TELEMETRY_LIMITS",
     "check_lengths",
+    "check_names",
+    "check_seconds",
     "check_shapes",
 ]
 
@@ -27,6 +32,7 @@ each, and the sum of a fleet's, is a number."""
 MAX_COUNTED_CLASSES = 4096
 """Of an evaluation that counts each class: three numbers for each, which always fit a control message."""
 
+MAX_SECONDS = 1e9
 MAX_NAME_CHARACTERS = 256
 """Of each text in a list or a mapping."""
 MAX_DIMENSIONS = 16
@@ -48,6 +54,10 @@ PROFILE_LIMITS: Mapping[str, int] = MappingProxyType(
     }
 )
 TELEMETRY_LIMITS: Mapping[str, int] = MappingProxyType({"session_id": 128, "message_id": 512, "run_id": 128})
+ROUND_LIMITS: Mapping[str, int] = MappingProxyType({"run_id": 128, "message_id": 256})
+TASK_LIMITS: Mapping[str, int] = MappingProxyType({"run_id": 128, "task_id": 384, "message_id": 384})
+RECEIPT_LIMITS: Mapping[str, int] = MappingProxyType({"of": 512, "reason": 4096, "message_id": 640})
+"""Of what a server sends: devices make ids of its ids, and files by them."""
 EVALUATION_LIMITS: Mapping[str, int] = MappingProxyType(
     {"class_counts": MAX_COUNTED_CLASSES, "class_correct": MAX_COUNTED_CLASSES}
 )
@@ -69,6 +79,28 @@ def check_lengths(message: Any, limits: Mapping[str, int]) -> None:
             raise ValueError(f"{name} has {len(value)} {kind}, but may have {most} at most")
         if not isinstance(value, str):
             _check_names(name, value)
+
+
+def check_names(message: Any, *names: str) -> None:
+    """Refuse a message with a name that is empty, or has characters on which terminals act.
+
+    Raises:
+        ValueError: one is or has; the text says which.
+    """
+    for name in names:
+        value: str = getattr(message, name)
+        if not value or not value.isprintable():
+            raise ValueError(f"{name} is {value!r:.80}, but must be 1 or more printable characters")
+
+
+def check_seconds(name: str, seconds: float) -> None:
+    """Refuse a span of time that is none.
+
+    Raises:
+        ValueError: it is below 0, or above 30 years.
+    """
+    if not 0 <= seconds <= MAX_SECONDS:
+        raise ValueError(f"{name} is {seconds}, but must be 0 to {MAX_SECONDS:g}")
 
 
 def check_shapes(name: str, shapes: tuple[tuple[int, ...], ...]) -> None:

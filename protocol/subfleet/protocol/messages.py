@@ -22,8 +22,12 @@ from subfleet.protocol.limits import (
     MAX_SAMPLES,
     PRESENCE_LIMITS,
     PROFILE_LIMITS,
+    RECEIPT_LIMITS,
+    ROUND_LIMITS,
     TELEMETRY_LIMITS,
     check_lengths,
+    check_names,
+    check_seconds,
     check_shapes,
 )
 from subfleet.protocol.memory import PackingWidth
@@ -69,6 +73,7 @@ _PLAIN_BYTES = 4 * 1024
 _GZIP, _GZIP_WINDOW = b"\x1f\x8b", 31
 """How such a payload begins, where JSON begins with a brace; and what zlib calls the format, whose CRC finds damage."""
 MAX_SAMPLE_BYTES = 2**32
+MAX_ROUNDS = 2**31
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,6 +240,16 @@ class RoundInfo:
     sample_bytes: int = field(default=0, metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
+        check_lengths(self, ROUND_LIMITS)
+        check_names(self, "run_id", "message_id")
+        check_seconds("deadline_s", self.deadline_s)
+        if (
+            not 0
+            <= min(self.round, self.round_count, self.retry)
+            <= max(self.round, self.round_count, self.retry)
+            < 2**31
+        ):
+            raise ValueError("round, round_count and retry must be 0 or more, and below 2^31")
         if not 0 <= self.sample_bytes <= MAX_SAMPLE_BYTES:
             raise ValueError(f"sample_bytes are {self.sample_bytes}, but must be 0 to {MAX_SAMPLE_BYTES}")
         if self.log_quantile is not None and not 0 <= self.log_quantile < 1:
@@ -257,6 +272,9 @@ class Receipt:
     reason: str = ""
     message_id: str = field(default_factory=new_message_id)
     problem: ArchitectureProblem | None = field(default=None, metadata=ADDED_LATER)
+
+    def __post_init__(self) -> None:
+        check_lengths(self, RECEIPT_LIMITS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

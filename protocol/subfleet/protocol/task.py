@@ -9,6 +9,7 @@ from subfleet.protocol.candidate_scores import Scoring
 from subfleet.protocol.class_names import check_class_names
 from subfleet.protocol.evaluating import EvaluationSettings
 from subfleet.protocol.identifiers import check_client_id, new_message_id
+from subfleet.protocol.limits import TASK_LIMITS, check_lengths, check_names, check_seconds
 from subfleet.protocol.paths import PathSettings
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget
@@ -82,6 +83,9 @@ class Task:
 
     def __post_init__(self) -> None:
         check_client_id(self.client_id)
+        check_lengths(self, TASK_LIMITS)
+        check_names(self, "run_id", "task_id", "message_id")
+        check_seconds("deadline_s", self.deadline_s)
         check_class_names(self.classes)
         if not self.programs:
             raise ValueError("a task must name 1 or more programs")
