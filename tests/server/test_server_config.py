@@ -3,6 +3,8 @@ from pathlib import Path
 import pytest
 from server.server_rig import config
 
+from subfleet.device_profiles.populations import parse_population
+from subfleet.device_profiles.profiles import parse_profile
 from subfleet.elastic.families.records.residual import Mlp, PreactResNet
 from subfleet.methods import METHODS
 from subfleet.methods.fedavg import FedAvg
@@ -10,6 +12,7 @@ from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.training import AugmentationSettings
 from subfleet.serving.terms import terms_of
 from subfleet.settings.fleet import FleetSettings
+from subfleet.settings.overrides import parsed
 from subfleet.settings.reading import read_run
 from subfleet.settings.timing import LogClock
 
@@ -203,3 +206,17 @@ def test_a_preset_names_a_published_network_and_may_be_changed(tmp_path: Path) -
         "model.input_shape is missing, but must be there",
         "rounds is 0, but must be 1 or more",
     ]
+
+
+@pytest.mark.parametrize("value", ["[" * 100_000 + "]" * 100_000, "9" * 5000], ids=["nested", "digits"])
+def test_toml_that_python_cannot_hold_is_one_sentence_too(tmp_path: Path, value: str) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(f"rounds = {value}\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="is not TOML: ") as caught:
+        read_run(path)
+    assert len(str(caught.value)) < 400
+    with pytest.raises(ConfigError, match="is not valid TOML: "):
+        parse_profile(f"name = {value}", "x")
+    with pytest.raises(ConfigError, match="is not valid TOML: "):
+        parse_population(f"name = {value}", "x")
+    assert parsed(f"rounds={value}") == (("rounds",), value)

@@ -1,6 +1,5 @@
 """Populations: a TOML file that says from which profiles and logs the devices of an emulated fleet are taken."""
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
@@ -11,11 +10,7 @@ from typing import Literal
 from subfleet.protocol.diagnosis import from_fields
 from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.suggestion import did_you_mean
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from subfleet.protocol.toml import parse_toml
 
 __all__ = ["POPULATIONS", "Kind", "LinkTable", "MemoryTable", "Population", "load_population", "parse_population"]
 
@@ -158,8 +153,8 @@ def parse_population(text: str, where: str) -> Population:
         ConfigError: the text is not TOML, or fields are missing, unknown or out of their range; all of them are named.
     """
     try:
-        plain = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        plain = parse_toml(text)
+    except ValueError as error:
         raise ConfigError(f"the population {where} is not valid TOML: {error}") from error
     return from_fields(Population, plain, f"the population {where}")
 

@@ -1,7 +1,6 @@
 """What kind of device this is: a small TOML file with units in its names, and the sources of its figures."""
 
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
@@ -16,11 +15,7 @@ from subfleet.protocol.readings import Reading
 from subfleet.protocol.schema import ADDED_LATER, to_plain
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.suggestion import did_you_mean
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from subfleet.protocol.toml import parse_toml
 
 __all__ = ["PROFILES", "DeviceProfile", "load_profile", "memory_budget_bytes", "parse_profile", "profile_text"]
 
@@ -142,8 +137,8 @@ def parse_profile(text: str, where: str) -> DeviceProfile:
             a value is out of its range.
     """
     try:
-        plain = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        plain = parse_toml(text)
+    except ValueError as error:
         raise ConfigError(f"the device profile {where} is not valid TOML: {error}") from error
     return from_fields(DeviceProfile, plain, f"the device profile {where}")
 

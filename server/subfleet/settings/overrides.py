@@ -1,15 +1,10 @@
 """Values in place of a file's: those of a command line, `key.sub=value`, and those of a file that is based on it."""
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from subfleet.protocol.errors import ConfigError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from subfleet.protocol.toml import parse_toml
 
 __all__ = ["merged", "parsed", "spread_out", "with_override"]
 
@@ -28,8 +23,8 @@ def parsed(text: str) -> tuple[tuple[str, ...], Any]:
     if not found or not all(keys):
         raise ConfigError(f"--set is {text!r:.200}, but must be like rounds=3 or training.learning_rate=0.1")
     try:
-        return keys, tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+        return keys, parse_toml(f"value = {value}")["value"]
+    except ValueError:
         return keys, value.strip()
 
 

@@ -1,6 +1,5 @@
 """Reads the description of a run from a TOML file, and says everything that is wrong with it at once."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -11,17 +10,13 @@ from subfleet.protocol.diagnosis import refusal_of
 from subfleet.protocol.errors import ConfigError, FileError, ProtocolError
 from subfleet.protocol.schema import to_plain
 from subfleet.protocol.suggestion import did_you_mean
+from subfleet.protocol.toml import parse_toml
 from subfleet.settings.overrides import merged, parsed, with_override
 from subfleet.settings.published import Published, brought, published
 from subfleet.settings.run import Run
 from subfleet.settings.shipped import RUNS, shipped_text
 from subfleet.settings.sweeping import swept
 from subfleet.settings.validation import problems_with, validated
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 __all__ = ["read_run", "read_runs"]
 
@@ -65,13 +60,13 @@ def _plain(name_or_path: str | Path, what: str, seen: tuple[str, ...] = ()) -> d
     named = str(name_or_path) in RUNS
     try:
         text = shipped_text(str(name_or_path)) if named else Path(name_or_path).read_text(encoding="utf-8")
-        plain: dict[str, Any] = tomllib.loads(text)
+        plain: dict[str, Any] = parse_toml(text)
     except OSError as error:
         raise FileError(
             f"{what} cannot be read: {error.strerror}; name a file that exists, or one of {sorted(RUNS)}"
             f"{did_you_mean(str(name_or_path), RUNS)}"
         ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ConfigError(f"{what} is not TOML: {error}; correct that line") from error
     base = plain.pop("base", None)
     if base is None:

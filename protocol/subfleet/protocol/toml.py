@@ -1,0 +1,20 @@
+"""TOML, of which everything that is wrong is one kind of error."""
+
+from typing import Any
+
+import tomllib
+
+__all__ = ["parse_toml"]
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Read TOML.
+
+    Raises:
+        ValueError: it is none, nests tables too deeply, or has an integer of thousands of digits.
+    """
+    try:
+        found: dict[str, Any] = tomllib.loads(text)
+    except RecursionError as error:
+        raise ValueError("its lists or tables are nested too deeply") from error
+    return found

@@ -1,0 +1,55 @@
+"""What a server sends is bounded as what devices send is: no message of its ends an agent."""
+
+import json
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import pytest
+
+from subfleet.protocol.blobs import BlobRef
+from subfleet.protocol.errors import ProtocolError
+from subfleet.protocol.messages import Message, Receipt, RoundInfo, Task, decode, encode
+from subfleet.protocol.programs import ProgramRef
+from subfleet.protocol.readings import Budget
+from subfleet.protocol.subnet import SubnetSpec
+
+SERVERS: Mapping[str, Message] = MappingProxyType(
+    {
+        "round": RoundInfo(run_id="r", round=1, round_count=1, phase="train", log_time_s=None, deadline_s=1.0),
+        "task": Task(
+            task_id="t",
+            work="deploy",
+            run_id="r",
+            round=1,
+            client_id="pi",
+            spec=SubnetSpec(),
+            programs=(ProgramRef(program_id="p", target="onnx", blob=BlobRef.of(b"p")),),
+            weights=None,
+            training=None,
+            planned_peak_bytes=1,
+            budget=Budget(memory_bytes=1),
+            deadline_s=1.0,
+        ),
+        "receipt": Receipt(of="m", status="accepted"),
+    }
+)
+
+
+@pytest.mark.parametrize("kind", ["round", "task", "receipt"])
+@pytest.mark.parametrize("text", ["x" * 4097, "\x1b[2J", "", "\n"])
+def test_no_id_of_a_servers_is_long_empty_or_acts_on_a_terminal(kind: str, text: str) -> None:
+    """Devices make ids of them, which are bounded too, and write them into their logs."""
+    plain = json.loads(encode(SERVERS[kind]))
+    names = {"round": ("run_id", "message_id"), "task": ("run_id", "task_id", "message_id"), "receipt": ("of",)}[kind]
+    for name in names:
+        if kind == "receipt" and len(text) < 4097:
+            continue  # what it is of is compared with what was sent
+        with pytest.raises(ProtocolError, match=name):
+            decode(json.dumps({**plain, name: text}).encode())
+
+
+@pytest.mark.parametrize("seconds", [-1.0, 1e300])
+def test_a_server_gives_no_impossible_time(seconds: float) -> None:
+    for kind in ("round", "task"):
+        with pytest.raises(ProtocolError, match="deadline_s"):
+            decode(json.dumps({**json.loads(encode(SERVERS[kind])), "deadline_s": seconds}).encode())
