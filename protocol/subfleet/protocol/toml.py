@@ -1,8 +1,12 @@
 """TOML, of which everything that is wrong is one kind of error."""
 
+import sys
 from typing import Any
 
-import tomllib
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 __all__ = ["parse_toml"]
 
