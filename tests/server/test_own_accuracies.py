@@ -12,7 +12,7 @@ from server.server_rig import World, config, fleet
 from server.test_evaluations import EACH, HELD_OUT
 
 from subfleet.journal.evaluations import EvaluationRecord, EvaluationRow, spread_text
-from subfleet.methods.power_of_choice import PowerOfChoice
+from subfleet.methods.power_of_choice import ChoiceMemory, PowerOfChoice
 from subfleet.methods.selecting import Available, Evaluation, Selecting
 from subfleet.protocol.readings import Budget
 
@@ -77,7 +77,7 @@ def test_power_of_choice_takes_those_who_found_the_largest_losses() -> None:
         for name, loss in losses.items()
     )
     for count, expected in ((1, {"dan"}), (2, {"dan", "bob"}), (3, {"dan", "bob", "cyd"})):
-        chosen = select(Selecting(clients=clients, count=count, round=2))
+        chosen = select(Selecting(clients=clients, count=count, round=2, memory=ChoiceMemory()))
         assert set(chosen.clients) == expected
 
 
