@@ -8,7 +8,7 @@ import pytest
 
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.errors import ProtocolError
-from subfleet.protocol.messages import Message, Receipt, RoundInfo, Task, decode, encode
+from subfleet.protocol.messages import Message, Receipt, Refusal, RoundInfo, Task, decode, encode
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
@@ -53,3 +53,10 @@ def test_a_server_gives_no_impossible_time(seconds: float) -> None:
     for kind in ("round", "task"):
         with pytest.raises(ProtocolError, match="deadline_s"):
             decode(json.dumps({**json.loads(encode(SERVERS[kind])), "deadline_s": seconds}).encode())
+
+
+@pytest.mark.parametrize("name", ["message_id", "task_id", "run_id"])
+def test_no_answer_has_an_id_that_its_receipt_could_not_carry(name: str) -> None:
+    answer = Refusal(task_id="t", run_id="r", round=1, client_id="pi", reason="data", detail="none")
+    with pytest.raises(ProtocolError, match=name):
+        decode(json.dumps({**json.loads(encode(answer)), name: "x" * 600}).encode())

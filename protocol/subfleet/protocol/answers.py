@@ -8,7 +8,7 @@ from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.candidate_scores import MAX_CANDIDATES, CandidateScore
 from subfleet.protocol.evaluating import check_claims
 from subfleet.protocol.identifiers import check_client_id, new_message_id
-from subfleet.protocol.limits import MAX_LOSS, MAX_SAMPLES
+from subfleet.protocol.limits import ANSWER_LIMITS, MAX_LOSS, MAX_SAMPLES, check_lengths
 from subfleet.protocol.metric_sums import MetricSums
 from subfleet.protocol.paths import OperatorExamples, PathScore, check_examples
 from subfleet.protocol.reasons import RefusalReason
@@ -37,6 +37,7 @@ class Refusal:
 
     def __post_init__(self) -> None:
         check_client_id(self.client_id)
+        check_lengths(self, ANSWER_LIMITS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +74,7 @@ class Update:
 
     def __post_init__(self) -> None:
         check_client_id(self.client_id)
+        check_lengths(self, ANSWER_LIMITS)
         if not 1 <= self.sample_count <= MAX_SAMPLES:
             raise ValueError(f"sample_count is {self.sample_count}, but must be 1 to {MAX_SAMPLES}")
         if not abs(self.loss) < MAX_LOSS:
@@ -102,6 +104,7 @@ class Scores:
 
     def __post_init__(self) -> None:
         check_client_id(self.client_id)
+        check_lengths(self, ANSWER_LIMITS)
         if not 1 <= len(self.scores) <= MAX_CANDIDATES:
             raise ValueError(f"there are {len(self.scores)} scores, but must be 1 to {MAX_CANDIDATES}")
 
@@ -119,6 +122,7 @@ class Deployed:
 
     def __post_init__(self) -> None:
         check_client_id(self.client_id)
+        check_lengths(self, ANSWER_LIMITS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +164,7 @@ class Evaluated:
 
     def __post_init__(self) -> None:
         check_client_id(self.client_id)
+        check_lengths(self, ANSWER_LIMITS)
         check_claims(self)
         if not 0 <= self.seconds < math.inf:
             raise ValueError(f"seconds is {self.seconds}, but must be a number of 0 or more")

@@ -5,6 +5,7 @@ from types import MappingProxyType
 from typing import Any
 
 __all__ = [
+    "ANSWER_LIMITS",
     "EVALUATION_LIMITS",
     "MAX_COUNTED_CLASSES",
     "MAX_LOSS",
@@ -54,6 +55,8 @@ PROFILE_LIMITS: Mapping[str, int] = MappingProxyType(
     }
 )
 TELEMETRY_LIMITS: Mapping[str, int] = MappingProxyType({"session_id": 128, "message_id": 512, "run_id": 128})
+ANSWER_LIMITS: Mapping[str, int] = MappingProxyType({"message_id": 512, "task_id": 384, "run_id": 128})
+"""A receipt names the message that it is of."""
 ROUND_LIMITS: Mapping[str, int] = MappingProxyType({"run_id": 128, "message_id": 256})
 TASK_LIMITS: Mapping[str, int] = MappingProxyType({"run_id": 128, "task_id": 384, "message_id": 384})
 RECEIPT_LIMITS: Mapping[str, int] = MappingProxyType({"of": 512, "reason": 4096, "message_id": 640})
