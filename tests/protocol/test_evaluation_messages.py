@@ -125,8 +125,8 @@ def test_the_largest_evaluation_fits_a_message() -> None:
         class_correct=counts,
         sums=MetricSums(class_predicted=counts),
         label_count=sum(counts),
-        task_id="t" * 4096,
-        run_id="r" * 4096,
+        task_id="t" * 384,
+        run_id="r" * 128,
     )
     assert len(encode(message)) < MAX_CONTROL_BYTES
     assert decode(encode(message)) == message
@@ -139,7 +139,7 @@ def test_the_most_scores_and_errors_fit_a_message() -> None:
     scores = MetricSums(class_predicted=few, positives=bins, negatives=bins)
     numbers = MetricSums(absolute_errors=errors, squared_errors=errors, targets=errors, squared_targets=errors)
     for sums in (scores, numbers):
-        message = replace(EVALUATED, sums=sums, task_id="t" * 4096, run_id="r" * 4096)
+        message = replace(EVALUATED, sums=sums, task_id="t" * 384, run_id="r" * 128)
         assert len(encode(message)) < MAX_CONTROL_BYTES
         assert decode(encode(message)) == message
 

@@ -13,10 +13,10 @@ from subfleet.protocol.schema import from_plain, to_plain
 __all__ = ["NUMBERS", "distorted", "renamed", "sent", "with_number"]
 
 NUMBERS = (-1, 0, 1, 2**40, 2**62, 2**63 - 1, 5e-324, 1e-9, 3.4e38, 1.7976931348623157e308, -1.7e308)
-TEXTS = ("", "eve", "unknown", "x" * 64, "x" * 128, "\u00e9" * 100, "section0", "{}", "[" * 200)
+TEXTS = ("", "eve", "unknown", "x" * 64, "x" * 128, "x" * 600, "\u00e9" * 100, "section0", "{}", "[" * 200)
 LENGTHS = (0, 1, 2, 16, 1000)
-_FIXED = frozenset({"client_id", "message_id"})
-"""Who speaks is guarded by the broker; that messages come again is a rule of its own."""
+_FIXED = frozenset({"client_id"})
+"""Who speaks is guarded by the broker."""
 
 Place = tuple[str | int, ...]
 _GONE = object()

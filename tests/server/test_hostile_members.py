@@ -208,7 +208,7 @@ def test_one_number_wherever_it_is_valid_ends_no_run(name: str) -> None:
         _take_part(name, lambda kind, message: [with_number(message, number) if kind == odd else message])  # noqa: B023
 
 
-@pytest.mark.parametrize("text", ["", "unknown"])
+@pytest.mark.parametrize("text", ["", "unknown", "x" * 600], ids=["empty", "unknown", "long"])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_one_text_wherever_it_is_valid_ends_no_run(name: str, text: str) -> None:
     _take_part(name, lambda _, message: [*renamed(message, text), message])

@@ -266,5 +266,10 @@ def test_unions_in_use_have_room_together() -> None:
     ]
     groups = _grouped(unions, (), many)
     assert len(groups) == 8
-    large = [replace(SMALL, widths=(8000,), class_count=classes) for classes in (3, 4, 5)]
-    assert 1 <= len(_grouped(unions, (), large)) < 3
+    large = [replace(SMALL, widths=(4500,), class_count=classes) for classes in range(3, 8)]
+    assert len(_grouped(unions, (), large)) == 3
+    small = [replace(SMALL, class_count=2), replace(SMALL, class_count=9)]
+    found = _grouped(unions, (), [replace(large[0], widths=(9000,)), *large, *small])
+    assert {*small} < {one for group in found for one in group.members}, (
+        "who brings a large one takes no room of theirs"
+    )

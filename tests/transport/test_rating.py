@@ -81,6 +81,14 @@ def test_transfers_have_windows_and_no_rate() -> None:
     assert len(rig.heard()) == 1000
 
 
+def test_long_messages_of_transfers_count_by_their_length() -> None:
+    rig = Rig()
+    for kind in ("request", "missing"):
+        for _ in range(500):
+            say(rig.eve, "eve", kind, b"1" * 100_000)
+    assert rig.heard() == ["eve"]
+
+
 def test_a_beat_a_second_is_never_too_much() -> None:
     rig = Rig()
     for _ in range(1000):
@@ -98,3 +106,9 @@ def test_ever_new_names_share_an_account() -> None:
         if number % 1000 == 999:
             rig.heard()
     assert len(rig.complaints) > 400
+    rig.heard()
+    rig.clock.now_s += 61.0
+    say(rig.ada, "ada")
+    for _ in range(100):
+        say(rig.eve, "n0")
+    assert rig.heard() == ["ada", *["n0"] * 40], "and those that are silent are forgotten"

@@ -1,4 +1,4 @@
-"""How long what is said may be: a server keeps what devices say for as long as it knows them, and they what it says."""
+"""How long texts and lists in messages may be, as both sides keep what the other one sends."""
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType

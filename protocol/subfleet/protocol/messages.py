@@ -243,13 +243,9 @@ class RoundInfo:
         check_lengths(self, ROUND_LIMITS)
         check_names(self, "run_id", "message_id")
         check_seconds("deadline_s", self.deadline_s)
-        if (
-            not 0
-            <= min(self.round, self.round_count, self.retry)
-            <= max(self.round, self.round_count, self.retry)
-            < 2**31
-        ):
-            raise ValueError("round, round_count and retry must be 0 or more, and below 2^31")
+        counts = (self.round, self.round_count, self.retry)
+        if not all(0 <= count < MAX_ROUNDS for count in counts):
+            raise ValueError(f"round, round_count and retry are {counts}, but must be 0 or more, and below 2^31")
         if not 0 <= self.sample_bytes <= MAX_SAMPLE_BYTES:
             raise ValueError(f"sample_bytes are {self.sample_bytes}, but must be 0 to {MAX_SAMPLE_BYTES}")
         if self.log_quantile is not None and not 0 <= self.log_quantile < 1:

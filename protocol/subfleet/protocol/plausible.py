@@ -4,6 +4,7 @@ A number outside its range is no reason to do without a device, as its clock or 
 follows from such a number, such as the time that a training takes, has to stay a number.
 """
 
+import operator
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
 from types import MappingProxyType
@@ -61,9 +62,5 @@ def _plausible(name: str, value: Any) -> Any:
         return plausible(value)
     if isinstance(value, tuple) and value and is_dataclass(value[0]):
         parts = tuple(_plausible(name, part) for part in value)
-        return value if all(map(_is, parts, value)) else parts
+        return value if all(map(operator.is_, parts, value)) else parts
     return value
-
-
-def _is(one: Any, other: Any) -> bool:
-    return one is other

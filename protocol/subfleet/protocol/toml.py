@@ -1,4 +1,4 @@
-"""TOML, of which everything that is wrong is one kind of error."""
+"""Reads TOML, and raises one kind of error for everything that can be wrong with it."""
 
 import sys
 from typing import Any

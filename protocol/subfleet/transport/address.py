@@ -28,11 +28,12 @@ Role = Literal["server", "device", "doctor"]
 
 
 def mqtt_client_id(fleet: str, role: Role, name: str) -> str:
-    """What a broker knows a process by, other each time: a broker hangs up on whoever has an id that comes again.
+    """The id under which a process connects to a broker, with a random part.
 
-    So nobody who can guess the id takes the link from a process, and two that want one place settle that themselves
-    (`subfleet.transport.claiming`). The parts are told apart by ':', which no fleet and no name holds. It is longer
-    than the 23 characters that an MQTT 3.1.1 broker must take, as all brokers for fleets allow.
+    A broker disconnects a client when another one connects under its id. Nobody can guess this one, and two processes
+    that want one place settle that themselves (`subfleet.transport.claiming`). The parts are told apart by ':', which
+    no fleet and no name holds. It is longer than the 23 characters that an MQTT 3.1.1 broker must take, as all brokers
+    for fleets allow.
     """
     return f"{fleet}:{role}:{name}:{secrets.token_hex(8)}"
 

@@ -1,9 +1,8 @@
 """Finds out that two processes claim one place: two servers of a fleet, or two devices of one id.
 
-A broker that knows both by one client id puts one out whenever the other connects, and would do so for ever; the
-embedded one keeps both and lets only the newer connection hear. So whoever has a place says again and again on a topic
-of the place who it is and since when, and listens there. Two words of somebody else, after its own has come back, are
-of somebody who is alive: the one that came later leaves. One such word alone proves nothing, as a broker that was
+A broker lets both in, as their ids there differ (`mqtt_client_id`). So whoever has a place says again and again on a
+topic of the place who it is and since when, and listens there. Two words of somebody else, after its own has come back,
+are of somebody who is alive: the one that came later leaves. One such word alone proves nothing, as a broker that was
 started again may show what it had kept of a session of long ago.
 """
 

@@ -1,4 +1,4 @@
-"""How much one device may say: what is beyond that is never read, so that nobody takes a server's time for itself."""
+"""How much one device may say: what is beyond that is dropped unread, so that no device takes up a server's time."""
 
 import time
 from collections.abc import Callable
@@ -11,11 +11,13 @@ from subfleet.transport.base import Delivery, Event, Transport, Will
 
 __all__ = ["RatedTransport"]
 
-_BOUNDED = frozenset({CHUNK, ChunkRequest.KIND, BlobMissing.KIND})
-"""Of a transfer: a window of a few at a time bounds these, and who asks for them is the server."""
+_OF_TRANSFERS = frozenset({ChunkRequest.KIND, BlobMissing.KIND})
+"""A transfer needs hundreds of these in a second, all of them short: only the length of such a message counts."""
 _UNIT_BYTES = 4 * 1024
 """A message counts one unit, and one more for each of so many bytes: long ones take longer to read."""
 _MOST_ACCOUNTS = 2**16
+_SWEEP_S = 60.0
+"""How often accounts that are full again are forgotten, where there is no room for another."""
 _MOST_DROPPED = 1024
 """In one poll: what else a server does is not to wait for them."""
 
@@ -30,7 +32,8 @@ class RatedTransport:
     """A server's transport that drops what one device says beyond its rate.
 
     A device at work says some five messages in each interval of its heartbeat, a unit each. Every device may save up
-    `burst_units`, and gets `units_per_s` anew. Whoever speaks under ever new names shares one account beyond 65,536.
+    `burst_units`, and gets `units_per_s` anew. Beyond 65,536 devices that have spoken in the last minute, all others
+    share one account. Chunks have no rate: those that nobody has asked for are dropped by their header.
 
     Args:
         inner: what carries the messages.
@@ -58,6 +61,7 @@ class RatedTransport:
         self._burst_units = burst_units
         self._clock = clock
         self._accounts: dict[str, _Account] = {}
+        self._swept_s = clock()
 
     def open(self, subscriptions: tuple[str, ...], will: Will | None = None) -> None:
         """See `Transport.open`."""
@@ -85,10 +89,10 @@ class RatedTransport:
             address = self._topics.parse(delivery.topic)
         except ProtocolError:
             return True  # whoever reads it complains of it
-        if address.direction != "up" or address.kind in _BOUNDED:
+        if address.direction != "up" or address.kind == CHUNK:
             return True
+        cost = (address.kind not in _OF_TRANSFERS) + text_bytes(delivery.payload) // _UNIT_BYTES
         account = self._account(address.client_id)
-        cost = 1 + text_bytes(delivery.payload) // _UNIT_BYTES
         if account.units < cost:
             self._complain(address.client_id, "says more than it may, and is not heard for a while")
             return False
@@ -97,6 +101,9 @@ class RatedTransport:
 
     def _account(self, client_id: str) -> _Account:
         now_s = self._clock()
+        if len(self._accounts) >= _MOST_ACCOUNTS and now_s - self._swept_s >= _SWEEP_S:
+            self._swept_s, full_s = now_s, self._burst_units / self._units_per_s
+            self._accounts = {name: one for name, one in self._accounts.items() if now_s - one.at_s < full_s}
         name = client_id if client_id in self._accounts or len(self._accounts) < _MOST_ACCOUNTS else ""
         account = self._accounts.setdefault(name, _Account(units=self._burst_units, at_s=now_s))
         account.units = min(self._burst_units, account.units + self._units_per_s * (now_s - account.at_s))

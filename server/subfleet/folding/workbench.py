@@ -48,11 +48,11 @@ class Workbench:
         self._examiner = Examiner(views, evaluation)
         self._checkpoints = checkpoints
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="subfleet-fold")
-        self._work: tuple[int, Future[FoldOutcome]] | None = None
+        self._work: Future[FoldOutcome] | None = None
 
     def begin(self, action: Fold, model: ModelState, state: RunState) -> None:
         """Start folding a round's updates into a model, in a run that stands as its state says."""
-        self._work = action.round, self._pool.submit(self._fold, action, model, state)
+        self._work = self._pool.submit(self._outcome, action, model, state)
 
     def outcome(self) -> FoldOutcome | None:
         """The folded round, once; None while there is none.
@@ -60,24 +60,27 @@ class Workbench:
         Raises:
             FileError: the checkpoint cannot be written.
         """
-        if self._work is None or not self._work[1].done():
+        if self._work is None or not self._work.done():
             return None
-        (number, work), self._work = self._work, None
-        try:
-            return work.result()
-        except FileError:
-            raise
-        except Exception as error:  # noqa: BLE001  # whatever it is, the round fails, and not the run
-            _LOG.warning("round %d could not be folded", number, exc_info=error)
-            return FoldOutcome(event=NotFolded(round=number, reason=f"folding failed: {cause_of(error)}"))
+        work, self._work = self._work, None
+        return work.result()
 
     def finish(self) -> None:
         """Wait until the round in hand is folded; `outcome` then has it."""
-        wait([] if self._work is None else [self._work[1]])
+        wait([] if self._work is None else [self._work])
 
     def close(self) -> None:
         """Let the thread end; what it is doing is finished and can be done again."""
         self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _outcome(self, action: Fold, model: ModelState, state: RunState) -> FoldOutcome:
+        try:
+            return self._fold(action, model, state)
+        except FileError:  # a disk that is full is no client's doing
+            raise
+        except Exception as error:  # noqa: BLE001  # whatever it is, this try of the round fails
+            _LOG.warning("round %d could not be folded", action.round, exc_info=error)
+            return FoldOutcome(event=NotFolded(round=action.round, reason=f"folding failed: {cause_of(error)}"))
 
     def _fold(self, action: Fold, model: ModelState, state: RunState) -> FoldOutcome:
         if self._views.terms.config.calibrates(action.round):

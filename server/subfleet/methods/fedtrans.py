@@ -98,9 +98,10 @@ class FedTrans:
 
     Attributes:
         first: the model that the run begins with: "weakest" is the configured one at the largest of the run's width
-            rates at which every client of the first round can carry it, "configured" the whole of it.
-        left_behind: share of these clients that need not carry it, 0 to 1: so one of many that claims to have
-            next to nothing does not keep it small. Of fewer than ten by default none is left behind.
+            rates at which the clients of the first round can carry it, but for those that are left behind;
+            "configured" the whole of it.
+        left_behind: share of these clients that need not be able to carry it, 0 to 1, so that one of many that claims
+            to have next to nothing does not keep it small. By default that is one of ten, and none of fewer.
         alpha: a cell is changed whose activeness is this share of the largest or more, 0 to 1.
         beta: a network grows where the degree of convergence is this or less.
         gamma: rounds that the degree is a mean over, 1 or more.
@@ -137,7 +138,7 @@ class FedTrans:
         paper="Zhu et al., FedTrans: Efficient Federated Learning via Multi-Model Transformation, MLSys 2024",
         varies=(),
         published={
-            "first": Published(value="configured", told="the first model is as wide as every client can carry"),
+            "first": Published(value="configured", told="the first model is as wide as the weakest clients can carry"),
             "left_behind": None,
             "alpha": Published(value=0.9),
             "beta": Published(value=0.003),
@@ -365,7 +366,7 @@ class FedTrans:
 
 
 def _begun(left_behind: float, beginning: Beginning) -> tuple[Lineage, ...]:
-    """The configured network, as wide as every client can carry it; the narrowest where none is narrow enough."""
+    """The configured network, as wide as enough clients can carry it; the narrowest where none is narrow enough."""
     from subfleet.elastic.resizing import settings_of_size
 
     network, found = beginning.network, None

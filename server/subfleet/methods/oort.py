@@ -16,7 +16,7 @@ when what the chosen clients are worth no longer grows.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -24,7 +24,7 @@ from subfleet.methods.describing import MethodInfo, Published, Setting
 from subfleet.methods.policies import Policies
 from subfleet.methods.selecting import Available, ClosedRound, Past, Selected, Selecting, without_replacement
 from subfleet.methods.sizes import ONE_MODEL, Homogeneous, one_size
-from subfleet.methods.turns import Chosen, had_their_share, most_believed, with_chosen
+from subfleet.methods.turns import Choice, had_their_share, most_believed, with_choice
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.training import TrainingSettings
 
@@ -51,13 +51,13 @@ class OortMemory:
     Attributes:
         percentile: of the known durations, which is the preferred one; from 1 to 100.
         exploiting: the clients of the open round that were chosen for their utility.
-        chosen: by client, in how many rounds that was so.
+        choices: the same of the last rounds.
         utilities: what such clients were worth in the last rounds, the newest last: the sum over each round's updates.
     """
 
     percentile: float
     exploiting: tuple[str, ...] = ()
-    chosen: Chosen = field(default_factory=dict)
+    choices: tuple[Choice, ...] = ()
     utilities: tuple[float, ...] = ()
 
 
@@ -174,8 +174,8 @@ class Oort:
         usual_s = math.fsum(told) / len(told) if told else 1.0
         speeds = {name: 1 / (one.expected_s or usual_s) for name, one in new.items()}
         explored = without_replacement(speeds, exploring, selecting.stream("exploration"))
-        counted = with_chosen(memory.chosen, exploited, scores.keys())
-        return Selected(clients=(*exploited, *explored), memory=replace(memory, exploiting=exploited, chosen=counted))
+        choices = with_choice(memory.choices, selecting.round, exploited)
+        return Selected(clients=(*exploited, *explored), memory=replace(memory, exploiting=exploited, choices=choices))
 
     def scores(self, known: Sequence[Available], round_number: int, memory: OortMemory) -> Mapping[str, float]:
         """What clients that were folded before are worth now: 0 or more."""
@@ -207,7 +207,7 @@ class Oort:
     def _in_turn(self, scores: Mapping[str, float], count: int, selecting: Selecting) -> Mapping[str, float]:
         """The scores of those that have not had their share of rounds; of the others behind all of these."""
         had = had_their_share(
-            selecting.memory.chosen,
+            selecting.memory.choices,
             round_number=selecting.round,
             wanted=count,
             known=len(selecting.clients),
@@ -237,7 +237,7 @@ class Oort:
                 percentile = min(100.0, percentile + self.pacer_step)
             elif change >= self.steep * before:
                 percentile = max(self.pacer_step, percentile - self.pacer_step)
-        return OortMemory(percentile=percentile, utilities=utilities, chosen=known.chosen)
+        return OortMemory(percentile=percentile, utilities=utilities, choices=known.choices)
 
 
 def duration_s(client: Available, durations: Durations) -> float:

@@ -12,7 +12,7 @@ loss too often comes last.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Literal
 
@@ -20,7 +20,7 @@ from subfleet.methods.describing import MethodInfo, Published, Setting
 from subfleet.methods.policies import UNIFORM, Policies, Weighting, weigh_by
 from subfleet.methods.selecting import Available, Selected, Selecting, without_replacement
 from subfleet.methods.sizes import ONE_MODEL, Homogeneous, one_size
-from subfleet.methods.turns import Chosen, had_their_share, most_believed, with_chosen
+from subfleet.methods.turns import Choice, had_their_share, most_believed, with_choice
 from subfleet.protocol.errors import ConfigError
 
 __all__ = ["ChoiceMemory", "PowerOfChoice"]
@@ -28,9 +28,9 @@ __all__ = ["ChoiceMemory", "PowerOfChoice"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoiceMemory:
-    """What Power-of-choice remembers: by client, in how many rounds it was chosen for its loss."""
+    """What Power-of-choice remembers: the clients that the last rounds chose for their losses."""
 
-    chosen: Chosen = field(default_factory=dict)
+    choices: tuple[Choice, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +103,7 @@ class PowerOfChoice:
         memory: ChoiceMemory = selecting.memory
         losses = {name: self._loss(everyone[name]) for name in drawn}
         had = had_their_share(
-            memory.chosen,
+            memory.choices,
             round_number=selecting.round,
             wanted=count,
             known=len(everyone),
@@ -115,8 +115,9 @@ class PowerOfChoice:
 
         # The draw's own order decides between equal losses.
         clients = tuple(sorted(drawn, key=place)[:count])
-        by_loss = [name for name in clients if losses[name] < math.inf]
-        return Selected(clients=clients, memory=ChoiceMemory(chosen=with_chosen(memory.chosen, by_loss, everyone)))
+        by_loss = (name for name in clients if losses[name] < math.inf)
+        choices = with_choice(memory.choices, selecting.round, by_loss)
+        return Selected(clients=clients, memory=ChoiceMemory(choices=choices))
 
     def _loss(self, client: Available) -> float:
         """Of whom nothing is known comes first."""

@@ -1,14 +1,15 @@
 """What one client tells moves little: how far it is believed, and how often it is chosen by it."""
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from statistics import median_low
 
-__all__ = ["Chosen", "had_their_share", "most_believed", "trimmed_mean", "with_chosen"]
+__all__ = ["Choice", "had_their_share", "most_believed", "trimmed_mean", "with_choice"]
 
-Chosen = Mapping[str, int]
-"""By client, in how many rounds it was chosen by what it told."""
-
+_ROUNDS = 40
+"""That are remembered: whoever comes late, stays away or was there before the fleet grew is held to these alone."""
 _SPREADS = 3.0
 _OF_NORMAL = 1.4826
 """A standard deviation over the median of absolute deviations, of a normal distribution."""
@@ -40,20 +41,35 @@ def trimmed_mean(values: Sequence[float], weights: Sequence[float]) -> float:
     return math.fsum(value * weight for value, weight in kept) / math.fsum(weight for _, weight in kept)
 
 
-def had_their_share(chosen: Chosen, *, round_number: int, wanted: int, known: int, most_often: float) -> frozenset[str]:
-    """The clients that were chosen as often by now as any may be, and rest while there are others.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The clients that a round has chosen by what they told."""
+
+    round: int
+    clients: tuple[str, ...]
+
+
+def had_their_share(
+    choices: Sequence[Choice], *, round_number: int, wanted: int, known: int, most_often: float
+) -> frozenset[str]:
+    """The clients that were chosen in the last rounds as often as any may be, and rest while there are others.
 
     Args:
-        chosen: in the rounds before.
+        choices: of the rounds before.
         round_number: of the round whose clients are chosen.
         wanted: how many that is.
         known: clients among which they are chosen.
         most_often: how many times as often as if all took turns; 0 is no limit.
     """
-    share = min(1.0, most_often * wanted / max(known, 1)) if most_often else 1.0
-    return frozenset(name for name, count in chosen.items() if count >= 1 + share * (round_number - 1))
+    if not most_often:
+        return frozenset()
+    before = [one for one in choices if one.round < round_number]
+    share = min(1.0, most_often * wanted / max(known, 1))
+    times = Counter(name for one in before for name in one.clients)
+    return frozenset(name for name, count in times.items() if count >= max(1.0, share * (len(before) + 1)))
 
 
-def with_chosen(chosen: Chosen, names: Collection[str], known: Collection[str]) -> Chosen:
-    """The counts after a round, of clients that are known."""
-    return {name: chosen.get(name, 0) + (name in names) for name in sorted({*names, *(chosen.keys() & set(known))})}
+def with_choice(choices: Sequence[Choice], round_number: int, clients: Iterable[str]) -> tuple[Choice, ...]:
+    """The choices of the last rounds with that of a round, in place of one that an earlier try of it made."""
+    before = (one for one in choices if one.round < round_number)
+    return (*before, Choice(round=round_number, clients=tuple(sorted(clients))))[1 - _ROUNDS :]

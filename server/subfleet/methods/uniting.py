@@ -29,8 +29,10 @@ if TYPE_CHECKING:  # methods are read where no PyTorch is
 __all__ = ["Succession", "Unions", "placed_in_front", "with_unions"]
 
 _MOST_PARAMETERS = 150_000_000
-"""Of a network that a client brings, and of all unions in use together, 0.6 GB in float32: what clients claim to have
-takes no more of the server's memory, which holds a model some five times while it aggregates."""
+"""Of all unions in use together, 0.6 GB in float32: what clients claim to have takes no more of the server's memory,
+which holds a model some five times while it aggregates."""
+_MOST_OF_ONE = _MOST_PARAMETERS // 3
+"""Of a network that a client brings: one alone leaves room for others."""
 _MOST_UNIONS = 8
 """In use at once: a round trains and evaluates each."""
 
@@ -76,7 +78,7 @@ class Unions:
 
         try:
             # Of each by itself first: indices of what a network would share are as long as it is wide.
-            if any(_parameters(one) > most_parameters for one in members):
+            if any(_parameters(one) > min(_MOST_OF_ONE, most_parameters) for one in members):
                 return None
             config: AnyFamily = union_of(members)
             if _parameters(config) > most_parameters:
@@ -202,7 +204,7 @@ def _grouped(unions: Unions, groups: Sequence[_Group], brought: Iterable[AnyFami
         # Mostly all of a family go together, which is found at once.
         together = tuple(one for one in new if kind == one.TYPE)
         if not _added(unions, found, together):
-            for family in together:
+            for family in sorted(together, key=_parameters):  # a large one takes no room from the others
                 _added(unions, found, (family,))
     return found
 

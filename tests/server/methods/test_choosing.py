@@ -3,6 +3,7 @@
 import math
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
@@ -29,7 +30,7 @@ from subfleet.methods.selecting import (
     Trainee,
     without_replacement,
 )
-from subfleet.methods.turns import most_believed, trimmed_mean
+from subfleet.methods.turns import Choice, had_their_share, most_believed, trimmed_mean, with_choice
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
@@ -191,6 +192,37 @@ def test_a_liar_is_chosen_for_its_claims_no_more_often_than_is_stated(kind: Any,
     assert times.total() == 40 * count
     assert times["c07"] <= 1.5 * fair + 2 + 0.1 * 40
     assert min(times[name] for name in names) >= 1
+
+
+def _lies(rounds: range, comes: Callable[[int, bool], bool], *, wanted: int, known: int) -> int:
+    """In how many rounds a liar is chosen that is chosen whenever it has not had its share."""
+    choices: tuple[Choice, ...] = tuple(Choice(round=number, clients=()) for number in range(1, rounds.start))
+    for number in rounds:
+        had = had_their_share(choices, round_number=number, wanted=wanted, known=known, most_often=1.5)
+        chosen_now = comes(number, "eve" in had) and "eve" not in had
+        for _ in range(3):  # a try that comes to nothing counts for nothing
+            choices = with_choice(choices, number, ["eve"] if chosen_now else [])
+    assert len(choices) < 40
+    return sum("eve" in one.clients for one in choices)
+
+
+@pytest.mark.parametrize(
+    "comes", [lambda number, had: True, lambda number, had: not had, lambda number, had: number % 2 == 0]
+)
+def test_who_stays_away_or_comes_late_has_no_more_turns(comes: Callable[[int, bool], bool]) -> None:
+    """1.5 times 2 of 40 in 40 rounds, whenever they are: 3."""
+    assert _lies(range(1, 201), comes, wanted=2, known=40) <= 3
+    assert _lies(range(101, 140), comes, wanted=2, known=40) <= 3
+
+
+def test_a_fleet_that_grows_lets_nobody_rest_for_longer_than_forty_rounds() -> None:
+    always = [Choice(round=number, clients=("ada",)) for number in range(62, 101)]
+    choices = tuple(always)
+    for number in range(101, 141):
+        choices = with_choice(choices, number, [])
+    assert had_their_share(choices, round_number=141, wanted=10, known=100, most_often=1.5) == frozenset()
+    assert had_their_share(always, round_number=101, wanted=10, known=100, most_often=1.5) == {"ada"}
+    assert had_their_share(always, round_number=101, wanted=10, known=100, most_often=0.0) == frozenset()
 
 
 def test_measured_seconds_take_the_place_of_expected_ones_where_there_are_any() -> None:

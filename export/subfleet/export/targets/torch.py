@@ -66,7 +66,7 @@ kernels that oneDNN compiles for a convolution and its two gradients. Measured: 
 their 55 to 68 follow from how the C library cuts its heap), and 0.3 to 0.4 MB in networks of up to 52 convolutions."""
 
 # Eager PyTorch has no memory plan: Python frees tensors later than a graph could, oneDNN copies weights and activations
-# to layouts of its own, and the heap is left with holes. So the plan is a bound with a margin. Over 30 trainings in
+# to layouts of its own, and the heap is left with holes. So the plan has a margin: over 30 trainings in
 # fresh processes (every family whole, half and a quarter as wide; LSTMs of one layer and two) it is 1.04 to 2.3 times
 # what was measured, and up to 7 MB more where networks are tiny.
 ACTIVATION_SHARE = 0.75
