@@ -220,8 +220,8 @@ def _take_part(name: str, said: Callable[[str, Message], Iterable[Message]]) -> 
     fleet = _machine(terms)
 
     def take(kind: str, message: Message) -> None:
-        for one in said(kind, message):
-            fleet.take(fleet.named(one))
+        for one in said(kind, fleet.named(message)):
+            fleet.take(one)
 
     for _ in range(terms.config.rounds + 1):
         fleet.take(Presence(client_id=EVE, session_id="eve-1", online=True))
