@@ -11,7 +11,7 @@ from subfleet.device.meters import Meter
 from subfleet.device_profiles import load_profile
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.memory import PackingWidth
-from subfleet.protocol.programs import DataSummary, Trainer
+from subfleet.protocol.programs import DataSummary
 from subfleet.protocol.schema import canonical_json
 from subfleet.protocol.subnet import Prefix, SubnetSpec
 
@@ -21,25 +21,21 @@ SUMMARY = DataSummary(sample_count=3, input_shape=(4,), class_counts=(1, 2))
 METER = cast("Meter", None)
 
 
-class _Trainer:
-    target = "onnx"
-
-
 @pytest.mark.parametrize(("operators", "macs_per_s"), [((), None), (("Conv", "Gemm"), 2e9)])
 def test_a_device_announces_what_its_profile_says_of_its_runtime(
     operators: tuple[str, ...], macs_per_s: float | None
 ) -> None:
     spec = SubnetSpec(axes=(("stream", Prefix(size=4)),)) if operators else None
     profile = replace(load_profile("raspberry_pi_4"), operators=operators, macs_per_s=macs_per_s, architecture=spec)
-    told = description("pi", profile, cast("Trainer", _Trainer()), SUMMARY, METER)
+    told = description("pi", profile, "onnx", SUMMARY, METER)
     assert told.architecture == spec
     assert (told.operators, told.macs_per_s) == (operators, macs_per_s)
     assert told.memory_limit_bytes is None
-    limited = description("pi", replace(profile, memory_limit="300M"), cast("Trainer", _Trainer()), SUMMARY, METER)
+    limited = description("pi", replace(profile, memory_limit="300M"), "onnx", SUMMARY, METER)
     assert limited.memory_limit_bytes == 300_000_000
     assert told.held_out_count == 0
     held_out = replace(SUMMARY, sample_count=7)
-    tested = description("pi", profile, cast("Trainer", _Trainer()), SUMMARY, METER, held_out=held_out)
+    tested = description("pi", profile, "onnx", SUMMARY, METER, held_out=held_out)
     assert (tested.sample_count, tested.held_out_count) == (3, 7)
     assert (told.device, told.runtimes, told.sample_count) == ("raspberry_pi_4", ("onnx",), 3)
 
@@ -50,13 +46,13 @@ def test_the_width_of_kernels_is_the_wider_of_the_profiles_and_of_this_machines(
 ) -> None:
     monkeypatch.setattr(describing, "own_packing_width", lambda: own)
     profile = replace(load_profile("raspberry_pi_4"), packing_width=of_profile)
-    assert description("pi", profile, cast("Trainer", _Trainer()), SUMMARY, METER).packing_width == told
+    assert description("pi", profile, "onnx", SUMMARY, METER).packing_width == told
 
 
 def test_what_no_server_would_keep_is_one_sentence() -> None:
     profile = replace(load_profile("raspberry_pi_4"), operators=("Conv",) * 1025)
     with pytest.raises(ConfigError, match="cannot be announced: operators has 1025 items, but may have 1024 at most"):
-        description("pi", profile, cast("Trainer", _Trainer()), SUMMARY, METER)
+        description("pi", profile, "onnx", SUMMARY, METER)
 
 
 def test_an_architecture_is_named_in_place_or_by_a_file(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from agent.agent_cases import RESULT, announce, blob, deploy_task, score_task, t
 
 from subfleet.agent.states import Saved, Scored, WorkFailed
 from subfleet.edge_client.store import AgentStore
-from subfleet.edge_client.worker import Finished, TrainingWorker
+from subfleet.edge_client.work import Finished
+from subfleet.edge_client.worker import TrainingWorker
 from subfleet.protocol.candidate_scores import CandidateScore
 from subfleet.protocol.errors import DataError, FileError, MemoryLimitError, ProtocolError
 from subfleet.protocol.messages import Deployed, Refusal, Task, Update

@@ -118,7 +118,7 @@ class Fleet:
             data=str(data.train),
             held_out=None,
         )
-        told = description(name, profile_with("laptop"), trainer, summary, meter)
+        told = description(name, profile_with("laptop"), trainer.target, summary, meter)
         transport = MqttTransport(address, mqtt_client_id("main", "device", name))
         session = Session(
             AgentSettings(profile=told, data_bytes=summary.data_bytes),

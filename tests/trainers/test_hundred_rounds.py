@@ -39,7 +39,8 @@ CLIENT = """
 import json, sys
 from pathlib import Path
 from subfleet.device.runtimes import load_trainer
-from subfleet.edge_client.worker import Finished, TrainingWorker
+from subfleet.edge_client.work import Finished
+from subfleet.edge_client.worker import TrainingWorker
 from subfleet.protocol.messages import Task
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget

@@ -153,7 +153,7 @@ PLACES: MappingProxyType[str, Callable[[str], ModelProto]] = MappingProxyType(
         )
     }
 )
-TRUE_PLACES = ("linear", "in_a_constant", "in_a_branch", "in_a_function")
+TRUE_PLACES = ("linear", "in_a_constant", "in_a_function")
 """In which the runtime would take the weight from where it is said to be."""
 
 
@@ -169,6 +169,36 @@ def test_a_file_that_a_provider_compiled_is_refused() -> None:
     attributes = {"embed_mode": 0, "ep_cache_context": "/etc/hostname"}
     model.graph.node.append(helper.make_node("EPContext", [], ["x"], domain="com.microsoft", **attributes))
     with pytest.raises(TrainingError, match="EPContext"):
+        check_self_contained(model.SerializeToString())
+
+
+def within(operator: str, *, in_function: bool = False) -> ModelProto:
+    """A program with a node that has a body, in the graph or in a function of it."""
+    model = linear()
+    value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
+    body = helper.make_graph([helper.make_node("Identity", ["logits"], ["x"])], "body", [], [value])
+    names = ("then_branch", "else_branch") if operator == "If" else ("body",)
+    node = helper.make_node(operator, ["count", "yes"], ["x"], **dict.fromkeys(names, body))
+    if in_function:
+        opset = helper.make_opsetid("", 20)
+        model.functions.append(helper.make_function("local", "f", ["count", "yes"], ["x"], [node], [opset]))
+    else:
+        model.graph.node.append(node)
+    return model
+
+
+@pytest.mark.parametrize("in_function", [False, True])
+@pytest.mark.parametrize("operator", ["Loop", "Scan", "If"])
+def test_a_node_within_which_others_run_as_often_as_a_program_says_is_refused(operator: str, in_function: bool) -> None:
+    with pytest.raises(TrainingError, match=f"a node of the program is '{operator}'.* without an end"):
+        check_self_contained(within(operator, in_function=in_function).SerializeToString())
+
+
+def test_a_loop_within_the_body_of_another_node_is_refused_too() -> None:
+    model = linear()
+    body = within("Loop").graph
+    model.graph.node.append(helper.make_node("SequenceMap", ["x"], ["y"], body=body))
+    with pytest.raises(TrainingError, match="'Loop'"):
         check_self_contained(model.SerializeToString())
 
 

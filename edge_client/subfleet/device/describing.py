@@ -12,7 +12,7 @@ from subfleet.device_profiles import DeviceProfile, load_profile, own_packing_wi
 from subfleet.protocol.errors import ConfigError, FileError, ProtocolError
 from subfleet.protocol.memory import PackingWidth
 from subfleet.protocol.messages import Profile, check_client_id, new_message_id
-from subfleet.protocol.programs import DataSummary, Trainer
+from subfleet.protocol.programs import DataSummary
 from subfleet.protocol.schema import canonical_json, parse_json
 from subfleet.protocol.subnet import MAX_SPEC_BYTES, parse_spec
 
@@ -102,7 +102,7 @@ def packing_width_of(profile: DeviceProfile) -> PackingWidth:
 def description(
     client_id: str,
     profile: DeviceProfile,
-    trainer: Trainer,
+    target: str,
     summary: DataSummary,
     meter: Meter,
     *,
@@ -113,7 +113,7 @@ def description(
     Args:
         client_id: of the device.
         profile: of the device, with what the command line said.
-        trainer: that it trains with.
+        target: of the programs that it runs.
         summary: of the data that it trains on.
         held_out: of the data that it evaluates on; None where there are none.
         meter: that the agent reads; a replayed log does not say how much memory there is altogether.
@@ -130,7 +130,7 @@ def description(
             client_id=client_id,
             session_id=session_id,
             device=profile.name,
-            runtimes=(trainer.target,),
+            runtimes=(target,),
             sample_count=summary.sample_count,
             class_counts=summary.class_counts,
             input_shape=summary.input_shape,

@@ -165,7 +165,8 @@ class LiveMeter:
     Args:
         groups: the control groups that limit this process.
         available_bytes: memory that a new process could take without swapping; psutil's figure where it is None.
-        held_bytes: what this process keeps for its next training and counts as part of it: free memory for a training.
+        held_bytes: what is kept for the next training and counts as part of it: free memory for a training.
+        trains_in: id of the process that trains, under the limits of this one; None is this one.
 
     Raises:
         MissingExtraError: psutil is not installed.
@@ -176,11 +177,13 @@ class LiveMeter:
         groups: ControlGroups | None = None,
         available_bytes: Callable[[], int] | None = None,
         held_bytes: Callable[[], int] = lambda: 0,
+        trains_in: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._psutil = load_psutil()
         self._groups = groups or ControlGroups()
         self._available_bytes = available_bytes or self._system_available_bytes
         self._held_bytes = held_bytes
+        self._trains_in = trains_in
         self._rates: dict[Direction, TransferRate] = {"down": TransferRate(), "up": TransferRate()}
         _known(self._cpu_load)  # the load is measured from here to the next call
 
@@ -191,7 +194,7 @@ class LiveMeter:
         rooms_bytes = [
             _known(self._available_bytes),
             None if headroom is None else headroom.free_bytes,
-            _known(lambda: process_room_bytes(self._psutil)),
+            _known(lambda: process_room_bytes(self._psutil, self._trains_in())),
         ]
         battery_fraction, charging = _known(self._battery) or (None, None)
         return None, Reading(

@@ -1,25 +1,98 @@
-"""What the limits that this process was started under, such as `ulimit -v`, still let it take."""
+"""Limits of processes: what those that a process was started under leave it, and one on how far it may grow."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType
 
-__all__ = ["process_room_bytes"]
+__all__ = ["end_with_parent", "limited_growth", "offer_to_the_kernel", "process_room_bytes"]
+
+_STATM = Path("/proc/self/statm")
+_DATA_PAGES = 5
+"""Place in `statm` of the pages of data and stacks, of which `RLIMIT_DATA` counts nearly all."""
+_SCORE = Path("/proc/self/oom_score_adj")
+_FIRST_TO_GO = "500"
+_DEATH_SIGNAL = 1
+"""PR_SET_PDEATHSIG, an option of prctl."""
 
 
-def process_room_bytes(psutil: ModuleType) -> int | None:
+def process_room_bytes(psutil: ModuleType, process_id: int | None = None) -> int | None:
     """The least of what the limits on address space and on data leave free; None where there is none.
 
     Args:
         psutil: the package, as `load_psutil` gives it.
+        process_id: of a child that was started under the same limits; None is this process.
     """
     if sys.platform == "win32":  # it has no such limits
         return None
     import resource
 
-    used = psutil.Process().memory_info()
+    used = psutil.Process(process_id).memory_info()
     limits = (
         (resource.getrlimit(resource.RLIMIT_AS)[0], used.vms),  # ulimit -v
         (resource.getrlimit(resource.RLIMIT_DATA)[0], getattr(used, "data", 0)),  # ulimit -d; Linux alone tells its use
     )
     rooms = [max(limit - taken, 0) for limit, taken in limits if limit != resource.RLIM_INFINITY]
     return min(rooms, default=None)
+
+
+@contextmanager
+def limited_growth(growth_bytes: int) -> Iterator[None]:
+    """A context in which the system refuses this process memory beyond what it has now and so much more.
+
+    The limit is `RLIMIT_DATA`, as a runtime maps gigabytes of address space that it never touches. It holds on Linux;
+    elsewhere nothing is limited.
+
+    Args:
+        growth_bytes: of memory that belongs to this process alone, 0 or more.
+    """
+    if not sys.platform.startswith("linux"):
+        yield
+        return
+    import resource
+
+    before, most = resource.getrlimit(resource.RLIMIT_DATA)
+    limit_bytes = _data_bytes() + growth_bytes
+    for known in (before, most):
+        if known != resource.RLIM_INFINITY:
+            limit_bytes = min(limit_bytes, known)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, most))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (before, most))
+
+
+def offer_to_the_kernel() -> None:
+    """Where memory ends, let the kernel end this process rather than others of the same user. On Linux alone."""
+    try:
+        _SCORE.write_text(_FIRST_TO_GO, encoding="utf-8")
+    except OSError:
+        return
+
+
+def end_with_parent(parent_id: int) -> None:
+    """Have the kernel kill this process when the thread that started it ends, whatever this process does then.
+
+    Args:
+        parent_id: of the process that started this one; where that has ended already, this one ends here.
+
+    Raises:
+        SystemExit: it has.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    import ctypes
+    import os
+    import signal
+
+    ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != parent_id:
+        raise SystemExit(1)
+
+
+def _data_bytes() -> int:
+    import resource
+
+    return int(_STATM.read_text(encoding="utf-8").split()[_DATA_PAGES]) * resource.getpagesize()

@@ -10,13 +10,13 @@ import platform
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from subfleet.protocol.children import child_command
 from subfleet.protocol.errors import BrokenError
 from subfleet.protocol.exit_codes import ExitCode
 
@@ -26,11 +26,7 @@ _LOG = logging.getLogger(__name__)
 
 DEADLINE_S = 300.0
 """A board with an SD card reads PyTorch for a minute; what takes longer than this hangs."""
-# The child looks for packages where this process does, whatever it was started by.
-_START = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
-    "from subfleet.device.trial import main; main(sys.argv[1:])"
-)
+_TRIAL = "subfleet.device.trial"
 _INSTALLED_FILE = re.compile(r'^  File ".*?/(?:site|dist)-packages/((?!subfleet/)[^/"]+)', re.MULTILINE)
 """A line of what Python writes down when a signal ends it, the innermost call first; our own files only call others."""
 _NOISE = re.compile(r'^(Fatal Python error|Current thread|Thread 0x|Extension modules|  File "|  \.\.\.|\s*$)')
@@ -144,7 +140,7 @@ def _tried(trial: Sequence[str], package: str, deadline_s: float) -> Tried:
 
 def _run(trial: Sequence[str], deadline_s: float) -> subprocess.CompletedProcess[bytes]:
     with tempfile.TemporaryDirectory(prefix="subfleet-trial-") as work:  # a child that dies leaves its files
-        command = [sys.executable, "-c", _START, json.dumps(sys.path), work, *trial]
+        command = child_command(_TRIAL, work, *trial)
         return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=deadline_s, check=False)
 
 

@@ -10,12 +10,11 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from subfleet.edge_client.failures import sentence_of
 from subfleet.edge_client.options import Command, parser_of
-from subfleet.protocol.errors import MissingExtraError, SubfleetError
 from subfleet.protocol.exit_codes import ExitCode
 from subfleet.protocol.interruption import interruptible
 from subfleet.protocol.logs import of_subfleet_or_warning
-from subfleet.protocol.plugins import raised_by_plugin
 from subfleet.protocol.task_kinds import told_metrics
 
 if TYPE_CHECKING:
@@ -42,20 +41,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
             return _complain(ExitCode.INTERRUPTED, _STOPPED)
         except Exception as error:  # noqa: BLE001 - the rim: nothing may reach the user as a traceback
             _LOG.debug("the command failed", exc_info=True)
-            return _complain(ExitCode.INTERRUPTED, _STOPPED) if interrupted() else _complain(*_said_of(error))
+            return _complain(ExitCode.INTERRUPTED, _STOPPED) if interrupted() else _complain(*sentence_of(error))
     return code
-
-
-def _said_of(error: Exception) -> tuple[ExitCode, str]:
-    if isinstance(error, SubfleetError):
-        return error.exit_code, str(error)
-    if sentence := raised_by_plugin(error):
-        return ExitCode.CONFIG, sentence
-    if isinstance(error, ModuleNotFoundError):
-        missing = MissingExtraError((error.name or "").partition(".")[0], "edge")
-        return missing.exit_code, str(missing)
-    text = f"this is a defect of Subfleet ({type(error).__name__}: {error}); --verbose shows where"
-    return ExitCode.INTERNAL, text
 
 
 def _complain(code: ExitCode, sentence: str) -> int:

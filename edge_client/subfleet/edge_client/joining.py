@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -14,15 +14,15 @@ from subfleet.agent.states import AgentSettings
 from subfleet.device.describing import default_client_id, description, profile_with, with_declaration
 from subfleet.device.meters import Meter, ReplayMeter
 from subfleet.device.monitor import LiveMeter
-from subfleet.device.runtimes import choose_trainer
-from subfleet.device_profiles import ReplayedLog, load_log
+from subfleet.device_profiles import DeviceProfile, ReplayedLog, load_log
 from subfleet.edge_client.session import Device, Session
 from subfleet.edge_client.store import AgentStore, default_state_folder
-from subfleet.edge_client.worker import TrainingWorker
+from subfleet.edge_client.worker_process import WorkerProcess
+from subfleet.edge_client.workplace import Opened, Workplace
 from subfleet.protocol.errors import DataError
 from subfleet.protocol.input_statistics import scale_problem
 from subfleet.protocol.messages import Profile
-from subfleet.protocol.programs import DataSummary, Trainer
+from subfleet.protocol.programs import DataSummary
 from subfleet.protocol.topics import DEFAULT_FLEET, Topics
 from subfleet.transport.address import BrokerOptions, mqtt_client_id
 from subfleet.transport.base import Transport
@@ -106,36 +106,30 @@ def join(options: JoinOptions) -> None:
     )
     if options.architecture is not None:
         profile = with_declaration(profile, options.architecture)
-    trainers: list[Trainer] = []  # chosen when the link is known to be one: reading the data may take long
     stop = _StopRequest()
     broker: Transport = MqttTransport(address, mqtt_client_id(options.fleet, "device", client_id))
     if options.wait:
         broker = WaitingTransport(broker, lambda: stop.made)
     broker = ClaimingTransport(broker, device_place(topics, client_id))
-    transport, meter = _link(options.replay, broker, lambda: sum(trainer.held_bytes for trainer in trainers))
-    with AgentStore.held(
-        options.state or default_state_folder(options.fleet, client_id), profile.disk_limit_bytes
-    ) as store:
-        runtimes = [options.runtime] if options.runtime else profile.runtimes
-        trainer, summary = choose_trainer(runtimes, options.data, options.provider or profile.provider)
-        trainers.append(trainer)
-        held_out = _held_out(trainer, options, summary)
-        told = description(client_id, profile, trainer, _told(summary, options), meter, held_out=held_out)
-        settings = _settings(told, [one for one in (summary, held_out) if one is not None], options)
-        worker = TrainingWorker(
-            {trainer.target: trainer},
-            blobs=store.blobs,
-            work_folder=store.work_folder,
-            data=options.data,
-            held_out=options.held_out,
-            threads=profile.threads,
-        )
+    log = None if options.replay is None else ReplayedLog(load_log(options.replay))
+    with (
+        AgentStore.held(
+            options.state or default_state_folder(options.fleet, client_id), profile.disk_limit_bytes
+        ) as store,
+        WorkerProcess(_workplace(options, profile, store)) as worker,
+    ):
+        opened = worker.opened
+        _check_held_out(opened, options)
+        transport, meter = _link(log, broker, worker)
+        summary = _told(opened.data, options)
+        told = description(client_id, profile, opened.target, summary, meter, held_out=opened.held_out)
+        settings = _settings(told, [one for one in (opened.data, opened.held_out) if one is not None], options)
         known = KnownBroker(store.folder / KNOWN_BROKERS, address.where)
         device = Device(store=store, worker=worker, meter=meter, sizes=ChunkSizes.remembered(known))
         session = Session(settings, transport, topics, device)
         _LOG.info(
             "%s (%s) joins fleet %s with %s, %d samples, %d held out, state in %s",
-            client_id, profile.name, options.fleet, trainer.target, summary.sample_count,
+            client_id, profile.name, options.fleet, opened.target, opened.data.sample_count,
             settings.profile.held_out_count, store.folder,
         )  # fmt: skip
         _stop_on_signal(stop)
@@ -143,6 +137,19 @@ def join(options: JoinOptions) -> None:
             threading.Thread(target=_stop_at_end_of_input, name="subfleet-stdin", daemon=True).start()
         session.run(lambda: stop.made)
         _LOG.info("the run is over" if session.left else "stopped; start the same command again to go on")
+
+
+def _workplace(options: JoinOptions, profile: DeviceProfile, store: AgentStore) -> Workplace:
+    return Workplace(
+        runtimes=(options.runtime,) if options.runtime else tuple(profile.runtimes),
+        provider=options.provider or profile.provider,
+        data=options.data,
+        held_out=options.held_out,
+        threads=profile.threads,
+        blobs=store.blob_folder,
+        work_folder=store.work_folder,
+        log_level=logging.getLogger().getEffectiveLevel(),
+    )
 
 
 def _settings(told: Profile, data: Sequence[DataSummary], options: JoinOptions) -> AgentSettings:
@@ -160,34 +167,32 @@ def _told(summary: DataSummary, options: JoinOptions) -> DataSummary:
     return summary if options.tells_statistics else replace(summary, inputs=None)
 
 
-def _held_out(trainer: Trainer, options: JoinOptions, trained: DataSummary) -> DataSummary | None:
-    """What is known of held-out data, which must be of the kind that is trained on; None where there are none.
+def _check_held_out(opened: Opened, options: JoinOptions) -> None:
+    """Held-out data must be of the kind that is trained on.
 
     Raises:
-        DataError: they are not, or cannot be used.
-        FileError: they cannot be read.
+        DataError: they are not.
     """
-    if options.held_out is None:
-        return None
-    summary = trainer.describe(options.held_out)
+    held_out, trained = opened.held_out, opened.data
+    if held_out is None:
+        return
     problem = ""
-    if bool(summary.class_counts) != bool(trained.class_counts):
+    if bool(held_out.class_counts) != bool(trained.class_counts):
         problem = "classes on one side and numbers on the other as labels"
-    elif summary.inputs is not None and trained.inputs is not None:
-        problem = scale_problem(summary.inputs, trained.inputs)
+    elif held_out.inputs is not None and trained.inputs is not None:
+        problem = scale_problem(held_out.inputs, trained.inputs)
     if problem:
         raise DataError(
             f"the held-out data {options.held_out!r} do not go together with the data {options.data!r}: {problem}; "
             "prepare both in one way"
         )
-    return summary
 
 
-def _link(replay: str | None, broker: Transport, held_bytes: Callable[[], int]) -> tuple[Transport, Meter]:
-    if replay is None:
-        return broker, LiveMeter(held_bytes=held_bytes)
+def _link(log: ReplayedLog | None, broker: Transport, worker: WorkerProcess) -> tuple[Transport, Meter]:
+    if log is None:
+        return broker, LiveMeter(held_bytes=lambda: worker.held_bytes, trains_in=lambda: worker.process_id)
     paced = PacedTransport(broker)
-    return paced, ReplayMeter(ReplayedLog(load_log(replay)), paced.set_rates)
+    return paced, ReplayMeter(log, paced.set_rates)
 
 
 class _StopRequest:

@@ -42,7 +42,7 @@ from subfleet.device.meters import Meter
 from subfleet.device_profiles.profiles import memory_budget_bytes
 from subfleet.edge_client.received_log import ReceivedLog
 from subfleet.edge_client.store import AgentStore
-from subfleet.edge_client.worker import Finished, Outcome, TrainingWorker
+from subfleet.edge_client.work import Finished, Outcome, Worker
 from subfleet.protocol.blobs import decode_chunk
 from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.messages import (
@@ -82,13 +82,13 @@ class Device:
 
     Attributes:
         store: the agent's folder, held by the caller.
-        worker: trains.
+        worker: does its tasks.
         meter: reads the device's resources.
         sizes: of the chunks that come through its broker.
     """
 
     store: AgentStore
-    worker: TrainingWorker
+    worker: Worker
     meter: Meter
     sizes: ChunkSizes = field(default_factory=ChunkSizes)
 
@@ -361,7 +361,8 @@ class Session:
             return None
 
     def _train(self, action: Train) -> None:
-        self._worker.start(action.task, action.memory_limit_bytes)
+        data_bytes = self._settings.data_bytes_in(self._state.round)
+        self._worker.start(action.task, action.memory_limit_bytes, data_bytes)
 
     def _stop_training(self, _action: StopTraining) -> None:
         self._worker.stop()

@@ -75,8 +75,8 @@ class AgentStore:
         self._free_bytes = free_bytes or _free_bytes
         self.work_folder = folder / "work"
         self._path = folder / _STATE_FILE
-        self._blob_folder = folder / "blobs"
-        self.blobs = BlobStore(self._blob_folder, limit_bytes=self._blob_limit_bytes)
+        self.blob_folder = folder / "blobs"
+        self.blobs = BlobStore(self.blob_folder, limit_bytes=self._blob_limit_bytes)
 
     @classmethod
     @contextmanager
@@ -150,7 +150,7 @@ class AgentStore:
     def _blob_limit_bytes(self) -> int:
         try:
             free_bytes = self._free_bytes(self.folder)
-            inside = (path for path in self.folder.rglob("*") if self._blob_folder not in path.parents)
+            inside = (path for path in self.folder.rglob("*") if self.blob_folder not in path.parents)
             others_bytes = sum(path.stat().st_size for path in inside if path.is_file())
         except OSError as error:
             raise _unusable(self.folder, error) from error

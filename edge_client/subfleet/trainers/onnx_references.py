@@ -1,8 +1,11 @@
-"""Refuses ONNX programs that refer out of their own bytes, before a runtime reads them.
+"""Refuses ONNX programs that refer out of their own bytes or may never end, before a runtime reads them.
 
 ONNX lets a tensor name a file ("external data"), and a node one with what a provider has compiled (`EPContext`). ONNX
 Runtime opens such files itself; up to 1.23 any absolute path, whatever folder it was told. A device has no package
 `onnx`, so that the messages are walked here by the wire format of protocol buffers, without a copy of any tensor.
+
+A node with a body (`Loop`, `Scan`, `If`) runs as often as numbers say that the program computes. A step has no use for
+one, and no runtime can be told to leave it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -45,12 +48,13 @@ _INNER: Mapping[str, Mapping[int, str]] = MappingProxyType(
 _EXTERNAL_DATA, _DATA_LOCATION = 13, 14  # of a TensorProto
 _OPERATOR = 4  # of a NodeProto
 _COMPILED = b"EPContext"
+_WITH_BODIES = frozenset({b"If", b"Loop", b"Scan"})
 _ORT_FORMAT = b"ORTM"
 """From the fifth byte on, of ONNX Runtime's own format, which is no ONNX and is not walked."""
 
 
 def check_self_contained(program: bytes | memoryview) -> None:
-    """Refuse a program that names anything outside of itself, or whose bytes are no ONNX model.
+    """Refuse a program that names anything outside of itself, has a loop, or is no ONNX model.
 
     Raises:
         TrainingError: it does, or they are not.
@@ -60,7 +64,7 @@ def check_self_contained(program: bytes | memoryview) -> None:
         raise TrainingError("the program is in ONNX Runtime's own format, but must be an ONNX model; export it again")
     # A stack of half-read messages, never a list of those to come: millions of empty ones fit into a few megabytes.
     reading = [("ModelProto", _fields(content))]
-    budget = _MOST_FIELDS
+    budget, body = _MOST_FIELDS, b""
     while reading:
         kind, fields = reading[-1]
         number, value = next(fields, (0, 0))
@@ -71,10 +75,17 @@ def check_self_contained(program: bytes | memoryview) -> None:
         if budget < 0:
             raise _malformed(f"it has more than {_MOST_FIELDS} fields")
         _check_field(kind, number, value)
+        if (operator := _operator(kind, number, value)) in _WITH_BODIES:
+            body = operator
         if number in _INNER[kind] and isinstance(value, memoryview):
             reading.append((_INNER[kind][number], _fields(value)))
             if len(reading) > _MOST_DEPTH:
                 raise _malformed(f"messages stand in one another more than {_MOST_DEPTH} deep")
+    if body:
+        raise TrainingError(
+            f"a node of the program is {body.decode()!r}, whose body may run without an end, but a step must be a plain "
+            "sequence of operators; nothing was run, export it again without it"
+        )
 
 
 def _check_field(kind: str, number: int, value: int | memoryview) -> None:
@@ -84,11 +95,16 @@ def _check_field(kind: str, number: int, value: int | memoryview) -> None:
             "a tensor of the program lies in another file (external data), but a program must hold all of its tensors; "
             "nothing was read, export it again as one file"
         )
-    if kind == "NodeProto" and number == _OPERATOR and isinstance(value, memoryview) and bytes(value) == _COMPILED:
+    if _operator(kind, number, value) == _COMPILED:
         raise TrainingError(
             "a node of the program is an EPContext, which names a compiled file, but a program must hold all that it "
             "needs; nothing was read, export it again as an ONNX model"
         )
+
+
+def _operator(kind: str, number: int, value: int | memoryview) -> bytes:
+    """The operator of a node, where a field names it; else empty."""
+    return bytes(value) if (kind, number) == ("NodeProto", _OPERATOR) and isinstance(value, memoryview) else b""
 
 
 def _fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:

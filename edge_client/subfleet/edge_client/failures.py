@@ -1,0 +1,20 @@
+"""What a user is told of an error: one sentence and an exit code, whoever raised it."""
+
+from subfleet.protocol.errors import MissingExtraError, SubfleetError
+from subfleet.protocol.exit_codes import ExitCode
+from subfleet.protocol.plugins import raised_by_plugin
+
+__all__ = ["sentence_of"]
+
+
+def sentence_of(error: Exception) -> tuple[ExitCode, str]:
+    """The exit code and the sentence for an error that ends a command, or the process that does its tasks."""
+    if isinstance(error, SubfleetError):
+        return error.exit_code, str(error)
+    if sentence := raised_by_plugin(error):
+        return ExitCode.CONFIG, sentence
+    if isinstance(error, ModuleNotFoundError):
+        missing = MissingExtraError((error.name or "").partition(".")[0], "edge")
+        return missing.exit_code, str(missing)
+    text = f"this is a defect of Subfleet ({type(error).__name__}: {error}); --verbose shows where"
+    return ExitCode.INTERNAL, text

@@ -1,0 +1,261 @@
+"""Does one task of a server: trains, scores or evaluates, and tells every end as an outcome."""
+
+import hashlib
+import logging
+import math
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Protocol
+
+from subfleet.agent.states import EvaluationEnded, Scored, WorkFailed
+from subfleet.protocol.blobs import BlobRef
+from subfleet.protocol.candidate_scores import CandidateScore
+from subfleet.protocol.errors import (
+    DataError,
+    DivergedError,
+    FileError,
+    LoadError,
+    MemoryLimitError,
+    NoRoomError,
+    ProtocolError,
+    SubfleetError,
+    TrainingError,
+)
+from subfleet.protocol.evaluating import NO_HELD_OUT
+from subfleet.protocol.messages import RefusalReason, Task
+from subfleet.protocol.programs import EvaluateJob, ProgramRef, ScoreJob, Trainer, TrainJob, TrainResult
+from subfleet.protocol.training import TrainingSettings
+
+__all__ = ["Finished", "Outcome", "TaskWork", "Worker", "discard", "output_path"]
+
+_LOG = logging.getLogger(__name__)
+
+_REASONS: Mapping[type[SubfleetError], RefusalReason] = MappingProxyType(
+    {
+        DataError: "data",
+        NoRoomError: "disk",
+        FileError: "program",
+        LoadError: "runtime",
+        DivergedError: "diverged",
+        ProtocolError: "program",
+    }
+)
+"""By the first kind that an error is one of."""
+_OTHER_REASON: RefusalReason = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """A training ended well; its output file is the caller's to store and remove."""
+
+    task_id: str
+    result: TrainResult
+    output_path: Path
+
+
+Outcome = Finished | Scored | EvaluationEnded | WorkFailed
+"""How a task ended."""
+
+
+class Worker(Protocol):
+    """Does tasks beside the agent's loop, one at a time."""
+
+    def start(self, task: Task, memory_limit_bytes: int, data_bytes: int = 0) -> None:
+        """Begin a task; `outcome` gives its end. Called only when the last one has ended.
+
+        Args:
+            task: to be done.
+            memory_limit_bytes: the most by which the process may grow for it.
+            data_bytes: what the samples take beside that.
+        """
+        ...
+
+    def stop(self) -> None:
+        """Ask the task to end at its next step."""
+        ...
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the task to end, at most so long."""
+        ...
+
+    def outcome(self) -> Outcome | None:
+        """How the task ended, once; None before."""
+        ...
+
+
+def output_path(work_folder: Path, task_id: str) -> Path:
+    """Where a task's output is written. An id is any text of the server's; its digest is a safe name for a file."""
+    name = hashlib.sha256(task_id.encode(errors="surrogatepass")).hexdigest()[:32]
+    return work_folder / f"{name}.safetensors"
+
+
+def discard(work_folder: Path, task_id: str) -> None:
+    """Remove what a task that failed may have written: nobody will come for it."""
+    with suppress(OSError):
+        output_path(work_folder, task_id).unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskWork:
+    """What tasks are done with.
+
+    Attributes:
+        trainers: by the target of the programs that they run.
+        blob_path: finds the file of a program or of weights; raises FileError where it is gone.
+        work_folder: where outputs are written.
+        data: what `--data` names.
+        held_out: what `--held-out` names; None where there is none.
+        threads: of the runtime.
+    """
+
+    trainers: Mapping[str, Trainer]
+    blob_path: Callable[[BlobRef], Path]
+    work_folder: Path
+    data: str
+    held_out: str | None = None
+    threads: int = 1
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that trainers keep for their next job."""
+        return sum(trainer.held_bytes for trainer in self.trainers.values())
+
+    def do(self, task: Task, memory_limit_bytes: int, stopped: Callable[[], bool]) -> Outcome:
+        """Do a task. Whatever a trainer raises is the task's failure, but for what ends a process or a thread.
+
+        Args:
+            task: to be done.
+            memory_limit_bytes: the most by which the process may grow.
+            stopped: asked between steps.
+        """
+        outcome: Outcome | None = None
+        try:
+            outcome = self._outcome(task, memory_limit_bytes, stopped)
+        finally:
+            if not isinstance(outcome, Finished):
+                discard(self.work_folder, task.task_id)
+        return outcome
+
+    def _outcome(self, task: Task, memory_limit_bytes: int, stopped: Callable[[], bool]) -> Outcome:
+        try:
+            match task.work:
+                case "score":
+                    return self._score(task, memory_limit_bytes, stopped)
+                case "evaluate":
+                    return self._evaluate(task, memory_limit_bytes, stopped)
+                case _:
+                    return self._train(task, memory_limit_bytes, stopped)
+        except MemoryError:
+            detail = f"the system refused memory below the limit of {memory_limit_bytes} bytes"
+            available_bytes = min(memory_limit_bytes, task.planned_peak_bytes) // 2
+            return WorkFailed(task_id=task.task_id, reason="memory", detail=detail, available_bytes=available_bytes)
+        except SubfleetError as error:
+            return _failure(task, error)
+        except Exception as error:  # noqa: BLE001 - a trainer is a plug-in, and whatever it raises ends its task alone
+            _LOG.warning("task %s: the trainer raised an error of its own", task.task_id, exc_info=True)
+            return WorkFailed(task_id=task.task_id, reason="failed", detail=f"{type(error).__name__}: {error}")
+
+    def _train(self, task: Task, memory_limit_bytes: int, stopped: Callable[[], bool]) -> Finished:
+        job = self._job(task, memory_limit_bytes)
+        result = self.trainers[task.programs[0].target].train(job, stopped)
+        if not (math.isfinite(result.loss) and math.isfinite(result.accuracy)):
+            raise DivergedError(
+                f"the loss is {result.loss} after {result.step_count} steps; try a smaller learning rate"
+            )
+        return Finished(task_id=task.task_id, result=result, output_path=job.output_path)
+
+    def _score(self, task: Task, memory_limit_bytes: int, stopped: Callable[[], bool]) -> Scored:
+        """Every candidate by itself: one that cannot be scored takes nothing from the others."""
+        if task.scoring is None or task.training is None:
+            raise ProtocolError(f"task {task.task_id!r:.80} is missing candidates or training settings")
+        found: list[CandidateScore] = []
+        unloadable = 0
+        for program, weights in zip(task.programs, task.scoring.weights, strict=True):
+            job = ScoreJob(
+                program_path=self.blob_path(program.blob),
+                weights_path=self.blob_path(weights),
+                data=self.data,
+                settings=task.training,
+                batches=task.scoring.batches,
+                client_id=task.client_id,
+                memory_limit_bytes=memory_limit_bytes,
+                threads=self.threads,
+                classes=task.classes,
+                transform=task.transform,
+            )
+            try:
+                found.append(self._score_of(program, job, stopped))
+            except LoadError as error:
+                unloadable += 1
+                found.append(CandidateScore(score=None, reason=str(error)))
+        if all(one.score is None for one in found):
+            kind = LoadError if unloadable == len(found) else TrainingError
+            raise kind(f"no candidate could be scored, the first because {found[0].reason}")
+        return Scored(task_id=task.task_id, scores=tuple(found))
+
+    def _score_of(self, program: ProgramRef, job: ScoreJob, stopped: Callable[[], bool]) -> CandidateScore:
+        try:
+            score = self.trainers[program.target].score(job, stopped)
+        except (SubfleetError, MemoryError) as error:
+            if stopped() or isinstance(error, LoadError):
+                raise
+            return CandidateScore(score=None, reason=str(error) or type(error).__name__)
+        if not math.isfinite(score):
+            return CandidateScore(score=None, reason=f"the score is {score}")
+        return CandidateScore(score=score)
+
+    def _evaluate(self, task: Task, memory_limit_bytes: int, stopped: Callable[[], bool]) -> EvaluationEnded:
+        if task.weights is None or task.evaluation is None:
+            raise ProtocolError(f"task {task.task_id!r:.80} is missing weights or evaluation settings")
+        if self.held_out is None:
+            raise DataError(NO_HELD_OUT)
+        job = EvaluateJob(
+            program_path=self.blob_path(task.programs[0].blob),
+            weights_path=self.blob_path(task.weights),
+            data=self.held_out,
+            settings=task.evaluation,
+            memory_limit_bytes=memory_limit_bytes,
+            threads=self.threads,
+            classes=task.classes,
+            choices=task.spec.choices,
+            transform=task.transform,
+        )
+        result = self.trainers[task.programs[0].target].evaluate(job, stopped)
+        return EvaluationEnded(task_id=task.task_id, result=result)
+
+    def _job(self, task: Task, memory_limit_bytes: int) -> TrainJob:
+        weights: BlobRef | None = task.weights
+        settings: TrainingSettings | None = task.training
+        if weights is None or settings is None:
+            raise ProtocolError(f"task {task.task_id!r:.80} is missing weights or training settings")
+        return TrainJob(
+            program_path=self.blob_path(task.programs[0].blob),
+            weights_path=self.blob_path(weights),
+            output_path=output_path(self.work_folder, task.task_id),
+            data=self.data,
+            settings=settings,
+            round=task.round,
+            client_id=task.client_id,
+            memory_limit_bytes=memory_limit_bytes,
+            threads=self.threads,
+            update_codec=task.update_codec,
+            calibration=task.calibration,
+            classes=task.classes,
+            sends=task.sends,
+            paths=task.paths,
+            choices=task.spec.choices,
+            transform=task.transform,
+        )
+
+
+def _failure(task: Task, error: SubfleetError) -> WorkFailed:
+    if isinstance(error, MemoryLimitError):
+        # The limit in terms of planned bytes: this program grew by more than its plan, and a smaller one will, too.
+        excess = max(error.needed_bytes / max(task.planned_peak_bytes, 1), 1.0)
+        available_bytes = int(error.limit_bytes / excess)
+        return WorkFailed(task_id=task.task_id, reason="memory", detail=str(error), available_bytes=available_bytes)
+    reason = next((reason for kind, reason in _REASONS.items() if isinstance(error, kind)), _OTHER_REASON)
+    return WorkFailed(task_id=task.task_id, reason=reason, detail=str(error))

@@ -1,0 +1,173 @@
+"""The process in which an agent's tasks are done: it loads the runtime, reads the data, and does one task at a time.
+
+It reads lines from its agent and answers with lines (`workplace`). It ends when its agent does, in the middle of a step
+too, and leaves signals that stop an agent to that one.
+"""
+
+import logging
+import os
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO
+
+from subfleet.agent.states import WorkFailed
+from subfleet.device.process_limits import end_with_parent, limited_growth, offer_to_the_kernel
+from subfleet.device.runtimes import CPU, choose_trainer
+from subfleet.edge_client.failures import sentence_of
+from subfleet.edge_client.work import TaskWork, discard
+from subfleet.edge_client.workplace import (
+    Ended,
+    Opened,
+    Order,
+    Problem,
+    Report,
+    Workplace,
+    line_of,
+    order_of,
+    report_of,
+)
+from subfleet.protocol.blobs import BlobRef
+from subfleet.protocol.errors import FileError, ProtocolError
+from subfleet.protocol.logs import of_subfleet_or_warning
+
+__all__ = ["main"]
+
+_LOG = logging.getLogger(__name__)
+
+_SPARE_BYTES = 256 * 2**20
+"""What a process may grow by beside its task: stacks, caches and fragments that no plan counts."""
+_STACK_BYTES = 16 * 2**20
+"""Of each thread of the runtime, with what the C library sets aside for it."""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Do tasks until the agent closes this process's standard input, which ends it at once.
+
+    Args:
+        arguments: the agent's process id.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    end_with_parent(int(arguments[0]))
+    offer_to_the_kernel()
+    # What libraries print must not stand between the reports.
+    channel = os.dup(1)
+    os.dup2(2, 1)
+
+    def tell(report: Report) -> None:
+        line = line_of(report)
+        while line:
+            line = line[os.write(channel, line) :]
+
+    # Not `sys.stdin`, which the end of the interpreter closes while a thread may still read it.
+    source = os.fdopen(os.dup(0), "rb")
+    place = Workplace.of_line(source.readline())
+    _show_logs(place.log_level)
+    orders = _Orders(source)
+    try:
+        work, opened = _open(place)
+    except Exception as error:  # noqa: BLE001 - the rim: whatever it is, the agent says it
+        _LOG.debug("no task can be done", exc_info=True)
+        code, text = sentence_of(error)
+        tell(Problem(code=int(code), text=text))
+        return
+    tell(opened)
+    while True:
+        order = orders.next()
+        with _limited(place, order):
+            outcome = work.do(order.task, order.memory_limit_bytes, orders.stopped(order))
+        tell(_checked(Ended(outcome=outcome, held_bytes=work.held_bytes), place.work_folder))
+
+
+def _open(place: Workplace) -> tuple[TaskWork, Opened]:
+    trainer, summary = choose_trainer(place.runtimes, place.data, place.provider)
+    held_out = None if place.held_out is None else trainer.describe(place.held_out)
+    work = TaskWork(
+        trainers={trainer.target: trainer},
+        blob_path=partial(_blob_path, place.blobs),
+        work_folder=place.work_folder,
+        data=place.data,
+        held_out=place.held_out,
+        threads=place.threads,
+    )
+    return work, Opened(target=trainer.target, data=summary, held_out=held_out)
+
+
+def _checked(report: Ended, work_folder: Path) -> Ended:
+    """A report that can be read: a trainer is a plug-in, and its result may be anything."""
+    try:
+        report_of(line_of(report), work_folder)
+    except (TypeError, ValueError, ProtocolError) as error:
+        discard(work_folder, report.outcome.task_id)
+        detail = f"the trainer's result is no valid one: {error}"
+        failed = WorkFailed(task_id=report.outcome.task_id, reason="failed", detail=detail)
+        return Ended(outcome=failed, held_bytes=0)
+    return report
+
+
+def _blob_path(folder: Path, blob: BlobRef) -> Path:
+    """The file of a blob that the agent has fetched: the agent alone writes that folder."""
+    path = folder / blob.sha256
+    try:
+        if path.stat().st_size == blob.size_bytes:
+            return path
+    except OSError:
+        pass
+    raise FileError(f"blob {blob.sha256[:12]} is not in {str(folder)!r}; fetch it first")
+
+
+def _limited(place: Workplace, order: Order) -> AbstractContextManager[None]:
+    """The system's own limit while a task is done: watched memory is looked at between two steps alone.
+
+    A graphics processor's driver maps memory that takes none, so that nothing is limited beside one.
+    """
+    if place.provider != CPU:
+        return nullcontext()
+    # Samples are read, and transformed into others, beside what is planned.
+    beside_bytes = 2 * order.data_bytes + _SPARE_BYTES + place.threads * _STACK_BYTES
+    return limited_growth(order.memory_limit_bytes + beside_bytes)
+
+
+def _show_logs(level: int) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(of_subfleet_or_warning)
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(message)s", handlers=[handler])
+
+
+class _Orders:
+    """What the agent wants, read in a thread of its own, as a task may be stopped while it is done.
+
+    Args:
+        source: the agent's lines; where they end, the agent is gone.
+    """
+
+    def __init__(self, source: BinaryIO) -> None:
+        self._source = source
+        self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
+        self._stops: set[str] = set()
+        threading.Thread(target=self._read, name="subfleet-orders", daemon=True).start()
+
+    def next(self) -> Order:
+        """Wait for the next task."""
+        return self._orders.get()
+
+    def stopped(self, order: Order) -> Callable[[], bool]:
+        """Whether a task was stopped."""
+        return lambda: order.task.task_id in self._stops
+
+    def _read(self) -> None:
+        for line in self._source:
+            order = order_of(line)
+            if isinstance(order, Order):
+                self._stops.discard(order.task.task_id)  # it may be done anew after it was stopped
+                self._orders.put(order)
+            else:
+                self._stops.add(order.task_id)
+        # Nobody hears of a task in hand any more, and a step may have no end.
+        os._exit(0)

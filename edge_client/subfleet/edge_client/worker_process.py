@@ -1,0 +1,256 @@
+"""A worker in a process of its own: what a program does there, a step without an end too, it does to that process.
+
+The process lasts from task to task, so that a runtime is loaded once. One that has died or hung is ended and another
+one is started; the task in hand has failed, and the agent goes on.
+"""
+
+import logging
+import os
+import queue
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+
+from subfleet.agent.states import WorkFailed
+from subfleet.edge_client.work import Outcome, discard
+from subfleet.edge_client.workplace import (
+    MAX_LINE_BYTES,
+    Ended,
+    Opened,
+    Order,
+    Problem,
+    Stop,
+    Workplace,
+    line_of,
+    report_of,
+)
+from subfleet.protocol.children import child_command
+from subfleet.protocol.errors import BrokenError, ProtocolError
+from subfleet.protocol.exit_codes import ExitCode
+from subfleet.protocol.messages import RefusalReason, Task
+
+__all__ = ["WorkerProcess"]
+
+_LOG = logging.getLogger(__name__)
+
+STOP_S = 10.0
+"""How long a task may go on after it was stopped: a step on a slow board takes seconds."""
+_CLOSE_S = 1.0
+_CHILD = "subfleet.edge_client.worker_child"
+_END = b""
+
+
+class WorkerProcess:
+    """Does tasks in a child process; a context, which ends it.
+
+    Args:
+        place: what tasks are done with.
+        stop_s: how long a task may go on after it was stopped.
+        clock: seconds, monotonic.
+
+    Raises:
+        SubfleetError: the process cannot do any task: no runtime works, or the data cannot be used.
+    """
+
+    def __init__(
+        self, place: Workplace, *, stop_s: float = STOP_S, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._place = place
+        self._stop_s = stop_s
+        self._clock = clock
+        self._held_bytes = 0
+        self._task: Task | None = None
+        self._memory_limit_bytes = 0
+        self._kill_at_s: float | None = None
+        self._ready: Outcome | None = None
+        self._problem: Problem | None = None
+        self._child = _Child(place)
+        try:
+            self.opened = self._open()
+        except BaseException:
+            self._child.close()
+            raise
+
+    def __enter__(self) -> "WorkerProcess":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._child.close()
+
+    @property
+    def process_id(self) -> int:
+        """Of the process."""
+        return self._child.process_id
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that the process keeps for its next task."""
+        return self._held_bytes
+
+    def start(self, task: Task, memory_limit_bytes: int, data_bytes: int = 0) -> None:
+        """See `Worker.start`."""
+        if self._child.has_ended():
+            self._renew()
+        self._task, self._memory_limit_bytes = task, memory_limit_bytes
+        self._kill_at_s = None
+        self._child.send(line_of(Order(task=task, memory_limit_bytes=memory_limit_bytes, data_bytes=data_bytes)))
+
+    def stop(self) -> None:
+        """See `Worker.stop`; where that helps nothing, the process is ended."""
+        if self._task is not None and self._kill_at_s is None:
+            self._kill_at_s = self._clock() + self._stop_s
+            self._child.send(line_of(Stop(task_id=self._task.task_id)))
+
+    def join(self, timeout_s: float) -> None:
+        """See `Worker.join`."""
+        until_s = self._clock() + timeout_s
+        while self._task is not None and (left_s := until_s - self._clock()) > 0:
+            self._ready = self._looked(min(left_s, 0.1))
+
+    def outcome(self) -> Outcome | None:
+        """See `Worker.outcome`."""
+        if self._ready is not None:
+            ready, self._ready = self._ready, None
+            return ready
+        return self._looked(0.0)
+
+    # --- what the process says ---
+
+    def _open(self) -> Opened:
+        """Wait for the process to be ready; that takes as long as runtimes and data take."""
+        line = self._child.line(None)
+        report = None if line in (None, _END) else report_of(line, self._place.work_folder)
+        if isinstance(report, Opened):
+            return report
+        if isinstance(report, Problem):
+            raise report.error()
+        raise BrokenError(
+            f"the process that does this device's tasks {self._child.end()} before it was ready; --verbose shows more"
+        )
+
+    def _looked(self, timeout_s: float) -> Outcome | None:
+        """The end of the task, where there is one: by what the process says, by its own end, or by ours."""
+        line = self._child.line(timeout_s)
+        if line is None:
+            if self._kill_at_s is None or self._clock() < self._kill_at_s:
+                return None
+            return self._died(f"did not stop within {self._stop_s:g} s and was ended", "failed")
+        if line == _END:
+            return self._ended()
+        try:
+            report = report_of(line, self._place.work_folder)
+        except ProtocolError as error:
+            # The task's end may be lost with this line, so that the process must end with it.
+            return self._died(f"said what cannot be read ({error})", "failed")
+        if isinstance(report, Ended):
+            return self._heard(report)
+        self._problem = report if isinstance(report, Problem) else None
+        return None
+
+    def _heard(self, report: Ended) -> Outcome | None:
+        self._held_bytes = report.held_bytes
+        if self._task is None or report.outcome.task_id != self._task.task_id:
+            _LOG.warning("the process that does tasks has ended one that is not in hand; nothing is made of it")
+            return None
+        self._task, self._kill_at_s = None, None
+        return report.outcome
+
+    def _ended(self) -> Outcome | None:
+        """The process has ended by itself; the kernel's SIGKILL comes where memory ends."""
+        if self._problem is not None:
+            reason: RefusalReason = "data" if self._problem.code == ExitCode.DATA else "runtime"
+            return self._died(f"ended: {self._problem.text}", reason)
+        return self._died(self._child.end(), "memory" if self._child.was_killed() else "failed")
+
+    def _died(self, how: str, reason: RefusalReason) -> Outcome | None:
+        task, self._task, self._kill_at_s = self._task, None, None
+        if task is None:
+            _LOG.warning("the process that does tasks %s; the next task starts another one", how)
+            self._child.close()
+            self._held_bytes = 0
+            return None
+        discard(self._place.work_folder, task.task_id)
+        self._renew()
+        available_bytes = min(self._memory_limit_bytes, task.planned_peak_bytes) // 2 if reason == "memory" else None
+        detail = f"the process that did the task {how}"
+        return WorkFailed(task_id=task.task_id, reason=reason, detail=detail, available_bytes=available_bytes)
+
+    def _renew(self) -> None:
+        self._child.close()
+        self._held_bytes, self._problem = 0, None
+        self._child = _Child(self._place)
+
+
+class _Child:
+    """One run of the process, with its pipes. Its logs go where this process's go."""
+
+    def __init__(self, place: Workplace) -> None:
+        # A session of its own: Ctrl-C at the terminal is for the agent.
+        self._popen = subprocess.Popen(
+            child_command(_CHILD, str(os.getpid())),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._reader = threading.Thread(target=self._read, name="subfleet-worker", daemon=True)
+        self._reader.start()
+        self.send(place.line())
+
+    @property
+    def process_id(self) -> int:
+        return self._popen.pid
+
+    def send(self, line: bytes) -> None:
+        """Write a line; nothing happens where the process has ended, which `line` tells."""
+        with suppress(OSError, ValueError):
+            if self._popen.stdin is not None:
+                self._popen.stdin.write(line)
+                self._popen.stdin.flush()
+
+    def line(self, timeout_s: float | None) -> bytes | None:
+        """The next line, an empty one at the end of the process; None where there is none in time."""
+        try:
+            return self._lines.get(timeout=timeout_s) if timeout_s != 0 else self._lines.get_nowait()
+        except queue.Empty:
+            return None
+
+    def has_ended(self) -> bool:
+        return self._popen.poll() is not None
+
+    def was_killed(self) -> bool:
+        """Whether SIGKILL ended it; waits for its end."""
+        return self._popen.wait() == -signal.SIGKILL
+
+    def end(self) -> str:
+        """How it ended, in words; waits for its end."""
+        code = self._popen.wait()
+        if code >= 0:
+            return f"ended with exit code {code}"
+        try:
+            return f"was ended by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"was ended by signal {-code}"
+
+    def close(self) -> None:
+        """End the process, whatever it is at: nothing that it holds is worth waiting for."""
+        self._popen.kill()
+        self._popen.wait()
+        # A process that a data set's own code has forked may keep the other end of the pipe.
+        self._reader.join(_CLOSE_S)
+        with suppress(OSError):  # what was not flushed has nobody to read it
+            if self._popen.stdin is not None:
+                self._popen.stdin.close()
+            if self._popen.stdout is not None and not self._reader.is_alive():
+                self._popen.stdout.close()
+
+    def _read(self) -> None:
+        while self._popen.stdout is not None and (line := self._popen.stdout.readline(MAX_LINE_BYTES + 1)):
+            self._lines.put(line)
+        self._lines.put(_END)

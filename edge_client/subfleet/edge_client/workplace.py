@@ -1,0 +1,211 @@
+"""What an agent and the process that does its tasks say to each other: lines of JSON, checked where they are read."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from subfleet.agent.states import EvaluationEnded, Scored, WorkFailed
+from subfleet.edge_client.work import Finished, Outcome, output_path
+from subfleet.protocol.errors import (
+    BrokenError,
+    ConfigError,
+    DataError,
+    FileError,
+    ProtocolError,
+    SubfleetError,
+    TrainingError,
+)
+from subfleet.protocol.messages import Task
+from subfleet.protocol.programs import DataSummary, TrainResult
+from subfleet.protocol.schema import from_plain, parse_json, to_plain
+
+__all__ = [
+    "MAX_LINE_BYTES",
+    "Ended",
+    "Opened",
+    "Order",
+    "Problem",
+    "Report",
+    "Stop",
+    "Workplace",
+    "line_of",
+    "order_of",
+    "report_of",
+]
+
+MAX_LINE_BYTES = 16 * 2**20
+MOST_CHARACTERS = 4096
+"""Of a text of a report; longer ones are cut."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workplace:
+    """What tasks are done with, as the agent tells the process that does them.
+
+    Attributes:
+        runtimes: names of trainers, of which the first that works is taken.
+        provider: what computes.
+        data: what `--data` names.
+        held_out: what `--held-out` names; None where there is none.
+        threads: of the runtime.
+        blobs: the folder of programs and weights.
+        work_folder: where outputs are written.
+        log_level: from which on logs are shown.
+    """
+
+    runtimes: tuple[str, ...]
+    provider: str
+    data: str
+    held_out: str | None
+    threads: int
+    blobs: Path
+    work_folder: Path
+    log_level: int
+
+    def line(self) -> bytes:
+        """The first line that the process reads. Paths may hold any bytes, so that it is no message like others."""
+        plain = asdict(self) | {"blobs": str(self.blobs), "work_folder": str(self.work_folder)}
+        return json.dumps(plain).encode() + b"\n"
+
+    @classmethod
+    def of_line(cls, line: bytes) -> "Workplace":
+        """Read what `line` wrote, in a process that this agent started."""
+        plain = json.loads(line)
+        folders = {name: Path(plain[name]) for name in ("blobs", "work_folder")}
+        return cls(**{**plain, **folders, "runtimes": tuple(plain["runtimes"])})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """A task to be done; the limits are those of `Worker.start`."""
+
+    task: Task
+    memory_limit_bytes: int
+    data_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """A task is to end at its next step."""
+
+    task_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """The process is ready.
+
+    Attributes:
+        target: of the programs that it runs.
+        data: that it trains on.
+        held_out: that it evaluates on; None where there are none.
+    """
+
+    target: str
+    data: DataSummary
+    held_out: DataSummary | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """The process cannot do any task, and ends: an exit code, and the sentence that goes with it."""
+
+    code: int
+    text: str
+
+    def error(self) -> SubfleetError:
+        """The error to raise in its place."""
+        return _ERRORS.get(self.code, SubfleetError)(self.text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How a task ended, and how much memory is kept for the next one."""
+
+    outcome: Outcome
+    held_bytes: int
+
+
+Report = Opened | Problem | Ended
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Trained:
+    """What of `Finished` is told; where the output lies follows from the task's id."""
+
+    task_id: str
+    result: TrainResult
+
+
+_ERRORS: Mapping[int, type[SubfleetError]] = MappingProxyType(
+    {kind.exit_code: kind for kind in (BrokenError, ConfigError, DataError, FileError, ProtocolError, TrainingError)}
+)
+_KINDS: Mapping[str, type[Any]] = MappingProxyType(
+    {kind.__name__: kind for kind in (Order, Stop, Opened, Problem, _Trained, Scored, EvaluationEnded, WorkFailed)}
+)
+_HELD = "held_bytes"
+
+
+def line_of(message: Order | Stop | Report) -> bytes:
+    """A message as a line."""
+    held: dict[str, int] = {}
+    inner: Any = message
+    if isinstance(message, Ended):
+        held, inner = {_HELD: message.held_bytes}, message.outcome
+    if isinstance(inner, Finished):
+        inner = _Trained(task_id=inner.task_id, result=inner.result)
+    plain = {type(inner).__name__: _sendable(to_plain(inner)), **held}
+    return json.dumps(plain).encode() + b"\n"
+
+
+def order_of(line: bytes) -> Order | Stop:
+    """Read what an agent wrote.
+
+    Raises:
+        ProtocolError: it is no such message.
+    """
+    message, _ = _read(line)
+    if isinstance(message, Order | Stop):
+        return message
+    raise ProtocolError(f"an agent sent {type(message).__name__}, but must send an order")
+
+
+def report_of(line: bytes, work_folder: Path) -> Report:
+    """Read what a process wrote that does tasks in a folder.
+
+    Raises:
+        ProtocolError: it is no such message.
+    """
+    message, held_bytes = _read(line)
+    if isinstance(message, Opened | Problem):
+        return message
+    if isinstance(message, _Trained):
+        path = output_path(work_folder, message.task_id)
+        message = Finished(task_id=message.task_id, result=message.result, output_path=path)
+    if isinstance(message, Finished | Scored | EvaluationEnded | WorkFailed):
+        return Ended(outcome=message, held_bytes=held_bytes)
+    raise ProtocolError(f"a process that does tasks sent {type(message).__name__}, but must send a report")
+
+
+def _read(line: bytes) -> tuple[Any, int]:
+    plain = parse_json(line, max_bytes=MAX_LINE_BYTES)
+    if not isinstance(plain, dict):
+        raise ProtocolError(f"a line is {type(plain).__name__}, but must be an object")
+    held_bytes = from_plain(int, plain.pop(_HELD, 0), _HELD)
+    if len(plain) != 1 or (name := next(iter(plain))) not in _KINDS:
+        raise ProtocolError(f"a line holds {sorted(plain)!r:.80}, but must hold one of {sorted(_KINDS)}")
+    return from_plain(_KINDS[name], plain[name]), max(held_bytes, 0)
+
+
+def _sendable(plain: Any) -> Any:
+    """Plain data whose texts can be read again: names of files and texts of errors may hold anything."""
+    if isinstance(plain, str):
+        return plain.encode("utf-8", "replace").decode().replace("\0", "?")[:MOST_CHARACTERS]
+    if isinstance(plain, list):
+        return [_sendable(item) for item in plain]
+    if isinstance(plain, dict):
+        return {key: _sendable(item) for key, item in plain.items()}
+    return plain

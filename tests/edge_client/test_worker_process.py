@@ -1,0 +1,368 @@
+"""What programs do in the process of their own, they do to that process alone: the agent says what came of it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agent.agent_cases import blob, evaluate_task, score_task, train_task
+
+from subfleet.agent.states import EvaluationEnded, Scored, WorkFailed
+from subfleet.edge_client.store import AgentStore
+from subfleet.edge_client.work import Finished, Outcome
+from subfleet.edge_client.worker_process import WorkerProcess
+from subfleet.edge_client.workplace import Workplace
+from subfleet.protocol.blobs import BlobRef
+from subfleet.protocol.errors import BrokenError, DataError
+from subfleet.protocol.messages import Task
+
+pytestmark = pytest.mark.slow
+
+LIMIT_BYTES = 50_000_000
+
+# A trainer that does what its program says.
+TRAINER = """
+import ctypes, os, signal, sys, time
+from subfleet.protocol.errors import DataError, MemoryLimitError
+from subfleet.protocol.evaluating import EvaluationResult
+from subfleet.protocol.programs import DataSummary, TrainResult
+
+def result(**other):
+    plain = dict(sample_count=3, step_count=1, loss=0.5, accuracy=1.0, train_seconds=0.1)
+    return TrainResult(**{**plain, "measured_peak_bytes": os.getpid(), **other})
+
+def hold(gigabytes):
+    taken = []
+    for _ in range(int(30 * gigabytes)):
+        taken.append(bytearray(2**30 // 30))
+    return taken
+
+class Trainer:
+    target, suffix, providers = "fake", ".fake", ("cpu",)
+    held_bytes = 4711
+    def describe_runtime(self):
+        return "a test's"
+    def describe(self, data):
+        if data.endswith("data.npz") and not os.path.exists(data):
+            raise DataError(f"the data {data!r} cannot be used; name others")
+        if data == "death":
+            os._exit(7)
+        return DataSummary(sample_count=3, input_shape=(2,), class_counts=(1, 2), data_bytes=24)
+    def train(self, job, stopped):
+        word = job.program_path.read_text()
+        job.output_path.write_text("written")
+        if word == "grow":
+            hold(3)
+        elif word == "little":
+            return result(measured_peak_bytes=len(hold(0.02)))
+        elif word == "hang":
+            ctypes.PyDLL(None).sleep(600)  # which holds the interpreter
+        elif word == "wait":
+            while not stopped():
+                time.sleep(0.01)
+            return result(loss=0.25)
+        elif word in ("SIGKILL", "SIGSEGV", "SIGABRT"):
+            os.kill(os.getpid(), getattr(signal, word))
+        elif word == "exit":
+            sys.exit(3)
+        elif word == "nan":
+            return result(loss=float("nan"))
+        elif word == "odd":
+            return result(sample_count="many", train_seconds=object())
+        elif word == "raise":
+            raise ValueError("odd \\udcff text")
+        elif word == "say":
+            print("{}", flush=True)
+            os.write(1, b"[]\\n")
+        return result()
+    def score(self, job, stopped):
+        return 1.5
+    def evaluate(self, job, stopped):
+        return EvaluationResult(loss=0.5, accuracy=0.5, sample_count=2, label_count=2, measured_peak_bytes=0)
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workplace:
+    packages = tmp_path / "packages"
+    info = packages / "worker_of_a_test-1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: worker-of-a-test\nVersion: 1\n", encoding="utf-8")
+    (info / "entry_points.txt").write_text("[subfleet.trainers]\nfake = worker_of_a_test:Trainer\n", encoding="utf-8")
+    (packages / "worker_of_a_test.py").write_text(TRAINER, encoding="utf-8")
+    monkeypatch.syspath_prepend(packages)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    store = AgentStore(tmp_path / "state")
+    store.work_folder.mkdir()
+    store.blobs.add(b"weights")
+    return Workplace(
+        runtimes=("fake",),
+        provider="cpu",
+        data="good",
+        held_out="also good",
+        threads=1,
+        blobs=store.blob_folder,
+        work_folder=store.work_folder,
+        log_level=30,
+    )
+
+
+@pytest.fixture
+def worker(place: Workplace) -> Iterator[WorkerProcess]:
+    with WorkerProcess(place, stop_s=0.5) as opened:
+        yield opened
+
+
+def stored(place: Workplace, content: str) -> BlobRef:
+    path = place.blobs / blob(content).sha256
+    path.write_bytes(content.encode())
+    return BlobRef.of(content.encode())
+
+
+def task_of(place: Workplace, word: str) -> Task:
+    task = train_task(f"task {word}", task_id=f"task {word}")
+    program = replace(task.programs[0], target="fake", blob=stored(place, word))
+    return replace(task, programs=(program,), weights=stored(place, "weights"), planned_peak_bytes=40_000_000)
+
+
+def done(worker: WorkerProcess, task: Task, limit_bytes: int = LIMIT_BYTES) -> Outcome:
+    worker.start(task, limit_bytes)
+    worker.join(60.0)
+    outcome = worker.outcome()
+    assert outcome is not None
+    assert worker.outcome() is None
+    assert outcome.task_id == task.task_id
+    return outcome
+
+
+def goes_on(worker: WorkerProcess, place: Workplace) -> None:
+    outcome = done(worker, task_of(place, "train"))
+    assert isinstance(outcome, Finished)
+    assert outcome.output_path.read_text() == "written"
+    assert outcome.result.measured_peak_bytes == worker.process_id != os.getpid()
+
+
+def test_the_process_tells_what_it_trains_on_and_does_every_kind_of_work(
+    worker: WorkerProcess, place: Workplace
+) -> None:
+    assert worker.opened.target == "fake"
+    assert worker.opened.data.class_counts == (1, 2)
+    assert worker.opened.held_out == worker.opened.data
+    first = worker.process_id
+    goes_on(worker, place)
+    assert worker.held_bytes == 4711
+    scored, evaluated = (
+        replace(
+            task,
+            programs=tuple(replace(one, target="fake", blob=stored(place, "p")) for one in task.programs),
+            weights=None if task.weights is None else stored(place, "w"),
+            scoring=None
+            if task.scoring is None
+            else replace(task.scoring, weights=tuple(stored(place, "w") for _ in task.scoring.weights)),
+        )
+        for task in (score_task(), evaluate_task())
+    )
+    outcome = done(worker, scored)
+    assert isinstance(outcome, Scored)
+    assert [one.score for one in outcome.scores] == [1.5, 1.5]
+    assert isinstance(done(worker, evaluated), EvaluationEnded)
+    assert worker.process_id == first
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux limits the data of a process")
+def test_three_gigabytes_within_one_step_are_refused_by_the_system_under_a_limit_of_fifty_megabytes(
+    worker: WorkerProcess, place: Workplace
+) -> None:
+    first = worker.process_id
+    outcome = done(worker, task_of(place, "grow"))
+    assert isinstance(outcome, WorkFailed)
+    assert (outcome.reason, outcome.available_bytes) == ("memory", 20_000_000)
+    assert "refused memory" in outcome.detail
+    assert not list(place.work_folder.iterdir())
+    # The process is well, and the limit is gone with its task.
+    assert worker.process_id == first
+    assert isinstance(done(worker, task_of(place, "little")), Finished)
+    outcome = done(worker, task_of(place, "grow"), 4 * 2**30)
+    assert isinstance(outcome, Finished)
+
+
+def test_a_step_without_an_end_is_ended_with_its_process_and_the_next_task_is_done(
+    worker: WorkerProcess, place: Workplace
+) -> None:
+    worker.start(task_of(place, "hang"), LIMIT_BYTES)
+    worker.join(0.3)
+    assert worker.outcome() is None
+    worker.stop()
+    worker.join(30.0)
+    outcome = worker.outcome()
+    assert isinstance(outcome, WorkFailed)
+    assert (outcome.reason, outcome.available_bytes) == ("failed", None)
+    assert "did not stop within 0.5 s and was ended" in outcome.detail
+    goes_on(worker, place)
+
+
+def test_a_task_that_hears_that_it_is_to_stop_keeps_its_process(worker: WorkerProcess, place: Workplace) -> None:
+    first = worker.process_id
+    for _ in range(2):  # the second time under the same id
+        worker.start(task_of(place, "wait"), LIMIT_BYTES)
+        worker.join(0.1)
+        assert worker.outcome() is None
+        worker.stop()
+        worker.join(30.0)
+        outcome = worker.outcome()
+        assert isinstance(outcome, Finished)
+        assert outcome.result.loss == 0.25
+    assert worker.process_id == first
+
+
+@pytest.mark.parametrize(
+    ("word", "reason", "available_bytes", "detail"),
+    [
+        ("SIGKILL", "memory", 20_000_000, "was ended by SIGKILL"),
+        ("SIGSEGV", "failed", None, "was ended by SIGSEGV"),
+        ("SIGABRT", "failed", None, "was ended by SIGABRT"),
+        ("exit", "failed", None, "ended with exit code 3"),
+    ],
+)
+def test_a_process_that_dies_is_a_refusal_of_its_task_and_is_started_anew(
+    worker: WorkerProcess, place: Workplace, word: str, reason: str, available_bytes: int | None, detail: str
+) -> None:
+    first = worker.process_id
+    outcome = done(worker, task_of(place, word))
+    assert isinstance(outcome, WorkFailed)
+    assert (outcome.reason, outcome.available_bytes) == (reason, available_bytes)
+    assert outcome.detail == f"the process that did the task {detail}"
+    assert not list(place.work_folder.iterdir())
+    assert worker.process_id != first
+    assert worker.held_bytes == 0
+    goes_on(worker, place)
+
+
+@pytest.mark.parametrize(
+    ("word", "reason", "detail"),
+    [
+        ("nan", "diverged", "the loss is nan"),
+        ("odd", "failed", "the trainer's result is no valid one"),
+        ("raise", "failed", "ValueError: odd ? text"),
+    ],
+)
+def test_what_a_trainer_gives_that_is_no_result_fails_its_task_alone(
+    worker: WorkerProcess, place: Workplace, word: str, reason: str, detail: str
+) -> None:
+    first = worker.process_id
+    outcome = done(worker, task_of(place, word))
+    assert isinstance(outcome, WorkFailed)
+    assert outcome.reason == reason
+    assert detail in outcome.detail
+    assert not list(place.work_folder.iterdir())
+    assert worker.process_id == first
+
+
+def test_what_a_library_prints_stands_between_no_reports(worker: WorkerProcess, place: Workplace) -> None:
+    assert isinstance(done(worker, task_of(place, "say")), Finished)
+
+
+def test_a_blob_that_is_gone_is_a_failure_of_the_program(worker: WorkerProcess, place: Workplace) -> None:
+    task = task_of(place, "train")
+    (place.blobs / task.programs[0].blob.sha256).unlink()
+    outcome = done(worker, task)
+    assert isinstance(outcome, WorkFailed)
+    assert outcome.reason == "program"
+
+
+def test_a_process_that_dies_between_two_tasks_costs_neither(worker: WorkerProcess, place: Workplace) -> None:
+    goes_on(worker, place)
+    os.kill(worker.process_id, signal.SIGKILL)
+    deadline_s = time.monotonic() + 30
+    while worker.held_bytes and time.monotonic() < deadline_s:
+        assert worker.outcome() is None
+    assert worker.held_bytes == 0
+    goes_on(worker, place)
+
+
+def test_one_that_cannot_read_its_data_any_more_says_so_for_its_task(place: Workplace, tmp_path: Path) -> None:
+    data = tmp_path / "data.npz"
+    data.touch()
+    with WorkerProcess(replace(place, data=str(data))) as worker:
+        data.unlink()  # the data of a device go while it is at work
+        assert isinstance(done(worker, task_of(place, "SIGSEGV")), WorkFailed)
+        outcome = done(worker, task_of(place, "train"))
+    assert isinstance(outcome, WorkFailed)
+    assert outcome.reason == "data"
+    assert "data.npz' cannot be used; name others" in outcome.detail
+
+
+@pytest.mark.parametrize(
+    ("data", "kind", "words"), [("data.npz", DataError, "'data.npz'"), ("death", BrokenError, "code 7")]
+)
+def test_what_keeps_it_from_working_at_all_is_raised_at_the_start(
+    place: Workplace, data: str, kind: type[Exception], words: str
+) -> None:
+    with pytest.raises(kind, match=words):
+        WorkerProcess(replace(place, data=data))
+
+
+AGENT = """
+import json, sys, time
+from pathlib import Path
+sys.path[:] = json.loads(sys.argv[1])
+from subfleet.edge_client.worker_process import WorkerProcess
+from subfleet.edge_client.workplace import Workplace, order_of
+place = Workplace.of_line(sys.argv[2].encode())
+order = order_of(sys.argv[3].encode())
+worker = WorkerProcess(place)
+worker.start(order.task, order.memory_limit_bytes)
+print(worker.process_id, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "wait",
+        pytest.param(
+            "hang",
+            marks=pytest.mark.skipif(
+                not sys.platform.startswith("linux"), reason="only Linux ends a child with its parent"
+            ),
+        ),
+    ],
+)
+def test_no_process_outlives_an_agent_that_was_killed(place: Workplace, word: str, line: Callable[..., bytes]) -> None:
+    arguments = [json.dumps(sys.path), place.line().decode(), line(task_of(place, word)).decode()]
+    with subprocess.Popen([sys.executable, "-c", AGENT, *arguments], stdout=subprocess.PIPE, text=True) as agent:
+        assert agent.stdout is not None
+        child = int(agent.stdout.readline())
+        assert is_running(child)
+        time.sleep(0.5)  # the task is at work, or about to be
+        agent.kill()
+    deadline_s = time.monotonic() + 30
+    while is_running(child):
+        assert time.monotonic() < deadline_s, "the process goes on without its agent"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def line() -> Callable[..., bytes]:
+    from subfleet.edge_client.workplace import Order, line_of
+
+    def made(task: Task) -> bytes:
+        return line_of(Order(task=task, memory_limit_bytes=LIMIT_BYTES, data_bytes=0))
+
+    return made
+
+
+def is_running(process_id: int) -> bool:
+    try:
+        state = Path(f"/proc/{process_id}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return bool(state != "Z")
