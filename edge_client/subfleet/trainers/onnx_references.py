@@ -83,8 +83,8 @@ def check_self_contained(program: bytes | memoryview) -> None:
                 raise _malformed(f"messages stand in one another more than {_MOST_DEPTH} deep")
     if body:
         raise TrainingError(
-            f"a node of the program is {body.decode()!r}, whose body may run without an end, but a step must be a plain "
-            "sequence of operators; nothing was run, export it again without it"
+            f"a node of the program is {body.decode()!r}, whose body may run without an end, but a step must be a "
+            "plain sequence of operators; nothing was run, export it again without it"
         )
 
 
