@@ -19,6 +19,7 @@ from subfleet.edge_client.work import Finished, Outcome
 from subfleet.edge_client.worker_process import WorkerProcess
 from subfleet.edge_client.workplace import Workplace
 from subfleet.protocol.blobs import BlobRef
+from subfleet.protocol.children import child_command
 from subfleet.protocol.errors import BrokenError, DataError
 from subfleet.protocol.messages import Task
 
@@ -347,6 +348,18 @@ def test_no_process_outlives_an_agent_that_was_killed(place: Workplace, word: st
     while is_running(child):
         assert time.monotonic() < deadline_s, "the process goes on without its agent"
         time.sleep(0.05)
+
+
+def test_it_ends_with_its_input_where_no_kernel_ends_it_with_its_agent(place: Workplace) -> None:
+    command = child_command("subfleet.edge_client.worker_child", str(os.getpid()))
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdin.write(place.line())
+        child.stdin.flush()
+        assert b"Opened" in child.stdout.readline()
+        child.stdin.close()
+        assert child.wait(30) == 0
 
 
 @pytest.fixture
