@@ -357,9 +357,12 @@ def test_it_ends_with_its_input_where_no_kernel_ends_it_with_its_agent(place: Wo
         assert child.stdout is not None
         child.stdin.write(place.line())
         child.stdin.flush()
-        assert b"Opened" in child.stdout.readline()
-        child.stdin.close()
-        assert child.wait(30) == 0
+        try:
+            assert b"Opened" in child.stdout.readline()
+            child.stdin.close()
+            assert child.wait(30) == 0
+        finally:
+            child.kill()
 
 
 @pytest.fixture
