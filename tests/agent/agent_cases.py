@@ -3,21 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from subfleet.agent.states import (
-    Action,
-    AgentSettings,
-    AgentState,
-    BlobArrived,
-    EvaluationEnded,
-    Event,
-    LinkUp,
-    Measure,
-    Measured,
-    Received,
-    Saved,
-    Scored,
-    Trained,
-)
+from subfleet.agent.actions import Action, Measure
+from subfleet.agent.events import BlobArrived, EvaluationEnded, Event, LinkUp, Measured, Received, Scored, Trained
+from subfleet.agent.saved import Saved
+from subfleet.agent.states import AgentSettings, AgentState
 from subfleet.agent.stepping import start, step
 from subfleet.agent.weighing import Weigh, Weighed
 from subfleet.protocol.blobs import BlobRef

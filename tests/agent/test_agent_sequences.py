@@ -6,30 +6,22 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from subfleet.agent.states import (
-    Action,
-    AgentSettings,
+from subfleet.agent.actions import Action, Fetch, Keep, Leave, Measure, Place, Save, Settle, Train
+from subfleet.agent.events import (
     BlobArrived,
     BlobFailed,
     Event,
-    Fetch,
-    Keep,
-    Leave,
     LinkDown,
     LinkUp,
-    Measure,
-    Place,
     Placed,
     Received,
-    Save,
-    Saved,
     Scored,
-    Settle,
     Tick,
-    Train,
     Trained,
     WorkFailed,
 )
+from subfleet.agent.saved import Saved
+from subfleet.agent.states import AgentSettings
 from subfleet.agent.weighing import Weigh
 from subfleet.protocol.disk import needed_bytes
 from subfleet.protocol.messages import Message, Receipt, Refusal, RoundInfo, Scores, Task, Update

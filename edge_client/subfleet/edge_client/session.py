@@ -8,34 +8,36 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from subfleet.agent.composing import presence
-from subfleet.agent.states import (
+from subfleet.agent.actions import (
     Action,
-    AgentSettings,
-    BlobArrived,
-    BlobFailed,
     CancelFetch,
-    Event,
     Fetch,
     Keep,
     Leave,
-    LinkDown,
-    LinkUp,
     Measure,
-    Measured,
     Place,
-    Placed,
     Prune,
     Publish,
-    Received,
     Save,
     Settle,
     StopTraining,
-    Tick,
     Train,
+)
+from subfleet.agent.composing import presence
+from subfleet.agent.events import (
+    BlobArrived,
+    BlobFailed,
+    Event,
+    LinkDown,
+    LinkUp,
+    Measured,
+    Placed,
+    Received,
+    Tick,
     Trained,
     WorkFailed,
 )
+from subfleet.agent.states import AgentSettings
 from subfleet.agent.stepping import start, step
 from subfleet.agent.weighing import Weigh
 from subfleet.device.meters import Meter

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from subfleet.agent.states import EvaluationEnded, Scored, WorkFailed
+from subfleet.agent.events import EvaluationEnded, Scored, WorkFailed
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.candidate_scores import CandidateScore
 from subfleet.protocol.errors import (
