@@ -154,6 +154,10 @@ class Agent:
             memory_budget_bytes=self.free_bytes // 2,
         )
 
+    def step_heard(self, message: RoundInfo | Task | Receipt) -> tuple[Action, ...]:
+        """A message alone, without the readings that it asks for."""
+        return self.step(Received(message=message))
+
     def hear(self, message: RoundInfo | Task | Receipt) -> tuple[Action, ...]:
         return self.see(Received(message=message))
 

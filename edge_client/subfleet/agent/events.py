@@ -21,6 +21,7 @@ __all__ = [
     "Placed",
     "Received",
     "Scored",
+    "Stopping",
     "Tick",
     "Trained",
     "WorkFailed",
@@ -115,12 +116,18 @@ class Placed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkFailed:
-    """The worker ended without a result."""
+    """The worker ended without a result.
+
+    Attributes:
+        available_bytes: for "memory", "disk" and "link", what there is; None is unknown.
+        killed: whether the system killed the process that did the work.
+    """
 
     task_id: str
     reason: RefusalReason
     detail: str
     available_bytes: int | None = None
+    killed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,5 +135,10 @@ class Tick:
     """Time has passed."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopping:
+    """The process is about to end on purpose; it stops the work that is under way."""
+
+
 _Ended = Trained | Scored | EvaluationEnded | Placed | WorkFailed
-Event = LinkUp | LinkDown | Received | Weighed | BlobArrived | BlobFailed | Measured | _Ended | Tick
+Event = LinkUp | LinkDown | Received | Weighed | BlobArrived | BlobFailed | Measured | _Ended | Tick | Stopping

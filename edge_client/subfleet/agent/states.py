@@ -1,10 +1,11 @@
 """What the agent knows: plain, frozen data."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from subfleet.agent.saved import Saved
+from subfleet.agent.survival import Survival
 from subfleet.protocol.answers import Answer
 from subfleet.protocol.messages import (
     Deployed,
@@ -118,6 +119,7 @@ class AgentState:
         pending: messages without a receipt.
         done: ids of the last tasks that were answered or replaced.
         programs: digests of the last programs that trained or evaluated.
+        survival: which works processes of this device did not survive, and what follows.
         reading: the last one.
         heartbeat_due_s: when the next presence is due, as is telemetry_due_s.
         finished_at_s: when the run was over; busy_at_s when there was last something to do.
@@ -131,6 +133,7 @@ class AgentState:
     pending: tuple[Pending, ...] = ()
     done: tuple[str, ...] = ()
     programs: tuple[str, ...] = ()
+    survival: Survival = field(default=Survival())
     reading: Reading | None = None
     heartbeat_due_s: float = 0.0
     telemetry_due_s: float = 0.0
@@ -150,4 +153,5 @@ class AgentState:
             evaluated=tuple(message for message in messages if isinstance(message, Evaluated)),
             done=self.done,
             programs=self.programs,
+            survival=self.survival,
         )

@@ -7,6 +7,7 @@ no number and touches no file, so that every sequence of events can be tried in 
 - a task that was answered or replaced is never trained again, however often it comes;
 - a newer task takes the place of an older one, and a round that has moved on ends the older round's task;
 - an answer is written to disk before it is sent, and kept until its receipt or the end of its run;
+- a work is written down on disk before it is begun, and a work that two processes died at is begun no third time;
 - every wait has a deadline.
 """
 
@@ -29,12 +30,14 @@ from subfleet.agent.events import (
     Placed,
     Received,
     Scored,
+    Stopping,
     Tick,
     Trained,
     WorkFailed,
 )
 from subfleet.agent.saved import Saved
 from subfleet.agent.states import AgentSettings, AgentState, Job, Pending
+from subfleet.agent.survival import Survival
 from subfleet.agent.weighing import Weighed
 from subfleet.agent.working import (
     Step,
@@ -49,6 +52,7 @@ from subfleet.agent.working import (
     on_weighed,
     on_work_failed,
     refuse,
+    refuse_fatal,
 )
 from subfleet.protocol.answers import Answer
 from subfleet.protocol.evaluating import NO_HELD_OUT
@@ -58,7 +62,10 @@ __all__ = ["start", "step"]
 
 
 def start(settings: AgentSettings, saved: Saved, now_s: float) -> Step:
-    """Begin, or take up what an earlier process left: send its answers again and do its unanswered task anew."""
+    """Begin, or take up what an earlier process left: send its answers again and do its unanswered task anew.
+
+    A task at which processes died, as they do without enough memory, is refused instead.
+    """
     job = None
     if saved.task is not None:
         job = Job(task=saved.task, stage="waiting", lacking=frozenset(), arrived_at_s=now_s)
@@ -68,9 +75,14 @@ def start(settings: AgentSettings, saved: Saved, now_s: float) -> Step:
         pending=tuple(Pending(message=answer, until_s=now_s + settings.keep_s) for answer in saved.answers()),
         done=saved.done,
         programs=saved.programs,
+        survival=saved.survival.restarted(saved.round),
         busy_at_s=now_s,
     )
-    return state, tuple(Keep(message=entry.message) for entry in state.pending)
+    actions: tuple[Action, ...] = tuple(Keep(message=entry.message) for entry in state.pending)
+    if saved.task is not None and saved.task.task_id in {begun.task_id for begun in saved.survival.fatal()}:
+        state, more = refuse_fatal(settings, state, now_s)
+        actions += more
+    return state, (Save(saved=state.saved()), *actions) if state.saved() != saved else actions
 
 
 def step(settings: AgentSettings, state: AgentState, event: Event, now_s: float) -> Step:
@@ -121,6 +133,11 @@ def _on_tick(settings: AgentSettings, state: AgentState, _event: Tick, now_s: fl
     if _may_leave(settings, state, now_s):
         actions += (Leave(),)
     return state, actions
+
+
+def _on_stopping(_settings: AgentSettings, state: AgentState, _event: Stopping, _now_s: float) -> Step:
+    """Whoever stops the process on purpose must not look like what kills it; the task is taken up by the next start."""
+    return replace(state, survival=state.survival.stopped()), ()
 
 
 def _expire(settings: AgentSettings, state: AgentState, now_s: float) -> Step:
@@ -214,11 +231,16 @@ def _settle(state: AgentState, done: Callable[[Telemetry | Answer], bool]) -> St
 
 def _on_measured(settings: AgentSettings, state: AgentState, event: Measured, now_s: float) -> Step:
     state = replace(state, reading=event.reading)
-    if event.measure.purpose == "task":
+    measure, survival = event.measure, state.survival
+    if measure.purpose == "round" and measure.run_id is not None and measure.round is not None:
+        survival = survival.measured(measure.run_id, measure.round, event.memory_budget_bytes)
+        state = replace(state, survival=survival)
+    event = _offered(survival, event)
+    if measure.purpose == "task":
         return on_task_measured(settings, state, event, now_s)
     message = telemetry(settings, event, now_s)
     info = state.round
-    if event.measure.purpose == "live":
+    if measure.purpose == "live":
         return state, (Publish(message=message),)
     if info is None or is_over(message, info):
         return state, ()
@@ -227,11 +249,20 @@ def _on_measured(settings: AgentSettings, state: AgentState, event: Measured, no
     return replace(state, pending=pending, telemetry_due_s=now_s + settings.telemetry_s), (Keep(message=message),)
 
 
+def _offered(survival: Survival, event: Measured) -> Measured:
+    """What was measured, with no more in it than the device offers."""
+    low = event.log_low
+    if low is not None:
+        low = replace(low, memory_budget_bytes=survival.offered_bytes(low.memory_budget_bytes))
+    return replace(event, memory_budget_bytes=survival.offered_bytes(event.memory_budget_bytes), log_low=low)
+
+
 _HANDLERS: Mapping[type[Event], Callable[[AgentSettings, AgentState, Any, float], Step]] = MappingProxyType(
     {
         LinkUp: _on_link_up,
         LinkDown: _on_link_down,
         Tick: _on_tick,
+        Stopping: _on_stopping,
         Received: _on_received,
         Weighed: on_weighed,
         BlobArrived: on_blob_arrived,

@@ -21,6 +21,7 @@ from subfleet.agent.events import (
     WorkFailed,
 )
 from subfleet.agent.states import AgentSettings, AgentState, Pending
+from subfleet.agent.survival import FATAL_DEATHS
 from subfleet.agent.weighing import Weigh, Weighed, objection
 from subfleet.protocol.answers import Answer
 from subfleet.protocol.messages import RefusalReason, Task
@@ -38,6 +39,7 @@ __all__ = [
     "on_weighed",
     "on_work_failed",
     "refuse",
+    "refuse_fatal",
 ]
 
 Step = tuple[AgentState, tuple[Action, ...]]
@@ -102,14 +104,21 @@ def on_task_measured(settings: AgentSettings, state: AgentState, event: Measured
     budget_bytes, planned_bytes = event.memory_budget_bytes, job.task.planned_peak_bytes
     if planned_bytes > budget_bytes:
         detail = f"the program needs {planned_bytes} bytes, but {budget_bytes} bytes are free for training now"
+        ceiling = state.survival.ceiling
+        if ceiling is not None and budget_bytes == ceiling.memory_bytes:
+            detail = (
+                f"the program needs {planned_bytes} bytes, but the device gives {budget_bytes} bytes since its process "
+                "ended while it worked"
+            )
         return refuse(settings, state, "memory", detail, now_s, budget_bytes)
-    state = replace(state, job=replace(job, stage="working"), running=job.task.task_id)
+    survival = state.survival.began(job.task, budget_bytes)
+    state = replace(state, job=replace(job, stage="working"), running=job.task.task_id, survival=survival)
     return state, (Train(task=job.task, memory_limit_bytes=budget_bytes),)
 
 
 def on_trained(settings: AgentSettings, state: AgentState, event: Trained, now_s: float) -> Step:
     """Answer with the update; a loss that is not finite is a refusal."""
-    state = _worker_free(state, event.task_id)
+    state = _worker_free(state, event)
     job, result = state.job, event.result
     if job is None or job.task.task_id != event.task_id:
         # Nobody waits for it any more; its blob goes with the others that no file names.
@@ -128,7 +137,7 @@ def _keeping(state: AgentState, task: Task) -> AgentState:
 
 def on_found(settings: AgentSettings, state: AgentState, event: Scored | EvaluationEnded, now_s: float) -> Step:
     """Answer with what was found: there is no blob."""
-    state = _worker_free(state, event.task_id)
+    state = _worker_free(state, event)
     job = state.job
     if job is None or job.task.task_id != event.task_id:
         return state, ()
@@ -147,14 +156,24 @@ def on_placed(settings: AgentSettings, state: AgentState, event: Placed, now_s: 
 
 def on_work_failed(settings: AgentSettings, state: AgentState, event: WorkFailed, now_s: float) -> Step:
     """Refuse the task with what the worker says of it."""
-    state = _worker_free(state, event.task_id)
+    state = _worker_free(state, event)
     if state.job is None or state.job.task.task_id != event.task_id:
         return state, ()
     return refuse(settings, state, event.reason, event.detail, now_s, event.available_bytes)
 
 
-def _worker_free(state: AgentState, task_id: str) -> AgentState:
-    return replace(state, running=None) if state.running == task_id else state
+def _worker_free(state: AgentState, event: Trained | Scored | EvaluationEnded | WorkFailed) -> AgentState:
+    if state.running != event.task_id:
+        return state
+    in_hand = state.job is not None and state.job.task.task_id == event.task_id
+    if not isinstance(event, WorkFailed):
+        survival = state.survival.ended()
+    elif event.killed:
+        survival = state.survival.killed(state.round)
+    else:
+        # One that was told to stop does not show that the process would have survived the rest of it.
+        survival = state.survival.ended() if in_hand else state.survival.stopped()
+    return replace(state, running=None, survival=survival)
 
 
 def refuse(
@@ -172,6 +191,17 @@ def refuse(
     dropped, actions = drop_job(state)
     answered, more = _answer(settings, dropped, refusal(settings, job, reason, detail, available_bytes), now_s)
     return answered, actions + more
+
+
+def refuse_fatal(settings: AgentSettings, state: AgentState, now_s: float) -> Step:
+    """Refuse the task in hand, at which the processes before this one died, with what that taught."""
+    ceiling = state.survival.ceiling
+    offered_bytes = 0 if ceiling is None else ceiling.memory_bytes
+    detail = (
+        f"the device's process ended {FATAL_DEATHS} times in a row while it worked, the last time on this task, as it "
+        f"does when the system has too little memory; it gives {offered_bytes} bytes for now"
+    )
+    return refuse(settings, state, "memory", detail, now_s, offered_bytes)
 
 
 def _answer(settings: AgentSettings, state: AgentState, answer: Answer, now_s: float) -> Step:
