@@ -3,21 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from subfleet.agent.states import (
-    Action,
-    AgentSettings,
-    AgentState,
-    BlobArrived,
-    EvaluationEnded,
-    Event,
-    LinkUp,
-    Measure,
-    Measured,
-    Received,
-    Saved,
-    Scored,
-    Trained,
-)
+from subfleet.agent.actions import Action, Measure
+from subfleet.agent.events import BlobArrived, EvaluationEnded, Event, LinkUp, Measured, Received, Scored, Trained
+from subfleet.agent.saved import Saved
+from subfleet.agent.states import AgentSettings, AgentState
 from subfleet.agent.stepping import start, step
 from subfleet.agent.weighing import Weigh, Weighed
 from subfleet.protocol.blobs import BlobRef
@@ -164,6 +153,10 @@ class Agent:
             reading=Reading(memory_free_bytes=self.free_bytes, downlink_bps=self.downlink_bps),
             memory_budget_bytes=self.free_bytes // 2,
         )
+
+    def step_heard(self, message: RoundInfo | Task | Receipt) -> tuple[Action, ...]:
+        """A message alone, without the readings that it asks for."""
+        return self.step(Received(message=message))
 
     def hear(self, message: RoundInfo | Task | Receipt) -> tuple[Action, ...]:
         return self.see(Received(message=message))

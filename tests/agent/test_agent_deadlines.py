@@ -2,7 +2,8 @@
 
 from agent.agent_cases import announce, connected, one, train_task
 
-from subfleet.agent.states import Keep, Tick
+from subfleet.agent.actions import Keep
+from subfleet.agent.events import Tick
 
 
 def test_a_task_whose_blobs_have_not_come_is_refused_for_the_link() -> None:

@@ -16,20 +16,10 @@ from agent.agent_cases import (
     train_task,
 )
 
-from subfleet.agent.states import (
-    AgentSettings,
-    Fetch,
-    Keep,
-    Measure,
-    Prune,
-    Publish,
-    Save,
-    Saved,
-    Settle,
-    StopTraining,
-    Train,
-    WorkFailed,
-)
+from subfleet.agent.actions import Fetch, Keep, Measure, Prune, Publish, Save, Settle, StopTraining, Train
+from subfleet.agent.events import WorkFailed
+from subfleet.agent.saved import Saved
+from subfleet.agent.states import AgentSettings
 from subfleet.protocol.messages import Evaluated, Receipt, Refusal, Task, Update
 from subfleet.protocol.schema import from_plain, to_plain
 

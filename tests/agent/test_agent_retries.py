@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from agent.agent_cases import announce, connected, deploy_task, kinds, one, train_task
 
-from subfleet.agent.states import Fetch, Keep, Measure, Publish, Settle, StopTraining
+from subfleet.agent.actions import Fetch, Keep, Measure, Publish, Settle, StopTraining
 from subfleet.protocol.messages import Receipt, RoundInfo
 
 

@@ -3,7 +3,8 @@
 import pytest
 from agent.agent_cases import SCORES, Agent, announce, blob, connected, deploy_task, one, score_task, train_task
 
-from subfleet.agent.states import Fetch, Keep, Measure, Prune, Publish, Save, Scored, Settle, StopTraining, Train
+from subfleet.agent.actions import Fetch, Keep, Measure, Prune, Publish, Save, Settle, StopTraining, Train
+from subfleet.agent.events import Scored
 from subfleet.protocol.candidate_scores import CandidateScore
 from subfleet.protocol.messages import Receipt, Scores, Task, Update, decode, encode
 

@@ -1,35 +1,30 @@
 """The agent under any sequence of events: what must hold always."""
 
+from collections import Counter
+
 import pytest
 from agent.agent_cases import RESULT, SCORES, Agent, announce, blob, deploy_task, profile, score_task, train_task
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from subfleet.agent.states import (
-    Action,
-    AgentSettings,
+from subfleet.agent.actions import Action, Fetch, Keep, Leave, Measure, Place, Save, Settle, Train
+from subfleet.agent.events import (
     BlobArrived,
     BlobFailed,
     Event,
-    Fetch,
-    Keep,
-    Leave,
     LinkDown,
     LinkUp,
-    Measure,
-    Place,
     Placed,
     Received,
-    Save,
-    Saved,
     Scored,
-    Settle,
+    Stopping,
     Tick,
-    Train,
     Trained,
     WorkFailed,
 )
+from subfleet.agent.saved import Saved
+from subfleet.agent.states import AgentSettings
 from subfleet.agent.weighing import Weigh
 from subfleet.protocol.disk import needed_bytes
 from subfleet.protocol.messages import Message, Receipt, Refusal, RoundInfo, Scores, Task, Update
@@ -51,6 +46,7 @@ class AgentMachine(RuleBasedStateMachine):
         self.on_disk = Saved()
         self.worker: str | None = None
         self.trained: set[str] = set()  # tasks that this process handed to its worker
+        self.deaths: Counter[str] = Counter()  # processes that ended while they did a task, and were not stopped
         self.outbox: dict[str, Message] = {}
         self.over: set[str] = set()  # runs whose updates nobody waits for
         self.weighed: Task | None = None
@@ -71,6 +67,10 @@ class AgentMachine(RuleBasedStateMachine):
             assert self.worker is None, "one task at a time"
             assert action.task.task_id not in self.trained, "no task is trained twice in one process"
             assert action.task.planned_peak_bytes <= action.memory_limit_bytes
+            working = self.on_disk.survival.working
+            assert working is not None, "a work is written down before it is begun"
+            assert working.task_id == action.task.task_id
+            assert self.deaths[action.task.task_id] < 2, "no work that two processes died at is begun again"
             self.worker = action.task.task_id
             self.trained.add(action.task.task_id)
         elif isinstance(action, (Weigh, Fetch)):
@@ -152,8 +152,12 @@ class AgentMachine(RuleBasedStateMachine):
         self.do(LinkDown())
         self.do(LinkUp())
 
-    @rule()
-    def crash(self) -> None:
+    @rule(on_purpose=st.booleans())
+    def crash(self, on_purpose: bool) -> None:
+        if on_purpose:
+            self.do(Stopping())
+        elif self.worker is not None:
+            self.deaths[self.worker] += 1
         self.agent = Agent(settings=self.agent.settings, saved=self.on_disk, now_s=self.agent.now_s)
         self.worker, self.trained, self.outbox = None, set(), {}
         for action in self.agent.first:

@@ -18,29 +18,22 @@ from agent.agent_cases import (
     train_task,
 )
 
-from subfleet.agent.states import (
-    AgentSettings,
-    BlobArrived,
-    BlobFailed,
+from subfleet.agent.actions import (
     CancelFetch,
     Fetch,
     Keep,
     Leave,
-    LinkDown,
-    LinkUp,
     Measure,
     Place,
-    Placed,
     Prune,
     Publish,
     Save,
     Settle,
     StopTraining,
-    Tick,
     Train,
-    Trained,
-    WorkFailed,
 )
+from subfleet.agent.events import BlobArrived, BlobFailed, LinkDown, LinkUp, Placed, Tick, Trained, WorkFailed
+from subfleet.agent.states import AgentSettings
 from subfleet.protocol.messages import Deployed, Presence, Profile, Receipt, Refusal, Telemetry, Update, decode, encode
 from subfleet.protocol.reasons import RefusalReason
 

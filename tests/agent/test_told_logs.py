@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from agent.agent_cases import announce, connected, one
 
-from subfleet.agent.states import Keep, Measure
+from subfleet.agent.actions import Keep, Measure
 from subfleet.protocol.readings import LogLow
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 from agent.agent_cases import EVALUATION, RESULT, announce, connected, evaluate_task, train_task
 from edge_client.fleet_rig import Rig
 
-from subfleet.agent.states import EvaluationEnded, Keep, Trained
+from subfleet.agent.actions import Keep
+from subfleet.agent.events import EvaluationEnded, Trained
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.evaluating import EvaluationSettings
 from subfleet.protocol.messages import Evaluated, Update

@@ -7,7 +7,7 @@ from typing import ClassVar
 import pytest
 from agent.agent_cases import score_task
 
-from subfleet.agent.states import Scored, WorkFailed
+from subfleet.agent.events import Scored, WorkFailed
 from subfleet.edge_client.worker import TrainingWorker
 from subfleet.protocol.errors import LoadError, TrainingError
 from subfleet.protocol.programs import (

@@ -10,7 +10,7 @@ import pytest
 from agent.agent_cases import announce, blob, connected, deploy_task, kinds, one, score_task, train_task
 from edge_client.fleet_rig import PROGRAM, WEIGHTS, Rig
 
-from subfleet.agent.states import Keep, Prune
+from subfleet.agent.actions import Keep, Prune
 from subfleet.agent.weighing import HEADER_BYTES, Weigh, Weighed, objection
 from subfleet.edge_client.store import STATE_BYTES, AgentStore
 from subfleet.protocol.blobs import BlobRef

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from agent.agent_cases import blob, evaluate_task, score_task, train_task
 
-from subfleet.agent.states import EvaluationEnded, Scored, WorkFailed
+from subfleet.agent.events import EvaluationEnded, Scored, WorkFailed
 from subfleet.edge_client.store import AgentStore
 from subfleet.edge_client.work import Finished, Outcome
 from subfleet.edge_client.worker_process import WorkerProcess

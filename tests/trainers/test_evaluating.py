@@ -14,7 +14,7 @@ from sklearn.metrics import confusion_matrix
 from torch.nn import functional
 from trainers.test_trainer_parity import CONFIGS, RUNTIMES, SAMPLES, never, part_of_digits, smallest, trainer_of
 
-from subfleet.agent.states import EvaluationEnded
+from subfleet.agent.events import EvaluationEnded
 from subfleet.arrays import decode_arrays, encode_arrays
 from subfleet.edge_client.store import AgentStore
 from subfleet.edge_client.worker import TrainingWorker

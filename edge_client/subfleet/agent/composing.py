@@ -3,7 +3,8 @@
 from dataclasses import replace
 from typing import Literal
 
-from subfleet.agent.states import AgentSettings, EvaluationEnded, Job, Measured, Placed, Scored, Trained
+from subfleet.agent.events import EvaluationEnded, Measured, Placed, Scored, Trained
+from subfleet.agent.states import AgentSettings, Job
 from subfleet.protocol.messages import (
     Deployed,
     Evaluated,

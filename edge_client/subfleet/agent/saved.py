@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from subfleet.agent.survival import Survival
 from subfleet.protocol.answers import Answer, Deployed, Evaluated, Refusal, Scores, Update
 from subfleet.protocol.messages import RoundInfo
 from subfleet.protocol.schema import ADDED_LATER
@@ -20,6 +21,7 @@ class Saved:
         updates: without a receipt, as are refusals, deployed, scores and evaluated.
         done: ids of the last tasks that were answered or replaced.
         programs: digests of the last programs that trained or evaluated, the newest last.
+        survival: which works processes of this device did not survive, and what follows.
     """
 
     round: RoundInfo | None = None
@@ -31,6 +33,7 @@ class Saved:
     done: tuple[str, ...] = ()
     programs: tuple[str, ...] = ()
     evaluated: tuple[Evaluated, ...] = field(default=(), metadata=ADDED_LATER)
+    survival: Survival = field(default=Survival(), metadata=ADDED_LATER)
 
     def answers(self) -> tuple[Answer, ...]:
         """Every answer without a receipt."""

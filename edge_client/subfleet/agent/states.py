@@ -1,18 +1,15 @@
-"""What the agent knows, what can happen to it, and what it can ask for: plain, frozen data."""
+"""What the agent knows: plain, frozen data."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from subfleet.agent.saved import Saved
-from subfleet.agent.weighing import Weigh, Weighed
+from subfleet.agent.survival import Survival
 from subfleet.protocol.answers import Answer
-from subfleet.protocol.blobs import BlobRef
-from subfleet.protocol.candidate_scores import CandidateScore
 from subfleet.protocol.messages import (
     Deployed,
     Evaluated,
-    Message,
     Profile,
     Refusal,
     RefusalReason,
@@ -21,44 +18,10 @@ from subfleet.protocol.messages import (
     Telemetry,
     Update,
 )
-from subfleet.protocol.programs import EvaluationResult, TrainResult
-from subfleet.protocol.readings import LogLow, Reading
+from subfleet.protocol.readings import Reading
 from subfleet.protocol.task import Task
 
-__all__ = [
-    "Action",
-    "AgentSettings",
-    "AgentState",
-    "Answer",
-    "BlobArrived",
-    "BlobFailed",
-    "CancelFetch",
-    "EvaluationEnded",
-    "Event",
-    "Fetch",
-    "Job",
-    "Keep",
-    "Leave",
-    "LinkDown",
-    "LinkUp",
-    "Measure",
-    "Measured",
-    "Pending",
-    "Place",
-    "Placed",
-    "Prune",
-    "Publish",
-    "Received",
-    "Save",
-    "Saved",
-    "Scored",
-    "Settle",
-    "StopTraining",
-    "Tick",
-    "Train",
-    "Trained",
-    "WorkFailed",
-]
+__all__ = ["AgentSettings", "AgentState", "Job", "Pending"]
 
 _LABEL_BYTES = 8
 
@@ -156,6 +119,7 @@ class AgentState:
         pending: messages without a receipt.
         done: ids of the last tasks that were answered or replaced.
         programs: digests of the last programs that trained or evaluated.
+        survival: which works processes of this device did not survive, and what follows.
         reading: the last one.
         heartbeat_due_s: when the next presence is due, as is telemetry_due_s.
         finished_at_s: when the run was over; busy_at_s when there was last something to do.
@@ -169,6 +133,7 @@ class AgentState:
     pending: tuple[Pending, ...] = ()
     done: tuple[str, ...] = ()
     programs: tuple[str, ...] = ()
+    survival: Survival = field(default=Survival())
     reading: Reading | None = None
     heartbeat_due_s: float = 0.0
     telemetry_due_s: float = 0.0
@@ -188,212 +153,5 @@ class AgentState:
             evaluated=tuple(message for message in messages if isinstance(message, Evaluated)),
             done=self.done,
             programs=self.programs,
+            survival=self.survival,
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkUp:
-    """The link to the broker is up, for the first time or again."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkDown:
-    """The link to the broker is down."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Received:
-    """A message came."""
-
-    message: Message
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlobArrived:
-    """A blob is here, whole and checked."""
-
-    sha256: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlobFailed:
-    """A blob cannot be had; `detail` says why in one sentence."""
-
-    sha256: str
-    reason: RefusalReason
-    detail: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """What a `Measure` found.
-
-    Attributes:
-        measure: what was asked.
-        log_time_s: the time in the replayed log that was read; None for a live reading.
-        memory_budget_bytes: the share of free memory that training may take.
-        log_low: what the log has but for the share of time that was named; None where none was, or there is no log.
-        disk_budget_bytes: what a task may take of the disk, beside what was to stay; None is unknown.
-    """
-
-    measure: "Measure"
-    log_time_s: float | None
-    reading: Reading
-    memory_budget_bytes: int
-    log_low: LogLow | None = None
-    disk_budget_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trained:
-    """The worker ended with a result, which is stored as a blob."""
-
-    task_id: str
-    result: TrainResult
-    blob: BlobRef
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scored:
-    """The worker has tried every candidate of a score task."""
-
-    task_id: str
-    scores: tuple[CandidateScore, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluationEnded:
-    """The worker has evaluated a model."""
-
-    task_id: str
-    result: EvaluationResult
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
-    """The models of a deploy task stand in their folder."""
-
-    task_id: str
-    files: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkFailed:
-    """The worker ended without a result."""
-
-    task_id: str
-    reason: RefusalReason
-    detail: str
-    available_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tick:
-    """Time has passed."""
-
-
-_Ended = Trained | Scored | EvaluationEnded | Placed | WorkFailed
-Event = LinkUp | LinkDown | Received | Weighed | BlobArrived | BlobFailed | Measured | _Ended | Tick
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Publish:
-    """Send once."""
-
-    message: Message
-    retain: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Keep:
-    """Send until it is settled."""
-
-    message: Telemetry | Answer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settle:
-    """Stop sending a kept message."""
-
-    message_id: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fetch:
-    """Get a blob from the server; `BlobArrived` or `BlobFailed` answers."""
-
-    blob: BlobRef
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CancelFetch:
-    """A blob is not needed any more."""
-
-    blob: BlobRef
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measure:
-    """Read the device's resources; `Measured` answers.
-
-    Attributes:
-        purpose: "round" answers an announcement, "task" is the check before training, "live" is the regular one.
-        log_time_s: where a replayed log is to be read; None: where it was read last.
-        run_id: for "round", of the announcement, as are round, retry and log_quantile.
-        task_id: for "task", whose check it is.
-        pinned: for "round", digests of the blobs that stay whatever needs room.
-    """
-
-    purpose: Literal["round", "task", "live"]
-    log_time_s: float | None = None
-    run_id: str | None = None
-    round: int | None = None
-    retry: int = 0
-    task_id: str = ""
-    log_quantile: float | None = None
-    pinned: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Train:
-    """Do a task in the worker; `Trained`, `Scored`, `EvaluationEnded` or `WorkFailed` answers."""
-
-    task: Task
-    memory_limit_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopTraining:
-    """Tell the worker to stop; it still answers."""
-
-    task_id: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Put the fetched models into their folder; `Placed` or `WorkFailed` answers."""
-
-    task: Task
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Save:
-    """Write this to disk before any later action."""
-
-    saved: Saved
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prune:
-    """Remove every blob whose digest is not named."""
-
-    keep: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leave:
-    """The run is over and nothing is left to do."""
-
-
-_Send = Publish | Keep | Settle
-Action = _Send | Weigh | Fetch | CancelFetch | Measure | Train | StopTraining | Place | Save | Prune | Leave

@@ -7,65 +7,65 @@ no number and touches no file, so that every sequence of events can be tried in 
 - a task that was answered or replaced is never trained again, however often it comes;
 - a newer task takes the place of an older one, and a round that has moved on ends the older round's task;
 - an answer is written to disk before it is sent, and kept until its receipt or the end of its run;
+- a work is written down on disk before it is begun, and a work that two processes died at is begun no third time;
 - every wait has a deadline.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from subfleet.agent.announcements import is_before, is_open, is_over, is_past, is_stale
-from subfleet.agent.composing import deployed, evaluated, presence, receipt, refusal, scores, telemetry, update
-from subfleet.agent.states import (
-    Action,
-    AgentSettings,
-    AgentState,
+from subfleet.agent.actions import Action, Keep, Leave, Measure, Prune, Publish, Save, Settle
+from subfleet.agent.announcements import is_before, is_over, is_past, is_stale
+from subfleet.agent.composing import presence, receipt, telemetry
+from subfleet.agent.events import (
     BlobArrived,
     BlobFailed,
-    CancelFetch,
     EvaluationEnded,
     Event,
-    Fetch,
-    Job,
-    Keep,
-    Leave,
     LinkDown,
     LinkUp,
-    Measure,
     Measured,
-    Pending,
-    Place,
     Placed,
-    Prune,
-    Publish,
     Received,
-    Save,
-    Saved,
     Scored,
-    Settle,
-    StopTraining,
+    Stopping,
     Tick,
-    Train,
     Trained,
     WorkFailed,
 )
-from subfleet.agent.weighing import Weigh, Weighed, objection
+from subfleet.agent.saved import Saved
+from subfleet.agent.states import AgentSettings, AgentState, Job, Pending
+from subfleet.agent.survival import Survival
+from subfleet.agent.weighing import Weighed
+from subfleet.agent.working import (
+    Step,
+    advance,
+    drop_job,
+    on_blob_arrived,
+    on_blob_failed,
+    on_found,
+    on_placed,
+    on_task_measured,
+    on_trained,
+    on_weighed,
+    on_work_failed,
+    refuse,
+    refuse_fatal,
+)
 from subfleet.protocol.answers import Answer
 from subfleet.protocol.evaluating import NO_HELD_OUT
-from subfleet.protocol.messages import Receipt, RefusalReason, RoundInfo, Task, Telemetry
+from subfleet.protocol.messages import Receipt, RoundInfo, Task, Telemetry
 
 __all__ = ["start", "step"]
 
-Step = tuple[AgentState, tuple[Action, ...]]
-
-KEPT_TASK_IDS = 64
-KEPT_PROGRAMS = 32
-
 
 def start(settings: AgentSettings, saved: Saved, now_s: float) -> Step:
-    """Begin, or take up what an earlier process left: send its answers again and do its unanswered task anew."""
+    """Begin, or take up what an earlier process left: send its answers again and do its unanswered task anew.
+
+    A task at which processes died, as they do without enough memory, is refused instead.
+    """
     job = None
     if saved.task is not None:
         job = Job(task=saved.task, stage="waiting", lacking=frozenset(), arrived_at_s=now_s)
@@ -75,15 +75,20 @@ def start(settings: AgentSettings, saved: Saved, now_s: float) -> Step:
         pending=tuple(Pending(message=answer, until_s=now_s + settings.keep_s) for answer in saved.answers()),
         done=saved.done,
         programs=saved.programs,
+        survival=saved.survival.restarted(saved.round),
         busy_at_s=now_s,
     )
-    return state, tuple(Keep(message=entry.message) for entry in state.pending)
+    actions: tuple[Action, ...] = tuple(Keep(message=entry.message) for entry in state.pending)
+    if saved.task is not None and saved.task.task_id in {begun.task_id for begun in saved.survival.fatal()}:
+        state, more = refuse_fatal(settings, state, now_s)
+        actions += more
+    return state, (Save(saved=state.saved()), *actions) if state.saved() != saved else actions
 
 
 def step(settings: AgentSettings, state: AgentState, event: Event, now_s: float) -> Step:
     """What an event leads to. Whatever must outlive the process is saved before anything is sent."""
     after, actions = _HANDLERS[type(event)](settings, state, event, now_s)
-    after, more = _advance(after)
+    after, more = advance(after)
     actions += more
     before_saved, saved = state.saved(), after.saved()
     if before_saved != saved:
@@ -130,13 +135,18 @@ def _on_tick(settings: AgentSettings, state: AgentState, _event: Tick, now_s: fl
     return state, actions
 
 
+def _on_stopping(_settings: AgentSettings, state: AgentState, _event: Stopping, _now_s: float) -> Step:
+    """Whoever stops the process on purpose must not look like what kills it; the task is taken up by the next start."""
+    return replace(state, survival=state.survival.stopped()), ()
+
+
 def _expire(settings: AgentSettings, state: AgentState, now_s: float) -> Step:
     late = [entry for entry in state.pending if now_s >= entry.until_s]
     state = replace(state, pending=tuple(entry for entry in state.pending if entry not in late))
     actions: tuple[Action, ...] = tuple(Settle(message_id=entry.message.message_id) for entry in late)
     if state.job is not None and now_s >= state.job.deadline_at_s:
         detail = f"no answer within the task's deadline of {state.job.task.deadline_s:g} s; it was {state.job.stage}"
-        state, more = _refuse(settings, state, state.job.exhausted, detail, now_s)
+        state, more = refuse(settings, state, state.job.exhausted, detail, now_s)
         actions += more
     return state, actions
 
@@ -169,7 +179,7 @@ def _on_round(state: AgentState, info: RoundInfo, now_s: float) -> Step:
     state = replace(state, round=info, round_at_s=now_s)
     state, actions = _settle(state, lambda message: is_over(message, info))
     if state.job is not None and is_past(state.job.task, info):
-        state, more = _drop_job(state)
+        state, more = drop_job(state)
         actions += more
     if info.phase == "measure":
         measure = Measure(
@@ -195,17 +205,17 @@ def _on_task(settings: AgentSettings, state: AgentState, task: Task, now_s: floa
     overtaken = known is not None and known.run_id == task.run_id and is_before(task, known)
     if overtaken or (state.round is not None and state.round_at_s is not None and is_past(task, state.round)):
         return state, (Publish(message=receipt(settings, task, "refused", "a newer round is under way")),)
-    state, actions = _drop_job(state)
+    state, actions = drop_job(state)
     job = Job(task=task, stage="waiting", lacking=frozenset(), arrived_at_s=now_s)
     state = replace(state, job=job, busy_at_s=now_s)
     actions += (Publish(message=receipt(settings, task, "accepted")),)
     foreign = [one.target for one in task.programs if one.target not in settings.profile.runtimes]
     if task.work != "deploy" and foreign:
         detail = f"the program is for {foreign[0]!r}, but this device runs {list(settings.profile.runtimes)}"
-        state, more = _refuse(settings, state, "runtime", detail, now_s)
+        state, more = refuse(settings, state, "runtime", detail, now_s)
         actions += more
     elif task.work == "evaluate" and not settings.profile.held_out_count:
-        state, more = _refuse(settings, state, "data", NO_HELD_OUT, now_s)
+        state, more = refuse(settings, state, "data", NO_HELD_OUT, now_s)
         actions += more
     return state, actions
 
@@ -216,60 +226,21 @@ def _settle(state: AgentState, done: Callable[[Telemetry | Answer], bool]) -> St
     return state, tuple(Settle(message_id=entry.message.message_id) for entry in settled)
 
 
-# --- work -------------------------------------------------------------------------------------------------------------
-
-
-def _advance(state: AgentState) -> Step:
-    """Move the job on as far as it goes without a further event."""
-    actions: tuple[Action, ...] = ()
-    job = state.job
-    if job is not None and job.stage == "waiting" and is_open(state.round, job.task):
-        job = replace(job, stage="weighing")
-        actions += (Weigh(task=job.task, pinned=state.saved().pinned()),)
-    if job is not None and job.stage == "fetching" and not job.lacking and state.running is None:
-        if job.task.work == "deploy":
-            job = replace(job, stage="working")
-            actions += (Place(task=job.task),)
-        else:
-            job = replace(job, stage="measuring")
-            log_time_s = state.round.log_time_s if state.round is not None else None
-            actions += (Measure(purpose="task", task_id=job.task.task_id, log_time_s=log_time_s),)
-    return replace(state, job=job), actions
-
-
-def _on_weighed(settings: AgentSettings, state: AgentState, event: Weighed, now_s: float) -> Step:
-    job = state.job
-    if job is None or job.stage != "weighing" or job.task.task_id != event.task_id:
-        return state, ()
-    against = objection(job.task, event, state.reading, job.deadline_at_s - now_s)
-    if against is not None:
-        return _refuse(settings, state, against.reason, against.detail, now_s, against.available_bytes)
-    # What is here is fetched, too: its digest is checked, and a damaged one comes anew.
-    blobs = job.task.blobs
-    job = replace(job, stage="fetching", lacking=frozenset(blob.sha256 for blob in blobs))
-    return replace(state, job=job), tuple(Fetch(blob=blob) for blob in blobs)
-
-
-def _on_blob_arrived(_settings: AgentSettings, state: AgentState, event: BlobArrived, _now_s: float) -> Step:
-    if state.job is None or event.sha256 not in state.job.lacking:
-        return state, ()
-    job = replace(state.job, lacking=state.job.lacking - {event.sha256})
-    return replace(state, job=job), ()
-
-
-def _on_blob_failed(settings: AgentSettings, state: AgentState, event: BlobFailed, now_s: float) -> Step:
-    if state.job is None or event.sha256 not in state.job.lacking:
-        return state, ()
-    return _refuse(settings, state, event.reason, event.detail, now_s)
+# --- readings ---------------------------------------------------------------------------------------------------------
 
 
 def _on_measured(settings: AgentSettings, state: AgentState, event: Measured, now_s: float) -> Step:
     state = replace(state, reading=event.reading)
-    if event.measure.purpose == "task":
-        return _on_task_measured(settings, state, event, now_s)
+    measure, survival = event.measure, state.survival
+    if measure.purpose == "round" and measure.run_id is not None and measure.round is not None:
+        survival = survival.measured(measure.run_id, measure.round, event.memory_budget_bytes)
+        state = replace(state, survival=survival)
+    event = _offered(survival, event)
+    if measure.purpose == "task":
+        return on_task_measured(settings, state, event, now_s)
     message = telemetry(settings, event, now_s)
     info = state.round
-    if event.measure.purpose == "live":
+    if measure.purpose == "live":
         return state, (Publish(message=message),)
     if info is None or is_over(message, info):
         return state, ()
@@ -278,106 +249,12 @@ def _on_measured(settings: AgentSettings, state: AgentState, event: Measured, no
     return replace(state, pending=pending, telemetry_due_s=now_s + settings.telemetry_s), (Keep(message=message),)
 
 
-def _on_task_measured(settings: AgentSettings, state: AgentState, event: Measured, now_s: float) -> Step:
-    job = state.job
-    if job is None or job.stage != "measuring" or job.task.task_id != event.measure.task_id:
-        return state, ()
-    budget_bytes, planned_bytes = event.memory_budget_bytes, job.task.planned_peak_bytes
-    if planned_bytes > budget_bytes:
-        detail = f"the program needs {planned_bytes} bytes, but {budget_bytes} bytes are free for training now"
-        return _refuse(settings, state, "memory", detail, now_s, budget_bytes)
-    state = replace(state, job=replace(job, stage="working"), running=job.task.task_id)
-    return state, (Train(task=job.task, memory_limit_bytes=budget_bytes),)
-
-
-def _on_trained(settings: AgentSettings, state: AgentState, event: Trained, now_s: float) -> Step:
-    state = _worker_free(state, event.task_id)
-    job, result = state.job, event.result
-    if job is None or job.task.task_id != event.task_id:
-        # Nobody waits for it any more; its blob goes with the others that no file names.
-        return state, (Prune(keep=state.saved().blobs()),)
-    if not (math.isfinite(result.loss) and math.isfinite(result.accuracy)):
-        detail = f"the loss is {result.loss} after {result.step_count} steps; try a smaller learning rate"
-        return _refuse(settings, state, "diverged", detail, now_s)
-    return _answer(settings, _keeping(state, job.task), update(settings, job, event, now_s), now_s)
-
-
-def _keeping(state: AgentState, task: Task) -> AgentState:
-    """Its program is worth its room: the next round has a task of the same."""
-    program = task.programs[0].blob.sha256
-    return replace(state, programs=_with(state.programs, program, KEPT_PROGRAMS))
-
-
-def _on_found(settings: AgentSettings, state: AgentState, event: Scored | EvaluationEnded, now_s: float) -> Step:
-    """What was found is the answer: there is no blob."""
-    state = _worker_free(state, event.task_id)
-    job = state.job
-    if job is None or job.task.task_id != event.task_id:
-        return state, ()
-    if isinstance(event, Scored):
-        return _answer(settings, state, scores(settings, job, event, now_s), now_s)
-    return _answer(settings, _keeping(state, job.task), evaluated(settings, job, event, now_s), now_s)
-
-
-def _on_placed(settings: AgentSettings, state: AgentState, event: Placed, now_s: float) -> Step:
-    job = state.job
-    if job is None or job.task.task_id != event.task_id:
-        return state, ()
-    return _answer(settings, state, deployed(settings, job, event), now_s)
-
-
-def _on_work_failed(settings: AgentSettings, state: AgentState, event: WorkFailed, now_s: float) -> Step:
-    state = _worker_free(state, event.task_id)
-    if state.job is None or state.job.task.task_id != event.task_id:
-        return state, ()
-    return _refuse(settings, state, event.reason, event.detail, now_s, event.available_bytes)
-
-
-def _worker_free(state: AgentState, task_id: str) -> AgentState:
-    return replace(state, running=None) if state.running == task_id else state
-
-
-def _refuse(
-    settings: AgentSettings,
-    state: AgentState,
-    reason: RefusalReason,
-    detail: str,
-    now_s: float,
-    available_bytes: int | None = None,
-) -> Step:
-    """Answer the job with a refusal, and end whatever was being done for it."""
-    job = state.job
-    if job is None:
-        return state, ()
-    dropped, actions = _drop_job(state)
-    answered, more = _answer(settings, dropped, refusal(settings, job, reason, detail, available_bytes), now_s)
-    return answered, actions + more
-
-
-def _answer(settings: AgentSettings, state: AgentState, answer: Answer, now_s: float) -> Step:
-    state = replace(
-        state,
-        job=None,
-        done=_with(state.done, answer.task_id),
-        pending=(*state.pending, Pending(message=answer, until_s=now_s + settings.keep_s)),
-        busy_at_s=now_s,
-    )
-    return state, (Keep(message=answer),)
-
-
-def _drop_job(state: AgentState) -> Step:
-    """Let go of the job: cancel its transfers, and tell the worker to stop."""
-    job = state.job
-    if job is None:
-        return state, ()
-    actions: tuple[Action, ...] = tuple(CancelFetch(blob=blob) for blob in job.task.blobs if blob.sha256 in job.lacking)
-    if state.running == job.task.task_id:
-        actions += (StopTraining(task_id=job.task.task_id),)
-    return replace(state, job=None, done=_with(state.done, job.task.task_id)), actions
-
-
-def _with(known: tuple[str, ...], newest: str, most: int = KEPT_TASK_IDS) -> tuple[str, ...]:
-    return (*(one for one in known if one != newest), newest)[-most:]
+def _offered(survival: Survival, event: Measured) -> Measured:
+    """What was measured, with no more in it than the device offers."""
+    low = event.log_low
+    if low is not None:
+        low = replace(low, memory_budget_bytes=survival.offered_bytes(low.memory_budget_bytes))
+    return replace(event, memory_budget_bytes=survival.offered_bytes(event.memory_budget_bytes), log_low=low)
 
 
 _HANDLERS: Mapping[type[Event], Callable[[AgentSettings, AgentState, Any, float], Step]] = MappingProxyType(
@@ -385,15 +262,16 @@ _HANDLERS: Mapping[type[Event], Callable[[AgentSettings, AgentState, Any, float]
         LinkUp: _on_link_up,
         LinkDown: _on_link_down,
         Tick: _on_tick,
+        Stopping: _on_stopping,
         Received: _on_received,
-        Weighed: _on_weighed,
-        BlobArrived: _on_blob_arrived,
-        BlobFailed: _on_blob_failed,
+        Weighed: on_weighed,
+        BlobArrived: on_blob_arrived,
+        BlobFailed: on_blob_failed,
         Measured: _on_measured,
-        Trained: _on_trained,
-        Scored: _on_found,
-        EvaluationEnded: _on_found,
-        Placed: _on_placed,
-        WorkFailed: _on_work_failed,
+        Trained: on_trained,
+        Scored: on_found,
+        EvaluationEnded: on_found,
+        Placed: on_placed,
+        WorkFailed: on_work_failed,
     }
 )

@@ -8,54 +8,48 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from subfleet.agent.composing import presence
-from subfleet.agent.states import (
+from subfleet.agent.actions import (
     Action,
-    AgentSettings,
-    BlobArrived,
-    BlobFailed,
     CancelFetch,
-    Event,
     Fetch,
     Keep,
     Leave,
-    LinkDown,
-    LinkUp,
     Measure,
-    Measured,
     Place,
-    Placed,
     Prune,
     Publish,
-    Received,
     Save,
     Settle,
     StopTraining,
-    Tick,
     Train,
+)
+from subfleet.agent.composing import presence
+from subfleet.agent.events import (
+    BlobArrived,
+    BlobFailed,
+    Event,
+    LinkDown,
+    LinkUp,
+    Measured,
+    Placed,
+    Received,
+    Stopping,
+    Tick,
     Trained,
     WorkFailed,
 )
+from subfleet.agent.states import AgentSettings
 from subfleet.agent.stepping import start, step
 from subfleet.agent.weighing import Weigh
 from subfleet.device.meters import Meter
 from subfleet.device_profiles.profiles import memory_budget_bytes
+from subfleet.edge_client.answer_log import log_answer
 from subfleet.edge_client.received_log import ReceivedLog
 from subfleet.edge_client.store import AgentStore
 from subfleet.edge_client.work import Finished, Outcome, Worker
 from subfleet.protocol.blobs import decode_chunk
 from subfleet.protocol.errors import FileError, ProtocolError
-from subfleet.protocol.messages import (
-    BlobMissing,
-    ChunkRequest,
-    Evaluated,
-    Refusal,
-    RefusalReason,
-    Scores,
-    Update,
-    decode,
-    encode,
-)
+from subfleet.protocol.messages import BlobMissing, ChunkRequest, RefusalReason, decode, encode
 from subfleet.protocol.readings import LogLow, Reading
 from subfleet.protocol.topics import CHUNK, Topics
 from subfleet.transport.base import Connected, Delivery, Disconnected, Transport, Will
@@ -197,9 +191,7 @@ class Session:
             self._on_transport(event)
             left -= 1
             event = self._transport.poll(0) if left else None
-        outcome = self._worker.outcome()
-        if outcome is not None:
-            self._handle(self._stored(outcome))
+        self._collect_outcome()
         self._collect_blobs()
         self._handle(Tick())
         self._send_due()
@@ -207,6 +199,13 @@ class Session:
 
     def close(self) -> None:
         """Say goodbye and stop the worker; a task in hand is taken up by the next start."""
+        try:
+            # What ended by itself says so, even where the system killed it and has this process stopped for that.
+            self._collect_outcome()
+            self._handle(Stopping())
+        except FileError as error:
+            # The next start takes this for a death at work; that costs no result.
+            _LOG.warning("it cannot be written down that the work is stopped: %s", error)
         self._worker.stop()
         if self._connected:
             reason = "the run is over" if self._left else "it was stopped"
@@ -251,6 +250,11 @@ class Session:
             self._received.note(message)
             self._handle(Received(message=message))
 
+    def _collect_outcome(self) -> None:
+        outcome = self._worker.outcome()
+        if outcome is not None:
+            self._handle(self._stored(outcome))
+
     def _stored(self, outcome: Outcome) -> Event:
         """Put a training's output among the blobs, before the agent is told of it."""
         if not isinstance(outcome, Finished):
@@ -291,14 +295,7 @@ class Session:
 
     def _keep(self, action: Keep) -> None:
         message = action.message
-        if isinstance(message, Update):
-            _LOG.info("task %s: trained, loss %.4f, %.1f s", message.task_id, message.loss, message.train_seconds)
-        elif isinstance(message, Scores):
-            _LOG.info("task %s: %d candidates scored, %.1f s", message.task_id, len(message.scores), message.seconds)
-        elif isinstance(message, Evaluated):
-            _LOG.info("task %s: evaluated, loss %.4f, %.1f s", message.task_id, message.loss, message.seconds)
-        elif isinstance(message, Refusal):
-            _LOG.warning("task %s: refused (%s): %s", message.task_id, message.reason, message.detail)
+        log_answer(message)
         topic = self._topics.up(self._settings.client_id, message.KIND)
         self._outbox.put(message.message_id, topic, encode(message))
 

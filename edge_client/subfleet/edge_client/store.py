@@ -24,7 +24,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TextIO
 
-from subfleet.agent.states import Saved
+from subfleet.agent.saved import Saved
 from subfleet.agent.weighing import Weigh, Weighed
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.disk import needed_bytes

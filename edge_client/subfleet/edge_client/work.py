@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
-from subfleet.agent.states import EvaluationEnded, Scored, WorkFailed
+from subfleet.agent.events import EvaluationEnded, Scored, WorkFailed
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.candidate_scores import CandidateScore
 from subfleet.protocol.errors import (

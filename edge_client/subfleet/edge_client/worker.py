@@ -5,7 +5,7 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from subfleet.agent.states import WorkFailed
+from subfleet.agent.events import WorkFailed
 from subfleet.edge_client.work import Outcome, TaskWork
 from subfleet.protocol.messages import Task
 from subfleet.protocol.programs import Trainer

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from subfleet.agent.states import WorkFailed
+from subfleet.agent.events import WorkFailed
 from subfleet.device.process_limits import end_with_parent, limited_growth, offer_to_the_kernel
 from subfleet.device.runtimes import CPU, choose_trainer
 from subfleet.edge_client.failures import sentence_of

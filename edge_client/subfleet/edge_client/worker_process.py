@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 
-from subfleet.agent.states import WorkFailed
+from subfleet.agent.events import WorkFailed
 from subfleet.edge_client.work import Outcome, discard
 from subfleet.edge_client.workplace import (
     MAX_LINE_BYTES,
@@ -179,7 +179,13 @@ class WorkerProcess:
         self._renew()
         available_bytes = min(self._memory_limit_bytes, task.planned_peak_bytes) // 2 if reason == "memory" else None
         detail = f"the process that did the task {how}"
-        return WorkFailed(task_id=task.task_id, reason=reason, detail=detail, available_bytes=available_bytes)
+        return WorkFailed(
+            task_id=task.task_id,
+            reason=reason,
+            detail=detail,
+            available_bytes=available_bytes,
+            killed=reason == "memory",
+        )
 
     def _renew(self) -> None:
         self._child.close()

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from subfleet.agent.states import EvaluationEnded, Scored, WorkFailed
+from subfleet.agent.events import EvaluationEnded, Scored, WorkFailed
 from subfleet.edge_client.work import Finished, Outcome, output_path
 from subfleet.protocol.errors import (
     BrokenError,

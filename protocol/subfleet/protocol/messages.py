@@ -185,7 +185,8 @@ class Telemetry:
         round: the round that it answers; None outside rounds.
         log_time_s: the time in the replayed log at which it was read; None for a live reading.
         reading: what was measured or replayed.
-        memory_budget_bytes: what this device gives to training: its share of free memory, at most its limit.
+        memory_budget_bytes: what this device gives to training: its share of free memory, at most its limit, and less
+            since a training killed its process.
         retry: of the announcement that it answers.
         log_low: what its log has but for the share of time that the announcement names; None where nothing is told.
         disk_budget_bytes: what a task may take of its disk, as `subfleet.protocol.disk` counts; None is unknown.

@@ -1,0 +1,240 @@
+"""What becomes of the task in hand: how it moves on, and what ends it. Pure, as all of the agent.
+
+A task is weighed, fetched, measured for and done, in that order, and ends in one answer. Each handler is a row of the
+table in `stepping`, and changes nothing where its event is about a task that is not in hand any more.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+from subfleet.agent.actions import Action, CancelFetch, Fetch, Keep, Measure, Place, Prune, StopTraining, Train
+from subfleet.agent.announcements import is_open
+from subfleet.agent.composing import deployed, evaluated, refusal, scores, update
+from subfleet.agent.events import (
+    BlobArrived,
+    BlobFailed,
+    EvaluationEnded,
+    Measured,
+    Placed,
+    Scored,
+    Trained,
+    WorkFailed,
+)
+from subfleet.agent.states import AgentSettings, AgentState, Pending
+from subfleet.agent.survival import FATAL_DEATHS
+from subfleet.agent.weighing import Weigh, Weighed, objection
+from subfleet.protocol.answers import Answer
+from subfleet.protocol.messages import RefusalReason, Task
+
+__all__ = [
+    "Step",
+    "advance",
+    "drop_job",
+    "on_blob_arrived",
+    "on_blob_failed",
+    "on_found",
+    "on_placed",
+    "on_task_measured",
+    "on_trained",
+    "on_weighed",
+    "on_work_failed",
+    "refuse",
+    "refuse_fatal",
+]
+
+Step = tuple[AgentState, tuple[Action, ...]]
+"""What an event leads to: the state after it, and what is to be done."""
+
+KEPT_TASK_IDS = 64
+KEPT_PROGRAMS = 32
+
+
+def advance(state: AgentState) -> Step:
+    """Move the job on as far as it goes without a further event."""
+    actions: tuple[Action, ...] = ()
+    job = state.job
+    if job is not None and job.stage == "waiting" and is_open(state.round, job.task):
+        job = replace(job, stage="weighing")
+        actions += (Weigh(task=job.task, pinned=state.saved().pinned()),)
+    if job is not None and job.stage == "fetching" and not job.lacking and state.running is None:
+        if job.task.work == "deploy":
+            job = replace(job, stage="working")
+            actions += (Place(task=job.task),)
+        else:
+            job = replace(job, stage="measuring")
+            log_time_s = state.round.log_time_s if state.round is not None else None
+            actions += (Measure(purpose="task", task_id=job.task.task_id, log_time_s=log_time_s),)
+    return replace(state, job=job), actions
+
+
+def on_weighed(settings: AgentSettings, state: AgentState, event: Weighed, now_s: float) -> Step:
+    """Refuse a task that does not fit disk or link; fetch the blobs of one that does."""
+    job = state.job
+    if job is None or job.stage != "weighing" or job.task.task_id != event.task_id:
+        return state, ()
+    against = objection(job.task, event, state.reading, job.deadline_at_s - now_s)
+    if against is not None:
+        return refuse(settings, state, against.reason, against.detail, now_s, against.available_bytes)
+    # What is here is fetched, too: its digest is checked, and a damaged one comes anew.
+    blobs = job.task.blobs
+    job = replace(job, stage="fetching", lacking=frozenset(blob.sha256 for blob in blobs))
+    return replace(state, job=job), tuple(Fetch(blob=blob) for blob in blobs)
+
+
+def on_blob_arrived(_settings: AgentSettings, state: AgentState, event: BlobArrived, _now_s: float) -> Step:
+    """One blob less is lacking."""
+    if state.job is None or event.sha256 not in state.job.lacking:
+        return state, ()
+    job = replace(state.job, lacking=state.job.lacking - {event.sha256})
+    return replace(state, job=job), ()
+
+
+def on_blob_failed(settings: AgentSettings, state: AgentState, event: BlobFailed, now_s: float) -> Step:
+    """Refuse a task with a blob that cannot be had."""
+    if state.job is None or event.sha256 not in state.job.lacking:
+        return state, ()
+    return refuse(settings, state, event.reason, event.detail, now_s)
+
+
+def on_task_measured(settings: AgentSettings, state: AgentState, event: Measured, now_s: float) -> Step:
+    """Begin the work where its planned peak fits what is free now; refuse it where it does not."""
+    job = state.job
+    if job is None or job.stage != "measuring" or job.task.task_id != event.measure.task_id:
+        return state, ()
+    budget_bytes, planned_bytes = event.memory_budget_bytes, job.task.planned_peak_bytes
+    if planned_bytes > budget_bytes:
+        detail = f"the program needs {planned_bytes} bytes, but {budget_bytes} bytes are free for training now"
+        ceiling = state.survival.ceiling
+        if ceiling is not None and budget_bytes == ceiling.memory_bytes:
+            detail = (
+                f"the program needs {planned_bytes} bytes, but the device gives {budget_bytes} bytes since its process "
+                "ended while it worked"
+            )
+        return refuse(settings, state, "memory", detail, now_s, budget_bytes)
+    survival = state.survival.began(job.task, budget_bytes)
+    state = replace(state, job=replace(job, stage="working"), running=job.task.task_id, survival=survival)
+    return state, (Train(task=job.task, memory_limit_bytes=budget_bytes),)
+
+
+def on_trained(settings: AgentSettings, state: AgentState, event: Trained, now_s: float) -> Step:
+    """Answer with the update; a loss that is not finite is a refusal."""
+    state = _worker_free(state, event)
+    job, result = state.job, event.result
+    if job is None or job.task.task_id != event.task_id:
+        # Nobody waits for it any more; its blob goes with the others that no file names.
+        return state, (Prune(keep=state.saved().blobs()),)
+    if not (math.isfinite(result.loss) and math.isfinite(result.accuracy)):
+        detail = f"the loss is {result.loss} after {result.step_count} steps; try a smaller learning rate"
+        return refuse(settings, state, "diverged", detail, now_s)
+    return _answer_with(settings, _keeping(state, job.task), lambda: update(settings, job, event, now_s), now_s)
+
+
+def _keeping(state: AgentState, task: Task) -> AgentState:
+    """Its program is worth its room: the next round has a task of the same."""
+    program = task.programs[0].blob.sha256
+    return replace(state, programs=_with(state.programs, program, KEPT_PROGRAMS))
+
+
+def on_found(settings: AgentSettings, state: AgentState, event: Scored | EvaluationEnded, now_s: float) -> Step:
+    """Answer with what was found: there is no blob."""
+    state = _worker_free(state, event)
+    job = state.job
+    if job is None or job.task.task_id != event.task_id:
+        return state, ()
+    if isinstance(event, Scored):
+        return _answer_with(settings, state, lambda: scores(settings, job, event, now_s), now_s)
+    return _answer_with(settings, _keeping(state, job.task), lambda: evaluated(settings, job, event, now_s), now_s)
+
+
+def on_placed(settings: AgentSettings, state: AgentState, event: Placed, now_s: float) -> Step:
+    """Answer that the models are in place."""
+    job = state.job
+    if job is None or job.task.task_id != event.task_id:
+        return state, ()
+    return _answer_with(settings, state, lambda: deployed(settings, job, event), now_s)
+
+
+def on_work_failed(settings: AgentSettings, state: AgentState, event: WorkFailed, now_s: float) -> Step:
+    """Refuse the task with what the worker says of it."""
+    state = _worker_free(state, event)
+    if state.job is None or state.job.task.task_id != event.task_id:
+        return state, ()
+    return refuse(settings, state, event.reason, event.detail, now_s, event.available_bytes)
+
+
+def _worker_free(state: AgentState, event: Trained | Scored | EvaluationEnded | WorkFailed) -> AgentState:
+    if state.running != event.task_id:
+        return state
+    in_hand = state.job is not None and state.job.task.task_id == event.task_id
+    if not isinstance(event, WorkFailed):
+        survival = state.survival.ended()
+    elif event.killed:
+        survival = state.survival.killed(state.round)
+    else:
+        # One that was told to stop does not show that the process would have survived the rest of it.
+        survival = state.survival.ended() if in_hand else state.survival.stopped()
+    return replace(state, running=None, survival=survival)
+
+
+def refuse(
+    settings: AgentSettings,
+    state: AgentState,
+    reason: RefusalReason,
+    detail: str,
+    now_s: float,
+    available_bytes: int | None = None,
+) -> Step:
+    """Answer the job with a refusal, and end whatever was being done for it."""
+    job = state.job
+    if job is None:
+        return state, ()
+    dropped, actions = drop_job(state)
+    answered, more = _answer(settings, dropped, refusal(settings, job, reason, detail, available_bytes), now_s)
+    return answered, actions + more
+
+
+def refuse_fatal(settings: AgentSettings, state: AgentState, now_s: float) -> Step:
+    """Refuse the task in hand, at which the processes before this one died, with what that taught."""
+    ceiling = state.survival.ceiling
+    offered_bytes = 0 if ceiling is None else ceiling.memory_bytes
+    detail = (
+        f"the device's process ended {FATAL_DEATHS} times in a row while it worked, the last time on this task, as it "
+        f"does when the system has too little memory; it gives {offered_bytes} bytes for now"
+    )
+    return refuse(settings, state, "memory", detail, now_s, offered_bytes)
+
+
+def _answer_with(settings: AgentSettings, state: AgentState, compose: Callable[[], Answer], now_s: float) -> Step:
+    """Answer with a result; one that no message takes, as programs and plug-ins may give any, is a refusal."""
+    try:
+        answer = compose()
+    except ValueError as error:
+        return refuse(settings, state, "failed", f"the result cannot be sent: {error}", now_s)
+    return _answer(settings, state, answer, now_s)
+
+
+def _answer(settings: AgentSettings, state: AgentState, answer: Answer, now_s: float) -> Step:
+    state = replace(
+        state,
+        job=None,
+        done=_with(state.done, answer.task_id),
+        pending=(*state.pending, Pending(message=answer, until_s=now_s + settings.keep_s)),
+        busy_at_s=now_s,
+    )
+    return state, (Keep(message=answer),)
+
+
+def drop_job(state: AgentState) -> Step:
+    """Let go of the job: cancel its transfers, and tell the worker to stop."""
+    job = state.job
+    if job is None:
+        return state, ()
+    actions: tuple[Action, ...] = tuple(CancelFetch(blob=blob) for blob in job.task.blobs if blob.sha256 in job.lacking)
+    if state.running == job.task.task_id:
+        actions += (StopTraining(task_id=job.task.task_id),)
+    return replace(state, job=None, done=_with(state.done, job.task.task_id)), actions
+
+
+def _with(known: tuple[str, ...], newest: str, most: int = KEPT_TASK_IDS) -> tuple[str, ...]:
+    return (*(one for one in known if one != newest), newest)[-most:]

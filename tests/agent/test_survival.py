@@ -1,0 +1,315 @@
+"""What the agent learns from processes that died at work: killed at every start, it works less and not for ever."""
+
+import pytest
+from agent.agent_cases import announce, deploy_task, evaluate_task, kinds, one, score_task, train_task
+from agent.survival_cases import BUDGET_BYTES, Board, twice_killed
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from subfleet.agent.actions import Train
+from subfleet.agent.events import Stopping, WorkFailed
+from subfleet.agent.saved import Saved
+from subfleet.agent.survival import Begun, Ceiling, Survival
+from subfleet.protocol.messages import Task
+from subfleet.protocol.paths import PathSettings
+from subfleet.protocol.readings import LogLow
+from subfleet.protocol.schema import from_plain, to_plain
+
+# --- one task ---
+
+
+@pytest.mark.parametrize("task", [train_task(), score_task(), evaluate_task()], ids=lambda task: task.work)
+def test_a_task_that_kills_its_process_at_each_start_is_begun_twice_and_refused_with_half(task: Task) -> None:
+    board = Board()
+    board.begin(task)
+    for _ in range(10):
+        board.killed()
+    assert board.begun == [task.task_id] * 2
+    (refusal,) = board.told
+    assert (refusal.task_id, refusal.reason, refusal.available_bytes) == (task.task_id, "memory", 250)
+    assert refusal.detail == (
+        "the device's process ended 2 times in a row while it worked, the last time on this task, as it does when the "
+        "system has too little memory; it gives 250 bytes for now"
+    )
+    assert board.agent.state.job is None
+    assert board.agent.hear(task)[0].message.status == "duplicate"  # type: ignore[union-attr]  # a Publish
+
+
+def test_a_task_that_killed_its_process_once_is_done_again() -> None:
+    board = Board()
+    board.begin(train_task())
+    board.killed()
+    assert board.begun == ["t1", "t1"]
+    board.note(board.agent.finish(train_task()))
+    assert board.told == []
+    assert [update.task_id for update in board.disk.updates] == ["t1"]
+    assert board.disk.survival == Survival()
+
+
+def test_a_death_before_the_work_begins_is_none_at_work() -> None:
+    board = Board()
+    board.note(board.agent.hear(announce(1, "train")))
+    board.note(board.agent.hear(train_task()))
+    for _ in range(5):
+        board.start()
+    board.note(board.agent.fetch_all())
+    board.note(board.agent.finish(train_task()))
+    assert (board.begun, board.told) == (["t1"], [])
+
+
+def test_models_that_are_placed_are_no_work_that_kills() -> None:
+    board = Board()
+    board.note(board.agent.hear(announce(3, "train")))
+    board.note(board.agent.hear(deploy_task()))
+    board.note(board.agent.fetch_all())
+    for _ in range(5):
+        board.killed()
+    assert (board.told, board.disk.survival) == ([], Survival())
+    assert board.agent.state.job is not None
+
+
+# --- deaths in a row ---
+
+
+def end_well(board: Board, task: Task) -> None:
+    board.note(board.agent.finish(task))
+
+
+def end_badly(board: Board, task: Task) -> None:
+    board.note(board.agent.step(WorkFailed(task_id=task.task_id, reason="data", detail="no such file")))
+
+
+@pytest.mark.parametrize("end", [end_well, end_badly])
+def test_a_work_that_came_to_its_end_shows_that_the_death_before_it_was_a_chance(end: object) -> None:
+    board = Board()
+    for number in (1, 2, 3):
+        task = train_task(f"t{number}", number)
+        board.begin(task)
+        board.killed()
+        end(board, task)  # type: ignore[operator]  # one of the two above
+    assert board.begun == ["t1", "t1", "t2", "t2", "t3", "t3"]
+    assert [refusal for refusal in board.told if refusal.reason == "memory"] == []
+    assert board.offered_bytes() == BUDGET_BYTES
+
+
+def test_a_work_that_was_told_to_stop_does_not_show_that() -> None:
+    board = Board()
+    board.begin(train_task("t1", 1))
+    board.killed()
+    board.begin(train_task("t2", 2))  # t1 is told to stop
+    board.note(board.agent.see(WorkFailed(task_id="t1", reason="failed", detail="stopped")))
+    assert board.begun == ["t1", "t1", "t2"]
+    board.killed()
+    assert board.told[-1].task_id == "t2"
+    assert board.offered_bytes() == 250
+
+
+def test_a_result_that_nobody_waits_for_shows_it_all_the_same() -> None:
+    board = Board()
+    board.begin(train_task("t1", 1))
+    board.killed()
+    board.begin(train_task("t2", 2))
+    board.note(board.agent.finish(train_task("t1")))
+    assert board.disk.survival.deaths == ()
+
+
+def test_one_death_in_each_of_two_tasks_teaches_by_the_leaner_one() -> None:
+    board = Board()
+    board.begin(train_task("t1", 1, planned_peak_bytes=400))
+    board.start()
+    board.begin(train_task("t2", 2, planned_peak_bytes=900))
+    assert board.begun == ["t1", "t2"]
+    board.start()
+    (refusal,) = board.told
+    assert (refusal.task_id, refusal.reason, refusal.available_bytes) == ("t2", "memory", 200)
+    assert board.offered_bytes() == 200
+
+
+def test_a_device_that_dies_once_in_every_task_learns() -> None:
+    board = Board()
+    for number in range(1, 9):
+        board.begin(train_task(f"t{number}", number, planned_peak_bytes=min(800, board.offered_bytes())))
+        board.start()
+    assert len(board.begun) == 8
+    assert board.offered_bytes() <= 800 // 2**4
+
+
+def test_a_newer_task_is_begun_when_it_takes_no_more_than_what_was_learned() -> None:
+    board = twice_killed()
+    board.begin(train_task("t2", 1, planned_peak_bytes=251))
+    refusal = board.told[-1]
+    assert (refusal.task_id, refusal.reason, refusal.available_bytes) == ("t2", "memory", 250)
+    assert refusal.detail == (
+        "the program needs 251 bytes, but the device gives 250 bytes since its process ended while it worked"
+    )
+    actions = board.agent.train(train_task("t3", 1, planned_peak_bytes=250))
+    assert one(actions, Train).memory_limit_bytes == 250
+
+
+def test_a_budget_that_is_smaller_anyway_is_told_as_such() -> None:
+    board = twice_killed()
+    board.agent.free_bytes = 400
+    board.begin(train_task("t2", 1, planned_peak_bytes=240))
+    assert (board.told[-1].available_bytes, "are free for training now" in board.told[-1].detail) == (200, True)
+
+
+def test_a_task_that_draws_paths_by_free_memory_was_to_take_all_of_it() -> None:
+    board = twice_killed(train_task(paths=PathSettings()))
+    assert board.told[0].available_bytes == BUDGET_BYTES // 2
+
+
+def test_a_worker_that_the_system_killed_teaches_at_once() -> None:
+    board = Board()
+    board.begin(train_task())
+    failed = WorkFailed(task_id="t1", reason="memory", detail="killed", available_bytes=250, killed=True)
+    board.note(board.agent.step(failed))
+    assert (board.told[0].available_bytes, board.offered_bytes()) == (250, 250)
+    board.note(board.agent.step(failed))
+    assert board.offered_bytes() == 250
+
+
+# --- stopped on purpose ---
+
+
+def test_a_process_that_is_stopped_on_purpose_has_not_died() -> None:
+    board = Board()
+    board.begin(train_task())
+    for _ in range(5):
+        board.stopped()
+    assert board.begun == ["t1"] * 6
+    assert (board.told, board.disk.survival.deaths) == ([], ())
+
+
+def test_a_stop_shows_nothing_of_a_death_before_it() -> None:
+    board = Board()
+    board.begin(train_task())
+    board.killed()
+    board.stopped()
+    assert board.begun == ["t1"] * 3
+    board.killed()
+    assert board.told[0].task_id == "t1"
+
+
+def test_a_stop_without_work_asks_for_nothing() -> None:
+    board = Board()
+    assert board.agent.step(Stopping()) == ()
+    board.begin(train_task())
+    assert kinds(board.note(board.agent.step(Stopping()))) == ["Save"]
+
+
+# --- what is offered, and how it comes back ---
+
+
+def test_less_is_told_in_rounds_between_them_and_of_a_log() -> None:
+    board = twice_killed()
+    told = board.measure(2, log_low_bytes=600)
+    assert told.memory_budget_bytes == 250
+    assert told.log_low == LogLow(memory_budget_bytes=250)
+    assert board.offered_bytes() == 250
+    low = board.measure(2, log_low_bytes=30).log_low
+    assert low == LogLow(memory_budget_bytes=30)
+    assert told.reading.memory_free_bytes == 2000, "what was read is told as it is"
+
+
+def test_a_sixteenth_comes_back_for_each_round_that_was_survived_until_all_is_offered_again() -> None:
+    board = twice_killed()
+    told = [board.measure(number).memory_budget_bytes for number in range(2, 27)]
+    assert told[:6] == [250, 265, 281, 298, 316, 335]
+    assert told[-2:] == [981, 1000]
+    assert board.disk.survival == Survival()
+    assert "survival" not in to_plain(board.disk), "readers of an earlier release understand it again"
+
+
+def test_a_round_that_is_announced_again_gives_nothing_back() -> None:
+    board = twice_killed()
+    assert [board.measure(1).memory_budget_bytes for _ in range(3)] == [250] * 3
+    assert [board.measure(2).memory_budget_bytes for _ in range(3)] == [250] * 3
+    assert [board.measure(3).memory_budget_bytes for _ in range(3)] == [265] * 3
+
+
+def test_a_round_with_a_death_in_it_gives_nothing_back() -> None:
+    board = twice_killed()
+    board.measure(2)
+    assert board.measure(3).memory_budget_bytes == 265
+    board.begin(train_task("t3", 3, planned_peak_bytes=100))
+    board.killed()
+    board.note(board.agent.finish(train_task("t3", 3)))
+    assert board.measure(4).memory_budget_bytes == 265
+    assert board.measure(5).memory_budget_bytes == 281
+
+
+def test_a_moment_with_little_memory_does_not_end_what_was_learned() -> None:
+    board = twice_killed()
+    board.agent.free_bytes = 100
+    assert [board.measure(number).memory_budget_bytes for number in (2, 3)] == [50, 50]
+    board.agent.free_bytes = 2000
+    assert board.measure(4).memory_budget_bytes == 281
+
+
+def test_who_dies_again_at_what_was_left_gives_half_of_that() -> None:
+    board = twice_killed()
+    board.measure(2)
+    board.begin(train_task("t2", 2, planned_peak_bytes=200))
+    board.killed()
+    board.killed()
+    assert board.told[-1].available_bytes == 100
+    assert board.measure(3).memory_budget_bytes == 100
+    assert board.disk.survival.ceiling == Ceiling(
+        memory_bytes=100, free_bytes=BUDGET_BYTES, run_id="run", round=3, survived=True
+    )
+
+
+# --- on the disk ---
+
+
+def test_a_file_of_an_earlier_release_is_read_and_what_is_learned_comes_back_as_it_was() -> None:
+    assert from_plain(Saved, to_plain(Saved(done=("t1",)))) == Saved(done=("t1",))
+    assert "survival" not in to_plain(Saved())
+    begun = Begun(task_id="t1", memory_bytes=500)
+    ceiling = Ceiling(memory_bytes=250, free_bytes=500, run_id="run", round=3, survived=True)
+    saved = Saved(survival=Survival(working=begun, deaths=(begun,), ceiling=ceiling))
+    assert from_plain(Saved, to_plain(saved)) == saved
+
+
+# --- any device ---
+
+
+def play(board: Board, number: int, sizes: list[int], capacity_bytes: int) -> tuple[int, bool]:
+    """One round of a device whose system kills what takes more than it has: the deaths, and whether it trained."""
+    budget_bytes, deaths = board.measure(number).memory_budget_bytes, 0
+    for attempt in range(100):
+        fitting = [size for size in sizes if size <= budget_bytes]
+        if not fitting:
+            return deaths, False
+        task = train_task(f"t{number}.{attempt}", number, planned_peak_bytes=max(fitting))
+        board.begin(task)
+        while board.agent.state.running is not None and max(fitting) > capacity_bytes:
+            deaths += 1
+            board.killed()
+        if board.agent.state.running is not None:
+            board.note(board.agent.finish(task))
+            return deaths, True
+        budget_bytes = board.told[-1].available_bytes or 0
+    pytest.fail("the round has no end")
+
+
+@pytest.mark.slow
+@given(
+    sizes=st.lists(st.integers(1, BUDGET_BYTES), min_size=1, max_size=8, unique=True),
+    capacity_bytes=st.integers(1, BUDGET_BYTES),
+)
+@hypothesis_settings(max_examples=60, deadline=None)
+def test_a_device_is_killed_twice_for_each_halving_and_trains_in_every_round(
+    sizes: list[int], capacity_bytes: int
+) -> None:
+    board = Board()
+    halvings = (max(sizes) // capacity_bytes).bit_length()
+    for number in range(1, 13):
+        free_bytes = board.disk.survival.offered_bytes(BUDGET_BYTES)
+        deaths, trained = play(board, number, sizes, capacity_bytes)
+        assert deaths <= 2 * halvings
+        assert deaths == 0 or free_bytes * 17 // 16 + 1 > capacity_bytes, "who offers what it has is not killed"
+        assert trained or min(sizes) * 2 > capacity_bytes, "something is left for it, where there is something"
+        left = board.disk.survival.ceiling
+        assert left is None or left.memory_bytes * 2 + 1 >= min(*sizes, capacity_bytes)
