@@ -1,13 +1,13 @@
-"""Results that no message takes: a program or a plug-in may give any number."""
+"""Results that no message takes: a program or a plug-in may give any number. Evaluations check themselves."""
 
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from agent.agent_cases import EVALUATION, RESULT, blob, connected, evaluate_task, one, train_task
+from agent.agent_cases import RESULT, blob, connected, one, train_task
 
 from subfleet.agent.actions import Keep
-from subfleet.agent.events import EvaluationEnded, Trained
+from subfleet.agent.events import Trained
 from subfleet.protocol.messages import Refusal
 
 
@@ -20,13 +20,3 @@ def test_a_training_with_one_is_refused(odd: dict[str, Any]) -> None:
     assert refusal.reason == "failed"
     assert refusal.detail.startswith("the result cannot be sent: ")
     assert agent.state.job is None
-
-
-@pytest.mark.parametrize("odd", [{"label_count": -1}, {"class_counts": (1, 3), "class_correct": (2, 3)}])
-def test_an_evaluation_with_one_is_refused(odd: dict[str, Any]) -> None:
-    agent = connected()
-    agent.train(evaluate_task())
-    event = EvaluationEnded(task_id=evaluate_task().task_id, result=replace(EVALUATION, **odd))
-    refusal = one(agent.step(event), Keep).message
-    assert isinstance(refusal, Refusal)
-    assert refusal.detail.startswith("the result cannot be sent: ")
