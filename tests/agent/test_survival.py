@@ -11,6 +11,7 @@ from subfleet.agent.actions import Train
 from subfleet.agent.events import Stopping, WorkFailed
 from subfleet.agent.saved import Saved
 from subfleet.agent.survival import Begun, Ceiling, Survival
+from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.messages import Task
 from subfleet.protocol.paths import PathSettings
 from subfleet.protocol.readings import LogLow
@@ -270,6 +271,21 @@ def test_a_file_of_an_earlier_release_is_read_and_what_is_learned_comes_back_as_
     ceiling = Ceiling(memory_bytes=250, free_bytes=500, run_id="run", round=3, survived=True)
     saved = Saved(survival=Survival(working=begun, deaths=(begun,), ceiling=ceiling))
     assert from_plain(Saved, to_plain(saved)) == saved
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        {"working": {"task_id": "t1", "memory_bytes": -1}},
+        {"ceiling": {"memory_bytes": -1, "free_bytes": 5}},
+        {"ceiling": {"memory_bytes": 1, "free_bytes": -5}},
+        {"ceiling": {"memory_bytes": "all"}},
+        {"deaths": 2},
+    ],
+)
+def test_a_damaged_record_is_refused_as_a_whole_file_is(damaged: dict[str, object]) -> None:
+    with pytest.raises(ProtocolError):
+        from_plain(Saved, {"survival": damaged})
 
 
 # --- any device ---

@@ -32,6 +32,9 @@ class Begun:
     task_id: str
     memory_bytes: int
 
+    def __post_init__(self) -> None:
+        _check_bytes("memory_bytes", self.memory_bytes)
+
     @classmethod
     def of(cls, task: Task, memory_limit_bytes: int) -> "Begun":
         """The work of a task that may take so much."""
@@ -56,6 +59,10 @@ class Ceiling:
     run_id: str = ""
     round: int = 0
     survived: bool = False
+
+    def __post_init__(self) -> None:
+        _check_bytes("memory_bytes", self.memory_bytes)
+        _check_bytes("free_bytes", self.free_bytes)
 
     def in_round(self, run_id: str, number: int) -> "Ceiling":
         """As a round begins: a sixteenth higher where the process survived the round before."""
@@ -140,3 +147,8 @@ class Survival:
 
     def _lost(self) -> tuple[Begun, ...]:
         return self.deaths if self.working is None else (*self.deaths, self.working)
+
+
+def _check_bytes(name: str, size_bytes: int) -> None:
+    if size_bytes < 0:
+        raise ValueError(f"{name} is {size_bytes}, but must be 0 or more")
