@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from server.server_rig import World, config, fleet
 
-from subfleet.folding import workbench
+from subfleet.folding.checkpoint import save_checkpoint
 from subfleet.folding.folding import FoldedModel, Folding
 from subfleet.methods import AnyMethod
 from subfleet.methods.fedadam import FedAdam
@@ -62,8 +62,8 @@ def test_a_fold_done_twice_has_the_bits_of_one_done_once(
     """The first attempt at each round fails behind its last step, when networks have grown, retired and been judged."""
     once = world(tmp_path / "once", method)
     once.run()
-    failing = Failing(workbench.save_checkpoint, MemoryError(), every=2)
-    monkeypatch.setattr(workbench, "save_checkpoint", failing)
+    failing = Failing(save_checkpoint, MemoryError(), every=2)
+    monkeypatch.setattr("subfleet.folding.workbench.save_checkpoint", failing)
     twice = world(tmp_path / "twice", method)
     twice.run()
     assert failing.calls == 2 * 6
@@ -102,8 +102,8 @@ def test_a_fold_moves_nothing_of_the_model_that_it_begins_with(
 @pytest.mark.slow
 def test_a_disk_that_is_full_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No other attempt finds room on it, and it is no client's doing."""
-    failing = Failing(workbench.save_checkpoint, FileError("no space is left on the disk"), every=2)
-    monkeypatch.setattr(workbench, "save_checkpoint", failing)
+    failing = Failing(save_checkpoint, FileError("no space is left on the disk"), every=2)
+    monkeypatch.setattr("subfleet.folding.workbench.save_checkpoint", failing)
     with pytest.raises(FileError, match="no space is left"):
         world(tmp_path, HeteroFL()).run()
     assert failing.calls == 1
