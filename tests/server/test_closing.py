@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from server.coordinator_cases import joined, prepared, telemetry, terms_of, upda
 
 from subfleet.journal.database import open_database
 from subfleet.journal.journal import Journal, begin_run
+from subfleet.protocol.training import TrainingSettings
 from subfleet.rounds.actions import Action, Close, Fold
 from subfleet.rounds.coordinator import resume_actions, step
 from subfleet.rounds.events import Folded, NotFolded, UpdateStored
@@ -120,6 +122,31 @@ def test_where_all_are_far_outside_nobody_is_to_blame() -> None:
     assert (
         "bob, cyd, eve refused: its change of weights is 1e+06 times that of the last rounds" in state.tries.waits_for
     )
+
+
+@pytest.mark.parametrize(
+    ("told", "claimed", "scaled"), [(50, 50, False), (49, 49, True), (10, 2**40, True), (2**40, 10, True)]
+)
+def test_samples_that_an_update_counts_tell_whether_its_training_was_long(
+    told: int, claimed: int, scaled: bool
+) -> None:
+    """Five times the ten of the others; what is smaller than the weights is then not far."""
+    settings, training = SuspicionSettings(outliers="scale"), TrainingSettings(batch_size=64)  # one step for all
+    four = terms_of(min_clients=4, rounds=9, suspicion=settings, training=training)
+    state = answered(four, RunState(), FOUR, 2.0)
+    for name in FOUR:
+        state, _ = step(four, state, prepared(four, state, name), 2.0)
+    eve = replace(state.seats["eve"], sample_count=told)
+    state = replace(state, seats=MappingProxyType({**state.seats, "eve": eve}))
+    actions: tuple[Action, ...] = ()
+    for name in FOUR:
+        far = name == "eve"
+        sent = replace(update(four, state, name), sample_count=claimed) if far else update(four, state, name)
+        change = ChangeSize(weights=0.9 if far else 0.01, held_weights=1.0)
+        state, actions = step(four, state, UpdateStored(update=sent, change=change), 2.0)
+    (fold,) = [action for action in actions if isinstance(action, Fold)]
+    assert [seat.client_id for seat in fold.seats if seat.scale < 1] == (["eve"] if scaled else [])
+    assert state.seats["ada"].change.samples == 0, "it follows from the rest, and is in no journal twice"
 
 
 @pytest.mark.parametrize(("outliers", "scale"), [("auto", 5e-6**4), ("scale", 5e-6**4), ("report", 1.0), ("off", 1.0)])

@@ -267,9 +267,21 @@ def test_unions_in_use_have_room_together() -> None:
     groups = _grouped(unions, (), many)
     assert len(groups) == 8
     large = [replace(SMALL, widths=(4500,), class_count=classes) for classes in range(3, 8)]
-    assert len(_grouped(unions, (), large)) == 3
+    assert len(_grouped(unions, (), large)) == 2
     small = [replace(SMALL, class_count=2), replace(SMALL, class_count=9)]
     found = _grouped(unions, (), [replace(large[0], widths=(9000,)), *large, *small])
     assert {*small} < {one for group in found for one in group.members}, (
         "who brings a large one takes no room of theirs"
     )
+
+
+def test_who_brings_large_networks_leaves_room_for_whoever_comes_later() -> None:
+    """However many come first, one after the other: the next takes half of what they leave at most."""
+    unions = METHODS[0].policies().begin.args[0]  # type: ignore[union-attr]  # with_unions makes it
+    groups: list[Any] = []
+    for width in range(4900, 100, -100):
+        groups = _grouped(unions, groups, [replace(SMALL, widths=(width,), class_count=3 + width % 7)])
+    assert len(groups) == 7
+    later = [replace(SMALL, class_count=2), replace(SMALL, class_count=11)]
+    taken = {one for group in _grouped(unions, groups, later[:1]) for one in group.members}
+    assert later[0] in taken

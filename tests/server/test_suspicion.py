@@ -77,13 +77,45 @@ def test_measuring_takes_no_steps() -> None:
 
 
 @pytest.mark.parametrize("kind", ["weights", "statistics"])
-def test_no_change_is_far_that_is_smaller_than_what_it_changes(kind: str) -> None:
+@pytest.mark.parametrize("much", [{"samples": 40.0}, {"travel": 5.0}])
+def test_no_change_of_much_training_is_far_that_is_smaller_than_what_it_changes(
+    kind: str, much: dict[str, float]
+) -> None:
     """Most have learned what their few samples have to tell, and move next to nothing."""
-    still = dict.fromkeys(("ada", "bob", "cyd"), ChangeSize(**{kind: 1e-4, f"held_{kind}": 1.0}))
-    moves = ChangeSize(**{kind: 0.99, f"held_{kind}": 1.0})
+    few = {"samples": 8.0, "travel": 1.0, f"held_{kind}": 1.0}
+    still = dict.fromkeys(("ada", "bob", "cyd"), ChangeSize(**{**few, kind: 1e-4}))
+    moves = ChangeSize(**{**few, **much, kind: 0.99})
     assert outliers_of({**still, "dan": moves}, (), SETTINGS) == {}
     found = outliers_of({**still, "dan": replace(moves, **{kind: 2.0})}, (), SETTINGS)
     assert found["dan"].scale == 0.0625
+    for short in ({"samples": 39.0}, {"travel": 4.9}):
+        assert outliers_of({**still, "dan": replace(moves, **{**few, **short})}, (), SETTINGS).keys() == {"dan"}
+
+
+@pytest.mark.parametrize("kind", ["weights", "statistics"])
+def test_one_of_many_moves_the_model_no_further_than_its_training_explains(kind: str) -> None:
+    """Late in a run an honest change is a hundredth of the weights: thirty times as much is below them, and far."""
+    honest = ChangeSize(**{kind: 0.01, f"held_{kind}": 1.0}, samples=40.0, travel=5.0)
+    for count in (3, 9, 19):
+        others = dict.fromkeys((f"c{place}" for place in range(count)), honest)
+        found = outliers_of({**others, "eve": replace(honest, **{kind: 0.3})}, [honest] * 5, SETTINGS)
+        assert found.keys() == {"eve"}
+        assert found["eve"].scale == pytest.approx(6.0**-4)
+
+
+def test_of_fewer_than_four_no_change_is_far_that_is_smaller_than_what_it_changes() -> None:
+    honest = ChangeSize(weights=0.01, held_weights=1.0, samples=40.0, travel=5.0)
+    three = {"ada": honest, "bob": honest, "eve": replace(honest, weights=0.3)}
+    assert outliers_of(three, [honest] * 5, SETTINGS) == {}
+    assert outliers_of({**three, "eve": replace(honest, weights=1.1)}, [honest] * 5, SETTINGS).keys() == {"eve"}
+
+
+def test_where_most_moved_nothing_no_change_is_far_that_is_smaller_than_what_it_changes() -> None:
+    still = ChangeSize(held_weights=1.0, samples=40.0, travel=5.0)
+    four = {**dict.fromkeys(("ada", "bob", "cyd"), still), "dan": replace(still, weights=0.3)}
+    past = [replace(still, weights=0.01)] * 5
+    assert outliers_of(four, past, SETTINGS) == {}
+    assert outliers_of({**four, "dan": replace(still, weights=1.1)}, past, SETTINGS).keys() == {"dan"}
 
 
 def test_of_two_kinds_the_one_further_off_decides() -> None:

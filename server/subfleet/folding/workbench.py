@@ -23,6 +23,9 @@ __all__ = ["FoldOutcome", "Workbench"]
 
 _LOG = logging.getLogger(__name__)
 
+_ATTEMPTS = 2
+"""At a fold: what no update causes, such as too little memory at one moment, costs no client its place."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldOutcome:
@@ -74,13 +77,18 @@ class Workbench:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _outcome(self, action: Fold, model: ModelState, state: RunState) -> FoldOutcome:
-        try:
-            return self._fold(action, model, state)
-        except FileError:  # a disk that is full is no client's doing
-            raise
-        except Exception as error:  # noqa: BLE001  # whatever it is, this try of the round fails
-            _LOG.warning("round %d could not be folded", action.round, exc_info=error)
-            return FoldOutcome(event=NotFolded(round=action.round, reason=f"folding failed: {cause_of(error)}"))
+        reason = ""
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                return self._fold(action, model, state)
+            except FileError:  # a disk that is full is no client's doing
+                raise
+            except Exception as error:  # noqa: BLE001  # whatever it is, this try of the round fails
+                _LOG.warning(
+                    "round %d could not be folded, attempt %d of %d", action.round, attempt, _ATTEMPTS, exc_info=error
+                )
+                reason = cause_of(error)
+        return FoldOutcome(event=NotFolded(round=action.round, reason=f"folding failed: {reason}"))
 
     def _fold(self, action: Fold, model: ModelState, state: RunState) -> FoldOutcome:
         if self._views.terms.config.calibrates(action.round):

@@ -7,17 +7,19 @@ Client half: train the given model; tell the mean of the squares of the samples'
 Server half: a client's statistical utility is its samples times the root of that mean. High ones are cut at a quantile,
 and at three standard deviations above the median, as a quantile of few clients is the largest of them. Who was chosen
 by its utility too often rests while there are others, so that no client is chosen for ever by what it claims (section
-4.4 removes it for good after a number of rounds). To the utility, scaled to 0 to 1, comes a bonus
-that grows with the rounds since the client was last heard. Who takes longer than the preferred duration T is held back
-by (T / its duration) to a power. A share of the round explores clients that were never folded, the fast ones rather;
-the share falls from round to round. The preferred duration is a percentile of the known ones, and the pacer raises it
-when what the chosen clients are worth no longer grows.
+4.4 removes it for good after a number of rounds). To the utility, scaled to 0 to 1, comes a bonus that grows with the
+rounds since the client was last heard. Who takes longer than the preferred duration T is held back by (T / its
+duration) to a power. A share of the round explores clients that were never folded, the fast ones rather; the share
+falls from round to round. Who was explored and told nothing waits for ten rounds while there are others, so that no
+client is explored for ever by its silence. The preferred duration is a percentile of the known ones, and the pacer
+raises it when what the chosen clients are worth no longer grows.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from subfleet.methods.describing import MethodInfo, Published, Setting
@@ -42,6 +44,8 @@ _BEHIND = 1e-9
 """Times its score, whoever rests comes behind all others."""
 _STALENESS = 0.1
 """Of the bonus for clients not heard of for long: section 4.2, equation 2."""
+_WAITING_ROUNDS = 10
+"""For which whoever was explored and is still unknown comes behind all others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +57,14 @@ class OortMemory:
         exploiting: the clients of the open round that were chosen for their utility.
         choices: the same of the last rounds.
         utilities: what such clients were worth in the last rounds, the newest last: the sum over each round's updates.
+        tried: of clients that were explored and not folded since, the last round in which they were.
     """
 
     percentile: float
     exploiting: tuple[str, ...] = ()
     choices: tuple[Choice, ...] = ()
     utilities: tuple[float, ...] = ()
+    tried: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,18 +170,25 @@ class Oort:
         memory: OortMemory = selecting.memory
         known = [one for one in selecting.clients if one.past is not None]
         new = {one.client_id: one for one in selecting.clients if one.past is None}
+        tried = {name: last for name, last in memory.tried.items() if selecting.round - last <= _WAITING_ROUNDS}
         count = min(selecting.count or len(selecting.clients), len(selecting.clients))
         share = max(self.least_exploration, self.exploration * self.exploration_decay ** (selecting.round - 1))
-        exploring = max(min(round(share * count), len(new)), count - len(known))
+        exploring = max(min(round(share * count), len(new.keys() - tried)), count - len(known))
         scores = self.scores(known, selecting.round, memory)
         exploited = self._exploited(self._in_turn(scores, count, selecting), count - exploring, selecting)
         # Unknown durations of 0 are those of clients that tell nothing of their pace: they stand in the middle.
         told = [seconds for one in new.values() if (seconds := one.expected_s) > 0]
         usual_s = math.fsum(told) / len(told) if told else 1.0
         speeds = {name: 1 / (one.expected_s or usual_s) for name, one in new.items()}
-        explored = without_replacement(speeds, exploring, selecting.stream("exploration"))
-        choices = with_choice(memory.choices, selecting.round, exploited)
-        return Selected(clients=(*exploited, *explored), memory=replace(memory, exploiting=exploited, choices=choices))
+        drawn = without_replacement(speeds, len(speeds), selecting.stream("exploration"))
+        explored = sorted(drawn, key=lambda name: name in tried)[:exploring]
+        memory = replace(
+            memory,
+            exploiting=exploited,
+            choices=with_choice(memory.choices, selecting.round, exploited),
+            tried=tried | dict.fromkeys(explored, selecting.round),
+        )
+        return Selected(clients=(*exploited, *explored), memory=memory)
 
     def scores(self, known: Sequence[Available], round_number: int, memory: OortMemory) -> Mapping[str, float]:
         """What clients that were folded before are worth now: 0 or more."""
@@ -237,7 +250,8 @@ class Oort:
                 percentile = min(100.0, percentile + self.pacer_step)
             elif change >= self.steep * before:
                 percentile = max(self.pacer_step, percentile - self.pacer_step)
-        return OortMemory(percentile=percentile, utilities=utilities, choices=known.choices)
+        silent = {name: last for name, last in known.tried.items() if name not in closed.clients}
+        return OortMemory(percentile=percentile, utilities=utilities, choices=known.choices, tried=silent)
 
 
 def duration_s(client: Available, durations: Durations) -> float:

@@ -7,8 +7,8 @@ Client half: train the given model with the given objective.
 Server half: candidates are drawn without replacement, each with a probability in proportion to its samples; of these,
 the clients with the largest losses train. A loss is the one that a client told when it was last folded, so that nothing
 is asked besides (the paper's rpow-d); who was never folded comes before all others, the paper's infinite loss. Both
-are claims: samples count no more than three standard deviations above the median, and who has been chosen for its
-loss too often comes last.
+are claims: samples count no more than three standard deviations above the median, and who has been chosen too often
+comes last, whether it answered or not.
 """
 
 import math
@@ -28,7 +28,7 @@ __all__ = ["ChoiceMemory", "PowerOfChoice"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoiceMemory:
-    """What Power-of-choice remembers: the clients that the last rounds chose for their losses."""
+    """What Power-of-choice remembers: the clients that the last rounds chose, whether these answered or not."""
 
     choices: tuple[Choice, ...] = ()
 
@@ -44,8 +44,8 @@ class PowerOfChoice:
         losses: "reported" goes by the loss that a client told with its last update, as the paper's rpow-d does;
             "evaluated" by that of the very model, on held-out data, as the paper's pow-d does on all data. The latter
             needs `[evaluation] every = 1`, and devices with held-out data.
-        most_often: how many times as often as if all took turns a client is chosen for its loss at most; 0 is no
-            limit.
+        most_often: how many times as often as if all took turns a client is chosen at most, while there are others; 0
+            is no limit.
         weighting: "uniform" as in the paper, whose draw has counted the samples; or "samples".
     """
 
@@ -115,8 +115,7 @@ class PowerOfChoice:
 
         # The draw's own order decides between equal losses.
         clients = tuple(sorted(drawn, key=place)[:count])
-        by_loss = (name for name in clients if losses[name] < math.inf)
-        choices = with_choice(memory.choices, selecting.round, by_loss)
+        choices = with_choice(memory.choices, selecting.round, clients)
         return Selected(clients=clients, memory=ChoiceMemory(choices=choices))
 
     def _loss(self, client: Available) -> float:

@@ -7,6 +7,9 @@ Client half: train the given network with the given objective.
 Server half: each cluster has a network of its own. Where the mean change of a cluster's clients has become small and
 that of one of them has not, they agree on nothing more: the cluster is split in two by the cosines between changes, and
 each half goes on from the cluster's model with the mean change of its own. The split cluster's network retires.
+
+One client alone brings no split about: a half has `least_half` clients, and as many must still move far. Whoever would
+be a smaller half by itself is set aside, and the others are looked at without it.
 """
 
 from __future__ import annotations
@@ -56,13 +59,17 @@ class SattlerMemory:
 
     Attributes:
         clusters: the network of each client that has taken part.
-        first_norms: of each network, the largest norm of a client's change in the first round that it was trained in.
+        first_norms: of each network, how far its clients moved it in the first round that it was trained in: the norm
+            that `least_half` of their changes reach.
         split_count: how many clusters were split so far.
+        sizes: of each network, how many clients trained it when it was last trained. Ids are no measure: a device may
+            come back under others.
     """
 
     clusters: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     first_norms: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     split_count: int = 0
+    sizes: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +78,8 @@ class Split:
 
     Attributes:
         parent: its network.
-        halves: pairs of a new network and the clients that it is for, the larger half first.
+        halves: pairs of a new network and the clients that it is for, the larger half first. Who was set aside is in
+            neither: it goes with the larger half, without its update.
     """
 
     parent: str
@@ -97,11 +105,13 @@ class Sattler:
 
     Attributes:
         mean_norm: a cluster is split only where the norm of the mean change of its clients is below this, above 0.
-        max_norm: and that of one of its clients' changes above this, above 0.
+        max_norm: and those of `least_half` of its clients' changes above this, above 0.
         norms: "absolute" takes both as they are, which a network of another size needs others of; "relative" as shares
-            of the largest norm of a change in the first round of the cluster, which goes with any network.
+            of the norm that `least_half` changes reached in the cluster's first round, which goes with any network.
         warmup_rounds: no cluster is split up to and with this round, 0 or more.
         least_clients: of a cluster that is split, that took part in the round, 2 or more.
+        least_half: clients of each half of a split, 1 or more. With the paper's 1, one client that sends what it likes
+            splits clusters that agree.
         linkage: how clusters are grown together until two are left: "complete" as in the code; "single" leaves the
             largest cosine between the two as small as can be, which is what the paper asks for (section III-A).
         weighting: "uniform" as in the code, or "samples".
@@ -120,6 +130,7 @@ class Sattler:
             "norms": Published(value="absolute", told="thresholds are shares of the first changes"),
             "warmup_rounds": None,
             "least_clients": None,
+            "least_half": Published(value=1, told="no client is split off alone, or brings a split about alone"),
             "linkage": Published(
                 value="single", told="clusters are grown by complete linkage, as in the authors' code"
             ),
@@ -132,6 +143,7 @@ class Sattler:
     norms: Literal["absolute", "relative"] = "absolute"
     warmup_rounds: int = 20
     least_clients: int = 3
+    least_half: int = 2
     linkage: Linkage = "complete"
     weighting: Weighting = "uniform"
     model: Homogeneous = "largest"
@@ -140,7 +152,7 @@ class Sattler:
         for name in ("mean_norm", "max_norm"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} is {getattr(self, name)}, but must be a number above 0")
-        for name, least in (("warmup_rounds", 0), ("least_clients", 2)):
+        for name, least in (("warmup_rounds", 0), ("least_clients", 2), ("least_half", 1)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} is {getattr(self, name)}, but must be {least} or more")
 
@@ -171,20 +183,38 @@ class Sattler:
             clients = [one for one in finding.clients if one.client.size.network == network_id]
             if not clients:
                 continue
-            largest = max(_norm(one.change.values()) for one in clients)
-            scale = norms.setdefault(network_id, largest) if self.norms == "relative" else 1.0
-            mean = _norm(_mean_change(network, clients).values())
-            apart = mean < self.mean_norm * scale and largest > self.max_norm * scale
-            if apart and finding.round > self.warmup_rounds and len(clients) >= self.least_clients:
-                splits.append(self._split(network, clients, memory.split_count + len(splits)))
+            scale = norms.setdefault(network_id, self._reached(clients)) if self.norms == "relative" else 1.0
+            halves = self._halves(network, clients, scale) if finding.round > self.warmup_rounds else ()
+            if halves:
+                splits.append(_split(network_id, halves, memory.split_count + len(splits)))
         return Found(splits=tuple(splits), first_norms=MappingProxyType(norms))
 
-    def _split(self, network: Network, clients: Sequence[Trained], count: int) -> Split:
-        groups = two_groups(cosines(network, clients), self.linkage)
-        names = [tuple(clients[place].client.client_id for place in group) for group in groups]
-        larger, smaller = sorted(names, key=lambda group: (-len(group), group))
-        halves = ((f"c{2 * count + 1}", larger), (f"c{2 * count + 2}", smaller))
-        return Split(parent=network.id, halves=halves)
+    def _halves(self, network: Network, clients: Sequence[Trained], scale: float) -> tuple[tuple[str, ...], ...]:
+        """The names of the clients of both halves, the larger first; empty where the cluster stays as it is."""
+        kept, similarity = list(clients), None
+        while len(kept) >= max(self.least_clients, 2 * self.least_half) and self._apart(network, kept, scale):
+            similarity = cosines(network, kept) if similarity is None else similarity
+            smaller, larger = sorted(two_groups(similarity, self.linkage), key=len)
+            if len(smaller) >= self.least_half:
+                halves = [tuple(kept[place].client.client_id for place in group) for group in (smaller, larger)]
+                return tuple(sorted(halves, key=lambda names: (-len(names), names)))
+            kept, similarity = [kept[place] for place in larger], similarity[larger, :][:, larger]
+        return ()
+
+    def _apart(self, network: Network, clients: Sequence[Trained], scale: float) -> bool:
+        """Whether they agree on nothing more: their mean hardly moves, and enough of them do."""
+        mean = _norm(_mean_change(network, clients).values())
+        return mean < self.mean_norm * scale and self._reached(clients) > self.max_norm * scale
+
+    def _reached(self, clients: Sequence[Trained]) -> float:
+        """The norm that `least_half` of the clients' changes reach; of fewer clients the smallest."""
+        norms = sorted((_norm(one.change.values()) for one in clients), reverse=True)
+        return norms[min(self.least_half, len(norms)) - 1]
+
+
+def _split(parent: str, halves: Sequence[tuple[str, ...]], count: int) -> Split:
+    larger, smaller = halves
+    return Split(parent=parent, halves=((f"c{2 * count + 1}", larger), (f"c{2 * count + 2}", smaller)))
 
 
 def _evolved(evolving: Evolving) -> Evolved:
@@ -214,17 +244,20 @@ def _evolved(evolving: Evolving) -> Evolved:
 
 def _remembered(memory: SattlerMemory, closed: ClosedRound) -> SattlerMemory:
     found: Found = closed.found or Found(first_norms=memory.first_norms)  # in rounds that measure norms nobody looks
-    clusters = {**memory.clusters, **{name: past.size.network for name, past in closed.clients.items()}}
+    own_networks = {name: past.size.network for name, past in closed.clients.items()}
+    clusters, sizes = {**memory.clusters, **own_networks}, {**memory.sizes, **Counter(own_networks.values())}
     for split in found.splits:
         (larger, _), _ = split.halves
         own = {name: network_id for network_id, names in split.halves for name in names}
-        # Who was not there goes with most of the others.
+        # Who was not there, or was set aside, goes with most of the others.
         clusters = {name: own.get(name, larger) if one == split.parent else one for name, one in clusters.items()}
+        sizes |= {network_id: len(names) for network_id, names in split.halves}
     in_use = set(clusters.values())
     return SattlerMemory(
         clusters=clusters,
         first_norms={network_id: norm for network_id, norm in found.first_norms.items() if network_id in in_use},
         split_count=memory.split_count + len(found.splits),
+        sizes={network_id: size for network_id, size in sizes.items() if network_id in in_use},
     )
 
 
@@ -235,8 +268,7 @@ def _of_its_cluster(ask: Ask) -> Assigned:
 
 
 def _largest_cluster(memory: SattlerMemory, networks: Iterable[str]) -> str:
-    counts = Counter(memory.clusters.values())
-    return min(networks, key=lambda network_id: (-counts[network_id], network_id))
+    return min(networks, key=lambda network_id: (-memory.sizes.get(network_id, 0), network_id))
 
 
 def _standing(standing: Standing) -> SubnetSpec:

@@ -212,6 +212,7 @@ def _grouped(unions: Unions, groups: Sequence[_Group], brought: Iterable[AnyFami
 def _added(unions: Unions, groups: list[_Group], families: tuple[AnyFamily, ...]) -> bool:
     """Add networks of one family to the first group that they can be joined with, or to one of their own."""
     left = _MOST_PARAMETERS - sum(group.parameters for group in groups)
+    left -= left // 2 ** len(families)  # each takes half of the room at most, so that some is left for whoever comes
     for place, group in enumerate(groups):
         if group.config.TYPE != families[0].TYPE:
             continue

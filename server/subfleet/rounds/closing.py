@@ -203,4 +203,7 @@ def _sizes(state: RunState, *stages: str) -> dict[str, ChangeSize]:
 def _size(seat: Seat) -> ChangeSize:
     """How far an update moves the model, and how far its training could have moved it."""
     training = None if seat.task is None else seat.task.training
-    return seat.change if training is None else replace(seat.change, travel=travel(training, counted_samples(seat)))
+    if training is None:
+        return seat.change
+    samples = counted_samples(seat)
+    return replace(seat.change, travel=travel(training, samples), samples=float(samples))

@@ -5,8 +5,9 @@ only shows in the aggregated model, a loss far above the last one, is laid to th
 
 Longer training moves a model further. Where all gradients were alike, a change would grow as `travel` does; as they
 shrink and turn while a client learns, an honest change stays below `change_factor` times a power of that. And
-where most clients have hardly anything left to learn from their few samples, the median says nothing of the others: no
-change is far that is smaller than what it changes.
+where most clients have hardly anything left to learn from their few samples, the median says nothing of a client with
+much more of them: its change is not far while it is smaller than what it changes. Where too few updates came to have a
+median of their own, that holds for all.
 """
 
 import math
@@ -25,6 +26,8 @@ COMPARED = 4
 """Updates of a round that have a median of their own; fewer are compared with the rounds before."""
 _GROWTH = 0.6
 """Power of the distance by which longer training explains a larger change."""
+MUCH_LONGER = 5.0
+"""Of a client that trains on so many times the usual samples or steps, the median says nothing."""
 MOST_GROWTH = 100.0
 """However many samples a client claims, its training explains no more than so many times the usual change."""
 
@@ -42,6 +45,7 @@ class ChangeSize:
         travel: how far its training would have moved a weight along gradients of 1, see `travel`; 0 is unknown.
         held_weights: the weights themselves, as the client received them; 0 is unknown.
         held_statistics: the running statistics.
+        samples: that it counts as trained on; 0 is unknown.
     """
 
     weights: float = 0.0
@@ -51,6 +55,7 @@ class ChangeSize:
     travel: float = field(default=0.0, metadata=ADDED_LATER)
     held_weights: float = field(default=0.0, metadata=ADDED_LATER)
     held_statistics: float = field(default=0.0, metadata=ADDED_LATER)
+    samples: float = field(default=0.0, metadata=ADDED_LATER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,10 +113,11 @@ def outliers_of(
     """
     found: dict[str, Outlier] = {}
     for kind, words in _COMPARED_KINDS.items():
-        usual, whose = _usual(kind, sizes, past)
+        usual, whose, of_round = _usual(kind, sizes, past)
         for name, size in sizes.items():
             change, most = getattr(size, kind), settings.change_factor * _expected(kind, size, usual)
-            most = max(most, getattr(size, f"held_{kind}", 0.0)) if most else math.inf
+            floor = 0.0 if of_round and not _trains_much_longer(size, usual) else getattr(size, f"held_{kind}", 0.0)
+            most = max(most, floor) if most else math.inf
             if change > most and (scale := max((most / change) ** _FALL, _LEAST_SCALE)) < _scale(found.get(name)):
                 times, at_most = (value / getattr(usual, kind) for value in (change, most))
                 why = f"{words} is {times:.3g} times {whose}, but may be {at_most:.3g} times at most"
@@ -158,11 +164,17 @@ def divergence(loss: float, last_loss: float | None, guess_loss: float, settings
     return ""
 
 
-def _usual(kind: str, sizes: Mapping[str, ChangeSize], past: Sequence[ChangeSize]) -> tuple[ChangeSize, str]:
-    """The usual change of a kind, and whose it is; 0 where nothing is known of it."""
+def _usual(kind: str, sizes: Mapping[str, ChangeSize], past: Sequence[ChangeSize]) -> tuple[ChangeSize, str, bool]:
+    """The usual change of a kind, whose it is, and whether of the round itself; 0 where nothing is known of it."""
     if len(sizes) >= COMPARED and getattr(usual := usual_change(sizes.values()), kind):
-        return usual, "the median of the round"
-    return usual_change(one for one in past if getattr(one, kind)), "that of the last rounds"
+        return usual, "the median of the round", True
+    return usual_change(one for one in past if getattr(one, kind)), "that of the last rounds", False
+
+
+def _trains_much_longer(size: ChangeSize, usual: ChangeSize) -> bool:
+    """Whether a client trains on so much more than is usual that it may still learn where most do not."""
+    pairs = ((size.samples, usual.samples), (size.travel, usual.travel))
+    return any(own > 0 and own >= MUCH_LONGER * most_have for own, most_have in pairs)
 
 
 def _expected(kind: str, size: ChangeSize, usual: ChangeSize) -> float:

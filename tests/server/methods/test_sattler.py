@@ -1,6 +1,7 @@
 """Clustered federated learning: when a cluster is split, how, and what its halves go on from."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,8 @@ from subfleet.testing.rounds import Client, ask, change_of, first_state, play, s
 from subfleet.testing.subnets import same_bits
 from subfleet.transport.blob_store import BlobStore
 
-METHOD = Sattler(warmup_rounds=0, model="nested", mean_norm=1e6, max_norm=1e-6)
-"""Splits whatever can be split."""
+METHOD = Sattler(warmup_rounds=0, model="nested", mean_norm=1e6, max_norm=1e-6, least_half=1)
+"""Splits whatever can be split, as the paper's does."""
 TERMS = terms_with(METHOD)
 WHOLE = TERMS.space[-1]
 Direction = dict[str, torch.Tensor]
@@ -110,6 +111,8 @@ def test_unequal_subnets_are_compared_where_both_have_something() -> None:
     ("changes", "splits"),
     [
         ({}, True),
+        ({"least_half": 2}, True),
+        ({"least_half": 3}, False),
         ({"mean_norm": 0.19}, False),  # their mean moves by a fifth
         ({"mean_norm": 0.21}, True),
         ({"max_norm": 0.99}, True),
@@ -138,6 +141,102 @@ def test_relative_thresholds_are_shares_of_the_first_changes() -> None:
     assert found(replace(method, norms="absolute"), opposed(8.0)).splits == (), "the mean moves by 1.6"
 
 
+# --- one alone --------------------------------------------------------------------------------------------------------
+
+
+def returning(method: Sattler, lie: Callable[[int, Direction], Direction]) -> tuple[int, SattlerMemory]:
+    """How many splits come of 19 rounds of eight alike clients and one that is under another name in each.
+
+    The eight have a direction in common and as much of their own beside it, and learn less from round to round.
+    """
+    policies = method.policies()
+    assert policies.find is not None
+    assert policies.remember is not None
+    memory, splits, common = SattlerMemory(), 0, direction(0)
+    for number in range(1, 20):
+        learned = {f"c{place}": times(3.0 * 0.8**number, sum_of(common, direction(place + 1))) for place in range(8)}
+        changes = learned | {f"eve{number}": lie(number, times(3.0 * 0.8**number, common))}
+        of = {name: memory.clusters.get(name, largest(memory)) for name in changes}
+        networks = {name: replace(TERMS.network, id=name) for name in set(of.values())}
+        clients = tuple(trained(name, change, replace(WHOLE, network=of[name])) for name, change in changes.items())
+        outcome = policies.find(Finding(networks=networks, round=number, clients=clients, memory=memory))
+        closed = ClosedRound(round=number, clients={name: past(of[name]) for name in of}, found=outcome)
+        memory, splits = policies.remember(memory, closed), splits + len(outcome.splits)
+    return splits, memory
+
+
+def largest(memory: SattlerMemory) -> str:
+    return max(sorted(memory.sizes), key=memory.sizes.__getitem__, default="")
+
+
+def sum_of(left: Direction, right: Direction) -> Direction:
+    return {name: left[name] + right[name] for name in left}
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        pytest.param(lambda number, learned: times(-8.0, learned), id="what makes the mean 0"),
+        pytest.param(lambda number, learned: times(-6.0, learned), id="the opposite"),
+        pytest.param(lambda number, learned: times(1.8, direction(99)), id="anything"),
+        pytest.param(lambda number, learned: times(1.8, direction(1)), id="what is one member's own"),
+        pytest.param(lambda number, learned: times(-2.5, direction(number % 8 + 1)), id="its opposite"),
+    ],
+)
+@pytest.mark.parametrize("norms", ["absolute", "relative"])
+def test_no_client_splits_a_cluster_that_agrees(norms: Any, lie: Callable[[int, Direction], Direction]) -> None:
+    """Whatever it sends, and under however many names it comes back."""
+    method = Sattler(warmup_rounds=0, norms=norms)
+    method = replace(method, mean_norm=0.3, max_norm=0.5) if norms == "relative" else method
+    splits, memory = returning(method, lie)
+    assert splits == 0
+    assert set(memory.clusters.values()) == {""}
+    assert returning(replace(method, least_half=1), lie)[0] > 0, "the paper's rule splits them"
+
+
+def test_no_client_of_its_own_kind_keeps_others_together() -> None:
+    """Four learn one thing, three another, and the eighth the opposite of both: it is set aside, and they are split."""
+    one, other = direction(1), direction(2)
+    kinds = {**dict.fromkeys("abcd", one), **dict.fromkeys("efg", other), "z": times(-1.0, sum_of(one, other))}
+    clients = [trained(name, change) for name, change in kinds.items()]
+    method = replace(METHOD, mean_norm=0.9, max_norm=0.5)
+    assert [names for _, names in found(method, clients).splits[0].halves] == [(*"abcdefg",), ("z",)]
+    halves = [names for _, names in found(replace(method, least_half=2), clients).splits[0].halves]
+    assert halves == [(*"abcd",), (*"efg",)]
+    apart = replace(method, least_half=2, mean_norm=0.6)
+    assert found(apart, clients).splits == (), "without it their mean moves by more than that"
+
+
+def test_no_client_decides_by_many_names_where_newcomers_go() -> None:
+    """A device was in c1 under nine names; of those who trained last, more are in c2."""
+    policies = METHOD.policies()
+    assert policies.remember is not None
+    memory = SattlerMemory(clusters={"ada": "c1", "bob": "c2", "cyd": "c2"})
+    for number in range(1, 10):
+        of = {"ada": "c1", "bob": "c2", "cyd": "c2", f"eve{number}": "c1"} if number < 9 else {"bob": "c2", "cyd": "c2"}
+        clients = {name: past(network) for name, network in of.items()}
+        memory = policies.remember(memory, ClosedRound(round=number, clients=clients))
+    assert memory.sizes == {"c1": 2, "c2": 2}
+    memory = policies.remember(memory, ClosedRound(round=10, clients={"ada": past("c1")}))
+    assert memory.sizes == {"c1": 1, "c2": 2}
+    assert newcomers(memory) == "c2"
+
+
+def newcomers(memory: SattlerMemory) -> str:
+    """The cluster of a client that was never there, out of c1 and c2."""
+    lineages = [Lineage(id=name, config=TERMS.config.model, born_round=1) for name in ("c1", "c2")]
+    declared = [TERMS.declared(one) for one in lineages]
+    question = replace(
+        ask(TERMS, "new"),
+        networks={one.network.id: one.network for one in declared},
+        candidates=tuple(candidate for one in declared for candidate in one.candidates),
+        price=lambda spec: declared[spec.network == "c2"].price(spec),
+    )
+    candidate = TERMS.policies.assign(replace(question, draw=replace(question.draw, memory=memory))).candidate
+    assert candidate is not None
+    return candidate.spec.network
+
+
 def test_the_mean_is_weighted_and_counts_only_those_who_hold_an_element() -> None:
     """One client is all that holds the rest: two small ones that cancel each other leave its change there alone."""
     small = TERMS.space[0]
@@ -153,7 +252,8 @@ def test_the_mean_is_weighted_and_counts_only_those_who_hold_an_element() -> Non
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"mean_norm": 0.0}, {"max_norm": math.inf}, {"warmup_rounds": -1}, {"least_clients": 1}]
+    "wrong",
+    [{"mean_norm": 0.0}, {"max_norm": math.inf}, {"warmup_rounds": -1}, {"least_clients": 1}, {"least_half": 0}],
 )
 def test_parameters_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"{next(iter(wrong))} is"):
@@ -215,6 +315,7 @@ def test_who_was_not_there_goes_with_most_of_the_others() -> None:
     after: SattlerMemory = policies.remember(memory, closed)
     assert after.clusters == {"ada": "c8", "bob": "c8", "cyd": "c9", "zoe": "c8", "yan": "c7"}
     assert (after.split_count, after.first_norms) == (4, {"c7": 2.0})
+    assert after.sizes == {"c8": 2, "c9": 1}
     assert policies.remember(memory, replace(closed, found=None)).clusters["bob"] == "", "nothing was looked for"
 
 
@@ -238,7 +339,7 @@ def test_clients_have_the_sizes_of_their_cluster_and_newcomers_those_of_the_larg
         candidates=tuple(candidate for one in declared for candidate in one.candidates),
         price=lambda spec: declared[spec.network == "c2"].price(spec),
     )
-    memory = SattlerMemory(clusters={"ada": "c1", "bob": "c2", "cyd": "c2"})
+    memory = SattlerMemory(clusters={"ada": "c1", "bob": "c2", "cyd": "c2"}, sizes={"c1": 1, "c2": 2})
     for name, expected in (("ada", "c1"), ("bob", "c2"), ("new", "c2")):
         draw = replace(question.draw, client_id=name, memory=memory)
         candidate = TERMS.policies.assign(replace(question, draw=draw)).candidate

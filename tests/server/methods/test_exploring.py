@@ -1,0 +1,116 @@
+"""Clients that nobody knows are explored; one that never tells anything wins no round after round by its silence."""
+
+from collections import Counter
+from collections.abc import Collection
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from subfleet.methods.oort import Oort, OortMemory
+from subfleet.methods.power_of_choice import PowerOfChoice
+from subfleet.methods.pyramidfl import PyramidFL
+from subfleet.methods.selecting import Available, ClosedRound, Past, Selecting
+from subfleet.protocol.readings import Budget
+from subfleet.protocol.schema import from_plain, to_plain
+from subfleet.protocol.subnet import SubnetSpec
+
+OORT = Oort(model="smallest")
+KINDS = (OORT, PyramidFL(oort=OORT), PowerOfChoice())
+NAMES = tuple(f"c{place:02d}" for place in range(20))
+
+
+def past(round_number: int) -> Past:
+    return Past(
+        round=round_number,
+        size=SubnetSpec(),
+        spec=SubnetSpec(),
+        sample_count=10,
+        epochs=1,
+        loss=1.0,
+        square_loss=1.0,
+        change_norm=1.0,
+        train_s=0.0,
+        took_s=0.0,
+    )
+
+
+def client(name: str, known: Past | None = None) -> Available:
+    return Available(
+        client_id=name, sample_count=10, budget=Budget(memory_bytes=1), expected_training_s=1.0, past=known
+    )
+
+
+def played(
+    kind: Any, *, silent: Collection[str], rounds: int = 40, count: int = 5
+) -> tuple[list[tuple[str, ...]], Any]:
+    """The clients that each round chooses of 20, of whom some never answer, and what is remembered at the end."""
+    policies, last, chosen = kind.policies(), dict[str, Past](), list[tuple[str, ...]]()
+    memory = policies.memory
+    for number in range(1, rounds + 1):
+        clients = tuple(client(name, last.get(name)) for name in NAMES)
+        found = policies.select(Selecting(clients=clients, count=count, round=number, memory=memory))
+        assert len(set(found.clients)) == len(found.clients) == count
+        # As the journal gives it back.
+        memory = from_plain(type(policies.memory), to_plain(found.memory))
+        told = {name: past(number) for name in found.clients if name not in silent}
+        last |= told
+        if policies.remember is not None:
+            memory = policies.remember(memory, ClosedRound(round=number, clients=told))
+        chosen.append(found.clients)
+    return chosen, memory
+
+
+@pytest.mark.parametrize("count", [3, 5, 10])
+@pytest.mark.parametrize("kind", KINDS, ids=lambda one: one.TYPE)
+def test_who_never_answers_is_chosen_no_more_often_than_its_turn(kind: Any, count: int) -> None:
+    """By Oort in one round of eleven; by Power-of-choice 1.5 times as often as if all took turns."""
+    times = Counter(name for names in played(kind, silent={"c07"}, count=count)[0] for name in names)
+    assert 1 <= times["c07"] <= (1.5 * 40 * count / 20 + 1 if isinstance(kind, PowerOfChoice) else 4)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda one: one.TYPE)
+def test_some_who_never_answer_leave_every_round_to_others(kind: Any) -> None:
+    silent = {"c03", "c07", "c11"}
+    for names in played(kind, silent=silent)[0]:
+        assert set(names) - silent
+
+
+@pytest.mark.parametrize("kind", KINDS[:2], ids=lambda one: one.TYPE)
+def test_where_nobody_answers_all_are_explored_before_any_is_again(kind: Any) -> None:
+    chosen, _ = played(kind, silent=NAMES)
+    assert {name for names in chosen[:4] for name in names} == set(NAMES)
+
+
+def test_who_was_explored_waits_for_ten_rounds() -> None:
+    chosen, memory = played(OORT, silent={"c07"}, rounds=60)
+    rounds = [number for number, names in enumerate(chosen, start=1) if "c07" in names]
+    assert [later - earlier for earlier, later in pairwise(rounds)] == [11] * (len(rounds) - 1)
+    assert memory.tried == {"c07": rounds[-1]}
+    assert played(OORT, silent={"c07"}, rounds=rounds[0])[1].tried == {"c07": rounds[0]}, "who answered is not waiting"
+
+
+def test_who_waits_is_explored_where_there_are_no_others() -> None:
+    memory = OortMemory(percentile=30.0, tried={"ada": 4, "bob": 4})
+    clients = (client("ada"), client("bob"), client("cyd", past(3)))
+    for count, expected in ((1, {"cyd"}), (3, {"ada", "bob", "cyd"}), (0, {"ada", "bob", "cyd"})):
+        found = OORT.selected(Selecting(clients=clients, count=count, round=5, memory=memory))
+        assert set(found.clients) == expected
+    newcomer = OORT.selected(Selecting(clients=(*clients, client("dan")), count=2, round=5, memory=memory))
+    assert set(newcomer.clients) == {"cyd", "dan"}
+    later = OORT.selected(Selecting(clients=clients, count=1, round=15, memory=memory))
+    assert set(later.clients) < {"ada", "bob"}
+    assert later.memory.tried == dict.fromkeys(later.clients, 15)
+
+
+def test_a_round_that_is_tried_again_explores_others() -> None:
+    clients = tuple(client(name) for name in NAMES)
+    first = OORT.selected(Selecting(clients=clients, count=10, round=1, memory=OORT.policies().memory))
+    again = OORT.selected(Selecting(clients=clients, count=10, round=1, retry=1, memory=first.memory))
+    assert set(first.clients) | set(again.clients) == set(NAMES)
+
+
+def test_a_journal_of_an_earlier_release_is_read() -> None:
+    plain = to_plain(OortMemory(percentile=30.0))
+    del plain["tried"]
+    assert from_plain(OortMemory, plain) == OortMemory(percentile=30.0)
