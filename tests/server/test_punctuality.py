@@ -1,60 +1,50 @@
 """Clients that beat and never answer: a deadline once, a short wait once, and then nobody waits for them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
 
 import pytest
 from server.coordinator_cases import (
     CLIENTS,
-    joined,
     measuring,
     prepared,
     refusal,
     telemetry,
     terms_of,
     update,
-    wanted_of,
 )
-from server.searching_cases import SCORING, made_now, scored, sent, supernet_round, terms_with
-from server.test_calibration import calibrating
-from server.test_evaluations import asked, made, said
-from server.test_scoring import candidates
+from server.fake_device import Device
+from server.punctuality_cases import (
+    DEADLINES,
+    LOOSE,
+    OTHERS,
+    TERMS,
+    after_misses,
+    closes_after,
+    folded,
+    given_tasks,
+    missed,
+    rounds_without_cyd,
+    ticked,
+    trained,
+    with_record,
+)
+from server.server_rig import World, config, fleet
 
-from subfleet.methods.fedfa import FedFA
-from subfleet.methods.oort import Oort
-from subfleet.methods.selecting import Selected, Selecting
-from subfleet.protocol.candidate_scores import CandidateScore
-from subfleet.protocol.messages import Presence, Scores
-from subfleet.rounds.actions import Action, CloseEvaluation, Reply, Withdraw
+from subfleet.protocol.messages import Presence, Receipt, Task
+from subfleet.rounds.actions import Withdraw
 from subfleet.rounds.awaiting import nobody_waits, punctuality_of
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Folded, Ready, Tick, UpdateStored
-from subfleet.rounds.persistent import PersistentMap
-from subfleet.rounds.punctuality import PUNCTUAL, Duty, Punctuality
-from subfleet.rounds.requests import EvaluationWanted
-from subfleet.rounds.state import Member, RunState
+from subfleet.rounds.events import UpdateStored
+from subfleet.rounds.punctuality import PUNCTUAL, Punctuality
+from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
 from subfleet.serving.narrating import told
-from subfleet.settings.evaluations import Evaluations
 from subfleet.settings.timing import Deadlines
 
-OTHERS = ("ada", "bob")
-DEADLINES = Deadlines(measure_s=30.0, round_s=600.0, evaluate_s=300.0, deploy_s=300.0, lease_s=1e5)
-TERMS = terms_of(min_clients=2, rounds=40, deadlines=DEADLINES, deploy_targets=())
-LOOSE = terms_of(min_clients=2, rounds=40, deadlines=DEADLINES, deploy_targets=(), quorum=0.5)
-
-
 # --- what is remembered -------------------------------------------------------------------------------------------
-
-
-def after_misses(count: int, *took_s: float) -> Punctuality:
-    known = PUNCTUAL
-    for one in took_s:
-        known = known.after_answer(one)
-    for _ in range(count):
-        known = known.after_miss()
-    return known
 
 
 def test_after_the_second_miss_nobody_waits_but_for_a_short_time_after_8_and_16_and_so_on() -> None:
@@ -89,64 +79,6 @@ def test_an_answer_makes_up_for_all_misses() -> None:
 
 
 # --- training -----------------------------------------------------------------------------------------------------
-
-
-def with_record(state: RunState, name: str, duty: Duty, known: Punctuality) -> RunState:
-    member = replace(state.members[name], punctuality=MappingProxyType({duty: known}))
-    return replace(state, members=state.members.updated({name: member}))
-
-
-def missed(state: RunState, name: str, duty: Duty = "training") -> int:
-    return punctuality_of(state, name, duty).missed
-
-
-def given_tasks(terms: Terms, state: RunState, now_s: float, *names: str) -> RunState:
-    """These tell what they can give, and whoever is chosen is sent a task."""
-    for name in names or CLIENTS:
-        state, _ = step(terms, state, telemetry(terms, name, state.round, retry=state.retry), now_s)
-    assert state.phase == "train"
-    for name, seat in sorted(state.seats.items()):
-        if seat.stage == "preparing":
-            state, _ = step(terms, state, prepared(terms, state, name), now_s)
-    return state
-
-
-def trained(terms: Terms, state: RunState, now_s: float, *names: str) -> RunState:
-    for name in names:
-        state, _ = step(terms, state, UpdateStored(update=update(terms, state, name)), now_s)
-    return state
-
-
-def folded(terms: Terms, state: RunState, now_s: float) -> RunState:
-    assert state.phase == "fold"
-    event = Folded(round=state.round, accuracy=0.5, loss=1.0, sha256="0" * 64, refused={})
-    return step(terms, state, event, now_s)[0]
-
-
-def ticked(terms: Terms, state: RunState, now_s: float) -> RunState:
-    return step(terms, state, Tick(), now_s)[0]
-
-
-def closes_after(terms: Terms, state: RunState, seconds: float) -> RunState:
-    """The state after the phase has closed, neither before this time nor after it."""
-    phase, entered_s = state.phase, state.entered_s
-    if seconds:
-        state = ticked(terms, state, entered_s + seconds - 0.5)
-        assert state.phase == phase
-        state = ticked(terms, state, entered_s + seconds)
-    assert state.phase != phase
-    return state
-
-
-def rounds_without_cyd(terms: Terms, count: int) -> RunState:
-    """Round 1 is open and others have answered in as many rounds before; cyd in none."""
-    state, now_s = measuring(terms), 2.0
-    for _ in range(count):
-        state = trained(terms, given_tasks(terms, state, now_s), now_s, *OTHERS)
-        now_s += terms.config.deadlines.round_s
-        state = ticked(terms, state, now_s) if state.phase == "train" else state
-        state = folded(terms, state, now_s)
-    return state
 
 
 @pytest.mark.parametrize("terms", [TERMS, replace(TERMS, config=replace(TERMS.config, clients_per_round=3))])
@@ -298,339 +230,6 @@ def test_a_client_that_starts_anew_is_waited_for_no_longer_than_before() -> None
     assert missed(state, "cyd") == 2
 
 
-# --- who is chosen ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("method", [None, Oort()])
-@pytest.mark.parametrize("wanted", [1, 2])
-def test_extras_are_asked_beside_those_that_are_wanted(method: Oort | None, wanted: int) -> None:
-    settings = {} if method is None else {"method": method}
-    terms = terms_of(min_clients=2, rounds=40, deadlines=DEADLINES, clients_per_round=wanted, **settings)
-    state = measuring(terms)
-    for name in ("dan", "eve", "fay"):
-        state = joined(terms, state, name, 1.0)
-    everyone, extras = (*CLIENTS, "dan", "eve", "fay"), ("cyd", "dan", "eve")
-    for name, count in zip(extras, (2, 8, 9), strict=True):
-        state = with_record(state, name, "training", after_misses(count))
-    plain = replace(state, members=PersistentMap({name: state.members[name] for name in ("ada", "bob", "fay")}))
-    state = given_tasks(terms, state, 2.0, *everyone)
-    chosen = {name for name, seat in state.seats.items() if seat.stage == "out"}
-    assert len(chosen & set(extras)) == wanted
-    without = given_tasks(terms, plain, 2.0, "ada", "bob", "fay")
-    assert chosen - set(extras) == {name for name, seat in without.seats.items() if seat.stage == "out"}
-    assert len(chosen) == 2 * wanted
-
-
-def test_where_only_extras_are_there_the_method_chooses_among_them() -> None:
-    found = list[tuple[str, ...]]()
-
-    def last_two(selecting: Selecting) -> Selected:
-        found.append(tuple(one.client_id for one in selecting.clients))
-        return Selected(clients=("bob", "cyd"), memory=selecting.memory)
-
-    terms = replace(TERMS, policies=replace(TERMS.policies, select=last_two))
-    state = measuring(terms)
-    for name in CLIENTS:
-        state = with_record(state, name, "training", after_misses(2))
-    state = given_tasks(terms, state, 2.0)
-    assert found == [CLIENTS]
-    assert {name for name, seat in state.seats.items() if seat.stage == "out"} == {"bob", "cyd"}
-
-
-def test_all_take_part_in_a_round_that_measures_norms() -> None:
-    terms = terms_of(
-        **calibrating(min_clients=2, rounds=4, calibrate_every=1, deadlines=DEADLINES, clients_per_round=1)
-    )
-    state = given_tasks(terms, measuring(terms), 2.0)
-    (drawn,) = (name for name, seat in state.seats.items() if seat.stage == "out")
-    state = folded(terms, trained(terms, state, 3.0, drawn), 4.0)
-    assert terms.config.calibrates(state.round)
-    for name in ("bob", "cyd"):
-        state = with_record(state, name, "training", after_misses(2))
-    state = given_tasks(terms, state, 5.0)
-    assert {seat.stage for seat in state.seats.values()} == {"out"}
-    state = trained(terms, state, 6.0, "ada")
-    assert (state.phase, missed(state, "cyd")) == ("fold", 3)
-
-
-# --- telemetry ----------------------------------------------------------------------------------------------------
-
-
-def untold(terms: Terms, state: RunState, now_s: float) -> RunState:
-    """All but cyd tell what they can give; cyd beats."""
-    for name in OTHERS:
-        state, _ = step(terms, state, telemetry(terms, name, state.round), now_s)
-    beat = Presence(client_id="cyd", session_id="cyd-1", online=True)
-    return step(terms, state, beat, now_s + 0.1)[0]
-
-
-LATE = (30.0, "no telemetry came in time")
-AFTER_ONE = "no answer came in 7.5 s; it has not answered the last announcement, and is not waited for any longer"
-
-
-@pytest.mark.parametrize(
-    ("min_clients", "second"), [(2, (7.5, AFTER_ONE)), (3, LATE)], ids=["enough are there", "a round wants all"]
-)
-def test_an_announcement_waits_for_telemetry_until_its_deadline_once_and_a_quarter_once(
-    min_clients: int, second: tuple[float, str]
-) -> None:
-    terms = replace(TERMS, config=replace(TERMS.config, min_clients=min_clients))
-    state = measuring(terms)
-    third = (0.0, "it has not answered the last 2 announcements, and nobody waits for it")
-    for count, (seconds, reason) in enumerate((LATE, second, third), 1):
-        assert state.phase == "measure"
-        state = untold(terms, state, state.entered_s)
-        state = closes_after(terms, state, seconds) if seconds else state
-        assert (state.phase, state.seats["cyd"].reason, missed(state, "cyd", "telemetry")) == ("train", reason, count)
-        for name in OTHERS:
-            state, _ = step(terms, state, prepared(terms, state, name), state.entered_s)
-        state = folded(terms, trained(terms, state, state.entered_s, *OTHERS), state.entered_s + 1)
-        state, _ = step(terms, state, Presence(client_id="cyd", session_id="cyd-1", online=True), state.entered_s)
-
-
-def test_telemetry_makes_up_for_what_was_missed() -> None:
-    state = with_record(measuring(TERMS), "cyd", "telemetry", after_misses(2))
-    state, _ = step(TERMS, state, telemetry(TERMS, "cyd"), 3.0)
-    assert punctuality_of(state, "cyd", "telemetry") == Punctuality(took_s=(2.0,))
-    state, _ = step(TERMS, state, telemetry(TERMS, "ada"), 3.0)
-    assert state.phase == "measure"
-
-
-def test_an_announcement_that_nobody_answers_is_missed_by_nobody() -> None:
-    state = ticked(TERMS, measuring(TERMS), 31.0)
-    assert not state.seats
-    assert [missed(state, name, "telemetry") for name in CLIENTS] == [0, 0, 0]
-
-
-def test_where_only_extras_are_there_an_announcement_waits_until_its_deadline() -> None:
-    state = measuring(TERMS)
-    for name in CLIENTS:
-        state = with_record(state, name, "telemetry", after_misses(2))
-    state = ticked(TERMS, state, 30.5)
-    assert state.phase == "measure"
-    state, _ = step(TERMS, state, telemetry(TERMS, "cyd"), 30.5)
-    assert state.phase == "train"
-
-
-# --- evaluations --------------------------------------------------------------------------------------------------
-
-
-def evaluations(
-    terms: Terms, misses: int, *, of: tuple[str, ...] = ("cyd",)
-) -> tuple[RunState, Mapping[str, EvaluationWanted]]:
-    """All are asked to evaluate after a round, at second 5."""
-    state, actions = asked(terms)
-    for name in of:
-        state = with_record(state, name, "evaluation", after_misses(misses))
-    return state, {one.participant.client_id: one for one in wanted_of(EvaluationWanted, actions)}
-
-
-def evaluating(terms: Terms, misses: int, *, of: tuple[str, ...] = ("cyd",)) -> RunState:
-    """Everybody has its task since second 6."""
-    state, wanted = evaluations(terms, misses, of=of)
-    for name in sorted(wanted):
-        state, _ = step(terms, state, made(wanted[name]), 6.0)
-    return state
-
-
-EVALUATED = terms_of(evaluation=Evaluations(every=1), rounds=3, deadlines=DEADLINES)
-
-
-def seats_closed(terms: Terms, state: RunState, name: str, now_s: float) -> Mapping[str, str]:
-    """Why seats were closed, after this client has said what it found; empty where the evaluation goes on."""
-    _, actions = said(terms, state, name, now_s)
-    return {seat.client_id: seat.reason for one in actions if isinstance(one, CloseEvaluation) for seat in one.seats}
-
-
-@pytest.mark.parametrize(
-    ("misses", "seconds", "reason"),
-    [
-        (0, 300.0, "no answer came in time"),
-        (
-            1,
-            76.0,
-            "no answer came in 75 s; it has not answered its last evaluation task, and is not waited for any longer",
-        ),
-        (2, 0.0, "it has not answered its last 2 evaluation tasks, and nobody waits for it"),
-    ],
-)
-def test_an_evaluation_waits_until_its_deadline_once_and_a_quarter_once(
-    misses: int, seconds: float, reason: str
-) -> None:
-    state = evaluating(EVALUATED, misses)
-    state, _ = said(EVALUATED, state, "ada", 7.0)
-    if seconds:
-        state, _ = said(EVALUATED, state, "bob", 7.0)
-        assert ticked(EVALUATED, state, 5.0 + seconds - 0.5).phase == "evaluate"
-        state, actions = step(EVALUATED, state, Tick(), 5.0 + seconds)
-        (close,) = (one for one in actions if isinstance(one, CloseEvaluation))
-        reasons = {seat.client_id: seat.reason for seat in close.seats}
-    else:
-        reasons = dict(seats_closed(EVALUATED, state, "bob", 7.0))
-        state, _ = said(EVALUATED, state, "bob", 7.0)
-    assert state.phase == "measure"
-    assert reasons["cyd"] == reason
-    assert [missed(state, name, "evaluation") for name in CLIENTS] == [0, 0, misses + 1]
-    assert missed(state, "cyd", "training") == 0
-
-
-def test_what_an_extra_finds_in_time_counts() -> None:
-    state, _ = said(EVALUATED, evaluating(EVALUATED, 2), "cyd", 8.0)
-    assert state.seats["cyd"].stage == "done"
-    assert punctuality_of(state, "cyd", "evaluation") == Punctuality(took_s=(2.0,))
-    state, _ = said(EVALUATED, state, "ada", 8.0)
-    assert state.phase == "evaluate", "others are waited for"
-
-
-def test_where_only_extras_evaluate_they_are_waited_for_as_after_one_miss_and_have_missed_no_more() -> None:
-    state = evaluating(EVALUATED, 2, of=CLIENTS)
-    state = closes_after(EVALUATED, state, 76.0)
-    assert [missed(state, name, "evaluation") for name in CLIENTS] == [2, 2, 2]
-
-
-def test_where_nobody_evaluated_nobody_has_missed_more_than_one() -> None:
-    state = closes_after(EVALUATED, evaluating(EVALUATED, 0), 300.0)
-    assert [missed(state, name, "evaluation") for name in CLIENTS] == [1, 1, 1]
-
-
-def test_an_evaluation_that_closes_at_its_quorum_has_not_waited_for_the_others() -> None:
-    terms = replace(EVALUATED, config=replace(EVALUATED.config, quorum=0.5))
-    state, _ = said(terms, evaluating(EVALUATED, 0), "ada", 7.0)
-    state, _ = said(terms, state, "bob", 7.0)
-    assert (state.phase, missed(state, "cyd", "evaluation")) == ("measure", 0)
-
-
-# --- scores of candidates -----------------------------------------------------------------------------------------
-
-SCORED = terms_of(
-    min_clients=2, rounds=9, deadlines=DEADLINES, method=FedFA(choice="score"), rates=(0.25, 0.5, 0.75, 1.0)
-)
-
-
-def scoring(misses: int, *, of: tuple[str, ...] = ("cyd",), also: tuple[str, ...] = CLIENTS) -> RunState:
-    """Candidates were proposed to everybody at second 2; these have the task to score them."""
-    state = measuring(SCORED)
-    for name in of:
-        state = with_record(state, name, "scores", after_misses(misses))
-    for name in CLIENTS:
-        state, _ = step(SCORED, state, telemetry(SCORED, name), 2.0)
-    for name in also:
-        state, _ = step(SCORED, state, Ready(made=candidates(state, name)), 2.0)
-    return state
-
-
-def scores_told(state: RunState, now_s: float, *names: str) -> tuple[RunState, list[Action]]:
-    actions = list[Action]()
-    for name in names:
-        task = state.seats[name].task
-        assert task is not None
-        found = tuple(CandidateScore(score=1.0, reason="") for _ in task.programs)
-        answer = Scores(task_id=task.task_id, run_id=SCORED.run_id, round=1, client_id=name, scores=found, seconds=0.1)
-        state, more = step(SCORED, state, answer, now_s)
-        actions += more
-    return state, actions
-
-
-@pytest.mark.parametrize(("misses", "seconds"), [(0, 300.0), (1, 75.0), (8, 75.0)])
-def test_scores_are_waited_for_half_of_the_rounds_time_once_and_a_quarter_of_that_once(
-    misses: int, seconds: float
-) -> None:
-    state, _ = scores_told(scoring(misses), 3.0, *OTHERS)
-    state = ticked(SCORED, state, 2.0 + seconds - 0.5)
-    assert state.seats["cyd"].stage == "scoring"
-    state = ticked(SCORED, state, 2.0 + seconds)
-    assert state.seats["cyd"].stage == "preparing"
-    assert [missed(state, name, "scores") for name in CLIENTS] == [0, 0, misses + 1]
-    assert missed(state, "cyd", "training") == 0
-
-
-def test_an_extra_may_tell_scores_as_long_as_others_may() -> None:
-    state, _ = scores_told(scoring(2), 3.0, "ada")
-    assert state.seats["cyd"].stage == "scoring"
-    told_in_time, actions = scores_told(state, 4.0, "cyd")
-    assert "accepted" in [one.receipt.status for one in actions if isinstance(one, Reply)]
-    assert punctuality_of(told_in_time, "cyd", "scores") == Punctuality(took_s=(2.0,))
-    task = state.seats["cyd"].task
-    assert task is not None
-    state, actions = scores_told(state, 4.0, "bob")
-    assert (state.seats["cyd"].stage, missed(state, "cyd", "scores")) == ("preparing", 3)
-    assert Withdraw(task_id=task.task_id) in actions
-
-
-def test_where_only_extras_score_they_are_waited_for_as_after_one_miss() -> None:
-    state = scoring(3, of=CLIENTS)
-    state = ticked(SCORED, state, 76.5)
-    assert {seat.stage for seat in state.seats.values()} == {"scoring"}
-    state = ticked(SCORED, state, 77.0)
-    assert {seat.stage for seat in state.seats.values()} == {"preparing"}
-    assert [missed(state, name, "scores") for name in CLIENTS] == [3, 3, 3]
-
-
-def test_where_nobody_scored_nobody_has_missed_more_than_one() -> None:
-    state = ticked(SCORED, scoring(0), 302.0)
-    assert [missed(state, name, "scores") for name in CLIENTS] == [1, 1, 1]
-
-
-def test_a_score_task_that_was_never_sent_is_not_missed() -> None:
-    state, _ = scores_told(scoring(2, also=OTHERS), 3.0, *OTHERS)
-    assert (state.seats["cyd"].stage, missed(state, "cyd", "scores")) == ("preparing", 2)
-
-
-# --- scores of paths ----------------------------------------------------------------------------------------------
-
-PATHS = terms_with(replace(SCORING, scoring_rounds=6), deadlines=DEADLINES)
-
-
-def paths(misses: Mapping[str, int]) -> tuple[RunState, tuple[Action, ...]]:
-    """Devices are asked to score the paths of a generation, at second 6."""
-    state, actions = supernet_round(PATHS)
-    for name, count in misses.items():
-        state = with_record(state, name, "paths", after_misses(count))
-    generation = replace(made_now(PATHS, state, actions), ticket="ab", scores=())
-    state, actions = step(PATHS, state, Ready(made=generation), 6.0)
-    return sent(state, actions, PATHS, 6.0), actions
-
-
-def closed_rounds(state: RunState) -> int:
-    assert state.scores is not None
-    return state.scores.closed
-
-
-@pytest.mark.parametrize(("misses", "seconds"), [(0, 300.0), (1, 75.0), (2, 0.0)])
-def test_paths_are_waited_for_until_the_deadline_once_and_a_quarter_once(misses: int, seconds: float) -> None:
-    state, _ = paths({})
-    first, second = sorted(state.seats)
-    state = with_record(state, second, "paths", after_misses(misses))
-    state, _ = step(PATHS, state, scored(state, PATHS, first, (0.1, 0.2, 0.3)), 7.0)
-    if seconds:
-        state = ticked(PATHS, state, 6.0 + seconds - 0.5)
-        assert closed_rounds(state) == 0
-        state = ticked(PATHS, state, 6.0 + seconds)
-    assert closed_rounds(state) == 1
-    assert (missed(state, first, "paths"), missed(state, second, "paths")) == (0, misses + 1)
-    assert punctuality_of(state, first, "paths").took_s == (1.0,)
-
-
-def test_extras_score_paths_beside_those_that_are_wanted() -> None:
-    plain, _ = paths({})
-    assert len(plain.seats) == 2
-    state, actions = paths({"cyd": 2})
-    assert set(state.seats) == set(CLIENTS)
-    assert len(wanted_of(EvaluationWanted, actions)) == 3
-    state, _ = paths({"cyd": 2, "bob": 8, "ada": 3})
-    assert len(state.seats) == 2
-
-
-def test_where_only_extras_score_paths_a_round_of_scoring_waits_as_after_one_miss() -> None:
-    state, _ = paths(dict.fromkeys(CLIENTS, 2))
-    state = ticked(PATHS, state, 80.5)
-    assert closed_rounds(state) == 0
-    asked_now = set(state.seats)
-    state = ticked(PATHS, state, 81.0)
-    assert closed_rounds(state) == 1
-    assert {missed(state, name, "paths") for name in asked_now} == {2}
-
-
 # --- models, and what people are told -----------------------------------------------------------------------------
 
 
@@ -675,6 +274,29 @@ def test_a_screen_does_not_say_that_a_round_waits_for_an_extra() -> None:
     assert not nobody_waits(ticked(TERMS, rounds_without_cyd(TERMS, 2), 1204.0), "cyd"), "it may be told its telemetry"
 
 
-def test_a_member_that_was_forgotten_is_like_a_new_one() -> None:
-    assert Member().punctuality == {}
-    assert punctuality_of(RunState(), "nobody", "training") == PUNCTUAL
+class _Mute(Device):
+    """It beats, tells what it can give, takes its tasks, and never answers one."""
+
+    def _given(self, task: Task) -> None:
+        self.send(Receipt(of=task.message_id, status="accepted"))
+
+
+@pytest.mark.slow
+def test_a_run_with_a_mute_device_has_short_rounds_from_the_third_on(tmp_path: Path) -> None:
+    deadlines = Deadlines(join_s=1e4, measure_s=1e4, round_s=40.0, lease_s=1e4, linger_s=0.0)
+    world = World(tmp_path, config(rounds=5, deploy_targets=(), deadlines=deadlines), fleet())
+    open_ones = world.devices.pop("cyd")
+    mute = _Mute("cyd", open_ones.transport, tmp_path / "mute", world.clock, open_ones.behaviour)
+    world.devices["cyd"] = mute
+    world.run()
+    seconds = [record.seconds or 0.0 for record in world.notes.records]
+    assert len(seconds) == 5
+    assert 40.0 <= seconds[0] < 50.0
+    assert 10.0 <= seconds[1] < 20.0
+    assert max(seconds[2:]) < 10.0
+    assert {row.client_id: row.status for row in world.notes.records[-1].clients} == {
+        "ada": "folded",
+        "bob": "folded",
+        "cyd": "missing: it has not answered its last 4 tasks, and nobody waits for it",
+    }
+    assert sum("nobody waits" in text for text in world.notes.said) == 1

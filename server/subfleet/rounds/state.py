@@ -10,6 +10,8 @@
     waiting --> deploy     no round is left
     deploy  --> finished   all have their models, or deadline
 
+Who has let tasks go unanswered is not among "all", see `punctuality`.
+
 A round in which norms are measured (`config.calibrates`) goes the same way, with tasks that train nothing.
 
 A client's seat in a round:
