@@ -23,6 +23,7 @@ from subfleet.protocol.messages import (
 from subfleet.rounds.actions import Action, Fetch, Request, SendTask, Withdraw
 from subfleet.rounds.answers import judge, reply
 from subfleet.rounds.arrivals import came, failed, tasks_wanted
+from subfleet.rounds.awaiting import sent_s, with_answer
 from subfleet.rounds.closing import fold_action, folded, not_folded, with_exclusion
 from subfleet.rounds.declarations import declaration_reply, with_brought
 from subfleet.rounds.evaluating import evaluated, evaluations_wanted
@@ -160,13 +161,13 @@ def _told(terms: Terms, state: RunState, event: FromDevice, now_s: float) -> Out
         case Telemetry():
             outcome = _measured(terms, state, event, now_s)
         case Scores():
-            outcome = _scored(terms, state, event)
+            outcome = _scored(terms, state, event, now_s)
         case Refusal():
             outcome = _refused(terms, state, event)
         case Update():
             outcome = _update_offered(terms, state, event)
         case Evaluated():
-            outcome = evaluated(terms, state, event)
+            outcome = evaluated(terms, state, event, now_s)
         case Deployed():
             outcome = _reported(terms, state, event)
         case _:
@@ -254,6 +255,7 @@ def _measured(terms: Terms, state: RunState, telemetry: Telemetry, now_s: float)
     if member.profile is None:
         # Its profile is still on its way; the client sends the telemetry again until it has a receipt.
         return state, ()
+    state = with_answer(state, client_id, "telemetry", now_s - state.entered_s)
     seat = with_exclusion(state, measured_seat(terms, state, member.profile, telemetry))
     state, requests = with_brought(_with_seat(state, seat), seat), tuple[Action, ...]()
     if seat.stage == "answered":
@@ -261,7 +263,7 @@ def _measured(terms: Terms, state: RunState, telemetry: Telemetry, now_s: float)
     return state, (reply(client_id, message_id, "accepted"), *requests)
 
 
-def _scored(terms: Terms, state: RunState, scores: Scores) -> Outcome:
+def _scored(terms: Terms, state: RunState, scores: Scores, now_s: float) -> Outcome:
     verdict, reason = judge(terms, state, scores)
     answer = reply(scores.client_id, scores.message_id, verdict, reason)
     if verdict != "accepted":
@@ -269,7 +271,9 @@ def _scored(terms: Terms, state: RunState, scores: Scores) -> Outcome:
     if lacking(terms, state):
         # No size can be chosen yet; the client sends it again until it has a receipt.
         return state, ()
-    seat, actions = scored_seat(terms, state, state.seats[scores.client_id], scores)
+    seat = state.seats[scores.client_id]
+    state = with_answer(state, scores.client_id, "scores", now_s - sent_s(terms, state, seat, "scores"))
+    seat, actions = scored_seat(terms, state, seat, scores)
     return _with_seat(state, seat), (answer, Withdraw(task_id=scores.task_id), *actions)
 
 
@@ -308,9 +312,9 @@ def _update_stored(terms: Terms, state: RunState, event: UpdateStored, now_s: fl
     if verdict != "accepted":
         return state, (answer,)
     seat = state.seats[update.client_id]
-    # A task's deadline is what was left of the phase when it was sent.
-    sent_s = state.entered_s + terms.config.deadlines.round_s - (seat.task.deadline_s if seat.task is not None else 0.0)
-    seat = replace(seat, stage="done", result=update, change=event.change, took_s=max(0.0, now_s - sent_s))
+    took_s = max(0.0, now_s - sent_s(terms, state, seat, "training"))
+    state = with_answer(state, update.client_id, "training", took_s)
+    seat = replace(seat, stage="done", result=update, change=event.change, took_s=took_s)
     return _with_seat(state, seat), (answer, Withdraw(task_id=update.task_id))
 
 

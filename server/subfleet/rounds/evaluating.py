@@ -1,13 +1,13 @@
 """After a round: devices say how good the model is on data of their own that it was not trained on. Pure.
 
     fold     --> evaluate   it is due, and somebody who is there has held-out data
-    evaluate --> waiting    all have answered, quorum, or deadline
+    evaluate --> waiting    all that are waited for have answered, quorum, or deadline
 
 A seat goes as in the deploy phase: preparing, out, done; or refused, skipped, missing. Each client evaluates the subnet
 that it would be given for good, so that what it says is what it would have of it. A few are asked in each step.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
 from types import MappingProxyType
@@ -18,11 +18,13 @@ from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.rounds.actions import Action, CloseEvaluation, GoOn, Request, SendTask, Withdraw
 from subfleet.rounds.answers import evaluation_task_id, judge, reply
+from subfleet.rounds.awaiting import awaited, sent_s, why_closed, with_answer, with_misses
 from subfleet.rounds.ending import over
 from subfleet.rounds.fitting_plans import operators_of, planned_evaluation
 from subfleet.rounds.members import expected
 from subfleet.rounds.networks import standing_for
 from subfleet.rounds.parting import closed_seats, with_absence, without_parted
+from subfleet.rounds.punctuality import Duty
 from subfleet.rounds.requests import EvaluationMade, EvaluationWanted
 from subfleet.rounds.state import LastEvaluation, RunState, Seat
 from subfleet.rounds.terms import Terms
@@ -55,14 +57,13 @@ def evaluating(terms: Terms, state: RunState, now_s: float) -> Outcome:
         more = (GoOn(),) if len(names) > AT_ONCE else ()
         return state, (*evaluations_wanted(state, new), *more)
     state, parted = without_parted(terms, state, now_s)
-    still_open = [seat for seat in state.seats.values() if seat.open]
+    waits_for = () if late else tuple(awaited(terms, state, "evaluation", now_s))
     done = sum(seat.stage == "done" for seat in state.seats.values())
-    enough = done > 0 and done >= terms.config.quorum * (done + len(still_open))
-    if still_open and not late and not (enough and not terms.config.strict):
+    enough = done > 0 and done >= terms.config.quorum * (done + len(waits_for))
+    if waits_for and not (enough and not terms.config.strict):
         return state, parted
-    state, closed = _closed(
-        terms, state, "no answer came in time" if late else "the evaluation closed at its quorum", now_s
-    )
+    spared = {seat.client_id for seat in waits_for}
+    state, closed = _closed(terms, state, now_s, late=late, spared=spared)
     return state, (*parted, *closed)
 
 
@@ -126,20 +127,28 @@ def _settings(terms: Terms, state: RunState) -> EvaluationSettings:
     return EvaluationSettings(batch_size=batch_size, per_class=per_class, objective=objective.name)
 
 
-def evaluated(terms: Terms, state: RunState, answer: Evaluated) -> Outcome:
+def evaluated(terms: Terms, state: RunState, answer: Evaluated, now_s: float) -> Outcome:
     """What a device found; told twice, it counts once."""
     verdict, reason = judge(terms, state, answer)
     receipt = reply(answer.client_id, answer.message_id, verdict, reason)
     if verdict != "accepted":
         return state, (receipt,)
-    seat = replace(state.seats[answer.client_id], stage="done", evaluated=answer)
+    seat = state.seats[answer.client_id]
+    duty: Duty = "paths" if state.phase == "search" else "evaluation"
+    state = with_answer(state, answer.client_id, duty, now_s - sent_s(terms, state, seat, duty))
+    seat = replace(seat, stage="done", evaluated=answer)
     return _with_seat(state, seat), (receipt, Withdraw(task_id=answer.task_id))
 
 
-def _closed(terms: Terms, state: RunState, reason: str, now_s: float) -> Outcome:
+def _closed(terms: Terms, state: RunState, now_s: float, *, late: bool, spared: Collection[str]) -> Outcome:
+    """The state after the evaluation; those who are spared might still have answered."""
     still_open = [seat for seat in state.seats.values() if seat.open]
-    reasons = {seat.client_id: with_absence(terms, state, seat.client_id, reason, now_s) for seat in still_open}
+    reasons = {
+        seat.client_id: with_absence(terms, state, seat.client_id, _why(terms, state, seat, late=late), now_s)
+        for seat in still_open
+    }
     state, withdrawn = closed_seats(state, still_open, reasons)
+    state = with_misses(state, "evaluation", spared=spared)
     seats = MappingProxyType(dict(sorted(state.seats.items())))
     done = [seat for seat in seats.values() if seat.stage == "done"]
     last = {
@@ -162,6 +171,12 @@ def _closed(terms: Terms, state: RunState, reason: str, now_s: float) -> Outcome
         settled=state.settled.union(seat.task.task_id for seat in done if seat.task is not None),
     )
     return state, (close, *withdrawn)
+
+
+def _why(terms: Terms, state: RunState, seat: Seat, *, late: bool) -> str:
+    if late:
+        return "no answer came in time"
+    return why_closed(terms, state, seat.client_id, "evaluation", "the evaluation closed at its quorum")
 
 
 def _to_ask(terms: Terms, state: RunState, now_s: float) -> Iterator[str]:

@@ -20,6 +20,7 @@ from subfleet.protocol.answers import Evaluated
 from subfleet.protocol.metric_sums import Totals
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.rounds.actions import Action, Withdraw
+from subfleet.rounds.awaiting import awaited, punctuality_of, with_misses
 from subfleet.rounds.evaluating import evaluating_seat, evaluations_wanted
 from subfleet.rounds.members import expected
 from subfleet.rounds.parting import without_parted
@@ -86,8 +87,10 @@ def scored_by_devices(
         state, parted = without_parted(terms, state, now_s)
         actions += parted
         late = now_s - state.entered_s >= terms.config.deadlines.evaluate_s
-        if not late and not _answered(terms, state):
+        waits_for = () if late else tuple(awaited(terms, state, "paths", now_s))
+        if not late and not _answered(terms, state, len(waits_for)):
             break
+        state = with_misses(state, "paths", spared=(seat.client_id for seat in waits_for))
         state, withdrawn = _closed(terms, state, scores, now_s)
         actions += withdrawn
     return state, actions
@@ -98,9 +101,14 @@ def mean_scores(scores: GenerationScores) -> tuple[float, ...]:
     return tuple(one / scores.weight for one in scores.sums) if scores.weight else ()
 
 
-def _answered(terms: Terms, state: RunState) -> bool:
-    """Whether all have answered, or as many as a round closes with; nobody has where nobody could be asked."""
-    waiting = sum(seat.open for seat in state.seats.values())
+def _answered(terms: Terms, state: RunState, waiting: int) -> bool:
+    """Whether all have answered, or as many as a round closes with; nobody has where nobody could be asked.
+
+    Args:
+        terms: of the run.
+        state: with the round's seats.
+        waiting: clients that it waits for.
+    """
     done = sum(seat.stage == "done" for seat in state.seats.values())
     enough = done > 0 and done >= terms.config.quorum * (done + waiting) and not terms.config.strict
     return bool(state.seats) and (not waiting or enough)
@@ -109,10 +117,13 @@ def _answered(terms: Terms, state: RunState) -> bool:
 def _drawn(
     terms: Terms, state: RunState, scores: GenerationScores, federated: FederatedScoring, now_s: float
 ) -> Sequence[str]:
-    """Those that score in the open round: other ones in each, the same again after a crash."""
+    """Those that score in the open round, and extras beside them: other ones in each, the same again after a crash."""
     able = sorted(_able(terms, state, scores, now_s))
     name = f"{terms.config.seed}/{state.round}/{scores.made.wanted.number}/{scores.closed}/scoring"
-    return sorted(stream_of(name).sample(able, min(federated.clients, len(able))))
+    extras = [one for one in able if punctuality_of(state, one, "paths").extra]
+    others = sorted(set(able) - set(extras))
+    drawn = stream_of(name).sample(others, min(federated.clients, len(others)))
+    return sorted((*drawn, *stream_of(f"{name}/extras").sample(extras, min(federated.clients, len(extras)))))
 
 
 def _able(terms: Terms, state: RunState, scores: GenerationScores, now_s: float) -> Iterator[str]:

@@ -1,11 +1,21 @@
 """From phase to phase: the only place where a run moves on, and where every deadline is kept. Pure."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from heapq import nsmallest
 from types import MappingProxyType
 
 from subfleet.rounds.actions import Action, GoOn, Request
+from subfleet.rounds.awaiting import (
+    awaited,
+    awaited_models,
+    awaited_telemetry,
+    telemetry_extras,
+    why_closed,
+    with_misses,
+    with_missing,
+)
 from subfleet.rounds.beginning import to_begin
 from subfleet.rounds.closing import begin_fold
 from subfleet.rounds.counting import waits_for_programs
@@ -94,27 +104,34 @@ def _waiting(terms: Terms, state: RunState, now_s: float) -> Outcome:
 
 def _measure(terms: Terms, state: RunState, now_s: float) -> Outcome:
     late = now_s - state.entered_s >= terms.config.deadlines.measure_s
-    waits_for = (name not in state.seats for name in expected(terms, state, now_s))
-    if not late and (len(state.seats) < terms.config.min_clients or any(waits_for)):
+    there = len(state.seats) + telemetry_extras(terms, state, now_s)
+    few = not state.seats or there < terms.config.min_clients
+    if not late and (few or next(awaited_telemetry(terms, state, now_s), None) is not None):
         return state, ()
     if wanted := to_begin(terms, state):
         if now_s - state.entered_s < terms.config.deadlines.measure_s + terms.config.deadlines.round_s:
             return asking(state, wanted)
-        still_open = [seat for seat in state.seats.values() if seat.open]
-        state, _ = _close_open_seats(terms, state, still_open, "", now_s)
+        unsized = {name: "" for name, seat in state.seats.items() if seat.open}
+        state, _ = _close_open_seats(terms, state, unsized, now_s)
         return fruitless(terms, state, now_s), ()
     missed = [name for name in sorted(expected(terms, state, now_s)) if name not in state.seats]
     silent = [name for name in silent_members(state) if name not in missed]
-    late_reason = "no telemetry came in time"
-    reasons = {name: with_absence(terms, state, name, late_reason, now_s) for name in missed}
+    reasons = {name: with_absence(terms, state, name, _untold(terms, state, name, late=late), now_s) for name in missed}
     since = {name: state.members[name].silent_since or state.round for name in (*missed, *silent)}
     members = {name: replace(state.members[name], silent_since=number) for name, number in since.items()}
     state = replace(state, members=state.members.updated(members))
     if not state.seats:
         return _unanswered(terms, state, now_s)
+    state = with_missing(state, missed, "telemetry")
     reasons |= {name: f"{SILENT_SINCE} {since[name]}" for name in silent}
     seats = {**state.seats, **{name: _missing_seat(state, name, reason) for name, reason in reasons.items()}}
     return _assign(terms, replace(state, seats=MappingProxyType(seats)), now_s)
+
+
+def _untold(terms: Terms, state: RunState, client_id: str, *, late: bool) -> str:
+    """Why a client is missing that has not told what it can give."""
+    usual = "no telemetry came in time"
+    return usual if late else why_closed(terms, state, client_id, "telemetry", usual)
 
 
 def _unanswered(terms: Terms, state: RunState, now_s: float) -> Outcome:
@@ -152,16 +169,18 @@ def _train(terms: Terms, state: RunState, now_s: float) -> Outcome:
     state, parted = without_parted(terms, state, now_s)
     first = (*unscored, *given, *parted)
     still_open = [seat for seat in state.seats.values() if seat.open]
+    late = now_s - state.entered_s >= terms.config.deadlines.round_s
+    waits_for = () if late else tuple(awaited(terms, state, "training", now_s))
     done = sum(seat.stage == "done" for seat in state.seats.values())
     answered = done + sum(seat.stage == "refused" for seat in state.seats.values())
-    enough = done > 0 and answered >= math.ceil(terms.config.quorum * (answered + len(still_open)))
-    late = now_s - state.entered_s >= terms.config.deadlines.round_s
-    if still_open and not late and not (enough and not terms.config.strict):
+    enough = done > 0 and answered >= math.ceil(terms.config.quorum * (answered + len(waits_for)))
+    if waits_for and not (enough and not terms.config.strict):
         return state, first
     if not late and waits_for_programs(terms, state):
         return state, first
-    reason = "no answer came in time" if late else "the round closed at its quorum"
-    state, actions = _close_open_seats(terms, state, still_open, reason, now_s)
+    reasons = {seat.client_id: _unanswered_task(terms, state, seat, late=late) for seat in still_open}
+    state, actions = _close_open_seats(terms, state, reasons, now_s)
+    state = with_misses(state, "training", spared=(seat.client_id for seat in waits_for))
     if not any(seat.stage == "done" for seat in state.seats.values()):
         # Where the next try begins at once, nobody would be told after this step.
         notices = [notice for seat in state.seats.values() for notice in skip_notice(seat)]
@@ -170,14 +189,22 @@ def _train(terms: Terms, state: RunState, now_s: float) -> Outcome:
     return state, (*first, *actions, *last)
 
 
-def _close_open_seats(terms: Terms, state: RunState, still_open: list[Seat], reason: str, now_s: float) -> Outcome:
-    reasons = {
+def _unanswered_task(terms: Terms, state: RunState, seat: Seat, *, late: bool) -> str:
+    if late:
+        return "no answer came in time"
+    return why_closed(terms, state, seat.client_id, "training", "the round closed at its quorum")
+
+
+def _close_open_seats(terms: Terms, state: RunState, reasons: Mapping[str, str], now_s: float) -> Outcome:
+    """Close the seats of these clients, each for its reason."""
+    seats = [state.seats[name] for name in reasons]
+    told = {
         seat.client_id: _NO_SIZE
         if seat.stage == "answered"
-        else with_absence(terms, state, seat.client_id, reason, now_s)
-        for seat in still_open
+        else with_absence(terms, state, seat.client_id, reasons[seat.client_id], now_s)
+        for seat in seats
     }
-    return closed_seats(state, still_open, reasons)
+    return closed_seats(state, seats, told)
 
 
 def _open_deploy(terms: Terms, state: RunState, now_s: float) -> Outcome:
@@ -213,8 +240,8 @@ def _deploy(terms: Terms, state: RunState, now_s: float) -> Outcome:
         more = (GoOn(),) if len(names) > AT_ONCE else ()
         return replace(state, seats=MappingProxyType({**state.seats, **new})), (*actions, *more)
     state, parted = without_parted(terms, state, now_s)
-    still_open = [seat for seat in state.seats.values() if seat.open]
-    if still_open and now_s - state.entered_s < terms.config.deadlines.deploy_s:
+    if next(awaited_models(terms, state, now_s), None) is not None:
         return state, parted
-    state, closed = _close_open_seats(terms, state, still_open, "it did not fetch its models in time", now_s)
+    unfetched = {name: "it did not fetch its models in time" for name, seat in state.seats.items() if seat.open}
+    state, closed = _close_open_seats(terms, state, unfetched, now_s)
     return _enter(state, "finished", now_s), (*parted, *closed)

@@ -17,6 +17,7 @@ from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import OptimiserSettings, TrainingSettings
 from subfleet.rounds.actions import Action, Request, SendTask, Withdraw
 from subfleet.rounds.answers import score_task_id
+from subfleet.rounds.awaiting import any_scores, awaited_scores, limit_s, with_missing
 from subfleet.rounds.requests import Scorable, ScoringMade, ScoringWanted
 from subfleet.rounds.seating import ask_of, assigned_seat, given_seat
 from subfleet.rounds.state import RunState, Seat
@@ -37,8 +38,6 @@ __all__ = [
 
 BATCHES = 2
 """Whose gradients are compared (Li et al., ICLR 2023, section 4)."""
-_SHARE = 0.5
-"""Of a round's time: who has not answered by then is given what fits without scores, and can still train."""
 _LEAST = 2
 """Candidates; one alone needs no score."""
 
@@ -101,7 +100,7 @@ def scoring_seat(
         training=score_training(terms.training(state.round)),
         planned_peak_bytes=max(planned[one] for one in fitting),
         budget=in_task(budget),
-        deadline_s=max(0.0, _limit_s(terms) - (now_s - state.entered_s)),
+        deadline_s=max(0.0, limit_s(terms, "scores") - (now_s - state.entered_s)),
         message_id=name,
         retry=state.retry,
         scoring=Scoring(
@@ -149,16 +148,19 @@ def unscored_seat(terms: Terms, state: RunState, seat: Seat) -> tuple[Seat, tupl
 
 
 def without_late_scores(terms: Terms, state: RunState, now_s: float) -> tuple[RunState, tuple[Action, ...]]:
-    """Wait no longer for scores when half of the round's time is over."""
-    late = [seat for _, seat in sorted(state.seats.items()) if seat.stage == "scoring"]
-    if not late or now_s - state.entered_s < _limit_s(terms):
+    """Wait no longer for scores when half of the round's time is over; nor for those for which nobody waits so long."""
+    waiting = [seat for _, seat in sorted(state.seats.items()) if seat.stage == "scoring"]
+    if not waiting:
         return state, ()
+    over = now_s - state.entered_s >= limit_s(terms, "scores")
+    awaited = frozenset[str]() if over else awaited_scores(terms, state, now_s)
+    late = [seat for seat in waiting if seat.client_id not in awaited]
+    if not late:
+        return state, ()
+    asked = [seat.client_id for seat in late if seat.task is not None]
+    state = with_missing(state, asked, "scores", most=None if any_scores(state) else 1)
     seats, actions = dict(state.seats), list[Action]()
     for seat in late:
         seats[seat.client_id], more = unscored_seat(terms, state, replace(seat, proposals=()))
         actions += more if seat.task is None else (Withdraw(task_id=seat.task.task_id), *more)
     return replace(state, seats=MappingProxyType(seats)), tuple(actions)
-
-
-def _limit_s(terms: Terms) -> float:
-    return _SHARE * terms.config.deadlines.round_s

@@ -10,6 +10,7 @@ from subfleet.elastic.lineage import Lineage
 from subfleet.methods.selecting import Available, ClosedRound, Evaluation, Past, Selecting, drawn_at_random
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import TrainingSettings
+from subfleet.rounds.awaiting import punctuality_of
 from subfleet.rounds.durations import expected_time
 from subfleet.rounds.events import Folded
 from subfleet.rounds.networks import in_use, price_of
@@ -28,17 +29,30 @@ Price = Callable[[SubnetSpec], Candidate]
 def selected(terms: Terms, state: RunState) -> tuple[RunState, frozenset[str]]:
     """The clients that the method chooses of those that can take part, and the state with what it then remembers.
 
-    In a round that measures norms all take part: statistics are those of everybody's data.
+    In a round that measures norms all take part: statistics are those of everybody's data. Extras, for which the round
+    does not wait, are drawn beside the chosen ones and not in their place, as many as those at most; the method
+    chooses among them only where nobody else is there.
     """
     able = tuple(seat for _, seat in sorted(state.seats.items()) if seat.stage == "answered")
+    extras = frozenset(one.client_id for one in able if punctuality_of(state, one.client_id, "training").extra)
+    if not extras or len(extras) == len(able) or terms.config.calibrates(state.round):
+        return _chosen(terms, state, able)
+    state, names = _chosen(terms, state, tuple(one for one in able if one.client_id not in extras))
+    return state, names | _at_random(terms, state, extras)
+
+
+def _at_random(terms: Terms, state: RunState, names: frozenset[str]) -> frozenset[str]:
+    config = terms.config
+    count, retry = config.clients_per_round, state.retry
+    return frozenset(drawn_at_random(names, count, seed=config.seed, round_number=state.round, retry=retry))
+
+
+def _chosen(terms: Terms, state: RunState, able: tuple[Seat, ...]) -> tuple[RunState, frozenset[str]]:
     names, config, select = frozenset(seat.client_id for seat in able), terms.config, terms.policies.select
     if not able or config.calibrates(state.round):
         return state, names
     if select is None:
-        drawn = drawn_at_random(
-            names, config.clients_per_round, seed=config.seed, round_number=state.round, retry=state.retry
-        )
-        return state, frozenset(drawn)
+        return state, _at_random(terms, state, names)
     price = _priced(terms, state.lineages)
     known = _Known(terms=terms, state=state, training=terms.training(state.round), price=price)
     found = select(

@@ -10,6 +10,8 @@
     waiting --> deploy     no round is left
     deploy  --> finished   all have their models, or deadline
 
+Who has let tasks go unanswered is not among "all", see `punctuality`.
+
 A round in which norms are measured (`config.calibrates`) goes the same way, with tasks that train nothing.
 
 A client's seat in a round:
@@ -45,6 +47,7 @@ from subfleet.protocol.schema import ADDED_LATER
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.rounds.attempts import Tries
 from subfleet.rounds.persistent import PersistentMap
+from subfleet.rounds.punctuality import Duty, Punctuality
 from subfleet.rounds.reasons import Lasts
 from subfleet.rounds.requests import BeginningWanted, GenerationMade, GenerationWanted, PricesWanted, SearchWanted
 from subfleet.rounds.suspicion import ChangeSize
@@ -73,6 +76,9 @@ Phase = Literal["waiting", "measure", "train", "fold", "evaluate", "search", "de
 Stage = Literal["answered", "scoring", "preparing", "out", "done", "suspect", "refused", "skipped", "missing"]
 
 
+_UNKNOWN: Mapping[Duty, Punctuality] = MappingProxyType({})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
     """A client of the fleet, whether it takes part or not.
@@ -83,6 +89,8 @@ class Member:
         farewell: why it goes, as its goodbye said; empty where it said none.
         silent_since: the round at whose start it was missed first, where it has not been heard since; else 0.
         noted_s: monotonic time of its last message or will, or of the start of the server that knew it from before.
+        punctuality: how it has answered lately, by what it was asked for. A server that starts anew has forgotten it,
+            and waits until a deadline once more.
     """
 
     profile: Profile | None = None
@@ -92,6 +100,7 @@ class Member:
     farewell: str = ""
     silent_since: int = 0
     noted_s: float = 0.0
+    punctuality: Mapping[Duty, Punctuality] = field(default_factory=lambda: _UNKNOWN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

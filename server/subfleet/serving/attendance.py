@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 import sqlalchemy as sql
 
 from subfleet.journal.absences import AbsenceRecord, keep_absences
+from subfleet.rounds.awaiting import nobody_waits
 from subfleet.rounds.members import Absence, absences
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
@@ -61,7 +62,10 @@ class Attendance:
         return tuple(
             f"{name}: {one.told(self._looked_s)}"
             for name, one in self._away.items()
-            if one.kind != "refused" and name in state.seats and state.seats[name].open
+            if one.kind != "refused"
+            and name in state.seats
+            and state.seats[name].open
+            and not nobody_waits(state, name)
         )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from subfleet.rounds.awaiting import waits_told
 from subfleet.rounds.ending import why_early
 from subfleet.rounds.networks import networks_told, readiness_told
 from subfleet.rounds.samples import peers_told, scale_warning
@@ -31,9 +32,11 @@ def told(terms: Terms, before: RunState, after: RunState) -> Iterator[str]:
 
 
 def _data_told(terms: Terms, before: RunState, after: RunState) -> Iterator[str]:
-    """Who has joined, and whether its inputs go together with all others."""
+    """Who has joined, for whom nobody waits any more, and whether a client's inputs go together with all others."""
     for name in after.members.changed(before.members):
-        known, profile = before.members.get(name, Member()).profile, after.members[name].profile
+        was, now = before.members.get(name, Member()), after.members[name]
+        yield from (f"client {name} {words}" for words in waits_told(was, now))
+        known, profile = was.profile, now.profile
         if profile is None or profile == known:
             continue
         if known is None:

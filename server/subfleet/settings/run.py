@@ -78,7 +78,8 @@ class Run:
             three times an equal share, and a half at most.
         suspicion: when an update or a folded round is suspect, and what follows; see there.
         quorum: share of the given tasks that must be answered to close a round; below 1 a round does not wait for the
-            slowest, and its outcome depends on timing.
+            slowest, and its outcome depends on timing. Who has not answered its last two tasks is not counted, see
+            `subfleet.rounds.punctuality`.
         communication_s: seconds of its link that a device gives to a round, each way.
         log_quantile: where a client keeps one size, and replays a log, the share of the log's time in which it may have
             less memory, or less of a link, than that size takes; at least 0 and below 1.
@@ -277,7 +278,11 @@ class Run:
 
     @property
     def strict(self) -> bool:
-        """Whether a round waits for every client that it knows, so that timing takes no part in the outcome."""
+        """Whether a round waits for every client that it knows, so that timing takes no part in the outcome.
+
+        A client that lets a deadline pass is another matter: it is waited for shortly the next time, and then not at
+        all.
+        """
         return self.quorum >= 1
 
     @property

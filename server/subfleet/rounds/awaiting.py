@@ -1,0 +1,241 @@
+"""For whose answers a phase still waits, by what is remembered of each client; see `punctuality`. Pure.
+
+As long as nobody has answered, a training waits for everybody until its deadline, since a round without an update is
+no round; an evaluation, which can be left out, waits for extras as long as for those that have missed one task.
+
+A miss is a task that was sent and not answered by the end of its time, whatever the reason. Where nobody has answered,
+it may be the server that was not heard: then no training is missed, and of an evaluation no more than one in a row.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from subfleet.rounds.members import expected
+from subfleet.rounds.punctuality import DUTIES, EXTRA_FROM, PUNCTUAL, Duty, Punctuality
+from subfleet.rounds.state import Member, RunState, Seat
+from subfleet.rounds.terms import Terms
+
+__all__ = [
+    "any_scores",
+    "awaited",
+    "awaited_models",
+    "awaited_scores",
+    "awaited_telemetry",
+    "limit_s",
+    "nobody_waits",
+    "punctuality_of",
+    "sent_s",
+    "telemetry_extras",
+    "waits_told",
+    "why_closed",
+    "with_answer",
+    "with_misses",
+    "with_missing",
+]
+
+_SCORES_SHARE = 0.5
+"""Of a round's time: who has not told scores by then is given what fits without them, and can still train."""
+_NAMES: Mapping[Duty, str] = MappingProxyType(
+    {
+        "telemetry": "announcement",
+        "training": "task",
+        "scores": "score task",
+        "evaluation": "evaluation task",
+        "paths": "path score task",
+    }
+)
+
+
+def limit_s(terms: Terms, duty: Duty) -> float:
+    """The deadline of a kind of task, in seconds from the beginning of the phase."""
+    deadlines = terms.config.deadlines
+    limits: Mapping[Duty, float] = {
+        "telemetry": deadlines.measure_s,
+        "training": deadlines.round_s,
+        "scores": _SCORES_SHARE * deadlines.round_s,
+        "evaluation": deadlines.evaluate_s,
+        "paths": deadlines.evaluate_s,
+    }
+    return limits[duty]
+
+
+def punctuality_of(state: RunState, client_id: str, duty: Duty) -> Punctuality:
+    """How a client has answered lately; `PUNCTUAL` of one that nothing is known of."""
+    member = state.members.get(client_id)
+    return PUNCTUAL if member is None else member.punctuality.get(duty, PUNCTUAL)
+
+
+def sent_s(terms: Terms, state: RunState, seat: Seat, duty: Duty) -> float:
+    """Monotonic time at which a seat's task was sent: its deadline is what was left of the phase then."""
+    limit = limit_s(terms, duty)
+    return state.entered_s + limit - (limit if seat.task is None else seat.task.deadline_s)
+
+
+def awaited(terms: Terms, state: RunState, duty: Duty, now_s: float) -> Iterator[Seat]:
+    """The open seats that the phase waits for, as long as its deadline is not over."""
+    seats, scored = state.seats.values(), duty == "scores"
+    others = any_scores(state) if scored else _any_done(state)
+    for seat in seats:
+        if not seat.open or (scored and seat.stage != "scoring"):
+            continue
+        known = punctuality_of(state, seat.client_id, duty)
+        everyone = duty == "training" and not others
+        if (
+            not known.missed
+            or everyone
+            or ((known.awaited or not others) and _in_time(terms, state, seat, duty, now_s))
+        ):
+            yield seat
+
+
+def _in_time(terms: Terms, state: RunState, seat: Seat, duty: Duty, now_s: float) -> bool:
+    """Whether a client that has missed a task may still answer, or has not been sent anything yet."""
+    if seat.task is None or seat.stage != ("scoring" if duty == "scores" else "out"):
+        return True
+    patience_s = punctuality_of(state, seat.client_id, duty).patience_s(limit_s(terms, duty))
+    return now_s - sent_s(terms, state, seat, duty) < patience_s
+
+
+def any_scores(state: RunState) -> bool:
+    """Whether a client has told scores in the open round."""
+    return any(seat.proposals and seat.stage in ("preparing", "out", "done") for seat in state.seats.values())
+
+
+def awaited_scores(terms: Terms, state: RunState, now_s: float) -> frozenset[str]:
+    """The clients whose scores are waited for: those of extras as long as others may still tell theirs."""
+    names = frozenset(seat.client_id for seat in awaited(terms, state, "scores", now_s))
+    extras = frozenset(
+        name
+        for name, seat in state.seats.items()
+        if seat.stage == "scoring" and not punctuality_of(state, name, "scores").awaited
+    )
+    more = names - extras or any(seat.stage == "answered" for seat in state.seats.values())
+    return names | extras if more else names
+
+
+def awaited_telemetry(terms: Terms, state: RunState, now_s: float) -> Iterator[str]:
+    """The clients that a round's announcement still waits for, as long as its deadline is not over."""
+    limit = limit_s(terms, "telemetry")
+    for name in expected(terms, state, now_s):
+        if name in state.seats:
+            continue
+        known = punctuality_of(state, name, "telemetry")
+        if known.awaited and now_s - state.entered_s < known.patience_s(limit):
+            yield name
+
+
+def telemetry_extras(terms: Terms, state: RunState, now_s: float) -> int:
+    """The clients that have not told what they can give, and are not waited for."""
+    names = (name for name in expected(terms, state, now_s) if name not in state.seats)
+    return sum(not punctuality_of(state, name, "telemetry").awaited for name in names)
+
+
+def awaited_models(terms: Terms, state: RunState, now_s: float) -> Iterator[Seat]:
+    """The open seats for which the deploy phase waits: shortly, where a client has not answered its last training."""
+    limit = terms.config.deadlines.deploy_s
+    for seat in state.seats.values():
+        known = punctuality_of(state, seat.client_id, "training")
+        if seat.open and now_s - state.entered_s < replace(known, took_s=()).patience_s(limit):
+            yield seat
+
+
+def with_answer(state: RunState, client_id: str, duty: Duty, took_s: float) -> RunState:
+    """The state after an answer of a client was accepted, which came so many seconds after it was asked."""
+    return _with(state, {client_id: punctuality_of(state, client_id, duty).after_answer(took_s)}, duty)
+
+
+def with_missing(state: RunState, names: Iterable[str], duty: Duty, *, most: int | None = None) -> RunState:
+    """The state after these clients did not answer.
+
+    Args:
+        state: before.
+        names: of the clients.
+        duty: what they were asked for.
+        most: misses in a row that a client can come to by this one; None is no limit.
+    """
+    known = {name: punctuality_of(state, name, duty) for name in names}
+    return _with(
+        state, {name: one.after_miss() for name, one in known.items() if most is None or one.missed < most}, duty
+    )
+
+
+def with_misses(state: RunState, duty: Duty, *, spared: Iterable[str] = ()) -> RunState:
+    """The state after a phase has closed without those whose task was sent and is not answered.
+
+    Args:
+        state: with the phase's seats.
+        duty: what the phase was for.
+        spared: clients that the phase has not waited for to the end of their time, as where it closed at a quorum.
+    """
+    done = _any_done(state)
+    if duty == "training" and not done:
+        return state
+    works = ("train", "calibrate") if duty == "training" else ("evaluate",)
+    left = set(spared)
+    names = [
+        name
+        for name, seat in sorted(state.seats.items())
+        if name not in left
+        and (seat.open or seat.stage == "missing")
+        and seat.task is not None
+        and seat.task.work in works
+    ]
+    return with_missing(state, names, duty, most=None if done else 1)
+
+
+def _any_done(state: RunState) -> bool:
+    return any(seat.stage == "done" for seat in state.seats.values())
+
+
+def _with(state: RunState, known: Mapping[str, Punctuality], duty: Duty) -> RunState:
+    members = {
+        name: replace(member, punctuality=MappingProxyType({**member.punctuality, duty: one}))
+        for name, one in known.items()
+        if (member := state.members.get(name)) is not None
+    }
+    return replace(state, members=state.members.updated(members)) if members else state
+
+
+def why_closed(terms: Terms, state: RunState, client_id: str, duty: Duty, otherwise: str) -> str:
+    """Why a phase that is not at its deadline closes without a client's answer, in words.
+
+    Args:
+        terms: of the run.
+        state: before the miss is counted.
+        client_id: of the client.
+        duty: what it was asked for.
+        otherwise: the reason where the client has missed nothing before.
+    """
+    known = punctuality_of(state, client_id, duty)
+    if not known.missed:
+        return otherwise
+    missed = f"it has not answered {_last(known.missed, duty)}"
+    if not known.awaited:
+        return f"{missed}, and nobody waits for it"
+    waited_s = known.patience_s(limit_s(terms, duty))
+    return f"no answer came in {waited_s:.3g} s; {missed}, and is not waited for any longer"
+
+
+def _last(count: int, duty: Duty) -> str:
+    whose = "the" if duty == "telemetry" else "its"
+    return f"{whose} last {_NAMES[duty]}" if count == 1 else f"{whose} last {count} {_NAMES[duty]}s"
+
+
+def nobody_waits(state: RunState, client_id: str) -> bool:
+    """Whether the open phase does not wait for a client's answer once another has answered."""
+    duties: Mapping[str, Duty] = {"train": "training", "evaluate": "evaluation", "search": "paths"}
+    duty = duties.get(state.phase)
+    return duty is not None and not punctuality_of(state, client_id, duty).awaited
+
+
+def waits_told(before: Member, after: Member) -> Iterator[str]:
+    """What people are told of a client for which nobody waits any more, or for which somebody does again."""
+    if before.punctuality is after.punctuality:
+        return
+    for duty in DUTIES:
+        was, now = (one.punctuality.get(duty, PUNCTUAL) for one in (before, after))
+        if was.missed < EXTRA_FROM <= now.missed:
+            yield f"has not answered {_last(now.missed, duty)}; nobody waits for its answers until it gives one"
+        elif was.missed >= EXTRA_FROM and not now.missed:
+            yield f"has answered {_last(1, duty)}, and is waited for like the others again"

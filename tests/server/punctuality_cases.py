@@ -1,0 +1,93 @@
+"""Rounds in which somebody does not answer, as tests play them."""
+
+from dataclasses import replace
+from types import MappingProxyType
+
+from server.coordinator_cases import (
+    CLIENTS,
+    measuring,
+    prepared,
+    telemetry,
+    terms_of,
+    update,
+)
+
+from subfleet.rounds.awaiting import punctuality_of
+from subfleet.rounds.coordinator import step
+from subfleet.rounds.events import Folded, Tick, UpdateStored
+from subfleet.rounds.punctuality import PUNCTUAL, Duty, Punctuality
+from subfleet.rounds.state import RunState
+from subfleet.rounds.terms import Terms
+from subfleet.settings.timing import Deadlines
+
+OTHERS = ("ada", "bob")
+DEADLINES = Deadlines(measure_s=30.0, round_s=600.0, evaluate_s=300.0, deploy_s=300.0, lease_s=1e5)
+TERMS = terms_of(min_clients=2, rounds=40, deadlines=DEADLINES, deploy_targets=())
+LOOSE = terms_of(min_clients=2, rounds=40, deadlines=DEADLINES, deploy_targets=(), quorum=0.5)
+
+
+def after_misses(count: int, *took_s: float) -> Punctuality:
+    known = PUNCTUAL
+    for one in took_s:
+        known = known.after_answer(one)
+    for _ in range(count):
+        known = known.after_miss()
+    return known
+
+
+def with_record(state: RunState, name: str, duty: Duty, known: Punctuality) -> RunState:
+    member = replace(state.members[name], punctuality=MappingProxyType({duty: known}))
+    return replace(state, members=state.members.updated({name: member}))
+
+
+def missed(state: RunState, name: str, duty: Duty = "training") -> int:
+    return punctuality_of(state, name, duty).missed
+
+
+def given_tasks(terms: Terms, state: RunState, now_s: float, *names: str) -> RunState:
+    """These tell what they can give, and whoever is chosen is sent a task."""
+    for name in names or CLIENTS:
+        state, _ = step(terms, state, telemetry(terms, name, state.round, retry=state.retry), now_s)
+    assert state.phase == "train"
+    for name, seat in sorted(state.seats.items()):
+        if seat.stage == "preparing":
+            state, _ = step(terms, state, prepared(terms, state, name), now_s)
+    return state
+
+
+def trained(terms: Terms, state: RunState, now_s: float, *names: str) -> RunState:
+    for name in names:
+        state, _ = step(terms, state, UpdateStored(update=update(terms, state, name)), now_s)
+    return state
+
+
+def folded(terms: Terms, state: RunState, now_s: float) -> RunState:
+    assert state.phase == "fold"
+    event = Folded(round=state.round, accuracy=0.5, loss=1.0, sha256="0" * 64, refused={})
+    return step(terms, state, event, now_s)[0]
+
+
+def ticked(terms: Terms, state: RunState, now_s: float) -> RunState:
+    return step(terms, state, Tick(), now_s)[0]
+
+
+def closes_after(terms: Terms, state: RunState, seconds: float) -> RunState:
+    """The state after the phase has closed, neither before this time nor after it."""
+    phase, entered_s = state.phase, state.entered_s
+    if seconds:
+        state = ticked(terms, state, entered_s + seconds - 0.5)
+        assert state.phase == phase
+        state = ticked(terms, state, entered_s + seconds)
+    assert state.phase != phase
+    return state
+
+
+def rounds_without_cyd(terms: Terms, count: int) -> RunState:
+    """Round 1 is open and others have answered in as many rounds before; cyd in none."""
+    state, now_s = measuring(terms), 2.0
+    for _ in range(count):
+        state = trained(terms, given_tasks(terms, state, now_s), now_s, *OTHERS)
+        now_s += terms.config.deadlines.round_s
+        state = ticked(terms, state, now_s) if state.phase == "train" else state
+        state = folded(terms, state, now_s)
+    return state

@@ -1,0 +1,150 @@
+"""Clients for which nobody waits: they are asked beside the others, and their telemetry holds nobody up."""
+
+from dataclasses import replace
+
+import pytest
+from server.coordinator_cases import (
+    CLIENTS,
+    joined,
+    measuring,
+    prepared,
+    telemetry,
+    terms_of,
+)
+from server.punctuality_cases import (
+    DEADLINES,
+    OTHERS,
+    TERMS,
+    after_misses,
+    closes_after,
+    folded,
+    given_tasks,
+    missed,
+    ticked,
+    trained,
+    with_record,
+)
+from server.test_calibration import calibrating
+
+from subfleet.methods.oort import Oort
+from subfleet.methods.selecting import Selected, Selecting
+from subfleet.protocol.messages import Presence
+from subfleet.rounds.awaiting import punctuality_of
+from subfleet.rounds.coordinator import step
+from subfleet.rounds.persistent import PersistentMap
+from subfleet.rounds.punctuality import Punctuality
+from subfleet.rounds.state import RunState
+from subfleet.rounds.terms import Terms
+
+# --- who is chosen ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [None, Oort()])
+@pytest.mark.parametrize("wanted", [1, 2])
+def test_extras_are_asked_beside_those_that_are_wanted(method: Oort | None, wanted: int) -> None:
+    settings = {} if method is None else {"method": method}
+    terms = terms_of(min_clients=2, rounds=40, deadlines=DEADLINES, clients_per_round=wanted, **settings)
+    state = measuring(terms)
+    for name in ("dan", "eve", "fay"):
+        state = joined(terms, state, name, 1.0)
+    everyone, extras = (*CLIENTS, "dan", "eve", "fay"), ("cyd", "dan", "eve")
+    for name, count in zip(extras, (2, 8, 9), strict=True):
+        state = with_record(state, name, "training", after_misses(count))
+    plain = replace(state, members=PersistentMap({name: state.members[name] for name in ("ada", "bob", "fay")}))
+    state = given_tasks(terms, state, 2.0, *everyone)
+    chosen = {name for name, seat in state.seats.items() if seat.stage == "out"}
+    assert len(chosen & set(extras)) == wanted
+    without = given_tasks(terms, plain, 2.0, "ada", "bob", "fay")
+    assert chosen - set(extras) == {name for name, seat in without.seats.items() if seat.stage == "out"}
+    assert len(chosen) == 2 * wanted
+
+
+def test_where_only_extras_are_there_the_method_chooses_among_them() -> None:
+    found = list[tuple[str, ...]]()
+
+    def last_two(selecting: Selecting) -> Selected:
+        found.append(tuple(one.client_id for one in selecting.clients))
+        return Selected(clients=("bob", "cyd"), memory=selecting.memory)
+
+    terms = replace(TERMS, policies=replace(TERMS.policies, select=last_two))
+    state = measuring(terms)
+    for name in CLIENTS:
+        state = with_record(state, name, "training", after_misses(2))
+    state = given_tasks(terms, state, 2.0)
+    assert found == [CLIENTS]
+    assert {name for name, seat in state.seats.items() if seat.stage == "out"} == {"bob", "cyd"}
+
+
+def test_all_take_part_in_a_round_that_measures_norms() -> None:
+    terms = terms_of(
+        **calibrating(min_clients=2, rounds=4, calibrate_every=1, deadlines=DEADLINES, clients_per_round=1)
+    )
+    state = given_tasks(terms, measuring(terms), 2.0)
+    (drawn,) = (name for name, seat in state.seats.items() if seat.stage == "out")
+    state = folded(terms, trained(terms, state, 3.0, drawn), 4.0)
+    assert terms.config.calibrates(state.round)
+    for name in ("bob", "cyd"):
+        state = with_record(state, name, "training", after_misses(2))
+    state = given_tasks(terms, state, 5.0)
+    assert {seat.stage for seat in state.seats.values()} == {"out"}
+    state = trained(terms, state, 6.0, "ada")
+    assert (state.phase, missed(state, "cyd")) == ("fold", 3)
+
+
+# --- telemetry ----------------------------------------------------------------------------------------------------
+
+
+def untold(terms: Terms, state: RunState, now_s: float) -> RunState:
+    """All but cyd tell what they can give; cyd beats."""
+    for name in OTHERS:
+        state, _ = step(terms, state, telemetry(terms, name, state.round), now_s)
+    beat = Presence(client_id="cyd", session_id="cyd-1", online=True)
+    return step(terms, state, beat, now_s + 0.1)[0]
+
+
+LATE = (30.0, "no telemetry came in time")
+AFTER_ONE = "no answer came in 7.5 s; it has not answered the last announcement, and is not waited for any longer"
+
+
+@pytest.mark.parametrize(
+    ("min_clients", "second"), [(2, (7.5, AFTER_ONE)), (3, LATE)], ids=["enough are there", "a round wants all"]
+)
+def test_an_announcement_waits_for_telemetry_until_its_deadline_once_and_a_quarter_once(
+    min_clients: int, second: tuple[float, str]
+) -> None:
+    terms = replace(TERMS, config=replace(TERMS.config, min_clients=min_clients))
+    state = measuring(terms)
+    third = (0.0, "it has not answered the last 2 announcements, and nobody waits for it")
+    for count, (seconds, reason) in enumerate((LATE, second, third), 1):
+        assert state.phase == "measure"
+        state = untold(terms, state, state.entered_s)
+        state = closes_after(terms, state, seconds) if seconds else state
+        assert (state.phase, state.seats["cyd"].reason, missed(state, "cyd", "telemetry")) == ("train", reason, count)
+        for name in OTHERS:
+            state, _ = step(terms, state, prepared(terms, state, name), state.entered_s)
+        state = folded(terms, trained(terms, state, state.entered_s, *OTHERS), state.entered_s + 1)
+        state, _ = step(terms, state, Presence(client_id="cyd", session_id="cyd-1", online=True), state.entered_s)
+
+
+def test_telemetry_makes_up_for_what_was_missed() -> None:
+    state = with_record(measuring(TERMS), "cyd", "telemetry", after_misses(2))
+    state, _ = step(TERMS, state, telemetry(TERMS, "cyd"), 3.0)
+    assert punctuality_of(state, "cyd", "telemetry") == Punctuality(took_s=(2.0,))
+    state, _ = step(TERMS, state, telemetry(TERMS, "ada"), 3.0)
+    assert state.phase == "measure"
+
+
+def test_an_announcement_that_nobody_answers_is_missed_by_nobody() -> None:
+    state = ticked(TERMS, measuring(TERMS), 31.0)
+    assert not state.seats
+    assert [missed(state, name, "telemetry") for name in CLIENTS] == [0, 0, 0]
+
+
+def test_where_only_extras_are_there_an_announcement_waits_until_its_deadline() -> None:
+    state = measuring(TERMS)
+    for name in CLIENTS:
+        state = with_record(state, name, "telemetry", after_misses(2))
+    state = ticked(TERMS, state, 30.5)
+    assert state.phase == "measure"
+    state, _ = step(TERMS, state, telemetry(TERMS, "cyd"), 30.5)
+    assert state.phase == "train"
