@@ -220,8 +220,9 @@ def _profile(run: Run, place: int, runtime: str) -> DeviceProfile:
 
 
 def _log(run: Run, place: int) -> ResourceLog:
-    """Enough memory for all, and a link that carries the whole network for three of four."""
-    share = 1.0 if run.policies.draws_paths or run.policies.declarations else _LINKS[place % len(_LINKS)]
+    """Enough memory for all; where a method cuts a network, one link of four carries a part of it only."""
+    cuts = {"width", "depth"} & set(run.method.INFO.varies) and not run.policies.declarations
+    share = _LINKS[place % len(_LINKS)] if cuts else 1.0
     rate_bps = 1e7 if share == 1.0 else share * 8 * 4 * 13_322
     reading = Reading(memory_free_bytes=4 * 10**8, downlink_bps=rate_bps, uplink_bps=rate_bps)
     rows = (LogRow(t_s=0.0, reading=reading),)

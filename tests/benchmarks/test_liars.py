@@ -1,5 +1,6 @@
 """The benchmark of liars: its verdict fails where it has to, and its liars lie in valid messages."""
 
+import importlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,8 @@ from subfleet.protocol.readings import Reading
 from subfleet.protocol.topics import Topics
 from subfleet.transport.base import Delivery, Event, Will
 
+pytestmark = pytest.mark.slow
+
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 TOPICS = Topics()
 
@@ -23,6 +26,11 @@ TOPICS = Topics()
 @pytest.fixture(autouse=True)
 def _benchmarks_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
+
+
+def _of(module: str, name: str) -> Any:
+    """Of the benchmark, which is a folder of scripts and no package that is installed."""
+    return getattr(importlib.import_module(f"liar_benchmark.{module}"), name)
 
 
 class Recording:
@@ -83,8 +91,7 @@ UPDATE = Update(
 
 
 def _said(kind: str, *messages: Message) -> list[Message]:
-    from liar_benchmark.lying import link_of
-
+    link_of = _of("lying", "link_of")
     recording = Recording()
     link = link_of(kind, TOPICS)(recording)
     for message in messages:
@@ -104,8 +111,7 @@ def test_a_claimer_claims_as_much_as_messages_may_hold() -> None:
 
 
 def test_a_silent_one_says_that_it_is_there_and_hears_of_no_task() -> None:
-    from liar_benchmark.lying import link_of
-
+    link_of = _of("lying", "link_of")
     task = Delivery(topic=TOPICS.down("eve", Task.KIND), payload=b"any")
     other = Delivery(topic=TOPICS.down("eve", "receipt"), payload=b"any")
     link = link_of("silent", TOPICS)(Recording(task, other))
@@ -144,8 +150,7 @@ def test_a_churner_refuses_and_then_sends_and_is_another_one_at_each_beat() -> N
 
 
 def test_a_garbler_sends_what_it_learned_thirty_times_the_other_way_then_none_and_tiny_numbers(tmp_path: Path) -> None:
-    from liar_benchmark.lying import Garbling
-
+    garbling_of = _of("lying", "Garbling")
     learned = np.array([1.0, -2.0], np.float32)
     job = SimpleNamespace(output_path=tmp_path / "change")
 
@@ -153,7 +158,7 @@ def test_a_garbler_sends_what_it_learned_thirty_times_the_other_way_then_none_an
         job.output_path.write_bytes(encode_arrays({"w": learned}))
         return "told"
 
-    garbling = Garbling(SimpleNamespace(train=train, target="torch"))
+    garbling = garbling_of(SimpleNamespace(train=train, target="torch"))
     found = list(_trainings(garbling, job, 4))
 
     assert garbling.target == "torch"
@@ -170,10 +175,9 @@ def _trainings(garbling: Any, job: Any, count: int) -> Iterator[Any]:
 
 
 def _row(without: Sequence[float], beside: Sequence[float], **changes: Any) -> Any:
-    from liar_benchmark.games import Played
-    from liar_benchmark.tables import row_of
-
-    first, second = ([Played(accuracy=one, rounds=18, wanted=18) for one in found] for found in (without, beside))
+    played_of = _of("games", "Played")
+    row_of = _of("tables", "row_of")
+    first, second = ([played_of(accuracy=one, rounds=18, wanted=18) for one in found] for found in (without, beside))
     return row_of("fedavg", first, [replace(one, **changes) for one in second])
 
 
@@ -192,14 +196,12 @@ def _row(without: Sequence[float], beside: Sequence[float], **changes: Any) -> A
     ids=["within two points", "gained", "lost", "a round short", "did not end"],
 )
 def test_the_verdict(row: Any, told: tuple[str, ...]) -> None:
-    from liar_benchmark.tables import problems_of
-
+    problems_of = _of("tables", "problems_of")
     assert tuple(problems_of([_row(**row)])) == told
 
 
 def test_the_worst_stands_beside_the_median() -> None:
-    from liar_benchmark.tables import table
-
+    table = _of("tables", "table")
     rows = [
         replace(_row((0.8,), (0.8 + difference,)), method=name)
         for name, difference in (("a", 0.01), ("b", -0.05), ("c", 0.0))
@@ -209,8 +211,8 @@ def test_the_worst_stands_beside_the_median() -> None:
 
 
 def test_without_guards_claims_count_as_they_are() -> None:
-    from liar_benchmark.games import run_of, unguarded
-
+    run_of = _of("games", "run_of")
+    unguarded = _of("games", "unguarded")
     run = unguarded(run_of("oort", 1, 18))
     assert (run.max_client_share, run.suspicion.outliers, run.suspicion.loss_factor) == (1.0, "off", 0)
     assert getattr(run.method, "most_often", None) == 0.0
