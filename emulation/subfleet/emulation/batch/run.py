@@ -139,16 +139,10 @@ def run_batch(  # noqa: PLR0913 - what may take the place of a part, beside the 
         state, described = folder / "server", _served(gathered, evaluation)
         server = Server(described, link, notes, state_folder=state, exports=exports, clock=clock)
         topics = Topics(gathered.run.fleet.name)
+        able = {**shared, **(trainers or {})}
         devices = [
-            _BatchDevice(
-                client,
-                _trainer_of(client, {**shared, **(trainers or {})}),
-                _link_of(client, broker, links or {}),
-                topics,
-                folder,
-                clock,
-            )
-            for client in gathered.devices
+            _BatchDevice(one, _trainer_of(one, able), _link_of(one, broker, links or {}), topics, folder, clock)
+            for one in gathered.devices
         ]
         stage = _Stage(
             server=server,
