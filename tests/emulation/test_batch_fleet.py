@@ -29,6 +29,7 @@ from subfleet.export.requests import EvaluateRequest, InferRequest, PriceRequest
 from subfleet.journal.records import ClientRow, RoundRecord
 from subfleet.methods.flexifed import FlexiFed
 from subfleet.protocol.errors import ConfigError, LoadError, MemoryLimitError, RunError
+from subfleet.protocol.messages import Update, decode, encode
 from subfleet.protocol.programs import (
     DataSummary,
     EvaluateJob,
@@ -47,9 +48,25 @@ from subfleet.settings.samples import DataSettings
 from subfleet.settings.timing import Deadlines, LogClock
 from subfleet.trainers.onnx import OnnxTrainer
 from subfleet.transport.address import parse_url
+from subfleet.transport.base import Transport
 from subfleet.transport.memory import Faults, MemoryBroker
 
 pytestmark = [pytest.mark.slow, pytest.mark.export]
+
+
+class Boasting:
+    """A link over which a client says of each update that it was trained on ten samples."""
+
+    def __init__(self, inner: Transport) -> None:
+        self.open, self.poll, self.close = inner.open, inner.poll, inner.close
+        self._inner = inner
+
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        if topic.endswith(f"/{Update.KIND}"):
+            update = decode(payload, expected=Update.KIND)
+            assert isinstance(update, Update)
+            payload = encode(replace(update, sample_count=10))
+        self._inner.publish(topic, payload, retain=retain)
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +163,12 @@ def test_who_always_refuses_keeps_nobody_from_ending(exports: AwaitedExports) ->
         assert rows["ada"].status == rows["bob"].status == "folded"
     assert len(refuser.jobs) == 4, "in each round it was given a smaller task, too"
     assert "cyd" not in result.trained
+
+
+def test_a_link_may_change_what_a_client_says(exports: AwaitedExports) -> None:
+    result = run_batch(experiment(), exports, links={"cyd": Boasting})
+    for record in result.rounds:
+        assert {row.client_id: row.sample_count for row in record.clients} == {"ada": 40, "bob": 40, "cyd": 10}
 
 
 def test_what_clients_declare_is_what_is_trained(exports: AwaitedExports) -> None:

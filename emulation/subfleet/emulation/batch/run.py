@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -42,6 +42,7 @@ from subfleet.serving.session import Server
 from subfleet.serving.terms import terms_of
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
+from subfleet.transport.base import Transport
 from subfleet.transport.counting import CountingTransport
 from subfleet.transport.memory import MemoryBroker
 
@@ -102,13 +103,14 @@ class BatchResult:
     models: tuple[dict[str, Any], ...] = ()
 
 
-def run_batch(
+def run_batch(  # noqa: PLR0913 - what may take the place of a part, beside the run
     gathered: GatheredRun,
     exports: AwaitedExports,
     *,
     observer: RunObserver | None = None,
     stop: threading.Event | None = None,
     trainers: Mapping[str, Trainer] | None = None,
+    links: Mapping[str, Callable[[Transport], Transport]] | None = None,
     keep: Path | None = None,
 ) -> BatchResult:
     """Run a virtual fleet to its end. The same experiment gives the same bits.
@@ -119,6 +121,7 @@ def run_batch(
         observer: is told what happens; None tells nobody.
         stop: set it to end the run early.
         trainers: in place of the real one, by client id.
+        links: what wraps a client's transport and may change what passes through it, by client id.
         keep: folder in which devices' own models are kept, below `models/`; None keeps none.
 
     Raises:
@@ -136,9 +139,10 @@ def run_batch(
         state, described = folder / "server", _served(gathered, evaluation)
         server = Server(described, link, notes, state_folder=state, exports=exports, clock=clock)
         topics = Topics(gathered.run.fleet.name)
+        able = {**shared, **(trainers or {})}
         devices = [
-            _BatchDevice(client, _trainer_of(client, {**shared, **(trainers or {})}), broker, topics, folder, clock)
-            for client in gathered.devices
+            _BatchDevice(one, _trainer_of(one, able), _link_of(one, broker, links or {}), topics, folder, clock)
+            for one in gathered.devices
         ]
         stage = _Stage(
             server=server,
@@ -176,6 +180,15 @@ def _trainer_of(client: EmulatedDevice, trainers: Mapping[str, Trainer]) -> Trai
     """The client's own trainer or its runtime's, as the client uses it."""
     trainer = trainers.get(client.client_id) or trainers[client.runtime]
     return trainer if client.attack is None else AttackingTrainer(trainer, client.attack)
+
+
+def _link_of(
+    client: EmulatedDevice, broker: MemoryBroker, links: Mapping[str, Callable[[Transport], Transport]]
+) -> Transport:
+    """The client's transport, in whatever wraps it."""
+    plain = broker.client(client.client_id)
+    wrap = links.get(client.client_id)
+    return plain if wrap is None else wrap(plain)
 
 
 def _scratch() -> Path | None:
@@ -221,7 +234,7 @@ class _BatchDevice:
         self,
         client: EmulatedDevice,
         trainer: Trainer,
-        broker: MemoryBroker,
+        link: Transport,
         topics: Topics,
         folder: Path,
         clock: LogicalClock,
@@ -248,7 +261,7 @@ class _BatchDevice:
         streams = client.data.transform is not None
         settings = AgentSettings(profile=announcement(client), data_bytes=data_bytes, streams=streams)
         device = Device(store=store, worker=self._worker, meter=meter)
-        self._session = Session(settings, broker.client(client.client_id), topics, device, clock=clock)
+        self._session = Session(settings, link, topics, device, clock=clock)
         self._session.open()
 
     def turn(self) -> None:

@@ -1,0 +1,255 @@
+"""A game: sixteen honest members that learn digits, with four liars beside them or without."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from liar_benchmark.lying import LIARS, Garbling, link_of
+from subfleet.device_profiles import DeviceProfile, LogRow, ResourceLog
+from subfleet.elastic.families.records.choices import ChoiceCnn
+from subfleet.elastic.families.records.residual import Mlp
+from subfleet.elastic.teaching import DistillationSettings
+from subfleet.emulation.batch.exports import AwaitedExports
+from subfleet.emulation.batch.figures import figures
+from subfleet.emulation.batch.hosting import shared_trainers
+from subfleet.emulation.batch.run import run_batch
+from subfleet.emulation.gathered import EmulatedDevice, GatheredRun
+from subfleet.methods import METHODS, AnyMethod
+from subfleet.methods.dynamic_selection import DynamicSelection
+from subfleet.methods.fedadp import FedADP
+from subfleet.methods.fedfa import FedFA
+from subfleet.methods.fedoras import FedorAS
+from subfleet.methods.fedtrans import FedTrans
+from subfleet.methods.tier_search import TierSearch
+from subfleet.protocol.errors import ConfigError, SubfleetError
+from subfleet.protocol.readings import Reading
+from subfleet.protocol.schema import canonical_json, to_plain
+from subfleet.protocol.topics import Topics
+from subfleet.protocol.training import TrainingSettings
+from subfleet.search.path_evolution import EvolutionSettings
+from subfleet.settings.run import Run
+from subfleet.settings.samples import DataSettings
+from subfleet.settings.suspicion import SuspicionSettings
+from subfleet.settings.timing import Deadlines, LogClock
+from subfleet.tasks import Dataset, digits
+
+__all__ = ["HONEST", "METHODS_AND_VARIANTS", "Game", "Played", "gathered_game", "honest_network", "played", "unguarded"]
+
+HONEST = 16
+LEARNED = 1400
+"""Of the digits; on the others models are evaluated."""
+DRAWN = 10
+"""Members of a round, where a method chooses them."""
+CLASSES, SHAPE = 10, (1, 8, 8)
+MODEL = Mlp(input_shape=SHAPE, class_count=CLASSES, widths=(64,), depths=(1,), group_size=4)
+SMALLEST = 0.125
+SUPERNET = ChoiceCnn(
+    input_shape=SHAPE,
+    class_count=CLASSES,
+    widths=(8, 8),
+    depths=(1, 1),
+    last_widths=(16,),
+    operators=(("conv1", "conv3", "dsconv3", "mbconv3"),),
+    reduction="pool",
+)
+BROUGHT = (MODEL, replace(MODEL, depths=(2,)), replace(MODEL, widths=(32,)))
+"""Networks of honest members, where these bring their own."""
+_RATES = (SMALLEST, 0.25, 0.5, 1.0)
+_LINKS = (1.0, 1.0, 1.0, 0.3)
+"""Of the bytes of the whole network, what the link of every fourth member carries in a round."""
+
+
+def _searched(scoring: Mapping[str, Any]) -> FedorAS:
+    evolution = EvolutionSettings(evaluations=12, population=6, offspring=6)
+    return FedorAS(tiers=1, tuning_learning_rate=0.05, search=TierSearch(evolution=evolution, **scoring))
+
+
+METHODS_AND_VARIANTS: Mapping[str, AnyMethod] = MappingProxyType(
+    {
+        **{name: kind() for name, kind in METHODS.items()},
+        "dynamic_selection": DynamicSelection(
+            prices="estimated", distillation=DistillationSettings(mode="anchored", iterations=3)
+        ),
+        "fedtrans": FedTrans(beta=0.05, gamma=2, delta=2, stop_rounds=0),
+        "fedoras": _searched({}),
+        "fedoras by devices": _searched({"scoring": "devices", "scoring_clients": 6, "scoring_rounds": 2}),
+        "fedfa by scores": FedFA(choice="score"),
+        "fedadp by networks": FedADP(choice="declared"),
+    }
+)
+"""Every method as it is by default, but for what follows from the few rounds; and variants whose members say more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """What a run came to.
+
+    Attributes:
+        accuracy: on the server's samples, of the models of honest members, their mean; 0 where there is none.
+        rounds: that closed.
+        wanted: rounds that the run was to have.
+        retries: rounds that were tried again, each try once.
+        failure: why it did not end; empty where it did.
+    """
+
+    accuracy: float
+    rounds: int
+    wanted: int
+    retries: int = 0
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Game:
+    """What is played.
+
+    Attributes:
+        method: of `METHODS_AND_VARIANTS`.
+        seed: of the run.
+        rounds: of the run.
+        liars: whether they take part.
+        guarded: False turns off what keeps liars from deciding.
+        declared_width: of the networks that liars declare, where a method goes by them.
+    """
+
+    method: str
+    seed: int
+    rounds: int
+    liars: bool
+    guarded: bool = True
+    declared_width: int = 512
+
+
+def honest_network(place: int) -> str:
+    """The network that an honest member brings, as profiles have it."""
+    return _plain(BROUGHT[place % len(BROUGHT)])
+
+
+def largest_networks(width: int) -> tuple[str, ...]:
+    """What liars declare: as large as is looked at, and more than a member may declare."""
+    return tuple(_plain(replace(MODEL, widths=(width - 64 * less,), depths=(4,))) for less in range(6))
+
+
+def _plain(network: Mlp) -> str:
+    return canonical_json({"family": Mlp.TYPE, **to_plain(network)}).decode()
+
+
+def data_of(seed: int) -> Dataset:
+    """Digits less their mean, each with a sign that is drawn: no linear model tells them apart."""
+    whole = digits()
+    signs = np.random.default_rng(seed).choice([-2.0, 2.0], (len(whole), 1, 1, 1))
+    inputs = ((whole.inputs - whole.inputs.mean(axis=0)) * signs).astype(np.float32)
+    return replace(whole, inputs=inputs)
+
+
+def unguarded(run: Run) -> Run:
+    """The same run without what keeps liars from deciding it."""
+    method: Any = run.method
+    if hasattr(method, "most_often"):
+        method = replace(method, most_often=0.0)
+    if isinstance(method, FedTrans):
+        method = replace(method, averaged="all", left_behind=0.0)
+    return replace(run, method=method, max_client_share=1.0, suspicion=SuspicionSettings(outliers="off", loss_factor=0))
+
+
+def run_of(name: str, seed: int, rounds: int) -> Run:
+    """The settings of a method's game, with and without liars.
+
+    Raises:
+        ConfigError: there is no such method.
+    """
+    if name not in METHODS_AND_VARIANTS:
+        raise ConfigError(f"method {name!r} is none of {', '.join(METHODS_AND_VARIANTS)}")
+    method = METHODS_AND_VARIANTS[name]
+    policies = method.policies()
+    if isinstance(method, FedorAS):
+        first = max(1, rounds * 2 // 3)
+        method = replace(method, supernet_rounds=first, tuning_rounds=max(1, rounds - first))
+    chooses = policies.select is not None
+    return Run(
+        name="liars",
+        model=SUPERNET if policies.draws_paths else MODEL,
+        data=DataSettings(test="unused", validation_samples=100 if policies.draws_paths else 0),
+        rounds=rounds,
+        min_clients=HONEST,
+        clients_per_round=DRAWN if chooses else 0,
+        training=TrainingSettings(epochs=2, batch_size=8, learning_rate=0.05),
+        method=method,
+        rates=_RATES,
+        communication_s=1.0,
+        clock=LogClock(start_s=0.0, step_s=60.0),
+        deadlines=Deadlines(join_s=40, measure_s=10, round_s=20, evaluate_s=20, deploy_s=20, lease_s=15, linger_s=0),
+        targets=("torch",),
+        deploy_targets=(),
+        memory_overhead_bytes={},
+        # What a real fleet does by default: liars are no attackers that an emulation knows of.
+        suspicion=SuspicionSettings(outliers="scale"),
+        seed=seed,
+    )
+
+
+def gathered_game(run: Run, *, liars: bool, guarded: bool, runtime: str = "torch") -> GatheredRun:
+    """Honest members, with liars beside them or without; honest ones have the same samples in both."""
+    data = data_of(run.seed)
+    parts = np.array_split(np.random.default_rng(run.seed).permutation(LEARNED), HONEST + len(LIARS))
+    names = [f"honest-{place:02}" for place in range(HONEST)] + (list(LIARS) if liars else [])
+    devices = [
+        EmulatedDevice(
+            client_id=name,
+            profile=_profile(run, place, runtime),
+            data=data.take(part[: len(part) * 4 // 5]),
+            test=data.take(part[len(part) * 4 // 5 :]),
+            log=_log(run, place),
+            runtime=runtime,
+            tier="honest" if place < HONEST else "liar",
+        )
+        for place, (name, part) in enumerate(zip(names, parts, strict=False))
+    ]
+    evaluation = data.take(np.arange(LEARNED, len(data)))
+    return GatheredRun(run=run if guarded else unguarded(run), devices=tuple(devices), evaluation=evaluation)
+
+
+def _profile(run: Run, place: int, runtime: str) -> DeviceProfile:
+    network = honest_network(place) if run.policies.declarations else ""
+    return DeviceProfile(
+        name="virtual", title="A member of a benchmark", memory_share=0.5, runtimes=(runtime,), network=network
+    )
+
+
+def _log(run: Run, place: int) -> ResourceLog:
+    """Enough memory for all; where a method cuts a network, one link of four carries a part of it only."""
+    cuts = {"width", "depth"} & set(run.method.INFO.varies) and not run.policies.declarations
+    share = _LINKS[place % len(_LINKS)] if cuts else 1.0
+    rate_bps = 1e7 if share == 1.0 else share * 8 * 4 * 13_322
+    reading = Reading(memory_free_bytes=4 * 10**8, downlink_bps=rate_bps, uplink_bps=rate_bps)
+    rows = (LogRow(t_s=0.0, reading=reading),)
+    return ResourceLog(device="virtual", source="a benchmark", licence="none", rows=rows)
+
+
+def played(game: Game, exports: AwaitedExports) -> Played:
+    """Play a game in this process.
+
+    Args:
+        game: which.
+        exports: the exporter; several games may use it one after the other.
+    """
+    run = run_of(game.method, game.seed, game.rounds)
+    gathered = gathered_game(run, liars=game.liars, guarded=game.guarded)
+    topics = Topics(run.fleet.name)
+    networks = largest_networks(game.declared_width) if run.policies.declarations else ()
+    trainers = {"garbler": Garbling(shared_trainers({"torch"})["torch"])} if game.liars else {}
+    links = {kind: link_of(kind, topics, networks) for kind in LIARS} if game.liars else {}
+    try:
+        result = run_batch(gathered, exports, trainers=trainers, links=links)
+        told = figures(gathered, result)
+    except SubfleetError as error:
+        return Played(accuracy=0.0, rounds=0, wanted=game.rounds, failure=str(error))
+    return Played(
+        accuracy=told["tiers"]["honest"] or 0.0,
+        rounds=len(result.rounds),
+        wanted=run.total_rounds,
+        retries=sum(record.retries for record in result.rounds),
+    )

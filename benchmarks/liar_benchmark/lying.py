@@ -1,0 +1,362 @@
+"""What the four liars say: each changes what its member would have sent or heard, and each message stays valid."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import numpy as np
+
+from subfleet.arrays import decode_arrays, encode_arrays
+from subfleet.protocol.candidate_scores import CandidateScore
+from subfleet.protocol.errors import SubfleetError
+from subfleet.protocol.identifiers import new_message_id
+from subfleet.protocol.limits import MAX_SAMPLES
+from subfleet.protocol.messages import (
+    Evaluated,
+    Message,
+    Presence,
+    Profile,
+    Refusal,
+    Scores,
+    Task,
+    Telemetry,
+    Update,
+    decode,
+    encode,
+)
+from subfleet.protocol.paths import PathScore
+from subfleet.protocol.topics import CHUNK, Topics
+from subfleet.transport.base import Delivery, Event, Transport, Will
+
+__all__ = ["LIARS", "Churner", "Claimer", "Garbling", "Liar", "LyingLink", "Silent", "link_of"]
+
+LARGE_LOSS = 1e30
+PACES = (5e-324, 1e300)
+"""Multiplications a second that are claimed in turn."""
+LARGE_BYTES = 2**62
+MOST_EXAMPLES = 2**53
+REPEATED = 4
+"""Answers that a churner remembers, and sends again."""
+FACTOR = -30.0
+
+
+class Liar(Protocol):
+    """What becomes of what a member says and hears."""
+
+    def said(self, message: Message) -> Iterable[Message]:
+        """What is sent in place of a message."""
+        ...
+
+    def hears(self, kind: str) -> bool:
+        """Whether messages of a kind reach the member."""
+        ...
+
+
+class LyingLink:
+    """A member's transport, through which a liar speaks. Chunks of updates pass as they are.
+
+    Args:
+        inner: the transport.
+        topics: of the fleet.
+        liar: who speaks.
+    """
+
+    def __init__(self, inner: Transport, topics: Topics, liar: Liar) -> None:
+        self._inner = inner
+        self._topics = topics
+        self._liar = liar
+
+    def open(self, subscriptions: tuple[str, ...], will: Will | None = None) -> None:
+        """See `Transport.open`."""
+        self._inner.open(subscriptions, will)
+
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        """See `Transport.publish`; what is sent is what the liar makes of it."""
+        address = self._topics.parse(topic)
+        if address.direction != "up" or address.kind == CHUNK or not payload:
+            self._inner.publish(topic, payload, retain=retain)
+            return
+        for message in self._liar.said(decode(payload)):
+            kept = retain and address.kind == message.KIND
+            self._inner.publish(self._topics.up(address.client_id, message.KIND), encode(message), retain=kept)
+
+    def poll(self, timeout_s: float) -> Event | None:
+        """See `Transport.poll`; what the liar does not hear is dropped."""
+        event = self._inner.poll(timeout_s)
+        while isinstance(event, Delivery) and not self._liar.hears(self._topics.parse(event.topic).kind):
+            event = self._inner.poll(0.0)
+        return event
+
+    def close(self) -> None:
+        """See `Transport.close`."""
+        self._inner.close()
+
+
+class Claimer:
+    """Claims as much as messages may hold: samples, losses, memory, speed, scores.
+
+    Args:
+        networks: that it declares, as profiles have them; the first one counts, and empty declares none.
+    """
+
+    def __init__(self, networks: Sequence[str] = ()) -> None:
+        self._networks = networks
+        self._profiles = 0
+
+    def hears(self, kind: str) -> bool:
+        """See `Liar.hears`."""
+        return True
+
+    def said(self, message: Message) -> Iterator[Message]:
+        """See `Liar.said`."""
+        if isinstance(message, Profile):
+            message = self._described(message)
+        elif isinstance(message, Telemetry):
+            reading = replace(
+                message.reading, memory_free_bytes=LARGE_BYTES, downlink_bps=1e300, uplink_bps=1e300, latency_s=0.0
+            )
+            low = None
+            if message.log_low is not None:
+                low = replace(message.log_low, memory_budget_bytes=LARGE_BYTES, downlink_bps=1e300, uplink_bps=1e300)
+            message = replace(
+                message,
+                reading=reading,
+                log_low=low,
+                memory_budget_bytes=LARGE_BYTES,
+                disk_budget_bytes=LARGE_BYTES,
+            )
+        elif isinstance(message, Update):
+            message = self._trained(message)
+        elif isinstance(message, Evaluated):
+            message = _evaluated(message, loss=LARGE_LOSS, accuracy=0.0, samples=MAX_SAMPLES)
+        elif isinstance(message, Scores):
+            message = replace(message, scores=tuple(CandidateScore(score=1e300) for _ in message.scores))
+        yield message
+
+    def _described(self, profile: Profile) -> Profile:
+        self._profiles += 1
+        return replace(
+            profile,
+            sample_count=MAX_SAMPLES,
+            held_out_count=MAX_SAMPLES if profile.held_out_count else 0,
+            class_counts=tuple(MAX_SAMPLES for _ in profile.class_counts),
+            memory_total_bytes=LARGE_BYTES,
+            macs_per_s=PACES[self._profiles % 2],
+            network=self._networks[0] if self._networks else profile.network,
+        )
+
+    def _trained(self, update: Update) -> Update:
+        examples = tuple(
+            (choice, tuple((operator, MOST_EXAMPLES) for operator, _ in counts))
+            for choice, counts in update.operator_examples
+        )
+        return replace(
+            update,
+            sample_count=MAX_SAMPLES,
+            step_count=LARGE_BYTES,
+            loss=LARGE_LOSS,
+            square_loss=None if update.square_loss is None else LARGE_LOSS,
+            train_seconds=1e300,
+            seconds=1e300,
+            measured_peak_bytes=LARGE_BYTES,
+            operator_examples=examples,
+        )
+
+
+class Silent:
+    """Is there, says what it has, and never answers a task: it hears of none."""
+
+    def hears(self, kind: str) -> bool:
+        """See `Liar.hears`."""
+        return kind != Task.KIND
+
+    def said(self, message: Message) -> Iterator[Message]:
+        """See `Liar.said`."""
+        yield message
+
+
+class Plain:
+    """Says what its member says; the lie is in what it has trained."""
+
+    def hears(self, kind: str) -> bool:
+        """See `Liar.hears`."""
+        return True
+
+    def said(self, message: Message) -> Iterator[Message]:
+        """See `Liar.said`."""
+        yield message
+
+
+class Churner:
+    """Returns under a new session with another profile at every beat, and answers out of phase.
+
+    In every other round it claims a byte of memory. It refuses what it has trained and sends it at the next beat,
+    repeats what it sent before, and scores extremes.
+
+    Args:
+        networks: that it declares in turn; empty declares none.
+    """
+
+    def __init__(self, networks: Sequence[str] = ()) -> None:
+        self._networks = networks
+        self._beats = 0
+        self._profile: Profile | None = None
+        self._late: dict[str, Update] = {}
+        self._sent: deque[Message] = deque(maxlen=REPEATED)
+        self._told: Telemetry | None = None
+
+    def hears(self, kind: str) -> bool:
+        """See `Liar.hears`."""
+        return True
+
+    def said(self, message: Message) -> Iterator[Message]:
+        """See `Liar.said`."""
+        if isinstance(message, Presence):
+            yield from self._beat(message)
+        elif isinstance(message, Profile):
+            self._profile = message
+            yield self._described(message)
+        elif isinstance(message, Telemetry):
+            yield from self._measured(message)
+        elif isinstance(message, Update):
+            self._late[message.task_id] = message
+            yield _refusal(message)
+        elif isinstance(message, Evaluated):
+            best = self._beats % 2
+            yield from self._once(
+                _evaluated(message, loss=0.0 if best else LARGE_LOSS, accuracy=float(best), samples=MAX_SAMPLES)
+            )
+        elif isinstance(message, Scores):
+            extremes = (CandidateScore(score=(-1e300, 1e300)[place % 2]) for place, _ in enumerate(message.scores))
+            yield from self._once(replace(message, scores=tuple(extremes)))
+        else:
+            yield message
+
+    def _beat(self, presence: Presence) -> Iterator[Message]:
+        if not presence.online:
+            yield presence
+            return
+        self._beats += 1
+        yield replace(presence, session_id=self._session(presence.client_id))
+        if self._profile is not None:
+            yield replace(self._described(self._profile), message_id=new_message_id())
+        for update in self._late.values():
+            yield from self._once(update)
+        self._late.clear()
+        if self._sent:
+            old = self._sent[0]
+            self._sent.rotate()
+            yield replace(old, message_id=new_message_id())
+
+    def _once(self, message: Message) -> Iterator[Message]:
+        self._sent.append(message)
+        yield message
+
+    def _measured(self, telemetry: Telemetry) -> Iterator[Message]:
+        told = replace(telemetry, session_id=self._session(telemetry.client_id))
+        if (telemetry.round or 0) % 2:
+            told = replace(told, memory_budget_bytes=1, disk_budget_bytes=1)
+        if self._told is not None:
+            yield replace(self._told, message_id=new_message_id())
+        self._told = told
+        yield told
+
+    def _described(self, profile: Profile) -> Profile:
+        networks = self._networks
+        return replace(
+            profile,
+            session_id=self._session(profile.client_id),
+            sample_count=1 + self._beats % 1000,
+            macs_per_s=PACES[self._beats % 2],
+            network=networks[self._beats % len(networks)] if networks else profile.network,
+        )
+
+    def _session(self, client_id: str) -> str:
+        return f"{client_id}-again-{self._beats}"
+
+
+def _refusal(update: Update) -> Refusal:
+    return Refusal(
+        task_id=update.task_id,
+        run_id=update.run_id,
+        round=update.round,
+        client_id=update.client_id,
+        reason="memory",
+        detail="as it says",
+        available_bytes=1,
+    )
+
+
+def _evaluated(message: Evaluated, *, loss: float, accuracy: float, samples: int) -> Evaluated:
+    return replace(
+        message,
+        loss=loss,
+        accuracy=accuracy,
+        sample_count=samples,
+        label_count=samples,
+        class_counts=tuple(samples // len(message.class_counts) for _ in message.class_counts),
+        class_correct=tuple(0 for _ in message.class_correct),
+        scores=tuple(
+            PathScore(loss=(0.0, LARGE_LOSS)[place % 2], accuracy=float(place % 2 == 0))
+            for place, _ in enumerate(message.scores)
+        ),
+    )
+
+
+class Garbling:
+    """A trainer that sends -30 times what it learned, and in every third and fourth training no or tiny numbers."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self._trainings = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def train(self, job: Any, stopped: Callable[[], bool]) -> Any:
+        """See `Trainer.train`."""
+        result = self._inner.train(job, stopped)
+        kind = self._trainings % 4
+        self._trainings += 1
+        try:
+            arrays = decode_arrays(job.output_path.read_bytes())
+        except SubfleetError:  # written by a codec: damaged instead
+            job.output_path.write_bytes(job.output_path.read_bytes()[::-1])
+            return result
+        job.output_path.write_bytes(encode_arrays({name: _garbled(one, kind) for name, one in arrays.items()}))
+        return result
+
+
+def _garbled(array: Any, kind: int) -> Any:
+    values = np.asarray(array)
+    if not np.issubdtype(values.dtype, np.floating):
+        return values
+    if kind == 2:
+        return np.full_like(values, np.nan)
+    if kind == 3:
+        return np.full_like(values, 1e-42)  # below the smallest normal number of single precision
+    return (FACTOR * values).astype(values.dtype)
+
+
+LIARS: Mapping[str, Callable[[Sequence[str]], Liar]] = MappingProxyType(
+    {
+        "claimer": Claimer,
+        "silent": lambda _: Silent(),
+        "garbler": lambda _: Plain(),
+        "churner": Churner,
+    }
+)
+"""By its name, which is its member's id too."""
+
+
+def link_of(kind: str, topics: Topics, networks: Sequence[str] = ()) -> Callable[[Transport], Transport]:
+    """What wraps the transport of a liar.
+
+    Args:
+        kind: of `LIARS`.
+        topics: of the fleet.
+        networks: that it declares, where it declares any.
+    """
+    return lambda inner: LyingLink(inner, topics, LIARS[kind](networks))

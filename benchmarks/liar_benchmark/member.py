@@ -1,0 +1,53 @@
+"""A liar's process: the agent that a real device runs, with a link that lies, and a trainer that does.
+
+python benchmarks/liar_benchmark/member.py silent mqtt://127.0.0.1:1883 data.npz held-out.npz profile.toml log.csv state
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from liar_benchmark.lying import Garbling, link_of
+from subfleet.agent.states import AgentSettings
+from subfleet.device.describing import description
+from subfleet.device.meters import ReplayMeter
+from subfleet.device.runtimes import choose_trainer
+from subfleet.device_profiles import ReplayedLog, load_log, load_profile
+from subfleet.edge_client.session import Device, Session
+from subfleet.edge_client.store import AgentStore
+from subfleet.edge_client.worker import TrainingWorker
+from subfleet.protocol.programs import Trainer
+from subfleet.protocol.topics import Topics
+from subfleet.transport.address import mqtt_client_id, parse_url
+from subfleet.transport.mqtt import MqttTransport
+from subfleet.transport.waiting import WaitingTransport
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Take part until the run is over."""
+    kind, address, data, held_out, profile_file, log_file, state = arguments
+    topics, profile = Topics(), load_profile(profile_file)
+    trainer, summary = choose_trainer(profile.runtimes, data, profile.provider)
+    used: Trainer = Garbling(trainer) if kind == "garbler" else trainer
+    meter = ReplayMeter(ReplayedLog(load_log(log_file)), lambda _down, _up: None)
+    told = description(kind, profile, trainer, summary, meter, held_out=trainer.describe(held_out))
+    settings = AgentSettings(profile=told, data_bytes=summary.data_bytes, leave_when_finished=True)
+    broker = WaitingTransport(MqttTransport(parse_url(address), mqtt_client_id("main", "device", kind)), lambda: False)
+    with AgentStore.held(Path(state), profile.disk_limit_bytes) as store:
+        worker = TrainingWorker(
+            {trainer.target: used},
+            blobs=store.blobs,
+            work_folder=store.work_folder,
+            data=data,
+            held_out=held_out,
+            threads=profile.threads,
+        )
+        device = Device(store=store, worker=worker, meter=meter)
+        Session(settings, link_of(kind, topics)(broker), topics, device).run(lambda: False)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,160 @@
+"""Twenty members of which four lie, by every method: whether runs end, and what honest members lose by it.
+
+python benchmarks/liars.py --methods fedavg oort --seeds 1      # two of the methods, as a table
+python benchmarks/liars.py --write                              # all of them, and writes benchmarks/results/liars.md
+python benchmarks/liars.py --processes                          # three of them, with a process for each member
+python benchmarks/liars.py --unguarded                          # without what keeps liars from deciding: has to fail
+python benchmarks/liars.py --smoke                              # one round of one method, without judging
+
+Sixteen members are honest. A claimer says of everything as much as messages may hold; a silent one never answers a
+task; a garbler sends -30 times what it learned, NaN or the tiniest numbers; and a churner returns under a new session
+at each beat, claims one byte of memory, refuses and then sends, and repeats itself. What the honest members come to is
+compared with the same run of these alone: the accuracy on the server's samples of each one's own model, their mean.
+
+The exit status is 1 where a run does not end by itself with all of its rounds, or where the honest members of a method
+lose more than two points, the mean over seeds; with --processes, where a process fails or has to be stopped, too.
+"""
+
+import argparse
+import logging
+import os
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from liar_benchmark.games import METHODS_AND_VARIANTS, Game, played
+from liar_benchmark.headroom import headroom_lines
+from liar_benchmark.processes import PROCESS_ROUNDS, played_by_processes
+from liar_benchmark.tables import Row, problems_of, process_table, row_of, table
+from smoke import parsed
+
+from subfleet.emulation.batch.exports import AwaitedExports
+from subfleet.export.cache import CacheFolder
+from subfleet.protocol.errors import SubfleetError
+
+RESULTS = Path(__file__).parent / "results" / "liars.md"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print a row for each method; 1 where one is not as it has to be."""
+    asked = _asked(arguments)
+    logging.disable(logging.CRITICAL)  # servers say of each odd message that they dropped it
+    started_s = time.monotonic()
+    try:
+        if asked.processes:
+            lines, problems = _by_processes(asked)
+        else:
+            lines, problems = _in_one_process(asked)
+    except SubfleetError as error:
+        print(error, file=sys.stderr)
+        return int(error.exit_code)
+    told = [*(problems or ["Every run ended by itself, and nobody honest lost more than two points."])]
+    print("\n".join(told))
+    if asked.write:
+        _write(asked, [*lines, "", *told], time.monotonic() - started_s)
+    return bool(problems) and not asked.smoke
+
+
+def _asked(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--methods", nargs="+", metavar="METHOD", help=f"some of: {', '.join(METHODS_AND_VARIANTS)} (default: all)"
+    )
+    parser.add_argument("--seeds", type=int, default=3, help="runs of each method, with seeds 1 to this (default: 3)")
+    parser.add_argument("--rounds", type=int, help="of each run (default: 18; with --processes 10, with oort 18)")
+    parser.add_argument(
+        "--processes",
+        action="store_true",
+        help=f"a server, a broker and a process for each member, by {', '.join(PROCESS_ROUNDS)}, with one seed",
+    )
+    parser.add_argument(
+        "--unguarded", action="store_true", help="the planted error: claims count as they are, and no update is suspect"
+    )
+    parser.add_argument("--declared-width", type=int, default=512, help="of networks that liars declare (default: 512)")
+    parser.add_argument("--write", action="store_true", help="write benchmarks/results/liars.md, or add to it the part")
+    smallest = {"methods": ["fedavg"], "seeds": 1, "rounds": 1, "processes": False}
+    asked = parsed(parser, arguments, **smallest)
+    known = tuple(PROCESS_ROUNDS) if asked.processes else tuple(METHODS_AND_VARIANTS)
+    if unknown := [one for one in asked.methods or () if one not in known]:
+        parser.error(f"method {unknown[0]!r} is none of {', '.join(known)}")
+    if asked.seeds < 1 or (asked.rounds is not None and asked.rounds < 1):
+        parser.error(f"--seeds and --rounds are {asked.seeds} and {asked.rounds}, but must be 1 or more")
+    asked.methods = asked.methods or list(known)
+    return asked
+
+
+def _in_one_process(asked: argparse.Namespace) -> tuple[list[str], list[str]]:
+    rows = []
+    for row in _rows(asked):
+        rows.append(row)
+        print(f"{row.method}: {100 * row.without:.1f} % without, {100 * row.beside:.1f} % with liars", flush=True)
+    lines = table(rows)
+    print("\n".join(["", *lines, ""]))
+    return lines, problems_of(rows)
+
+
+def _rows(asked: argparse.Namespace) -> Iterator[Row]:
+    rounds = asked.rounds or 18
+    seeds = range(1, asked.seeds + 1)
+    with tempfile.TemporaryDirectory() as folder, AwaitedExports(CacheFolder(path=Path(folder))) as exports:
+        for name in asked.methods:
+            found = [
+                [
+                    played(
+                        Game(
+                            method=name,
+                            seed=seed,
+                            rounds=rounds,
+                            liars=liars,
+                            guarded=not asked.unguarded,
+                            declared_width=asked.declared_width,
+                        ),
+                        exports,
+                    )
+                    for seed in seeds
+                ]
+                for liars in (False, True)
+            ]
+            yield row_of(name, *found)
+
+
+def _by_processes(asked: argparse.Namespace) -> tuple[list[str], list[str]]:
+    rows, problems = [], list[str]()
+    for name in asked.methods:
+        with tempfile.TemporaryDirectory(prefix="subfleet-") as folder:
+            rows.append(played_by_processes(name, Path(folder), asked.rounds or PROCESS_ROUNDS[name]))
+        print(f"{name}: {rows[-1].told}", flush=True)
+        problems += rows[-1].problems
+    lines = process_table(rows)
+    print("\n".join(["", *lines, ""]))
+    return lines, problems
+
+
+def _write(asked: argparse.Namespace, lines: Sequence[str], seconds: float) -> None:
+    """Put a part of the page in place of the same part of before, behind those that are there."""
+    title = "## With a process for each member" if asked.processes else "## In one process"
+    if asked.unguarded:
+        title = "## Without what keeps liars from deciding"
+    options = [*(["--processes"] if asked.processes else []), *(["--unguarded"] if asked.unguarded else [])]
+    command = " ".join(["python benchmarks/liars.py", *options, "--write"])
+    machine = f"Python {platform.python_version()}, torch {version('torch')}, {platform.machine()}"
+    part = [title, "", f"`{command}`, {machine}, {os.cpu_count()} cores, {seconds / 60:.0f} minutes.", "", *lines]
+    old = RESULTS.read_text(encoding="utf-8") if RESULTS.exists() else ""
+    parts = [f"## {one}".strip() for one in old.split("\n## ")[1:]]
+    kept = [one for one in parts if not one.startswith(title)]
+    head = ["# Liars", "", *_HEAD, "", *headroom_lines()]
+    RESULTS.write_text("\n\n".join(["\n".join(head), *kept, "\n".join(part)]) + "\n", encoding="utf-8")
+    print(f"\nWritten to {RESULTS}")
+
+
+_HEAD = (
+    "Twenty members, sixteen of them honest, learn digits with drawn signs; [what is played](../README.md#liarspy).",
+    "Accuracies are those of honest members' own models on the server's samples, their mean.",
+)
+
+if __name__ == "__main__":
+    sys.exit(main())

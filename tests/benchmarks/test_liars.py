@@ -1,0 +1,219 @@
+"""The benchmark of liars: its verdict fails where it has to, and its liars lie in valid messages."""
+
+import importlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from subfleet.arrays import decode_arrays, encode_arrays
+from subfleet.protocol.blobs import BlobRef
+from subfleet.protocol.messages import Message, Presence, Profile, Refusal, Task, Telemetry, Update, decode, encode
+from subfleet.protocol.readings import Reading
+from subfleet.protocol.topics import Topics
+from subfleet.transport.base import Delivery, Event, Will
+
+pytestmark = pytest.mark.slow
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+TOPICS = Topics()
+
+
+@pytest.fixture(autouse=True)
+def _benchmarks_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+
+
+def _of(module: str, name: str) -> Any:
+    """Of the benchmark, which is a folder of scripts and no package that is installed."""
+    return getattr(importlib.import_module(f"liar_benchmark.{module}"), name)
+
+
+class Recording:
+    """A transport that remembers what was sent, and delivers what it is given."""
+
+    def __init__(self, *events: Event) -> None:
+        self.sent: list[Message] = []
+        self._events = list(events)
+
+    def open(self, subscriptions: tuple[str, ...], will: Will | None = None) -> None: ...
+
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        address = TOPICS.parse(topic)
+        assert (address.direction, address.client_id) == ("up", "eve")
+        self.sent.append(decode(payload, expected=address.kind))
+
+    def poll(self, timeout_s: float) -> Event | None:
+        return self._events.pop(0) if self._events else None
+
+    def close(self) -> None: ...
+
+
+PROFILE = Profile(
+    client_id="eve",
+    session_id="eve-1",
+    device="virtual",
+    runtimes=("torch",),
+    sample_count=50,
+    class_counts=(20, 30),
+    input_shape=(1, 8, 8),
+    memory_total_bytes=10**9,
+    memory_share=0.5,
+)
+TELEMETRY = Telemetry(
+    client_id="eve",
+    session_id="eve-1",
+    run_id="run",
+    round=1,
+    log_time_s=0.0,
+    reading=Reading(memory_free_bytes=10**8, downlink_bps=1e6, uplink_bps=1e6),
+    memory_budget_bytes=10**8,
+)
+UPDATE = Update(
+    task_id="task",
+    run_id="run",
+    round=1,
+    client_id="eve",
+    blob=BlobRef(sha256="0" * 64, size_bytes=1),
+    sample_count=50,
+    step_count=7,
+    loss=0.5,
+    accuracy=0.9,
+    measured_peak_bytes=1,
+    train_seconds=1.0,
+    seconds=1.0,
+    square_loss=0.3,
+)
+
+
+def _said(kind: str, *messages: Message) -> list[Message]:
+    link_of = _of("lying", "link_of")
+    recording = Recording()
+    link = link_of(kind, TOPICS)(recording)
+    for message in messages:
+        link.publish(TOPICS.up("eve", message.KIND), encode(message))
+    return recording.sent
+
+
+def test_a_claimer_claims_as_much_as_messages_may_hold() -> None:
+    profile, telemetry, update = _said("claimer", PROFILE, TELEMETRY, UPDATE)
+
+    assert isinstance(profile, Profile)
+    assert (profile.sample_count, profile.class_counts, profile.macs_per_s) == (2**40, (2**40, 2**40), 1e300)
+    assert isinstance(telemetry, Telemetry)
+    assert telemetry.memory_budget_bytes == 2**62
+    assert isinstance(update, Update)
+    assert (update.sample_count, update.loss, update.square_loss) == (2**40, 1e30, 1e30)
+
+
+def test_a_silent_one_says_that_it_is_there_and_hears_of_no_task() -> None:
+    link_of = _of("lying", "link_of")
+    task = Delivery(topic=TOPICS.down("eve", Task.KIND), payload=b"any")
+    other = Delivery(topic=TOPICS.down("eve", "receipt"), payload=b"any")
+    link = link_of("silent", TOPICS)(Recording(task, other))
+
+    assert link.poll(0.0) == other
+    assert _said("silent", PROFILE, TELEMETRY) == [PROFILE, TELEMETRY]
+
+
+def test_a_churner_refuses_and_then_sends_and_is_another_one_at_each_beat() -> None:
+    beat = Presence(client_id="eve", session_id="eve-1", online=True)
+    said = _said("churner", PROFILE, TELEMETRY, UPDATE, beat, beat)
+
+    kinds = [one.KIND for one in said]
+    assert kinds == [
+        "profile",
+        "telemetry",
+        "refusal",
+        "presence",
+        "profile",
+        "update",
+        "update",
+        "presence",
+        "profile",
+        "update",
+    ]
+    sessions = [one.session_id for one in said if isinstance(one, Presence | Profile)]
+    assert sessions == ["eve-again-0", *["eve-again-1"] * 2, *["eve-again-2"] * 2]
+    telemetry, refusal = said[1:3]
+    assert isinstance(telemetry, Telemetry)
+    assert telemetry.memory_budget_bytes == 1
+    assert isinstance(refusal, Refusal)
+    assert refusal.task_id == UPDATE.task_id
+    updates = [one for one in said if isinstance(one, Update)]
+    assert updates[0] == UPDATE
+    assert len({one.message_id for one in updates}) == 3, "it repeats itself under other ids"
+
+
+def test_a_garbler_sends_what_it_learned_thirty_times_the_other_way_then_none_and_tiny_numbers(tmp_path: Path) -> None:
+    garbling_of = _of("lying", "Garbling")
+    learned = np.array([1.0, -2.0], np.float32)
+    job = SimpleNamespace(output_path=tmp_path / "change")
+
+    def train(job: Any, stopped: Any) -> str:
+        job.output_path.write_bytes(encode_arrays({"w": learned}))
+        return "told"
+
+    garbling = garbling_of(SimpleNamespace(train=train, target="torch"))
+    found = list(_trainings(garbling, job, 4))
+
+    assert garbling.target == "torch"
+    assert [one.tolist() for one in found[:2]] == [[-30.0, 60.0]] * 2
+    assert np.isnan(found[2]).all()
+    assert (found[3] > 0).all()
+    assert (found[3] < np.finfo(np.float32).tiny).all()
+
+
+def _trainings(garbling: Any, job: Any, count: int) -> Iterator[Any]:
+    for _ in range(count):
+        assert garbling.train(job, lambda: False) == "told"
+        yield np.asarray(decode_arrays(job.output_path.read_bytes())["w"])
+
+
+def _row(without: Sequence[float], beside: Sequence[float], **changes: Any) -> Any:
+    played_of = _of("games", "Played")
+    row_of = _of("tables", "row_of")
+    first, second = ([played_of(accuracy=one, rounds=18, wanted=18) for one in found] for found in (without, beside))
+    return row_of("fedavg", first, [replace(one, **changes) for one in second])
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ({"without": (0.8, 0.82), "beside": (0.79, 0.80)}, ()),
+        ({"without": (0.8, 0.8), "beside": (0.9, 0.9)}, ()),
+        (
+            {"without": (0.8, 0.82), "beside": (0.74, 0.82)},
+            ("fedavg: honest members lost 3.0 points, but may lose 2 at most",),
+        ),
+        ({"without": (0.8,), "beside": (0.8,), "rounds": 17}, ("fedavg: not all rounds closed",)),
+        ({"without": (0.8,), "beside": (0.8,), "rounds": 0, "failure": "why"}, ("fedavg: a run did not end: why",)),
+    ],
+    ids=["within two points", "gained", "lost", "a round short", "did not end"],
+)
+def test_the_verdict(row: Any, told: tuple[str, ...]) -> None:
+    problems_of = _of("tables", "problems_of")
+    assert tuple(problems_of([_row(**row)])) == told
+
+
+def test_the_worst_stands_beside_the_median() -> None:
+    table = _of("tables", "table")
+    rows = [
+        replace(_row((0.8,), (0.8 + difference,)), method=name)
+        for name, difference in (("a", 0.01), ("b", -0.05), ("c", 0.0))
+    ]
+
+    assert table(rows)[-1] == "Worst: b, -5.0 points; median of all +0.0 points."
+
+
+def test_without_guards_claims_count_as_they_are() -> None:
+    run_of = _of("games", "run_of")
+    unguarded = _of("games", "unguarded")
+    run = unguarded(run_of("oort", 1, 18))
+    assert (run.max_client_share, run.suspicion.outliers, run.suspicion.loss_factor) == (1.0, "off", 0)
+    assert getattr(run.method, "most_often", None) == 0.0
+    assert getattr(unguarded(run_of("fedtrans", 1, 18)).method, "averaged", None) == "all"
