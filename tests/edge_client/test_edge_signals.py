@@ -64,7 +64,7 @@ def test_an_interrupted_prediction_is_one_sentence_whatever_was_being_loaded(
 
 @pytest.mark.slow
 @pytest.mark.broker
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_a_joined_device_cleanly(tmp_path: Path, data: str, number: signal.Signals) -> None:
     broker = pytest.importorskip("subfleet.link.broker")
     with broker.EmbeddedBroker() as running:

@@ -88,8 +88,8 @@ class JoinOptions:
 def join(options: JoinOptions) -> None:
     """Take part in a fleet until the run is over or a signal comes.
 
-    The first Ctrl-C (or SIGTERM) stops cleanly: what is in hand is taken up by the next start. The second one ends at
-    once.
+    The first Ctrl-C (SIGTERM, or SIGHUP of a terminal that is closed) stops cleanly: what is in hand is taken up by the
+    next start. The second one ends at once.
 
     Raises:
         SubfleetError: a setting, a file, the data or the broker cannot be used.
@@ -212,6 +212,8 @@ def _stop_on_signal(request: _StopRequest) -> None:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, request.handle)
         signal.signal(signal.SIGTERM, request.handle)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(signal.SIGHUP, request.handle)
 
 
 def _stop_at_end_of_input() -> None:
