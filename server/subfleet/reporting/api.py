@@ -2,8 +2,8 @@
 
 import contextlib
 import datetime
-import ipaddress
 import json
+import logging
 import socket
 import threading
 import time
@@ -34,6 +34,8 @@ from subfleet.reporting.address import HttpAddress
 from subfleet.reporting.report import status_html
 
 __all__ = ["create_app", "serve_http"]
+
+_LOG = logging.getLogger(__name__)
 
 START_S = 10.0
 SHOWN_ROUNDS = 20  # on the page, which loads itself anew every few seconds; the API tells of all
@@ -203,12 +205,16 @@ def create_app(state_folder: Path, *, hosts: tuple[str, ...] = ("127.0.0.1", "lo
 def serve_http(state_folder: Path, address: HttpAddress) -> Iterator[str]:
     """Serve the API in a thread of its own while the context lasts; gives its URL.
 
+    An address that other machines reach is warned of.
+
     Raises:
         PortError: the address is taken or not ours.
     """
     listener = _listen(address)
+    if address.warning:
+        _LOG.warning("%s", address.warning)
     port = listener.getsockname()[1]
-    app = create_app(state_folder, hosts=_hosts(address.host))
+    app = create_app(state_folder, hosts=_hosts(address))
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="on"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="subfleet-http", daemon=True)
     thread.start()
@@ -260,10 +266,6 @@ def _listen(address: HttpAddress) -> socket.socket:
     return listener
 
 
-def _hosts(host: str) -> tuple[str, ...]:
+def _hosts(address: HttpAddress) -> tuple[str, ...]:
     """Whoever binds beyond loopback is addressed by names that only its network knows."""
-    try:
-        loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = host == "localhost"
-    return ("127.0.0.1", "localhost", "[::1]", "::1") if loopback else ("*",)
+    return ("127.0.0.1", "localhost", "[::1]", "::1") if address.loopback else ("*",)
