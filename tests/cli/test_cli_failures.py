@@ -184,7 +184,7 @@ def test_what_a_device_wrote_does_not_act_on_the_operators_terminal(tmp_path: Pa
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
     logged, sentence = done.stderr.splitlines()
-    assert logged.endswith("x WARNING device a ]8;;http://evil  b")
+    assert logged.endswith(r"x WARNING device a\x1b]8;;http://evil\x07\nb")
     assert sentence == "subfleet: device a ]8;;http://evil  failed"
 
 

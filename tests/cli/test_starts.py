@@ -16,6 +16,8 @@ from subfleet.journal.records import Progress
 from subfleet.observers import started
 from subfleet.protocol.errors import ConfigError, FileError, RunError
 from subfleet.protocol.exit_codes import ExitCode
+from subfleet.reporting.address import HttpAddress
+from subfleet.reporting.api import serve_http
 from subfleet.settings.kept import free_folder, keep_run
 from subfleet.settings.reading import read_run
 
@@ -139,3 +141,37 @@ def test_every_question_has_an_answer_for_who_cannot_be_asked() -> None:
     sources = [path for room in ("server", "edge_client", "emulation", "tasks") for path in (ROOT / room).rglob("*.py")]
     found = [path.name for path in sources for _ in asking.finditer(path.read_text(encoding="utf-8"))]
     assert found == ["keeping.py"]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "localhost", "::1", "::ffff:127.0.0.1"])
+def test_nobody_is_warned_of_an_address_of_this_machine_alone(host: str) -> None:
+    assert HttpAddress().warning == HttpAddress(host=host).warning == ""
+
+
+@pytest.mark.parametrize(
+    ("host", "who"),
+    [
+        ("0.0.0.0", "reaches this one can"),  # noqa: S104 - it is what is warned of
+        ("::", "reaches this one can"),
+        ("", "reaches this one can"),
+        ("192.0.2.7", "reaches 192.0.2.7 can"),
+        ("fe80::1%eth0", "reaches fe80::1%eth0 can"),
+        ("127.0.0.1.example", "reaches 127.0.0.1.example can"),
+    ],
+)
+def test_whoever_opens_the_api_to_other_machines_is_warned_in_one_sentence(host: str, who: str) -> None:
+    warning = HttpAddress(host=host).warning
+    assert warning.startswith("the HTTP API asks for no password: every machine that ")
+    assert who in warning
+    assert warning.count("\n") == 0
+
+
+def test_the_api_is_opened_to_other_machines_only_with_a_line_that_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    everywhere = HttpAddress(host="0.0.0.0", port=0)  # noqa: S104 - it is what is warned of
+    for address, lines in ((HttpAddress(port=0), []), (everywhere, [everywhere.warning])):
+        caplog.clear()
+        with serve_http(tmp_path, address):
+            warned = [record.getMessage() for record in caplog.records if record.name == "subfleet.reporting.api"]
+        assert warned == lines

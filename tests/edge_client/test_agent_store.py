@@ -12,7 +12,7 @@ from agent.agent_cases import RESULT, announce, blob, deploy_task, score_task, t
 
 from subfleet.agent.events import Scored, WorkFailed
 from subfleet.agent.saved import Saved
-from subfleet.edge_client.store import AgentStore
+from subfleet.edge_client.store import KEPT_RUNS, AgentStore
 from subfleet.edge_client.work import Finished
 from subfleet.edge_client.worker import TrainingWorker
 from subfleet.protocol.candidate_scores import CandidateScore
@@ -145,6 +145,45 @@ def test_models_stand_in_the_folder_of_their_run(tmp_path: Path) -> None:
     store, task = placing(tmp_path)
     assert store.place_models(task) == ("models/run/model.onnx", "models/run/model.pte")
     assert (tmp_path / "models" / "run" / "model.pte").read_bytes() == b"model executorch"
+
+
+def place(tmp_path: Path, run_id: str, at_s: int) -> None:
+    """Place models as at a time, which a clock of a file system may be too coarse to tell apart."""
+    store, task = placing(tmp_path, run_id=run_id)
+    store.place_models(task)
+    os.utime(tmp_path / "models" / run_id, (at_s, at_s))
+
+
+def test_the_models_of_the_last_runs_stay_and_older_ones_go(tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    for number in range(7):
+        place(tmp_path, f"r{number}", number)
+        assert sorted(path.name for path in folder.iterdir()) == [f"r{one}" for one in range(number + 1)][-KEPT_RUNS:]
+    place(tmp_path, "r3", 7)  # whose models are placed again is the newest
+    place(tmp_path, "r9", 8)
+    assert sorted(path.name for path in folder.iterdir()) == ["r3", "r5", "r6", "r9"]
+    assert all((folder / name / "model.onnx").read_bytes() == b"model onnx" for name in ("r3", "r5", "r6", "r9"))
+
+
+def test_models_that_are_placed_again_count_as_the_newest(tmp_path: Path) -> None:
+    place(tmp_path, "old", 1)
+    store, task = placing(tmp_path, run_id="old")
+    store.place_models(task)
+    assert (tmp_path / "models" / "old").stat().st_mtime > 1
+
+
+def test_models_that_are_no_folders_of_ours_stay(tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "kept").write_text("")
+    folder.mkdir()
+    (folder / "link").symlink_to(mine)
+    (folder / "note").write_text("")
+    for number in range(6):
+        place(tmp_path, f"r{number}", number)
+    assert (mine / "kept").exists()
+    assert {path.name for path in folder.iterdir()} == {"link", "note", "r2", "r3", "r4", "r5"}
 
 
 @pytest.mark.parametrize("run_id", ["..", "../x", "a/b", ".hidden", "/etc"])

@@ -18,12 +18,14 @@ from subfleet.protocol.metric_sums import SCORE_BINS, MetricSums
 from subfleet.protocol.paths import PathScore
 from subfleet.protocol.schema import MAX_INTEGER
 from subfleet.protocol.subnet import Explicit, Full, Prefix, Roll, SubnetSpec
+from subfleet.protocol.text import ACTING
 from subfleet.protocol.training import OptimiserSettings, TrainingSettings
 from subfleet.protocol.transform import DataTransform
 
 _CLIENT_IDS = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", fullmatch=True)
 _SIZES = st.integers(1, MAX_INTEGER)
-_NAMES = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=12)
+_CHARACTERS = st.characters(exclude_characters="\0", exclude_categories=["Cs"])
+_NAMES = st.text(_CHARACTERS.filter(lambda one: not ACTING.match(one)), max_size=12)
 _SHOWN = st.from_regex(r"[ -~]{1,12}", fullmatch=True)
 _CLASS_NAMES = st.from_regex(r"[!-~]{1,12}", fullmatch=True)
 _INDEX_SETS = st.one_of(
@@ -40,7 +42,9 @@ SPECS = st.builds(
         lambda choices: tuple(choices.items())
     ),
     name=_NAMES,
+    network=st.just("") | _NAMES,
 )
+_POPULATIONS = st.lists(st.lists(_NAMES, min_size=1, max_size=2).map(tuple), max_size=2).map(tuple)
 _BLOBS = st.builds(BlobRef, sha256=st.from_regex(r"[0-9a-f]{64}", fullmatch=True), size_bytes=_SIZES)
 _BINS = st.lists(st.integers(0, 2**50), min_size=2, max_size=2).map(lambda counts: tuple(counts) * (SCORE_BINS // 2))
 _SUMS = st.one_of(
@@ -192,7 +196,8 @@ def _tasks(draw: st.DrawFn) -> Message:
     changes: dict[str, Any] = {"programs": draft.programs[:1], "weights": draw(_BLOBS)}
     if work == "evaluate":
         training = None
-        changes |= {"evaluation": draw(st.builds(EvaluationSettings, batch_size=_SIZES, per_class=st.booleans()))}
+        how = st.builds(EvaluationSettings, batch_size=_SIZES, per_class=st.booleans(), population=_POPULATIONS)
+        changes |= {"evaluation": draw(how)}
     if work == "calibrate":
         changes |= {"calibration": draw(_BY_TYPE[Calibration])}
     if work == "score":

@@ -338,7 +338,7 @@ def test_the_bytes_of_a_declaration_and_of_its_answer_are_fixed() -> None:
         (_presence(online=1), "online is 1, but must be bool"),
         (_presence(client_id="a/b"), "client id 'a/b' must be"),
         (_presence(client_id=""), "client id '' must be"),
-        (_presence(client_id="a\n"), "must be 1 to 64"),
+        (_presence(client_id="a\n"), "made of printable characters"),
         (_presence(client_id=".."), "not '.' or '-' first"),
         (_presence(client_id="-rf"), "not '.' or '-' first"),
         (_presence(message_id="x" * 4097), "has 4097 characters, but may have 4096 at most"),

@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from subfleet.edge_client.failures import sentence_of
+from subfleet.edge_client.failures import LOG_FORM, sentence_of
 from subfleet.edge_client.options import Command, parser_of
 from subfleet.protocol.exit_codes import ExitCode
 from subfleet.protocol.interruption import interruptible
-from subfleet.protocol.logs import of_subfleet_or_warning
+from subfleet.protocol.logs import log_to_standard_error
 from subfleet.protocol.task_kinds import told_metrics
+from subfleet.protocol.text import escaped
 
 if TYPE_CHECKING:
     from subfleet.transport.address import BrokerOptions
@@ -33,9 +34,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         try:
             options = parser_of(_COMMANDS).parse_args(arguments)
             level = logging.DEBUG if options.verbose else options.log_level
-            handler = logging.StreamHandler(sys.stderr)
-            handler.addFilter(of_subfleet_or_warning)
-            logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(message)s", handlers=[handler])
+            log_to_standard_error(level, form=LOG_FORM)
             code: int = options.run(options)
         except KeyboardInterrupt:
             return _complain(ExitCode.INTERRUPTED, _STOPPED)
@@ -46,7 +45,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _complain(code: ExitCode, sentence: str) -> int:
-    sys.stderr.write(f"subfleet-edge: {' '.join(sentence.split())}\n")
+    sys.stderr.write(f"subfleet-edge: {escaped(' '.join(sentence.split()))}\n")
     return int(code)
 
 

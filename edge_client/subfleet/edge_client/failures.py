@@ -1,10 +1,13 @@
-"""What a user is told of an error: one sentence and an exit code, whoever raised it."""
+"""What the user of a device sees of its two processes: an error as one sentence and an exit code, and lines of logs."""
 
 from subfleet.protocol.errors import MissingExtraError, SubfleetError
 from subfleet.protocol.exit_codes import ExitCode
 from subfleet.protocol.plugins import raised_by_plugin
 
-__all__ = ["sentence_of"]
+__all__ = ["LOG_FORM", "sentence_of"]
+
+LOG_FORM = "%(asctime)s %(levelname)s %(message)s"
+"""As `logging.Formatter` takes it."""
 
 
 def sentence_of(error: Exception) -> tuple[ExitCode, str]:

@@ -3,7 +3,7 @@
 <state>/agent.json          the answers without a receipt, the task in hand, what was done
 <state>/blobs/              programs, weights and updates, by content
 <state>/work/               what is being trained; emptied at every start
-<state>/models/<run>/       the inference models of each run
+<state>/models/<run>/       the inference models of the last runs
 <state>/brokers.json        how large the chunks are that come through each broker
 <state>/lock                held by the one agent that uses the folder
 
@@ -48,6 +48,8 @@ FREE_SHARE = 0.5
 STATE_BYTES = 8192
 """By which the state file may grow when it holds a task."""
 _SUFFIXES: Mapping[str, str] = MappingProxyType({"onnx": ".onnx", "executorch": ".pte"})
+KEPT_RUNS = 4
+"""Of which the inference models stay; those of older runs go when models are placed."""
 _RUN_FOLDER = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}")
 
 
@@ -193,6 +195,8 @@ class AgentStore:
     def place_models(self, task: Task) -> tuple[str, ...]:
         """Copy the fetched models of a deploy task to their folder; returns the paths relative to the state folder.
 
+        The models of other runs go but for those that were placed last, see `KEPT_RUNS`.
+
         Raises:
             FileError: a model is missing or cannot be written.
             ProtocolError: the run's id or a target cannot name a file.
@@ -202,6 +206,7 @@ class AgentStore:
                 f"run id {task.run_id!r:.140} must be letters, digits, '_', '.' and '-' to name a folder"
             )
         folder = self.folder / "models" / task.run_id
+        self._prune_models(folder)
         files = []
         for program in task.programs:
             if program.target not in _SUFFIXES:
@@ -218,6 +223,17 @@ class AgentStore:
                 ) from error
             files.append(path.relative_to(self.folder).as_posix())
         return tuple(files)
+
+    def _prune_models(self, placed: Path) -> None:
+        """Remove the models of all runs but the last ones, and leave room among them for the one that is placed now.
+
+        A folder has the time of the last file that was renamed in it, which is when its models were placed.
+        """
+        with suppress(OSError):
+            others = [path for path in placed.parent.iterdir() if path != placed and not path.is_symlink()]
+            others = sorted((path for path in others if path.is_dir()), key=lambda path: path.stat().st_mtime_ns)
+            for path in others[: -(KEPT_RUNS - 1)]:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _free_bytes(folder: Path) -> int:

@@ -8,7 +8,6 @@ import logging
 import os
 import queue
 import signal
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -19,7 +18,7 @@ from typing import BinaryIO
 from subfleet.agent.events import WorkFailed
 from subfleet.device.process_limits import end_with_parent, limited_growth, offer_to_the_kernel
 from subfleet.device.runtimes import CPU, choose_trainer
-from subfleet.edge_client.failures import sentence_of
+from subfleet.edge_client.failures import LOG_FORM, sentence_of
 from subfleet.edge_client.work import TaskWork, discard
 from subfleet.edge_client.workplace import (
     Ended,
@@ -34,7 +33,7 @@ from subfleet.edge_client.workplace import (
 )
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.errors import FileError, ProtocolError
-from subfleet.protocol.logs import of_subfleet_or_warning
+from subfleet.protocol.logs import log_to_standard_error
 
 __all__ = ["main"]
 
@@ -68,7 +67,7 @@ def main(arguments: Sequence[str]) -> None:
     # Not `sys.stdin`, which the end of the interpreter closes while a thread may still read it.
     source = os.fdopen(os.dup(0), "rb")
     place = Workplace.of_line(source.readline())
-    _show_logs(place.log_level)
+    log_to_standard_error(place.log_level, form=LOG_FORM)
     orders = _Orders(source)
     try:
         work, opened = _open(place)
@@ -132,12 +131,6 @@ def _limited(place: Workplace, order: Order) -> AbstractContextManager[None]:
     # Samples are read, and transformed into others, beside what is planned.
     beside_bytes = 2 * order.data_bytes + _SPARE_BYTES + place.threads * _STACK_BYTES
     return limited_growth(order.memory_limit_bytes + beside_bytes)
-
-
-def _show_logs(level: int) -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.addFilter(of_subfleet_or_warning)
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(message)s", handlers=[handler])
 
 
 class _Orders:

@@ -15,11 +15,11 @@ __all__ = ["lock", "sync_folder"]
 _CANNOT = frozenset({errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP})
 
 
-def lock(file: IO[Any], *, wait: bool) -> bool:
-    """Lock an open file until it is closed, or this process ends; False where the file system has no locks.
+def lock(file: IO[Any] | int, *, wait: bool) -> bool:
+    """Lock an open file or folder until it is closed, or this process ends; False where the file system has no locks.
 
     Args:
-        file: open for writing.
+        file: open for writing, or the descriptor of an open folder.
         wait: for whoever holds it.
 
     Raises:

@@ -36,6 +36,7 @@ from subfleet.protocol.reasons import ArchitectureProblem, RefusalReason
 from subfleet.protocol.schema import ADDED_LATER, canonical_json, from_plain, parse_json, to_plain
 from subfleet.protocol.subnet import MAX_SPEC_BYTES, SubnetSpec
 from subfleet.protocol.task import Task
+from subfleet.protocol.text import checked_texts, may_act
 
 __all__ = [
     "MAX_SAMPLES",
@@ -332,7 +333,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(payload: bytes | memoryview, *, expected: str | None = None) -> Message:
-    """Read a message.
+    """Read a message. Characters on which terminals act become spaces in texts for people, and are no part of a name.
 
     Args:
         payload: what was received.
@@ -341,7 +342,8 @@ def decode(payload: bytes | memoryview, *, expected: str | None = None) -> Messa
     Raises:
         ProtocolError: the payload is not a valid message of that kind.
     """
-    plain = parse_json(_inflated(payload), max_bytes=MAX_CONTROL_BYTES)
+    text = _inflated(payload)
+    plain = parse_json(text, max_bytes=MAX_CONTROL_BYTES)
     if not isinstance(plain, dict):
         raise ProtocolError("a control message must be a JSON object")
     schema, kind = plain.pop("schema", None), plain.pop("kind", None)
@@ -349,7 +351,15 @@ def decode(payload: bytes | memoryview, *, expected: str | None = None) -> Messa
         raise ProtocolError(f"schema version is {schema!r:.80}, but must be {SCHEMA_VERSION}; update the older side")
     if not isinstance(kind, str) or kind not in MESSAGES or (expected is not None and kind != expected):
         raise ProtocolError(f"message kind is {kind!r:.80}, but must be {expected or sorted(MESSAGES)}")
-    return from_plain(MESSAGES[kind], plain)
+    return from_plain(MESSAGES[kind], _shown(kind, plain) if may_act(text) else plain)
+
+
+def _shown(kind: str, plain: dict[str, Any]) -> Any:
+    """What was received without characters on which terminals act: both sides write others' texts into their logs."""
+    try:
+        return checked_texts(plain, kind)
+    except RecursionError as error:
+        raise ProtocolError("a control message is too deep") from error
 
 
 def text_bytes(payload: bytes | memoryview) -> int:

@@ -13,7 +13,8 @@ __all__ = ["settle"]
 def settle(program: str) -> ExitCode:
     """Prepare this process for a command; OK where it may go on.
 
-    Whatever is written to a console is written with replacements for what that cannot show, and libraries find a home.
+    Whatever is written to a console is written with replacements for what that cannot show, libraries find a home, and
+    scratch files of processes that were killed are removed.
 
     Args:
         program: whose name stands before what is said.
@@ -23,9 +24,11 @@ def settle(program: str) -> ExitCode:
         sys.stderr.write(f"{program}: {refused}\n")
         return refused.exit_code
     from subfleet.protocol.homes import give_home  # it reads what Windows has not
+    from subfleet.protocol.scratch import scratch_places, sweep
 
     _soften(sys.stdout)
     give_home(os.environ)
+    sweep(scratch_places())
     return ExitCode.OK
 
 

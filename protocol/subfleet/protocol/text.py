@@ -1,8 +1,70 @@
 """Text that others wrote, fit to be shown."""
 
-__all__ = ["printable"]
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from subfleet.protocol.errors import ProtocolError
+
+__all__ = ["ACTING", "FREE_TEXTS", "checked_texts", "escaped", "may_act", "printable"]
+
+_ACTING = "\x01-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
+ACTING = re.compile(f"[{_ACTING}]")
+"""On which terminals act: they begin escape sequences, break lines, or turn the direction of what follows."""
+_UNSHOWN = re.compile(f"[\x00\ud800-\udfff{_ACTING}]")
+"""With those that no message may have at all."""
+FREE_TEXTS = frozenset({"detail", "reason", "software"})
+"""The fields of messages that are written for people, and those below them; all other texts are names."""
 
 
 def printable(text: str) -> str:
     """The text with a space for every character that a terminal would act on, line breaks among them."""
     return "".join(character if character.isprintable() else " " for character in text)
+
+
+def escaped(text: str, *, keep: str = "") -> str:
+    r"""The text with an escape such as `\x1b` in place of every character on which terminals act.
+
+    Args:
+        text: that others may have written, or libraries.
+        keep: characters that stay, such as line breaks.
+    """
+    return _UNSHOWN.sub(lambda found: found[0] if found[0] in keep else repr(found[0])[1:-1], text)
+
+
+def may_act(payload: bytes | memoryview) -> bool:
+    """Whether JSON may hold such characters; false for nearly all messages, at little cost.
+
+    Those below 32 are written with a backslash, others as themselves, and JSON of two or four bytes a character has
+    zeros in it.
+    """
+    content = bytes(payload)
+    return not content.isascii() or any(mark in content for mark in (b"\\", b"\x7f", b"\x00"))
+
+
+def checked_texts(plain: Any, where: str = "", *, free: bool = False) -> Any:
+    """Parsed JSON whose texts no terminal acts on.
+
+    Args:
+        plain: what was received.
+        where: names it in an error.
+        free: it is written for people: such characters become spaces.
+
+    Raises:
+        ProtocolError: a name has such characters; the text says where.
+    """
+    if isinstance(plain, str):
+        if free:
+            return ACTING.sub(" ", plain)
+        if ACTING.search(plain) is not None:
+            raise ProtocolError(f"{where} is {plain!r:.80}, but must be made of printable characters")
+        return plain
+    if isinstance(plain, Mapping):
+        found = {}
+        for key, value in plain.items():
+            name = checked_texts(key, f"a key of {where}", free=free)
+            found[name] = checked_texts(value, f"{where}.{name:.80}", free=free or name in FREE_TEXTS)
+        return found
+    if isinstance(plain, list):
+        return [checked_texts(item, f"{where}[{place}]", free=free) for place, item in enumerate(plain)]
+    return plain

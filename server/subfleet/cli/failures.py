@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from subfleet.protocol.errors import MissingExtraError, SubfleetError
 from subfleet.protocol.exit_codes import ExitCode
 from subfleet.protocol.interruption import interruptible
-from subfleet.protocol.logs import of_subfleet_or_warning
+from subfleet.protocol.logs import log_to_standard_error
 from subfleet.protocol.plugins import raised_by_plugin
 from subfleet.protocol.text import printable
 
@@ -37,10 +37,7 @@ def exit_code_of(error: BaseException) -> tuple[ExitCode, str]:
 def reporting(*, verbose: bool, leave: Callable[[int], None] = sys.exit) -> Iterator[None]:
     """Run a command's body; an error becomes one sentence on standard error and an exit code."""
     level = logging.DEBUG if verbose else logging.WARNING
-    handler = logging.StreamHandler(sys.stderr)
-    handler.addFilter(of_subfleet_or_warning)
-    handler.addFilter(_made_printable)
-    logging.basicConfig(level=level, format="%(asctime)s %(name)s %(levelname)s %(message)s", handlers=[handler])
+    log_to_standard_error(level, form="%(asctime)s %(name)s %(levelname)s %(message)s")
     with interruptible() as interrupted:
         try:
             yield
@@ -52,9 +49,3 @@ def reporting(*, verbose: bool, leave: Callable[[int], None] = sys.exit) -> Iter
             told = "\n".join(map(printable, sentence.splitlines()))
             sys.stderr.write(f"subfleet: {told}\n")
             leave(int(code))
-
-
-def _made_printable(record: logging.LogRecord) -> bool:
-    """A filter of logs: what devices wrote stands in them too, and every message is one line."""
-    record.msg, record.args = printable(record.getMessage()), None
-    return True

@@ -8,6 +8,8 @@ from types import MappingProxyType
 import sqlalchemy as sql
 
 from subfleet.journal.database import absences
+from subfleet.journal.reading import connected, typed_rows
+from subfleet.protocol.errors import ProtocolError
 
 __all__ = ["AbsenceRecord", "keep_absences", "kept_absences"]
 
@@ -57,17 +59,28 @@ def keep_absences(engine: sql.Engine, run_id: str, away: Iterable[AbsenceRecord]
 
 
 def kept_absences(engine: sql.Engine, run_id: str) -> Mapping[str, AbsenceRecord]:
-    """Who is away, by id."""
+    """Who is away, by id.
+
+    Raises:
+        FileError: the database is damaged.
+    """
     query = sql.select(absences).where(absences.c.run_id == run_id).order_by(absences.c.client_id)
-    with engine.connect() as connection:
+    with connected(engine) as connection:
         return MappingProxyType(
             {
                 row.client_id: AbsenceRecord(
                     client_id=row.client_id,
                     kind=row.kind,
                     reason=row.reason,
-                    seen_at=None if row.seen_at is None else datetime.datetime.fromisoformat(row.seen_at),
+                    seen_at=None if row.seen_at is None else _time_of(row.seen_at),
                 )
-                for row in connection.execute(query)
+                for row in typed_rows(connection, query)
             }
         )
+
+
+def _time_of(text: str) -> datetime.datetime:
+    time = datetime.datetime.fromisoformat(text)
+    if time.tzinfo is None:
+        raise ProtocolError(f"seen_at is {text!r:.80}, but must be a time with its time zone")
+    return time

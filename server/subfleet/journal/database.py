@@ -11,6 +11,7 @@ from typing import Any
 import sqlalchemy as sql
 from sqlalchemy.pool import ConnectionPoolEntry
 
+from subfleet.journal.reading import understood
 from subfleet.protocol.errors import FileError
 
 __all__ = [
@@ -149,22 +150,25 @@ def open_database(place: Path | str, *, warns: bool = True) -> sql.Engine:
         warns: log a line, once, where SQLite has to do without its write-ahead log.
 
     Raises:
-        FileError: it cannot be opened, or its tables are of another release; nothing in it is changed then.
+        FileError: it cannot be opened, is damaged, or its tables are of another release; nothing in it is changed then.
     """
     url = place if isinstance(place, str) else f"sqlite:///{place / DATABASE_NAME}"
-    try:
-        engine = sql.create_engine(url)
-        sql.event.listen(engine, "connect", _configure)
-        sql.event.listen(engine, "handle_error", lambda context: _tell(context, place))
-        refused = _without_log(engine)
-        if refused and warns:
-            _LOG.warning("the journal's file system has no write-ahead log (%s); commits take longer there", refused)
-        _check_tables(engine, place)
-        METADATA.create_all(engine)
-    except sqlite3.Error as error:
-        raise _told(error, place) from error
-    except sql.exc.SQLAlchemyError as error:
-        raise FileError(f"the journal cannot be opened: {error!s:.200}; check {place!s:.200}") from error
+    with understood(place):
+        try:
+            engine = sql.create_engine(url)
+            sql.event.listen(engine, "connect", _configure)
+            sql.event.listen(engine, "handle_error", lambda context: _tell(context, place))
+            refused = _without_log(engine)
+            if refused and warns:
+                _LOG.warning(
+                    "the journal's file system has no write-ahead log (%s); commits take longer there", refused
+                )
+            _check_tables(engine, place)
+            METADATA.create_all(engine)
+        except sqlite3.Error as error:
+            raise _told(error, place) from error
+        except sql.exc.SQLAlchemyError as error:
+            raise FileError(f"the journal cannot be opened: {error!s:.200}; check {place!s:.200}") from error
     return engine
 
 
@@ -176,6 +180,7 @@ _REMEDIES: Mapping[str, str] = MappingProxyType(
         "unable to open": "make its folder and let this user write there",
         "disk I/O": "check the disk, or choose a folder on a disk of this machine",
         "malformed": "restore it from a backup, or choose another folder",
+        "decode": "restore it from a backup, or choose another folder",
         "not a database": "move that file away, or choose another folder",
     }
 )

@@ -9,7 +9,7 @@ import json
 import uuid
 from collections.abc import Callable
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_args
 
 import sqlalchemy as sql
 
@@ -17,15 +17,17 @@ from subfleet.elastic.lineage import Lineage
 from subfleet.journal.database import clients, evaluations, generations, programs, rounds, runs, tasks, updates
 from subfleet.journal.evaluations import EvaluationRecord
 from subfleet.journal.generations import GenerationRecord
+from subfleet.journal.reading import connected, place_of, typed_rows, typed_scalars, understood
 from subfleet.journal.records import RoundRecord
 from subfleet.journal.stored_seats import evaluated, needed_seats, was_folded
 from subfleet.methods.asking import Unfit
-from subfleet.protocol.messages import Profile
+from subfleet.protocol.errors import ProtocolError
+from subfleet.protocol.messages import MAX_ROUNDS, Profile
 from subfleet.protocol.schema import canonical_json, from_plain
 from subfleet.rounds.actions import Close, CloseEvaluation, CloseGeneration
 from subfleet.rounds.attempts import Failing, Tries
 from subfleet.rounds.persistent import PersistentMap
-from subfleet.rounds.state import Member, RunState, Seat, Suspicion
+from subfleet.rounds.state import Member, Phase, RunState, Seat, Suspicion
 from subfleet.rounds.written import WrittenProgram
 from subfleet.search.query import FoundSize
 from subfleet.search.queue import SizedProgram
@@ -49,9 +51,10 @@ def begin_run(engine: sql.Engine, *, name: str, settings: str, round_count: int)
 
     Raises:
         ConfigError: the run was begun with another configuration; it may have more rounds now.
+        FileError: the database cannot be written, or is damaged.
     """
-    with engine.begin() as connection:
-        known = connection.execute(sql.select(runs).where(runs.c.name == name)).one_or_none()
+    with understood(place_of(engine)), engine.begin() as connection:
+        known = next(typed_rows(connection, sql.select(runs).where(runs.c.name == name)), None)
         if known is None:
             run_id = f"{name}-{uuid.uuid4().hex[:8]}"
             row = {"run_id": run_id, "name": name, "settings": settings, "round_count": round_count}
@@ -86,22 +89,34 @@ class Journal:
         """The stored state of the run, with its clients not heard of yet and its deadlines started anew.
 
         Raises:
-            ProtocolError: the database holds what this version cannot read.
+            FileError: the database is damaged, or holds what this version cannot read.
         """
-        with self._engine.connect() as connection:
-            run = connection.execute(sql.select(runs).where(runs.c.run_id == self._run_id)).one()
+        with connected(self._engine) as connection:
+            (run,) = typed_rows(connection, sql.select(runs).where(runs.c.run_id == self._run_id))
+            _check_run(run)
             members = {
                 row.client_id: Member(profile=from_plain(Profile, json.loads(row.profile)), noted_s=now_s)
-                for row in connection.execute(sql.select(clients).where(clients.c.run_id == self._run_id))
+                for row in typed_rows(connection, sql.select(clients).where(clients.c.run_id == self._run_id))
             }
             seats = [
                 (row.round, row.work, from_plain(Seat, json.loads(row.seat)))
-                for row in connection.execute(needed_seats(self._run_id, run.round, run.folded_round))
+                for row in typed_rows(connection, needed_seats(self._run_id, run.round, run.folded_round))
             ]
             scored = _of_round(generations, self._run_id, run.folded_round)
             generation_count = connection.execute(sql.select(sql.func.count()).where(scored)).scalar_one()
-            programs = connection.scalars(_programs_of(self._run_id)).all()
+            programs = typed_scalars(connection, _programs_of(self._run_id))
             written = [from_plain(WrittenProgram, json.loads(text)) for text in programs]
+            return self._state_of(run, members, seats, written, generation_count, now_s)
+
+    def _state_of(
+        self,
+        run: Any,
+        members: dict[str, Member],
+        seats: list[tuple[int, str, Seat]],
+        written: list[WrittenProgram],
+        generation_count: int,
+        now_s: float,
+    ) -> RunState:
         work = _work_of(run.phase)
         last = {seat.client_id: seat for number, of, seat in seats if was_folded(run.folded_round, number, of, seat)}
         settled = (
@@ -151,8 +166,8 @@ class Journal:
         query = sql.select(tasks).where(
             tasks.c.run_id == self._run_id, tasks.c.round == state.round, tasks.c.work == _work_of(state.phase)
         )
-        with self._engine.connect() as connection:
-            return {row.client_id: (row.bytes_down, row.bytes_up) for row in connection.execute(query)}
+        with connected(self._engine) as connection:
+            return {row.client_id: (row.bytes_down, row.bytes_up) for row in typed_rows(connection, query)}
 
     def save(
         self,
@@ -210,22 +225,22 @@ class Journal:
         """The finished rounds, in order: all of them, or the newest few."""
         query = sql.select(rounds.c.record).where(rounds.c.run_id == self._run_id)
         query = query.order_by(rounds.c.round.desc()).limit(newest)
-        with self._engine.connect() as connection:
-            texts = reversed(connection.scalars(query).all())
+        with connected(self._engine) as connection:
+            texts = reversed([*typed_scalars(connection, query)])
             return tuple(from_plain(RoundRecord, _with_metrics(json.loads(text))) for text in texts)
 
     def evaluations(self) -> tuple[EvaluationRecord, ...]:
         """What devices found after rounds, in order."""
         query = sql.select(evaluations.c.record).where(evaluations.c.run_id == self._run_id)
-        with self._engine.connect() as connection:
-            texts = connection.scalars(query.order_by(evaluations.c.round)).all()
+        with connected(self._engine) as connection:
+            texts = typed_scalars(connection, query.order_by(evaluations.c.round))
             return tuple(from_plain(EvaluationRecord, json.loads(text)) for text in texts)
 
     def generations(self) -> tuple[GenerationRecord, ...]:
         """What searches between rounds have come to, in order."""
         query = sql.select(generations.c.record).where(generations.c.run_id == self._run_id)
-        with self._engine.connect() as connection:
-            texts = connection.scalars(query.order_by(generations.c.round, generations.c.number)).all()
+        with connected(self._engine) as connection:
+            texts = typed_scalars(connection, query.order_by(generations.c.round, generations.c.number))
             return tuple(from_plain(GenerationRecord, json.loads(text)) for text in texts)
 
     def checkpoint_sha256(self, round_number: int) -> str | None:
@@ -233,14 +248,14 @@ class Journal:
         query = sql.select(rounds.c.checkpoint_sha256).where(
             rounds.c.run_id == self._run_id, rounds.c.round == round_number
         )
-        with self._engine.connect() as connection:
-            return connection.execute(query).scalar()
+        with connected(self._engine) as connection:
+            return next(typed_scalars(connection, query), None)
 
     def update_digests(self, *, since_round: int) -> set[str]:
         """Digests of the accepted updates of a round and those after it."""
         query = sql.select(updates.c.sha256).where(updates.c.run_id == self._run_id, updates.c.round >= since_round)
-        with self._engine.connect() as connection:
-            return set(connection.scalars(query))
+        with connected(self._engine) as connection:
+            return set(typed_scalars(connection, query))
 
     def _save_members(self, connection: sql.Connection, forgotten: list[str], profiles: list[Profile]) -> None:
         for name in forgotten:
@@ -293,6 +308,17 @@ class Journal:
             blob, result = seat.result.blob, seat.result
             facts = {"sha256": blob.sha256, "size_bytes": blob.size_bytes, "sample_count": result.sample_count}
             _put(connection, updates, {**key, "task_id": result.task_id, **facts, "received_at": _now()})
+
+
+def _check_run(run: Any) -> None:
+    """Make sure that a run stands where one can stand."""
+    if run.phase not in get_args(Phase):
+        raise ProtocolError(f"the run's phase is {run.phase!r:.80}, but must be one of {list(get_args(Phase))}")
+    if not 0 <= run.folded_round <= run.round <= run.folded_round + 1:
+        raise ProtocolError(f"the run is in round {run.round} after the fold of round {run.folded_round}")
+    counts = (run.round, run.retry, run.lost, run.explored_turn, run.wished_turn)
+    if not all(0 <= count < MAX_ROUNDS for count in counts):
+        raise ProtocolError(f"the run counts rounds, tries and turns {counts}, but must be 0 or more, and below 2^31")
 
 
 def _with_metrics(plain: dict[str, Any]) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 import contextlib
 import datetime
-import ipaddress
 import json
+import logging
 import socket
 import threading
 import time
@@ -13,9 +13,9 @@ from typing import Annotated, Literal
 
 import sqlalchemy as sql
 import uvicorn
-from fastapi import FastAPI, HTTPException
+from fastapi import FastAPI, HTTPException, Request
 from fastapi import Path as PathParameter
-from fastapi.responses import FileResponse, HTMLResponse
+from fastapi.responses import FileResponse, HTMLResponse, JSONResponse
 from pydantic import BaseModel
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
@@ -24,8 +24,9 @@ from subfleet.journal.absences import AbsenceRecord, kept_absences
 from subfleet.journal.evaluations import EvaluationRecord
 from subfleet.journal.journal import Journal
 from subfleet.journal.places import Places
+from subfleet.journal.reading import connected, typed_rows, typed_scalars
 from subfleet.journal.records import RoundRecord
-from subfleet.protocol.errors import PortError
+from subfleet.protocol.errors import PortError, SubfleetError
 from subfleet.protocol.input_statistics import InputStatistics
 from subfleet.protocol.messages import Profile
 from subfleet.protocol.schema import from_plain
@@ -33,6 +34,8 @@ from subfleet.reporting.address import HttpAddress
 from subfleet.reporting.report import status_html
 
 __all__ = ["create_app", "serve_http"]
+
+_LOG = logging.getLogger(__name__)
 
 START_S = 10.0
 SHOWN_ROUNDS = 20  # on the page, which loads itself anew every few seconds; the API tells of all
@@ -99,8 +102,8 @@ class _Reader:
         query = sql.select(*(table.c[name] for name in Run.model_fields)).order_by(table.c.started_at.desc())
         if run_id is not None:
             query = query.where(table.c.run_id == run_id)
-        with self._engine.connect() as connection:
-            return [Run.model_validate(dict(row)) for row in connection.execute(query).mappings()]
+        with connected(self._engine) as connection:
+            return [Run.model_validate(row._asdict()) for row in typed_rows(connection, query)]
 
     def run(self, run_id: str) -> Run:
         found = self.runs(run_id)
@@ -117,8 +120,8 @@ class _Reader:
     def clients(self, run_id: str) -> list[Client]:
         table = database.clients
         query = sql.select(table.c.profile).where(table.c.run_id == self.run(run_id).run_id).order_by(table.c.client_id)
-        with self._engine.connect() as connection:
-            profiles = [from_plain(Profile, json.loads(text)) for text in connection.scalars(query)]
+        with connected(self._engine) as connection:
+            profiles = [from_plain(Profile, json.loads(text)) for text in typed_scalars(connection, query)]
         away, now = self.absences(run_id), _now()
         return [_client(profile, away.get(profile.client_id), now) for profile in profiles]
 
@@ -157,6 +160,8 @@ def create_app(state_folder: Path, *, hosts: tuple[str, ...] = ("127.0.0.1", "lo
 
     app = FastAPI(title="Subfleet", version="1", lifespan=lifespan)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
+
+    app.add_exception_handler(SubfleetError, _told)
 
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)
     def page() -> str:
@@ -200,12 +205,16 @@ def create_app(state_folder: Path, *, hosts: tuple[str, ...] = ("127.0.0.1", "lo
 def serve_http(state_folder: Path, address: HttpAddress) -> Iterator[str]:
     """Serve the API in a thread of its own while the context lasts; gives its URL.
 
+    An address that other machines reach is warned of.
+
     Raises:
         PortError: the address is taken or not ours.
     """
     listener = _listen(address)
+    if address.warning:
+        _LOG.warning("%s", address.warning)
     port = listener.getsockname()[1]
-    app = create_app(state_folder, hosts=_hosts(address.host))
+    app = create_app(state_folder, hosts=_hosts(address))
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="on"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="subfleet-http", daemon=True)
     thread.start()
@@ -221,6 +230,11 @@ def serve_http(state_folder: Path, address: HttpAddress) -> Iterator[str]:
         server.should_exit = True
         thread.join(START_S)
         listener.close()
+
+
+def _told(_: Request, error: Exception) -> JSONResponse:
+    """What a journal that cannot be read is answered with."""
+    return JSONResponse({"detail": str(error)}, 500)
 
 
 def _client(profile: Profile, away: AbsenceRecord | None, now: datetime.datetime) -> Client:
@@ -252,10 +266,6 @@ def _listen(address: HttpAddress) -> socket.socket:
     return listener
 
 
-def _hosts(host: str) -> tuple[str, ...]:
+def _hosts(address: HttpAddress) -> tuple[str, ...]:
     """Whoever binds beyond loopback is addressed by names that only its network knows."""
-    try:
-        loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = host == "localhost"
-    return ("127.0.0.1", "localhost", "[::1]", "::1") if loopback else ("*",)
+    return ("127.0.0.1", "localhost", "[::1]", "::1") if address.loopback else ("*",)

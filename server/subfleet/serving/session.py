@@ -28,6 +28,7 @@ from subfleet.journal.generations import GenerationRecord, generation_text
 from subfleet.journal.guarding import GuardedObserver
 from subfleet.journal.journal import Journal, begin_run
 from subfleet.journal.places import Places
+from subfleet.journal.reading import understood
 from subfleet.journal.records import RunObserver, RunResult
 from subfleet.journal.rows import record_of
 from subfleet.link.announcing import Announcer
@@ -199,18 +200,20 @@ class Server:
         return self.result()
 
     def open(self) -> None:
-        """Take up the stored state and connect."""
+        """Take up the stored state and connect; a damaged journal is a FileError."""
         now_s = self._clock()
-        stored = self._journal.load(now_s)
-        self._state = state = taken_up(self._terms, stored)
-        self._journal.save(stored, state)
-        self._traffic.restart(self._journal.load_bytes(state))
-        self._renew()
-        self._sweep()
+        with understood(self._places.folder):
+            stored = self._journal.load(now_s)
+            self._state = state = taken_up(self._terms, stored)
+            actions = resume_actions(self._terms, state)
+            self._traffic.restart(self._journal.load_bytes(state))
+            self._renew()
+            self._journal.save(stored, state)
+            self._sweep()
         self._transport.open((self._topics.up("+", "+"),))
         if state.round > 0:
             self._observer.say(f"run {self.run_id} is taken up in round {state.round}, phase {state.phase}")
-        for action in resume_actions(self._terms, state):
+        for action in actions:
             self._perform(action)
 
     def step(self, timeout_s: float) -> None:
@@ -261,8 +264,9 @@ class Server:
         self._engine.dispose()
 
     def result(self) -> RunResult:
-        """How the run stands, or ended."""
-        return standing_result(self._terms, self._state, self._journal, self._places.checkpoints)
+        """How the run stands, or ended; a damaged journal is a FileError."""
+        with understood(self._places.folder):
+            return standing_result(self._terms, self._state, self._journal, self._places.checkpoints)
 
     def _renew(self) -> None:
         """Take up the model that the state stands at."""

@@ -6,7 +6,6 @@ the clock goes on, ever faster, to the next time at which somebody acts.
 """
 
 import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,6 +33,7 @@ from subfleet.journal.records import Progress, RoundRecord, RunObserver, RunResu
 from subfleet.methods.policies import Participant
 from subfleet.protocol.errors import RunError
 from subfleet.protocol.programs import Trainer
+from subfleet.protocol.scratch import scratch_folder, scratch_places
 from subfleet.protocol.topics import Topics
 from subfleet.rounds.networks import standing_for
 from subfleet.rounds.state import RunState, Seat
@@ -54,7 +54,6 @@ MOST_STEP_S = 1.0
 """The clock never leaps further: a client that is there must be heard of within its lease."""
 TRAINING_LIMIT_S = 600.0
 """Real seconds that one training may take."""
-_MEMORY_FOLDER = Path("/dev/shm")  # noqa: S108 - a folder of our own is made below it
 _ENDLESS_BYTES = 2**60
 _LEAST_ROOM_BYTES = 4 * 2**30  # containers often have 64 MiB there, and a fleet of 50 takes some hundreds
 
@@ -129,8 +128,7 @@ def run_batch(  # noqa: PLR0913 - what may take the place of a part, beside the 
         SubfleetError: the configuration or the data cannot be used.
     """
     shared = shared_trainers({client.runtime for client in gathered.devices})
-    with tempfile.TemporaryDirectory(prefix="subfleet-", dir=_scratch()) as scratch:
-        folder = Path(scratch)
+    with scratch_folder(_roomy_place()) as folder:
         clock = LogicalClock()
         broker = MemoryBroker(gathered.faults, clock=clock)
         evaluation = folder / "evaluation.npz"
@@ -191,10 +189,11 @@ def _link_of(
     return plain if wrap is None else wrap(plain)
 
 
-def _scratch() -> Path | None:
+def _roomy_place() -> Path:
     """Where a run's files lie: in memory where there is room, as nothing of them must outlive the process."""
-    roomy = _MEMORY_FOLDER.is_dir() and shutil.disk_usage(_MEMORY_FOLDER).free >= _LEAST_ROOM_BYTES
-    return _MEMORY_FOLDER if roomy else None
+    in_memory, on_disk = scratch_places()
+    roomy = in_memory.is_dir() and shutil.disk_usage(in_memory).free >= _LEAST_ROOM_BYTES
+    return in_memory if roomy else on_disk
 
 
 class _Notes:

@@ -1,0 +1,175 @@
+"""No text of a message, and no line of a log, has characters on which a terminal acts."""
+
+import dataclasses
+import io
+import json
+import logging
+import sys
+import types
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from protocol.message_strategies import MESSAGE_STRATEGIES
+
+from subfleet.protocol.errors import ProtocolError
+from subfleet.protocol.logs import log_to_standard_error
+from subfleet.protocol.messages import MESSAGES, Message, Presence, Profile, Receipt, Refusal, decode, encode
+from subfleet.protocol.schema import to_plain
+from subfleet.protocol.text import FREE_TEXTS, escaped, may_act, printable
+
+ACTS = [
+    *map(chr, (*range(1, 32), *range(127, 160))),
+    *map(chr, (0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))),
+]
+"""C0 without NUL, which no message may have, DEL, C1, line and paragraph breaks, and what turns the direction."""
+Path = tuple[str | int, ...]
+
+
+def texts(plain: Any, path: Path = ()) -> Iterator[tuple[Path, str]]:
+    """Every text in plain data, with the place where it is."""
+    if isinstance(plain, str):
+        yield path, plain
+    elif isinstance(plain, dict):
+        for key, value in plain.items():
+            yield from texts(value, (*path, key))
+    elif isinstance(plain, list):
+        for place, value in enumerate(plain):
+            yield from texts(value, (*path, place))
+
+
+def changed(plain: Any, path: Path, text: str) -> Any:
+    """Plain data with another text in a place."""
+    if not path:
+        return text
+    copy = plain.copy()
+    copy[path[0]] = changed(plain[path[0]], path[1:], text)  # type: ignore[index]
+    return copy
+
+
+def names_of_texts(kind: Any, name: str = "") -> Iterator[str]:
+    """The names of all fields of a message, and of what is in it, that hold texts."""
+    if kind is str:
+        yield name
+    elif dataclasses.is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        for field in dataclasses.fields(kind):
+            yield from names_of_texts(hints[field.name], field.name)
+    elif typing.get_origin(kind) in (tuple, dict, typing.Union, types.UnionType):
+        for member in typing.get_args(kind):
+            yield from names_of_texts(member, name)
+
+
+def field_of(path: Path, known: set[str]) -> str:
+    """The field of a record that holds the text in a place."""
+    return next((step for step in reversed(path) if isinstance(step, str) and step in known), "")
+
+
+def seen(message: Message) -> str:
+    """Every text of a message behind another."""
+    plain = to_plain(message)
+    return json.dumps(plain, ensure_ascii=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", sorted(MESSAGES))
+def test_every_text_of_every_message_is_refused_or_shown_without_what_acts(kind: str) -> None:
+    known, looked_at = set(names_of_texts(MESSAGES[kind])), set[str]()
+
+    @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @given(message=MESSAGE_STRATEGIES[kind], acts=st.sampled_from(ACTS), ascii_only=st.booleans())
+    def look(message: Message, acts: str, ascii_only: bool) -> None:
+        plain = {"schema": 1, "kind": kind, **to_plain(message)}
+        for path, text in texts(plain):
+            payload = json.dumps(changed(plain, path, f"{text}{acts}"), ensure_ascii=ascii_only).encode()
+            looked_at.add(field_of(path, known))
+            try:
+                received = decode(payload)
+            except ProtocolError as error:
+                assert acts not in str(error)  # noqa: PT017 - either is right
+            else:
+                assert FREE_TEXTS.intersection(map(str, path)), f"{path} is a name"
+                assert acts not in seen(received)
+
+    look()
+    assert looked_at - {""} == known
+
+
+@pytest.mark.parametrize("coding", ["utf-8", "utf-16", "utf-16-le", "utf-32", "utf-8-sig"])
+@pytest.mark.parametrize("acts", ACTS)
+def test_no_coding_of_json_hides_what_acts(acts: str, coding: str) -> None:
+    plain = json.loads(encode(Presence(client_id="pi", session_id="s", online=False)))
+    for ascii_only in (True, False):
+        payload = json.dumps({**plain, "session_id": acts, "reason": f"a{acts}b"}, ensure_ascii=ascii_only)
+        with pytest.raises(ProtocolError):
+            decode(payload.encode(coding))
+    payload = json.dumps({**plain, "reason": f"a{acts}b"}, ensure_ascii=False)
+    received = decode(payload.encode(coding))
+    assert isinstance(received, Presence)
+    assert received.reason == "a b"
+
+
+def test_texts_for_people_keep_all_but_what_acts() -> None:
+    refusal = Refusal(
+        task_id="t",
+        run_id="r",
+        round=1,
+        client_id="pi",
+        reason="data",
+        detail="\x1b[2Jkäse\n\u202e und 日本語 👩\u200d🔬",
+    )
+    told = decode(encode(refusal))
+    assert isinstance(told, Refusal)
+    assert told.detail == " [2Jkäse   und 日本語 👩\u200d🔬"
+    receipt = decode(encode(Receipt(of="m", status="refused", reason="a\x9bb\x07")))
+    assert isinstance(receipt, Receipt)
+    assert receipt.reason == "a b "
+
+
+def test_odd_versions_keep_no_device_out() -> None:
+    profile = Profile(
+        client_id="pi", session_id="s", device="pi", runtimes=("onnx",), sample_count=1, class_counts=(1,),
+        input_shape=(1,), memory_total_bytes=1, memory_share=0.5, software={"cpu\n": "ARMv7\x1b"},
+    )  # fmt: skip
+    told = decode(encode(profile))
+    assert isinstance(told, Profile)
+    assert told.software == {"cpu ": "ARMv7 "}
+
+
+def test_a_message_that_is_too_deep_is_no_message() -> None:
+    payload = b'{"schema":1,"kind":"missing","sha256":"\\u0061","message_id":' + b"[" * 90_000 + b"]" * 90_000 + b"}"
+    with pytest.raises(ProtocolError):
+        decode(payload)
+
+
+def test_most_messages_are_not_looked_through() -> None:
+    assert not may_act(b'{"schema":1,"kind":"claim","holder":"~ }"}')
+
+
+def test_escapes_are_told_and_nothing_else_is_changed() -> None:
+    assert escaped("a\x1b[31m\u202eb\n\tkäse 👩\u200d🔬") == "a\\x1b[31m\\u202eb\\n\\tkäse 👩\u200d🔬"
+    assert escaped("a\n\tb\x07", keep="\n\t") == "a\n\tb\\x07"
+    assert printable("a\x1b\nb") == "a  b"
+
+
+@pytest.mark.parametrize("acts", ACTS)
+def test_no_line_of_a_log_acts(acts: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream, root = io.StringIO(), logging.getLogger()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(root, "handlers", [])
+    monkeypatch.setattr(root, "level", root.level)
+    log_to_standard_error(logging.INFO, form="%(levelname)s %(message)s")
+    log = logging.getLogger("subfleet.anything")
+    log.info("task %s: %s", f"t{acts}", f"{acts}[2J")
+    log.warning("failed", exc_info=ValueError(f"a library says {acts}"), stack_info=True)
+    logging.getLogger("library").info("nobody asked")
+    written = stream.getvalue()
+    assert written.startswith(
+        f"INFO task t{escaped(acts)}: {escaped(acts)}[2J\nWARNING failed\nValueError: a library says "
+    )
+    assert "Stack (most recent call last)" in written
+    assert "nobody asked" not in written
+    assert acts in "\n\t" or acts not in written

@@ -1,0 +1,177 @@
+"""What a killed process leaves is removed by the next one, and nothing that is somebody else's ever is."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from subfleet.protocol import disks, scratch, starting
+from subfleet.protocol.errors import FileError
+from subfleet.protocol.exit_codes import ExitCode
+from subfleet.protocol.scratch import scratch_folder, sweep
+
+CHILD = """
+import sys, time
+from pathlib import Path
+from subfleet.protocol.scratch import scratch_folder
+with scratch_folder(Path(sys.argv[1])) as folder:
+    (folder / "deep").mkdir()
+    (folder / "deep" / "weights").write_bytes(bytes(100_000))
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def child(place: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """A process that has a scratch folder in a place, until its input ends."""
+    with subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(place)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        try:
+            yield process, Path(process.stdout.readline().strip())
+        finally:
+            process.kill()
+
+
+@pytest.mark.slow
+def test_the_folder_of_a_killed_process_stays_while_it_lives_and_goes_with_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scratch, "MEMORY_FOLDER", tmp_path)
+    with child(tmp_path) as (process, folder):
+        assert starting.settle("test") is ExitCode.OK
+        assert (folder / "deep" / "weights").exists(), "its owner is alive"
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert folder.exists(), "a kill lets nobody remove anything"
+        assert starting.settle("test") is ExitCode.OK
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_process_that_ends_leaves_nothing(tmp_path: Path) -> None:
+    with child(tmp_path) as (process, folder):
+        assert folder.parent == tmp_path
+        process.communicate("")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_new_folder_takes_the_place_of_those_that_were_left(tmp_path: Path) -> None:
+    left = tmp_path / "subfleet-scratch-left"
+    (left / "deep").mkdir(parents=True)
+    with scratch_folder(tmp_path) as first, scratch_folder(tmp_path) as second:
+        assert sorted(tmp_path.iterdir()) == sorted((first, second)), "of one process, too, each has its own"
+        assert first.stat().st_mode & 0o777 == 0o700
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_else_is_removed(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "kept").write_text("")
+    place = tmp_path / "place"
+    place.mkdir()
+    (place / "subfleet-scratch-link").symlink_to(mine, target_is_directory=True)
+    (place / "subfleet-scratch-file").write_text("")
+    (place / "subfleet-other").mkdir()
+    inside = place / "subfleet-scratch-left"
+    inside.mkdir()
+    (inside / "link").symlink_to(mine, target_is_directory=True)
+    sweep((place, tmp_path / "none"))
+    assert {path.name for path in place.iterdir()} == {
+        "subfleet-scratch-link",
+        "subfleet-scratch-file",
+        "subfleet-other",
+    }
+    assert (mine / "kept").exists()
+
+
+def test_another_users_folder_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = tmp_path / "subfleet-scratch-left"
+    left.mkdir()
+    monkeypatch.setattr(os, "geteuid", lambda: left.stat().st_uid + 1)
+    sweep((tmp_path,))
+    assert left.exists()
+
+
+def test_where_there_are_no_locks_nothing_is_swept_and_folders_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = tmp_path / "subfleet-scratch-left"
+    left.mkdir()
+    monkeypatch.setattr(scratch, "lock", lambda _file, *, wait: wait)
+    with scratch_folder(tmp_path) as folder:
+        assert sorted(tmp_path.iterdir()) == sorted((left, folder))
+    assert list(tmp_path.iterdir()) == [left]
+
+
+@pytest.mark.parametrize("when", ["before it is opened", "before it is locked", "while it is locked"])
+def test_a_folder_that_is_swept_before_it_is_locked_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    made, opens = [], os.open
+
+    def locked(held: int, *, wait: bool) -> bool:
+        made.append(held)
+        if len(made) == 1:
+            if when == "while it is locked":
+                raise BlockingIOError
+            sweep((tmp_path,))
+        return disks.lock(held, wait=wait)
+
+    def opened(path: Path, flags: int, **more: Any) -> int:
+        if not made:
+            made.append(0)
+            sweep((tmp_path,))
+        return opens(path, flags, **more)
+
+    with monkeypatch.context() as patch:
+        if when == "before it is opened":
+            patch.setattr(os, "open", opened)
+        else:
+            patch.setattr(scratch, "lock", locked)
+        folder, held = scratch._made(tmp_path)
+    sweep((tmp_path,))
+    assert folder.is_dir()
+    os.close(held)
+    assert made
+    sweep((tmp_path,))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_no_sweeper_removes_a_folder_that_is_held(tmp_path: Path) -> None:
+    over = threading.Event()
+
+    def sweeping() -> None:
+        while not over.is_set():
+            sweep((tmp_path,))
+
+    threads = [threading.Thread(target=sweeping) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for number in range(100):
+            with scratch_folder(tmp_path) as folder:
+                (folder / "file").write_text(str(number))
+                assert (folder / "file").read_text() == str(number)
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+    sweep((tmp_path,))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match="no scratch folder can be made"), scratch_folder(tmp_path / "none"):
+        pass
