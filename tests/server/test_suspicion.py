@@ -93,14 +93,16 @@ def test_no_change_of_much_training_is_far_that_is_smaller_than_what_it_changes(
 
 
 @pytest.mark.parametrize("kind", ["weights", "statistics"])
-def test_one_of_many_moves_the_model_no_further_than_its_training_explains(kind: str) -> None:
+def test_one_of_many_moves_the_model_by_a_fifth_of_its_weights_at_most(kind: str) -> None:
     """Late in a run an honest change is a hundredth of the weights: thirty times as much is below them, and far."""
     honest = ChangeSize(**{kind: 0.01, f"held_{kind}": 1.0}, samples=40.0, travel=5.0)
     for count in (3, 9, 19):
         others = dict.fromkeys((f"c{place}" for place in range(count)), honest)
         found = outliers_of({**others, "eve": replace(honest, **{kind: 0.3})}, [honest] * 5, SETTINGS)
         assert found.keys() == {"eve"}
-        assert found["eve"].scale == pytest.approx(6.0**-4)
+        assert found["eve"].scale == pytest.approx(1.5**-4)
+        jumps = replace(honest, **{kind: 0.19})
+        assert outliers_of({**others, "dan": jumps}, [honest] * 5, SETTINGS) == {}, "as honest changes may"
 
 
 def test_of_fewer_than_four_no_change_is_far_that_is_smaller_than_what_it_changes() -> None:

@@ -7,7 +7,7 @@ Longer training moves a model further. Where all gradients were alike, a change 
 shrink and turn while a client learns, an honest change stays below `change_factor` times a power of that. And
 where most clients have hardly anything left to learn from their few samples, the median says nothing of a client with
 much more of them: its change is not far while it is smaller than what it changes. Where too few updates came to have a
-median of their own, that holds for all.
+median of their own, that holds for all. Else, as honest changes jump, one is not far below a fifth of what it changes.
 """
 
 import math
@@ -28,6 +28,9 @@ _GROWTH = 0.6
 """Power of the distance by which longer training explains a larger change."""
 MUCH_LONGER = 5.0
 """Of a client that trains on so many times the usual samples or steps, the median says nothing."""
+HELD_SHARE = 0.2
+"""Of what it changes, below which a change is not far, whatever is usual: honest ones of equal training were seen at
+0.19 and 16 times the median."""
 MOST_GROWTH = 100.0
 """However many samples a client claims, its training explains no more than so many times the usual change."""
 
@@ -116,8 +119,8 @@ def outliers_of(
         usual, whose, of_round = _usual(kind, sizes, past)
         for name, size in sizes.items():
             change, most = getattr(size, kind), settings.change_factor * _expected(kind, size, usual)
-            floor = 0.0 if of_round and not _trains_much_longer(size, usual) else getattr(size, f"held_{kind}", 0.0)
-            most = max(most, floor) if most else math.inf
+            share = HELD_SHARE if of_round and not _trains_much_longer(size, usual) else 1.0
+            most = max(most, share * getattr(size, f"held_{kind}", 0.0)) if most else math.inf
             if change > most and (scale := max((most / change) ** _FALL, _LEAST_SCALE)) < _scale(found.get(name)):
                 times, at_most = (value / getattr(usual, kind) for value in (change, most))
                 why = f"{words} is {times:.3g} times {whose}, but may be {at_most:.3g} times at most"
