@@ -1,9 +1,10 @@
 """From phase to phase: the only place where a run moves on, and where every deadline is kept. Pure."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from heapq import nsmallest
+from itertools import islice
 from types import MappingProxyType
 
 from subfleet.rounds.actions import Action, GoOn, Request
@@ -170,7 +171,7 @@ def _train(terms: Terms, state: RunState, now_s: float) -> Outcome:
     first = (*unscored, *given, *parted)
     still_open = [seat for seat in state.seats.values() if seat.open]
     late = now_s - state.entered_s >= terms.config.deadlines.round_s
-    waits_for = () if late else tuple(awaited(terms, state, "training", now_s))
+    waits_for = () if late else tuple(_awaited_training(terms, state, now_s))
     done = sum(seat.stage == "done" for seat in state.seats.values())
     answered = done + sum(seat.stage == "refused" for seat in state.seats.values())
     enough = done > 0 and answered >= math.ceil(terms.config.quorum * (answered + len(waits_for)))
@@ -187,6 +188,11 @@ def _train(terms: Terms, state: RunState, now_s: float) -> Outcome:
         return fruitless(terms, state, now_s), (*first, *actions, *notices)
     state, last = begin_fold(terms, state, now_s)
     return state, (*first, *actions, *last)
+
+
+def _awaited_training(terms: Terms, state: RunState, now_s: float) -> Iterator[Seat]:
+    """The seats that a round waits for; of a strict run the first, since it closes with none of them open."""
+    return islice(awaited(terms, state, "training", now_s), 1 if terms.config.strict else None)
 
 
 def _unanswered_task(terms: Terms, state: RunState, seat: Seat, *, late: bool) -> str:
