@@ -46,7 +46,7 @@ def changed(plain: Any, path: Path, text: str) -> Any:
     if not path:
         return text
     copy = plain.copy()
-    copy[path[0]] = changed(plain[path[0]], path[1:], text)  # type: ignore[index]
+    copy[path[0]] = changed(plain[path[0]], path[1:], text)
     return copy
 
 

@@ -29,10 +29,11 @@ from subfleet.rounds.state import RunState
 from subfleet.serving.loading import loaded_model
 from subfleet.serving.terms import terms_of
 from subfleet.settings.first_model import FirstWeights
-from subfleet.settings.kept import MODEL, SUMMARY, keep_run, kept_run
+from subfleet.settings.kept import MODEL, keep_run, kept_run
 from subfleet.settings.parts import parts_of
 from subfleet.settings.reading import read_run, read_runs
 from subfleet.settings.run import Run
+from subfleet.settings.summary import SUMMARY
 from subfleet.settings.taking import networks_of, with_model
 from subfleet.testing.subnets import held_places
 

@@ -11,9 +11,10 @@ from server.server_rig import World, config, fleet
 from subfleet.journal.database import open_database
 from subfleet.journal.journal import begin_run
 from subfleet.protocol.errors import ConfigError
-from subfleet.settings.kept import SUMMARY, check_not_over, keep_run, kept_run
+from subfleet.settings.kept import check_not_over, keep_run, kept_run
 from subfleet.settings.reading import read_run
 from subfleet.settings.resuming import check_taken_up
+from subfleet.settings.summary import SUMMARY
 
 REMEDY = "restore that"
 CHANGED = "rounds from 2 to 9, seed from 1 to 2"

@@ -2,6 +2,7 @@
 
 import json as json_module
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -216,9 +217,14 @@ def _existing(folder: Path, name: str) -> Path:
 
 def _described(place: Path) -> dict[str, Any]:
     from subfleet.settings.kept import kept_run
+    from subfleet.settings.summary import read_summary, understood_summary
 
-    run, summary = kept_run(place), place / "summary.json"
-    over = json_module.loads(summary.read_text(encoding="utf-8")) if summary.exists() else None
+    run, over = kept_run(place), read_summary(place)
+    with understood_summary(place):
+        return _row(place, run, over)
+
+
+def _row(place: Path, run: "Run", over: Mapping[str, Any] | None) -> dict[str, Any]:
     headline = "accuracy" if over is None else over.get("headline", "accuracy")  # summaries of before have no other
     return {
         "folder": str(place),

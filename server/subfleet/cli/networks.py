@@ -1,6 +1,5 @@
 """What `subfleet runs networks` shows: the networks that runs ended with, by what one of their forward passes costs."""
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from subfleet.elastic.building import network_of
 from subfleet.elastic.cost import Costs
 from subfleet.protocol.schema import to_plain
 from subfleet.protocol.task_kinds import told_metrics
-from subfleet.settings.kept import SUMMARY
+from subfleet.settings.summary import read_summary, understood_summary
 from subfleet.settings.taking import networks_of
 
 __all__ = ["network_rows", "show_networks"]
@@ -32,13 +31,16 @@ def network_rows(folders: Sequence[Path]) -> list[Row]:
         FileError: a run's files cannot be read.
         ConfigError: a run is not over.
     """
-    rows = [row for folder in folders for row in _rows(folder)]
+    rows: list[Row] = []
+    for folder in folders:
+        with understood_summary(folder):
+            rows += _rows(folder)
     return sorted(rows, key=lambda row: (row["forward_macs"], row["run"], row["network"]))
 
 
 def _rows(folder: Path) -> Iterator[Row]:
     networks = networks_of(folder)
-    summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+    summary = read_summary(folder) or {}
     for one in networks:
         network = network_of(one.config)
         ((parameters, forward_macs),) = Costs(network).of([one.model or network.full_spec()])

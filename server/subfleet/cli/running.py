@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 from subfleet.protocol.errors import ConfigError
 from subfleet.settings.host import HostKind
-from subfleet.settings.kept import FILE, SUMMARY, free_folder, kept_run
+from subfleet.settings.kept import FILE, free_folder, kept_run
 from subfleet.settings.parts import parts_of
 from subfleet.settings.resuming import check_taken_up
 from subfleet.settings.run import Run
+from subfleet.settings.summary import SUMMARY
 from subfleet.settings.taking import with_model
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +16,7 @@ from subfleet.reporting.paired import PairedDifference, paired_difference
 from subfleet.settings.changes import changed_settings
 from subfleet.settings.kept import kept_run
 from subfleet.settings.parts import parts_of
+from subfleet.settings.summary import read_summary, understood_summary
 
 __all__ = [
     "COSTS",
@@ -163,17 +163,18 @@ def read_folders(folders: Iterable[Path]) -> tuple[Entrant, ...]:
 
 
 def _summary(folder: Path) -> Mapping[str, Any]:
-    path = folder / "summary.json"
-    try:
-        found: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise FileError(f"the run {folder} is not over ({error.strerror}: {path}); let it end first") from error
-    except ValueError as error:
-        raise FileError(f"{path} is no JSON: {error}; run it again") from error
-    if found.get("metrics", found).get(_headline(found)) is None:
-        raise ConfigError(
-            f"no round of the run {folder} was folded, so that nothing is known of its model; leave it out"
-        )
+    """What a run came to, where it can be compared at all: it is compared with nothing here."""
+    found = read_summary(folder)
+    if found is None:
+        raise FileError(f"the run {folder} is not over; let it end first")
+    with understood_summary(folder):
+        if found.get("metrics", found).get(_headline(found)) is None:
+            raise ConfigError(
+                f"no round of the run {folder} was folded, so that nothing is known of its model; leave it out"
+            )
+        alone = Entrant(name=folder.name, runs={0: found})
+        if as_plain(compared([alone])) and alone.curve:  # whatever is read of it can be read
+            return found
     return found
 
 

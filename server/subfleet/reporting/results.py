@@ -2,7 +2,6 @@
 
 import csv
 import dataclasses
-import json
 import logging
 from collections import Counter
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from subfleet.journal.records import ClientRow, RoundRecord, RunResult, particip
 from subfleet.protocol.errors import FileError
 from subfleet.reporting.report import failed_html, report_html
 from subfleet.reporting.telling import data_warnings
+from subfleet.settings.summary import write_summary
 
 __all__ = ["round_row", "summary", "write_results"]
 
@@ -42,7 +42,7 @@ def write_results(folder: Path, *, name: str, result: RunResult, extra: dict[str
     report = folder / "report.html"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "summary.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        write_summary(folder, record)
         _write_csv(folder / "rounds.csv", [round_row(record) for record in rounds])
         _write_csv(folder / "clients.csv", [client_row(record, row) for record in rounds for row in record.clients])
         found = [evaluation_row(record, row) for record in result.evaluations for row in record.clients]

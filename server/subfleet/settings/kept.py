@@ -10,12 +10,12 @@ from subfleet.protocol.schema import to_plain
 from subfleet.settings.parts import parts_of
 from subfleet.settings.resuming import check_taken_up
 from subfleet.settings.run import Run
+from subfleet.settings.summary import SUMMARY, read_summary, understood_summary
 from subfleet.settings.validation import validated
 
 __all__ = [
     "FILE",
     "MODEL",
-    "SUMMARY",
     "SUPERNET",
     "check_not_over",
     "free_folder",
@@ -26,8 +26,6 @@ __all__ = [
 ]
 
 FILE = "run.json"
-SUMMARY = "summary.json"
-"""Of what a run came to; it is there when the run is over."""
 MODEL = "model.safetensors"
 """The whole model after the last round, with all networks that were in use then."""
 SUPERNET = "supernet.safetensors"
@@ -117,11 +115,8 @@ def replayed_run(folder: Path) -> Run:
         FileError: there is none, or it cannot be read.
         ConfigError: it is not over, or is no description of a run.
     """
-    path = folder / SUMMARY
-    try:
-        plain = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ConfigError(f"the run in {folder} is not over; go on with it with: subfleet runs resume") from error
-    except (OSError, ValueError) as error:
-        raise FileError(f"{path} cannot be read: {error}; name the folder of a run that is over") from error
-    return replace(kept_run(folder), programs_from=plain.get("programs_from", {}))
+    summary = read_summary(folder)
+    if summary is None:
+        raise ConfigError(f"the run in {folder} is not over; go on with it with: subfleet runs resume")
+    with understood_summary(folder):
+        return replace(kept_run(folder), programs_from=dict(summary.get("programs_from", {})))

@@ -14,8 +14,9 @@ from subfleet.protocol.schema import from_plain, parse_json
 from subfleet.protocol.subnet import SubnetSpec, parse_spec
 from subfleet.protocol.suggestion import did_you_mean
 from subfleet.settings.first_model import FIRST, FirstWeights, ModelOf
-from subfleet.settings.kept import MODEL, SUMMARY, kept_run
+from subfleet.settings.kept import MODEL, kept_run
 from subfleet.settings.run import Run
+from subfleet.settings.summary import SUMMARY
 
 __all__ = ["KeptNetwork", "networks_of", "with_model"]
 

@@ -1,0 +1,75 @@
+"""A `summary.json` that is half written, damaged or of another release ends every command in one sentence."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from subfleet.cli.commands import app
+from subfleet.protocol.errors import FileError
+from subfleet.protocol.exit_codes import ExitCode
+from subfleet.settings.kept import keep_run, replayed_run
+from subfleet.settings.reading import read_runs
+from subfleet.settings.summary import SUMMARY, read_summary, write_summary
+
+RECORD = {"accuracy": 0.5, "participation": 1.0, "rounds": [{"round": 1, "accuracy": 0.5, "clients": []}]}
+DAMAGED: dict[str, bytes] = {
+    "half": json.dumps(RECORD).encode()[:30],
+    "empty": b"",
+    "no text": b"\xff\xfe{}",
+    "a list": b"[]",
+    "deep": b"[" * 100_000,
+    "rounds of another type": json.dumps(RECORD | {"rounds": 3}).encode(),
+    "accuracy of another type": json.dumps(RECORD | {"accuracy": [1]}).encode(),
+    "metrics of another type": json.dumps(RECORD | {"metrics": 3}).encode(),
+    "a model of another type": json.dumps(RECORD | {"model": 7}).encode(),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (run,) = read_runs("heterofl", ("rounds=1",), (1,))
+    folder = tmp_path / "runs" / run.name
+    folder.mkdir(parents=True)
+    keep_run(folder, run)
+    return folder
+
+
+def invoke(*arguments: str) -> Any:
+    return CliRunner().invoke(app, list(arguments))
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_every_command_that_reads_one_says_so(folder: Path, kind: str) -> None:
+    (folder / SUMMARY).write_bytes(DAMAGED[kind])
+    runs = ["--runs", str(folder.parent)]
+    for command in (["compare", str(folder)], ["runs", "list", *runs]):
+        done = invoke(*command)
+        told = " ".join(done.output.split())
+        if command[1] == "list" and kind in ("rounds of another type", "accuracy of another type"):
+            continue  # it shows neither
+        assert done.exit_code == ExitCode.FILE, told
+        assert "is damaged, or was written by another release" in told
+        assert "Traceback" not in told
+
+
+def test_a_run_that_is_not_over_has_none(folder: Path) -> None:
+    assert read_summary(folder) is None
+    done = invoke("compare", str(folder))
+    assert (done.exit_code, "is not over" in " ".join(done.output.split())) == (ExitCode.FILE, True)
+
+
+def test_one_whose_turns_are_no_mapping_cannot_be_played_again(folder: Path) -> None:
+    write_summary(folder, RECORD | {"programs_from": 3})
+    with pytest.raises(FileError, match="is damaged"):
+        replayed_run(folder)
+
+
+def test_one_is_written_as_a_whole_or_not_at_all(folder: Path) -> None:
+    write_summary(folder, RECORD)
+    with pytest.raises(TypeError):
+        write_summary(folder, {"accuracy": object()})
+    assert read_summary(folder) == RECORD
+    assert [path.name for path in folder.iterdir() if path.suffix == ".part"] == []
