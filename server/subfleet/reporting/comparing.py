@@ -173,8 +173,7 @@ def _summary(folder: Path) -> Mapping[str, Any]:
                 f"no round of the run {folder} was folded, so that nothing is known of its model; leave it out"
             )
         alone = Entrant(name=folder.name, runs={0: found})
-        if as_plain(compared([alone])) and alone.curve:  # whatever is read of it can be read
-            return found
+        _ = as_plain(compared([alone])), alone.curve  # whatever is read of it can be read
     return found
 
 
