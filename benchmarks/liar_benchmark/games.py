@@ -49,9 +49,9 @@ SMALLEST = 0.125
 SUPERNET = ChoiceCnn(
     input_shape=SHAPE,
     class_count=CLASSES,
-    widths=(8, 8),
+    widths=(16, 16),
     depths=(1, 1),
-    last_widths=(16,),
+    last_widths=(32,),
     operators=(("conv1", "conv3", "dsconv3", "mbconv3"),),
     reduction="pool",
 )
@@ -64,7 +64,9 @@ _LINKS = (1.0, 1.0, 1.0, 0.3)
 
 def _searched(scoring: Mapping[str, Any]) -> FedorAS:
     evolution = EvolutionSettings(evaluations=12, population=6, offspring=6)
-    return FedorAS(tiers=1, tuning_learning_rate=0.05, search=TierSearch(evolution=evolution, **scoring))
+    return FedorAS(
+        tiers=1, tuning_learning_rate=0.05, tuning_epochs=2, search=TierSearch(evolution=evolution, **scoring)
+    )
 
 
 METHODS_AND_VARIANTS: Mapping[str, AnyMethod] = MappingProxyType(
@@ -137,11 +139,11 @@ def _plain(network: Mlp) -> str:
     return canonical_json({"family": Mlp.TYPE, **to_plain(network)}).decode()
 
 
-def data_of(seed: int) -> Dataset:
-    """Digits less their mean, each with a sign that is drawn: no linear model tells them apart."""
+def data_of(seed: int, *, signed: bool = True) -> Dataset:
+    """Digits less their mean; signed, each times a sign that is drawn, so that no linear model tells them apart."""
     whole = digits()
-    signs = np.random.default_rng(seed).choice([-2.0, 2.0], (len(whole), 1, 1, 1))
-    inputs = ((whole.inputs - whole.inputs.mean(axis=0)) * signs).astype(np.float32)
+    signs = np.random.default_rng(seed).choice([-1.0, 1.0], (len(whole), 1, 1, 1)) if signed else 1.0
+    inputs = (2.0 * (whole.inputs - whole.inputs.mean(axis=0)) * signs).astype(np.float32)
     return replace(whole, inputs=inputs)
 
 
@@ -168,7 +170,7 @@ def run_of(name: str, seed: int, rounds: int) -> Run:
     if isinstance(method, FedorAS):
         first = max(1, rounds * 2 // 3)
         method = replace(method, supernet_rounds=first, tuning_rounds=max(1, rounds - first))
-    chooses = policies.select is not None
+    chooses = policies.select is not None and not policies.draws_paths  # whose tiers take turns
     return Run(
         name="liars",
         model=SUPERNET if policies.draws_paths else MODEL,
@@ -193,7 +195,8 @@ def run_of(name: str, seed: int, rounds: int) -> Run:
 
 def gathered_game(run: Run, *, liars: bool, guarded: bool, runtime: str = "torch") -> GatheredRun:
     """Honest members, with liars beside them or without; honest ones have the same samples in both."""
-    data = data_of(run.seed)
+    # A supernet, of which each path trains in few batches, has no time for signs.
+    data = data_of(run.seed, signed=not run.policies.draws_paths)
     parts = np.array_split(np.random.default_rng(run.seed).permutation(LEARNED), HONEST + len(LIARS))
     names = [f"honest-{place:02}" for place in range(HONEST)] + (list(LIARS) if liars else [])
     devices = [
