@@ -18,6 +18,7 @@ from subfleet.elastic.families import AnyFamily
 from subfleet.elastic.network import Network
 from subfleet.methods import AnyMethod
 from subfleet.methods.clustered import Clustered
+from subfleet.methods.evolving import Beginning
 from subfleet.methods.fedadp import FedADP
 from subfleet.methods.flexifed import FlexiFed
 from subfleet.methods.standalone import Standalone
@@ -248,6 +249,26 @@ def test_what_is_too_large_is_in_no_union_and_leaves_the_others_theirs(
     assert set(union.members) == {SMALL, DEEP}
     assert state.seats["cyd"].stage == "skipped"
     assert {state.seats[name].stage for name in ("ada", "bob")} == {"preparing"}
+
+
+@pytest.mark.parametrize("others", [2, 5])
+@pytest.mark.parametrize(("width", "far"), [(16, False), (32, True)])  # of 8.5 and 29 times the parameters
+def test_one_far_larger_than_the_median_is_in_no_union_whose_width_others_are_copied_to(
+    others: int, width: int, far: bool
+) -> None:
+    """One member alone does not make the union by which FedADP copies all others; of few nobody tells who is far."""
+    large = replace(SMALL, widths=(width,))
+    for method in METHODS:
+        begin = method.policies().begin
+        assert begin is not None
+        brought = MappingProxyType({**{f"c{place}": SMALL for place in range(others)}, "eve": large})
+        beginning = Beginning(
+            network=TERMS.network, rates=(1.0,), clients=tuple(brought), carried_by=lambda _: (), brought=brought
+        )
+        (union,) = begin(beginning)
+        left_out = far and others == 5 and isinstance(method, FedADP)
+        assert (large in union.members) == (not left_out)
+        assert SMALL in union.members
 
 
 def within(size_in: Callable[[Network, Network], SubnetSpec]) -> Callable[[Network, Network], SubnetSpec]:

@@ -49,6 +49,9 @@ __all__ = ["Copies", "FedADP"]
 Copies = Literal["drawn", "cyclic"]
 """Which of a client's neurons the union's others copy; see `FedADP.copies`."""
 
+_MOST_TIMES = 16.0
+"""The median network's parameters, that one has at most in a union of declared ones. Whatever a client has is copied
+to the union's width and back, by copies that are drawn, so that one far larger network costs all others."""
 _CLIENTS = "clients/"
 """What names begin with of what is kept of each client that has taken part."""
 
@@ -109,7 +112,8 @@ class FedADP:
             weigh=weigh_by(self.weighting),
             model="client",
         )
-        return with_fixed_sizes(union, self.choice, Unions(holds=_holds, succeeded=partial(_succeeded, self.copies)))
+        unions = Unions(holds=_holds, succeeded=partial(_succeeded, self.copies), most_times=_MOST_TIMES)
+        return with_fixed_sizes(union, self.choice, unions)
 
     def _exchange(self, network: Network, client: Participant, kept: Mapping[str, Tensor]) -> Exchange:
         from subfleet.elastic.narrowing import Narrowing

@@ -7,10 +7,12 @@ Unions of different families share nothing.
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from statistics import median_low
 from typing import TYPE_CHECKING
 
 from subfleet.elastic.families import AnyFamily
@@ -33,6 +35,8 @@ _MOST_PARAMETERS = 150_000_000
 which holds a model some five times while it aggregates."""
 _MOST_OF_ONE = _MOST_PARAMETERS // 3
 """Of a network that a client brings: one alone leaves room for others."""
+_COMPARED = 4
+"""Networks of a family that have a median; of fewer none is told to be far larger than the others."""
 _MOST_UNIONS = 8
 """In use at once: a round trains and evaluates each."""
 
@@ -65,10 +69,20 @@ class Unions:
     Attributes:
         holds: whether a network can be a client's as a size of a union, beyond that it is one.
         succeeded: with what a successor begins, and how that is called.
+        most_times: how many times the parameters of the median network of its family a network may have, where what a
+            client is given depends on how large the union is; above 1.
     """
 
     holds: Callable[[Network, SubnetSpec], bool]
     succeeded: Callable[[Succession], tuple[Inheritance, ModelState]]
+    most_times: float = math.inf
+
+    def usual(self, brought: Iterable[AnyFamily], others: Sequence[AnyFamily]) -> Iterator[AnyFamily]:
+        """The networks that are not far larger than the median of others of their family."""
+        for one in brought:
+            sizes = sorted(_parameters(other) for other in others if other.TYPE == one.TYPE)
+            if len(sizes) < _COMPARED or _parameters(one) <= self.most_times * median_low(sizes):
+                yield one
 
     def joined(self, members: Sequence[AnyFamily], most_parameters: int = _MOST_PARAMETERS) -> AnyFamily | None:
         """The settings of the union of some networks; None where they have none, or it would be too large."""
@@ -166,7 +180,8 @@ def _in_successor(succession: Succession) -> SubnetSpec | None:
 
 
 def _begun(unions: Unions, beginning: Beginning) -> tuple[Lineage, ...]:
-    groups = _grouped(unions, (), beginning.brought.values())
+    brought = tuple(beginning.brought.values())
+    groups = _grouped(unions, (), unions.usual(brought, brought))
     return tuple(_lineage(group, place, 0) for place, group in enumerate(groups, start=1))
 
 
@@ -176,7 +191,8 @@ def _evolved(unions: Unions, now: Evolving) -> Evolved:
     before = [
         _Group(config=one.config, members=one.members, before=one) for one in now.lineages if one.living and one.members
     ]
-    groups = [group for group in _grouped(unions, before, now.brought) if group not in before]
+    members = tuple(member for group in before for member in group.members)
+    groups = [group for group in _grouped(unions, before, unions.usual(now.brought, members)) if group not in before]
     born, states = list[Lineage](), dict[str, "ModelState"]()
     for place, group in enumerate(groups, start=len(now.lineages)):
         lineage = _lineage(group, place, now.round)
