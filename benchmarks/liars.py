@@ -23,7 +23,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from importlib.metadata import version
+from multiprocessing import get_context
 from pathlib import Path
 
 from liar_benchmark.games import METHODS_AND_VARIANTS, Game, played
@@ -75,14 +78,17 @@ def _asked(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--unguarded", action="store_true", help="the planted error: claims count as they are, and no update is suspect"
     )
     parser.add_argument("--declared-width", type=int, default=512, help="of networks that liars declare (default: 512)")
+    parser.add_argument("--jobs", type=int, default=1, help="methods that are played at once (default: 1)")
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/liars.md, or add to it the part")
     smallest = {"methods": ["fedavg"], "seeds": 1, "rounds": 1, "processes": False}
     asked = parsed(parser, arguments, **smallest)
     known = tuple(PROCESS_ROUNDS) if asked.processes else tuple(METHODS_AND_VARIANTS)
     if unknown := [one for one in asked.methods or () if one not in known]:
         parser.error(f"method {unknown[0]!r} is none of {', '.join(known)}")
-    if asked.seeds < 1 or (asked.rounds is not None and asked.rounds < 1):
-        parser.error(f"--seeds and --rounds are {asked.seeds} and {asked.rounds}, but must be 1 or more")
+    if min(asked.seeds, asked.jobs, asked.rounds or 1) < 1 or asked.rounds == 0:
+        parser.error(
+            f"--seeds, --jobs and --rounds are {asked.seeds}, {asked.jobs} and {asked.rounds}, but must be 1 or more"
+        )
     asked.methods = asked.methods or list(known)
     return asked
 
@@ -98,28 +104,36 @@ def _in_one_process(asked: argparse.Namespace) -> tuple[list[str], list[str]]:
 
 
 def _rows(asked: argparse.Namespace) -> Iterator[Row]:
-    rounds = asked.rounds or 18
-    seeds = range(1, asked.seeds + 1)
+    """A row for each method, in their order; several are played at once where that is asked for."""
+    if asked.jobs == 1:
+        yield from map(partial(_row, asked), asked.methods)
+        return
+    with ProcessPoolExecutor(asked.jobs, mp_context=get_context("spawn")) as pool:
+        yield from pool.map(partial(_row, asked), asked.methods)
+
+
+def _row(asked: argparse.Namespace, name: str) -> Row:
+    logging.disable(logging.CRITICAL)
+    rounds, seeds = asked.rounds or 18, range(1, asked.seeds + 1)
     with tempfile.TemporaryDirectory() as folder, AwaitedExports(CacheFolder(path=Path(folder))) as exports:
-        for name in asked.methods:
-            found = [
-                [
-                    played(
-                        Game(
-                            method=name,
-                            seed=seed,
-                            rounds=rounds,
-                            liars=liars,
-                            guarded=not asked.unguarded,
-                            declared_width=asked.declared_width,
-                        ),
-                        exports,
-                    )
-                    for seed in seeds
-                ]
-                for liars in (False, True)
+        found = [
+            [
+                played(
+                    Game(
+                        method=name,
+                        seed=seed,
+                        rounds=rounds,
+                        liars=liars,
+                        guarded=not asked.unguarded,
+                        declared_width=asked.declared_width,
+                    ),
+                    exports,
+                )
+                for seed in seeds
             ]
-            yield row_of(name, *found)
+            for liars in (False, True)
+        ]
+    return row_of(name, *found)
 
 
 def _by_processes(asked: argparse.Namespace) -> tuple[list[str], list[str]]:
@@ -140,6 +154,7 @@ def _write(asked: argparse.Namespace, lines: Sequence[str], seconds: float) -> N
     if asked.unguarded:
         title = "## Without what keeps liars from deciding"
     options = [*(["--processes"] if asked.processes else []), *(["--unguarded"] if asked.unguarded else [])]
+    options += [] if asked.processes else ["--seeds", str(asked.seeds)]
     command = " ".join(["python benchmarks/liars.py", *options, "--write"])
     machine = f"Python {platform.python_version()}, torch {version('torch')}, {platform.machine()}"
     part = [title, "", f"`{command}`, {machine}, {os.cpu_count()} cores, {seconds / 60:.0f} minutes.", "", *lines]
