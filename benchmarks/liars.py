@@ -24,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import version
 from multiprocessing import get_context
@@ -45,13 +46,10 @@ RESULTS = Path(__file__).parent / "results" / "liars.md"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print a row for each method; 1 where one is not as it has to be."""
     asked = _asked(arguments)
-    logging.disable(logging.CRITICAL)  # servers say of each odd message that they dropped it
     started_s = time.monotonic()
     try:
-        if asked.processes:
-            lines, problems = _by_processes(asked)
-        else:
-            lines, problems = _in_one_process(asked)
+        with _no_logs():
+            lines, problems = _by_processes(asked) if asked.processes else _in_one_process(asked)
     except SubfleetError as error:
         print(error, file=sys.stderr)
         return int(error.exit_code)
@@ -60,6 +58,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if asked.write:
         _write(asked, [*lines, "", *told], time.monotonic() - started_s)
     return bool(problems) and not asked.smoke
+
+
+@contextmanager
+def _no_logs() -> Iterator[None]:
+    """A context without logs: servers say of each odd message that they dropped it."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def _asked(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -108,12 +117,11 @@ def _rows(asked: argparse.Namespace) -> Iterator[Row]:
     if asked.jobs == 1:
         yield from map(partial(_row, asked), asked.methods)
         return
-    with ProcessPoolExecutor(asked.jobs, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(asked.jobs, get_context("spawn"), logging.disable, (logging.CRITICAL,)) as pool:
         yield from pool.map(partial(_row, asked), asked.methods)
 
 
 def _row(asked: argparse.Namespace, name: str) -> Row:
-    logging.disable(logging.CRITICAL)
     rounds, seeds = asked.rounds or 18, range(1, asked.seeds + 1)
     with tempfile.TemporaryDirectory() as folder, AwaitedExports(CacheFolder(path=Path(folder))) as exports:
         found = [
