@@ -81,7 +81,7 @@ def _asked(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--processes",
         action="store_true",
-        help=f"a server, a broker and a process for each member, by {', '.join(PROCESS_ROUNDS)}, with one seed",
+        help=f"a server, a broker and a process for each member, by {', '.join(PROCESS_ROUNDS)}",
     )
     parser.add_argument(
         "--unguarded", action="store_true", help="the planted error: claims count as they are, and no update is suspect"
@@ -148,7 +148,8 @@ def _by_processes(asked: argparse.Namespace) -> tuple[list[str], list[str]]:
     rows, problems = [], list[str]()
     for name in asked.methods:
         with tempfile.TemporaryDirectory(prefix="subfleet-") as folder:
-            rows.append(played_by_processes(name, Path(folder), asked.rounds or PROCESS_ROUNDS[name]))
+            seeds = range(1, asked.seeds + 1)
+            rows.append(played_by_processes(name, Path(folder), asked.rounds or PROCESS_ROUNDS[name], seeds))
         print(f"{name}: {rows[-1].told}", flush=True)
         problems += rows[-1].problems
     lines = process_table(rows)
@@ -162,7 +163,7 @@ def _write(asked: argparse.Namespace, lines: Sequence[str], seconds: float) -> N
     if asked.unguarded:
         title = "## Without what keeps liars from deciding"
     options = [*(["--processes"] if asked.processes else []), *(["--unguarded"] if asked.unguarded else [])]
-    options += [] if asked.processes else ["--seeds", str(asked.seeds)]
+    options += ["--seeds", str(asked.seeds)]
     command = " ".join(["python benchmarks/liars.py", *options, "--write"])
     machine = f"Python {platform.python_version()}, torch {version('torch')}, {platform.machine()}"
     part = [title, "", f"`{command}`, {machine}, {os.cpu_count()} cores, {seconds / 60:.0f} minutes.", "", *lines]

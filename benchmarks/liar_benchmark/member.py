@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
     trainer, summary = choose_trainer(profile.runtimes, data, profile.provider)
     used: Trainer = Garbling(trainer) if kind == "garbler" else trainer
     meter = ReplayMeter(ReplayedLog(load_log(log_file)), lambda _down, _up: None)
-    told = description(kind, profile, trainer, summary, meter, held_out=trainer.describe(held_out))
+    told = description(kind, profile, trainer.target, summary, meter, held_out=trainer.describe(held_out))
     settings = AgentSettings(profile=told, data_bytes=summary.data_bytes, leave_when_finished=True)
     broker = WaitingTransport(MqttTransport(parse_url(address), mqtt_client_id("main", "device", kind)), lambda: False)
     with AgentStore.held(Path(state), profile.disk_limit_bytes) as store:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -58,76 +59,95 @@ class Ended:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByProcesses:
-    """A method's run with four liars, and the same without. Nothing is ever started anew: what fails has failed."""
+    """A method's runs with four liars, and the same without, seed by seed. What fails is never started anew.
+
+    Attributes:
+        rounds: of each run.
+        without: runs of honest members alone.
+        beside: the same with liars beside them.
+    """
 
     method: str
     rounds: int
-    without: Ended
-    beside: Ended
+    without: tuple[Ended, ...]
+    beside: tuple[Ended, ...]
 
     @property
-    def difference(self) -> float:
-        """Of accuracies: what liars added."""
-        return self.beside.accuracy - self.without.accuracy
+    def differences(self) -> tuple[float, ...]:
+        """Of accuracies, by seed: what liars added."""
+        return tuple(two.accuracy - one.accuracy for one, two in zip(self.without, self.beside, strict=True))
 
     @property
     def told(self) -> str:
         """In words."""
-        closed = len(self.beside.summary.get("rounds", ()))
-        return (
-            f"{100 * self.without.accuracy:.1f} % without, {100 * self.beside.accuracy:.1f} % with liars, {closed} of "
-            f"{self.rounds} rounds, {self.beside.seconds / 60:.1f} minutes"
-        )
+        without, beside = _shares(self.without), _shares(self.beside)
+        return f"{without} % without, {beside} % with liars, {self.minutes:.1f} minutes a run"
+
+    @property
+    def minutes(self) -> float:
+        """Of a run with liars, the mean."""
+        return statistics.fmean(one.seconds for one in self.beside) / 60
 
     @property
     def problems(self) -> Iterator[str]:
         """What is wrong with it, in sentences."""
-        for where, ended in (("without liars", self.without), ("with liars", self.beside)):
-            if ended.failed:
-                yield f"{self.method}, {where}: these did not end by themselves: {', '.join(ended.failed)}"
-            if len(ended.summary.get("rounds", ())) != self.rounds:
-                yield f"{self.method}, {where}: not all rounds closed"
-        if self.difference < -MOST_LOST:
-            yield f"{self.method}: {-100 * self.difference:.1f} points were lost, but 2 at most may be"
+        for where, runs in (("without liars", self.without), ("with liars", self.beside)):
+            for seed, ended in enumerate(runs, start=1):
+                if ended.failed:
+                    yield f"{self.method}, {where}, seed {seed}: did not end by themselves: {', '.join(ended.failed)}"
+                if len(ended.summary.get("rounds", ())) != self.rounds:
+                    yield f"{self.method}, {where}, seed {seed}: not all rounds closed"
+        if (difference := statistics.fmean(self.differences)) < -MOST_LOST:
+            yield f"{self.method}: {-100 * difference:.1f} points were lost, but 2 at most may be"
 
     @property
     def cells(self) -> Sequence[str]:
         """Those of its row."""
-        failed = [*self.without.failed, *self.beside.failed]
+        failed = sum(bool(one.failed) for one in (*self.without, *self.beside))
         return (
             self.method,
-            f"{100 * self.without.accuracy:.1f}",
-            f"{100 * self.beside.accuracy:.1f}",
-            f"{100 * self.difference:+.1f}",
-            f"{len(self.beside.summary.get('rounds', ()))} of {self.rounds}",
-            "yes" if not failed else f"**no**: {', '.join(failed)}",
-            str(self.beside.retries),
+            _shares(self.without),
+            _shares(self.beside),
+            f"{100 * statistics.fmean(self.differences):+.1f}",
+            f"{100 * min(self.differences):+.1f}",
+            str(self.rounds),
+            str(len(self.beside)),
+            f"**no**: {failed} runs" if failed else "yes",
+            str(sum(one.retries for one in self.beside)),
             "0",
-            f"{self.beside.seconds / 60:.1f}",
+            f"{self.minutes:.1f}",
         )
 
 
-def played_by_processes(method: str, folder: Path, rounds: int) -> ByProcesses:
-    """Run a method twice, without liars and with them.
+def _shares(runs: Sequence[Ended]) -> str:
+    return f"{100 * statistics.fmean(one.accuracy for one in runs):.1f}"
+
+
+def played_by_processes(method: str, folder: Path, rounds: int, seeds: Sequence[int]) -> ByProcesses:
+    """Run a method with each seed, without liars and with them.
 
     Args:
         method: of `PROCESS_ROUNDS`.
         folder: for everything that is written.
         rounds: of each run.
+        seeds: of the runs.
 
     Raises:
         SubfleetError: the broker does not start, or a file cannot be written.
     """
-    found = [_ended(method, folder / name, rounds, liars=name == "liars") for name in ("honest", "liars")]
+    found = [
+        tuple(_ended(method, folder / f"{name}{seed}", rounds, seed, liars=name == "liars") for seed in seeds)
+        for name in ("honest", "liars")
+    ]
     return ByProcesses(method=method, rounds=rounds, without=found[0], beside=found[1])
 
 
-def _ended(method: str, folder: Path, rounds: int, *, liars: bool) -> Ended:
+def _ended(method: str, folder: Path, rounds: int, seed: int, *, liars: bool) -> Ended:
     folder.mkdir()
-    game = gathered_game(run_of(method, 1, rounds), liars=liars, guarded=True, runtime="onnx")
+    game = gathered_game(run_of(method, seed, rounds), liars=liars, guarded=True, runtime="onnx")
     files = written(game, folder)
     file = folder / "liars.toml"
-    file.write_text(_described(method, rounds, files.test), encoding="utf-8")
+    file.write_text(_described(method, rounds, seed, files.test), encoding="utf-8")
     started_s = time.monotonic()
     with ExitStack() as stack:
         broker = parse_url(stack.enter_context(EmbeddedBroker()).url)
@@ -145,7 +165,7 @@ def _ended(method: str, folder: Path, rounds: int, *, liars: bool) -> Ended:
     return Ended(summary=summary, failed=failed, seconds=time.monotonic() - started_s)
 
 
-def _described(method: str, rounds: int, test: Path) -> str:
+def _described(method: str, rounds: int, seed: int, test: Path) -> str:
     """The run file; what is different from the run in one process are deadlines, as time passes, and the runtime."""
     drawn = DRAWN if method == "oort" else 0
     return f"""
@@ -157,7 +177,7 @@ rates = [0.125, 0.25, 0.5, 1.0]
 communication_s = 1.0
 targets = ["onnx"]
 deploy_targets = []
-seed = 1
+seed = {seed}
 
 [clock]
 step_s = 60.0

@@ -27,8 +27,8 @@ class ProcessPlayed(Protocol):
 
 
 PROCESS_HEADS = (
-    *("method", "without liars %", "with liars %", "difference (points)", "rounds", "all ended by themselves"),
-    *("retries", "restarts", "minutes"),
+    *("method", "without liars %", "with liars %", "difference (points)", "worst seed (points)", "rounds", "seeds"),
+    *("all ended by themselves", "retries", "restarts", "minutes"),
 )
 
 
