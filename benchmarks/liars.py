@@ -77,7 +77,7 @@ def _asked(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--methods", nargs="+", metavar="METHOD", help=f"some of: {', '.join(METHODS_AND_VARIANTS)} (default: all)"
     )
     parser.add_argument("--seeds", type=int, default=3, help="runs of each method, with seeds 1 to this (default: 3)")
-    parser.add_argument("--rounds", type=int, help="of each run (default: 18; with --processes 10, with oort 18)")
+    parser.add_argument("--rounds", type=int, help="of each run (default: 18; with --processes 10, with oort 30)")
     parser.add_argument(
         "--processes",
         action="store_true",

@@ -23,7 +23,7 @@ from subfleet.transport.address import BrokerAddress, parse_url
 
 __all__ = ["PROCESS_ROUNDS", "ByProcesses", "played_by_processes"]
 
-PROCESS_ROUNDS: Mapping[str, int] = MappingProxyType({"fedavg": 10, "fedtrans": 10, "oort": 18})
+PROCESS_ROUNDS: Mapping[str, int] = MappingProxyType({"fedavg": 10, "fedtrans": 10, "oort": 30})
 _SETTINGS: Mapping[str, str] = MappingProxyType({"fedtrans": "beta = 0.05\ngamma = 2\ndelta = 2\nstop_rounds = 0\n"})
 """Of methods, as in one process."""
 _LEAVE_S = 120.0
