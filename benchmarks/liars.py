@@ -1,4 +1,4 @@
-"""Twenty members of which four lie, by every method: whether runs end, and what honest members lose by it.
+"""Play every method with sixteen honest members and four liars: do runs end, and what do honest members lose?
 
 python benchmarks/liars.py --methods fedavg oort --seeds 1      # two of the methods, as a table
 python benchmarks/liars.py --write                              # all of them, and writes benchmarks/results/liars.md

@@ -1,1 +1,1 @@
-"""Runs of twenty members, four of which lie, each in a way of its own."""
+"""Runs with sixteen honest members and four liars of different kinds."""

@@ -90,7 +90,7 @@ class Played:
     """What a run came to.
 
     Attributes:
-        accuracy: on the server's samples, of the models of honest members, their mean; 0 where there is none.
+        accuracy: mean accuracy of the honest members' models on the server's samples; 0 without a result.
         rounds: that closed.
         wanted: rounds that the run was to have.
         retries: rounds that were tried again, each try once.
@@ -195,7 +195,7 @@ def run_of(name: str, seed: int, rounds: int) -> Run:
 
 def gathered_game(run: Run, *, liars: bool, guarded: bool, runtime: str = "torch") -> GatheredRun:
     """Honest members, with liars beside them or without; honest ones have the same samples in both."""
-    # A supernet, of which each path trains in few batches, has no time for signs.
+    # Each path of a supernet trains on few batches, too few to learn the signs.
     data = data_of(run.seed, signed=not run.policies.draws_paths)
     parts = np.array_split(np.random.default_rng(run.seed).permutation(LEARNED), HONEST + len(LIARS))
     names = [f"honest-{place:02}" for place in range(HONEST)] + (list(LIARS) if liars else [])

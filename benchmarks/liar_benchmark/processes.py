@@ -253,7 +253,7 @@ def _stop(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _failures(processes: Mapping[str, "subprocess.Popen[bytes]"]) -> Iterator[str]:
-    """Wait for the server, and for members to leave; yields those that end with an error, or stay."""
+    """Wait for the server and the members to exit; yields the processes that fail or do not exit in time."""
     for name, process in processes.items():
         try:
             code = process.wait(timeout=_RUN_S if name == "server" else _LEAVE_S)

@@ -1,4 +1,4 @@
-"""Limits of processes: what those that a process was started under leave it, and one on how far it may grow."""
+"""Resource limits of processes: how much memory they leave, and a limit on further growth."""
 
 import sys
 from collections.abc import Iterator

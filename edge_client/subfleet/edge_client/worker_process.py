@@ -156,7 +156,7 @@ class WorkerProcess:
     def _heard(self, report: Ended) -> Outcome | None:
         self._held_bytes = report.held_bytes
         if self._task is None or report.outcome.task_id != self._task.task_id:
-            _LOG.warning("the process that does tasks has ended one that is not in hand; nothing is made of it")
+            _LOG.warning("ignored the result of a task that is not in progress")
             return None
         self._task, self._kill_at_s = None, None
         return report.outcome

@@ -46,7 +46,7 @@ class Workplace:
     """What tasks are done with, as the agent tells the process that does them.
 
     Attributes:
-        runtimes: names of trainers, of which the first that works is taken.
+        runtimes: names of trainers; the first working one is used.
         provider: what computes.
         data: what `--data` names.
         held_out: what `--held-out` names; None where there is none.
@@ -201,7 +201,7 @@ def _read(line: bytes) -> tuple[Any, int]:
 
 
 def _sendable(plain: Any) -> Any:
-    """Plain data whose texts can be read again: names of files and texts of errors may hold anything."""
+    """Plain data with texts that JSON can carry: file names and error texts may hold anything."""
     if isinstance(plain, str):
         return plain.encode("utf-8", "replace").decode().replace("\0", "?")[:MOST_CHARACTERS]
     if isinstance(plain, list):
