@@ -101,7 +101,7 @@ class Checks:
             return check_sums(network, task.spec, task.calibration, path, update.sample_count, seat.sample_count)
         form = UpdateForm.of(network, task.spec, task.update_codec, task.sends)
         client = seat.participant
-        cohorts = {} if client is None else self._terms.policies.cohorts(network, client, model.sizes)
+        cohorts = {} if client is None else self._terms.roles.aggregator.sharing_groups(network, client, model.sizes)
         own = frozenset(name for name, key in cohorts.items() if key == seat.client_id)
         return check_update(
             form,

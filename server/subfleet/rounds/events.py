@@ -69,7 +69,7 @@ class Folded:
         accuracy: of the new model on the evaluation data, as are loss and metrics; None where that means nothing.
         model: the one that they describe.
         refused: clients whose update could not be folded after all, and why.
-        found: what the method found in the updates, see `Policies.find`.
+        found: what the method found in the updates, see `Memory.observe`.
         lineages: of the networks that the run has had, with what became of them after the round.
         model_bytes: of all tensors that the server has to keep for the next round.
         metrics: of its kind of task, by name, without accuracy.

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from subfleet.elastic.lineage import Lineage
 from subfleet.elastic.memory_prices import MemoryPrices
+from subfleet.methods.aggregator import Participant
 from subfleet.methods.path_search import Generation
-from subfleet.methods.policies import Participant
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.memory import Packing
 from subfleet.protocol.programs import ProgramRef

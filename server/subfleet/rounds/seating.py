@@ -5,9 +5,9 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from subfleet.elastic.network import Network
-from subfleet.methods.norms import calibration_of
-from subfleet.methods.policies import Ask, Assigned, Draw, Written
-from subfleet.methods.selecting import Trainee
+from subfleet.methods.assigner import Assignment, AssignmentContext, Draw, WrittenSize
+from subfleet.methods.local_training import Trainee
+from subfleet.methods.techniques import calibration_of
 from subfleet.protocol.memory import planned_for
 from subfleet.protocol.messages import Profile, Task, Telemetry
 from subfleet.protocol.programs import ProgramRef
@@ -81,7 +81,7 @@ def measured_seat(terms: Terms, state: RunState, profile: Profile, telemetry: Te
     reason = _why_not(terms, profile, seat.runtime) or odd_classes
     if terms.config.data.check == "refuse":
         reason = reason or seat.data_warning
-    if terms.policies.declarations:
+    if terms.roles.assigner.declarations:
         declared = declaration_of(terms, profile, state.brought.get(profile.client_id, ()))
         seat = replace(seat, architecture=declared.size, brought=declared.network)
         reason = reason or declared.reason
@@ -138,7 +138,7 @@ def assigned_seat(terms: Terms, state: RunState, seat: Seat) -> tuple[Seat, tupl
     if seat.brought is not None and own_size(terms, state.lineages, seat) is None:
         return replace(seat, stage="skipped", reason=NOT_YET), ()
     ask = ask_of(terms, state, seat)
-    assigned = terms.policies.assign(ask)
+    assigned = terms.roles.assigner.assign(ask)
     return given_seat(terms, state, replace(seat, first_wanted=assigned.wanted), ask, assigned)
 
 
@@ -213,7 +213,7 @@ def _subspace_anew(terms: Terms, state: RunState, seat: Seat, facts: ProgramFact
     if size is None or seat.attempt + 1 >= terms.config.max_attempts:
         reason = "none of the subspaces that it was given has room, or an operator that its runtime has"
         return replace(seat, stage="skipped", size=None, spec=None, reason=reason), ()
-    known = Written(
+    known = WrittenSize(
         size=size,
         planned_peak_bytes=facts.planned_peak_bytes,
         operators=facts.operators,
@@ -222,7 +222,7 @@ def _subspace_anew(terms: Terms, state: RunState, seat: Seat, facts: ProgramFact
     )
     ask = ask_of(terms, state, seat)
     ask = replace(ask, written=MappingProxyType({**ask.written, size.spec_id: known}))
-    return given_seat(terms, state, replace(seat, attempt=seat.attempt + 1), ask, terms.policies.assign(ask))
+    return given_seat(terms, state, replace(seat, attempt=seat.attempt + 1), ask, terms.roles.assigner.assign(ask))
 
 
 def _trainee(terms: Terms, state: RunState, seat: Seat, spec: SubnetSpec) -> Trainee:
@@ -232,9 +232,9 @@ def _trainee(terms: Terms, state: RunState, seat: Seat, spec: SubnetSpec) -> Tra
 
 def _sent(terms: Terms, trainee: Trainee) -> tuple[str, ...]:
     """The tensors whose change the client sends, as its task names them: in order, or none where it sends all."""
-    if terms.policies.sends is None:
+    if terms.roles.training.sends is None:
         return ()
-    sent = terms.policies.sends(trainee)
+    sent = terms.roles.training.sends(trainee)
     return () if sent >= set(trainee.tensors) else tuple(name for name in trainee.tensors if name in sent)
 
 
@@ -295,7 +295,7 @@ def ask_of(
     below: SubnetSpec | None = None,
     below_limit: Limit = "memory",
     search: Search | None = None,
-) -> Ask:
+) -> AssignmentContext:
     """What a method is asked for a client; prices of its target must be there.
 
     Args:
@@ -310,7 +310,7 @@ def ask_of(
     last = state.last.get(seat.client_id)
     known = None if last is None else standing_for(terms, state, last)
     written = {
-        one.program.size.spec_id: Written(
+        one.program.size.spec_id: WrittenSize(
             size=one.program.size,
             planned_peak_bytes=planned_for(one.facts.planned_peak_bytes, one.facts.packings, seat.packing_width),
             operators=one.facts.operators,
@@ -322,7 +322,7 @@ def ask_of(
         for key, one in state.written.items()
         if one.program.target == seat.runtime and one.program.student is None and counts(terms, state, one)
     }
-    return Ask(
+    return AssignmentContext(
         networks=MappingProxyType({one.network.id: one.network for one in in_use(terms, state)}),
         candidates=candidates_of(terms, state, seat.runtime),
         price=price,
@@ -349,11 +349,11 @@ def _draw(terms: Terms, state: RunState, seat: Seat) -> Draw:
 def choose_below(terms: Terms, state: RunState, seat: Seat, limit: Limit) -> tuple[Seat, tuple[Action, ...]]:
     """A smaller subnet, of those that were known when the round began: nothing depends on who was answered first."""
     ask = ask_of(terms, state, seat, below=seat.size, below_limit=limit)
-    return given_seat(terms, state, seat, ask, terms.policies.assign(ask))
+    return given_seat(terms, state, seat, ask, terms.roles.assigner.assign(ask))
 
 
 def given_seat(
-    terms: Terms, state: RunState, seat: Seat, ask: Ask, assigned: Assigned
+    terms: Terms, state: RunState, seat: Seat, ask: AssignmentContext, assigned: Assignment
 ) -> tuple[Seat, tuple[Action, ...]]:
     """Give a client what was chosen for it; skipped where that is nothing."""
     if assigned.candidate is not None:
@@ -369,8 +369,8 @@ def given_seat(
         seat,
         stage="preparing",
         size=size,
-        spec=assigned.placed or terms.policies.place(network, size, draw),
-        student=terms.policies.student(network, size, draw),
+        spec=assigned.placed or terms.roles.assigner.place(network, size, draw),
+        student=terms.roles.training.student(network, size, draw),
         paths=assigned.paths,
         wanted=assigned.wanted,
         task=None,
@@ -379,7 +379,7 @@ def given_seat(
     return given, (Request(wanted=wanted),) if wanted is not None else ()
 
 
-def _why_none(state: RunState, seat: Seat, ask: Ask) -> str:
+def _why_none(state: RunState, seat: Seat, ask: AssignmentContext) -> str:
     if seat.budget is None:
         return "it told no budget"
     problems = [one.problem for key, one in sorted(state.prices.items()) if key.endswith(seat.runtime)]

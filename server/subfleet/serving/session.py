@@ -129,7 +129,7 @@ class Server:
         run_id = begin_run(engine, name=config.name, settings=config.fingerprint(), round_count=config.total_rounds)
         self._engine = engine
         self._terms = replace(terms_of(config, run_id), evaluation_inputs=statistics_of(evaluation))
-        self._journal = Journal(engine, run_id, first_memory=self._terms.policies.memory)
+        self._journal = Journal(engine, run_id, first_memory=self._terms.roles.memory.initial)
         self._attendance = Attendance(self._terms, engine)
         self._traffic = Traffic(self._topics)
         self._transport = CountingTransport(transport, on_payload=self._traffic.count)

@@ -49,7 +49,7 @@ def test_the_method_of_the_recipe_works(tmp_path: Path) -> None:
     drawn = {
         found.spec.spec_id
         for number in range(80)
-        if (found := terms.policies.assign(ask(terms, "a", round_number=number)).candidate) is not None
+        if (found := terms.roles.assigner.assign(ask(terms, "a", round_number=number)).candidate) is not None
     }
     assert drawn == {size.spec_id for size in terms.space}
     state = first_state(terms.network)
