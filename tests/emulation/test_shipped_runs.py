@@ -109,7 +109,7 @@ def served(run: Run, files: Files, cache: CacheFolder, folder: Path) -> Path:
             broker.url,
             "--runs",
             str(folder / "served"),
-            "--port",
+            "--http-port",
             "0",
         ]
         commands = [["subfleet.cli.main", *server]]
