@@ -13,7 +13,7 @@ from subfleet.export.targets.onnx import OnnxTarget
 from subfleet.export.tracing import trace
 from subfleet.methods.assigner import WrittenSize
 from subfleet.methods.roles import AssignmentContext, Draw, Roles
-from subfleet.programs.requests import train_request
+from subfleet.programs.export_requests import train_request
 from subfleet.protocol.schema import canonical_json
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.search.candidates import Candidate, why_not

@@ -18,7 +18,7 @@ from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import Network
 from subfleet.methods.describing import MethodInfo, Setting
 from subfleet.methods.roles import (
-    AggregatedRound,
+    AggregationContext,
     Aggregator,
     Assigner,
     Assignment,
@@ -55,7 +55,7 @@ def _wider(network: Network, size: SubnetSpec, draw: Draw) -> SubnetSpec:
     return network.full_spec()
 
 
-def _decayed(context: AggregatedRound) -> ModelState:
+def _decayed(context: AggregationContext) -> ModelState:
     return context.after.mapped(lambda tensors: {name: 0.9 * tensor for name, tensor in tensors.items()})
 
 

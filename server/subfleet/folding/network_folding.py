@@ -23,7 +23,7 @@ from subfleet.elastic.update_form import UpdateForm
 from subfleet.folding.trained import model_of, still_untrained
 from subfleet.folding.updates import AS_IT_IS, Scaling, mapped_change, read_change
 from subfleet.folding.views import seen_by
-from subfleet.methods.aggregator import AggregatedRound, ClientUpdate, Participant, Replacement
+from subfleet.methods.aggregator import AggregationContext, ClientUpdate, Participant, Replacement
 from subfleet.methods.assigner import Draw
 from subfleet.methods.roles import Roles
 from subfleet.protocol.blobs import BlobRef
@@ -98,7 +98,7 @@ class NetworkFolding:
                 left in any cohort.
         """
         clients = self._clients(state, seats)
-        context = AggregatedRound(
+        context = AggregationContext(
             network=self.network,
             round=round_number,
             seed=self.seed,
@@ -122,7 +122,7 @@ class NetworkFolding:
         ordered = sorted(seats, key=lambda one: one.client_id)
         return [self._client(state, seat, weights[seat.client_id].counted) for seat in ordered]
 
-    def _taught(self, state: ModelState, context: AggregatedRound, memory: Any) -> ModelState:
+    def _taught(self, state: ModelState, context: AggregationContext, memory: Any) -> ModelState:
         """The model after in-place distillation, where that is wanted."""
         settings = self.roles.techniques.distillation
         if settings is None or not context.clients:

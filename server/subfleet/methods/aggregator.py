@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # methods are read where no PyTorch is; tensors are passed th
 __all__ = [
     "BY_SAMPLES",
     "UNIFORM",
-    "AggregatedRound",
+    "AggregationContext",
     "Aggregator",
     "ClientUpdate",
     "Participant",
@@ -92,8 +92,8 @@ class Replacement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AggregatedRound:
-    """A round whose updates are in the model.
+class AggregationContext:
+    """A round whose updates have been aggregated, and from which the next model follows.
 
     Attributes:
         before: the model that the round started from.
@@ -124,7 +124,7 @@ def shared_by_all(network: Network, client: Participant, sizes: Sequence[SubnetS
     return {}
 
 
-def as_aggregated(context: AggregatedRound) -> ModelState:
+def as_aggregated(context: AggregationContext) -> ModelState:
     """The next round starts from the aggregated model."""
     return context.after
 
@@ -157,7 +157,7 @@ class Aggregator:
     sharing_groups: Callable[[Network, Participant, Sequence[SubnetSpec]], Mapping[str, str]] = shared_by_all
     groups_by_sizes: bool = False
     transform: Callable[[Network, Mapping[str, Tensor], Sequence[ClientUpdate]], Sequence[Replacement]] | None = None
-    after_round: Callable[[AggregatedRound], ModelState] = as_aggregated
+    after_round: Callable[[AggregationContext], ModelState] = as_aggregated
     taught: Callable[[Network, Sequence[SubnetSpec]], Sequence[SubnetSpec] | SearchSpace] = lambda network, sizes: sizes
     model: ModelKind = "trained"
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, ClassVar
 from subfleet.elastic.network import Network
 from subfleet.methods.describing import MethodInfo, Published, Setting, those_true
 from subfleet.methods.local_training import UpdateBytes
-from subfleet.methods.roles import AggregatedRound, Aggregator, Assigner, LocalTraining, Roles, Techniques
+from subfleet.methods.roles import AggregationContext, Aggregator, Assigner, LocalTraining, Roles, Techniques
 from subfleet.methods.sizes import whole_depth
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.readings import Budget
@@ -103,7 +103,7 @@ def densest_codec(codec: AnyUpdateCodec, update_bytes: UpdateBytes, budget: Budg
     return codecs[max(0, bisect_right(codecs, budget.uplink_bytes, key=update_bytes) - 1)]
 
 
-def sort_model(context: AggregatedRound) -> ModelState:
+def sort_model(context: AggregationContext) -> ModelState:
     """The model with the most important channels of every axis first; copies, moments and what is untrained follow."""
     from subfleet.elastic.permuting import importance_order, permuted  # with PyTorch, which settings do without
 

@@ -25,7 +25,7 @@ from subfleet.methods.assigner import stream_of
 from subfleet.methods.describing import MethodInfo, Published, Setting
 from subfleet.methods.roles import (
     BY_SAMPLES,
-    AggregatedRound,
+    AggregationContext,
     Aggregator,
     Assigner,
     ClientUpdate,
@@ -195,7 +195,7 @@ def _name(kind: str, client_id: str, axis: str) -> str:
     return f"{kind}/{client_id}/{axis}"
 
 
-def _keep_copies(copies: Copies, context: AggregatedRound) -> ModelState:
+def _keep_copies(copies: Copies, context: AggregationContext) -> ModelState:
     """The model with what the union's neurons copy of those whose updates are in it."""
     import torch
 

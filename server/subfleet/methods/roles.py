@@ -17,7 +17,7 @@ from subfleet.elastic.norm_layers import norm_tensors
 from subfleet.methods.aggregator import (
     BY_SAMPLES,
     UNIFORM,
-    AggregatedRound,
+    AggregationContext,
     Aggregator,
     ClientUpdate,
     Participant,
@@ -36,7 +36,7 @@ from subfleet.protocol.subnet import SubnetSpec
 __all__ = [
     "BY_SAMPLES",
     "UNIFORM",
-    "AggregatedRound",
+    "AggregationContext",
     "Aggregator",
     "Assigner",
     "Assignment",
