@@ -259,12 +259,12 @@ def methods(
 
 def _checked_methods() -> dict[str, dict[str, str]]:
     from subfleet.cli.console import progress
-    from subfleet.emulation.batch.exports import AwaitedExports
+    from subfleet.emulation.batch.exports import LazyExports
     from subfleet.emulation.method_checks import check_methods
     from subfleet.programs.place import default_cache
 
     verdicts: dict[str, dict[str, str]] = {}
-    with progress("Checking") as tell, AwaitedExports(default_cache()) as exports:
+    with progress("Checking") as tell, LazyExports(default_cache()) as exports:
         for name, norms, said in check_methods(exports):
             verdicts.setdefault(name, {})[norms] = said
             tell(f"{sum(map(len, verdicts.values()))} done, last {name} with norms {norms!r}: {said}")

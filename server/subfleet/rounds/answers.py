@@ -39,7 +39,7 @@ def deploy_task_id(terms: Terms, state: RunState, client_id: str) -> str:
 def evaluation_task_id(terms: Terms, state: RunState, client_id: str) -> str:
     """Names a client's one evaluate task after a round, or in one round of scoring a generation."""
     if state.scores is not None:
-        generation = f"{state.scores.made.wanted.number}.{state.scores.closed}.{state.scores.made.ticket}"
+        generation = f"{state.generations + 1}.{state.scores.closed}.{state.scores.made.ticket}"
         return f"{terms.run_id}/r{state.round}/{client_id}/generation{generation}"
     return f"{terms.run_id}/r{state.round}/{client_id}/evaluate"
 
