@@ -17,7 +17,7 @@ from subfleet.folding.devices import compute_device
 from subfleet.folding.trained import as_client
 from subfleet.folding.views import Views
 from subfleet.journal.records import ClientRow, RoundRecord, participation_of
-from subfleet.methods.policies import Participant
+from subfleet.methods.aggregator import Participant
 from subfleet.protocol.errors import RunError
 from subfleet.protocol.task_kinds import better
 from subfleet.rounds.terms import Terms
@@ -172,7 +172,7 @@ def _backdoor(gallery: _Gallery, experiment: GatheredRun, result: BatchResult) -
     others = experiment.told_by.labels != target
     # All of them are labelled with the target, so that accuracy is the share that the attack succeeds with.
     shown = Dataset(inputs=triggered.inputs[others], labels=triggered.labels[others])
-    if not gallery.views.terms.policies.personal:
+    if not gallery.views.terms.roles.aggregator.personal:
         network = gallery.views.terms.network
         owner = as_client(network, gallery.state.model or network.full_spec())
         return {"backdoor": gallery.metrics(owner, shown)["accuracy"]}
