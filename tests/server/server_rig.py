@@ -183,7 +183,6 @@ class World:
         self.notes = Notes()
         self.exports = FakeExports(folder / "exports", planned)
         self.order = random.Random(order)
-        self.waits = True  # for work beside the loop, which an exporter that a test holds back would never end
         self.devices = {
             name: Device(name, self.broker.client(name), folder / "devices", self.clock, behaviour)
             for name, behaviour in devices.items()
@@ -217,8 +216,8 @@ class World:
         for name in names:
             self.devices[name].step()
         self.server.step(0.0)
-        if self.waits:
-            self.server.finish()  # real time, of which these tests have none: the next step finds it done, or a kill
+        # Real time, of which these tests have none: the next step finds it done, or a kill does.
+        self.server.finish(exports=False)
 
     def run(self, until: Callable[[], bool] | None = None, *, turns: int = 4000, seconds: float = 0.25) -> None:
         for _ in range(turns):

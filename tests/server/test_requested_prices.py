@@ -214,7 +214,6 @@ class Slow:
 
     def __init__(self, world: World) -> None:
         self.files: list[tuple[PriceRequest, Future[Path]]] = []
-        self.world = world
         self.exports = world.exports
         self._submit = world.exports.submit_prices
         world.exports.submit_prices = self.submit  # type: ignore[method-assign]
@@ -222,14 +221,12 @@ class Slow:
     def submit(self, request: PriceRequest) -> "Future[Path]":
         file: Future[Path] = Future()
         self.files.append((request, file))
-        self.world.waits = False
         return file
 
     def let(self) -> None:
         for request, file in self.files:
             file.set_result(self._submit(request).result())
         self.files.clear()
-        self.world.waits = True
 
 
 def _sizes(world: World) -> list[Mapping[str, str]]:

@@ -223,9 +223,9 @@ class Server:
             self._observer.say(text)
         self._link.send(round_info(self._terms, self._state, now_s))
 
-    def finish(self) -> None:
+    def finish(self, *, exports: bool = True) -> None:
         """Wait until what goes on beside this loop has ended: under a logical clock it takes no time."""
-        self._work.finish()
+        self._work.finish(exports=exports)
 
     def close(self) -> None:
         """Disconnect and let the threads end. The run can be taken up again."""
