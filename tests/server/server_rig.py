@@ -216,7 +216,8 @@ class World:
         for name in names:
             self.devices[name].step()
         self.server.step(0.0)
-        self.server.finish()  # real time, of which these tests have none: the next step finds it done, or a kill does
+        # Real time, of which these tests have none: the next step finds it done, or a kill does.
+        self.server.finish(exports=False)
 
     def run(self, until: Callable[[], bool] | None = None, *, turns: int = 4000, seconds: float = 0.25) -> None:
         for _ in range(turns):

@@ -25,7 +25,6 @@ from subfleet.elastic.network import Family, Network
 from subfleet.elastic.running_statistics import recalibrated
 from subfleet.elastic.stacking import Member, held_elements
 from subfleet.emulation.batch.exports import LazyExports
-from subfleet.emulation.batch.figures import violates
 from subfleet.emulation.batch.run import BatchResult, run_batch
 from subfleet.emulation.gathered import EmulatedDevice, GatheredRun
 from subfleet.folding.path_scoring import random_paths
@@ -39,6 +38,7 @@ from subfleet.protocol.errors import SubfleetError
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import TrainingSettings
+from subfleet.reporting.run_figures import violates
 from subfleet.rounds.terms import Terms
 from subfleet.search.path_evolution import EvolutionSettings
 from subfleet.serving.terms import terms_of
