@@ -25,7 +25,7 @@ from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.errors import SubfleetError
 from subfleet.protocol.programs import ProgramRef, decode_program
 from subfleet.protocol.subnet import SubnetSpec
-from subfleet.rounds.proposing import BATCHES, score_training
+from subfleet.rounds.tasks import BATCHES, score_training
 from subfleet.rounds.work import (
     CostRequest,
     EvaluationRequest,

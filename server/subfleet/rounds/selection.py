@@ -9,6 +9,7 @@ from types import MappingProxyType
 from subfleet.elastic.lineage import Lineage
 from subfleet.methods.selecting import Available, ClosedRound, Evaluation, Past, Selecting, drawn_at_random
 from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.task import Train
 from subfleet.protocol.training import TrainingSettings
 from subfleet.rounds.awaiting import punctuality_of
 from subfleet.rounds.durations import expected_time
@@ -153,9 +154,7 @@ def _evaluation(last: LastEvaluation | None) -> Evaluation | None:
 
 def _past(seat: Seat, price: Price) -> Past | None:
     """What is known of an update; None of one that trained nothing."""
-    if seat.result is None or seat.size is None or seat.task is None or seat.task.training is None:
-        return None
-    if seat.task.work != "train":
+    if seat.result is None or seat.size is None or seat.task is None or not isinstance(seat.task.work, Train):
         return None
     update = seat.result
     told = update.square_loss
@@ -164,7 +163,7 @@ def _past(seat: Seat, price: Price) -> Past | None:
         size=seat.size,
         spec=seat.spec or seat.size,
         sample_count=min(update.sample_count, seat.sample_count),
-        epochs=seat.task.training.epochs,
+        epochs=seat.task.work.settings.epochs,
         loss=update.loss,
         square_loss=update.loss**2 if told is None else max(told, update.loss**2),
         change_norm=seat.change.weights * math.sqrt(price(seat.size).parameters),
