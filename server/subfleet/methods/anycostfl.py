@@ -71,12 +71,12 @@ class AnycostFL:
         """See `subfleet.methods.roles.Method`."""
         codec = setting.techniques.update_codec or self.codec
         return (
-            "the largest width comes first, then the densest update that the link carries, where the paper tunes both",
-            "an update counts by its samples in place of tuned coefficients",
+            "width is maximised first, then the density of updates; the paper optimises both together",
+            "updates are weighted by samples, not by optimised coefficients",
             *those_true(
                 {
                     "updates are not compressed": codec in (None, Uncompressed()),
-                    "every update is compressed alike, whatever the link (update_codec)": setting.compressed,
+                    "all updates are compressed equally, whatever the link (update_codec)": setting.compressed,
                 }
             ),
         )

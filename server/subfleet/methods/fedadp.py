@@ -79,13 +79,13 @@ class FedADP:
         paper="FedADP: Unified Model Aggregation for Federated Learning with Heterogeneous Model Architectures, 2025",
         varies=("width", "depth"),
         published={
-            "merge": Published(value="paper", told="clients have means of copies, and the union moves by changes"),
-            "absent": Published(value="identity", told="layers that a client lacks are not its to move"),
+            "merge": Published(value="paper", told="clients receive means of copies, and changes are aggregated"),
+            "absent": Published(value="identity", told="a client does not change layers that it lacks"),
             "copies": Published(
                 value="drawn in every round",
                 told={
-                    "drawn": "neurons that are copied are drawn once for each client, all about equally often",
-                    "cyclic": "neurons are copied in turn",
+                    "drawn": "copied neurons are drawn once per client, about equally often",
+                    "cyclic": "neurons are copied in cyclic order",
                 },
             ),
             "weighting": BY_SAMPLES,
@@ -100,7 +100,7 @@ class FedADP:
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
         """See `subfleet.methods.roles.Method`."""
-        return ("the server widens and deepens, so that clients move their own networks alone",)
+        return ("the server widens and deepens updates, so clients train only their own networks",)
 
     def roles(self) -> Roles:
         """One union, of which each client has a copy of its own."""

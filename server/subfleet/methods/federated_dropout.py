@@ -36,11 +36,12 @@ class FederatedDropout:
     def departures(self, setting: Setting) -> tuple[str, ...]:
         """See `subfleet.methods.roles.Method`."""
         return (
-            "the kept share follows the budget instead of being one for all",
+            "the kept fraction depends on each client's budget",
             *those_true(
                 {
                     "updates are not compressed (update_codec)": not setting.compressed,
-                    "running statistics are those of random subnets, not of the model (norms)": setting.norm == "batch"
+                    "running statistics are those of random submodels, not of the model (norms)": setting.norm
+                    == "batch"
                     and setting.techniques.norms != "recalibrated",
                 }
             ),

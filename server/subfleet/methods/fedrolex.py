@@ -42,7 +42,7 @@ class FedRolex:
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
         """See `subfleet.methods.roles.Method`."""
-        return those_true({"channels that are normalised together roll together": setting.norm == "group"})
+        return those_true({"channels of a norm group roll together": setting.norm == "group"})
 
     def roles(self) -> Roles:
         """Rolling windows."""

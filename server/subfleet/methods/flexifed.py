@@ -59,7 +59,7 @@ class FlexiFed:
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
         """See `subfleet.methods.roles.Method`."""
-        return ("built from descriptions, as the paper's own code is not public",)
+        return ("implemented from the paper, which has no public code",)
 
     def roles(self) -> Roles:
         """Common layers."""

@@ -104,8 +104,8 @@ class FLuID:
     def departures(self, setting: Setting) -> tuple[str, ...]:
         """See `subfleet.methods.roles.Method`."""
         return (
-            "a client that cannot carry the whole model trains what it carries, placed as a straggler's",
-            *those_true({"channels that are normalised together are left out together": setting.norm == "group"}),
+            "a client without room for the whole model trains a submodel, like a straggler",
+            *those_true({"channels of a norm group are left out together": setting.norm == "group"}),
         )
 
     def roles(self) -> Roles:

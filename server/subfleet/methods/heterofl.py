@@ -48,8 +48,8 @@ class HeteroFL:
         varies=("width",),
         published={
             "weighting": UNIFORM,
-            "class_mask": Published(value=True, told="outputs of classes that a client lacks are trained as well"),
-            "depth": Published(value=False, told="subnets leave out blocks too"),
+            "class_mask": Published(value=True, told="outputs of classes that a client lacks are trained too"),
+            "depth": Published(value=False, told="submodels also leave out blocks"),
         },
     )
     weighting: Weighting = "uniform"
@@ -64,7 +64,7 @@ class HeteroFL:
         return those_true(
             {
                 "nothing is scaled in training (model.scaler)": not scaled,
-                "running statistics are not measured anew (norms)": not measured,
+                "running statistics are not measured again (norms)": not measured,
             }
         )
 

@@ -55,7 +55,7 @@ class NeFL:
     def departures(self, setting: Setting) -> tuple[str, ...]:
         """See `subfleet.methods.roles.Method`."""
         return (
-            "sizes above the largest that fits are never drawn",
+            "submodels above the largest that fits are never drawn",
             *those_true({"blocks have no learnable steps (model.learnable_steps)": not setting.learnable_steps}),
         )
 

@@ -60,11 +60,11 @@ class PowerOfChoice:
             "losses": Published(
                 value="of the model, on all data of a client",
                 told={
-                    "reported": "clients are chosen by the losses that they told last, as the paper's rpow-d does",
-                    "evaluated": "losses are of held-out data",
+                    "reported": "clients are selected by their last reported losses (the paper's rpow-d)",
+                    "evaluated": "losses are computed on held-out data",
                 },
             ),
-            "most_often": Published(value=0.0, told="who was chosen too often for its loss comes last"),
+            "most_often": Published(value=0.0, told="clients selected too often come last"),
             "weighting": UNIFORM,
         },
     )

@@ -83,7 +83,7 @@ class PyramidFL:
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
         """See `subfleet.methods.roles.Method`."""
-        return ("clients train on all their samples, in place of those with the largest losses",)
+        return ("clients train on all samples, not only on those with the largest losses",)
 
     def roles(self) -> Roles:
         """Oort's, with clients that train longer or send less."""

@@ -115,13 +115,11 @@ class Sattler:
         published={
             "mean_norm": None,
             "max_norm": None,
-            "norms": Published(value="absolute", told="thresholds are shares of the first changes"),
+            "norms": Published(value="absolute", told="thresholds are relative to the first changes"),
             "warmup_rounds": None,
             "least_clients": None,
-            "least_half": Published(value=1, told="no client is split off alone, or brings a split about alone"),
-            "linkage": Published(
-                value="single", told="clusters are grown by complete linkage, as in the authors' code"
-            ),
+            "least_half": Published(value=1, told="a single client is never split off and never causes a split"),
+            "linkage": Published(value="single", told="clusters use complete linkage, as in the authors' code"),
             "weighting": UNIFORM,
             "model": ONE_MODEL,
         },
@@ -146,9 +144,7 @@ class Sattler:
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
         """See `subfleet.methods.roles.Method`."""
-        return (
-            "a client that comes later joins the largest cluster, and is not tried against the models before splits",
-        )
+        return ("a later client joins the largest cluster without being compared with earlier models",)
 
     def roles(self) -> Roles:
         """A network for each cluster."""

@@ -39,10 +39,10 @@ the architecture that it has declared, a subnet or a network of its own."""
 
 ONE_MODEL = Published(
     value="largest",
-    told={"nested": "each client trains the largest subnet that fits, in place of one model for all"},
+    told={"nested": "each client trains the largest submodel that fits, instead of one model for all"},
 )
 """Of `Homogeneous`, in papers that have one model for all, whichever that is."""
-DECLARED = Published(value="declared", told="architectures are what fits the log or the first budget")
+DECLARED = Published(value="declared", told="architectures are chosen by the log or the first budget, not declared")
 """Of `FixedSize`, in papers whose clients come with an architecture."""
 
 SLICES = Unions(holds=lambda network, size: True, succeed=place_in_front)

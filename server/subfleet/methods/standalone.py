@@ -40,7 +40,7 @@ class Standalone:
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
         """See `subfleet.methods.roles.Method`."""
-        return ("the server keeps the copies, so bytes travel that a device on its own would not send",)
+        return ("the server stores the copies, so bytes are sent that a device alone would not send",)
 
     def roles(self) -> Roles:
         """A copy of everything for each client."""
