@@ -74,8 +74,8 @@ def prices_of(network: Network, bytes_per_parameter: int = 16) -> MemoryPrices:
 
 def search_of(terms: Terms, target: str = "onnx") -> Search | None:
     """A method's search that has learned nothing; None where it has none."""
-    search = terms.policies.search
-    return None if search is None else search(terms.network, terms.price, target)
+    search = terms.roles.assigner.search
+    return None if search is None else search.start(terms.network, terms.price, target)
 
 
 class HandClock:

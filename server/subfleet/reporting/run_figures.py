@@ -11,7 +11,7 @@ from subfleet.elastic.evaluate import evaluate
 from subfleet.elastic.model_state import ModelState
 from subfleet.folding.views import Views
 from subfleet.journal.records import ClientRow, RunResult, participation_of
-from subfleet.methods.policies import Participant
+from subfleet.methods.aggregator import Participant
 from subfleet.protocol.task_kinds import better
 from subfleet.rounds.terms import Terms
 from subfleet.tasks import Dataset

@@ -9,6 +9,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from subfleet.protocol.exhaustive import never
 from subfleet.protocol.messages import (
     Deployed,
     Evaluated,
@@ -28,7 +29,6 @@ from subfleet.rounds.closing import fold_action, with_exclusion
 from subfleet.rounds.declarations import declaration_reply, with_brought
 from subfleet.rounds.evaluating import evaluated, evaluations_wanted
 from subfleet.rounds.events import Done, Event, Failed, FromDevice, FromServer, Tick
-from subfleet.rounds.exhaustive import never
 from subfleet.rounds.members import holds_lease, parted, without_strangers
 from subfleet.rounds.notices import skip_notice, skip_notices
 from subfleet.rounds.phases import advance

@@ -7,6 +7,7 @@ from heapq import nsmallest
 from itertools import islice
 from types import MappingProxyType
 
+from subfleet.protocol.exhaustive import never
 from subfleet.rounds.actions import Action, GoOn
 from subfleet.rounds.awaiting import (
     awaited,
@@ -22,7 +23,6 @@ from subfleet.rounds.closing import begin_fold
 from subfleet.rounds.counting import waits_for_programs
 from subfleet.rounds.ending import over
 from subfleet.rounds.evaluating import evaluating
-from subfleet.rounds.exhaustive import never
 from subfleet.rounds.members import SILENT_SINCE, expected, holds_lease, silent_members
 from subfleet.rounds.networks import standing_for
 from subfleet.rounds.notices import skip_notice

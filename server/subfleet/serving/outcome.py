@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from subfleet.journal.records import DeployedModel, RunObserver, RunResult
-from subfleet.methods.policies import Participant
+from subfleet.methods.aggregator import Participant
 from subfleet.protocol.errors import FileError, RunError, SubfleetError
 from subfleet.reporting.own_models import OwnMetric, kept_models, tried_models
 from subfleet.reporting.results import write_results

@@ -118,7 +118,7 @@ class Server:
             self._engine, name=config.name, settings=config.fingerprint(), round_count=config.total_rounds
         )
         self._terms = replace(terms_of(config, run_id), evaluation_inputs=statistics_of(evaluation))
-        self._journal = Journal(self._engine, run_id, first_memory=self._terms.policies.memory)
+        self._journal = Journal(self._engine, run_id, first_memory=self._terms.roles.memory.initial)
         self._attendance = Attendance(self._terms, self._engine)
         self._blobs = blobs = BlobStore(self._places.blobs)
         self._link = DeviceLink(config.fleet.name, transport, blobs, sizes=sizes, clock=clock)

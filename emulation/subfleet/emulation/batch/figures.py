@@ -56,7 +56,7 @@ def attack_figures(gallery: Gallery, experiment: GatheredRun) -> dict[str, float
     # All of them are labelled with the target, so that accuracy is the share that the attack succeeds with.
     shown = Dataset(inputs=triggered.inputs[others], labels=triggered.labels[others])
     owners = list(gallery.own.values())
-    if not gallery.views.terms.policies.personal:
+    if not gallery.views.terms.roles.aggregator.personal:
         network = gallery.views.terms.network
         owners = [as_client(network, gallery.state.model or network.full_spec())]
     shares = [gallery.metrics(owner, shown)["accuracy"] for owner in owners]

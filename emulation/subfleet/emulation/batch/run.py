@@ -28,7 +28,7 @@ from subfleet.emulation.gathered import EmulatedDevice, GatheredRun
 from subfleet.journal.evaluations import EvaluationRecord
 from subfleet.journal.guarding import GuardedObserver, Unobserved
 from subfleet.journal.records import Progress, RoundRecord, RunObserver, RunResult
-from subfleet.methods.policies import Participant
+from subfleet.methods.aggregator import Participant
 from subfleet.protocol.errors import RunError
 from subfleet.protocol.programs import Trainer
 from subfleet.protocol.scratch import scratch_folder, scratch_places
