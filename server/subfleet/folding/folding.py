@@ -13,7 +13,8 @@ from subfleet.elastic.network import Network
 from subfleet.folding.evolution import evolved
 from subfleet.folding.network_folding import NetworkFolding, RefusedError
 from subfleet.methods.aggregator import ClientUpdate, Participant
-from subfleet.methods.roles import EvolutionContext, RoundUpdates
+from subfleet.methods.roles import RoundUpdates
+from subfleet.methods.run_networks import EvolutionContext
 from subfleet.rounds.networks import all_lineages, carried_by
 from subfleet.rounds.state import Seat
 from subfleet.rounds.terms import Terms

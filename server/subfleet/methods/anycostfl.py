@@ -23,10 +23,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from subfleet.elastic.network import Network
+from subfleet.methods.aggregator import AggregationContext, Aggregator
+from subfleet.methods.assigner import Assigner
 from subfleet.methods.describing import MethodInfo, Published, Setting, those_true
-from subfleet.methods.local_training import UpdateBytes
-from subfleet.methods.roles import AggregationContext, Aggregator, Assigner, LocalTraining, Roles, Techniques
+from subfleet.methods.local_training import LocalTraining, UpdateBytes
+from subfleet.methods.roles import Roles
 from subfleet.methods.sizes import whole_depth
+from subfleet.methods.techniques import Techniques
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec

@@ -19,19 +19,11 @@ from typing import ClassVar, Literal
 from subfleet.elastic.network import Network
 from subfleet.elastic.spaces import search_space, uniform_space
 from subfleet.elastic.teaching import DistillationSettings
-from subfleet.methods.assigner import SizeSearch, WrittenSize
+from subfleet.methods.aggregator import UNIFORM, Aggregator, Weighting, weigh_by
+from subfleet.methods.assigner import Assigner, Assignment, AssignmentContext, SizeSearch, WrittenSize
 from subfleet.methods.describing import MethodInfo, Published, Setting, those_true
-from subfleet.methods.roles import (
-    UNIFORM,
-    Aggregator,
-    Assigner,
-    Assignment,
-    AssignmentContext,
-    Roles,
-    Techniques,
-    Weighting,
-    weigh_by,
-)
+from subfleet.methods.roles import Roles
+from subfleet.methods.techniques import Techniques
 from subfleet.protocol.errors import ConfigError
 from subfleet.search.candidates import Candidate
 from subfleet.search.fitting import INFINITE_BYTES

@@ -21,20 +21,19 @@ from subfleet.elastic.axes import factors_of
 from subfleet.elastic.lineage import Copied, Inheritance, Replicated
 from subfleet.elastic.network import Network
 from subfleet.elastic.spaces import uniform_space
-from subfleet.methods.assigner import stream_of
-from subfleet.methods.describing import MethodInfo, Published, Setting
-from subfleet.methods.roles import (
+from subfleet.methods.aggregator import (
     BY_SAMPLES,
     AggregationContext,
     Aggregator,
-    Assigner,
     ClientUpdate,
     Participant,
     Replacement,
-    Roles,
     Weighting,
     weigh_by,
 )
+from subfleet.methods.assigner import Assigner, stream_of
+from subfleet.methods.describing import MethodInfo, Published, Setting
+from subfleet.methods.roles import Roles
 from subfleet.methods.sizes import DECLARED, FixedSize, with_fixed_sizes
 from subfleet.methods.uniting import Succession, Unions
 from subfleet.protocol.subnet import SubnetSpec

@@ -11,8 +11,10 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from subfleet.elastic.network import Network
+from subfleet.methods.aggregator import Aggregator
+from subfleet.methods.assigner import Assigner, Draw
 from subfleet.methods.describing import MethodInfo, Setting, those_true
-from subfleet.methods.roles import Aggregator, Assigner, Draw, Roles
+from subfleet.methods.roles import Roles
 from subfleet.methods.sizes import whole_depth
 from subfleet.protocol.subnet import Explicit, IndexSet, Prefix, SubnetSpec
 

@@ -28,9 +28,11 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from subfleet.elastic.network import Network
 from subfleet.elastic.spaces import uniform_space
 from subfleet.elastic.weight_sizes import NORMS, Central, WeightNorm
+from subfleet.methods.aggregator import Aggregator, ClientUpdate, Replacement
+from subfleet.methods.assigner import Assigner, AssignmentContext
 from subfleet.methods.describing import MethodInfo, Published, Setting, those_true
 from subfleet.methods.heterofl import with_class_mask
-from subfleet.methods.roles import Aggregator, Assigner, AssignmentContext, ClientUpdate, Replacement, Roles
+from subfleet.methods.roles import Roles
 from subfleet.methods.sizes import SLICES, whole_depth, with_fixed_sizes
 from subfleet.protocol.candidate_scores import MAX_CANDIDATES
 from subfleet.protocol.schema import ADDED_LATER

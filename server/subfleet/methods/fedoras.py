@@ -24,18 +24,12 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from subfleet.elastic.cost import part_costs
 from subfleet.elastic.network import Network
+from subfleet.methods.aggregator import Aggregator, Participant
+from subfleet.methods.assigner import Assignment, AssignmentContext
 from subfleet.methods.describing import MethodInfo, Published, Setting, those_true
-from subfleet.methods.roles import (
-    Aggregator,
-    Assignment,
-    AssignmentContext,
-    LocalTraining,
-    Memory,
-    Networks,
-    Participant,
-    Roles,
-)
-from subfleet.methods.run_networks import StandingContext
+from subfleet.methods.local_training import LocalTraining
+from subfleet.methods.roles import Memory, Roles
+from subfleet.methods.run_networks import Networks, StandingContext
 from subfleet.methods.selector import Selection, SelectionContext, Selector, at_random
 from subfleet.methods.sizes import one_model
 from subfleet.methods.subspacing import Subspaces, drawn_tier

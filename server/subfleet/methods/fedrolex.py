@@ -12,8 +12,10 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from subfleet.elastic.network import Network
+from subfleet.methods.aggregator import UNIFORM, Aggregator, Weighting, weigh_by
+from subfleet.methods.assigner import Assigner, Draw
 from subfleet.methods.describing import MethodInfo, Setting, those_true
-from subfleet.methods.roles import UNIFORM, Aggregator, Assigner, Draw, Roles, Weighting, weigh_by
+from subfleet.methods.roles import Roles
 from subfleet.methods.sizes import whole_depth
 from subfleet.protocol.subnet import IndexSet, Prefix, Roll, SubnetSpec
 

@@ -20,25 +20,13 @@ from types import MappingProxyType
 from typing import ClassVar, Literal
 
 from subfleet.elastic.lineage import Drawn, Inheritance, Lineage
+from subfleet.methods.aggregator import BY_SAMPLES, Aggregator, Weighting, weigh_by
+from subfleet.methods.assigner import Assignment, AssignmentContext
 from subfleet.methods.describing import MethodInfo, Published, Setting, those_true
 from subfleet.methods.joint_utility import Utilities, believed, inherited, moved_utilities, odds
-from subfleet.methods.roles import (
-    BY_SAMPLES,
-    Aggregator,
-    Assignment,
-    AssignmentContext,
-    BeginContext,
-    ClosedRound,
-    Evolution,
-    EvolutionContext,
-    LocalTraining,
-    Memory,
-    Networks,
-    Roles,
-    StandingContext,
-    Weighting,
-    weigh_by,
-)
+from subfleet.methods.local_training import LocalTraining
+from subfleet.methods.roles import ClosedRound, Memory, Roles
+from subfleet.methods.run_networks import BeginContext, Evolution, EvolutionContext, Networks, StandingContext
 from subfleet.methods.sizes import one_model, whole_depth
 from subfleet.methods.soft_sharing import DecayBy, Share, SoftSharing
 from subfleet.methods.transforming import Shares, activeness, convergence, copied, moving, transformed

@@ -18,8 +18,10 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from subfleet.elastic.network import Network
+from subfleet.methods.assigner import Assigner, Assignment, AssignmentContext, Draw
 from subfleet.methods.describing import MethodInfo, Published, Setting, those_true
-from subfleet.methods.roles import Assigner, Assignment, AssignmentContext, Draw, LocalTraining, Roles
+from subfleet.methods.local_training import LocalTraining
+from subfleet.methods.roles import Roles
 from subfleet.methods.sizes import whole_depth
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import SubnetSpec

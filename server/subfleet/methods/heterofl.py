@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from subfleet.elastic.network import Network, TensorDecl
 from subfleet.elastic.spaces import uniform_space
+from subfleet.methods.aggregator import UNIFORM, Aggregator, Participant, Weighting, weigh_by
+from subfleet.methods.assigner import Assigner
 from subfleet.methods.describing import MethodInfo, Published, Setting, those_true
-from subfleet.methods.roles import UNIFORM, Aggregator, Assigner, Participant, Roles, Weighting, weigh_by
+from subfleet.methods.roles import Roles
 from subfleet.methods.sizes import whole_depth
 from subfleet.protocol.training import TrainingSettings
 

@@ -22,7 +22,8 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from subfleet.methods.describing import MethodInfo, Published, Setting
-from subfleet.methods.roles import ClosedRound, LocalTraining, Memory, Roles
+from subfleet.methods.local_training import LocalTraining
+from subfleet.methods.roles import ClosedRound, Memory, Roles
 from subfleet.methods.selector import (
     AvailableClient,
     LastUpdate,

@@ -15,8 +15,9 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from subfleet.methods.aggregator import UNIFORM, Aggregator, Weighting, weigh_by
 from subfleet.methods.describing import MethodInfo, Published, Setting
-from subfleet.methods.roles import UNIFORM, Aggregator, Memory, Roles, Weighting, weigh_by
+from subfleet.methods.roles import Memory, Roles
 from subfleet.methods.selector import AvailableClient, Selection, SelectionContext, Selector, without_replacement
 from subfleet.methods.sizes import ONE_MODEL, Homogeneous, one_model
 from subfleet.methods.turns import Choice, had_their_share, most_believed, with_choice

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from subfleet.methods.describing import MethodInfo, Setting
+from subfleet.methods.local_training import Trainee
 from subfleet.methods.oort import Oort, OortMemory, duration_s
-from subfleet.methods.roles import ClosedRound, Memory, Roles, Trainee
+from subfleet.methods.roles import ClosedRound, Memory, Roles
 from subfleet.methods.selector import AvailableClient, Selection, SelectionContext, Selector
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.training import TrainingSettings

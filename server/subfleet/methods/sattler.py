@@ -23,26 +23,12 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from subfleet.elastic.lineage import Copied, Lineage
 from subfleet.elastic.network import Network
+from subfleet.methods.aggregator import UNIFORM, Aggregator, ClientUpdate, Weighting, weigh_by
+from subfleet.methods.assigner import Assignment, AssignmentContext, largest_fitting
 from subfleet.methods.describing import MethodInfo, Published, Setting
 from subfleet.methods.grouping import Linkage, cosines, two_groups
-from subfleet.methods.roles import (
-    UNIFORM,
-    Aggregator,
-    Assignment,
-    AssignmentContext,
-    ClientUpdate,
-    ClosedRound,
-    Evolution,
-    EvolutionContext,
-    Memory,
-    Networks,
-    Roles,
-    RoundUpdates,
-    StandingContext,
-    Weighting,
-    largest_fitting,
-    weigh_by,
-)
+from subfleet.methods.roles import ClosedRound, Memory, Roles, RoundUpdates
+from subfleet.methods.run_networks import Evolution, EvolutionContext, Networks, StandingContext
 from subfleet.methods.sizes import ONE_MODEL, Homogeneous, one_model
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import SubnetSpec

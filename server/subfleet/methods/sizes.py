@@ -8,8 +8,9 @@ from typing import Literal
 
 from subfleet.elastic.network import Network
 from subfleet.elastic.spaces import uniform_space
+from subfleet.methods.assigner import Assigner, Assignment, AssignmentContext, largest_fitting
 from subfleet.methods.describing import Published
-from subfleet.methods.roles import Assigner, Assignment, AssignmentContext, Roles, largest_fitting
+from subfleet.methods.roles import Roles
 from subfleet.methods.uniting import Unions, place_in_front
 from subfleet.protocol.subnet import SubnetSpec
 

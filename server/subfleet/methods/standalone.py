@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from subfleet.elastic.network import Network
+from subfleet.methods.aggregator import Aggregator, Participant
 from subfleet.methods.describing import MethodInfo, Setting
-from subfleet.methods.roles import Aggregator, Participant, Roles
+from subfleet.methods.roles import Roles
 from subfleet.methods.sizes import FixedSize, with_fixed_sizes
 from subfleet.protocol.schema import ADDED_LATER
 from subfleet.protocol.subnet import SubnetSpec

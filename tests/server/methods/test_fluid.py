@@ -12,8 +12,10 @@ import torch
 from subfleet.elastic.axes import factors_of
 from subfleet.elastic.network import Network
 from subfleet.folding.folding import Folding
+from subfleet.methods.aggregator import ClientUpdate, Participant
+from subfleet.methods.assigner import Draw
 from subfleet.methods.fluid import FLuID, FluidMemory
-from subfleet.methods.roles import ClientUpdate, ClosedRound, Draw, Participant, Roles, RoundUpdates
+from subfleet.methods.roles import ClosedRound, Roles, RoundUpdates
 from subfleet.methods.selector import AvailableClient, LastUpdate, Selection, SelectionContext
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.readings import Budget

@@ -17,8 +17,10 @@ from sklearn.cluster import AgglomerativeClustering
 from subfleet.elastic.lineage import Lineage
 from subfleet.elastic.maps import tensor_maps
 from subfleet.folding.folding import FoldedModel, Folding
+from subfleet.methods.aggregator import ClientUpdate, Participant
 from subfleet.methods.grouping import Linkage, cosines, two_groups
-from subfleet.methods.roles import ClientUpdate, ClosedRound, Participant, RoundUpdates, StandingContext
+from subfleet.methods.roles import ClosedRound, RoundUpdates
+from subfleet.methods.run_networks import StandingContext
 from subfleet.methods.sattler import Found, Sattler, SattlerMemory, Split
 from subfleet.methods.selector import LastUpdate
 from subfleet.protocol.errors import ConfigError
