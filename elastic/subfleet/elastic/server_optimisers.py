@@ -15,14 +15,13 @@ moment, by a bit; nor do running statistics of norms have moments: they take the
 
 from __future__ import annotations
 
-import math
 import typing
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Annotated, ClassVar, Protocol
 
-from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.bounds import Range, check_record
 
 if TYPE_CHECKING:  # settings are read where no PyTorch is; what is computed takes tensors as they come
     from torch import Tensor
@@ -37,6 +36,9 @@ __all__ = [
     "Moments",
     "ServerOptimiser",
 ]
+
+Rate = Annotated[float, Range(above=0)]
+Decay = Annotated[float, Range(least=0, below=1)]
 
 Moments: typing.TypeAlias = "Mapping[str, Mapping[str, Tensor]]"
 """Of each kind ("mean", "square") a tensor like the model's, by name. Empty before the first round."""
@@ -128,11 +130,10 @@ class FedAvgM:
     """
 
     TYPE: ClassVar[str] = "fedavgm"
-    learning_rate: float = 1.0
-    momentum: float = 0.9
+    learning_rate: Rate = 1.0
+    momentum: Decay = 0.9
 
-    def __post_init__(self) -> None:
-        _check(self)
+    __post_init__ = check_record
 
     step = _step
 
@@ -157,12 +158,11 @@ class FedAdagrad:
     """
 
     TYPE: ClassVar[str] = "fedadagrad"
-    learning_rate: float = 0.01
-    beta1: float = 0.0
-    tau: float = 1e-3
+    learning_rate: Rate = 0.01
+    beta1: Decay = 0.0
+    tau: Rate = 1e-3
 
-    def __post_init__(self) -> None:
-        _check(self)
+    __post_init__ = check_record
 
     starts = _adaptive_starts
     step = _step
@@ -184,13 +184,12 @@ class FedAdam:
     """
 
     TYPE: ClassVar[str] = "fedadam"
-    learning_rate: float = 0.01
-    beta1: float = 0.9
-    beta2: float = 0.99
-    tau: float = 1e-3
+    learning_rate: Rate = 0.01
+    beta1: Decay = 0.9
+    beta2: Annotated[float, Range(least=0, most=1)] = 0.99
+    tau: Rate = 1e-3
 
-    def __post_init__(self) -> None:
-        _check(self)
+    __post_init__ = check_record
 
     starts = _adaptive_starts
     step = _step
@@ -213,13 +212,12 @@ class FedYogi:
     """
 
     TYPE: ClassVar[str] = "fedyogi"
-    learning_rate: float = 0.01
-    beta1: float = 0.9
-    beta2: float = 0.99
-    tau: float = 1e-3
+    learning_rate: Rate = 0.01
+    beta1: Decay = 0.9
+    beta2: Annotated[float, Range(least=0, most=1)] = 0.99
+    tau: Rate = 1e-3
 
-    def __post_init__(self) -> None:
-        _check(self)
+    __post_init__ = check_record
 
     starts = _adaptive_starts
     step = _step
@@ -248,21 +246,3 @@ def _moved(old: Tensor, folded: Tensor, held: Tensor, step: Tensor) -> Tensor:
     stepped = folded.where(step == _change(old, folded), (old.double() + step).to(old.dtype))
     # A step of 0 is left out as well: -0.0 + 0.0 would not be -0.0.
     return stepped.where(held & (step != 0), old)
-
-
-_RANGES: Mapping[str, tuple[Callable[[float], bool], str]] = MappingProxyType(
-    {
-        "learning_rate": (lambda value: 0 < value < math.inf, "a number above 0"),
-        "tau": (lambda value: 0 < value < math.inf, "a number above 0"),
-        "momentum": (lambda value: 0 <= value < 1, "at least 0 and below 1"),
-        "beta1": (lambda value: 0 <= value < 1, "at least 0 and below 1"),
-        "beta2": (lambda value: 0 <= value <= 1, "from 0 to 1"),
-    }
-)
-
-
-def _check(settings: AnyServerOptimiser) -> None:
-    for setting in fields(settings):
-        value, (fits, wanted) = getattr(settings, setting.name), _RANGES[setting.name]
-        if not fits(value):
-            raise ConfigError(f"{setting.name} is {value}, but must be {wanted}")

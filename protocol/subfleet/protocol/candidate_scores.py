@@ -1,14 +1,27 @@
 """What is asked of a device that scores candidates on its own data, and what it answers, as plain data."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 from subfleet.protocol.blobs import BlobRef
+from subfleet.protocol.bounds import Length, Range, Rules, check_record
 from subfleet.protocol.subnet import SubnetSpec
 
 __all__ = ["MAX_CANDIDATES", "CandidateScore", "Scoring"]
 
 MAX_CANDIDATES = 16
 """Of one task."""
+
+
+def _check_weights(specs: tuple[SubnetSpec, ...], weights: tuple[BlobRef, ...]) -> Iterator[str]:
+    if len(weights) != len(specs):
+        yield f"there are {len(specs)} candidates and weights for {len(weights)}, but each must have weights"
+
+
+def _check_reason(score: float | None, reason: str) -> Iterator[str]:
+    if (score is None) != bool(reason):
+        yield f"score is {score} and reason {reason!r:.80}, but one of them must be given"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,18 +34,12 @@ class Scoring:
         batches: whose gradients are compared, 2 or more; all are of the device's first epoch in round 0.
     """
 
-    specs: tuple[SubnetSpec, ...]
+    specs: Annotated[tuple[SubnetSpec, ...], Length(least=1, most=MAX_CANDIDATES)]
     weights: tuple[BlobRef, ...]
-    batches: int = 2
+    batches: Annotated[int, Range(least=2)] = 2
 
-    def __post_init__(self) -> None:
-        if not 1 <= len(self.specs) <= MAX_CANDIDATES or len(self.weights) != len(self.specs):
-            raise ValueError(
-                f"there are {len(self.specs)} candidates and weights for {len(self.weights)}, but there must be 1 to "
-                f"{MAX_CANDIDATES} with weights for each"
-            )
-        if self.batches < 2:
-            raise ValueError(f"batches is {self.batches}, but a score compares the gradients of 2 or more")
+    __post_init__ = check_record
+    RULES: ClassVar[Rules] = (_check_weights,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +54,5 @@ class CandidateScore:
     score: float | None
     reason: str = ""
 
-    def __post_init__(self) -> None:
-        if (self.score is None) != bool(self.reason):
-            raise ValueError(f"score is {self.score} and reason {self.reason!r:.80}, but one of them must be given")
+    __post_init__ = check_record
+    RULES: ClassVar[Rules] = (_check_reason,)

@@ -1,26 +1,37 @@
-"""How long texts and lists in messages may be, as both sides keep what the other one sends."""
+"""Bounds of what messages hold, as both sides keep what the other one sends."""
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
+
+from subfleet.protocol.bounds import Length, Range, Texts
 
 __all__ = [
-    "ANSWER_LIMITS",
-    "EVALUATION_LIMITS",
     "MAX_COUNTED_CLASSES",
     "MAX_LOSS",
+    "MAX_NAME_CHARACTERS",
     "MAX_SAMPLES",
     "MAX_SINGLE",
-    "PRESENCE_LIMITS",
-    "PROFILE_LIMITS",
-    "RECEIPT_LIMITS",
-    "ROUND_LIMITS",
+    "NAMES",
+    "SHOWN_NAMES",
     "TASK_LIMITS",
-    "TELEMETRY_LIMITS",
+    "Amount",
+    "ClassCounts",
+    "Count",
+    "Loss",
+    "MessageId",
+    "Positive",
+    "RunId",
+    "Samples",
+    "Seconds",
+    "SessionId",
+    "Shape",
+    "Shapes",
+    "Share",
+    "TaskId",
     "check_lengths",
     "check_names",
     "check_seconds",
-    "check_shapes",
 ]
 
 MAX_SAMPLES = 2**40
@@ -40,31 +51,24 @@ MAX_DIMENSIONS = 16
 """Of the shape of a sample."""
 MAX_SHAPES = 8
 
-PRESENCE_LIMITS: Mapping[str, int] = MappingProxyType({"session_id": 128, "message_id": 512, "reason": 128})
-PROFILE_LIMITS: Mapping[str, int] = MappingProxyType(
-    {
-        "session_id": 128,
-        "message_id": 512,
-        "device": 128,
-        "runtimes": 16,
-        "class_counts": 65_536,
-        "input_shape": MAX_DIMENSIONS,
-        "software": 64,
-        "operators": 1024,
-        "network": 4096,
-    }
-)
-TELEMETRY_LIMITS: Mapping[str, int] = MappingProxyType({"session_id": 128, "message_id": 512, "run_id": 128})
-ANSWER_LIMITS: Mapping[str, int] = MappingProxyType({"message_id": 512, "task_id": 384, "run_id": 128})
-"""A receipt names the message that it is of."""
-ROUND_LIMITS: Mapping[str, int] = MappingProxyType({"run_id": 128, "message_id": 256})
+SessionId = Annotated[str, Length(most=128)]
+RunId = Annotated[str, Length(most=128)]
+TaskId = Annotated[str, Length(most=384)]
+MessageId = Annotated[str, Length(most=512)]
+"""Of what a device sends, whose receipts name it."""
+NAMES = Texts(most=MAX_NAME_CHARACTERS)
+SHOWN_NAMES = Texts(most=MAX_NAME_CHARACTERS, printable=True)
+Shape = Annotated[tuple[int, ...], Length(most=MAX_DIMENSIONS)]
+Shapes = Annotated[tuple[Shape, ...], Length(most=MAX_SHAPES)]
+ClassCounts = Annotated[tuple[int, ...], Length(most=MAX_COUNTED_CLASSES)]
+Count = Annotated[int, Range(least=0)]
+Positive = Annotated[int, Range(least=1)]
+Amount = Annotated[float, Range(least=0)]
+Share = Annotated[float, Range(least=0, most=1)]
+Samples = Annotated[int, Range(least=1, most=MAX_SAMPLES)]
+Loss = Annotated[float, Range(least=0, below=MAX_LOSS, words="a number of single precision, 0 or more")]
+Seconds = Annotated[float, Range(least=0, most=MAX_SECONDS)]
 TASK_LIMITS: Mapping[str, int] = MappingProxyType({"run_id": 128, "task_id": 384, "message_id": 384})
-RECEIPT_LIMITS: Mapping[str, int] = MappingProxyType({"of": 512, "reason": 4096, "message_id": 640})
-"""Of what a server sends: devices make ids of its ids, and files by them."""
-EVALUATION_LIMITS: Mapping[str, int] = MappingProxyType(
-    {"class_counts": MAX_COUNTED_CLASSES, "class_correct": MAX_COUNTED_CLASSES}
-)
-"""By field, the most characters of a text, or items of a list or a mapping."""
 
 
 def check_lengths(message: Any, limits: Mapping[str, int]) -> None:
@@ -104,16 +108,6 @@ def check_seconds(name: str, seconds: float) -> None:
     """
     if not 0 <= seconds <= MAX_SECONDS:
         raise ValueError(f"{name} is {seconds}, but must be 0 to {MAX_SECONDS:g}")
-
-
-def check_shapes(name: str, shapes: tuple[tuple[int, ...], ...]) -> None:
-    """Refuse a field with too many shapes, or one of too many sizes.
-
-    Raises:
-        ValueError: it is; the text names the field.
-    """
-    if len(shapes) > MAX_SHAPES or max(map(len, shapes), default=0) > MAX_DIMENSIONS:
-        raise ValueError(f"{name} may have {MAX_SHAPES} shapes of {MAX_DIMENSIONS} sizes at most, but has more")
 
 
 def _check_names(field: str, value: Iterable[Any]) -> None:

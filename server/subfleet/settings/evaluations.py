@@ -1,6 +1,9 @@
 """When devices say how good the model is on data of their own that it was not trained on."""
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from subfleet.protocol.bounds import Range, check_record
 
 __all__ = ["Evaluations"]
 
@@ -15,13 +18,11 @@ class Evaluations:
         per_class: they count the labels of each class, and those that were predicted rightly.
     """
 
-    every: int = 0
+    every: Annotated[int, Range(least=0, words="a number of rounds, or 0 for none between rounds")] = 0
     last: bool = True
     per_class: bool = False
 
-    def __post_init__(self) -> None:
-        if self.every < 0:
-            raise ValueError(f"every is {self.every}, but must be a number of rounds, or 0 for none between rounds")
+    __post_init__ = check_record
 
     def due(self, round_number: int, total_rounds: int) -> bool:
         """Whether devices evaluate after a round."""

@@ -1,7 +1,9 @@
 """Networks and weights of other runs, that a run begins with."""
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
+from subfleet.protocol.bounds import Length, check_record
 from subfleet.settings.parts import NO_PART
 
 __all__ = ["FIRST", "FirstWeights", "ModelOf"]
@@ -21,13 +23,11 @@ class ModelOf:
         weights: it begins with the weights that it had when that run ended; else with first ones of its own.
     """
 
-    run: str
-    network: str = "largest"
+    run: Annotated[str, Length(least=1)]
+    network: Annotated[str, Length(least=1)] = "largest"
     weights: bool = False
 
-    def __post_init__(self) -> None:
-        if not self.run or not self.network:
-            raise ValueError(f"run is {self.run!r} and network {self.network!r}, but both must be given")
+    __post_init__ = check_record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

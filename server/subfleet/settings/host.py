@@ -1,7 +1,9 @@
 """How an emulated fleet is run."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from subfleet.protocol.bounds import Range, check_record
 
 __all__ = ["HostKind", "HostSettings"]
 
@@ -24,8 +26,6 @@ class HostSettings:
     """
 
     type: HostKind = "processes"
-    turns_per_round: int = 5000
+    turns_per_round: Annotated[int, Range(least=1)] = 5000
 
-    def __post_init__(self) -> None:
-        if self.turns_per_round < 1:
-            raise ValueError(f"turns_per_round is {self.turns_per_round}, but must be 1 or more")
+    __post_init__ = check_record

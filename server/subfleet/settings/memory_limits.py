@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from subfleet.protocol.memory_size import bytes_of
+from subfleet.protocol.bounds import check_record
+from subfleet.protocol.memory_size import Size, bytes_of
 
 __all__ = ["MemoryLimits"]
 
@@ -19,18 +20,11 @@ class MemoryLimits:
         clients: by the id of a client.
     """
 
-    every_device: str | None = None
-    devices: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    clients: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    every_device: Size | None = None
+    devices: Mapping[str, Size] = field(default_factory=lambda: MappingProxyType({}))
+    clients: Mapping[str, Size] = field(default_factory=lambda: MappingProxyType({}))
 
-    def __post_init__(self) -> None:
-        named = {f"devices.{name}": size for name, size in self.devices.items()}
-        named |= {f"clients.{name}": size for name, size in self.clients.items()}
-        for name, size in {"every_device": self.every_device, **named}.items():
-            try:
-                _ = None if size is None else bytes_of(size)
-            except ValueError as error:
-                raise ValueError(f"{name} {error}") from None
+    __post_init__ = check_record
 
     def bounded(self, offered_bytes: int, *, device: str, client_id: str) -> int:
         """What of a device's offer a run may use.

@@ -3,16 +3,23 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from subfleet.elastic.families.records.checks import check_image, check_settings
+from subfleet.elastic.families.records.checks import (
+    BlockNumbers,
+    Count,
+    Counts,
+    MaybeCounts,
+    Width,
+    check_image,
+    check_settings,
+)
 from subfleet.elastic.network import Places
+from subfleet.protocol.bounds import Rules, check_record
 from subfleet.protocol.schema import ADDED_LATER
 
 if TYPE_CHECKING:
     from subfleet.elastic.families.blueprint import Blueprint
 
 __all__ = ["DsCnn", "Fcn", "Vgg"]
-
-_NORMS = ("batch", "group", "none")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,20 +48,19 @@ class Vgg:
     TYPE: ClassVar[str] = "vgg"
     PREDICTS: ClassVar[Places] = "sample"
     learnable_steps: ClassVar[bool] = False
-    input_shape: tuple[int, ...]
-    class_count: int
-    widths: tuple[int, ...]
-    depths: tuple[int, ...]
-    group_size: int = 4
+    input_shape: Counts
+    class_count: Count
+    widths: Counts
+    depths: Counts
+    group_size: Count = 4
     norm: Literal["group", "batch", "none"] = "group"
-    kernels: tuple[int, ...] = ()
+    kernels: MaybeCounts = ()
     scaler: bool = False
-    block_numbers: tuple[tuple[int, ...], ...] = field(default=(), metadata=ADDED_LATER)
-    layer_widths: tuple[int, ...] = field(default=(), metadata=ADDED_LATER)
+    block_numbers: BlockNumbers = field(default=(), metadata=ADDED_LATER)
+    layer_widths: MaybeCounts = field(default=(), metadata=ADDED_LATER)
 
-    def __post_init__(self) -> None:
-        check_settings(self, _NORMS)
-        check_image(self)
+    __post_init__ = check_record
+    RULES: ClassVar[Rules] = (check_settings, check_image)
 
     def blueprint(self) -> "Blueprint":
         """See `Family`."""
@@ -85,21 +91,20 @@ class DsCnn:
     TYPE: ClassVar[str] = "ds_cnn"
     PREDICTS: ClassVar[Places] = "sample"
     learnable_steps: ClassVar[bool] = False
-    input_shape: tuple[int, ...]
-    class_count: int
-    widths: tuple[int, ...]
-    depths: tuple[int, ...]
-    group_size: int = 4
+    input_shape: Counts
+    class_count: Count
+    widths: Counts
+    depths: Counts
+    group_size: Count = 4
     norm: Literal["group", "batch", "none"] = "group"
-    kernels: tuple[int, ...] = ()
-    stem_width: int = 0
+    kernels: MaybeCounts = ()
+    stem_width: Width = 0
     scaler: bool = False
-    block_numbers: tuple[tuple[int, ...], ...] = field(default=(), metadata=ADDED_LATER)
-    layer_widths: tuple[int, ...] = field(default=(), metadata=ADDED_LATER)
+    block_numbers: BlockNumbers = field(default=(), metadata=ADDED_LATER)
+    layer_widths: MaybeCounts = field(default=(), metadata=ADDED_LATER)
 
-    def __post_init__(self) -> None:
-        check_settings(self, _NORMS)
-        check_image(self)
+    __post_init__ = check_record
+    RULES: ClassVar[Rules] = (check_settings, check_image)
 
     def blueprint(self) -> "Blueprint":
         """See `Family`."""
@@ -131,20 +136,19 @@ class Fcn:
     TYPE: ClassVar[str] = "fcn"
     PREDICTS: ClassVar[Places] = "pixel"
     learnable_steps: ClassVar[bool] = False
-    input_shape: tuple[int, ...]
-    class_count: int
-    widths: tuple[int, ...]
-    depths: tuple[int, ...]
-    group_size: int = 4
+    input_shape: Counts
+    class_count: Count
+    widths: Counts
+    depths: Counts
+    group_size: Count = 4
     norm: Literal["group", "batch", "none"] = "group"
-    kernels: tuple[int, ...] = ()
+    kernels: MaybeCounts = ()
     scaler: bool = False
-    block_numbers: tuple[tuple[int, ...], ...] = field(default=(), metadata=ADDED_LATER)
-    layer_widths: tuple[int, ...] = field(default=(), metadata=ADDED_LATER)
+    block_numbers: BlockNumbers = field(default=(), metadata=ADDED_LATER)
+    layer_widths: MaybeCounts = field(default=(), metadata=ADDED_LATER)
 
-    def __post_init__(self) -> None:
-        check_settings(self, _NORMS)
-        check_image(self)
+    __post_init__ = check_record
+    RULES: ClassVar[Rules] = (check_settings, check_image)
 
     def blueprint(self) -> "Blueprint":
         """See `Family`."""

@@ -3,16 +3,23 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from subfleet.elastic.families.records.checks import check_image, check_settings
+from subfleet.elastic.families.records.checks import (
+    BlockNumbers,
+    Count,
+    Counts,
+    MaybeCounts,
+    Width,
+    check_image,
+    check_settings,
+)
 from subfleet.elastic.network import Places
+from subfleet.protocol.bounds import Rules, check_record
 from subfleet.protocol.schema import ADDED_LATER
 
 if TYPE_CHECKING:
     from subfleet.elastic.families.blueprint import Blueprint
 
 __all__ = ["Mlp", "PreactResNet"]
-
-_NORMS = ("batch", "group", "none")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,20 +46,20 @@ class Mlp:
     TAG: ClassVar[str] = "family"
     TYPE: ClassVar[str] = "mlp"
     PREDICTS: ClassVar[Places] = "sample"
-    input_shape: tuple[int, ...]
-    class_count: int
-    widths: tuple[int, ...]
-    depths: tuple[int, ...]
-    group_size: int = 4
+    input_shape: Counts
+    class_count: Count
+    widths: Counts
+    depths: Counts
+    group_size: Count = 4
     norm: Literal["group", "batch", "none"] = "group"
-    hidden_widths: tuple[int, ...] = ()
-    stem_width: int = 0
+    hidden_widths: MaybeCounts = ()
+    stem_width: Width = 0
     learnable_steps: bool = False
     scaler: bool = False
-    block_numbers: tuple[tuple[int, ...], ...] = field(default=(), metadata=ADDED_LATER)
+    block_numbers: BlockNumbers = field(default=(), metadata=ADDED_LATER)
 
-    def __post_init__(self) -> None:
-        check_settings(self, _NORMS)
+    __post_init__ = check_record
+    RULES: ClassVar[Rules] = (check_settings,)
 
     def blueprint(self) -> "Blueprint":
         """See `Family`."""
@@ -86,25 +93,24 @@ class PreactResNet:
     TAG: ClassVar[str] = "family"
     TYPE: ClassVar[str] = "preact_resnet"
     PREDICTS: ClassVar[Places] = "sample"
-    input_shape: tuple[int, ...]
-    class_count: int
-    widths: tuple[int, ...]
-    depths: tuple[int, ...]
-    group_size: int = 4
+    input_shape: Counts
+    class_count: Count
+    widths: Counts
+    depths: Counts
+    group_size: Count = 4
     norm: Literal["group", "batch", "none"] = "group"
     block: Literal["basic", "bottleneck"] = "basic"
-    hidden_widths: tuple[int, ...] = ()
-    kernels: tuple[int, ...] = ()
-    strides: tuple[int, ...] = ()
-    stem_width: int = 0
-    stem_stride: int = 1
+    hidden_widths: MaybeCounts = ()
+    kernels: MaybeCounts = ()
+    strides: MaybeCounts = ()
+    stem_width: Width = 0
+    stem_stride: Count = 1
     learnable_steps: bool = False
     scaler: bool = False
-    block_numbers: tuple[tuple[int, ...], ...] = field(default=(), metadata=ADDED_LATER)
+    block_numbers: BlockNumbers = field(default=(), metadata=ADDED_LATER)
 
-    def __post_init__(self) -> None:
-        check_settings(self, _NORMS)
-        check_image(self)
+    __post_init__ = check_record
+    RULES: ClassVar[Rules] = (check_settings, check_image)
 
     def blueprint(self) -> "Blueprint":
         """See `Family`."""
