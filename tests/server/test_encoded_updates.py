@@ -28,8 +28,9 @@ from subfleet.methods.policies import Ask, Draw
 from subfleet.protocol.errors import ConfigError, ProtocolError
 from subfleet.protocol.messages import Task
 from subfleet.protocol.readings import Budget
+from subfleet.protocol.task import Train
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Qsgd, TopK, TopKQsgd, Uncompressed
-from subfleet.rounds.state import Seat
+from subfleet.rounds.state import RunState, Seat
 from subfleet.rounds.terms import Terms
 from subfleet.serving.terms import terms_of as planned
 from subfleet.settings.reading import read_run
@@ -67,7 +68,9 @@ def seats(blobs: BlobStore, codec: AnyUpdateCodec, scale: float = 0.1, *, decode
     state, found = training(PLAN), []
     for name, seat in state.seats.items():
         assert seat.task is not None
-        task = replace(seat.task, update_codec=Uncompressed() if decoded else codec)
+        assert isinstance(seat.task.work, Train)
+        work = replace(seat.task.work, update_codec=Uncompressed() if decoded else codec)
+        task = replace(seat.task, work=work)
         ref = blobs.add(written(codec, drawn(task, scale), name))
         if decoded:
             change = read_change(UpdateForm.of(NETWORK, task.spec, codec), blobs, ref)
@@ -246,12 +249,15 @@ def test_anycostfl_sends_all_where_nothing_limits_it_and_nothing_else_where_it_i
     assert told.update_codec(PLAN.network, PLAN.space[0], free) == TopK(fraction=0.5)
 
 
+def codecs_of(state: RunState) -> set[AnyUpdateCodec]:
+    works = [seat.task.work for seat in state.seats.values() if seat.task is not None]
+    return {work.update_codec for work in works if isinstance(work, Train)}
+
+
 def test_a_task_names_the_codec() -> None:
     state = training(terms_of(model=MODEL, update_codec=CODECS[0]))
-    assert {seat.task.update_codec for seat in state.seats.values() if seat.task is not None} == {CODECS[0]}
-    assert {seat.task.update_codec for seat in training(PLAN).seats.values() if seat.task is not None} == {
-        Uncompressed()
-    }
+    assert codecs_of(state) == {CODECS[0]}
+    assert codecs_of(training(PLAN)) == {Uncompressed()}
 
 
 def test_a_configuration_names_the_codec_in_a_table(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ from subfleet.methods.policies import Participant
 from subfleet.methods.tier_search import TierSearch
 from subfleet.protocol.task_kinds import Objective
 from subfleet.protocol.training import ObjectiveSettings, TrainingSettings
-from subfleet.rounds.requests import GenerationWanted
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
 from subfleet.search.path_evolution import EvolutionSettings
@@ -105,7 +104,6 @@ def test_a_generation_is_scored_by_accuracy_or_where_symbols_are_predicted_by_lo
     made = scored_generation(
         terms,
         RunState(round=1, folded_round=1, phase="search"),
-        GenerationWanted(round=1, number=1),
         ModelState(shared=state),
         Dataset(inputs=inputs.numpy(), labels=labels.numpy()),
     )

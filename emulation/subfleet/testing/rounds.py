@@ -26,6 +26,7 @@ from subfleet.protocol.messages import Task, Update
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.task import Train
 from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
 from subfleet.rounds.state import Seat
@@ -200,18 +201,19 @@ def seat_of(terms: Terms, client: Client, blobs: BlobStore, round_number: int = 
 def _task(client: Client, spec: SubnetSpec, blob: BlobRef, round_number: int) -> Task:
     return Task(
         task_id=f"{client.name}/{round_number}",
-        work="train",
         run_id="run",
         round=round_number,
         client_id=client.name,
         spec=spec,
-        programs=(ProgramRef(program_id="drawn", target="onnx", blob=blob),),
-        weights=blob,
-        training=TrainingSettings(),
+        work=Train(
+            program=ProgramRef(program_id="drawn", target="onnx", blob=blob),
+            weights=blob,
+            settings=TrainingSettings(),
+            update_codec=client.codec,
+        ),
         planned_peak_bytes=0,
         budget=Budget(memory_bytes=0),
         deadline_s=1.0,
-        update_codec=client.codec,
     )
 
 

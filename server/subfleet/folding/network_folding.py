@@ -27,6 +27,7 @@ from subfleet.methods.policies import AfterRound, Draw, Participant, Policies, R
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.task import Train
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
 from subfleet.rounds.state import Seat
 from subfleet.rounds.terms import Terms
@@ -139,13 +140,13 @@ class NetworkFolding:
     def _client(self, state: ModelState, seat: Seat, weight: float) -> "_Client":
         if seat.participant is None or seat.result is None:
             raise ValueError(f"the seat of client {seat.client_id} has no update")
-        pair = self.policies.exchange
+        pair, work = self.policies.exchange, None if seat.task is None else seat.task.work
         return _Client(
             participant=seat.participant,
             weight=weight,
             update_ref=seat.result.blob,
-            codec=Uncompressed() if seat.task is None else seat.task.update_codec,
-            sent=frozenset() if seat.task is None else frozenset(seat.task.sends),
+            codec=work.update_codec if isinstance(work, Train) else Uncompressed(),
+            sent=frozenset(work.sends if isinstance(work, Train) else ()),
             scaling=self._scaling(state, seat.participant, seat.scale),
             exchange=None if pair is None else pair(self.network, seat.participant, state.kept),
         )

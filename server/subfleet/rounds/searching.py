@@ -15,12 +15,12 @@ from dataclasses import replace
 
 from subfleet.elastic.lineage import Lineage
 from subfleet.methods.path_search import PathSearch, ScoredGeneration
-from subfleet.rounds.actions import Action, CloseGeneration, Request
+from subfleet.rounds.actions import Action, CloseGeneration
 from subfleet.rounds.federated_scoring import begun_scoring, mean_scores, scored_by_devices
 from subfleet.rounds.networks import all_lineages, lineages_in_use, with_lineages
-from subfleet.rounds.requests import GenerationMade, GenerationWanted
 from subfleet.rounds.state import RunState, remembered
 from subfleet.rounds.terms import Terms
+from subfleet.rounds.work import GenerationRequest, ProposedGeneration
 
 __all__ = ["generation_failed", "generation_made", "generation_wanted", "search_due", "searched_round", "searching"]
 
@@ -42,25 +42,27 @@ def searching(terms: Terms, state: RunState, now_s: float) -> Outcome:
     wanted = generation_wanted(state)
     if state.phase != "search" or state.scores is not None or wanted in state.asked:
         return state, actions
-    return replace(state, asked=state.asked | {wanted}), (*actions, Request(wanted=wanted))
+    return replace(state, asked=state.asked | {wanted}), (*actions, wanted)
 
 
-def generation_wanted(state: RunState) -> GenerationWanted:
+def generation_wanted(state: RunState) -> GenerationRequest:
     """The next generation, by its number."""
-    return GenerationWanted(round=state.folded_round, number=state.generations + 1)
+    return GenerationRequest(round=state.folded_round, number=state.generations + 1)
 
 
-def generation_made(terms: Terms, state: RunState, made: GenerationMade, now_s: float) -> Outcome:
+def generation_made(
+    terms: Terms, state: RunState, request: GenerationRequest, made: ProposedGeneration, now_s: float
+) -> Outcome:
     """Remember a generation's scores; or end the search, where there was nothing left to propose."""
-    state = replace(state, asked=state.asked - {made.wanted})
+    state = replace(state, asked=state.asked - {request})
     search = terms.policies.path_search
-    if state.phase != "search" or made.wanted != generation_wanted(state) or search is None:
+    if state.phase != "search" or request != generation_wanted(state) or search is None:
         return state, ()
     supernet = _supernet(terms, state)
     if made.generation is None:
         found = _with_found(terms, state, search, supernet)
         if found is None:
-            return generation_failed(state, made.wanted, _NOBODY, now_s), ()
+            return generation_failed(state, request, _NOBODY, now_s), ()
         return replace(found, phase="waiting", entered_s=now_s, generations=0), ()
     if search.federated is not None and supernet is not None:
         return begun_scoring(state, terms.declared(supernet).network, made, now_s), ()
@@ -73,7 +75,7 @@ def generation_made(terms: Terms, state: RunState, made: GenerationMade, now_s: 
     return _scored(terms, state, search, close, now_s)
 
 
-def generation_failed(state: RunState, wanted: GenerationWanted, reason: str, now_s: float) -> RunState:
+def generation_failed(state: RunState, wanted: GenerationRequest, reason: str, now_s: float) -> RunState:
     """A search that cannot go on ends the run: its networks would be chosen by nothing."""
     state = replace(state, asked=state.asked - {wanted})
     if state.phase != "search" or wanted != generation_wanted(state):
@@ -103,7 +105,7 @@ def _with_scores(terms: Terms, state: RunState, now_s: float) -> Outcome:
         memory = search.passed(remembered(terms, state), generation)
         return replace(state, memory=memory, entered_s=now_s), actions
     if generation is None or not scores:
-        return generation_failed(state, told.made.wanted, _NOBODY, now_s), actions
+        return generation_failed(state, generation_wanted(state), _NOBODY, now_s), actions
     close = CloseGeneration(
         round=state.folded_round, generation=generation, scores=scores, seconds=now_s - told.asked_s, devices=told
     )

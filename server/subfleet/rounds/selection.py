@@ -9,13 +9,14 @@ from types import MappingProxyType
 from subfleet.elastic.lineage import Lineage
 from subfleet.methods.selecting import Available, ClosedRound, Evaluation, Past, Selecting, drawn_at_random
 from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.task import Train
 from subfleet.protocol.training import TrainingSettings
 from subfleet.rounds.awaiting import punctuality_of
 from subfleet.rounds.durations import expected_time
-from subfleet.rounds.events import Folded
 from subfleet.rounds.networks import in_use, price_of
 from subfleet.rounds.state import LastEvaluation, RunState, Seat, remembered
 from subfleet.rounds.terms import Terms
+from subfleet.rounds.work import AggregatedRound
 from subfleet.search.candidates import Candidate
 
 __all__ = ["NOT_DRAWN", "selected", "with_memory"]
@@ -72,14 +73,14 @@ def _chosen(terms: Terms, state: RunState, able: tuple[Seat, ...]) -> tuple[RunS
     return replace(state, memory=found.memory), chosen
 
 
-def with_memory(terms: Terms, state: RunState, event: Folded, seats: Mapping[str, Seat]) -> RunState:
+def with_memory(terms: Terms, state: RunState, event: AggregatedRound, seats: Mapping[str, Seat]) -> RunState:
     """The state with what the method remembers of a round in which the updates of these seats were folded."""
     if terms.policies.remember is None:
         return state
     price = _priced(terms, state.lineages)
     past = {name: one for name, seat in sorted(seats.items()) if (one := _past(seat, price)) is not None}
     closed = ClosedRound(
-        round=event.round,
+        round=state.folded_round,
         clients=MappingProxyType(past),
         loss=event.loss,
         accuracy=event.accuracy or 0.0,
@@ -153,9 +154,7 @@ def _evaluation(last: LastEvaluation | None) -> Evaluation | None:
 
 def _past(seat: Seat, price: Price) -> Past | None:
     """What is known of an update; None of one that trained nothing."""
-    if seat.result is None or seat.size is None or seat.task is None or seat.task.training is None:
-        return None
-    if seat.task.work != "train":
+    if seat.result is None or seat.size is None or seat.task is None or not isinstance(seat.task.work, Train):
         return None
     update = seat.result
     told = update.square_loss
@@ -164,7 +163,7 @@ def _past(seat: Seat, price: Price) -> Past | None:
         size=seat.size,
         spec=seat.spec or seat.size,
         sample_count=min(update.sample_count, seat.sample_count),
-        epochs=seat.task.training.epochs,
+        epochs=seat.task.work.settings.epochs,
         loss=update.loss,
         square_loss=update.loss**2 if told is None else max(told, update.loss**2),
         change_norm=seat.change.weights * math.sqrt(price(seat.size).parameters),

@@ -34,6 +34,7 @@ from subfleet.methods.turns import Choice, had_their_share, most_believed, trimm
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.task import Train
 from subfleet.protocol.training import TrainingSettings
 from subfleet.testing.rounds import Client, change_of, first_state, seat_of, terms_with
 from subfleet.testing.subnets import held_places
@@ -378,7 +379,9 @@ def test_what_is_not_sent_is_held_by_nobody(tmp_path: Path) -> None:
         assert seat.result is not None
         changes = change_of(terms, drawn, 1)
         ref = blobs.add(encode_arrays({one: changes[one].numpy() for one in tensors}))
-        seat = replace(seat, task=replace(seat.task, sends=tensors), result=replace(seat.result, blob=ref))
+        assert isinstance(seat.task.work, Train)
+        task = replace(seat.task, work=replace(seat.task.work, sends=tensors))
+        seat = replace(seat, task=task, result=replace(seat.result, blob=ref))
         seats.append(seat)
     folded = Folding(terms=terms, blobs=blobs).fold(state, 1, seats)
     assert not folded.refused
