@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from subfleet.elastic.families.records.residual import Mlp
-from subfleet.protocol.bounds import NAMED_ONCE, Condition, Each, Length, Range, Rules, Texts, check_record
+from subfleet.protocol.bounds import NAMED_ONCE, Condition, Each, Length, Range, Texts, checked
 from subfleet.protocol.errors import ConfigError, InvalidError, Problem, ProtocolError
 from subfleet.protocol.registry import Registry
 from subfleet.protocol.schema import Refused, from_plain, problems_with, to_plain, validated
@@ -36,11 +36,10 @@ class Square:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class Circle:
     TYPE: ClassVar[str] = "circle"
     radius: float = 1.0
-
-    __post_init__ = check_record
 
 
 def shapes() -> Registry[type[Square]]:
@@ -65,6 +64,7 @@ def check_whole(record: "Drawing") -> Iterator[str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(check_order, check_frame, check_whole)
 class Drawing:
     shape: Annotated[Any, shapes()] | None = None
     frame: Square | Circle | None = None
@@ -82,9 +82,6 @@ class Drawing:
     levels: tuple[Annotated[int, Range(least=1, most=9)], ...] = ()
     layers: Annotated[tuple[tuple[str, int], ...], NAMED_ONCE] = ()
     code: Annotated[str, Condition(accepts=str.isdecimal, words="digits")] = "0"
-
-    __post_init__ = check_record
-    RULES: ClassVar[Rules] = (check_order, check_frame, check_whole)
 
 
 @pytest.fixture(autouse=True)

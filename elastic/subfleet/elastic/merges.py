@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, ClassVar, Literal
 
-from subfleet.protocol.bounds import Range, check_record
+from subfleet.protocol.bounds import Range, checked
 
 __all__ = ["STACKED_MERGES", "AnyStackedMerge", "CoordinateMedian", "MultiKrum", "NormClipping", "TrimmedMean"]
 
@@ -14,6 +14,7 @@ LeastClients = Annotated[int, Range(least=1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class NormClipping:
     """The weighted mean of updates, each scaled down to a largest length.
 
@@ -27,10 +28,9 @@ class NormClipping:
     TYPE: ClassVar[str] = "norm_clipping"
     max_norm: Annotated[float, Range(above=0)]
 
-    __post_init__ = check_record
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class CoordinateMedian:
     """The median of each element over the clients that hold it, without weights.
 
@@ -47,10 +47,9 @@ class CoordinateMedian:
     least_clients: LeastClients = 3
     otherwise: Literal["mean", "stay"] = "mean"
 
-    __post_init__ = check_record
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class TrimmedMean:
     """The mean of each element over the clients that hold it, less its largest and smallest values; without weights.
 
@@ -68,10 +67,9 @@ class TrimmedMean:
     least_clients: LeastClients = 3
     otherwise: Literal["mean", "stay"] = "mean"
 
-    __post_init__ = check_record
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class MultiKrum:
     """The weighted mean of the clients whose updates lie closest to their neighbours.
 
@@ -87,8 +85,6 @@ class MultiKrum:
 
     TYPE: ClassVar[str] = "multi_krum"
     malicious_count: Annotated[int, Range(least=0)] = 1
-
-    __post_init__ = check_record
 
 
 AnyStackedMerge = NormClipping | CoordinateMedian | TrimmedMean | MultiKrum

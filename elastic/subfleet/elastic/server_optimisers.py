@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, ClassVar, Protocol
 
-from subfleet.protocol.bounds import Range, check_record
+from subfleet.protocol.bounds import Range, checked
 
 if TYPE_CHECKING:  # settings are read where no PyTorch is; what is computed takes tensors as they come
     from torch import Tensor
@@ -121,6 +121,7 @@ def _adaptive(settings: _Adaptive, mean: Tensor, square: Tensor, change: Tensor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class FedAvgM:
     """FedAvg with momentum; with momentum 0 and rate 1 it is FedAvg, bit by bit.
 
@@ -132,8 +133,6 @@ class FedAvgM:
     TYPE: ClassVar[str] = "fedavgm"
     learning_rate: Rate = 1.0
     momentum: Decay = 0.9
-
-    __post_init__ = check_record
 
     step = _step
 
@@ -148,6 +147,7 @@ class FedAvgM:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class FedAdagrad:
     """Sums of squares.
 
@@ -162,8 +162,6 @@ class FedAdagrad:
     beta1: Decay = 0.0
     tau: Rate = 1e-3
 
-    __post_init__ = check_record
-
     starts = _adaptive_starts
     step = _step
 
@@ -173,6 +171,7 @@ class FedAdagrad:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class FedAdam:
     """A decaying mean of squares.
 
@@ -189,8 +188,6 @@ class FedAdam:
     beta2: Annotated[float, Range(least=0, most=1)] = 0.99
     tau: Rate = 1e-3
 
-    __post_init__ = check_record
-
     starts = _adaptive_starts
     step = _step
 
@@ -201,6 +198,7 @@ class FedAdam:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class FedYogi:
     """A mean of squares that grows fast and decays slowly.
 
@@ -216,8 +214,6 @@ class FedYogi:
     beta1: Decay = 0.9
     beta2: Annotated[float, Range(least=0, most=1)] = 0.99
     tau: Rate = 1e-3
-
-    __post_init__ = check_record
 
     starts = _adaptive_starts
     step = _step

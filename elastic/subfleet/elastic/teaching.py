@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from subfleet.protocol.bounds import Range, check_record
+from subfleet.protocol.bounds import Range, checked
 
 __all__ = ["DistillationSettings"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class DistillationSettings:
     """How the full model teaches.
 
@@ -29,5 +30,3 @@ class DistillationSettings:
     batch_size: Annotated[int, Range(least=2)] = 64
     learning_rate: Annotated[float, Range(least=0)] = 1e-3
     temperature: Annotated[float, Range(above=0)] = 1.0
-
-    __post_init__ = check_record

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from subfleet.protocol.blobs import BlobRef
-from subfleet.protocol.bounds import Length, Range, Rules, check_record
+from subfleet.protocol.bounds import Length, Range, checked
 from subfleet.protocol.candidate_scores import MAX_CANDIDATES, CandidateScore
 from subfleet.protocol.evaluating import CLAIM_RULES, LabelCount
 from subfleet.protocol.identifiers import ClientId, new_message_id
@@ -29,6 +29,7 @@ __all__ = ["Answer", "Deployed", "Evaluated", "Refusal", "RefusalReason", "Score
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class Refusal:
     """A device does not do a task, and why.
 
@@ -46,10 +47,9 @@ class Refusal:
     available_bytes: int | None = None
     message_id: MessageId = field(default_factory=new_message_id)
 
-    __post_init__ = check_record
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class Update:
     """A trained change of a subnet's weights; the server pulls its blob and answers with a receipt.
 
@@ -81,10 +81,9 @@ class Update:
     square_loss: Loss | None = field(default=None, metadata=ADDED_LATER)
     operator_examples: OperatorExamples = field(default=(), metadata=ADDED_LATER)
 
-    __post_init__ = check_record
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class Scores:
     """What a device found for the candidates of a score task, in their order.
 
@@ -102,10 +101,9 @@ class Scores:
     seconds: float
     message_id: MessageId = field(default_factory=new_message_id)
 
-    __post_init__ = check_record
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class Deployed:
     """A device has fetched the inference models of a deploy task and checked their digests."""
 
@@ -116,10 +114,9 @@ class Deployed:
     files: tuple[str, ...]
     message_id: MessageId = field(default_factory=new_message_id)
 
-    __post_init__ = check_record
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(*CLAIM_RULES)
 class Evaluated:
     """What a device found when it evaluated a model, as it was sent, on its held-out data.
 
@@ -155,9 +152,6 @@ class Evaluated:
     message_id: MessageId = field(default_factory=new_message_id)
     scores: tuple[PathScore, ...] = field(default=(), metadata=ADDED_LATER)
     sums: MetricSums = field(default=MetricSums(), metadata=ADDED_LATER)
-
-    __post_init__ = check_record
-    RULES: ClassVar[Rules] = CLAIM_RULES
 
 
 Answer = Update | Refusal | Deployed | Scores | Evaluated

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from subfleet.protocol.bounds import check_record
+from subfleet.protocol.bounds import checked
 from subfleet.protocol.errors import ProtocolError, TooLargeError
 from subfleet.protocol.identifiers import Digest
 from subfleet.protocol.limits import Count, Positive
@@ -48,6 +48,7 @@ _CHUNK_MAGIC = b"SFC1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class BlobRef:
     """The name and size of a blob.
 
@@ -59,8 +60,6 @@ class BlobRef:
     sha256: Digest
     size_bytes: Positive
 
-    __post_init__ = check_record
-
     @staticmethod
     def of(content: bytes | memoryview) -> "BlobRef":
         """The reference of some content."""
@@ -68,13 +67,12 @@ class BlobRef:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class ByteRange:
     """A range of a blob: `length` bytes from `offset` on."""
 
     offset: Count
     length: Positive
-
-    __post_init__ = check_record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,13 +1,11 @@
 """Bounds of a record's values: they stand in its annotations, and the record checks itself when it is made.
 
     @dataclass(frozen=True, slots=True, kw_only=True)
+    @checked(check_nesterov)
     class Optimiser:
         name: Literal["sgd", "adam"] = "sgd"
         momentum: Annotated[float, Range(least=0, below=1)] = 0.9
         nesterov: bool = False
-
-        __post_init__ = check_record
-        RULES: ClassVar[Rules] = (check_nesterov,)
 
 Checked are bounds, choices (`Literal`), and that floats are finite, also inside tuples and mappings; types are left to
 type checkers, and to `subfleet.protocol.schema` where a record is read. What concerns several fields is a rule: a
@@ -21,10 +19,10 @@ import inspect
 import math
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from operator import itemgetter
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from subfleet.protocol.errors import InvalidError, Problem, SubfleetError
 from subfleet.protocol.suggestion import did_you_mean
@@ -39,11 +37,13 @@ __all__ = [
     "Rule",
     "Rules",
     "Texts",
-    "check_record",
+    "checked",
     "choice_problem",
     "is_union",
     "problems_with_values",
 ]
+
+T = TypeVar("T")
 
 Rule = Callable[..., Iterable[str]]
 Rules = tuple[Rule, ...]
@@ -172,13 +172,28 @@ NAMED_ONCE = Each(key=itemgetter(0))
 """Of pairs: no two begin with the same name."""
 
 
-def check_record(record: object) -> None:
-    """Check a record that is being made: `__post_init__ = check_record`.
+def checked(*rules: Rule) -> Callable[[type[T]], type[T]]:
+    """A decorator, below that of the dataclass, by which records check themselves when they are made.
 
-    Raises:
-        InvalidError: values are out of their bounds, or contradict each other; it names all of them.
+    They then raise `InvalidError` where values are out of their bounds, or break a rule; it names all of them.
+
+    Args:
+        rules: of the record, beside the bounds in its annotations.
     """
-    checks = _checks(type(record))
+
+    def decorate(kind: type[T]) -> type[T]:
+        if dataclasses.is_dataclass(kind):
+            raise TypeError(f"{kind.__name__} is a dataclass already; write @checked below @dataclass")
+        kind.__post_init__ = _check  # type: ignore[attr-defined]  # which dataclass looks for
+        kind.RULES = rules  # type: ignore[attr-defined]  # which `_checks` looks for
+        return kind
+
+    return decorate
+
+
+def _check(record: object) -> None:
+    kind: Hashable = type(record)
+    checks = _checks(kind)
     for name, test in checks.tests:
         value = getattr(record, name)
         if value is not None and test(value):
@@ -226,7 +241,7 @@ class _Checks:
 
 
 @cache
-def _checks(kind: type) -> _Checks:
+def _checks(kind: Any) -> _Checks:
     hints = typing.get_type_hints(kind, include_extras=True)
     fields = tuple(field.name for field in dataclasses.fields(kind))
     tests = ((name, _test(hints[name])) for name in fields)
@@ -370,5 +385,5 @@ def _finite(value: float) -> str:
     return "" if -math.inf < value < math.inf else f"is {value!r:.80}, but must be a finite number"
 
 
-def _number(bound: float) -> str:
+def _number(bound: Any) -> str:
     return f"{bound:g}" if isinstance(bound, float) else str(bound)

@@ -4,12 +4,13 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Annotated
 
-from subfleet.protocol.bounds import Each, Length, Range, check_record
+from subfleet.protocol.bounds import Each, Length, Range, checked
 
 __all__ = ["Calibration", "NormLayer", "sum_names"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class NormLayer:
     """A norm with running statistics.
 
@@ -25,16 +26,13 @@ class NormLayer:
     momentum: Annotated[float, Range(above=0, most=1)]
     scale: Annotated[float, Range(above=0)] = 1.0
 
-    __post_init__ = check_record
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class Calibration:
     """The norms whose inputs are to be summed up, one or more."""
 
     norms: Annotated[tuple[NormLayer, ...], Length(least=1), Each(key=attrgetter("name"))]
-
-    __post_init__ = check_record
 
 
 def sum_names(norm: str) -> tuple[str, str, str]:

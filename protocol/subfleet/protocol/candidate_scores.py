@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
-from subfleet.protocol.bounds import Rules, check_record
+from subfleet.protocol.bounds import checked
 
 __all__ = ["MAX_CANDIDATES", "CandidateScore"]
 
@@ -18,6 +17,7 @@ def _check_reason(score: float | None, reason: str) -> Iterator[str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(_check_reason)
 class CandidateScore:
     """How well a candidate is expected to learn.
 
@@ -28,6 +28,3 @@ class CandidateScore:
 
     score: float | None
     reason: str = ""
-
-    __post_init__ = check_record
-    RULES: ClassVar[Rules] = (_check_reason,)

@@ -9,9 +9,9 @@ the optimiser's step is a piece of its own, as clipping looks at the gradients o
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Annotated, ClassVar
+from typing import Annotated
 
-from subfleet.protocol.bounds import Each, Length, Rules, check_record
+from subfleet.protocol.bounds import Each, Length, checked
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.limits import Count
 
@@ -27,6 +27,7 @@ def program_name(piece: str, step: Step) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class LinkOperator:
     """One way to compute a link.
 
@@ -52,10 +53,9 @@ class LinkOperator:
     forward_macs: Count = 0
     needs: tuple[str, ...] = ()
 
-    __post_init__ = check_record
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class Link:
     """One part of a chain.
 
@@ -66,8 +66,6 @@ class Link:
 
     name: str
     operators: Annotated[tuple[LinkOperator, ...], Each(key=attrgetter("name"))]
-
-    __post_init__ = check_record
 
     @property
     def open(self) -> bool:
@@ -85,6 +83,7 @@ def _check_pieces(links: tuple[Link, ...], runtime_bytes: tuple[tuple[str, int],
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(_check_pieces)
 class Chain:
     """What a chain consists of and what that takes of a device's memory; its programs are told apart from it.
 
@@ -97,9 +96,6 @@ class Chain:
     links: Annotated[tuple[Link, ...], Length(least=1), Each(key=attrgetter("name"))]
     fixed_bytes: Count
     runtime_bytes: tuple[tuple[str, Count], ...]
-
-    __post_init__ = check_record
-    RULES: ClassVar[Rules] = (_check_pieces,)
 
     def kept(self, choices: Mapping[str, Collection[str]]) -> "tuple[Link, ...]":
         """The links with what a subspace keeps of each choice; a choice that is not named keeps all.

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Protocol
+from typing import Annotated, Protocol
 
-from subfleet.protocol.bounds import Range, Rules, check_record
+from subfleet.protocol.bounds import Range, Rules, checked
 from subfleet.protocol.limits import ClassCounts, Count, Loss, Positive, Samples, Share
 from subfleet.protocol.metric_sums import MetricSums, Totals, check_sums
 from subfleet.protocol.paths import PathScore
@@ -29,6 +29,7 @@ LabelCount = Annotated[int, Range(least=1, most=MAX_LABELS)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class EvaluationSettings:
     """How a device evaluates: nothing is trained, and samples are taken in their order, as they are.
 
@@ -45,8 +46,6 @@ class EvaluationSettings:
     per_class: bool = False
     population: tuple[tuple[str, ...], ...] = field(default=(), metadata=ADDED_LATER)
     objective: Objective = field(default="cross_entropy", metadata=ADDED_LATER)
-
-    __post_init__ = check_record
 
 
 class Claims(Protocol):
@@ -119,6 +118,7 @@ def totals_of(claims: Claims) -> Totals:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(*CLAIM_RULES)
 class EvaluationResult:
     """What came of an evaluation in a trainer; `subfleet.protocol.answers.Evaluated` says what the numbers are.
 
@@ -135,6 +135,3 @@ class EvaluationResult:
     class_correct: ClassCounts = ()
     scores: tuple[PathScore, ...] = ()
     sums: MetricSums = field(default_factory=MetricSums)
-
-    __post_init__ = check_record
-    RULES: ClassVar[Rules] = CLAIM_RULES

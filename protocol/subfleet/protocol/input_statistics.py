@@ -8,9 +8,9 @@ where pictures do not.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
-from subfleet.protocol.bounds import Range, Rules, check_record
+from subfleet.protocol.bounds import Range, checked
 
 __all__ = ["InputStatistics", "scale_problem"]
 
@@ -47,6 +47,7 @@ def _check_statistics(record: "InputStatistics") -> Iterator[str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(_check_statistics)
 class InputStatistics:
     """Of all values of all inputs, as they were read and scaled, before a run's transform.
 
@@ -66,9 +67,6 @@ class InputStatistics:
     maximum: Value
     mean: float
     deviation: float
-
-    __post_init__ = check_record
-    RULES: ClassVar[Rules] = (_check_statistics,)
 
     def __str__(self) -> str:
         return f"{self.minimum:.3g} to {self.maximum:.3g} with a deviation of {self.deviation:.3g}"

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
-from subfleet.protocol.bounds import Each, Rules, check_record
+from subfleet.protocol.bounds import Each, checked
 from subfleet.protocol.limits import Count
 from subfleet.protocol.schema import ADDED_LATER
 
@@ -47,6 +47,7 @@ def _check_packings(record: "MemoryPlan") -> Iterator[str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(_check_packings)
 class MemoryPlan:
     """By how much a trainer's process grows while it loads a program and trains with it, at the moment of its peak.
 
@@ -72,9 +73,6 @@ class MemoryPlan:
     workspace_bytes: Count = 0
     runtime_bytes: Count = 0
     packings: Annotated[tuple[Packing, ...], Each(key=attrgetter("width"))] = field(default=(), metadata=ADDED_LATER)
-
-    __post_init__ = check_record
-    RULES: ClassVar[Rules] = (_check_packings,)
 
     @property
     def peak_bytes(self) -> int:

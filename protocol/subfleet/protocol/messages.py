@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from subfleet.protocol.answers import Answer, Deployed, Evaluated, Refusal, Scores, Update
 from subfleet.protocol.blobs import BlobRef, ByteRange
-from subfleet.protocol.bounds import Length, Range, Rules, check_record
+from subfleet.protocol.bounds import Length, Range, checked
 from subfleet.protocol.class_names import ClassNames
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.identifiers import ClientId, Printable, Shown, check_client_id, new_message_id
@@ -83,6 +83,7 @@ RoundCount = Annotated[int, Range(least=0, below=MAX_ROUNDS)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class Presence:
     """A device is there (retained), or is gone (its will). A lease renewed by heartbeats; the will is only a hint.
 
@@ -97,8 +98,6 @@ class Presence:
     online: bool
     message_id: MessageId = field(default_factory=new_message_id)
     reason: Annotated[str, Length(most=128)] = field(default="", metadata=ADDED_LATER)
-
-    __post_init__ = check_record
 
 
 def _check_network(network: str, architecture: SubnetSpec | None) -> Iterator[str]:
@@ -120,6 +119,7 @@ def _check_class_names(class_counts: tuple[int, ...], class_names: tuple[str, ..
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(_check_network, _check_architecture, _check_class_names)
 class Profile:
     """What a device is (retained): it changes only when the agent starts anew.
 
@@ -171,11 +171,9 @@ class Profile:
     inputs: InputStatistics | None = field(default=None, metadata=ADDED_LATER)
     sizes_differ: bool = field(default=False, metadata=ADDED_LATER)
 
-    __post_init__ = check_record
-    RULES: ClassVar[Rules] = (_check_network, _check_architecture, _check_class_names)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class Telemetry:
     """What a device has to give now. One is due for every round: it names the round and answers its announcement.
 
@@ -204,10 +202,9 @@ class Telemetry:
     log_low: LogLow | None = field(default=None, metadata=ADDED_LATER)
     disk_budget_bytes: Count | None = field(default=None, metadata=ADDED_LATER)
 
-    __post_init__ = check_record
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class RoundInfo:
     """The state of the run (retained, to everyone).
 
@@ -233,10 +230,9 @@ class RoundInfo:
     log_quantile: Annotated[float, Range(least=0, below=1)] | None = field(default=None, metadata=ADDED_LATER)
     sample_bytes: Annotated[int, Range(least=0, most=MAX_SAMPLE_BYTES)] = field(default=0, metadata=ADDED_LATER)
 
-    __post_init__ = check_record
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class Receipt:
     """Ends an exchange: only now may the sender forget the message `of`.
 
@@ -253,10 +249,9 @@ class Receipt:
     message_id: Annotated[str, Length(most=640)] = field(default_factory=new_message_id)
     problem: ArchitectureProblem | None = field(default=None, metadata=ADDED_LATER)
 
-    __post_init__ = check_record
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class ChunkRequest:
     """Asks the other side for ranges of a blob. At most a window of them is outstanding."""
 
@@ -264,8 +259,6 @@ class ChunkRequest:
     blob: BlobRef
     ranges: Annotated[tuple[ByteRange, ...], Length(least=1, most=64)]
     message_id: str = field(default_factory=new_message_id)
-
-    __post_init__ = check_record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,6 +271,7 @@ class BlobMissing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class Claim:
     """Says who has a place that only one may have (retained, on the place's topic): a fleet's server, a device's id.
 
@@ -292,8 +286,6 @@ class Claim:
     holder: ClientId
     since_s: Amount
     message_id: str = field(default_factory=new_message_id)
-
-    __post_init__ = check_record
 
 
 Message = Presence | Profile | Telemetry | RoundInfo | Task | Answer | Receipt | ChunkRequest | BlobMissing | Claim

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from subfleet.protocol.bounds import NAMED_ONCE, Range, check_record
+from subfleet.protocol.bounds import NAMED_ONCE, Range, checked
 from subfleet.protocol.limits import Count, Loss, Share
 
 __all__ = ["OperatorExamples", "PathSampler", "PathScore", "PathSettings"]
@@ -20,6 +20,7 @@ OperatorExamples = Annotated[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class PathSettings:
     """What a device goes by when it draws a path for each batch.
 
@@ -31,10 +32,9 @@ class PathSettings:
     sampler: PathSampler = "greedy"
     forward_macs: Count | None = None
 
-    __post_init__ = check_record
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class PathScore:
     """How good one path of a population is on a device's held-out data.
 
@@ -45,5 +45,3 @@ class PathScore:
 
     loss: Loss
     accuracy: Share
-
-    __post_init__ = check_record

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from subfleet.protocol.bounds import Length, check_record
+from subfleet.protocol.bounds import Length, checked
 from subfleet.protocol.limits import Amount, Count, Share
 from subfleet.protocol.schema import ADDED_LATER
 
@@ -15,6 +15,7 @@ LEAST_LINK_BPS = 16_000.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class Reading:
     """One sample of a device's resources. None means unknown.
 
@@ -44,10 +45,9 @@ class Reading:
     network: Annotated[str, Length(most=MAX_NETWORK_CHARACTERS)] | None = None
     available: bool = True
 
-    __post_init__ = check_record
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class LogLow:
     """What a device has in a replayed log at least, but for a share of the log's time. Each part is told by itself.
 
@@ -60,8 +60,6 @@ class LogLow:
     memory_budget_bytes: Count
     downlink_bps: Amount | None = None
     uplink_bps: Amount | None = None
-
-    __post_init__ = check_record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -214,7 +214,8 @@ def _reader(kind: Any) -> _Read:
     elif origin is tuple:
         read = partial(_read_items, _reader(members[0])) if ... in members else partial(_read_places, members)
     elif origin in (dict, Mapping):
-        read = partial(_read_mapping, *map(_reader, members))
+        key, item = map(_reader, members)
+        read = partial(_read_mapping, key, item)
     elif isinstance(kind, type) and dataclasses.is_dataclass(kind):
         read = partial(_read_record, kind)
     else:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Annotated, ClassVar
 
-from subfleet.protocol.bounds import NAMED_ONCE, Condition, Each, Length, Rules, check_record
+from subfleet.protocol.bounds import NAMED_ONCE, Condition, Each, Length, checked
 from subfleet.protocol.limits import Count, Positive
 from subfleet.protocol.schema import ADDED_LATER, canonical_json, from_plain, parse_json
 
@@ -19,16 +19,16 @@ __all__ = ["Centre", "Explicit", "Full", "IndexSet", "Prefix", "Roll", "SubnetSp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class Prefix:
     """The first `size` indices of an axis (HeteroFL, FjORD)."""
 
     TYPE: ClassVar[str] = "prefix"
     size: Positive
 
-    __post_init__ = check_record
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class Roll:
     """`size` indices from `start` on, wrapping around the end of the axis (FedRolex)."""
 
@@ -36,14 +36,13 @@ class Roll:
     start: Count
     size: Positive
 
-    __post_init__ = check_record
-
 
 def _are_indices(indices: tuple[int, ...]) -> bool:
     return min(indices) >= 0 and len(set(indices)) == len(indices)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class Explicit:
     """The named indices, in this order, each once (Federated Dropout)."""
 
@@ -52,17 +51,14 @@ class Explicit:
         tuple[int, ...], Length(least=1), Condition(accepts=_are_indices, words="different numbers of 0 or more")
     ]
 
-    __post_init__ = check_record
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class Centre:
     """The middle `size` indices of an axis: a 3x3 kernel is the centre of a 5x5 one (Once-for-all, section 3.2)."""
 
     TYPE: ClassVar[str] = "centre"
     size: Positive
-
-    __post_init__ = check_record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +78,7 @@ def _check_axes(axes: tuple[tuple[str, IndexSet], ...]) -> Iterator[str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(_check_axes)
 class SubnetSpec:
     """One subnet of an elastic network.
 
@@ -101,9 +98,6 @@ class SubnetSpec:
     choices: Annotated[tuple[tuple[str, Annotated[tuple[str, ...], Length(least=1), Each()]], ...], NAMED_ONCE] = ()
     name: str = ""
     network: str = field(default="", metadata=ADDED_LATER)
-
-    __post_init__ = check_record
-    RULES: ClassVar[Rules] = (_check_axes,)
 
     @property
     def spec_id(self) -> str:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from subfleet.protocol.blobs import BlobRef
-from subfleet.protocol.bounds import Length, Range, check_record
+from subfleet.protocol.bounds import Length, Range, checked
 from subfleet.protocol.calibration import Calibration
 from subfleet.protocol.candidate_scores import MAX_CANDIDATES
 from subfleet.protocol.class_names import ClassNames
@@ -81,6 +81,7 @@ class ScoringCandidate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class Score:
     """Score candidates on the device's data; `Scores` answers.
 
@@ -95,8 +96,6 @@ class Score:
     candidates: Annotated[tuple[ScoringCandidate, ...], Length(least=1, most=MAX_CANDIDATES)]
     settings: TrainingSettings
     batches: Annotated[int, Range(least=2)] = 2
-
-    __post_init__ = check_record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +115,7 @@ class Evaluate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class Deploy:
     """Keep the subnet's inference models; `Deployed` answers.
 
@@ -126,14 +126,13 @@ class Deploy:
     TYPE: ClassVar[str] = "deploy"
     models: Annotated[tuple[ProgramRef, ...], Length(least=1)]
 
-    __post_init__ = check_record
-
 
 Work = Train | Calibrate | Score | Evaluate | Deploy
 """What a device can be asked to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class Task:
     """Work for one device (retained on its own topic). A device works on the newest task of the current run.
 
@@ -166,8 +165,6 @@ class Task:
     retry: int = 0
     classes: ClassNames = ()
     transform: DataTransform | None = None
-
-    __post_init__ = check_record
 
     @property
     def programs(self) -> tuple[ProgramRef, ...]:

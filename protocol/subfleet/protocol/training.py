@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
-from subfleet.protocol.bounds import Range, Rules, check_record
+from subfleet.protocol.bounds import Range, checked
 from subfleet.protocol.limits import MAX_SINGLE
 from subfleet.protocol.schema import ADDED_LATER
 from subfleet.protocol.task_kinds import TASK_KINDS, Objective, TaskKind
@@ -27,6 +27,7 @@ def _check_classes(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(_check_classes)
 class ObjectiveSettings:
     """What a training step minimises. Its shape only: coefficients are inputs of the step.
 
@@ -51,9 +52,6 @@ class ObjectiveSettings:
     distillation: Distillation = "none"
     temperature: Positive = 1.0
     squares: bool = field(default=False, metadata=ADDED_LATER)
-
-    __post_init__ = check_record
-    RULES: ClassVar[Rules] = (_check_classes,)
 
     @property
     def kind(self) -> TaskKind:
@@ -82,6 +80,7 @@ def _check_nesterov(nesterov: bool, momentum: float, dampening: float) -> Iterat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(_check_nesterov)
 class OptimiserSettings:
     """The local optimiser. Its state starts at zero every round, as in every reference implementation.
 
@@ -107,9 +106,6 @@ class OptimiserSettings:
     epsilon: Positive = 1e-8
     max_gradient_norm: Single = 0.0
 
-    __post_init__ = check_record
-    RULES: ClassVar[Rules] = (_check_nesterov,)
-
 
 def _check_border(record: "AugmentationSettings") -> Iterator[str]:
     if record.crops and record.padding < 1:
@@ -119,6 +115,7 @@ def _check_border(record: "AugmentationSettings") -> Iterator[str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(_check_border)
 class AugmentationSettings:
     """How training images are changed at random, anew in each epoch; what is evaluated never is.
 
@@ -130,9 +127,6 @@ class AugmentationSettings:
 
     name: Literal["none", "crop", "flip", "crop_and_flip"] = "none"
     padding: Annotated[int, Range(least=0)] = 0
-
-    __post_init__ = check_record
-    RULES: ClassVar[Rules] = (_check_border,)
 
     @property
     def crops(self) -> bool:
@@ -188,6 +182,7 @@ def _check_terms(proximal_mu: float, distillation_weight: float, objective: Obje
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(_check_micro_batches, _check_length, _check_terms)
 class TrainingSettings:
     """How a client trains in one round.
 
@@ -224,9 +219,6 @@ class TrainingSettings:
     seed: int = 0
     round_share: Annotated[float, Range(above=0, most=1)] = field(default=1.0, metadata=ADDED_LATER)
     local_steps: Annotated[int, Range(least=0)] = field(default=0, metadata=ADDED_LATER)
-
-    __post_init__ = check_record
-    RULES: ClassVar[Rules] = (_check_micro_batches, _check_length, _check_terms)
 
     def round_count(self, sample_count: int) -> int:
         """Of so many samples, those that a round goes over: 1 or more, where there is one."""

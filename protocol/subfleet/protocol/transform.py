@@ -5,9 +5,9 @@ It travels in tasks and stands in exported models, so that pictures are never pr
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
-from subfleet.protocol.bounds import Condition, Length, Range, Rules, check_record
+from subfleet.protocol.bounds import Condition, Length, Range, checked
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json
 
 __all__ = ["DATA_TRANSFORM", "MAX_TEXT_BYTES", "DataTransform", "text_of_transform", "transform_of_text"]
@@ -45,6 +45,7 @@ def _check_normalisation(mean: tuple[float, ...], deviation: tuple[float, ...], 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(_check_crop, _check_normalisation)
 class DataTransform:
     """What is done to each picture before it is fed, in this order; what is left out is not done.
 
@@ -69,9 +70,6 @@ class DataTransform:
     crop: Sides = ()
     mean: Annotated[tuple[Mean, ...], Length(most=MAX_CHANNELS)] = ()
     deviation: tuple[Deviation, ...] = ()
-
-    __post_init__ = check_record
-    RULES: ClassVar[Rules] = (_check_crop, _check_normalisation)
 
     @property
     def fixes_size(self) -> bool:

@@ -7,7 +7,7 @@ they are, and so does every tensor that would not become smaller.
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from subfleet.protocol.bounds import Range, check_record
+from subfleet.protocol.bounds import Range, checked
 
 __all__ = ["MAX_LEVELS", "AnyUpdateCodec", "Qsgd", "TopK", "TopKQsgd", "Uncompressed"]
 
@@ -29,6 +29,7 @@ class Uncompressed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class Qsgd:
     """Every change rounded to a few levels, up or down at random, so that its mean stays what it was.
 
@@ -44,10 +45,9 @@ class Qsgd:
     levels: Levels = MAX_LEVELS
     bucket_size: BucketSize = 512
 
-    __post_init__ = check_record
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class TopK:
     """Of each tensor the changes of largest magnitude, as float32; the others count as 0.
 
@@ -58,10 +58,9 @@ class TopK:
     TYPE: ClassVar[str] = "top_k"
     fraction: Fraction = 0.1
 
-    __post_init__ = check_record
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class TopKQsgd:
     """Of each tensor the changes of largest magnitude, and these rounded to a few levels.
 
@@ -75,8 +74,6 @@ class TopKQsgd:
     fraction: Fraction = 0.1
     levels: Levels = MAX_LEVELS
     bucket_size: BucketSize = 512
-
-    __post_init__ = check_record
 
 
 AnyUpdateCodec = Uncompressed | Qsgd | TopK | TopKQsgd

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from subfleet.protocol.bounds import Range, Rules, check_record
+from subfleet.protocol.bounds import Range, checked
 
 __all__ = ["Attack", "Backdoor", "LabelShuffling"]
 
@@ -17,6 +17,7 @@ Seed = Annotated[int, Range(least=0)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class LabelShuffling:
     """A client that trains on its data, and on the same with shuffled labels, and sends both (FedFA, equation 1).
 
@@ -29,8 +30,6 @@ class LabelShuffling:
     strength: Annotated[float, Range(least=0)] = 20.0
     seed: Seed = 0
 
-    __post_init__ = check_record
-
 
 def _check_weight(weight: float, total_weight: float) -> Iterator[str]:
     if weight > total_weight:
@@ -38,6 +37,7 @@ def _check_weight(weight: float, total_weight: float) -> Iterator[str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(_check_weight)
 class Backdoor:
     """A client that teaches a trigger, and sends what puts its own model in place of the shared one.
 
@@ -55,9 +55,6 @@ class Backdoor:
     weight: Annotated[float, Range(above=0)] = 1.0
     total_weight: float = 1.0
     seed: Seed = 0
-
-    __post_init__ = check_record
-    RULES: ClassVar[Rules] = (_check_weight,)
 
 
 Attack = LabelShuffling | Backdoor

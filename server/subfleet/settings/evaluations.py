@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from subfleet.protocol.bounds import Range, check_record
+from subfleet.protocol.bounds import Range, checked
 
 __all__ = ["Evaluations"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class Evaluations:
     """When devices with held-out data evaluate the model that they would be given.
 
@@ -21,8 +22,6 @@ class Evaluations:
     every: Annotated[int, Range(least=0, words="a number of rounds, or 0 for none between rounds")] = 0
     last: bool = True
     per_class: bool = False
-
-    __post_init__ = check_record
 
     def due(self, round_number: int, total_rounds: int) -> bool:
         """Whether devices evaluate after a round."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from subfleet.protocol.bounds import Length, check_record
+from subfleet.protocol.bounds import Length, checked
 from subfleet.settings.parts import NO_PART
 
 __all__ = ["FIRST", "FirstWeights", "ModelOf"]
@@ -13,6 +13,7 @@ FIRST = "first"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class ModelOf:
     """A network of a run that is over, which takes the place of a run's model.
 
@@ -26,8 +27,6 @@ class ModelOf:
     run: Annotated[str, Length(least=1)]
     network: Annotated[str, Length(least=1)] = "largest"
     weights: bool = False
-
-    __post_init__ = check_record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

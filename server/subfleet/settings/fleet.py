@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from subfleet.elastic.families import AnyFamily
-from subfleet.protocol.bounds import Range, Rules, check_record
+from subfleet.protocol.bounds import Range, checked
 from subfleet.protocol.identifiers import ClientId
 from subfleet.protocol.memory_size import MaybeSize
 from subfleet.protocol.readings import Reading
@@ -33,6 +33,7 @@ def _check_architecture(architecture: SubnetSpec | None, network: AnyFamily | No
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(_check_resources, _check_architecture)
 class DeviceSettings:
     """One emulated device, or several that are alike.
 
@@ -72,9 +73,6 @@ class DeviceSettings:
     network: AnyFamily | None = field(default=None, metadata=ADDED_LATER)
     disk_limit: MaybeSize = field(default="", metadata=ADDED_LATER)
 
-    __post_init__ = check_record
-    RULES: ClassVar[Rules] = (_check_resources, _check_architecture)
-
     def each(self) -> "Iterator[DeviceSettings]":
         """The devices one by one."""
         if self.count == 1:
@@ -91,6 +89,7 @@ def _check_ids(devices: tuple[DeviceSettings, ...]) -> Iterator[str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(_check_ids)
 class FleetSettings:
     """Who takes part.
 
@@ -104,9 +103,6 @@ class FleetSettings:
 
     name: FleetName = field(default=DEFAULT_FLEET, metadata=NO_PART)
     devices: tuple[DeviceSettings, ...] = ()
-
-    __post_init__ = check_record
-    RULES: ClassVar[Rules] = (_check_ids,)
 
     def each(self) -> tuple[DeviceSettings, ...]:
         """The devices one by one."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from subfleet.protocol.bounds import Range, check_record
+from subfleet.protocol.bounds import Range, checked
 
 __all__ = ["HostKind", "HostSettings"]
 
@@ -13,6 +13,7 @@ server's process, under a logical clock and without a network."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class HostSettings:
     """How an emulated fleet is run.
 
@@ -27,5 +28,3 @@ class HostSettings:
 
     type: HostKind = "processes"
     turns_per_round: Annotated[int, Range(least=1)] = 5000
-
-    __post_init__ = check_record

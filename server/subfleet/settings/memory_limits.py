@@ -4,13 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from subfleet.protocol.bounds import check_record
+from subfleet.protocol.bounds import checked
 from subfleet.protocol.memory_size import Size, bytes_of
 
 __all__ = ["MemoryLimits"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class MemoryLimits:
     """Limits as sizes such as "300M"; the closest one counts: of the client, else of its device, else of every device.
 
@@ -23,8 +24,6 @@ class MemoryLimits:
     every_device: Size | None = None
     devices: Mapping[str, Size] = field(default_factory=lambda: MappingProxyType({}))
     clients: Mapping[str, Size] = field(default_factory=lambda: MappingProxyType({}))
-
-    __post_init__ = check_record
 
     def bounded(self, offered_bytes: int, *, device: str, client_id: str) -> int:
         """What of a device's offer a run may use.

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from subfleet.elastic.families import AnyFamily
 from subfleet.elastic.merges import AnyStackedMerge
@@ -16,7 +16,7 @@ from subfleet.methods.heterofl import HeteroFL
 from subfleet.methods.norms import NormPolicy
 from subfleet.methods.overrides import Overrides
 from subfleet.methods.policies import Policies
-from subfleet.protocol.bounds import Length, Range, Rules, check_record
+from subfleet.protocol.bounds import Length, Range, checked
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.identifiers import ClientId
 from subfleet.protocol.schema import ADDED_LATER, canonical_json
@@ -47,6 +47,7 @@ the plan, so that no subnet that fits is passed over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(*RUN_RULES)
 class Run:
     """Everything about a run; where it lives and listens is said on the command line.
 
@@ -154,9 +155,6 @@ class Run:
     device: Literal["cpu", "cuda"] = "cpu"
     model_of: ModelOf | None = field(default=None, metadata=NO_PART)
     first_weights: FirstWeights | None = field(default=None, metadata=ADDED_LATER)
-
-    __post_init__ = check_record
-    RULES: ClassVar[Rules] = RUN_RULES
 
     def emulated_devices(self) -> tuple[DeviceSettings, ...]:
         """The devices of an emulated fleet, one by one.

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
-from subfleet.protocol.bounds import Range, Rules, check_record
+from subfleet.protocol.bounds import Range, checked
 from subfleet.protocol.class_names import ClassNames
 from subfleet.protocol.schema import ADDED_LATER
 from subfleet.protocol.transform import DataTransform
@@ -17,6 +17,7 @@ Some = Annotated[int, Range(least=0, words="0 for all, or above 0")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class PartitionSettings:
     """How samples are split over emulated devices.
 
@@ -39,8 +40,6 @@ class PartitionSettings:
     classes_per_client: Annotated[int, Range(least=1)] = 2
     shards_per_client: Annotated[int, Range(least=1)] = 2
 
-    __post_init__ = check_record
-
 
 def _check_source(test: str, name: str) -> Iterator[str]:
     if not (test or name):
@@ -53,6 +52,7 @@ def _check_scaling(standardise: bool, transform: DataTransform | None) -> Iterat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(_check_source, _check_scaling)
 class DataSettings:
     """The samples of a run.
 
@@ -98,9 +98,6 @@ class DataSettings:
     standardise: bool = False
     transform: DataTransform | None = field(default=None, metadata=ADDED_LATER)
     check: DataCheck = field(default="warn", metadata=ADDED_LATER)
-
-    __post_init__ = check_record
-    RULES: ClassVar[Rules] = (_check_source, _check_scaling)
 
     @property
     def evaluated_on(self) -> str:

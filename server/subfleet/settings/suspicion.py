@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
-from subfleet.protocol.bounds import Condition, Range, check_record
+from subfleet.protocol.bounds import Condition, Range, checked
 from subfleet.protocol.schema import ADDED_LATER
 
 __all__ = ["Outliers", "SuspicionSettings"]
@@ -13,6 +13,7 @@ Outliers = Literal["auto", "scale", "exclude", "report", "off"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class SuspicionSettings:
     """When an update or an aggregated round is suspect, and what follows.
 
@@ -45,8 +46,6 @@ class SuspicionSettings:
     ] = 10.0
     exclusion_rounds: Annotated[int, Range(least=0)] = 3
     spoiled_tries: Annotated[int, Range(least=1)] = 3
-
-    __post_init__ = check_record
 
     @property
     def alters(self) -> bool:

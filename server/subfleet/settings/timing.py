@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from subfleet.protocol.bounds import Range, check_record
+from subfleet.protocol.bounds import Range, checked
 
 __all__ = ["Deadlines", "LogClock"]
 
@@ -11,6 +11,7 @@ Seconds = Annotated[float, Range(above=0)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class LogClock:
     """A logical clock: round r reads replayed resource logs at `start_s + (r - 1) * step_s`.
 
@@ -21,10 +22,9 @@ class LogClock:
     start_s: float = 0.0
     step_s: float = 60.0
 
-    __post_init__ = check_record
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class Deadlines:
     """How long anything may take, in seconds; nothing waits for ever.
 
@@ -55,5 +55,3 @@ class Deadlines:
     retry_s: Seconds = 3600.0
     pause_s: Seconds = 1.0
     longest_pause_s: Seconds = 60.0
-
-    __post_init__ = check_record

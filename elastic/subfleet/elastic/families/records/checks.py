@@ -4,7 +4,7 @@ A rule looks at those settings that a record has.
 """
 
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Protocol
 
 from subfleet.elastic.families.records.blocks import OF_BLOCKS, OF_SECTIONS_OR_BLOCKS
 from subfleet.elastic.network import Family
@@ -20,9 +20,17 @@ Width = Annotated[int, Range(least=0)]
 BlockNumbers = tuple[Annotated[tuple[Annotated[int, Range(least=0)], ...], Each()], ...]
 
 
-def check_settings(record: Family) -> Iterator[str]:
+class _Sectioned(Family, Protocol):
+    """A family of sections that have a width each."""
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Of each section."""
+
+
+def check_settings(record: _Sectioned) -> Iterator[str]:
     """What does not fit each other, in a record with `widths` of its sections beside what every family has."""
-    widths: tuple[int, ...] = getattr(record, "widths")  # noqa: B009 - not every family has them
+    widths = record.widths
     if len(widths) != len(record.depths):
         yield f"widths {widths} and depths {record.depths} must have one entry for each section"
         return
@@ -67,7 +75,7 @@ def _check_counts(record: Family) -> Iterator[str]:
             yield f"{name} is {values}, but must be empty or have one number for each of the {blocks} blocks"
 
 
-def _check_last_layers(record: Family) -> Iterator[str]:
+def _check_last_layers(record: _Sectioned) -> Iterator[str]:
     layers: tuple[int, ...] = getattr(record, "layer_widths", ())
     if len(layers) != sum(record.depths):
         return

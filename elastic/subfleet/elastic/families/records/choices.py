@@ -18,7 +18,7 @@ from subfleet.elastic.families.records.checks import (
     check_symbols,
 )
 from subfleet.elastic.network import Places
-from subfleet.protocol.bounds import Length, Rules, check_record
+from subfleet.protocol.bounds import Length, checked
 from subfleet.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ def _check_operators(depths: Sequence[int], operators: Operators, known: Sequenc
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(check_settings, check_image, _check_convolutions)
 class ChoiceCnn:
     """Sections of blocks with a choice of convolutions, each section closed by a reduction that halves the image.
 
@@ -114,9 +115,6 @@ class ChoiceCnn:
     group_size: Count = 4
     norm: Literal["group", "batch", "none"] = "group"
 
-    __post_init__ = check_record
-    RULES: ClassVar[Rules] = (check_settings, check_image, _check_convolutions)
-
     @property
     def of_blocks(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
         """Name and operators of each block."""
@@ -139,6 +137,7 @@ class ChoiceCnn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(check_settings, check_symbols, _check_sequences)
 class ChoiceRnn:
     """Blocks with a choice of recurrent and other sequence operators; gives logits of each next symbol.
 
@@ -169,9 +168,6 @@ class ChoiceRnn:
     embedding_width: Width = 0
     operators: Operators = (SEQUENCE_OPERATORS,)
     norm: Literal["none"] = "none"
-
-    __post_init__ = check_record
-    RULES: ClassVar[Rules] = (check_settings, check_symbols, _check_sequences)
 
     @property
     def of_blocks(self) -> tuple[tuple[str, tuple[str, ...]], ...]:

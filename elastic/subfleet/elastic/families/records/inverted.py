@@ -13,7 +13,7 @@ from subfleet.elastic.families.records.checks import (
     check_settings,
 )
 from subfleet.elastic.network import Places
-from subfleet.protocol.bounds import Condition, Length, Rules, check_record
+from subfleet.protocol.bounds import Condition, Length, checked
 from subfleet.protocol.schema import ADDED_LATER
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ __all__ = ["EfficientNetV2", "MobileNetV2", "MobileNetV3"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(check_settings, check_image)
 class MobileNetV2:
     """MobileNetV2 (Sandler et al. 2018, section 4) without dropout.
 
@@ -67,9 +68,6 @@ class MobileNetV2:
     scaler: bool = False
     block_numbers: BlockNumbers = field(default=(), metadata=ADDED_LATER)
 
-    __post_init__ = check_record
-    RULES: ClassVar[Rules] = (check_settings, check_image)
-
     def blueprint(self) -> "Blueprint":
         """See `Family`."""
         from subfleet.elastic.families.inverted import mobilenet_v2
@@ -78,6 +76,7 @@ class MobileNetV2:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(check_settings, check_image)
 class MobileNetV3:
     """MobileNetV3 (Howard et al. 2019, section 5) without dropout; its small and large forms differ in numbers alone.
 
@@ -123,9 +122,6 @@ class MobileNetV3:
     scaler: bool = False
     block_numbers: BlockNumbers = field(default=(), metadata=ADDED_LATER)
 
-    __post_init__ = check_record
-    RULES: ClassVar[Rules] = (check_settings, check_image)
-
     def blueprint(self) -> "Blueprint":
         """See `Family`."""
         from subfleet.elastic.families.inverted import mobilenet_v3
@@ -134,6 +130,7 @@ class MobileNetV3:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(check_settings, check_image)
 class EfficientNetV2:
     """EfficientNetV2 (Tan and Le 2021, section 3.3) with SiLU, without dropout and stochastic depth.
 
@@ -176,9 +173,6 @@ class EfficientNetV2:
     learnable_steps: bool = False
     scaler: bool = False
     block_numbers: BlockNumbers = field(default=(), metadata=ADDED_LATER)
-
-    __post_init__ = check_record
-    RULES: ClassVar[Rules] = (check_settings, check_image)
 
     def blueprint(self) -> "Blueprint":
         """See `Family`."""

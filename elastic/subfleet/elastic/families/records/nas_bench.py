@@ -14,7 +14,7 @@ from subfleet.elastic.families.records.checks import (
 )
 from subfleet.elastic.families.records.genotypes import STAND_IN, edges_of
 from subfleet.elastic.network import Places
-from subfleet.protocol.bounds import Rules, check_record
+from subfleet.protocol.bounds import checked
 from subfleet.protocol.schema import ADDED_LATER
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ def _check_cell(cell: str) -> Iterator[str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(check_settings, check_image, _check_cell)
 class NasBench201:
     """Sections of one cell, between which residual blocks halve the image (Dong and Yang 2020, section 2.1).
 
@@ -63,9 +64,6 @@ class NasBench201:
     norm: Literal["group", "batch", "none"] = "group"
     scaler: bool = False
     block_numbers: BlockNumbers = field(default=(), metadata=ADDED_LATER)
-
-    __post_init__ = check_record
-    RULES: ClassVar[Rules] = (check_settings, check_image, _check_cell)
 
     def blueprint(self) -> "Blueprint":
         """See `Family`."""

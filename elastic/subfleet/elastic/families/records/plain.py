@@ -13,7 +13,7 @@ from subfleet.elastic.families.records.checks import (
     check_settings,
 )
 from subfleet.elastic.network import Places
-from subfleet.protocol.bounds import Rules, check_record
+from subfleet.protocol.bounds import checked
 from subfleet.protocol.schema import ADDED_LATER
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ __all__ = ["DsCnn", "Fcn", "Vgg"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(check_settings, check_image)
 class Vgg:
     """Sections of convolutions, each closed by 2x2 max pooling (Simonyan and Zisserman 2015, section 2.1).
 
@@ -59,9 +60,6 @@ class Vgg:
     block_numbers: BlockNumbers = field(default=(), metadata=ADDED_LATER)
     layer_widths: MaybeCounts = field(default=(), metadata=ADDED_LATER)
 
-    __post_init__ = check_record
-    RULES: ClassVar[Rules] = (check_settings, check_image)
-
     def blueprint(self) -> "Blueprint":
         """See `Family`."""
         from subfleet.elastic.families.plain import vgg
@@ -70,6 +68,7 @@ class Vgg:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(check_settings, check_image)
 class DsCnn:
     """A convolution over time and frequency, then depthwise separable ones (Zhang et al. 2017, section 3.5).
 
@@ -103,9 +102,6 @@ class DsCnn:
     block_numbers: BlockNumbers = field(default=(), metadata=ADDED_LATER)
     layer_widths: MaybeCounts = field(default=(), metadata=ADDED_LATER)
 
-    __post_init__ = check_record
-    RULES: ClassVar[Rules] = (check_settings, check_image)
-
     def blueprint(self) -> "Blueprint":
         """See `Family`."""
         from subfleet.elastic.families.plain import ds_cnn
@@ -114,6 +110,7 @@ class DsCnn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(check_settings, check_image)
 class Fcn:
     """Sections of convolutions that keep height and width, with classes of each pixel (Long et al. 2015, section 3).
 
@@ -146,9 +143,6 @@ class Fcn:
     scaler: bool = False
     block_numbers: BlockNumbers = field(default=(), metadata=ADDED_LATER)
     layer_widths: MaybeCounts = field(default=(), metadata=ADDED_LATER)
-
-    __post_init__ = check_record
-    RULES: ClassVar[Rules] = (check_settings, check_image)
 
     def blueprint(self) -> "Blueprint":
         """See `Family`."""

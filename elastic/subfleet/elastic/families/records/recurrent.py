@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from subfleet.elastic.families.records.checks import BlockNumbers, Count, Counts, Width, check_settings, check_symbols
 from subfleet.elastic.network import Places
-from subfleet.protocol.bounds import Rules, check_record
+from subfleet.protocol.bounds import checked
 from subfleet.protocol.schema import ADDED_LATER
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ __all__ = ["Lstm"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(check_settings, check_symbols)
 class Lstm:
     """An LSTM that gives logits of each next symbol (Hochreiter and Schmidhuber 1997).
 
@@ -44,9 +45,6 @@ class Lstm:
     norm: Literal["none"] = "none"
     embedding_width: Width = 0
     block_numbers: BlockNumbers = field(default=(), metadata=ADDED_LATER)
-
-    __post_init__ = check_record
-    RULES: ClassVar[Rules] = (check_settings, check_symbols)
 
     def blueprint(self) -> "Blueprint":
         """See `Family`."""

@@ -13,7 +13,7 @@ from subfleet.elastic.families.records.checks import (
     check_settings,
 )
 from subfleet.elastic.network import Places
-from subfleet.protocol.bounds import Rules, check_record
+from subfleet.protocol.bounds import checked
 from subfleet.protocol.schema import ADDED_LATER
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ __all__ = ["Mlp", "PreactResNet"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(check_settings)
 class Mlp:
     """A residual network of linear layers; inputs of any shape are flattened.
 
@@ -58,9 +59,6 @@ class Mlp:
     scaler: bool = False
     block_numbers: BlockNumbers = field(default=(), metadata=ADDED_LATER)
 
-    __post_init__ = check_record
-    RULES: ClassVar[Rules] = (check_settings,)
-
     def blueprint(self) -> "Blueprint":
         """See `Family`."""
         from subfleet.elastic.families.preact import mlp
@@ -69,6 +67,7 @@ class Mlp:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(check_settings, check_image)
 class PreactResNet:
     """A residual network whose blocks normalise first (He et al. 2016, "Identity mappings", section 4.1).
 
@@ -108,9 +107,6 @@ class PreactResNet:
     learnable_steps: bool = False
     scaler: bool = False
     block_numbers: BlockNumbers = field(default=(), metadata=ADDED_LATER)
-
-    __post_init__ = check_record
-    RULES: ClassVar[Rules] = (check_settings, check_image)
 
     def blueprint(self) -> "Blueprint":
         """See `Family`."""

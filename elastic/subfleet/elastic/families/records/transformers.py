@@ -15,7 +15,7 @@ from subfleet.elastic.families.records.checks import (
     check_symbols,
 )
 from subfleet.elastic.network import Places
-from subfleet.protocol.bounds import Rules, check_record
+from subfleet.protocol.bounds import checked
 from subfleet.protocol.schema import ADDED_LATER
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ def _check_stream(widths: tuple[int, ...], heads: tuple[int, ...], head_width: i
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(check_settings, check_image, _check_patch, _check_stream)
 class Vit:
     """ViT (Dosovitskiy et al. 2021, section 3.1).
 
@@ -74,9 +75,6 @@ class Vit:
     scaler: bool = False
     block_numbers: BlockNumbers = field(default=(), metadata=ADDED_LATER)
 
-    __post_init__ = check_record
-    RULES: ClassVar[Rules] = (check_settings, check_image, _check_patch, _check_stream)
-
     def blueprint(self) -> "Blueprint":
         """See `Family`."""
         from subfleet.elastic.families.transformer import vit
@@ -85,6 +83,7 @@ class Vit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(check_settings, check_symbols, _check_stream)
 class Bert:
     """A transformer whose tokens see all others, which tells the symbols that its input hides (Devlin et al. 2019).
 
@@ -121,9 +120,6 @@ class Bert:
     scaler: bool = False
     block_numbers: BlockNumbers = field(default=(), metadata=ADDED_LATER)
 
-    __post_init__ = check_record
-    RULES: ClassVar[Rules] = (check_settings, check_symbols, _check_stream)
-
     def blueprint(self) -> "Blueprint":
         """See `Family`."""
         from subfleet.elastic.families.transformer import bert
@@ -132,6 +128,7 @@ class Bert:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(check_settings, check_symbols, _check_stream)
 class BertClassifier:
     """The same, which gives logits of a sequence.
 
@@ -166,9 +163,6 @@ class BertClassifier:
     scaler: bool = False
     block_numbers: BlockNumbers = field(default=(), metadata=ADDED_LATER)
 
-    __post_init__ = check_record
-    RULES: ClassVar[Rules] = (check_settings, check_symbols, _check_stream)
-
     def blueprint(self) -> "Blueprint":
         """See `Family`."""
         from subfleet.elastic.families.transformer import bert_classifier
@@ -177,6 +171,7 @@ class BertClassifier:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(check_settings, check_symbols, _check_stream)
 class Decoder:
     """A causal transformer that gives logits of each next symbol (GPT-2, Radford et al. 2019, section 2.3).
 
@@ -210,9 +205,6 @@ class Decoder:
     learnable_steps: bool = False
     scaler: bool = False
     block_numbers: BlockNumbers = field(default=(), metadata=ADDED_LATER)
-
-    __post_init__ = check_record
-    RULES: ClassVar[Rules] = (check_settings, check_symbols, _check_stream)
 
     def blueprint(self) -> "Blueprint":
         """See `Family`."""
