@@ -19,7 +19,7 @@ import inspect
 import math
 import types
 import typing
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from operator import itemgetter
 from typing import Any, Protocol, TypeVar
@@ -192,7 +192,7 @@ def checked(*rules: Rule) -> Callable[[type[T]], type[T]]:
 
 
 def _check(record: object) -> None:
-    kind: Hashable = type(record)
+    kind: Any = type(record)
     checks = _checks(kind)
     for name, test in checks.tests:
         value = getattr(record, name)
