@@ -79,7 +79,7 @@ wait. A step may take {MOST_MS:g} ms.
 
 def config_of(method: AnyMethod, members: int, *, small: bool = False, evaluation: str = "none") -> Run:
     """A run for devices with ONNX Runtime; a method that draws paths has a supernet."""
-    supernet = method.policies().draws_paths
+    supernet = method.roles().training.draws_paths
     model, choices = (SMALL, SMALL_SUPERNET) if small else (MODEL, SUPERNET)
     return Run(
         name="loop",

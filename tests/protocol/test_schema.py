@@ -20,7 +20,7 @@ from subfleet.protocol.registry import Registry
 from subfleet.protocol.schema import Refused, from_plain, problems_with, to_plain, validated
 from subfleet.settings.reading import read_run, read_runs
 from subfleet.settings.run import Run
-from subfleet.settings.shipped import RUNS
+from subfleet.settings.shipped import shipped_names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,7 +245,7 @@ def test_nothing_more_is_looked_for_after_a_hundred_problems() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", shipped_names())
 def test_every_run_that_we_ship_is_read_as_its_json_is(name: str) -> None:
     first, *_, last = [*read_runs(name), *read_runs(name)]  # a sweep has many
     for run in (first, last):

@@ -73,7 +73,7 @@ def terms_of_places(method: AnyMethod) -> tuple[Terms, ...]:
         "min_clients": 2,
         "deadlines": Deadlines(lease_s=15, linger_s=0, **limits),
     }
-    if method.policies().draws_paths:
+    if method.roles().training.draws_paths:
         data = DataSettings(test="server.server_rig:evaluation", validation_samples=5)
         settings |= {"model": replace(SUPERNET, class_count=CLASSES), "data": data}
     return tuple(
@@ -84,16 +84,16 @@ def terms_of_places(method: AnyMethod) -> tuple[Terms, ...]:
 
 def evolved_by(terms: Terms, fold: AggregationRequest) -> tuple[Any, tuple[Lineage, ...]]:
     """What a fold finds and leaves of networks, in which as many appear as can."""
-    if terms.policies.evolve is None:
+    if terms.roles.networks.evolve is None:
         return None, fold.lineages
-    if terms.policies.declarations:
+    if terms.roles.assigner.declarations:
         return None, _united(terms, fold)
     return _split(terms, fold) if isinstance(fold.memory, SattlerMemory) else _grown(terms, fold)
 
 
 def brings(terms: Terms, place: int) -> str:
     """What a client brings in place of a subnet, where the method goes by that: one of some networks."""
-    return canonical_json(_NETWORKS[place]).decode() if terms.policies.declarations else ""
+    return canonical_json(_NETWORKS[place]).decode() if terms.roles.assigner.declarations else ""
 
 
 def _united(terms: Terms, fold: AggregationRequest) -> tuple[Lineage, ...]:

@@ -35,8 +35,8 @@ from subfleet.methods import AnyMethod
 from subfleet.methods.fedfa import FedFA
 from subfleet.methods.fjord import FjORD
 from subfleet.methods.heterofl import HeteroFL
-from subfleet.methods.norms import calibration_of
 from subfleet.methods.standalone import Standalone
+from subfleet.methods.techniques import calibration_of
 from subfleet.protocol.calibration import Calibration, NormLayer, sum_names
 from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.messages import Task

@@ -21,7 +21,7 @@ from subfleet.methods import AnyMethod
 from subfleet.methods.fedadam import FedAdam
 from subfleet.methods.fjord import FjORD
 from subfleet.methods.heterofl import HeteroFL
-from subfleet.methods.policies import Policies
+from subfleet.methods.roles import Roles
 from subfleet.protocol.calibration import Calibration, NormLayer
 from subfleet.protocol.messages import Presence
 from subfleet.protocol.readings import Reading
@@ -203,8 +203,8 @@ def test_without_a_pace_links_alone_are_expected() -> None:
 
 def test_the_nested_subnet_of_self_distillation_is_trained_too() -> None:
     terms = terms_of(method=FjORD())
-    policies: Policies = terms.policies
-    assert policies.training(terms.config.training, 1).objective.distillation == "self"
+    roles: Roles = terms.roles
+    assert roles.training.for_round(terms.config.training, 1).objective.distillation == "self"
     rows = told(terms, closed(terms)).clients
     costs = {one.spec_id: estimate_cost(terms.network, one, batch_size=1).forward_macs for one in terms.space}
     assert any(row.forward_macs > costs[row.spec_id] for row in rows)

@@ -20,7 +20,7 @@ from server.server_rig import World, config, fleet
 
 from subfleet.journal.database import open_database
 from subfleet.journal.journal import Journal, begin_run
-from subfleet.methods.asking import Written
+from subfleet.methods.assigner import WrittenSize
 from subfleet.methods.dynamic_selection import DynamicSelection
 from subfleet.methods.fedfa import FedFA
 from subfleet.protocol.disk import TRAINED_COPIES, needed_bytes
@@ -120,7 +120,7 @@ def test_a_program_that_leaves_no_room_is_not_sent_and_a_smaller_size_is_in_the_
 def test_a_known_program_counts_when_sizes_are_chosen() -> None:
     state, _ = assigned(PLAN, measuring(PLAN), SIZES[2])
     ask = ask_of(PLAN, state, state.seats["ada"])
-    known = Written(size=PLAN.space[2], planned_peak_bytes=1, program_bytes=1)
+    known = WrittenSize(size=PLAN.space[2], planned_peak_bytes=1, program_bytes=1)
     ask = replace(ask, written={PLAN.space[2].spec_id: known})
     assert ask.why_not(PLAN.candidates[2]) == f"takes {SIZES[2] + 1} bytes of disk and the budget is {SIZES[2]}"
     assert ask.exceeded(PLAN.candidates[2]) == {"disk"}

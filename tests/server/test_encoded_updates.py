@@ -23,8 +23,8 @@ from subfleet.elastic.update_form import UpdateForm, update_bytes
 from subfleet.folding.folding import Folding
 from subfleet.folding.updates import Magnitude, check_update, read_change
 from subfleet.methods.anycostfl import AnycostFL
+from subfleet.methods.assigner import AssignmentContext, Draw
 from subfleet.methods.heterofl import HeteroFL
-from subfleet.methods.policies import Ask, Draw
 from subfleet.protocol.errors import ConfigError, ProtocolError
 from subfleet.protocol.messages import Task
 from subfleet.protocol.readings import Budget
@@ -36,6 +36,7 @@ from subfleet.serving.terms import terms_of as planned
 from subfleet.settings.reading import read_run
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
+from subfleet.testing.rounds import with_steps
 from subfleet.transport.blob_store import BlobStore
 
 Changes = dict[str, npt.NDArray[np.float32]]
@@ -80,8 +81,8 @@ def seats(blobs: BlobStore, codec: AnyUpdateCodec, scale: float = 0.1, *, decode
 
 
 def folded(found: list[Seat], blobs: BlobStore, **changes: Any) -> dict[str, torch.Tensor]:
-    policies = replace(HeteroFL().policies(), **changes)
-    terms = replace(PLAN, policies=policies, config=replace(PLAN.config, max_client_share=1.0))
+    roles = with_steps(HeteroFL().roles(), **changes)
+    terms = replace(PLAN, roles=roles, config=replace(PLAN.config, max_client_share=1.0))
     folding = Folding(terms=terms, blobs=blobs)
     result = folding.fold(ModelState(shared=STATE), 1, found)
     assert not result.refused
@@ -179,8 +180,8 @@ def test_what_decodes_to_no_number_is_refused(tmp_path: Path) -> None:
         checked(form, tmp_path / "update")
 
 
-def ask(terms: Terms, **links: int) -> Ask:
-    return Ask(
+def ask(terms: Terms, **links: int) -> AssignmentContext:
+    return AssignmentContext(
         networks={"": terms.network},
         candidates=terms.candidates,
         price=terms.price,
@@ -191,7 +192,7 @@ def ask(terms: Terms, **links: int) -> Ask:
 
 
 def given_parameters(terms: Terms, **links: int) -> int:
-    found = terms.policies.assign(ask(terms, **links)).candidate
+    found = terms.roles.assigner.assign(ask(terms, **links)).candidate
     return 0 if found is None else found.parameters
 
 
@@ -227,7 +228,7 @@ def test_anycostfl_sends_everything_over_an_uplink_of_just_that_and_less_over_on
 @settings(max_examples=60, deadline=None)
 @given(uplink_bytes=st.integers(0, 25_000))
 def test_anycostfl_gives_the_largest_width_and_then_the_densest_update(uplink_bytes: int) -> None:
-    found = ANYCOST.policies.assign(ask(ANYCOST, uplink_bytes=uplink_bytes)).candidate
+    found = ANYCOST.roles.assigner.assign(ask(ANYCOST, uplink_bytes=uplink_bytes)).candidate
     fitting = [one for one in ANYCOST.candidates if one.update_bytes <= uplink_bytes]
     assert found == (fitting[-1] if fitting else None)
     if found is None:

@@ -14,8 +14,7 @@ from server.server_rig import World, config, fleet
 from subfleet.elastic.building import network_of
 from subfleet.export.requests import InferRequest
 from subfleet.folding.evaluation_data import with_evaluation
-from subfleet.methods.heterofl import HeteroFL
-from subfleet.methods.masking import held_classes
+from subfleet.methods.heterofl import HeteroFL, held_classes
 from subfleet.protocol.errors import ConfigError, DataError
 from subfleet.protocol.messages import Profile
 from subfleet.protocol.training import ObjectiveSettings, TrainingSettings

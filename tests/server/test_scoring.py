@@ -294,7 +294,7 @@ def test_candidates_and_the_chosen_one_survive_a_crash(tmp_path: Path) -> None:
 
 def test_proposals_are_spread_drawn_alike_and_within_the_links_budget() -> None:
     terms = terms_with(FedFA(choice="score", proposals=3))
-    propose = terms.policies.propose
+    propose = terms.roles.assigner.propose
     assert propose is not None
     known = {name: tuple(one.spec.spec_id for one in propose(ask(terms, name))) for name in "abcdefgh"}
     assert known == {name: tuple(one.spec.spec_id for one in propose(ask(terms, name))) for name in "abcdefgh"}
@@ -306,7 +306,7 @@ def test_proposals_are_spread_drawn_alike_and_within_the_links_budget() -> None:
         assert small < half <= middle < large == len(order) - 1
     assert propose(ask(terms, "a", previous=terms.space[0])) == ()
     assert propose(ask(terms, "a", memory_bytes=1)) == ()
-    assert FedFA().policies().propose is None
+    assert FedFA().roles().assigner.propose is None
     for link_bytes in range(0, 4 * terms.candidates[-1].weight_bytes, 500):
         budget = Budget(memory_bytes=2**40, downlink_bytes=link_bytes)
         found = propose(replace(ask(terms, "a"), budget=budget))

@@ -20,7 +20,7 @@ from subfleet.elastic.running_statistics import NormMoments, shared_statistics
 from subfleet.folding.folding import FoldedModel, Folding
 from subfleet.folding.network_folding import NetworkFolding
 from subfleet.folding.updates import stored_bytes
-from subfleet.methods.policies import Participant, by_samples
+from subfleet.methods.aggregator import Participant, by_samples
 from subfleet.protocol.calibration import Calibration, NormLayer, sum_names
 from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.subnet import SubnetSpec
@@ -136,7 +136,7 @@ def _calibrated(
             refused[seat.client_id] = str(error)
             continue
         clients.append(client)
-        keys = folding.policies.cohorts(folding.network, client, state.sizes)
+        keys = folding.roles.aggregator.sharing_groups(folding.network, client, state.sizes)
         for layer, one in moments.items():
             key = keys.get(f"{layer}.running_mean", _SHARED)
             of_copies.setdefault(key, []).append((client.spec, {layer: one.shrunk(seat.scale).scaled(share)}))

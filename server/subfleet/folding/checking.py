@@ -65,7 +65,7 @@ class Checker:
             raise ProtocolError(f"task {task.task_id!r:.120} asks for no update")
         form = UpdateForm.of(network, task.spec, work.update_codec, work.sends)
         client = seat.participant
-        cohorts = {} if client is None else self._terms.policies.cohorts(network, client, model.sizes)
+        cohorts = {} if client is None else self._terms.roles.aggregator.sharing_groups(network, client, model.sizes)
         own = frozenset(name for name, key in cohorts.items() if key == seat.client_id)
         return check_update(
             form,

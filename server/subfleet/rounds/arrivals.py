@@ -161,7 +161,7 @@ def _learned(terms: Terms, state: RunState, program: SizedProgram, facts: Progra
 
 def _priced(terms: Terms, state: RunState, program: SizedProgram) -> Mapping[str, Candidate]:
     """What written programs cost by prices, with one more: told once, as each choice goes by all of them."""
-    if terms.policies.search is None or not has_prices(terms, state, program.target):
+    if terms.roles.assigner.search is None or not has_prices(terms, state, program.target):
         return state.written_prices
     price = prices_of(terms, state, program.target)(program.size)
     return MappingProxyType({**state.written_prices, program.key: price})

@@ -13,7 +13,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from subfleet.elastic.network import Network
-from subfleet.methods.asking import stream_of
+from subfleet.methods.assigner import stream_of
 from subfleet.methods.path_search import FederatedScoring, Generation
 from subfleet.methods.turns import trimmed_mean
 from subfleet.protocol.answers import Evaluated

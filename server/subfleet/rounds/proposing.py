@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import accumulate
 from types import MappingProxyType
 
-from subfleet.methods.policies import Assigned
+from subfleet.methods.assigner import Assignment
 from subfleet.protocol.memory import planned_for
 from subfleet.protocol.messages import Scores
 from subfleet.protocol.readings import Budget
@@ -39,7 +39,7 @@ _LEAST = 2
 
 def proposed_seat(terms: Terms, state: RunState, seat: Seat) -> tuple[Seat, tuple[Action, ...]]:
     """Propose candidates to a client that has answered, where the method has some; else choose a size at once."""
-    propose = terms.policies.propose
+    propose = terms.roles.assigner.propose
     if propose is None or seat.budget is None or terms.config.calibrates(state.round):
         return assigned_seat(terms, state, seat)
     unscorable = unscorable_sizes(state, seat.client_id, seat.runtime)
@@ -84,7 +84,7 @@ def scored_seat(terms: Terms, state: RunState, seat: Seat, scores: Scores) -> tu
     if best is None:
         return unscored_seat(terms, state, seat)
     ask = ask_of(terms, state, seat)
-    return given_seat(terms, state, seat, ask, Assigned(candidate=ask.price(best)))
+    return given_seat(terms, state, seat, ask, Assignment(candidate=ask.price(best)))
 
 
 def _best(seat: Seat, scores: Scores) -> SubnetSpec | None:

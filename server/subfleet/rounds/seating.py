@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from subfleet.methods.policies import Ask, Assigned, Written
+from subfleet.methods.assigner import Assignment, AssignmentContext, WrittenSize
 from subfleet.protocol.memory import planned_for
 from subfleet.protocol.messages import Profile, Telemetry
 from subfleet.protocol.readings import Budget, LogLow, Reading
@@ -75,7 +75,7 @@ def measured_seat(terms: Terms, state: RunState, profile: Profile, telemetry: Te
     reason = _why_not(terms, profile, seat.runtime) or odd_classes
     if terms.config.data.check == "refuse":
         reason = reason or seat.data_warning
-    if terms.policies.declarations:
+    if terms.roles.assigner.declarations:
         declared = declaration_of(terms, profile, state.brought.get(profile.client_id, ()))
         seat = replace(seat, architecture=declared.size, brought=declared.network)
         reason = reason or declared.reason
@@ -132,7 +132,7 @@ def assigned_seat(terms: Terms, state: RunState, seat: Seat) -> tuple[Seat, tupl
     if seat.brought is not None and own_size(terms, state.lineages, seat) is None:
         return replace(seat, stage="skipped", reason=NOT_YET), ()
     ask = ask_of(terms, state, seat)
-    assigned = terms.policies.assign(ask)
+    assigned = terms.roles.assigner.assign(ask)
     return given_seat(terms, state, replace(seat, first_wanted=assigned.wanted), ask, assigned)
 
 
@@ -183,7 +183,7 @@ def _subspace_anew(terms: Terms, state: RunState, seat: Seat, facts: ProgramFact
     if size is None or seat.attempt + 1 >= terms.config.max_attempts:
         reason = "none of the subspaces that it was given has room, or an operator that its runtime has"
         return replace(seat, stage="skipped", size=None, spec=None, reason=reason), ()
-    known = Written(
+    known = WrittenSize(
         size=size,
         planned_peak_bytes=facts.planned_peak_bytes,
         operators=facts.operators,
@@ -192,7 +192,7 @@ def _subspace_anew(terms: Terms, state: RunState, seat: Seat, facts: ProgramFact
     )
     ask = ask_of(terms, state, seat)
     ask = replace(ask, written=MappingProxyType({**ask.written, size.spec_id: known}))
-    return given_seat(terms, state, replace(seat, attempt=seat.attempt + 1), ask, terms.policies.assign(ask))
+    return given_seat(terms, state, replace(seat, attempt=seat.attempt + 1), ask, terms.roles.assigner.assign(ask))
 
 
 def _room_bytes(terms: Terms, state: RunState, seat: Seat) -> int:
@@ -227,7 +227,7 @@ def ask_of(
     below: SubnetSpec | None = None,
     below_limit: Limit = "memory",
     search: Search | None = None,
-) -> Ask:
+) -> AssignmentContext:
     """What a method is asked for a client; prices of its target must be there.
 
     Args:
@@ -242,7 +242,7 @@ def ask_of(
     last = state.last.get(seat.client_id)
     known = None if last is None else standing_for(terms, state, last)
     written = {
-        one.program.size.spec_id: Written(
+        one.program.size.spec_id: WrittenSize(
             size=one.program.size,
             planned_peak_bytes=planned_for(one.facts.planned_peak_bytes, one.facts.packings, seat.packing_width),
             operators=one.facts.operators,
@@ -254,7 +254,7 @@ def ask_of(
         for key, one in state.written.items()
         if one.program.target == seat.runtime and one.program.student is None and counts(terms, state, one)
     }
-    return Ask(
+    return AssignmentContext(
         networks=MappingProxyType({one.network.id: one.network for one in in_use(terms, state)}),
         candidates=candidates_of(terms, state, seat.runtime),
         price=price,
@@ -276,11 +276,11 @@ def ask_of(
 def choose_below(terms: Terms, state: RunState, seat: Seat, limit: Limit) -> tuple[Seat, tuple[Action, ...]]:
     """A smaller subnet, of those that were known when the round began: nothing depends on who was answered first."""
     ask = ask_of(terms, state, seat, below=seat.size, below_limit=limit)
-    return given_seat(terms, state, seat, ask, terms.policies.assign(ask))
+    return given_seat(terms, state, seat, ask, terms.roles.assigner.assign(ask))
 
 
 def given_seat(
-    terms: Terms, state: RunState, seat: Seat, ask: Ask, assigned: Assigned
+    terms: Terms, state: RunState, seat: Seat, ask: AssignmentContext, assigned: Assignment
 ) -> tuple[Seat, tuple[Action, ...]]:
     """Give a client what was chosen for it; skipped where that is nothing."""
     if assigned.candidate is not None:
@@ -296,8 +296,8 @@ def given_seat(
         seat,
         stage="preparing",
         size=size,
-        spec=assigned.placed or terms.policies.place(network, size, draw),
-        student=terms.policies.student(network, size, draw),
+        spec=assigned.placed or terms.roles.assigner.place(network, size, draw),
+        student=terms.roles.training.student(network, size, draw),
         paths=assigned.paths,
         wanted=assigned.wanted,
         task=None,
@@ -306,7 +306,7 @@ def given_seat(
     return given, (wanted,) if wanted is not None else ()
 
 
-def _why_none(state: RunState, seat: Seat, ask: Ask) -> str:
+def _why_none(state: RunState, seat: Seat, ask: AssignmentContext) -> str:
     if seat.budget is None:
         return "it told no budget"
     problems = [one.problem for key, one in sorted(state.prices.items()) if key.endswith(seat.runtime)]

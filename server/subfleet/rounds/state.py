@@ -37,8 +37,8 @@ from typing import Any, Literal
 from subfleet.elastic.families import AnyFamily
 from subfleet.elastic.lineage import Lineage
 from subfleet.elastic.memory_prices import MemoryPrices
-from subfleet.methods.asking import Unfit
-from subfleet.methods.policies import Participant
+from subfleet.methods.aggregator import Participant
+from subfleet.methods.assigner import Unfit
 from subfleet.protocol.memory import PackingWidth
 from subfleet.protocol.messages import MAX_SAMPLES, Evaluated, Profile, Task, Update
 from subfleet.protocol.paths import PathSettings
@@ -245,7 +245,7 @@ class Suspicion:
 
 def remembered(terms: Terms, state: "RunState") -> Any:
     """What the method remembers: at first what it begins with."""
-    return terms.policies.memory if state.memory is None else state.memory
+    return terms.roles.memory.initial if state.memory is None else state.memory
 
 
 def _nothing() -> Mapping[str, "Seat"]:

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from subfleet.methods.norms import calibration_of
-from subfleet.methods.policies import Draw
-from subfleet.methods.selecting import Trainee
+from subfleet.methods.assigner import Draw
+from subfleet.methods.local_training import Trainee
+from subfleet.methods.techniques import calibration_of
 from subfleet.protocol.evaluating import EvaluationSettings
 from subfleet.protocol.exhaustive import never
 from subfleet.protocol.programs import ProgramRef
@@ -65,9 +65,9 @@ def draw_of(terms: Terms, state: RunState, seat: Seat) -> Draw:
 
 def _sent(terms: Terms, trainee: Trainee) -> tuple[str, ...]:
     """Names of the tensors whose change the client sends, in order; empty where it sends all."""
-    if terms.policies.sends is None:
+    if terms.roles.training.sends is None:
         return ()
-    sent = terms.policies.sends(trainee)
+    sent = terms.roles.training.sends(trainee)
     return () if sent >= set(trainee.tensors) else tuple(name for name in trainee.tensors if name in sent)
 
 

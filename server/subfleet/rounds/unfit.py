@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from subfleet.methods.asking import Unfit
+from subfleet.methods.assigner import Unfit
 from subfleet.protocol.messages import Refusal
 from subfleet.protocol.task import Score
 from subfleet.rounds.reasons import REFUSALS

@@ -10,12 +10,13 @@ from subfleet.elastic.server_optimisers import AnyServerOptimiser
 from subfleet.elastic.teaching import DistillationSettings
 from subfleet.methods import AnyMethod
 from subfleet.methods.combining import Combination
-from subfleet.methods.norms import NormPolicy
+from subfleet.methods.techniques import NormPolicy, Techniques
 from subfleet.protocol.bounds import Rules
 from subfleet.protocol.limits import MAX_COUNTED_CLASSES
 from subfleet.protocol.metric_sums import MAX_MEASURED_OUTPUTS
 from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.transform import DataTransform
+from subfleet.protocol.update_codecs import AnyUpdateCodec
 from subfleet.settings.evaluations import Evaluations
 from subfleet.settings.first_model import FirstWeights, ModelOf
 from subfleet.settings.fleet import FleetSettings
@@ -77,28 +78,28 @@ def _check_combination(  # noqa: PLR0913, PLR0917 - the fields that it is about
     method: AnyMethod,
     training: TrainingSettings,
     model: AnyFamily,
+    data: DataSettings,
     norms: NormPolicy,
     merge: AnyStackedMerge | None,
     server_optimiser: AnyServerOptimiser | None,
+    update_codec: AnyUpdateCodec | None,
     distillation: DistillationSettings | None,
-    data: DataSettings,
 ) -> Iterator[str]:
-    combination = Combination(
-        method=method,
-        training=training,
-        model=model,
+    techniques = Techniques(
         norms=norms,
         merge=merge,
         server_optimiser=server_optimiser,
+        update_codec=update_codec,
         distillation=distillation,
-        validated=data.validation_samples > 0,
     )
+    validated = data.validation_samples > 0
+    combination = Combination(method=method, training=training, model=model, techniques=techniques, validated=validated)
     if problem := combination.problem():
         yield problem
 
 
 def _check_evaluations(method: AnyMethod, evaluation: Evaluations) -> Iterator[str]:
-    if method.policies().evaluated_first and evaluation.every != 1:
+    if method.roles().selector.needs_evaluations and evaluation.every != 1:
         yield (
             f"evaluation.every is {evaluation.every}, but method {method.TYPE!r} chooses by what devices find after "
             "every round; set it to 1"
@@ -111,7 +112,7 @@ def _check_first_weights(
     if model_of is not None and first_weights is not None:
         yield "first_weights are given beside model_of; leave one out, or set model_of.weights"
     given = first_weights is not None or (model_of is not None and model_of.weights)
-    if given and method.policies().begin is not None:
+    if given and method.roles().networks.begin is not None:
         yield (
             f"the model begins with given weights, but method {method.TYPE!r} begins with another one, which the "
             "weakest device can carry; set method.first to 'configured', or leave the weights out"
@@ -173,13 +174,13 @@ def _check_deployment(training: TrainingSettings, deploy_quantisation: str) -> I
 
 def _check_method(record: "Run") -> Iterator[str]:
     objective, kind = record.training.objective.name, record.training.objective.kind
-    distils = record.policies.distillation
+    distils = record.roles.techniques.distillation
     if distils is not None and distils.iterations and not kind.over_classes:
         yield (
             "in-place distillation teaches subnets the classes that the whole model predicts, but objective "
             f"{objective!r} has none; set distillation.iterations = 0"
         )
-    search = record.policies.path_search
+    search = record.roles.networks.path_search
     if search is not None and search.federated is not None and kind.labels == "numbers":
         yield (
             f"devices are to score paths, but the errors of objective {objective!r} have no bound that one device's "

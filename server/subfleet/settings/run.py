@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Annotated, Literal
 
@@ -13,9 +13,8 @@ from subfleet.elastic.teaching import DistillationSettings
 from subfleet.methods import AnyMethod
 from subfleet.methods.describing import Setting
 from subfleet.methods.heterofl import HeteroFL
-from subfleet.methods.norms import NormPolicy
-from subfleet.methods.overrides import Overrides
-from subfleet.methods.policies import Policies
+from subfleet.methods.roles import Roles
+from subfleet.methods.techniques import NormPolicy, Techniques
 from subfleet.protocol.bounds import Length, Range, checked
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.identifiers import ClientId
@@ -71,7 +70,7 @@ class Run:
         server_optimiser: takes the mean change of a round for a gradient; None leaves it to the method.
         update_codec: how devices write their updates; None leaves it to the method.
         distillation: what the full model teaches its subnets after each round, on noise; None leaves it to the method.
-        norms: "averaged", "bank", "recalibrated" or "calibrated", see `subfleet.methods.norms`; "recalibrated"
+        norms: "averaged", "bank", "recalibrated" or "calibrated", see `subfleet.methods.techniques`; "recalibrated"
             measures running statistics on the inputs of the evaluation data, without their labels.
         calibrate_every: with norms "calibrated", after how many rounds devices measure running statistics in a round of
             its own; after the last one they always do, and with 0 only then.
@@ -180,24 +179,18 @@ class Run:
             norm=self.model.norm,
             learnable_steps=self.model.learnable_steps,
             scaler=self.model.scaler,
-            norms=self.norms,
-            merge=self.merge,
-            server_optimiser=self.server_optimiser,
-            update_codec=self.update_codec,
-            distillation=self.distillation,
+            techniques=self.techniques,
         )
 
     @property
-    def policies(self) -> Policies:
-        """The steps of a round: the method's, with what this configuration says in their place."""
-        overrides = Overrides(
-            norms=self.norms,
-            merge=self.merge,
-            server_optimiser=self.server_optimiser,
-            distillation=self.distillation,
-            update_codec=self.update_codec,
-        )
-        return overrides.applied(self.method.policies())
+    def techniques(self) -> Techniques:
+        """What this configuration says in place of its method."""
+        return Techniques(**{one.name: getattr(self, one.name) for one in fields(Techniques)})
+
+    @property
+    def roles(self) -> Roles:
+        """The method's roles, with these techniques."""
+        return self.method.roles().with_techniques(self.techniques)
 
     @property
     def strict(self) -> bool:

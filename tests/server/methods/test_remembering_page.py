@@ -16,10 +16,10 @@ from safetensors.torch import load
 from server.server_rig import World, config, fleet
 
 from subfleet.elastic.model_state import unpacked
-from subfleet.methods.policies import Participant
+from subfleet.methods.aggregator import Participant
 from subfleet.protocol.task import Train
 from subfleet.testing import MethodContract
-from subfleet.testing.rounds import MODEL, Client, change_of, first_state, play, terms_with
+from subfleet.testing.rounds import MODEL, Client, change_of, first_state, play, terms_with, with_steps
 from subfleet.testing.subnets import same_bits
 
 PAGE = Path(__file__).parents[3] / "docs/reference/methods-that-remember.md"
@@ -121,7 +121,7 @@ def test_the_maps_on_the_page_go_with_any_method(page: ModuleType, tmp_path: Pat
     """Nobody trains and nothing moves; and what moves is what the client's copies stand for."""
     model = replace(MODEL, norm="batch")
     terms = terms_with(page.Rota(), model)
-    terms = replace(terms, policies=replace(terms.policies, exchange=page.copied))
+    terms = replace(terms, roles=with_steps(terms.roles, exchange=page.copied))
     state, client = first_state(terms.network), Client(name="ada", size=0)
     still = play(terms, state, [replace(client, scale=0.0)], tmp_path / "still")
     assert same_bits(still.state.shared, state.shared)
