@@ -45,7 +45,7 @@ from subfleet.rounds.actions import Action, SendTask
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Folded, UpdateStored
 from subfleet.rounds.requests import TaskWanted
-from subfleet.rounds.state import RunState
+from subfleet.rounds.state import Assignment, RunState, Trained
 from subfleet.rounds.terms import Terms
 from subfleet.settings.run import Run
 from subfleet.testing.subnets import same_bits
@@ -197,7 +197,7 @@ def answered(terms: Terms, folder: Path) -> tuple[Folding, RunState, dict[str, d
     """Every client has sent its sums; the first has a smaller size."""
     blobs = BlobStore(folder)
     state, _ = measured_round(terms, 2)
-    small = replace(state.seats["ada"], size=terms.space[0], spec=terms.space[0])
+    small = replace(state.seats["ada"], given=Assignment(size=terms.space[0], spec=terms.space[0]))
     state = replace(state, seats={**state.seats, "ada": small})
     said = {}
     for place, name in enumerate(CLIENTS):
@@ -207,7 +207,9 @@ def answered(terms: Terms, folder: Path) -> tuple[Folding, RunState, dict[str, d
         assert task.calibration is not None
         said[name] = sums(task.calibration, terms.network.shapes(task.spec), 5 + place, name)
         answer = replace(update(terms, state, name), blob=blobs.add(encode_arrays(said[name])))
-        state = replace(state, seats={**state.seats, name: replace(state.seats[name], stage="done", result=answer)})
+        state = replace(
+            state, seats={**state.seats, name: replace(state.seats[name], stage="done", trained=Trained(update=answer))}
+        )
     unlimited = replace(terms, config=replace(terms.config, max_client_share=1.0))
     folding = Folding(terms=unlimited, blobs=blobs)
     return folding, state, said
@@ -263,7 +265,7 @@ def test_a_copy_has_the_statistics_of_its_own_clients(tmp_path: Path) -> None:
 
 def test_an_answer_that_is_gone_from_the_disk_is_left_out(tmp_path: Path) -> None:
     folding, state, said = answered(PLAN, tmp_path)
-    result = state.seats["bob"].result
+    result = state.seats["bob"].update
     assert result is not None
     folding.blobs.path(result.blob).unlink()
     model = drawn_state(PLAN)

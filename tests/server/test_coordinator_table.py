@@ -9,6 +9,7 @@ from server.coordinator_cases import (
     CLIENTS,
     deployed,
     joined,
+    known,
     measuring,
     prepared,
     profile,
@@ -37,11 +38,10 @@ from subfleet.rounds.events import (
     UpdateStored,
 )
 from subfleet.rounds.members import expected
-from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.phases import AT_ONCE
 from subfleet.rounds.requests import ModelsWanted, TaskWanted
 from subfleet.rounds.seating import ask_of
-from subfleet.rounds.state import Member, RunState
+from subfleet.rounds.state import RunState
 from subfleet.settings.timing import Deadlines
 
 PLAN = terms_of()
@@ -87,9 +87,8 @@ def test_too_few_clients_fail_at_the_deadline() -> None:
 
 def test_clients_of_before_count_for_nothing_until_they_speak() -> None:
     """A journal names them, and a strict run waits for them in its rounds; but a round needs clients that are there."""
-    gone = PersistentMap({name: Member(profile=profile(name)) for name in ("bob", "cyd")})
     terms = terms_of(min_clients=2)
-    state, _ = step(terms, RunState(members=gone), Tick(), 1.0)
+    state, _ = step(terms, known(profile("bob"), profile("cyd")), Tick(), 1.0)
     state = joined(terms, state, "ada", 1.0)
     assert state.phase == "waiting"
     state = joined(terms, state, "bob", 2.0)
@@ -98,7 +97,7 @@ def test_clients_of_before_count_for_nothing_until_they_speak() -> None:
 
 def test_the_end_of_a_client_that_nobody_knows_is_no_news() -> None:
     gone = Presence(client_id="eve", session_id="", online=False)
-    assert step(PLAN, RunState(), gone, 1.0)[0].members == {}
+    assert step(PLAN, RunState(), gone, 1.0)[0].live.members == {}
 
 
 def test_telemetry_is_accepted_once_and_only_for_the_open_round() -> None:
@@ -134,7 +133,7 @@ def test_the_silent_are_missing_after_the_deadline_and_late_telemetry_is_refused
     state, _ = step(PLAN, state, Tick(), 1.0 + PLAN.config.deadlines.measure_s)
     assert state.phase == "train"
     assert state.seats["bob"].stage == "missing"
-    assert state.members["bob"].silent_since == 1
+    assert state.live.members["bob"].silent_since == 1
     assert replies(step(PLAN, state, telemetry(PLAN, "bob"), 40.0)[1]) == ["refused"]
 
 
@@ -286,9 +285,9 @@ def _task(state: RunState, name: str) -> Task:
 def test_a_will_of_an_earlier_session_says_nothing() -> None:
     state = training(PLAN)
     old = Presence(client_id="ada", session_id="ada-0", online=False)
-    assert step(PLAN, state, old, 3.0)[0].members["ada"].heard_s is not None
+    assert step(PLAN, state, old, 3.0)[0].live.members["ada"].heard_s is not None
     will = Presence(client_id="ada", session_id="ada-1", online=False)
-    assert step(PLAN, state, will, 3.0)[0].members["ada"].heard_s is None
+    assert step(PLAN, state, will, 3.0)[0].live.members["ada"].heard_s is None
 
 
 def test_a_client_past_its_lease_is_waited_for_in_a_strict_run_alone() -> None:
@@ -297,7 +296,9 @@ def test_a_client_past_its_lease_is_waited_for_in_a_strict_run_alone() -> None:
         state = RunState()
         for name, heard_s in (("cyd", 0.0), ("ada", 9.0), ("bob", 9.0)):
             state = joined(terms, state, name, heard_s)
-        state = replace(state, phase="measure", round=1, entered_s=9.0, seats=MappingProxyType({}))
+        state = replace(
+            state, phase="measure", round=1, live=replace(state.live, entered_s=9.0), seats=MappingProxyType({})
+        )
         for name in ("ada", "bob"):
             state, _ = step(terms, state, telemetry(terms, name), 12.0)
         assert state.phase == phase
@@ -363,12 +364,11 @@ def test_what_everyone_is_told() -> None:
 def test_a_profile_that_comes_again_changes_nothing() -> None:
     terms = terms_of()
     state = joined(terms, RunState(), "ada", 1.0)
-    known = state.members["ada"].profile
-    assert known is not None
-    again, _ = step(terms, state, replace(known), 2.0)
-    assert again.members is state.members
-    changed, _ = step(terms, state, replace(known, sample_count=99), 2.0)
-    assert changed.members["ada"].profile != known
+    told = state.profiles["ada"]
+    again, _ = step(terms, state, replace(told), 2.0)
+    assert again is state
+    changed, _ = step(terms, state, replace(told, sample_count=99), 2.0)
+    assert changed.profiles["ada"] != told
 
 
 def test_models_that_cannot_be_made_skip_a_client_that_had_a_second_task() -> None:

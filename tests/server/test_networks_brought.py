@@ -230,8 +230,10 @@ def test_a_member_may_declare_so_many_networks_and_no_more_even_if_it_leaves_in_
         state, _ = step(TERMS, before, Presence(client_id="eve", session_id=f"eve-{number}", online=True), 1.0)
         state, _ = step(TERMS, state, told_now, 1.0)
         state, _ = step(TERMS, state, telemetry(TERMS, "eve", max(state.round, 1), retry=state.retry), 2.0)
-        assert (state.seats["eve"].brought is None) == (number > MOST_NETWORKS)
-        state = replace(state, seats=MappingProxyType({}), members=state.members.without({"eve"}))
+        assert (state.seats["eve"].offer.brought is None) == (number > MOST_NETWORKS)
+        state = replace(
+            state, seats=MappingProxyType({}), live=replace(state.live, members=state.live.members.without({"eve"}))
+        )
     assert len(state.brought["eve"]) == MOST_NETWORKS
 
 

@@ -102,7 +102,9 @@ def test_methods_are_told_what_the_server_knows_and_not_what_clients_claim() -> 
     claims["cyd"] = replace(update(terms, state, "cyd"), sample_count=4, loss=3.0, train_seconds=1e6, seconds=1e6)
     for name, claim in claims.items():
         state, _ = step(terms, state, UpdateStored(update=claim), 5.0)
-        assert state.seats[name].took_s == 3.0, "since second 2, by the server's clock"
+        trained = state.seats[name].trained
+        assert trained is not None
+        assert trained.took_s == 3.0, "since second 2, by the server's clock"
     step(terms, state, Folded(round=1, accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}), 6.0)
     known = closed[0].clients
     assert {name: (past.sample_count, past.square_loss, past.took_s) for name, past in known.items()} == {

@@ -28,7 +28,7 @@ from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
-from subfleet.rounds.state import Seat
+from subfleet.rounds.state import Assignment, Offer, Seat, Trained
 from subfleet.rounds.terms import Terms
 from subfleet.serving.terms import terms_of
 from subfleet.settings.run import Run
@@ -189,11 +189,10 @@ def seat_of(terms: Terms, client: Client, blobs: BlobStore, round_number: int = 
         client_id=client.name,
         device="drawn",
         stage="done",
-        class_counts=client.classes,
-        size=terms.space[client.size],
-        spec=placed(terms, client, round_number),
+        offer=Offer(class_counts=client.classes),
+        given=Assignment(size=terms.space[client.size], spec=placed(terms, client, round_number)),
         task=_task(client, placed(terms, client, round_number), ref, round_number),
-        result=result,
+        trained=Trained(update=result),
     )
 
 

@@ -63,7 +63,7 @@ def to_plain(value: Any) -> Any:
         return {str(key): to_plain(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
         return [to_plain(item) for item in value]
-    return value
+    return sorted(value) if isinstance(value, frozenset) else value
 
 
 def tag_of(kind: type) -> str:
@@ -218,6 +218,10 @@ def _build_tuple(members: tuple[Any, ...], plain: Any, where: str) -> tuple[Any,
     return tuple(_reader(kind)(item, f"{where}[{place}]") for place, (kind, item) in enumerate(pairs))
 
 
+def _build_set(members: tuple[Any, ...], plain: Any, where: str) -> frozenset[Any]:
+    return frozenset(_build_tuple((*members, ...), plain, where))
+
+
 def _build_mapping(members: tuple[Any, ...], plain: Any, where: str) -> dict[str, Any]:
     if not isinstance(plain, dict):
         raise ProtocolError(f"{where} is {type(plain).__name__}, but must be an object")
@@ -272,6 +276,7 @@ _COMPOUND: Mapping[Any, Callable[[tuple[Any, ...], Any, str], Any]] = MappingPro
         typing.Union: _build_union,
         types.UnionType: _build_union,
         tuple: _build_tuple,
+        frozenset: _build_set,
         dict: _build_mapping,
         Mapping: _build_mapping,
         typing.Literal: _build_literal,

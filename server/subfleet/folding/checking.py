@@ -98,7 +98,7 @@ class Checks:
         model, path = magnitudes.model.of(task.spec.network), self._blobs.path(update.blob)
         network = self._terms.declared(model.lineage).network
         if task.calibration is not None:
-            return check_sums(network, task.spec, task.calibration, path, update.sample_count, seat.sample_count)
+            return check_sums(network, task.spec, task.calibration, path, update.sample_count, seat.offer.sample_count)
         form = UpdateForm.of(network, task.spec, task.update_codec, task.sends)
         client = seat.participant
         cohorts = {} if client is None else self._terms.policies.cohorts(network, client, model.sizes)

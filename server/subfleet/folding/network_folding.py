@@ -137,13 +137,13 @@ class NetworkFolding:
         return replace(state, shared=distil(self.network, state.shared, students, settings, seed))
 
     def _client(self, state: ModelState, seat: Seat, weight: float) -> "_Client":
-        if seat.participant is None or seat.result is None:
+        if seat.participant is None or seat.update is None:
             raise ValueError(f"the seat of client {seat.client_id} has no update")
         pair = self.policies.exchange
         return _Client(
             participant=seat.participant,
             weight=weight,
-            update_ref=seat.result.blob,
+            update_ref=seat.update.blob,
             codec=Uncompressed() if seat.task is None else seat.task.update_codec,
             sent=frozenset() if seat.task is None else frozenset(seat.task.sends),
             scaling=self._scaling(state, seat.participant, seat.scale),

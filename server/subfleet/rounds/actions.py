@@ -10,8 +10,9 @@ from subfleet.elastic.lineage import Lineage
 from subfleet.methods.model_kinds import EvaluatedModel
 from subfleet.methods.path_search import Generation
 from subfleet.protocol.messages import Receipt, Task, Update
+from subfleet.rounds.live import GenerationScores
 from subfleet.rounds.requests import Wanted
-from subfleet.rounds.state import GenerationScores, Seat
+from subfleet.rounds.state import Seat
 
 __all__ = [
     "Action",

@@ -38,8 +38,10 @@ def deploy_task_id(terms: Terms, state: RunState, client_id: str) -> str:
 
 def evaluation_task_id(terms: Terms, state: RunState, client_id: str) -> str:
     """Names a client's one evaluate task after a round, or in one round of scoring a generation."""
-    if state.scores is not None:
-        generation = f"{state.scores.made.wanted.number}.{state.scores.closed}.{state.scores.made.ticket}"
+    if state.live.scores is not None:
+        generation = (
+            f"{state.live.scores.made.wanted.number}.{state.live.scores.closed}.{state.live.scores.made.ticket}"
+        )
         return f"{terms.run_id}/r{state.round}/{client_id}/generation{generation}"
     return f"{terms.run_id}/r{state.round}/{client_id}/evaluate"
 
@@ -163,8 +165,8 @@ def _labels(terms: Terms) -> int:
 
 def _odd_evaluation(terms: Terms, seat: Seat, answer: Evaluated) -> str:
     """What an evaluation says that cannot be; nothing where all can."""
-    if answer.sample_count > seat.sample_count:
-        return f"{answer.sample_count} samples were evaluated, but the client's profile has {seat.sample_count}"
+    if answer.sample_count > seat.offer.sample_count:
+        return f"{answer.sample_count} samples were evaluated, but the client's profile has {seat.offer.sample_count}"
     classes, counted = terms.config.model.class_count, len(answer.class_counts)
     kind = terms.config.training.objective.kind
     asked = seat.task is not None and seat.task.evaluation is not None and seat.task.evaluation.per_class

@@ -9,6 +9,7 @@ from subfleet.rounds.beginning import begun_with
 from subfleet.rounds.evaluating import evaluation_made
 from subfleet.rounds.events import Failed, Ready
 from subfleet.rounds.exhaustive import never
+from subfleet.rounds.live import TargetPrices
 from subfleet.rounds.pricing import has_prices, prices_of, target_prices
 from subfleet.rounds.proposing import scoring_seat
 from subfleet.rounds.reasons import Lasts
@@ -36,7 +37,7 @@ from subfleet.rounds.requests import (
 from subfleet.rounds.searching import generation_failed, generation_made
 from subfleet.rounds.seating import prepared_seat, task_for_models, task_wanted
 from subfleet.rounds.sizing import asking, lacking
-from subfleet.rounds.state import RunState, Seat, TargetPrices
+from subfleet.rounds.state import RunState, Seat, without_request
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.weighing import models_with_room
 from subfleet.rounds.written import ProgramFacts, WrittenProgram
@@ -135,9 +136,9 @@ def _task(terms: Terms, state: RunState, made: TaskMade, now_s: float) -> Outcom
 
 def _with_known(terms: Terms, state: RunState, seat: Seat, facts: ProgramFacts) -> RunState:
     """The state with what was learned of the program of a seat; in the deploy phase it is no training program."""
-    if seat.size is None or state.phase != "train":
+    if seat.given is None or state.phase != "train":
         return state
-    program = SizedProgram(size=seat.size, target=seat.runtime, student=seat.student)
+    program = SizedProgram(size=seat.given.size, target=seat.offer.runtime, student=seat.given.student)
     return state if program.key in state.written else _learned(terms, state, program, facts)
 
 
@@ -145,15 +146,16 @@ def _learned(terms: Terms, state: RunState, program: SizedProgram, facts: Progra
     """The state that knows one more written program; what was told of it first stays."""
     one = WrittenProgram(program=program, facts=facts, turn=state.turn)
     written = MappingProxyType({program.key: one, **state.written})
-    return replace(state, written=written, written_prices=_priced(terms, state, program))
+    live = replace(state.live, written_prices=_priced(terms, state, program))
+    return replace(state, written=written, live=live)
 
 
 def _priced(terms: Terms, state: RunState, program: SizedProgram) -> Mapping[str, Candidate]:
     """What written programs cost by prices, with one more: told once, as each choice goes by all of them."""
     if terms.policies.search is None or not has_prices(terms, state, program.target):
-        return state.written_prices
+        return state.live.written_prices
     price = prices_of(terms, state, program.target)(program.size)
-    return MappingProxyType({**state.written_prices, program.key: price})
+    return MappingProxyType({**state.live.written_prices, program.key: price})
 
 
 def _without(terms: Terms, state: RunState, seat: Seat | None, reason: str) -> RunState:
@@ -181,7 +183,8 @@ def _models(terms: Terms, state: RunState, made: ModelsMade, now_s: float) -> Ou
         return state, ()
     programs = models_with_room(seat, made.programs)
     if not programs:
-        reason = f"none of its models fits the {seat.budget.disk_bytes if seat.budget else 0} bytes of its disk twice"
+        disk_bytes = seat.offer.budget.disk_bytes if seat.offer.budget else 0
+        reason = f"none of its models fits the {disk_bytes} bytes of its disk twice"
         return _with_seat(state, replace(seat, stage="skipped", reason=reason)), ()
     task, targets = task_for_models(terms, state, seat, programs, now_s), {one.target for one in programs}
     models = tuple(model for model in made.models if model.target in targets)
@@ -198,24 +201,26 @@ def _program(terms: Terms, state: RunState, wanted: ProgramWanted, facts: Progra
 
 def _with_prices(terms: Terms, state: RunState, wanted: PricesWanted, prices: TargetPrices) -> Outcome:
     """Sizes can be chosen for a target; what was told of it first stays."""
-    known = MappingProxyType({wanted.key: prices, **state.prices})
-    return _onwards(terms, replace(state, asked=state.asked - {wanted}, prices=known))
+    known = MappingProxyType({wanted.key: prices, **state.live.prices})
+    state = without_request(state, wanted)
+    return _onwards(terms, replace(state, live=replace(state.live, prices=known)))
 
 
 def _explored(terms: Terms, state: RunState, made: SearchMade) -> Outcome:
-    state = replace(state, asked=state.asked - {made.wanted})
+    state = without_request(state, made.wanted)
     if made.wanted.turn != state.turn:
         return state, ()
     if state.explored_turn != state.turn:
         pool = tuple(dict.fromkeys((*state.pool, *made.found)))
         state = replace(state, pool=pool, explored_turn=state.turn)
-    written = MappingProxyType({**state.written_prices, **made.written_prices})
-    return _onwards(terms, replace(state, searches=made.searches, written_prices=written))
+    written = MappingProxyType({**state.live.written_prices, **made.written_prices})
+    live = replace(state.live, searches=made.searches, written_prices=written)
+    return _onwards(terms, replace(state, live=live))
 
 
 def _unexplored(state: RunState, wanted: SearchWanted, reason: str) -> RunState:
     """A search that fails leaves nothing to give, nor a smaller size where a server before this one had given one."""
-    state = replace(state, asked=state.asked - {wanted})
+    state = without_request(state, wanted)
     if wanted.turn != state.turn:
         return state
     skipped = {

@@ -24,22 +24,16 @@ class Failing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tries:
-    """The tries that left nothing to fold. The first four survive a crash.
+    """The tries that left nothing to fold; when that was is in `LiveState.retries`.
 
     Attributes:
         retry: of the open round, or of the last one.
         lost: of the whole run.
         waits_for: who did not take part in the last one and why; empty where the round was folded.
         failing: the clients whose attempts come to nothing again and again, see `retrying`.
-        since_s: monotonic time at which this server saw the first of the open round; None where it has seen none.
-        since_turn: the turn of that one.
-        pause_s: after the last one.
     """
 
     retry: int = 0
     lost: int = 0
     waits_for: str = ""
     failing: Mapping[str, Failing] = field(default_factory=lambda: MappingProxyType({}))
-    since_s: float | None = None
-    since_turn: int = 0
-    pause_s: float = 0.0

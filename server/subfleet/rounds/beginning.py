@@ -16,7 +16,7 @@ __all__ = ["beginning_of", "begun_with", "to_begin"]
 
 def to_begin(terms: Terms, state: RunState) -> tuple[BeginningWanted, ...]:
     """What is to be made before the first round's clients are chosen; nothing where all is there."""
-    begun = state.folded_round or state.lineages or state.begun_turn == state.turn
+    begun = state.folded_round or state.lineages or state.live.begun_turn == state.turn
     if terms.policies.begin is None or begun or not _answered(state):
         return ()
     return (BeginningWanted(turn=state.turn),)
@@ -41,9 +41,16 @@ def beginning_of(terms: Terms, state: RunState, wanted: BeginningWanted) -> Begi
                 network=terms.network,
                 rates=terms.config.rates,
                 clients=tuple(seat.client_id for seat in seats),
-                brought=MappingProxyType({seat.client_id: seat.brought for seat in seats if seat.brought is not None}),
+                brought=MappingProxyType(
+                    {seat.client_id: seat.offer.brought for seat in seats if seat.offer.brought is not None}
+                ),
                 carried_by=partial(
-                    carried_by, terms, [replace(seat, budget=seat.lasting or seat.budget) for seat in seats]
+                    carried_by,
+                    terms,
+                    [
+                        replace(seat, offer=replace(seat.offer, budget=seat.offer.lasting or seat.offer.budget))
+                        for seat in seats
+                    ],
                 ),
             )
         )
@@ -62,7 +69,8 @@ def begun_with(terms: Terms, state: RunState, made: BeginningMade) -> RunState:
     """
     if state.folded_round or state.lineages or made.wanted.turn != state.turn:
         return state
-    return replace(with_lineages(terms, state, made.lineages), begun_turn=state.turn)
+    state = with_lineages(terms, state, made.lineages)
+    return replace(state, live=replace(state.live, begun_turn=state.turn))
 
 
 def _answered(state: RunState) -> list[Seat]:

@@ -20,7 +20,7 @@ from subfleet.rounds.events import Folded, NotFolded
 from subfleet.rounds.networks import brought_anew, own_size, with_lineages
 from subfleet.rounds.retrying import fruitless, what_is_lacking
 from subfleet.rounds.selection import with_memory
-from subfleet.rounds.state import Exclusion, RunState, Seat, Suspicion, remembered
+from subfleet.rounds.state import Exclusion, RunState, Seat, Suspicion, entered, remembered
 from subfleet.rounds.suspicion import ChangeSize, divergence, most_suspect, outliers_of, travel, usual_change
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.weights import counted_samples
@@ -42,7 +42,7 @@ def begin_fold(terms: Terms, state: RunState, now_s: float) -> Outcome:
     """Fold what has come, one update or more, with those far outside what is usual as the run treats them."""
     settings, sizes = terms.config.suspicion, _sizes(state, "done")
     far = {} if settings.outliers == "off" else outliers_of(sizes, state.suspicion.changes, settings)
-    folding = replace(state, phase="fold", entered_s=now_s)
+    folding = entered(state, "fold", now_s)
     if settings.outliers == "exclude":
         why = {name: outlier.why for name, outlier in far.items()}
         if why.keys() == sizes.keys():
@@ -50,7 +50,7 @@ def begin_fold(terms: Terms, state: RunState, now_s: float) -> Outcome:
         state = _left_out(terms, folding, why)
     else:
         judged = [
-            replace(state.seats[name], outlier=outlier.why, scale=outlier.scale if settings.alters else 1.0)
+            replace(_scaled(state.seats[name], outlier.scale if settings.alters else 1.0), outlier=outlier.why)
             for name, outlier in far.items()
         ]
         state = _with_seats(folding, judged)
@@ -88,9 +88,13 @@ def not_folded(terms: Terms, state: RunState, event: NotFolded, now_s: float) ->
     if not brought_anew(terms, state):
         return _again(terms, state, event.reason, now_s)
     new = [
-        replace(seat, brought=None, reason=f"the network that it brings cannot be taken in ({event.reason})")
+        replace(
+            seat,
+            offer=replace(seat.offer, brought=None),
+            reason=f"the network that it brings cannot be taken in ({event.reason})",
+        )
         for seat in state.seats.values()
-        if seat.brought is not None and own_size(terms, state.lineages, seat) is None
+        if seat.offer.brought is not None and own_size(terms, state.lineages, seat) is None
     ]
     state = _with_seats(state, new)
     return state, (fold_action(terms, state),)
@@ -114,7 +118,7 @@ def _closed(terms: Terms, state: RunState, event: Folded, now_s: float) -> Outco
         accuracy=event.accuracy,
         loss=event.loss,
         sha256=event.sha256,
-        seconds=now_s - state.opened_s,
+        seconds=now_s - state.live.opened_s,
         seats=tuple(seat for _, seat in sorted(state.seats.items())),
         exported=sum(known.turn >= state.turn - state.retry for known in state.written.values()),
         turn=state.turn,
@@ -127,8 +131,6 @@ def _closed(terms: Terms, state: RunState, event: Folded, now_s: float) -> Outco
     done = {seat.client_id: seat for seat in _of_stage(state, "done")}
     state = replace(
         state,
-        phase="waiting",
-        entered_s=now_s,
         folded_round=state.round,
         seats=MappingProxyType({}),
         last=MappingProxyType({**state.last, **done}),
@@ -137,7 +139,7 @@ def _closed(terms: Terms, state: RunState, event: Folded, now_s: float) -> Outco
         suspicion=_remembered(terms, state, event.loss),
     )
     state = with_lineages(terms, with_memory(terms, state, event, done), event.lineages)
-    return begun(terms, state, now_s), (close,)
+    return begun(terms, entered(state, "waiting", now_s), now_s), (close,)
 
 
 def _remembered(terms: Terms, state: RunState, loss: float) -> Suspicion:
@@ -163,7 +165,7 @@ def _spoiled(terms: Terms, state: RunState, now_s: float) -> Outcome:
         "learning rate and begin a new run, or mend the devices and start the server again"
     )
     forgotten = replace(state.suspicion, spoiled=0)
-    return replace(state, phase="failed", entered_s=now_s, failure=failure, suspicion=forgotten), ()
+    return entered(replace(state, failure=failure, suspicion=forgotten), "failed", now_s), ()
 
 
 def _left_out(terms: Terms, state: RunState, why: Mapping[str, str]) -> RunState:
@@ -179,9 +181,13 @@ def _left_out(terms: Terms, state: RunState, why: Mapping[str, str]) -> RunState
 
 def _refused(state: RunState, why: Mapping[str, str]) -> RunState:
     refused = [
-        replace(state.seats[name], stage="refused", reason=why[name], outlier=why[name], scale=1.0) for name in why
+        replace(_scaled(state.seats[name], 1.0), stage="refused", reason=why[name], outlier=why[name]) for name in why
     ]
     return _with_seats(state, refused)
+
+
+def _scaled(seat: Seat, scale: float) -> Seat:
+    return seat if seat.trained is None else replace(seat, trained=replace(seat.trained, scale=scale))
 
 
 def _suspected(state: RunState, why: Mapping[str, str]) -> RunState:
@@ -202,8 +208,9 @@ def _sizes(state: RunState, *stages: str) -> dict[str, ChangeSize]:
 
 def _size(seat: Seat) -> ChangeSize:
     """How far an update moves the model, and how far its training could have moved it."""
+    change = ChangeSize() if seat.trained is None else seat.trained.change
     training = None if seat.task is None else seat.task.training
     if training is None:
-        return seat.change
+        return change
     samples = counted_samples(seat)
-    return replace(seat.change, travel=travel(training, samples), samples=float(samples))
+    return replace(change, travel=travel(training, samples), samples=float(samples))

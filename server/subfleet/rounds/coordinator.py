@@ -40,6 +40,7 @@ from subfleet.rounds.events import (
     UpdateStored,
 )
 from subfleet.rounds.exhaustive import never
+from subfleet.rounds.live import Member, Swept
 from subfleet.rounds.members import holds_lease, parted, without_strangers
 from subfleet.rounds.notices import skip_notice, skip_notices
 from subfleet.rounds.phases import advance
@@ -49,7 +50,7 @@ from subfleet.rounds.refusing import reason_of, refused_seat, with_less, with_ro
 from subfleet.rounds.requests import ModelsWanted, ProgramWanted
 from subfleet.rounds.seating import measured_seat
 from subfleet.rounds.sizing import asking, lacking
-from subfleet.rounds.state import Member, RunState, Seat, Swept
+from subfleet.rounds.state import RunState, Seat, Trained
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.unfit import forgiven, with_unfit
 
@@ -91,7 +92,7 @@ def round_info(terms: Terms, state: RunState, now_s: float) -> RoundInfo | None:
         round_count=terms.config.total_rounds,
         phase=phase,
         log_time_s=terms.config.log_time_s(max(state.turn, 1)),
-        deadline_s=max(0.0, limit_s - (now_s - state.entered_s)),
+        deadline_s=max(0.0, limit_s - (now_s - state.live.entered_s)),
         message_id=f"{terms.run_id}/{state.round}{again}/{phase}",
         retry=state.retry,
         log_quantile=terms.log_quantile if phase == "measure" else None,
@@ -146,7 +147,7 @@ def _moves_nothing(
         return True
     if isinstance(event, Profile) or after.seats is not before.seats:
         return False
-    known, now = before.members.get(event.client_id), after.members.get(event.client_id)
+    known, now = before.live.members.get(event.client_id), after.live.members.get(event.client_id)
     if known is None or now is None or not holds_lease(terms, known, now_s):
         return False
     return replace(now, heard_s=known.heard_s, noted_s=known.noted_s) == known
@@ -197,10 +198,10 @@ def _done(terms: Terms, state: RunState, event: FromServer, now_s: float) -> Out
 
 
 def _heard(terms: Terms, state: RunState, presence: Presence, now_s: float) -> Outcome:
-    member = state.members.get(presence.client_id, Member())
+    member = state.live.members.get(presence.client_id, Member())
     if not presence.online:
         # A will is only a hint, and one of an earlier session says nothing of this one.
-        if presence.client_id not in state.members or presence.session_id not in ("", member.session_id):
+        if presence.client_id not in state.live.members or presence.session_id not in ("", member.session_id):
             return state, ()
         member = parted(member, presence, now_s)
         return _with_member(state, presence.client_id, member), ()
@@ -219,21 +220,20 @@ def _spoke(member: Member, session_id: str, now_s: float) -> Member:
 
 
 def _profiled(terms: Terms, state: RunState, profile: Profile, now_s: float) -> Outcome:
-    member = state.members.get(profile.client_id, Member())
+    member = state.live.members.get(profile.client_id, Member())
     # It comes with every heartbeat, and so does the answer to what it declares, which may have been lost.
     answer = declaration_reply(terms, profile, state.brought.get(profile.client_id, ()))
-    if member.profile == profile:
+    if state.profiles.get(profile.client_id) == profile:
         return state, answer
-    state = forgiven(state, profile.client_id)
-    return _with_member(state, profile.client_id, replace(member, profile=profile, noted_s=now_s)), answer
+    state = _with_member(forgiven(state, profile.client_id), profile.client_id, replace(member, noted_s=now_s))
+    swept = replace(state.live, swept=Swept())  # there may be too many members now
+    return replace(state, profiles=state.profiles.updated({profile.client_id: profile}), live=swept), answer
 
 
 def _with_member(state: RunState, client_id: str, member: Member) -> RunState:
-    before = state.members.get(client_id)
-    members = state.members.updated({client_id: member})
-    if before is not None and before.profile is member.profile:
-        return replace(state, members=members)
-    return replace(state, members=members, swept=Swept())  # there may be too many of them now
+    live = state.live
+    swept = live.swept if client_id in live.members else Swept()  # there may be too many of them now
+    return replace(state, live=replace(live, members=live.members.updated({client_id: member}), swept=swept))
 
 
 def _with_seat(state: RunState, seat: Seat) -> RunState:
@@ -242,7 +242,7 @@ def _with_seat(state: RunState, seat: Seat) -> RunState:
 
 def _measured(terms: Terms, state: RunState, telemetry: Telemetry, now_s: float) -> Outcome:
     client_id, message_id = telemetry.client_id, telemetry.message_id
-    member = _spoke(state.members.get(client_id, Member()), telemetry.session_id, now_s)
+    member = _spoke(state.live.members.get(client_id, Member()), telemetry.session_id, now_s)
     state = _with_member(state, client_id, member)
     if telemetry.round is None:
         return state, ()
@@ -252,14 +252,14 @@ def _measured(terms: Terms, state: RunState, telemetry: Telemetry, now_s: float)
         return state, (reply(client_id, message_id, "duplicate"),)
     if state.phase != "measure":
         return state, (reply(client_id, message_id, "refused", f"round {state.round} has begun without this client"),)
-    if member.profile is None:
+    if (profile := state.profiles.get(client_id)) is None:
         # Its profile is still on its way; the client sends the telemetry again until it has a receipt.
         return state, ()
-    state = with_answer(state, client_id, "telemetry", now_s - state.entered_s)
-    seat = with_exclusion(state, measured_seat(terms, state, member.profile, telemetry))
+    state = with_answer(state, client_id, "telemetry", now_s - state.live.entered_s)
+    seat = with_exclusion(state, measured_seat(terms, state, profile, telemetry))
     state, requests = with_brought(_with_seat(state, seat), seat), tuple[Action, ...]()
     if seat.stage == "answered":
-        state, requests = asking(state, prices_wanted(terms, state, seat.runtime))
+        state, requests = asking(state, prices_wanted(terms, state, seat.offer.runtime))
     return state, (reply(client_id, message_id, "accepted"), *requests)
 
 
@@ -314,7 +314,8 @@ def _update_stored(terms: Terms, state: RunState, event: UpdateStored, now_s: fl
     seat = state.seats[update.client_id]
     took_s = max(0.0, now_s - sent_s(terms, state, seat, "training"))
     state = with_answer(state, update.client_id, "training", took_s)
-    seat = replace(seat, stage="done", result=update, change=event.change, took_s=took_s)
+    trained = Trained(update=update, change=event.change, took_s=took_s)
+    seat = replace(seat, stage="done", trained=trained)
     return _with_seat(state, seat), (answer, Withdraw(task_id=update.task_id))
 
 

@@ -15,11 +15,12 @@ from dataclasses import replace
 
 from subfleet.elastic.lineage import Lineage
 from subfleet.methods.path_search import PathSearch, ScoredGeneration
-from subfleet.rounds.actions import Action, CloseGeneration, Request
+from subfleet.rounds.actions import Action, CloseGeneration
 from subfleet.rounds.federated_scoring import begun_scoring, mean_scores, scored_by_devices
 from subfleet.rounds.networks import all_lineages, lineages_in_use, with_lineages
 from subfleet.rounds.requests import GenerationMade, GenerationWanted
-from subfleet.rounds.state import RunState, remembered
+from subfleet.rounds.sizing import asking
+from subfleet.rounds.state import RunState, entered, remembered, without_request
 from subfleet.rounds.terms import Terms
 
 __all__ = ["generation_failed", "generation_made", "generation_wanted", "search_due", "searched_round", "searching"]
@@ -40,9 +41,10 @@ def searching(terms: Terms, state: RunState, now_s: float) -> Outcome:
     """Ask for the next generation, unless it is being made, or devices are scoring it."""
     state, actions = _with_scores(terms, state, now_s)
     wanted = generation_wanted(state)
-    if state.phase != "search" or state.scores is not None or wanted in state.asked:
+    if state.phase != "search" or state.live.scores is not None:
         return state, actions
-    return replace(state, asked=state.asked | {wanted}), (*actions, Request(wanted=wanted))
+    state, more = asking(state, (wanted,))
+    return state, (*actions, *more)
 
 
 def generation_wanted(state: RunState) -> GenerationWanted:
@@ -52,7 +54,7 @@ def generation_wanted(state: RunState) -> GenerationWanted:
 
 def generation_made(terms: Terms, state: RunState, made: GenerationMade, now_s: float) -> Outcome:
     """Remember a generation's scores; or end the search, where there was nothing left to propose."""
-    state = replace(state, asked=state.asked - {made.wanted})
+    state = without_request(state, made.wanted)
     search = terms.policies.path_search
     if state.phase != "search" or made.wanted != generation_wanted(state) or search is None:
         return state, ()
@@ -61,25 +63,25 @@ def generation_made(terms: Terms, state: RunState, made: GenerationMade, now_s: 
         found = _with_found(terms, state, search, supernet)
         if found is None:
             return generation_failed(state, made.wanted, _NOBODY, now_s), ()
-        return replace(found, phase="waiting", entered_s=now_s, generations=0), ()
+        return entered(replace(found, generations=0), "waiting", now_s), ()
     if search.federated is not None and supernet is not None:
         return begun_scoring(state, terms.declared(supernet).network, made, now_s), ()
     close = CloseGeneration(
         round=state.folded_round,
         generation=made.generation,
         scores=made.scores,
-        seconds=now_s - state.entered_s,
+        seconds=now_s - state.live.entered_s,
     )
     return _scored(terms, state, search, close, now_s)
 
 
 def generation_failed(state: RunState, wanted: GenerationWanted, reason: str, now_s: float) -> RunState:
     """A search that cannot go on ends the run: its networks would be chosen by nothing."""
-    state = replace(state, asked=state.asked - {wanted})
+    state = without_request(state, wanted)
     if state.phase != "search" or wanted != generation_wanted(state):
         return state
     failure = f"generation {wanted.number} of the search after round {wanted.round} cannot be scored: {reason}"
-    return replace(state, phase="failed", entered_s=now_s, failure=failure)
+    return entered(replace(state, failure=failure), "failed", now_s)
 
 
 def searched_round(terms: Terms, state: RunState) -> int:
@@ -94,14 +96,14 @@ def _with_scores(terms: Terms, state: RunState, now_s: float) -> Outcome:
     if search is None or search.federated is None or supernet is None:
         return state, ()
     state, actions = scored_by_devices(terms, state, terms.declared(supernet).network, search.federated, now_s)
-    told = state.scores
+    told = state.live.scores
     if told is None or told.closed < search.federated.rounds:
         return state, actions
-    state, generation = replace(state, scores=None), told.made.generation
+    state, generation = replace(state, live=replace(state.live, scores=None)), told.made.generation
     scores = mean_scores(told) or told.made.scores  # the server's own, where it has any
     if generation is not None and not scores and not told.asked:  # a tier for which there is no device
         memory = search.passed(remembered(terms, state), generation)
-        return replace(state, memory=memory, entered_s=now_s), actions
+        return entered(replace(state, memory=memory), "search", now_s), actions
     if generation is None or not scores:
         return generation_failed(state, told.made.wanted, _NOBODY, now_s), actions
     close = CloseGeneration(
@@ -114,7 +116,8 @@ def _with_scores(terms: Terms, state: RunState, now_s: float) -> Outcome:
 def _scored(terms: Terms, state: RunState, search: PathSearch, close: CloseGeneration, now_s: float) -> Outcome:
     scored = ScoredGeneration(generation=close.generation, scores=close.scores)
     memory = search.scored(remembered(terms, state), scored)
-    return replace(state, memory=memory, generations=close.generation.number, entered_s=now_s), (close,)
+    state = replace(state, memory=memory, generations=close.generation.number)
+    return entered(state, "search", now_s), (close,)
 
 
 def _supernet(terms: Terms, state: RunState) -> Lineage | None:

@@ -10,9 +10,10 @@ from heapq import nsmallest
 from types import MappingProxyType
 
 from subfleet.rounds.actions import Action, GoOn, Request
+from subfleet.rounds.live import Requested
 from subfleet.rounds.pricing import prices_wanted
 from subfleet.rounds.proposing import proposed_seat
-from subfleet.rounds.requests import BeginningWanted, PricesWanted, ProgramWanted, SearchWanted
+from subfleet.rounds.requests import PricesWanted, ProgramWanted, SearchWanted
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
 from subfleet.search.queue import most_wanted
@@ -30,20 +31,21 @@ def lacking(terms: Terms, state: RunState) -> tuple[PricesWanted | SearchWanted,
     policies = terms.policies
     if policies.search is None and not policies.planned_prices:
         return ()
-    targets = {seat.runtime for seat in state.seats.values() if seat.stage not in ("skipped", "missing")}
+    targets = {seat.offer.runtime for seat in state.seats.values() if seat.stage not in ("skipped", "missing")}
     unpriced = [wanted for target in sorted(targets) for wanted in prices_wanted(terms, state, target)]
     if unpriced or policies.search is None or not targets:
         return tuple(unpriced)
-    found = state.explored_turn == state.turn and targets <= state.searches.keys()
+    found = state.explored_turn == state.turn and targets <= state.live.searches.keys()
     return () if found else (SearchWanted(turn=state.turn),)
 
 
-def asking(state: RunState, wanted: Iterable[PricesWanted | SearchWanted | BeginningWanted]) -> Outcome:
+def asking(state: RunState, wanted: Iterable[Requested]) -> Outcome:
     """Ask for what is not being made already."""
-    new = tuple(one for one in wanted if one not in state.asked)
+    new = tuple(one for one in wanted if one not in state.live.requested)
     if not new:
         return state, ()
-    return replace(state, asked=state.asked.union(new)), tuple(Request(wanted=one) for one in new)
+    live = replace(state.live, requested=state.live.requested.union(new))
+    return replace(state, live=live), tuple(Request(wanted=one) for one in new)
 
 
 def sized(terms: Terms, state: RunState) -> Outcome:

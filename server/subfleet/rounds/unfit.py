@@ -38,9 +38,13 @@ def with_unfit(state: RunState, seat: Seat, refusal: Refusal, why: str) -> RunSt
 
 def _keys(seat: Seat) -> tuple[str, ...]:
     if seat.task is not None and seat.task.scoring is not None:
-        programs = (SizedProgram(size=size, target=seat.runtime) for size in seat.task.scoring.specs)
+        programs = (SizedProgram(size=size, target=seat.offer.runtime) for size in seat.task.scoring.specs)
         return tuple(f"{seat.client_id}/{_SCORE}/{program.key}" for program in programs)
-    return () if seat.size is None else (f"{seat.client_id}/{SizedProgram(size=seat.size, target=seat.runtime).key}",)
+    return (
+        ()
+        if seat.size is None
+        else (f"{seat.client_id}/{SizedProgram(size=seat.size, target=seat.offer.runtime).key}",)
+    )
 
 
 def unfit_sizes(state: RunState, client_id: str, target: str) -> Mapping[str, Unfit]:
