@@ -43,7 +43,7 @@ from subfleet.rounds.requests import (
     TaskMade,
     TaskWanted,
 )
-from subfleet.rounds.state import RunState, taken_up_at
+from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.written import ProgramFacts
 from subfleet.search.path_evolution import EvolutionSettings
@@ -239,4 +239,4 @@ def survived(state: RunState, now_s: float) -> RunState:
     loaded = state_of([(one.part, one.key, one.text) for one in changes if one.text is not None], type(state.memory))
     assert loaded.lineages == state.lineages, "the journal has the run's networks"
     assert loaded.memory == state.memory, "what the method remembers is what the journal has"
-    return taken_up_at(loaded, now_s)
+    return loaded.taken_up(now_s)

@@ -21,7 +21,7 @@ from subfleet.journal.stored_state import Change, state_changes, state_of
 from subfleet.protocol.messages import Profile
 from subfleet.protocol.schema import canonical_json, from_plain
 from subfleet.rounds.actions import Close, CloseEvaluation, CloseGeneration
-from subfleet.rounds.state import RunState, Seat, taken_up_at
+from subfleet.rounds.state import RunState, Seat
 from subfleet.settings.resuming import check_taken_up
 
 __all__ = ["Journal", "begin_run"]
@@ -83,7 +83,7 @@ class Journal:
         with connected(self._engine) as connection:
             (_,) = typed_scalars(connection, sql.select(runs.c.run_id).where(runs.c.run_id == self._run_id))
             found = typed_rows(connection, rows.order_by(state.c.part, state.c.key))
-            return taken_up_at(state_of(map(tuple, found), type(self._first_memory)), now_s)
+            return state_of(map(tuple, found), type(self._first_memory)).taken_up(now_s)
 
     def profiles(self) -> tuple[Profile, ...]:
         """What the clients of the run have declared, in the order of their ids."""

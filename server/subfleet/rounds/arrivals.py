@@ -37,7 +37,7 @@ from subfleet.rounds.requests import (
 from subfleet.rounds.searching import generation_failed, generation_made
 from subfleet.rounds.seating import prepared_seat, task_for_models, task_wanted
 from subfleet.rounds.sizing import asking, lacking
-from subfleet.rounds.state import RunState, Seat, without_request
+from subfleet.rounds.state import RunState, Seat
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.weighing import models_with_room
 from subfleet.rounds.written import ProgramFacts, WrittenProgram
@@ -116,10 +116,6 @@ def tasks_wanted(state: RunState) -> tuple[Request, ...]:
     return tuple(Request(wanted=one) for one in wanted if one is not None)
 
 
-def _with_seat(state: RunState, seat: Seat) -> RunState:
-    return replace(state, seats=MappingProxyType({**state.seats, seat.client_id: seat}))
-
-
 def _task(terms: Terms, state: RunState, made: TaskMade, now_s: float) -> Outcome:
     wanted = made.wanted
     seat = state.seats.get(wanted.client_id)
@@ -131,7 +127,7 @@ def _task(terms: Terms, state: RunState, made: TaskMade, now_s: float) -> Outcom
         return state, ()
     state = _with_known(terms, state, seat, made.facts)
     seat, actions = prepared_seat(terms, state, seat, made, now_s)
-    return _with_seat(state, seat), actions
+    return state.with_seats(seat), actions
 
 
 def _with_known(terms: Terms, state: RunState, seat: Seat, facts: ProgramFacts) -> RunState:
@@ -164,7 +160,7 @@ def _without(terms: Terms, state: RunState, seat: Seat | None, reason: str) -> R
         return state
     state = _with_known(terms, state, seat, ProgramFacts.none(reason))
     lasts: Lasts = lasting_of(terms, state, seat) if state.phase == "train" else "passing"
-    return _with_seat(state, replace(seat, stage="skipped", reason=reason, lasts=lasts))
+    return state.with_seats(replace(seat, stage="skipped", reason=reason, lasts=lasts))
 
 
 def _scoring(terms: Terms, state: RunState, made: ScoringMade, now_s: float) -> Outcome:
@@ -174,7 +170,7 @@ def _scoring(terms: Terms, state: RunState, made: ScoringMade, now_s: float) -> 
     if seat.stage != "scoring" or seat.task is not None:
         return state, ()
     seat, actions = scoring_seat(terms, state, seat, made, now_s)
-    return _with_seat(state, seat), actions
+    return state.with_seats(seat), actions
 
 
 def _models(terms: Terms, state: RunState, made: ModelsMade, now_s: float) -> Outcome:
@@ -185,10 +181,10 @@ def _models(terms: Terms, state: RunState, made: ModelsMade, now_s: float) -> Ou
     if not programs:
         disk_bytes = seat.offer.budget.disk_bytes if seat.offer.budget else 0
         reason = f"none of its models fits the {disk_bytes} bytes of its disk twice"
-        return _with_seat(state, replace(seat, stage="skipped", reason=reason)), ()
+        return state.with_seats(replace(seat, stage="skipped", reason=reason)), ()
     task, targets = task_for_models(terms, state, seat, programs, now_s), {one.target for one in programs}
     models = tuple(model for model in made.models if model.target in targets)
-    return _with_seat(state, replace(seat, stage="out", task=task, models=models)), (SendTask(task=task),)
+    return state.with_seats(replace(seat, stage="out", task=task, models=models)), (SendTask(task=task),)
 
 
 def _program(terms: Terms, state: RunState, wanted: ProgramWanted, facts: ProgramFacts) -> RunState:
@@ -202,12 +198,12 @@ def _program(terms: Terms, state: RunState, wanted: ProgramWanted, facts: Progra
 def _with_prices(terms: Terms, state: RunState, wanted: PricesWanted, prices: TargetPrices) -> Outcome:
     """Sizes can be chosen for a target; what was told of it first stays."""
     known = MappingProxyType({wanted.key: prices, **state.live.prices})
-    state = without_request(state, wanted)
+    state = state.without_request(wanted)
     return _onwards(terms, replace(state, live=replace(state.live, prices=known)))
 
 
 def _explored(terms: Terms, state: RunState, made: SearchMade) -> Outcome:
-    state = without_request(state, made.wanted)
+    state = state.without_request(made.wanted)
     if made.wanted.turn != state.turn:
         return state, ()
     if state.explored_turn != state.turn:
@@ -220,7 +216,7 @@ def _explored(terms: Terms, state: RunState, made: SearchMade) -> Outcome:
 
 def _unexplored(state: RunState, wanted: SearchWanted, reason: str) -> RunState:
     """A search that fails leaves nothing to give, nor a smaller size where a server before this one had given one."""
-    state = without_request(state, wanted)
+    state = state.without_request(wanted)
     if wanted.turn != state.turn:
         return state
     skipped = {

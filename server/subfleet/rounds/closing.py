@@ -10,7 +10,7 @@ was killed in between goes on with the same bits.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -20,7 +20,7 @@ from subfleet.rounds.events import Folded, NotFolded
 from subfleet.rounds.networks import brought_anew, own_size, with_lineages
 from subfleet.rounds.retrying import fruitless, what_is_lacking
 from subfleet.rounds.selection import with_memory
-from subfleet.rounds.state import Exclusion, RunState, Seat, Suspicion, entered, remembered
+from subfleet.rounds.state import Exclusion, RunState, Seat, Suspicion, remembered
 from subfleet.rounds.suspicion import ChangeSize, divergence, most_suspect, outliers_of, travel, usual_change
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.weights import counted_samples
@@ -42,7 +42,7 @@ def begin_fold(terms: Terms, state: RunState, now_s: float) -> Outcome:
     """Fold what has come, one update or more, with those far outside what is usual as the run treats them."""
     settings, sizes = terms.config.suspicion, _sizes(state, "done")
     far = {} if settings.outliers == "off" else outliers_of(sizes, state.suspicion.changes, settings)
-    folding = entered(state, "fold", now_s)
+    folding = state.entered("fold", now_s)
     if settings.outliers == "exclude":
         why = {name: outlier.why for name, outlier in far.items()}
         if why.keys() == sizes.keys():
@@ -53,7 +53,7 @@ def begin_fold(terms: Terms, state: RunState, now_s: float) -> Outcome:
             replace(_scaled(state.seats[name], outlier.scale if settings.alters else 1.0), outlier=outlier.why)
             for name, outlier in far.items()
         ]
-        state = _with_seats(folding, judged)
+        state = folding.with_seats(*judged)
     return state, (fold_action(terms, state),)
 
 
@@ -96,7 +96,7 @@ def not_folded(terms: Terms, state: RunState, event: NotFolded, now_s: float) ->
         for seat in state.seats.values()
         if seat.offer.brought is not None and own_size(terms, state.lineages, seat) is None
     ]
-    state = _with_seats(state, new)
+    state = state.with_seats(*new)
     return state, (fold_action(terms, state),)
 
 
@@ -139,7 +139,7 @@ def _closed(terms: Terms, state: RunState, event: Folded, now_s: float) -> Outco
         suspicion=_remembered(terms, state, event.loss),
     )
     state = with_lineages(terms, with_memory(terms, state, event, done), event.lineages)
-    return begun(terms, entered(state, "waiting", now_s), now_s), (close,)
+    return begun(terms, state.entered("waiting", now_s), now_s), (close,)
 
 
 def _remembered(terms: Terms, state: RunState, loss: float) -> Suspicion:
@@ -165,7 +165,7 @@ def _spoiled(terms: Terms, state: RunState, now_s: float) -> Outcome:
         "learning rate and begin a new run, or mend the devices and start the server again"
     )
     forgotten = replace(state.suspicion, spoiled=0)
-    return entered(replace(state, failure=failure, suspicion=forgotten), "failed", now_s), ()
+    return replace(state, suspicion=forgotten).failed(failure, now_s), ()
 
 
 def _left_out(terms: Terms, state: RunState, why: Mapping[str, str]) -> RunState:
@@ -183,7 +183,7 @@ def _refused(state: RunState, why: Mapping[str, str]) -> RunState:
     refused = [
         replace(_scaled(state.seats[name], 1.0), stage="refused", reason=why[name], outlier=why[name]) for name in why
     ]
-    return _with_seats(state, refused)
+    return state.with_seats(*refused)
 
 
 def _scaled(seat: Seat, scale: float) -> Seat:
@@ -191,11 +191,7 @@ def _scaled(seat: Seat, scale: float) -> Seat:
 
 
 def _suspected(state: RunState, why: Mapping[str, str]) -> RunState:
-    return _with_seats(state, [replace(state.seats[name], stage="suspect", reason=why[name]) for name in why])
-
-
-def _with_seats(state: RunState, seats: Iterable[Seat]) -> RunState:
-    return replace(state, seats=MappingProxyType({**state.seats, **{seat.client_id: seat for seat in seats}}))
+    return state.with_seats(*[replace(state.seats[name], stage="suspect", reason=why[name]) for name in why])
 
 
 def _of_stage(state: RunState, stage: str) -> tuple[Seat, ...]:

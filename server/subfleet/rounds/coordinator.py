@@ -6,7 +6,6 @@ it performs the actions, so that whatever was promised to a client survives a cr
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 from subfleet.protocol.messages import (
@@ -161,16 +160,10 @@ def _told(terms: Terms, state: RunState, event: FromDevice, now_s: float) -> Out
             outcome = _profiled(terms, state, event, now_s)
         case Telemetry():
             outcome = _measured(terms, state, event, now_s)
-        case Scores():
-            outcome = _scored(terms, state, event, now_s)
-        case Refusal():
-            outcome = _refused(terms, state, event)
         case Update():
             outcome = _update_offered(terms, state, event)
-        case Evaluated():
-            outcome = evaluated(terms, state, event, now_s)
-        case Deployed():
-            outcome = _reported(terms, state, event)
+        case Scores() | Refusal() | Evaluated() | Deployed():
+            outcome = _answered(terms, state, event, now_s)
         case _:
             never(event)
     return outcome
@@ -236,10 +229,6 @@ def _with_member(state: RunState, client_id: str, member: Member) -> RunState:
     return replace(state, live=replace(live, members=live.members.updated({client_id: member}), swept=swept))
 
 
-def _with_seat(state: RunState, seat: Seat) -> RunState:
-    return replace(state, seats=MappingProxyType({**state.seats, seat.client_id: seat}))
-
-
 def _measured(terms: Terms, state: RunState, telemetry: Telemetry, now_s: float) -> Outcome:
     client_id, message_id = telemetry.client_id, telemetry.message_id
     member = _spoke(state.live.members.get(client_id, Member()), telemetry.session_id, now_s)
@@ -257,45 +246,45 @@ def _measured(terms: Terms, state: RunState, telemetry: Telemetry, now_s: float)
         return state, ()
     state = with_answer(state, client_id, "telemetry", now_s - state.live.entered_s)
     seat = with_exclusion(state, measured_seat(terms, state, profile, telemetry))
-    state, requests = with_brought(_with_seat(state, seat), seat), tuple[Action, ...]()
+    state, requests = with_brought(state.with_seats(seat), seat), tuple[Action, ...]()
     if seat.stage == "answered":
         state, requests = asking(state, prices_wanted(terms, state, seat.offer.runtime))
     return state, (reply(client_id, message_id, "accepted"), *requests)
 
 
-def _scored(terms: Terms, state: RunState, scores: Scores, now_s: float) -> Outcome:
-    verdict, reason = judge(terms, state, scores)
-    answer = reply(scores.client_id, scores.message_id, verdict, reason)
+def _answered(terms: Terms, state: RunState, answer: Scores | Refusal | Evaluated | Deployed, now_s: float) -> Outcome:
+    """Take in an answer that counts; each is repeated until its receipt arrives."""
+    verdict, reason = judge(terms, state, answer)
+    receipt = reply(answer.client_id, answer.message_id, verdict, reason)
     if verdict != "accepted":
-        return state, (answer,)
-    if lacking(terms, state):
-        # No size can be chosen yet; the client sends it again until it has a receipt.
-        return state, ()
-    seat = state.seats[scores.client_id]
-    state = with_answer(state, scores.client_id, "scores", now_s - sent_s(terms, state, seat, "scores"))
-    seat, actions = scored_seat(terms, state, seat, scores)
-    return _with_seat(state, seat), (answer, Withdraw(task_id=scores.task_id), *actions)
-
-
-def _refused(terms: Terms, state: RunState, refusal: Refusal) -> Outcome:
-    verdict, reason = judge(terms, state, refusal)
-    answer = reply(refusal.client_id, refusal.message_id, verdict, reason)
-    if verdict != "accepted":
-        return state, (answer,)
+        return state, (receipt,)
     if state.phase == "train" and lacking(terms, state):
-        # As with scores: what it is given instead cannot be chosen yet. Models are not chosen anew.
-        return state, ()
+        return state, ()  # no size can be chosen yet; without a receipt the client sends it again
+    seat, actions = state.seats[answer.client_id], tuple[Action, ...]()
+    match answer:
+        case Scores():
+            state = with_answer(state, answer.client_id, "scores", now_s - sent_s(terms, state, seat, "scores"))
+            seat, actions = scored_seat(terms, state, seat, answer)
+        case Refusal():
+            state, seat, actions = _refused(terms, state, seat, answer)
+        case Evaluated():
+            state, seat = evaluated(terms, state, seat, answer, now_s)
+        case Deployed():
+            seat = replace(seat, stage="done")
+        case _:
+            never(answer)
+    return state.with_seats(seat), (receipt, Withdraw(task_id=answer.task_id), *actions)
+
+
+def _refused(terms: Terms, state: RunState, seat: Seat, refusal: Refusal) -> tuple[RunState, Seat, tuple[Action, ...]]:
     why = reason_of(refusal)
-    seat = state.seats[refusal.client_id]
     seat = replace(seat, refusals=(*seat.refusals, why))
     state = with_room(state, refusal)
     if state.phase == "train":  # of the programs that train and score
         state = with_unfit(state, seat, refusal, why)
     if seat.stage == "scoring":
-        seat, actions = unscored_seat(terms, state, with_less(seat, refusal))
-    else:
-        seat, actions = refused_seat(terms, state, seat, refusal)
-    return _with_seat(state, seat), (answer, Withdraw(task_id=refusal.task_id), *actions)
+        return state, *unscored_seat(terms, state, with_less(seat, refusal))
+    return state, *refused_seat(terms, state, seat, refusal)
 
 
 def _update_offered(terms: Terms, state: RunState, update: Update) -> Outcome:
@@ -316,7 +305,7 @@ def _update_stored(terms: Terms, state: RunState, event: UpdateStored, now_s: fl
     state = with_answer(state, update.client_id, "training", took_s)
     trained = Trained(update=update, change=event.change, took_s=took_s)
     seat = replace(seat, stage="done", trained=trained)
-    return _with_seat(state, seat), (answer, Withdraw(task_id=update.task_id))
+    return state.with_seats(seat), (answer, Withdraw(task_id=update.task_id))
 
 
 def _update_rejected(terms: Terms, state: RunState, event: UpdateRejected) -> Outcome:
@@ -327,13 +316,4 @@ def _update_rejected(terms: Terms, state: RunState, event: UpdateRejected) -> Ou
     refused = state.seats[update.client_id]
     seat = replace(refused, stage="refused", reason=event.reason, lasts="lasting", outlier=event.reason)
     answer = reply(update.client_id, update.message_id, "refused", event.reason)
-    return _with_seat(state, seat), (answer, Withdraw(task_id=update.task_id))
-
-
-def _reported(terms: Terms, state: RunState, deployed: Deployed) -> Outcome:
-    verdict, reason = judge(terms, state, deployed)
-    answer = reply(deployed.client_id, deployed.message_id, verdict, reason)
-    if verdict != "accepted":
-        return state, (answer,)
-    seat = replace(state.seats[deployed.client_id], stage="done")
-    return _with_seat(state, seat), (answer, Withdraw(task_id=deployed.task_id))
+    return state.with_seats(seat), (answer, Withdraw(task_id=update.task_id))

@@ -16,8 +16,8 @@ from subfleet.protocol.evaluating import EvaluationSettings
 from subfleet.protocol.messages import Evaluated, Task
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
-from subfleet.rounds.actions import Action, CloseEvaluation, GoOn, Request, SendTask, Withdraw
-from subfleet.rounds.answers import evaluation_task_id, judge, reply
+from subfleet.rounds.actions import Action, CloseEvaluation, GoOn, Request, SendTask
+from subfleet.rounds.answers import evaluation_task_id
 from subfleet.rounds.awaiting import collected, limit_s, sent_s, with_answer, with_phase_closed, without_parted
 from subfleet.rounds.ending import over
 from subfleet.rounds.fitting_plans import operators_of, planned_evaluation
@@ -25,7 +25,7 @@ from subfleet.rounds.members import expected
 from subfleet.rounds.networks import standing_for
 from subfleet.rounds.punctuality import Duty
 from subfleet.rounds.requests import EvaluationMade, EvaluationWanted
-from subfleet.rounds.state import Assignment, LastEvaluation, RunState, Seat, entered
+from subfleet.rounds.state import Assignment, LastEvaluation, RunState, Seat
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.weighing import beyond_disk, in_task
 
@@ -43,7 +43,7 @@ def begun(terms: Terms, state: RunState, now_s: float) -> RunState:
     due = terms.config.evaluation.due(state.folded_round, last_round)
     if not due or next(_to_ask(terms, state, now_s), None) is None:
         return state
-    return entered(replace(state, seats=MappingProxyType({})), "evaluate", now_s)
+    return replace(state, seats=MappingProxyType({})).entered("evaluate", now_s)
 
 
 def evaluating(terms: Terms, state: RunState, now_s: float) -> Outcome:
@@ -85,10 +85,10 @@ def evaluation_made(terms: Terms, state: RunState, made: EvaluationMade, now_s: 
     planned_bytes, unfit = planned_evaluation(seat, made.facts, operators_of(state, seat.client_id))
     if unfit:
         reason = f"its runtime {seat.offer.runtime!r} lacks an operator of what is to be evaluated"
-        return _with_seat(state, replace(seat, stage="skipped", reason=reason)), ()
+        return state.with_seats(replace(seat, stage="skipped", reason=reason)), ()
     if planned_bytes > budget.memory_bytes:
         reason = f"to evaluate takes {planned_bytes} bytes of memory, but the budget is {budget.memory_bytes}"
-        return _with_seat(state, replace(seat, stage="skipped", reason=reason)), ()
+        return state.with_seats(replace(seat, stage="skipped", reason=reason)), ()
     name = evaluation_task_id(terms, state, seat.client_id)
     task = Task(
         task_id=name,
@@ -110,8 +110,8 @@ def evaluation_made(terms: Terms, state: RunState, made: EvaluationMade, now_s: 
         evaluation=_settings(terms, state),
     )
     if reason := beyond_disk(seat, task):
-        return _with_seat(state, replace(seat, stage="skipped", reason=reason)), ()
-    return _with_seat(state, replace(seat, stage="out", task=task)), (SendTask(task=task),)
+        return state.with_seats(replace(seat, stage="skipped", reason=reason)), ()
+    return state.with_seats(replace(seat, stage="out", task=task)), (SendTask(task=task),)
 
 
 def _settings(terms: Terms, state: RunState) -> EvaluationSettings:
@@ -124,17 +124,11 @@ def _settings(terms: Terms, state: RunState) -> EvaluationSettings:
     return EvaluationSettings(batch_size=batch_size, per_class=per_class, objective=objective.name)
 
 
-def evaluated(terms: Terms, state: RunState, answer: Evaluated, now_s: float) -> Outcome:
-    """What a device found; told twice, it counts once."""
-    verdict, reason = judge(terms, state, answer)
-    receipt = reply(answer.client_id, answer.message_id, verdict, reason)
-    if verdict != "accepted":
-        return state, (receipt,)
-    seat = state.seats[answer.client_id]
+def evaluated(terms: Terms, state: RunState, seat: Seat, answer: Evaluated, now_s: float) -> tuple[RunState, Seat]:
+    """What a device found, in an evaluation or of paths."""
     duty: Duty = "paths" if state.phase == "search" else "evaluation"
     state = with_answer(state, answer.client_id, duty, now_s - sent_s(terms, state, seat, duty))
-    seat = replace(seat, stage="done", evaluated=answer)
-    return _with_seat(state, seat), (receipt, Withdraw(task_id=answer.task_id))
+    return state, replace(seat, stage="done", evaluated=answer)
 
 
 def _closed(state: RunState, now_s: float) -> tuple[RunState, CloseEvaluation]:
@@ -158,7 +152,7 @@ def _closed(state: RunState, now_s: float) -> tuple[RunState, CloseEvaluation]:
         evaluated=MappingProxyType({**state.evaluated, **last}),
         settled=state.settled.union(seat.task.task_id for seat in done if seat.task is not None),
     )
-    return entered(state, "waiting", now_s), close
+    return state.entered("waiting", now_s), close
 
 
 def _to_ask(terms: Terms, state: RunState, now_s: float) -> Iterator[str]:
@@ -198,7 +192,3 @@ def evaluating_seat(
         offer=replace(last.offer, sample_count=held_out, class_counts=class_counts, telemetry_id="", data_warning=""),
         given=Assignment(size=size, spec=spec),
     )
-
-
-def _with_seat(state: RunState, seat: Seat) -> RunState:
-    return replace(state, seats=MappingProxyType({**state.seats, seat.client_id: seat}))

@@ -35,7 +35,7 @@ from subfleet.rounds.retrying import fruitless, opened
 from subfleet.rounds.searching import search_due, searching
 from subfleet.rounds.selection import NOT_DRAWN, selected
 from subfleet.rounds.sizing import asking, lacking, sized
-from subfleet.rounds.state import Assignment, RunState, Seat, entered
+from subfleet.rounds.state import Assignment, RunState, Seat
 from subfleet.rounds.terms import Terms
 
 __all__ = ["AT_ONCE", "advance"]
@@ -82,7 +82,7 @@ def _moved(terms: Terms, state: RunState, now_s: float) -> Outcome:
 
 def _waiting(terms: Terms, state: RunState, now_s: float) -> Outcome:
     if search_due(terms, state):
-        return entered(state, "search", now_s), ()
+        return state.entered("search", now_s), ()
     if over(terms, state):
         return _open_deploy(terms, state, now_s)
     # A strict run waits for those who went away, but begins no round on the strength of them.
@@ -96,7 +96,7 @@ def _waiting(terms: Terms, state: RunState, now_s: float) -> Outcome:
         f"{there} of {terms.config.min_clients} clients were there after {terms.config.deadlines.join_s:g} s; "
         "start more clients or lower min_clients"
     )
-    return entered(replace(state, failure=failure), "failed", now_s), ()
+    return state.failed(failure, now_s), ()
 
 
 def _measure(terms: Terms, state: RunState, now_s: float) -> Outcome:
@@ -128,12 +128,12 @@ def _measure(terms: Terms, state: RunState, now_s: float) -> Outcome:
 def _unanswered(terms: Terms, state: RunState, now_s: float) -> Outcome:
     """Wait for clients anew, but not for ever: some may give signs of life and yet never say what they can give."""
     if now_s - state.live.opened_s < terms.config.deadlines.join_s:
-        return entered(state, "waiting", now_s), ()
+        return state.entered("waiting", now_s), ()
     failure = (
         f"no client answered the announcement of round {state.round} within {terms.config.deadlines.join_s:g} s; "
         "see the clients' logs, or raise measure_s"
     )
-    return entered(replace(state, failure=failure), "failed", now_s), ()
+    return state.failed(failure, now_s), ()
 
 
 def _missing_seat(state: RunState, client_id: str, reason: str) -> Seat:
@@ -150,7 +150,7 @@ def _assign(terms: Terms, state: RunState, now_s: float) -> Outcome:
         for name, seat in state.seats.items()
         if seat.stage == "answered" and name not in drawn
     }
-    state = entered(state, "train", now_s)
+    state = state.entered("train", now_s)
     return replace(state, seats=MappingProxyType(dict(sorted({**state.seats, **left_out}.items())))), ()
 
 
@@ -177,8 +177,8 @@ def _open(state: RunState) -> Iterator[str]:
 
 def _open_deploy(terms: Terms, state: RunState, now_s: float) -> Outcome:
     if not terms.config.deploy_targets or not state.last:
-        return entered(state, "finished", now_s), ()
-    return entered(replace(state, seats=MappingProxyType({})), "deploy", now_s), ()
+        return state.entered("finished", now_s), ()
+    return replace(state, seats=MappingProxyType({})).entered("deploy", now_s), ()
 
 
 def _deploy_seat(terms: Terms, state: RunState, last: Seat) -> Seat:
@@ -212,4 +212,4 @@ def _deploy(terms: Terms, state: RunState, now_s: float) -> Outcome:
     unfetched = "it did not fetch its models in time"
     reasons = {name: with_absence(terms, state, name, unfetched, now_s) for name in _open(state)}
     state, closed = closed_seats(state, reasons)
-    return entered(state, "finished", now_s), (*parted, *closed)
+    return state.entered("finished", now_s), (*parted, *closed)

@@ -18,7 +18,7 @@ from subfleet.rounds.attempts import Failing, Tries
 from subfleet.rounds.live import RetryTimes
 from subfleet.rounds.members import SILENT_SINCE, expected
 from subfleet.rounds.selection import NOT_DRAWN
-from subfleet.rounds.state import RunState, Seat, entered
+from subfleet.rounds.state import RunState, Seat
 from subfleet.rounds.terms import Terms
 
 __all__ = ["fruitless", "opened", "what_is_lacking"]
@@ -43,7 +43,7 @@ def opened(state: RunState, now_s: float) -> RunState:
     )
     tries = state.tries if again else Tries(lost=state.tries.lost)
     state = replace(state, round=state.folded_round + 1, seats=MappingProxyType({}), tries=tries, live=live)
-    return entered(state, "measure", now_s)
+    return state.entered("measure", now_s)
 
 
 def fruitless(terms: Terms, state: RunState, now_s: float) -> RunState:
@@ -57,13 +57,13 @@ def fruitless(terms: Terms, state: RunState, now_s: float) -> RunState:
     waits_for = _grouped({**_why(state.seats), **first})
     tries = Tries(retry=before.retry + 1, lost=before.lost + 1, waits_for=waits_for, failing=failing)
     live = replace(state.live, retries=replace(times, pause_s=_pause_s(terms, state)))
-    state = entered(replace(state, tries=tries, live=live), "waiting", now_s)
+    state = replace(state, tries=tries, live=live).entered("waiting", now_s)
     if _is_certain(terms, state, now_s):
         failure = (
             f"round {state.round} left nothing to fold in {tries.retry} attempts, and another would come to the same: "
             f"{waits_for}; mend what that names, and start the run again"
         )
-        return replace(state, phase="failed", failure=failure)
+        return state.failed(failure, now_s)
     tried, limit_s = state.turn - times.since_turn, terms.config.deadlines.retry_s
     if max(now_s - (times.since_s or 0.0), _log_s(terms, tried)) < limit_s:
         return state
@@ -71,7 +71,7 @@ def fruitless(terms: Terms, state: RunState, now_s: float) -> RunState:
         f"round {state.round} left nothing to fold for {limit_s:g} s, in {tried} tries "
         f"({waits_for}); give the devices what they lack and start the server again, or raise deadlines.retry_s"
     )
-    return replace(state, phase="failed", failure=failure)
+    return state.failed(failure, now_s)
 
 
 def _failing(before: Mapping[str, Failing], seats: Mapping[str, Seat]) -> Mapping[str, Failing]:

@@ -20,7 +20,7 @@ from subfleet.rounds.federated_scoring import begun_scoring, mean_scores, scored
 from subfleet.rounds.networks import all_lineages, lineages_in_use, with_lineages
 from subfleet.rounds.requests import GenerationMade, GenerationWanted
 from subfleet.rounds.sizing import asking
-from subfleet.rounds.state import RunState, entered, remembered, without_request
+from subfleet.rounds.state import RunState, remembered
 from subfleet.rounds.terms import Terms
 
 __all__ = ["generation_failed", "generation_made", "generation_wanted", "search_due", "searched_round", "searching"]
@@ -54,7 +54,7 @@ def generation_wanted(state: RunState) -> GenerationWanted:
 
 def generation_made(terms: Terms, state: RunState, made: GenerationMade, now_s: float) -> Outcome:
     """Remember a generation's scores; or end the search, where there was nothing left to propose."""
-    state = without_request(state, made.wanted)
+    state = state.without_request(made.wanted)
     search = terms.policies.path_search
     if state.phase != "search" or made.wanted != generation_wanted(state) or search is None:
         return state, ()
@@ -63,7 +63,7 @@ def generation_made(terms: Terms, state: RunState, made: GenerationMade, now_s: 
         found = _with_found(terms, state, search, supernet)
         if found is None:
             return generation_failed(state, made.wanted, _NOBODY, now_s), ()
-        return entered(replace(found, generations=0), "waiting", now_s), ()
+        return replace(found, generations=0).entered("waiting", now_s), ()
     if search.federated is not None and supernet is not None:
         return begun_scoring(state, terms.declared(supernet).network, made, now_s), ()
     close = CloseGeneration(
@@ -77,11 +77,11 @@ def generation_made(terms: Terms, state: RunState, made: GenerationMade, now_s: 
 
 def generation_failed(state: RunState, wanted: GenerationWanted, reason: str, now_s: float) -> RunState:
     """A search that cannot go on ends the run: its networks would be chosen by nothing."""
-    state = without_request(state, wanted)
+    state = state.without_request(wanted)
     if state.phase != "search" or wanted != generation_wanted(state):
         return state
     failure = f"generation {wanted.number} of the search after round {wanted.round} cannot be scored: {reason}"
-    return entered(replace(state, failure=failure), "failed", now_s)
+    return state.failed(failure, now_s)
 
 
 def searched_round(terms: Terms, state: RunState) -> int:
@@ -103,7 +103,7 @@ def _with_scores(terms: Terms, state: RunState, now_s: float) -> Outcome:
     scores = mean_scores(told) or told.made.scores  # the server's own, where it has any
     if generation is not None and not scores and not told.asked:  # a tier for which there is no device
         memory = search.passed(remembered(terms, state), generation)
-        return entered(replace(state, memory=memory), "search", now_s), actions
+        return replace(state, memory=memory).entered("search", now_s), actions
     if generation is None or not scores:
         return generation_failed(state, told.made.wanted, _NOBODY, now_s), actions
     close = CloseGeneration(
@@ -117,7 +117,7 @@ def _scored(terms: Terms, state: RunState, search: PathSearch, close: CloseGener
     scored = ScoredGeneration(generation=close.generation, scores=close.scores)
     memory = search.scored(remembered(terms, state), scored)
     state = replace(state, memory=memory, generations=close.generation.number)
-    return entered(state, "search", now_s), (close,)
+    return state.entered("search", now_s), (close,)
 
 
 def _supernet(terms: Terms, state: RunState) -> Lineage | None:

@@ -63,10 +63,7 @@ __all__ = [
     "Stage",
     "Suspicion",
     "Trained",
-    "entered",
     "remembered",
-    "taken_up_at",
-    "without_request",
 ]
 
 Phase = Literal["waiting", "measure", "train", "fold", "evaluate", "search", "deploy", "finished", "failed"]
@@ -324,18 +321,23 @@ class RunState:
         """How often the open round was tried before without anything to fold."""
         return self.tries.retry
 
+    def with_seats(self, *seats: Seat) -> "RunState":
+        """The state with these client states in place of those of the same clients."""
+        return replace(self, seats=MappingProxyType({**self.seats, **{seat.client_id: seat for seat in seats}}))
 
-def entered(state: RunState, phase: Phase, now_s: float) -> RunState:
-    """The state as it enters a phase, or begins the same one anew."""
-    return replace(state, phase=phase, live=replace(state.live, entered_s=now_s))
+    def entered(self, phase: Phase, now_s: float) -> "RunState":
+        """The state as it enters a phase, or begins the same one anew."""
+        return replace(self, phase=phase, live=replace(self.live, entered_s=now_s))
 
+    def failed(self, why: str, now_s: float) -> "RunState":
+        """The state of a run that cannot go on, and why."""
+        return replace(self, failure=why).entered("failed", now_s)
 
-def without_request(state: RunState, made: Requested) -> RunState:
-    """The state in which nobody waits for something that was requested: it was made, or cannot be."""
-    return replace(state, live=replace(state.live, requested=state.live.requested - {made}))
+    def without_request(self, made: Requested) -> "RunState":
+        """The state in which nobody waits for something that was requested: it was made, or cannot be."""
+        return replace(self, live=replace(self.live, requested=self.live.requested - {made}))
 
-
-def taken_up_at(state: RunState, now_s: float) -> RunState:
-    """A stored state as a server takes it up: nobody was heard yet, and deadlines and scoring by devices start anew."""
-    seats = state.seats if state.phase != "search" else MappingProxyType[str, Seat]({})
-    return replace(state, seats=seats, live=LiveState.of_clients(state.profiles, now_s))
+    def taken_up(self, now_s: float) -> "RunState":
+        """The state as a server takes it up: nobody was heard yet, and deadlines and scoring by devices start anew."""
+        seats = self.seats if self.phase != "search" else MappingProxyType[str, Seat]({})
+        return replace(self, seats=seats, live=LiveState.of_clients(self.profiles, now_s))
