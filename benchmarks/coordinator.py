@@ -40,7 +40,7 @@ from subfleet.export.pricing.model import PriceModel
 from subfleet.methods import METHODS, AnyMethod
 from subfleet.methods.fedavg import FedAvg
 from subfleet.methods.fedoras import FedorAS
-from subfleet.programs.requests import train_request
+from subfleet.programs.export_requests import train_request
 from subfleet.protocol.training import TrainingSettings
 from subfleet.serving.terms import terms_of
 from subfleet.settings.evaluations import Evaluations

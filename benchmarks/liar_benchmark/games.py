@@ -12,7 +12,7 @@ from subfleet.device_profiles import DeviceProfile, LogRow, ResourceLog
 from subfleet.elastic.families.records.choices import ChoiceCnn
 from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.teaching import DistillationSettings
-from subfleet.emulation.batch.exports import AwaitedExports
+from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.figures import figures
 from subfleet.emulation.batch.hosting import shared_trainers
 from subfleet.emulation.batch.run import run_batch
@@ -232,7 +232,7 @@ def _log(run: Run, place: int) -> ResourceLog:
     return ResourceLog(device="virtual", source="a benchmark", licence="none", rows=rows)
 
 
-def played(game: Game, exports: AwaitedExports) -> Played:
+def played(game: Game, exports: LazyExports) -> Played:
     """Play a game in this process.
 
     Args:

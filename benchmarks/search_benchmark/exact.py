@@ -12,7 +12,7 @@ from subfleet.export.request_steps import training_step_of
 from subfleet.export.targets.onnx import OnnxTarget
 from subfleet.export.tracing import trace
 from subfleet.methods.policies import Ask, Draw, Policies, Written
-from subfleet.programs.requests import train_request
+from subfleet.programs.export_requests import train_request
 from subfleet.protocol.schema import canonical_json
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.search.candidates import Candidate, why_not

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from subfleet.emulation.batch.exports import AwaitedExports
+from subfleet.emulation.batch.exports import LazyExports
 from subfleet.export.cache import CacheFolder
 
 
@@ -14,6 +14,6 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> CacheFolder:
 
 
 @pytest.fixture(scope="session")
-def exports(cache: CacheFolder) -> Iterator[AwaitedExports]:
-    with AwaitedExports(cache) as opened:
+def exports(cache: CacheFolder) -> Iterator[LazyExports]:
+    with LazyExports(cache) as opened:
         yield opened

@@ -3,7 +3,7 @@
 import pytest
 
 from subfleet.export.programs import export_training_program
-from subfleet.programs.requests import train_request
+from subfleet.programs.export_requests import train_request
 from subfleet.serving.terms import terms_of
 from subfleet.settings.reading import read_run
 

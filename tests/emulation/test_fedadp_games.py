@@ -9,7 +9,7 @@ import pytest
 
 from subfleet.elastic.building import network_of
 from subfleet.elastic.unions import union_of
-from subfleet.emulation.batch.exports import AwaitedExports
+from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.host import run_in_batch
 from subfleet.export.cache import CacheFolder
 from subfleet.journal.guarding import Unobserved
@@ -63,7 +63,7 @@ def test_the_eight_networks_of_the_paper_have_one_union() -> None:
 
 def test_two_rounds_of_every_entry_in_which_all_take_part(tmp_path: Path) -> None:
     accuracies = {}
-    with AwaitedExports(CacheFolder(path=tmp_path / "cache")) as exports:
+    with LazyExports(CacheFolder(path=tmp_path / "cache")) as exports:
         for name, run in entries("fedadp-game", *SMALL).items():
             run_in_batch(run, tmp_path / name, Unobserved(), threading.Event(), exports=exports)
             summary = json.loads((tmp_path / name / "summary.json").read_text(encoding="utf-8"))

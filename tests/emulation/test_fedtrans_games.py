@@ -14,7 +14,7 @@ import pytest
 
 from subfleet.elastic.building import network_of
 from subfleet.elastic.cost import Costs
-from subfleet.emulation.batch.exports import AwaitedExports
+from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.host import run_in_batch
 from subfleet.emulation.gathering import gathered
 from subfleet.export.cache import CacheFolder
@@ -43,8 +43,8 @@ EARLY = ("method.beta=1e9", "method.gamma=1", "method.delta=1")
 
 
 @pytest.fixture(scope="module")
-def exports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AwaitedExports]:
-    with AwaitedExports(CacheFolder(path=tmp_path_factory.mktemp("cache"))) as settled:
+def exports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LazyExports]:
+    with LazyExports(CacheFolder(path=tmp_path_factory.mktemp("cache"))) as settled:
         yield settled
 
 
@@ -55,7 +55,7 @@ def small(game: str) -> Iterator[Run]:
         yield replace(run, model=replace(run.model, **shape))
 
 
-def played(run: Run, runs: Path, exports: AwaitedExports) -> Mapping[str, Any]:
+def played(run: Run, runs: Path, exports: LazyExports) -> Mapping[str, Any]:
     """A run played in its own folder, which takes its model from one beside it."""
     run, folder = with_model(run, runs), runs / run.name
     folder.mkdir(parents=True)
@@ -96,7 +96,7 @@ def entries(game: str) -> dict[str, Run]:
     ],
 )
 def test_a_game_is_played_with_the_networks_that_fedtrans_came_to(
-    game: str, names: tuple[str, ...], exports: AwaitedExports, tmp_path: Path
+    game: str, names: tuple[str, ...], exports: LazyExports, tmp_path: Path
 ) -> None:
     runs = entries(game)
     played(runs["fedtrans"], tmp_path, exports)

@@ -10,7 +10,7 @@ from safetensors.torch import load
 
 from subfleet.elastic.building import network_of
 from subfleet.elastic.evaluate import evaluate
-from subfleet.emulation.batch.exports import AwaitedExports
+from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.figures import figures, violates
 from subfleet.emulation.batch.run import BatchResult, run_batch
 from subfleet.emulation.gathered import GatheredRun
@@ -78,7 +78,7 @@ Run = tuple[GatheredRun, BatchResult]
 
 
 @pytest.fixture(scope="module")
-def run(exports: AwaitedExports) -> Run:
+def run(exports: LazyExports) -> Run:
     described = experiment()
     return described, run_batch(described, exports)
 

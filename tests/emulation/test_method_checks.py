@@ -11,7 +11,7 @@ from torch import Tensor
 from subfleet.elastic.accumulator import Accumulator
 from subfleet.elastic.model_state import ModelState
 from subfleet.emulation import method_checks
-from subfleet.emulation.batch.exports import AwaitedExports
+from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.run import BatchResult
 from subfleet.emulation.gathered import GatheredRun
 from subfleet.emulation.method_checks import accepted_norms, check_methods, verdict_of
@@ -42,7 +42,7 @@ def _with_policies(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
     monkeypatch.setattr(HeteroFL, "policies", policies)
 
 
-def test_methods_that_work_are_ok(exports: AwaitedExports) -> None:
+def test_methods_that_work_are_ok(exports: LazyExports) -> None:
     assert verdict_of(METHOD, exports) == "ok"
     every = ("averaged", "bank", "recalibrated", "calibrated")
     assert list(check_methods(exports, {"fedavg": FedAvg})) == [("fedavg", norms, "ok") for norms in every]
@@ -55,13 +55,13 @@ def test_methods_that_work_are_ok(exports: AwaitedExports) -> None:
         (3, "the search has found ['t1', 't2'], but nobody trained any of them"),
     ],
 )
-def test_a_search_that_comes_to_nothing_is_seen(rounds: int, said: str, exports: AwaitedExports) -> None:
+def test_a_search_that_comes_to_nothing_is_seen(rounds: int, said: str, exports: LazyExports) -> None:
     search = TierSearch(evolution=EvolutionSettings(evaluations=2, population=2, offspring=1))
     assert verdict_of(FedorAS(supernet_rounds=rounds, tiers=2, search=search), exports) == said
 
 
 def test_a_check_runs_on_every_runtime_that_the_method_tells(
-    monkeypatch: pytest.MonkeyPatch, exports: AwaitedExports
+    monkeypatch: pytest.MonkeyPatch, exports: LazyExports
 ) -> None:
     used = list[str]()
 
@@ -85,7 +85,7 @@ def test_the_checks_cover_the_policies_of_norms_that_a_method_accepts() -> None:
 
 
 def test_what_moves_in_a_copy_where_none_of_its_clients_trained_is_seen(
-    monkeypatch: pytest.MonkeyPatch, exports: AwaitedExports
+    monkeypatch: pytest.MonkeyPatch, exports: LazyExports
 ) -> None:
     def moving(context: AfterRound) -> ModelState:
         """The last channel of each size's norms, which few sizes hold, moves by a hair."""
@@ -102,7 +102,7 @@ def _with_last(own: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: torch.cat([tensor[:-1], tensor[-1:] + 1e-4]) for name, tensor in own.items()}
 
 
-def test_what_is_zeroed_where_nobody_trained_is_seen(monkeypatch: pytest.MonkeyPatch, exports: AwaitedExports) -> None:
+def test_what_is_zeroed_where_nobody_trained_is_seen(monkeypatch: pytest.MonkeyPatch, exports: LazyExports) -> None:
     finish = Accumulator.finish
 
     def zeroing(self: Accumulator) -> dict[str, Tensor]:
@@ -115,7 +115,7 @@ def test_what_is_zeroed_where_nobody_trained_is_seen(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("norms", ["averaged", "recalibrated"])
 def test_a_loss_that_does_not_fall_is_seen(
-    norms: NormPolicy, monkeypatch: pytest.MonkeyPatch, exports: AwaitedExports
+    norms: NormPolicy, monkeypatch: pytest.MonkeyPatch, exports: LazyExports
 ) -> None:
     """Nor is one that falls by what running statistics measure alone."""
     _with_policies(monkeypatch, training=lambda settings, _: replace(settings, learning_rate=0.0))
@@ -143,13 +143,13 @@ def _nothing_for_one(ask: Ask) -> Assigned:
     ],
 )
 def test_a_wrong_assignment_is_seen(
-    assign: Callable[[Ask], Assigned], said: str, monkeypatch: pytest.MonkeyPatch, exports: AwaitedExports
+    assign: Callable[[Ask], Assigned], said: str, monkeypatch: pytest.MonkeyPatch, exports: LazyExports
 ) -> None:
     _with_policies(monkeypatch, assign=assign)
     assert verdict_of(METHOD, exports).startswith(said)
 
 
-def test_bytes_that_are_not_counted_are_seen(monkeypatch: pytest.MonkeyPatch, exports: AwaitedExports) -> None:
+def test_bytes_that_are_not_counted_are_seen(monkeypatch: pytest.MonkeyPatch, exports: LazyExports) -> None:
     count = Traffic.count
 
     def deaf(self: Traffic, direction: Any, topic: str, size_bytes: int) -> None:
@@ -162,7 +162,7 @@ def test_bytes_that_are_not_counted_are_seen(monkeypatch: pytest.MonkeyPatch, ex
     assert verdict.endswith(" and 0 bytes, less than its weights")
 
 
-def test_a_method_that_fails_is_told_in_its_own_words(monkeypatch: pytest.MonkeyPatch, exports: AwaitedExports) -> None:
+def test_a_method_that_fails_is_told_in_its_own_words(monkeypatch: pytest.MonkeyPatch, exports: LazyExports) -> None:
     _with_policies(monkeypatch, space=lambda network, rates: ())
     assert verdict_of(METHOD, exports).startswith("the method's space of subnets is empty")
 

@@ -24,27 +24,23 @@ from subfleet.protocol.messages import Evaluated, Task, Update
 from subfleet.protocol.paths import OperatorExamples, PathScore
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.schema import canonical_json
-from subfleet.rounds.actions import Action, Fold, Reply
+from subfleet.rounds.actions import Action, AggregationRequest, Reply
+from subfleet.rounds.events import Done
 from subfleet.rounds.exhaustive import never
 from subfleet.rounds.networks import all_lineages
-from subfleet.rounds.requests import (
-    EvaluationMade,
-    EvaluationWanted,
-    Made,
-    ModelsMade,
-    ModelsWanted,
-    PricesMade,
-    PricesWanted,
-    ProgramMade,
-    ProgramWanted,
-    Scorable,
-    ScoringMade,
-    ScoringWanted,
-    TaskMade,
-    TaskWanted,
-)
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
+from subfleet.rounds.work import (
+    CostRequest,
+    EvaluationRequest,
+    ExportedModels,
+    ModelsRequest,
+    PreparedTask,
+    ProgramRequest,
+    Scorable,
+    ScoringRequest,
+    TaskRequest,
+)
 from subfleet.rounds.written import ProgramFacts
 from subfleet.search.path_evolution import EvolutionSettings
 from subfleet.settings.evaluations import Evaluations
@@ -55,7 +51,7 @@ from subfleet.testing.rounds import SUPERNET
 PRICES = prices_of(network_of(MODEL))
 _SMALL = replace(MODEL, widths=(4,), depths=(1,), norm="none")
 _NETWORKS = (_SMALL, replace(_SMALL, depths=(2,)), replace(_SMALL, widths=(8,)))
-Supplied = TaskWanted | ScoringWanted | EvaluationWanted | ModelsWanted | ProgramWanted | PricesWanted
+Supplied = TaskRequest | ScoringRequest | EvaluationRequest | ModelsRequest | ProgramRequest | CostRequest
 _EVOLUTION = EvolutionSettings(evaluations=6, population=3, offspring=3)
 _BY_SERVER = TierSearch(evolution=_EVOLUTION)
 _BY_DEVICES = replace(_BY_SERVER, scoring="devices", scoring_clients=2, scoring_rounds=2)
@@ -84,7 +80,7 @@ def terms_of_places(method: AnyMethod) -> tuple[Terms, ...]:
     )
 
 
-def evolved_by(terms: Terms, fold: Fold) -> tuple[Any, tuple[Lineage, ...]]:
+def evolved_by(terms: Terms, fold: AggregationRequest) -> tuple[Any, tuple[Lineage, ...]]:
     """What a fold finds and leaves of networks, in which as many appear as can."""
     if terms.policies.evolve is None:
         return None, fold.lineages
@@ -98,7 +94,7 @@ def brings(terms: Terms, place: int) -> str:
     return canonical_json(_NETWORKS[place]).decode() if terms.policies.declarations else ""
 
 
-def _united(terms: Terms, fold: Fold) -> tuple[Lineage, ...]:
+def _united(terms: Terms, fold: AggregationRequest) -> tuple[Lineage, ...]:
     """A union has whatever was brought, besides what the one before it had."""
     before = all_lineages(terms, fold.lineages)
     if not fold.brought:
@@ -110,7 +106,7 @@ def _united(terms: Terms, fold: Fold) -> tuple[Lineage, ...]:
     return (*kept, born)
 
 
-def _split(terms: Terms, fold: Fold) -> tuple[Found, tuple[Lineage, ...]]:
+def _split(terms: Terms, fold: AggregationRequest) -> tuple[Found, tuple[Lineage, ...]]:
     """Those of Sattler's are split wherever two clients are in one."""
     clusters: dict[str, list[str]] = {}
     for seat in fold.seats:
@@ -139,7 +135,7 @@ def _split(terms: Terms, fold: Fold) -> tuple[Found, tuple[Lineage, ...]]:
     return Found(splits=tuple(splits)), (*kept, *born) if splits else fold.lineages
 
 
-def _grown(terms: Terms, fold: Fold) -> tuple[Grown, tuple[Lineage, ...]]:
+def _grown(terms: Terms, fold: AggregationRequest) -> tuple[Grown, tuple[Lineage, ...]]:
     """One of FedTrans' grows from the newest in every other round."""
     before = all_lineages(terms, fold.lineages)
     living = [one.id for one in before if one.living]
@@ -186,32 +182,31 @@ def found_of(task: Task, samples: int) -> Evaluated:
     )
 
 
-def made_of(job: Supplied, planned: int, fails: bool) -> Made:
-    """What is made for a job beside the loop, but for searches."""
+def made_of(job: Supplied, planned: int, fails: bool) -> Done:
+    """What a job beside the loop results in, but for searches."""
     program = ProgramRef(program_id="p", target="onnx", blob=blob("p"))
     match job:
-        case TaskWanted():
+        case TaskRequest():
             weights = blob(f"w{job.participant.size.spec_id}")
             facts = ProgramFacts(planned_peak_bytes=planned)
-            made: Made = TaskMade(wanted=job, program=program, weights=weights, facts=facts)
-        case ScoringWanted():
-            candidates = (
+            made: Any = PreparedTask(program=program, weights=weights, facts=facts)
+        case ScoringRequest():
+            made = tuple(
                 Scorable(size=size, program=program, weights=blob("f"), planned_peak_bytes=planned)
                 for size in job.sizes[fails:]
             )
-            made = ScoringMade(wanted=job, candidates=tuple(candidates))
-        case EvaluationWanted():
+        case EvaluationRequest():
             facts = ProgramFacts(planned_peak_bytes=planned)
-            made = EvaluationMade(wanted=job, program=program, weights=blob("use"), facts=facts)
-        case ModelsWanted():
-            made = ModelsMade(wanted=job, programs=(program,), models=())
-        case ProgramWanted():
-            made = ProgramMade(wanted=job, facts=ProgramFacts(planned_peak_bytes=planned))
-        case PricesWanted():
-            made = PricesMade(wanted=job, memory=PRICES)
+            made = PreparedTask(program=program, weights=blob("use"), facts=facts)
+        case ModelsRequest():
+            made = ExportedModels(programs=(program,), models=())
+        case ProgramRequest():
+            made = ProgramFacts(planned_peak_bytes=planned)
+        case CostRequest():
+            made = PRICES
         case _:
             never(job)
-    return made
+    return Done(request=job, result=made)
 
 
 def update_of(terms: Terms, task: Task) -> Update:

@@ -204,9 +204,7 @@ class World:
 
     def kill_server(self) -> None:
         """Drop the server as a kill does, without a word to anyone; its thread ends, as a process's would."""
-        self.server._checks.close()
-        self.server._lookout.close()
-        self.server._workbench.close()
+        self.server._work.close()
         self.server = self.new_server()
         self.server.open()
 

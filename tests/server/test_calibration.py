@@ -41,12 +41,13 @@ from subfleet.protocol.calibration import Calibration, NormLayer, sum_names
 from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.messages import Task
 from subfleet.protocol.training import TrainingSettings
-from subfleet.rounds.actions import Action, SendTask
+from subfleet.rounds.actions import Action, AggregationRequest, SendTask
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Folded, UpdateStored
-from subfleet.rounds.requests import TaskWanted
+from subfleet.rounds.events import Done
 from subfleet.rounds.state import Assignment, RunState, Trained
+from subfleet.rounds.suspicion import ChangeSize
 from subfleet.rounds.terms import Terms
+from subfleet.rounds.work import AggregatedRound, CheckRequest, TaskRequest
 from subfleet.settings.run import Run
 from subfleet.testing.subnets import same_bits
 from subfleet.transport.blob_store import BlobStore
@@ -105,7 +106,7 @@ def measured_round(terms: Terms, number: int = 1) -> tuple[RunState, tuple[Actio
 def test_everybody_is_asked_for_the_norms_of_its_size_by_the_program_that_trains(method: AnyMethod) -> None:
     terms = terms_of(**calibrating(rounds=1, method=method, clients_per_round=1))
     state, asked = measured_round(terms, 2)
-    assert [one.student for one in wanted_of(TaskWanted, asked)] == [None] * 3, "no candidates, no student"
+    assert [one.student for one in wanted_of(TaskRequest, asked)] == [None] * 3, "no candidates, no student"
     for name in CLIENTS:
         state, (sent,) = step(terms, state, prepared(terms, state, name), 2.0)
         assert isinstance(sent, SendTask)
@@ -118,9 +119,19 @@ def test_everybody_is_asked_for_the_norms_of_its_size_by_the_program_that_trains
     state, actions = step(terms, state, refused, 3.0)
     assert replies(actions) == ["accepted"]
     for name in CLIENTS[1:]:
-        state, actions = step(terms, state, UpdateStored(update=update(terms, state, name)), 3.0)
+        state, actions = step(
+            terms, state, Done(request=CheckRequest(update=update(terms, state, name)), result=ChangeSize()), 3.0
+        )
         assert replies(actions) == ["accepted"]
-    state, _ = step(terms, state, Folded(round=2, accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}), 4.0)
+    state, _ = step(
+        terms,
+        state,
+        Done(
+            request=AggregationRequest(round=2, seats=()),
+            result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}),
+        ),
+        4.0,
+    )
     assert state.phase == "deploy"
 
 

@@ -9,7 +9,6 @@ from server.coordinator_cases import (
     CLIENTS,
     deployed,
     joined,
-    known,
     measuring,
     prepared,
     profile,
@@ -27,21 +26,16 @@ from server.fake_device import PLENTY_BYTES
 
 from subfleet.protocol.memory import Packing, PackingWidth
 from subfleet.protocol.messages import Presence, Task
-from subfleet.rounds.actions import Fetch, Fold, GoOn, SendTask, Withdraw
+from subfleet.rounds.actions import AggregationRequest, GoOn, SendTask, Withdraw
 from subfleet.rounds.answers import MAX_HEADER_BYTES
 from subfleet.rounds.coordinator import round_info, step
-from subfleet.rounds.events import (
-    Failed,
-    Folded,
-    Tick,
-    UpdateRejected,
-    UpdateStored,
-)
-from subfleet.rounds.members import expected
+from subfleet.rounds.events import Done, Failed, Tick
 from subfleet.rounds.phases import AT_ONCE
-from subfleet.rounds.requests import ModelsWanted, TaskWanted
+from subfleet.rounds.progress import Finished, Measuring
 from subfleet.rounds.seating import ask_of
 from subfleet.rounds.state import RunState
+from subfleet.rounds.suspicion import ChangeSize
+from subfleet.rounds.work import AggregatedRound, CheckRequest, ModelsRequest, TaskRequest
 from subfleet.settings.timing import Deadlines
 
 PLAN = terms_of()
@@ -49,20 +43,25 @@ PLAN = terms_of()
 
 def _folding(state: RunState) -> RunState:
     for name in CLIENTS:
-        state, _ = step(PLAN, state, UpdateStored(update=update(PLAN, state, name)), 5.0)
+        state, _ = step(
+            PLAN, state, Done(request=CheckRequest(update=update(PLAN, state, name)), result=ChangeSize()), 5.0
+        )
     return state
 
 
 def _deploying() -> RunState:
     state = _folding(training(PLAN))
-    folded = Folded(round=1, accuracy=0.5, loss=1.0, sha256="0" * 64, refused={})
+    folded = Done(
+        request=AggregationRequest(round=1, seats=()),
+        result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}),
+    )
     terms = terms_of(rounds=1)
     state, actions = step(terms, state, folded, 6.0)
-    assert [one.client_id for one in wanted_of(ModelsWanted, actions)] == list(CLIENTS)
+    assert [one.client_id for one in wanted_of(ModelsRequest, actions)] == list(CLIENTS)
     return state
 
 
-def given(action: TaskWanted) -> tuple[int, str]:
+def given(action: TaskRequest) -> tuple[int, str]:
     """Which attempt it is, and of what size."""
     return action.attempt, action.participant.size.spec_id
 
@@ -83,16 +82,6 @@ def test_too_few_clients_fail_at_the_deadline() -> None:
     state, _ = step(terms, state, Tick(), 10.0)
     assert state.phase == "failed"
     assert "1 of 3 clients" in state.failure
-
-
-def test_clients_of_before_count_for_nothing_until_they_speak() -> None:
-    """A journal names them, and a strict run waits for them in its rounds; but a round needs clients that are there."""
-    terms = terms_of(min_clients=2)
-    state, _ = step(terms, known(profile("bob"), profile("cyd")), Tick(), 1.0)
-    state = joined(terms, state, "ada", 1.0)
-    assert state.phase == "waiting"
-    state = joined(terms, state, "bob", 2.0)
-    assert (state.phase, sorted(expected(terms, state, 2.0))) == ("measure", ["ada", "bob", "cyd"])
 
 
 def test_the_end_of_a_client_that_nobody_knows_is_no_news() -> None:
@@ -124,7 +113,7 @@ def test_tasks_are_prepared_when_everyone_has_answered() -> None:
     assert state.phase == "measure"
     state, actions = step(PLAN, state, telemetry(PLAN, CLIENTS[-1]), 2.0)
     assert state.phase == "train"
-    assert [one.client_id for one in wanted_of(TaskWanted, actions)] == list(CLIENTS)
+    assert [one.client_id for one in wanted_of(TaskRequest, actions)] == list(CLIENTS)
 
 
 def test_the_silent_are_missing_after_the_deadline_and_late_telemetry_is_refused() -> None:
@@ -175,7 +164,7 @@ def test_a_program_that_plans_too_much_leads_to_the_next_smaller_subnet() -> Non
     fitting, _ = step(PLAN, state, prepared(PLAN, state, "ada", planned_peak_bytes=PLENTY_BYTES), 2.0)
     assert fitting.seats["ada"].stage == "out"
     state, actions = step(PLAN, state, prepared(PLAN, state, "ada", planned_peak_bytes=PLENTY_BYTES + 1), 2.0)
-    assert [given(one) for one in wanted_of(TaskWanted, actions)] == [(0, sizes[place - 1])]
+    assert [given(one) for one in wanted_of(TaskRequest, actions)] == [(0, sizes[place - 1])]
     for _ in range(place):
         state, actions = step(PLAN, state, prepared(PLAN, state, "ada", planned_peak_bytes=10**12), 2.0)
     assert state.seats["ada"].stage == "skipped"
@@ -192,11 +181,11 @@ def test_an_update_is_fetched_then_accepted_then_a_duplicate() -> None:
     state = training(PLAN)
     offered = update(PLAN, state, "ada")
     after, actions = step(PLAN, state, offered, 3.0)
-    assert (after.seats, actions) == (state.seats, (Fetch(update=offered),))
-    state, actions = step(PLAN, after, UpdateStored(update=offered), 4.0)
+    assert (after.seats, actions) == (state.seats, (CheckRequest(update=offered),))
+    state, actions = step(PLAN, after, Done(request=CheckRequest(update=offered), result=ChangeSize()), 4.0)
     assert replies(actions) == ["accepted"]
     assert Withdraw(task_id=offered.task_id) in actions
-    for event in (offered, UpdateStored(update=offered)):
+    for event in (offered, Done(request=CheckRequest(update=offered), result=ChangeSize())):
         assert replies(step(PLAN, state, event, 5.0)[1]) == ["duplicate"]
 
 
@@ -234,12 +223,22 @@ def test_an_update_that_announces_too_much_is_refused_before_it_is_fetched() -> 
 def test_an_update_after_the_close_is_refused_unless_it_was_accepted() -> None:
     state = training(PLAN)
     early, late = update(PLAN, state, "ada"), update(PLAN, state, "bob")
-    state, _ = step(PLAN, state, UpdateStored(update=early), 3.0)
+    state, _ = step(PLAN, state, Done(request=CheckRequest(update=early), result=ChangeSize()), 3.0)
     state, actions = step(PLAN, state, Tick(), 2.0 + PLAN.config.deadlines.round_s)
-    fold = next(action for action in actions if isinstance(action, Fold))
+    fold = next(action for action in actions if isinstance(action, AggregationRequest))
     assert [seat.client_id for seat in fold.seats] == ["ada"]
-    assert replies(step(PLAN, state, UpdateStored(update=late), 700.0)[1]) == ["refused"]
-    state, _ = step(PLAN, state, Folded(round=1, accuracy=1.0, loss=0.0, sha256="0" * 64, refused={}), 700.0)
+    assert replies(step(PLAN, state, Done(request=CheckRequest(update=late), result=ChangeSize()), 700.0)[1]) == [
+        "refused"
+    ]
+    state, _ = step(
+        PLAN,
+        state,
+        Done(
+            request=AggregationRequest(round=1, seats=()),
+            result=AggregatedRound(accuracy=1.0, loss=0.0, sha256="0" * 64, refused={}),
+        ),
+        700.0,
+    )
     assert replies(step(PLAN, state, early, 701.0)[1]) == ["duplicate"]
     assert replies(step(PLAN, state, late, 701.0)[1]) == ["refused"]
 
@@ -247,7 +246,7 @@ def test_an_update_after_the_close_is_refused_unless_it_was_accepted() -> None:
 def test_a_rejected_update_ends_its_seat() -> None:
     state = training(PLAN)
     offered = update(PLAN, state, "ada")
-    state, actions = step(PLAN, state, UpdateRejected(update=offered, reason="not finite"), 3.0)
+    state, actions = step(PLAN, state, Failed(request=CheckRequest(update=offered), reason="not finite"), 3.0)
     assert (state.seats["ada"].stage, state.seats["ada"].reason) == ("refused", "not finite")
     assert replies(actions) == ["refused"]
 
@@ -259,7 +258,7 @@ def test_a_refusal_for_memory_gives_a_smaller_task_and_its_repetition_nothing() 
     smaller = sizes[sizes.index(size_of(state.seats["ada"])) - 1]
     state, actions = step(PLAN, state, first, 3.0)
     assert replies(actions) == ["accepted"]
-    assert [given(one) for one in wanted_of(TaskWanted, actions)] == [(1, smaller)]
+    assert [given(one) for one in wanted_of(TaskRequest, actions)] == [(1, smaller)]
     again, actions = step(PLAN, state, first, 3.0)
     assert (replies(actions), again.seats) == (["duplicate"], state.seats)
     state, actions = step(PLAN, state, prepared(PLAN, state, "ada"), 3.0)
@@ -297,7 +296,7 @@ def test_a_client_past_its_lease_is_waited_for_in_a_strict_run_alone() -> None:
         for name, heard_s in (("cyd", 0.0), ("ada", 9.0), ("bob", 9.0)):
             state = joined(terms, state, name, heard_s)
         state = replace(
-            state, phase="measure", round=1, live=replace(state.live, entered_s=9.0), seats=MappingProxyType({})
+            state, at=Measuring(), round=1, live=replace(state.live, entered_s=9.0), seats=MappingProxyType({})
         )
         for name in ("ada", "bob"):
             state, _ = step(terms, state, telemetry(terms, name), 12.0)
@@ -339,7 +338,7 @@ def test_models_of_a_few_are_asked_for_in_each_step_and_each_once() -> None:
     for _ in range(4):
         assert state.phase == "deploy"
         state, actions = step(terms, state, Tick(), 6.0)
-        wanted = [one.client_id for one in wanted_of(ModelsWanted, actions)]
+        wanted = [one.client_id for one in wanted_of(ModelsRequest, actions)]
         assert (len(wanted), any(isinstance(action, GoOn) for action in actions)) in {
             (AT_ONCE, True),
             (1, False),
@@ -356,19 +355,9 @@ def test_what_everyone_is_told() -> None:
     assert (info.round, info.phase, info.log_time_s) == (1, "measure", 0.0)
     assert info.deadline_s == PLAN.config.deadlines.measure_s - 2.0
     assert round_info(PLAN, RunState(), 0.0) is None
-    finished = round_info(PLAN, replace(state, phase="finished"), 3.0)
+    finished = round_info(PLAN, replace(state, at=Finished()), 3.0)
     assert finished is not None
     assert finished.phase == "finished"
-
-
-def test_a_profile_that_comes_again_changes_nothing() -> None:
-    terms = terms_of()
-    state = joined(terms, RunState(), "ada", 1.0)
-    told = state.profiles["ada"]
-    again, _ = step(terms, state, replace(told), 2.0)
-    assert again is state
-    changed, _ = step(terms, state, replace(told, sample_count=99), 2.0)
-    assert changed.profiles["ada"] != told
 
 
 def test_models_that_cannot_be_made_skip_a_client_that_had_a_second_task() -> None:
@@ -377,13 +366,18 @@ def test_models_that_cannot_be_made_skip_a_client_that_had_a_second_task() -> No
     again, _ = step(terms, state, refusal(terms, state, "ada"), 3.0)
     state, _ = step(terms, again, prepared(terms, again, "ada"), 3.0)
     for name in CLIENTS:
-        state, _ = step(terms, state, UpdateStored(update=update(terms, state, name)), 4.0)
-    folded = Folded(round=1, accuracy=0.5, loss=1.0, sha256="0" * 64, refused={})
+        state, _ = step(
+            terms, state, Done(request=CheckRequest(update=update(terms, state, name)), result=ChangeSize()), 4.0
+        )
+    folded = Done(
+        request=AggregationRequest(round=1, seats=()),
+        result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}),
+    )
     state, _ = step(terms, state, folded, 5.0)
     assert state.phase == "deploy"
     participant = state.seats["ada"].participant
     assert participant is not None
-    failed = Failed(wanted=ModelsWanted(participant=participant, round=1), reason="export failed")
+    failed = Failed(request=ModelsRequest(participant=participant, round=1), reason="export failed")
     state, _ = step(terms, state, failed, 6.0)
     assert (state.seats["ada"].stage, state.seats["ada"].reason) == ("skipped", "export failed")
 

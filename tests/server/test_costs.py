@@ -27,11 +27,13 @@ from subfleet.protocol.messages import Presence
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.schema import canonical_json, from_plain
 from subfleet.protocol.topics import Topics
-from subfleet.rounds.actions import Close
+from subfleet.rounds.actions import AggregationRequest, Close
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Folded, UpdateStored
+from subfleet.rounds.events import Done
 from subfleet.rounds.state import RunState
+from subfleet.rounds.suspicion import ChangeSize
 from subfleet.rounds.terms import Terms
+from subfleet.rounds.work import AggregatedRound, CheckRequest
 
 NORMS = Calibration(norms=(NormLayer(name="norm", positions=1, momentum=0.1),))
 PACE, DOWN_BPS, UP_BPS = 5e4, 8e4, 2e4
@@ -148,8 +150,11 @@ def closed(terms: Terms, *, samples: int = 10, pace: float | None = PACE) -> Clo
         state, _ = step(terms, state, prepared(terms, state, name), 2.0)
     for name in CLIENTS:
         claimed = replace(update(terms, state, name), sample_count=samples)
-        state, _ = step(terms, state, UpdateStored(update=claimed), 5.5)
-    event = Folded(round=1, accuracy=0.5, loss=1.0, sha256="a" * 64, refused={"bob": "too large"}, model_bytes=123)
+        state, _ = step(terms, state, Done(request=CheckRequest(update=claimed), result=ChangeSize()), 5.5)
+    event = Done(
+        request=AggregationRequest(round=1, seats=()),
+        result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="a" * 64, refused={"bob": "too large"}, model_bytes=123),
+    )
     _, actions = step(terms, state, event, 6.0)
     return next(action for action in actions if isinstance(action, Close))
 

@@ -17,6 +17,7 @@ from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Tick
 from subfleet.rounds.live import Member
 from subfleet.rounds.members import absences, expected
+from subfleet.rounds.progress import Finished
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
 from subfleet.serving.attendance import Attendance
@@ -162,7 +163,7 @@ def test_when_the_run_is_over_nobody_is_told_that_everyone_leaves(tmp_path: Path
     run_id = begin_run(engine, name="test", settings="{}", round_count=2)
     terms = replace(STRICT, run_id=run_id)
     state = joined(terms, RunState(), "eve", 1.0)
-    state, _ = step(terms, replace(state, phase="finished"), word("eve", reason="the run is over"), 2.0)
+    state, _ = step(terms, replace(state, at=Finished()), word("eve", reason="the run is over"), 2.0)
     assert list(Attendance(terms, engine).look(state, 3.0)) == []
     assert [one.reason for one in kept_absences(engine, run_id).values()] == ["it said goodbye (the run is over)"]
     engine.dispose()

@@ -32,12 +32,13 @@ from subfleet.methods.policies import Ask, Assigned, Draw, Written
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.topics import Topics
-from subfleet.rounds.actions import Action, Close, Fold
+from subfleet.rounds.actions import Action, AggregationRequest, Close
 from subfleet.rounds.coordinator import resume_actions, step
-from subfleet.rounds.events import Folded, Tick, UpdateStored
-from subfleet.rounds.requests import ProgramWanted
+from subfleet.rounds.events import Done, Tick
 from subfleet.rounds.state import RunState
+from subfleet.rounds.suspicion import ChangeSize
 from subfleet.rounds.terms import Terms
+from subfleet.rounds.work import AggregatedRound, CheckRequest, ProgramRequest
 from subfleet.rounds.written import NO_PROGRAM_BYTES
 from subfleet.search.queue import SizedProgram, Wish
 from subfleet.settings.timing import Deadlines
@@ -80,7 +81,7 @@ def asked(terms: Terms, state: RunState, now_s: float = 2.0) -> tuple[RunState, 
         found += actions
     assert state.phase == "train"
     state, found = looked_around(terms, state, found, now_s)
-    return state, [one.program for one in wanted_of(ProgramWanted, found)]
+    return state, [one.program for one in wanted_of(ProgramRequest, found)]
 
 
 def _price_bytes(terms: Terms, size: SubnetSpec | None) -> int:
@@ -93,14 +94,19 @@ def trained(terms: Terms, state: RunState, now_s: float = 3.0) -> tuple[RunState
     for name in CLIENTS:
         event = prepared(terms, state, name, planned_peak_bytes=_price_bytes(terms, state.seats[name].size))
         state, _ = step(terms, state, event, now_s)
-        state, actions = step(terms, state, UpdateStored(update=update(terms, state, name)), now_s)
+        state, actions = step(
+            terms, state, Done(request=CheckRequest(update=update(terms, state, name)), result=ChangeSize()), now_s
+        )
         found += actions
     return state, found
 
 
 def folded(terms: Terms, state: RunState, now_s: float = 4.0) -> tuple[RunState, Close]:
     """The round is closed, and the next one is announced."""
-    event = Folded(round=state.round, accuracy=0.5, loss=1.0, sha256="0" * 64, refused={})
+    event = Done(
+        request=AggregationRequest(round=state.round, seats=()),
+        result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}),
+    )
     state, actions = step(terms, state, event, now_s)
     close = actions[0]
     assert isinstance(close, Close)
@@ -190,7 +196,9 @@ def test_a_program_counts_from_the_next_round_on() -> None:
     state = replace(state, seats=MappingProxyType({**state.seats, "ada": replace(state.seats["ada"], stage="done")}))
     for name in CLIENTS[1:]:
         state, _ = step(terms, state, prepared(terms, state, name), 3.0)
-        state, _ = step(terms, state, UpdateStored(update=update(terms, state, name)), 3.0)
+        state, _ = step(
+            terms, state, Done(request=CheckRequest(update=update(terms, state, name)), result=ChangeSize()), 3.0
+        )
     state, close = folded(terms, state)
     assert close.exported == 2
     asked(terms, state)
@@ -210,7 +218,7 @@ def test_what_was_never_queued_is_not_taken_for_written() -> None:
 
 
 def is_folding(actions: tuple[Action, ...]) -> bool:
-    return any(isinstance(action, Fold) for action in actions)
+    return any(isinstance(action, AggregationRequest) for action in actions)
 
 
 def test_a_strict_round_waits_for_the_queue_and_ends_with_its_last_program() -> None:
@@ -271,7 +279,7 @@ def _told(terms: Terms, state: RunState, budgets: Mapping[str, int]) -> tuple[Ru
         state, actions = step(terms, state, event, 2.0)
         found += actions
     state, found = looked_around(terms, state, found, 2.0)
-    return state, [one.program for one in wanted_of(ProgramWanted, found)]
+    return state, [one.program for one in wanted_of(ProgramRequest, found)]
 
 
 BUDGETS = {"ada": 13_000, "bob": 9_000, "cyd": 16_000}
@@ -332,10 +340,10 @@ def test_a_server_that_starts_again_goes_on_writing(phase: str) -> None:
     state, exports = asked(terms, measuring(terms))
     state, _ = trained(terms, state)
     assert state.phase == phase
-    found = [one.program for one in wanted_of(ProgramWanted, resume_actions(terms, state))]
+    found = [one.program for one in wanted_of(ProgramRequest, resume_actions(terms, state))]
     assert found == exports
     state, _ = step(terms, state, written_ahead(state, exports[0], 1), 5.0)
-    found = [one.program for one in wanted_of(ProgramWanted, resume_actions(terms, state))]
+    found = [one.program for one in wanted_of(ProgramRequest, resume_actions(terms, state))]
     assert found == exports[1:]
 
 

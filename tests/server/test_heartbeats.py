@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from server.coordinator_cases import PLAN_DEADLINES, known, profile, telemetry, terms_of
+from server.coordinator_cases import PLAN_DEADLINES, joined, known, profile, telemetry, terms_of
 
 from subfleet.protocol.messages import Presence, Profile
 from subfleet.rounds import coordinator
@@ -13,6 +13,7 @@ from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Tick
 from subfleet.rounds.live import LiveState, Member
 from subfleet.rounds.persistent import PersistentMap
+from subfleet.rounds.progress import Waiting
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
 
@@ -89,7 +90,7 @@ def test_whose_word_moves_the_run_moves_it_at_once() -> None:
     assert step(terms, state, profile("new"), 3.0)[0].phase == "measure"
     state = fleet_of(terms, 3)
     assert state.phase == "measure"
-    lapsed = replace(state, phase="waiting", round=0)
+    lapsed = replace(state, at=Waiting(), round=0)
     late_s = 1.0 + PLAN_DEADLINES.lease_s + 1
     for number in range(3):
         assert lapsed.phase == "waiting"
@@ -97,3 +98,13 @@ def test_whose_word_moves_the_run_moves_it_at_once() -> None:
         said = Presence(client_id=name, session_id=f"{name}-1", online=True)
         lapsed, _ = step(terms, lapsed, said, late_s)
     assert lapsed.phase == "measure"
+
+
+def test_a_profile_that_comes_again_changes_nothing() -> None:
+    terms = terms_of()
+    state = joined(terms, RunState(), "ada", 1.0)
+    told = state.profiles["ada"]
+    again, _ = step(terms, state, replace(told), 2.0)
+    assert again is state
+    changed, _ = step(terms, state, replace(told, sample_count=99), 2.0)
+    assert changed.profiles["ada"] != told

@@ -20,11 +20,15 @@ from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.exit_codes import ExitCode
 from subfleet.protocol.schema import from_plain
 from subfleet.protocol.topics import Topics
+from subfleet.rounds.actions import AggregationRequest
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Folded, UpdateStored
+from subfleet.rounds.events import Done
 from subfleet.rounds.live import LiveState, Member
 from subfleet.rounds.persistent import PersistentMap
+from subfleet.rounds.progress import Aggregating, Waiting
 from subfleet.rounds.state import RunState, Seat
+from subfleet.rounds.suspicion import ChangeSize
+from subfleet.rounds.work import AggregatedRound, CheckRequest
 
 PLAN = terms_of()
 
@@ -48,7 +52,9 @@ def test_a_state_is_loaded_as_it_was_saved(tmp_path: Path) -> None:
     state = training(PLAN)
     journal.save(before, state)
     assert _journal(tmp_path).load(9.0) == _known(state, 9.0)
-    after, _ = step(PLAN, state, UpdateStored(update=update(PLAN, state, "ada")), 3.0)
+    after, _ = step(
+        PLAN, state, Done(request=CheckRequest(update=update(PLAN, state, "ada")), result=ChangeSize()), 3.0
+    )
     journal.save(state, after, counted=lambda name: (10, 20) if name == "ada" else (0, 0))
     assert _journal(tmp_path).load(9.0) == _known(after, 9.0)
     assert _journal(tmp_path).load_bytes(after) == {"ada": (10, 20), "bob": (0, 0), "cyd": (0, 0)}
@@ -59,10 +65,15 @@ def test_a_closed_round_is_loaded_with_its_record(tmp_path: Path) -> None:
     journal, state = _journal(tmp_path), training(PLAN)
     journal.save(RunState(), state)
     for name in CLIENTS:
-        after, _ = step(PLAN, state, UpdateStored(update=update(PLAN, state, name)), 3.0)
+        after, _ = step(
+            PLAN, state, Done(request=CheckRequest(update=update(PLAN, state, name)), result=ChangeSize()), 3.0
+        )
         journal.save(state, after)
         state = after
-    event = Folded(round=1, accuracy=0.5, loss=1.0, sha256="a" * 64, refused={"bob": "too large"})
+    event = Done(
+        request=AggregationRequest(round=1, seats=()),
+        result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="a" * 64, refused={"bob": "too large"}),
+    )
     after, actions = step(PLAN, state, event, 4.0)
     close = actions[0]
     record = round_record(PLAN, close, Traffic(Topics()))  # type: ignore[arg-type]  # the first action closes the round
@@ -174,11 +185,11 @@ def test_a_long_run_is_taken_up_from_a_few_rows(tmp_path: Path, monkeypatch: pyt
         # The last client took part in the first rounds alone.
         names = CLIENTS if number <= 5 else CLIENTS[:-1]
         seats = {name: replace(start.seats[name], stage="done", attempt=number) for name in names}
-        before = replace(after, round=number, folded_round=number - 1, phase="fold", seats=MappingProxyType(seats))
+        before = replace(after, round=number, folded_round=number - 1, at=Aggregating(), seats=MappingProxyType(seats))
         journal.save(after, before)
         last |= seats
         known = MappingProxyType({**last})
-        after = replace(before, phase="waiting", folded_round=number, last=known, seats=MappingProxyType({}))
+        after = replace(before, at=Waiting(), folded_round=number, last=known, seats=MappingProxyType({}))
         journal.save(before, after)
     read: list[object] = []
 

@@ -18,6 +18,7 @@ from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Tick
 from subfleet.rounds.live import LiveState, Member
 from subfleet.rounds.persistent import PersistentMap
+from subfleet.rounds.progress import Waiting
 from subfleet.rounds.state import RunState
 from subfleet.settings.timing import Deadlines
 
@@ -43,7 +44,7 @@ def test_who_is_heard_who_has_a_seat_and_who_took_part_stay() -> None:
     seated, _ = step(PLAN, state, Tick(), 500.0)
     assert set(seated.live.members) == set(CLIENTS)
     later = replace(state, seats=MappingProxyType({}), last=MappingProxyType({"ada": state.seats["ada"]}))
-    later = replace(later, phase="waiting", round=0)
+    later = replace(later, at=Waiting(), round=0)
     later, _ = step(PLAN, later, Presence(client_id="bob", session_id="bob-1", online=True), 490.0)
     later, _ = step(PLAN, later, Tick(), 500.0)
     assert set(later.live.members) == {"ada", "bob"}
@@ -103,3 +104,13 @@ def test_one_bad_sender_costs_one_line_a_minute_and_no_memory(
     assert "device has 4000 characters, but may have 128 at most" in lines[0]
     world.run()
     assert {row.status for row in world.server.result().rounds[0].clients} == {"folded"}
+
+
+def test_clients_of_before_count_for_nothing_until_they_speak() -> None:
+    """A journal names them, and a strict run waits for them in its rounds; but a round needs clients that are there."""
+    terms = terms_of(min_clients=2)
+    state, _ = step(terms, known(profile("bob"), profile("cyd")), Tick(), 1.0)
+    state = joined(terms, state, "ada", 1.0)
+    assert state.phase == "waiting"
+    state = joined(terms, state, "bob", 2.0)
+    assert (state.phase, sorted(members.expected(terms, state, 2.0))) == ("measure", ["ada", "bob", "cyd"])

@@ -39,10 +39,10 @@ from subfleet.rounds.networks import (
     with_lineages,
 )
 from subfleet.rounds.pricing import candidates_of, prices_of, prices_wanted, target_prices
-from subfleet.rounds.requests import PricesWanted
 from subfleet.rounds.state import Assignment, RunState
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.unfit import unfit_sizes, with_unfit
+from subfleet.rounds.work import CostRequest
 from subfleet.rounds.written import ProgramFacts, WrittenProgram
 from subfleet.search.queue import SizedProgram
 from subfleet.testing.rounds import first_state, terms_with
@@ -105,7 +105,7 @@ def test_what_is_known_by_a_subnets_id_is_known_by_its_network(
     assert (keys[0] == keys[1]) == same
     for network in ("", "a"):
         lineage = replace(COPY, id=network, parent=None, map=Drawn()) if network else None
-        assert (PricesWanted(target="onnx", lineage=lineage).key == "onnx") == (not network)
+        assert (CostRequest(target="onnx", lineage=lineage).key == "onnx") == (not network)
 
 
 def test_the_ids_of_a_run_with_one_network_are_those_that_they_were() -> None:

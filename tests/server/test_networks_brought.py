@@ -32,11 +32,12 @@ from subfleet.rounds.actions import Reply
 from subfleet.rounds.beginning import beginning_of
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.declarations import MOST_NETWORKS
-from subfleet.rounds.events import Failed, Ready, Tick
+from subfleet.rounds.events import Done, Failed, Tick
 from subfleet.rounds.networks import NOT_YET, brought_anew
-from subfleet.rounds.requests import BeginningWanted
+from subfleet.rounds.progress import Measuring
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
+from subfleet.rounds.work import NetworksRequest
 from subfleet.settings.evaluations import Evaluations
 from subfleet.settings.published import network_brought
 from subfleet.transport.memory import Faults
@@ -145,15 +146,15 @@ def test_unions_are_made_beside_the_loop_and_count_once() -> None:
     for name in CLIENTS[:-1]:
         state, _ = step(TERMS, state, telemetry(TERMS, name), 2.0)
     state, actions = step(TERMS, state, telemetry(TERMS, CLIENTS[-1]), 2.0)
-    (wanted,) = wanted_of(BeginningWanted, actions)
+    (wanted,) = wanted_of(NetworksRequest, actions)
     assert (state.phase, state.lineages) == ("measure", ())
-    assert not wanted_of(BeginningWanted, step(TERMS, state, Tick(), 3.0)[1]), "it is being made"
-    made = beginning_of(TERMS, state, wanted)
-    begun, _ = step(TERMS, state, Ready(made=made), 3.0)
-    assert (begun.phase, begun.lineages) == ("train", made.lineages)
-    again, _ = step(TERMS, begun, Ready(made=replace(made, lineages=())), 3.0)
-    assert again.lineages == made.lineages
-    lost, _ = step(TERMS, state, Failed(wanted=wanted, reason="no"), 3.0)
+    assert not wanted_of(NetworksRequest, step(TERMS, state, Tick(), 3.0)[1]), "it is being made"
+    made = beginning_of(TERMS, state)
+    begun, _ = step(TERMS, state, Done(request=wanted, result=made), 3.0)
+    assert (begun.phase, begun.lineages) == ("train", made)
+    again, _ = step(TERMS, begun, Done(request=wanted, result=()), 3.0)
+    assert again.lineages == made
+    lost, _ = step(TERMS, state, Failed(request=wanted, reason="no"), 3.0)
     assert (lost.lineages, lost.tries.retry) == ((), 1), "nobody has a network that is trained"
     late, _ = step(TERMS, state, Tick(), 1e9)
     assert (late.lineages, late.tries.retry) == ((), 1)
@@ -170,7 +171,7 @@ def test_who_brings_nothing_and_who_declares_a_subnet_of_a_model_that_is_not_tra
 
 def test_who_comes_with_another_network_waits_for_the_end_of_the_round() -> None:
     state = measured(TERMS, declared(TERMS, SMALL, SMALL, None), *CLIENTS)
-    state = replace(state, phase="measure", seats={}, round=2, folded_round=1)
+    state = replace(state, at=Measuring(), seats={}, round=2, folded_round=1)
     for name, family in zip(CLIENTS, (SMALL, WIDE, WIDE), strict=True):
         state, _ = step(TERMS, state, replace(profile(name), network=told(family)), 3.0)
     state = measured(TERMS, state, *CLIENTS)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from server.coordinator_cases import terms_of
 
-from subfleet.programs.requests import train_request
+from subfleet.programs.export_requests import train_request
 from subfleet.protocol.training import TrainingSettings
 from subfleet.rounds.proposing import score_training
 

@@ -31,17 +31,13 @@ from subfleet.protocol.memory import Packing
 from subfleet.protocol.messages import Presence, Scores, Task
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget
-from subfleet.rounds.actions import Action, Reply, SendTask, Withdraw
+from subfleet.rounds.actions import Action, AggregationRequest, Reply, SendTask, Withdraw
 from subfleet.rounds.coordinator import resume_actions, step
-from subfleet.rounds.events import (
-    Folded,
-    Ready,
-    Tick,
-    UpdateStored,
-)
+from subfleet.rounds.events import Done, Tick
 from subfleet.rounds.proposing import scoring_wanted
-from subfleet.rounds.requests import Scorable, ScoringMade, ScoringWanted, TaskWanted
 from subfleet.rounds.state import RunState
+from subfleet.rounds.suspicion import ChangeSize
+from subfleet.rounds.work import AggregatedRound, CheckRequest, Scorable, ScoringRequest, TaskRequest
 from subfleet.testing.rounds import ask, terms_with
 from subfleet.transport.memory import Faults
 
@@ -63,9 +59,7 @@ def answered(state: RunState, round_number: int, now_s: float) -> tuple[RunState
     return state, tuple(action for action in actions if not isinstance(action, Reply))
 
 
-def candidates(
-    state: RunState, name: str, planned_peak_bytes: int = 1000, packings: tuple[Packing, ...] = ()
-) -> ScoringMade:
+def candidates(state: RunState, name: str, planned_peak_bytes: int = 1000, packings: tuple[Packing, ...] = ()) -> Done:
     scorable = tuple(
         Scorable(
             size=size,
@@ -76,14 +70,14 @@ def candidates(
         )
         for place, size in enumerate(state.seats[name].proposals)
     )
-    return ScoringMade(wanted=scoring_wanted(state, state.seats[name]), candidates=scorable)
+    return Done(request=scoring_wanted(state, state.seats[name]), result=scorable)
 
 
 def scoring() -> RunState:
     """Every client has its candidates since second 2."""
     state, _ = proposed()
     for name in CLIENTS:
-        state, _ = step(PLAN, state, Ready(made=candidates(state, name)), 2.0)
+        state, _ = step(PLAN, state, candidates(state, name), 2.0)
     return state
 
 
@@ -101,12 +95,12 @@ def scores(state: RunState, name: str, *found: float | None, **changes: Any) -> 
 
 def given(actions: tuple[Action, ...]) -> list[str]:
     """Ids of the sizes that are being prepared."""
-    return [one.participant.size.spec_id for one in wanted_of(TaskWanted, actions)]
+    return [one.participant.size.spec_id for one in wanted_of(TaskRequest, actions)]
 
 
 def test_candidates_that_fit_are_proposed_before_anything_is_trained() -> None:
     state, actions = proposed()
-    asked = wanted_of(ScoringWanted, actions)
+    asked = wanted_of(ScoringRequest, actions)
     assert [one.client_id for one in asked] == list(CLIENTS)
     assert len(asked) == len(actions)
     order = [size.spec_id for size in PLAN.space]
@@ -116,7 +110,7 @@ def test_candidates_that_fit_are_proposed_before_anything_is_trained() -> None:
         assert places == sorted(set(places))
         assert places[-1] == len(order) - 1
         assert state.seats[action.client_id].proposals == action.sizes
-    state, actions = step(PLAN, state, Ready(made=candidates(state, "ada")), 3.0)
+    state, actions = step(PLAN, state, candidates(state, "ada"), 3.0)
     (sent,) = actions
     assert isinstance(sent, SendTask)
     assert (sent.task.work, sent.task.planned_peak_bytes, sent.task.deadline_s) == ("score", 1003, 299.0)
@@ -124,7 +118,7 @@ def test_candidates_that_fit_are_proposed_before_anything_is_trained() -> None:
     assert sent.task.scoring.specs == state.seats["ada"].proposals
     assert sent.task.training is not None
     assert (sent.task.training.micro_batch_size, sent.task.training.learning_rate) == (4, 0.0)
-    again, actions = step(PLAN, state, Ready(made=candidates(state, "ada")), 3.0)
+    again, actions = step(PLAN, state, candidates(state, "ada"), 3.0)
     assert (again.seats, actions) == (state.seats, ())
 
 
@@ -132,12 +126,10 @@ def test_candidates_are_planned_for_the_width_of_the_devices_kernels() -> None:
     state, _ = proposed()
     seat = replace(state.seats["ada"], offer=replace(state.seats["ada"].offer, packing_width=32))
     state = replace(state, seats=MappingProxyType({**state.seats, "ada": seat}))
-    _, actions = step(
-        PLAN, state, Ready(made=candidates(state, "ada", packings=(Packing(width=32, more_bytes=500),))), 3.0
-    )
+    _, actions = step(PLAN, state, candidates(state, "ada", packings=(Packing(width=32, more_bytes=500),)), 3.0)
     assert [one.task.planned_peak_bytes for one in actions if isinstance(one, SendTask)] == [1503]
     far = candidates(state, "ada", packings=(Packing(width=32, more_bytes=2 * PLENTY_BYTES),))
-    _, actions = step(PLAN, state, Ready(made=far), 3.0)
+    _, actions = step(PLAN, state, far, 3.0)
     assert not any(isinstance(one, SendTask) for one in actions)
 
 
@@ -155,9 +147,19 @@ def test_the_best_candidate_is_trained_in_the_same_round_and_kept_in_the_next() 
     for name in CLIENTS:
         state, actions = step(PLAN, state, prepared(PLAN, state, name), 4.0)
         assert [action.task.work for action in actions if isinstance(action, SendTask)] == ["train"]
-        state, _ = step(PLAN, state, UpdateStored(update=update(PLAN, state, name)), 5.0)
+        state, _ = step(
+            PLAN, state, Done(request=CheckRequest(update=update(PLAN, state, name)), result=ChangeSize()), 5.0
+        )
     assert state.phase == "fold"
-    state, _ = step(PLAN, state, Folded(round=1, accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}), 6.0)
+    state, _ = step(
+        PLAN,
+        state,
+        Done(
+            request=AggregationRequest(round=1, seats=()),
+            result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}),
+        ),
+        6.0,
+    )
     state, actions = answered(state, 2, 7.0)
     assert len(actions) == len(CLIENTS)
     assert given(actions) == list(chosen.values())
@@ -227,14 +229,14 @@ def test_half_of_a_rounds_time_is_for_scores_and_the_rest_for_training_without()
 def test_programs_that_plan_too_much_are_not_scored() -> None:
     state, _ = proposed()
     whole = candidates(state, "ada")
-    large = [replace(one, planned_peak_bytes=10**10) for one in whole.candidates]
-    some = replace(whole, candidates=(*whole.candidates[:2], *large[2:]))
-    _, (sent,) = step(PLAN, state, Ready(made=some), 3.0)
+    large = [replace(one, planned_peak_bytes=10**10) for one in whole.result]
+    some = replace(whole, result=(*whole.result[:2], *large[2:]))
+    _, (sent,) = step(PLAN, state, some, 3.0)
     assert isinstance(sent, SendTask)
     assert sent.task.scoring is not None
     assert sent.task.scoring.specs == state.seats["ada"].proposals[:2]
-    for few in (whole.candidates[:1], (whole.candidates[0], *large[1:]), ()):
-        after, actions = step(PLAN, state, Ready(made=replace(whole, candidates=tuple(few))), 3.0)
+    for few in (whole.result[:1], (whole.result[0], *large[1:]), ()):
+        after, actions = step(PLAN, state, replace(whole, result=tuple(few)), 3.0)
         assert given(actions) == [LARGEST], "one alone needs no score"
         assert after.seats["ada"].stage == "preparing"
 
@@ -245,8 +247,8 @@ def test_a_candidate_may_plan_the_whole_budget_and_no_byte_more() -> None:
     budget = state.seats["ada"].offer.budget
     assert budget is not None
     for more, scored in ((0, 3), (1, 2)):
-        last = replace(whole.candidates[2], planned_peak_bytes=budget.memory_bytes + more)
-        _, (sent,) = step(PLAN, state, Ready(made=replace(whole, candidates=(*whole.candidates[:2], last))), 3.0)
+        last = replace(whole.result[2], planned_peak_bytes=budget.memory_bytes + more)
+        _, (sent,) = step(PLAN, state, replace(whole, result=(*whole.result[:2], last)), 3.0)
         assert isinstance(sent, SendTask)
         assert sent.task.scoring is not None
         assert len(sent.task.scoring.specs) == scored
@@ -271,14 +273,14 @@ def stored(state: RunState, folder: Path) -> RunState:
 
 def test_candidates_and_the_chosen_one_survive_a_crash(tmp_path: Path) -> None:
     state, asked = proposed()
-    state, _ = step(PLAN, state, Ready(made=candidates(state, "ada")), 2.0)
-    state, _ = step(PLAN, state, Ready(made=candidates(state, "bob")), 2.0)
+    state, _ = step(PLAN, state, candidates(state, "ada"), 2.0)
+    state, _ = step(PLAN, state, candidates(state, "bob"), 2.0)
     state, chosen = step(PLAN, state, scores(state, "bob", 1.0, 2.0, 1.0, 1.0), 3.0)
     found = stored(state, tmp_path)
     assert found.seats == state.seats
     actions = resume_actions(PLAN, found)
     assert SendTask(task=task(state, "ada")) in actions
-    assert wanted_of(ScoringWanted, actions) == wanted_of(ScoringWanted, asked)[-1:]
+    assert wanted_of(ScoringRequest, actions) == wanted_of(ScoringRequest, asked)[-1:]
     assert given(actions) == given(chosen) == [state.seats["bob"].proposals[1].spec_id]
     after, actions = step(PLAN, found, scores(state, "ada", 1.0, 2.0, 1.0, 1.0), 4.0)
     assert size_of(after.seats["ada"]) == state.seats["ada"].proposals[1].spec_id

@@ -381,7 +381,7 @@ def test_bytes_in_the_rows_are_the_bytes_that_were_published(tmp_path: Path) -> 
         moved = task.weights.size_bytes + task.programs[0].blob.size_bytes
         assert row.bytes_down > moved
         assert row.bytes_up > task.weights.size_bytes
-    total = world.server._transport
+    total = world.server._link._transport
     assert sum(row.bytes_up for row in world.server.result().rounds[0].clients) <= total.received_bytes
 
 

@@ -54,10 +54,10 @@ def _processes(cache: CacheFolder, broker: BrokerAddress | None) -> Iterator[Hos
 
 @contextmanager
 def _batch(cache: CacheFolder, broker: BrokerAddress | None) -> Iterator[Host]:
-    from subfleet.emulation.batch.exports import AwaitedExports
+    from subfleet.emulation.batch.exports import LazyExports
     from subfleet.emulation.batch.host import run_in_batch
 
-    with AwaitedExports(cache) as exports:
+    with LazyExports(cache) as exports:
         yield partial(run_in_batch, exports=exports)
 
 

@@ -24,7 +24,7 @@ from subfleet.elastic.model_state import unpacked
 from subfleet.elastic.network import Family, Network
 from subfleet.elastic.running_statistics import recalibrated
 from subfleet.elastic.stacking import Member, held_elements
-from subfleet.emulation.batch.exports import AwaitedExports
+from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.figures import violates
 from subfleet.emulation.batch.run import BatchResult, run_batch
 from subfleet.emulation.gathered import EmulatedDevice, GatheredRun
@@ -87,7 +87,7 @@ _COMMUNICATION_S = 1.0
 
 
 def check_methods(
-    exports: AwaitedExports, methods: Mapping[str, type[AnyMethod]] = METHODS
+    exports: LazyExports, methods: Mapping[str, type[AnyMethod]] = METHODS
 ) -> Iterator[tuple[str, NormPolicy, str]]:
     """Try every method; yields its name, the policy of norms, and "ok" or the reason why not."""
     for name, kind in methods.items():
@@ -101,7 +101,7 @@ def accepted_norms(method: AnyMethod) -> tuple[NormPolicy, ...]:
     return tuple(norms for norms in get_args(NormPolicy) if _config(method, norms) is not None)
 
 
-def verdict_of(method: AnyMethod, exports: AwaitedExports, norms: NormPolicy = "averaged") -> str:
+def verdict_of(method: AnyMethod, exports: LazyExports, norms: NormPolicy = "averaged") -> str:
     """What three rounds of a method show: "ok", or the first thing that is not as it should be."""
     config = _config(method, norms)
     if config is None:

@@ -135,8 +135,8 @@ def serve(
         str | None, typer.Option(help="Name of the run's folder; an interrupted run of that name is taken up.")
     ] = None,
     runs: Annotated[Path, typer.Option(help="Folder in which the run's own folder is made.")] = Path("runs"),
-    host: Annotated[str, typer.Option(help="Address of the HTTP API.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the HTTP API.")] = 8000,
+    http_host: Annotated[str, typer.Option(help="Address of the HTTP API.")] = "127.0.0.1",
+    http_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the HTTP API; 0 takes a free one.")] = 8000,
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -154,7 +154,7 @@ def serve(
             run=read_run(description, overrides or ()),
             broker=address,
             runs=runs,
-            http=HttpAddress(host=host, port=port),
+            http=HttpAddress(host=http_host, port=http_port),
             cache=default_cache(),
             wait=wait,
             name=name,
@@ -259,12 +259,12 @@ def methods(
 
 def _checked_methods() -> dict[str, dict[str, str]]:
     from subfleet.cli.console import progress
-    from subfleet.emulation.batch.exports import AwaitedExports
+    from subfleet.emulation.batch.exports import LazyExports
     from subfleet.emulation.method_checks import check_methods
     from subfleet.programs.place import default_cache
 
     verdicts: dict[str, dict[str, str]] = {}
-    with progress("Checking") as tell, AwaitedExports(default_cache()) as exports:
+    with progress("Checking") as tell, LazyExports(default_cache()) as exports:
         for name, norms, said in check_methods(exports):
             verdicts.setdefault(name, {})[norms] = said
             tell(f"{sum(map(len, verdicts.values()))} done, last {name} with norms {norms!r}: {said}")

@@ -17,9 +17,9 @@ from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.task_kinds import Objective
 from subfleet.rounds.networks import lineages_in_use
-from subfleet.rounds.requests import GenerationMade, GenerationWanted
 from subfleet.rounds.state import RunState, remembered
 from subfleet.rounds.terms import Terms
+from subfleet.rounds.work import ProposedGeneration
 from subfleet.tasks import Dataset
 
 __all__ = ["proposed_generation", "random_paths", "score_of", "scored_generation"]
@@ -28,14 +28,13 @@ _BATCH_SIZE = 256
 
 
 def scored_generation(
-    terms: Terms, state: RunState, wanted: GenerationWanted, model: ModelState, validation: Dataset | None
-) -> GenerationMade:
+    terms: Terms, state: RunState, model: ModelState, validation: Dataset | None
+) -> ProposedGeneration:
     """The next generation of the method's search, with its scores. It takes seconds to minutes.
 
     Args:
         terms: of the run.
         state: in which it was asked for.
-        wanted: what is answered.
         model: that the search is in.
         validation: samples that nothing else is told by; None where the run has none.
 
@@ -45,10 +44,10 @@ def scored_generation(
     search, supernet = terms.policies.path_search, _supernet_in_use(terms, state)
     generation = proposed_generation(terms, state)
     if generation is None or search is None or supernet is None:
-        return GenerationMade(wanted=wanted, generation=None)
+        return ProposedGeneration(generation=None)
     ticket = secrets.token_hex(4)  # of no consequence but that no two makings share it
     if validation is None and search.federated is not None:
-        return GenerationMade(wanted=wanted, generation=generation, ticket=ticket)
+        return ProposedGeneration(generation=generation, ticket=ticket)
     if validation is None:
         raise ConfigError("there are no validation samples to score paths on; set data.validation_samples")
     shared = model.of(supernet.id).shared
@@ -56,7 +55,7 @@ def scored_generation(
     objective = terms.config.training.objective.name
     paths = (path_spec(supernet, path) for path in generation.paths)
     scores = tuple(score_of(supernet, path, shared, samples, objective=objective) for path in paths)
-    return GenerationMade(wanted=wanted, generation=generation, scores=scores, ticket=ticket)
+    return ProposedGeneration(generation=generation, scores=scores, ticket=ticket)
 
 
 def proposed_generation(terms: Terms, state: RunState) -> Generation | None:

@@ -10,7 +10,8 @@ from subfleet.protocol.task_kinds import oddity
 from subfleet.rounds.actions import Reply
 from subfleet.rounds.exhaustive import never
 from subfleet.rounds.networks import declared_of
-from subfleet.rounds.state import Phase, RunState, Seat, Stage
+from subfleet.rounds.progress import PhaseName
+from subfleet.rounds.state import RunState, Seat, Stage
 from subfleet.rounds.terms import Terms
 
 __all__ = ["Verdict", "deploy_task_id", "evaluation_task_id", "judge", "reply", "score_task_id", "task_id"]
@@ -38,10 +39,8 @@ def deploy_task_id(terms: Terms, state: RunState, client_id: str) -> str:
 
 def evaluation_task_id(terms: Terms, state: RunState, client_id: str) -> str:
     """Names a client's one evaluate task after a round, or in one round of scoring a generation."""
-    if state.live.scores is not None:
-        generation = (
-            f"{state.live.scores.made.wanted.number}.{state.live.scores.closed}.{state.live.scores.made.ticket}"
-        )
+    if (scores := state.live.scores) is not None:
+        generation = f"{state.generations + 1}.{scores.closed}.{scores.made.ticket}"
         return f"{terms.run_id}/r{state.round}/{client_id}/generation{generation}"
     return f"{terms.run_id}/r{state.round}/{client_id}/evaluate"
 
@@ -195,11 +194,11 @@ def _answers(work: Work, answer: _Answer) -> bool:
     return fits
 
 
-def _awaited(work: Work) -> tuple[tuple[Phase, ...], Stage]:
+def _awaited(work: Work) -> tuple[tuple[PhaseName, ...], Stage]:
     """The phases of the run and the stage of the seat in which such a task is answered."""
     match work:
         case "train" | "calibrate":
-            awaited: tuple[tuple[Phase, ...], Stage] = ("train",), "out"
+            awaited: tuple[tuple[PhaseName, ...], Stage] = ("train",), "out"
         case "evaluate":
             awaited = ("evaluate", "search"), "out"
         case "score":

@@ -16,18 +16,19 @@ from subfleet.protocol.evaluating import EvaluationSettings
 from subfleet.protocol.messages import Evaluated, Task
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
-from subfleet.rounds.actions import Action, CloseEvaluation, GoOn, Request, SendTask
+from subfleet.rounds.actions import Action, CloseEvaluation, GoOn, SendTask
 from subfleet.rounds.answers import evaluation_task_id
 from subfleet.rounds.awaiting import collected, limit_s, sent_s, with_answer, with_phase_closed, without_parted
 from subfleet.rounds.ending import over
 from subfleet.rounds.fitting_plans import operators_of, planned_evaluation
 from subfleet.rounds.members import expected
 from subfleet.rounds.networks import standing_for
+from subfleet.rounds.progress import Evaluating, Waiting
 from subfleet.rounds.punctuality import Duty
-from subfleet.rounds.requests import EvaluationMade, EvaluationWanted
 from subfleet.rounds.state import Assignment, LastEvaluation, RunState, Seat
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.weighing import beyond_disk, in_task
+from subfleet.rounds.work import EvaluationRequest, PreparedTask
 
 __all__ = ["begun", "evaluated", "evaluating", "evaluating_seat", "evaluation_made", "evaluations_wanted"]
 
@@ -43,7 +44,7 @@ def begun(terms: Terms, state: RunState, now_s: float) -> RunState:
     due = terms.config.evaluation.due(state.folded_round, last_round)
     if not due or next(_to_ask(terms, state, now_s), None) is None:
         return state
-    return replace(state, seats=MappingProxyType({})).entered("evaluate", now_s)
+    return replace(state, seats=MappingProxyType({})).entered(Evaluating(), now_s)
 
 
 def evaluating(terms: Terms, state: RunState, now_s: float) -> Outcome:
@@ -64,22 +65,24 @@ def evaluating(terms: Terms, state: RunState, now_s: float) -> Outcome:
     return state, (*parted, close, *withdrawn)
 
 
-def evaluations_wanted(state: RunState, names: Iterable[str]) -> tuple[Request, ...]:
+def evaluations_wanted(state: RunState, names: Iterable[str]) -> tuple[EvaluationRequest, ...]:
     """What the tasks of some clients are made of."""
     seats = (state.seats[name] for name in sorted(names))
     return tuple(
-        Request(wanted=EvaluationWanted(participant=seat.participant, round=state.round, target=seat.offer.runtime))
+        EvaluationRequest(participant=seat.participant, round=state.round, target=seat.offer.runtime)
         for seat in seats
         if seat.stage == "preparing" and seat.participant is not None
     )
 
 
-def evaluation_made(terms: Terms, state: RunState, made: EvaluationMade, now_s: float) -> Outcome:
+def evaluation_made(
+    terms: Terms, state: RunState, request: EvaluationRequest, made: PreparedTask, now_s: float
+) -> Outcome:
     """Send a task, if what its program plans fits what the client had to give in its last round."""
-    seat = state.seats.get(made.wanted.client_id)
+    seat = state.seats.get(request.client_id)
     if state.phase not in ("evaluate", "search") or seat is None or seat.stage != "preparing":
         return state, ()
-    if (made.wanted.round, made.wanted.participant) != (state.round, seat.participant):
+    if (request.round, request.participant) != (state.round, seat.participant):
         return state, ()
     budget = seat.offer.budget or Budget(memory_bytes=0)
     planned_bytes, unfit = planned_evaluation(seat, made.facts, operators_of(state, seat.client_id))
@@ -96,7 +99,7 @@ def evaluation_made(terms: Terms, state: RunState, made: EvaluationMade, now_s: 
         run_id=terms.run_id,
         round=state.round,
         client_id=seat.client_id,
-        spec=made.wanted.participant.spec,
+        spec=request.participant.spec,
         programs=(made.program,),
         weights=made.weights,
         training=None,
@@ -152,7 +155,7 @@ def _closed(state: RunState, now_s: float) -> tuple[RunState, CloseEvaluation]:
         evaluated=MappingProxyType({**state.evaluated, **last}),
         settled=state.settled.union(seat.task.task_id for seat in done if seat.task is not None),
     )
-    return state.entered("waiting", now_s), close
+    return state.entered(Waiting(), now_s), close
 
 
 def _to_ask(terms: Terms, state: RunState, now_s: float) -> Iterator[str]:

@@ -8,10 +8,10 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from subfleet.rounds.pricing import prices_of
-from subfleet.rounds.requests import SearchMade, SearchWanted
 from subfleet.rounds.seating import ask_of
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
+from subfleet.rounds.work import SearchResult
 from subfleet.search.query import FoundSize, PriceList, Search
 
 __all__ = ["explored"]
@@ -20,13 +20,12 @@ _KEPT = 2**15
 """Prices that are kept for one look: a search asks for the neighbours of what it knows again and again."""
 
 
-def explored(terms: Terms, state: RunState, wanted: SearchWanted) -> SearchMade:
+def explored(terms: Terms, state: RunState) -> SearchResult:
     """Look for sizes for all clients that are to be given one; or, where that was done, know again what was found.
 
     Args:
         terms: of the run.
         state: with the prices of all their targets.
-        wanted: what is answered.
     """
     seats = [seat for _, seat in sorted(state.seats.items()) if seat.stage not in ("skipped", "missing")]
     prices = {target: prices_of(terms, state, target) for target in sorted({seat.offer.runtime for seat in seats})}
@@ -48,8 +47,7 @@ def explored(terms: Terms, state: RunState, wanted: SearchWanted) -> SearchMade:
     handed = {target: search.priced(prices[target]) for target, search in searches.items()}
     written = (one.program for key, one in state.written.items() if key not in state.live.written_prices)
     unpriced = (program for program in written if program.target in prices)
-    return SearchMade(
-        wanted=wanted,
+    return SearchResult(
         found=tuple(new),
         searches=MappingProxyType(handed),
         written_prices=MappingProxyType({one.key: prices[one.target](one.size) for one in unpriced}),

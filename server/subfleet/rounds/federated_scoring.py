@@ -24,10 +24,10 @@ from subfleet.rounds.awaiting import collected, punctuality_of, with_phase_close
 from subfleet.rounds.evaluating import evaluating_seat, evaluations_wanted
 from subfleet.rounds.live import GenerationScores
 from subfleet.rounds.members import expected
-from subfleet.rounds.requests import GenerationMade
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.weights import client_share, share_limit
+from subfleet.rounds.work import ProposedGeneration
 from subfleet.search.ranking import kendall_tau
 
 __all__ = ["begun_scoring", "mean_scores", "scored_by_devices", "smallest_supernet"]
@@ -53,7 +53,7 @@ def smallest_supernet(network: Network, generation: Generation) -> SubnetSpec:
     return replace(network.full_spec(), choices=named, name=f"supernet of {len(generation.paths)} paths")
 
 
-def begun_scoring(state: RunState, network: Network, made: GenerationMade, now_s: float) -> RunState:
+def begun_scoring(state: RunState, network: Network, made: ProposedGeneration, now_s: float) -> RunState:
     """The state in which devices are to score a generation.
 
     Raises:
@@ -107,7 +107,7 @@ def _drawn(
 ) -> Sequence[str]:
     """Those that score in the open round, and extras beside them: other ones in each, the same again after a crash."""
     able = sorted(_able(terms, state, scores, now_s))
-    name = f"{terms.config.seed}/{state.round}/{scores.made.wanted.number}/{scores.closed}/scoring"
+    name = f"{terms.config.seed}/{state.round}/{state.generations + 1}/{scores.closed}/scoring"
     extras = [one for one in able if punctuality_of(state, one, "paths").extra]
     others = sorted(set(able) - set(extras))
     drawn = stream_of(name).sample(others, min(federated.clients, len(others)))

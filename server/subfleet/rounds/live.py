@@ -13,13 +13,13 @@ from subfleet.elastic.memory_prices import MemoryPrices
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.punctuality import Duty, Punctuality
-from subfleet.rounds.requests import BeginningWanted, GenerationMade, GenerationWanted, PricesWanted, SearchWanted
+from subfleet.rounds.work import CostRequest, GenerationRequest, NetworksRequest, ProposedGeneration, SearchRequest
 from subfleet.search.candidates import Candidate
 from subfleet.search.query import Search
 
 __all__ = ["GenerationScores", "LiveState", "Member", "Requested", "RetryTimes", "Swept", "TargetPrices"]
 
-Requested = PricesWanted | SearchWanted | BeginningWanted | GenerationWanted
+Requested = CostRequest | SearchRequest | NetworksRequest | GenerationRequest
 """What is made once for all clients."""
 _UNKNOWN: Mapping[Duty, Punctuality] = MappingProxyType({})
 
@@ -93,7 +93,7 @@ class GenerationScores:
             own; None where nothing is ranked.
     """
 
-    made: GenerationMade
+    made: ProposedGeneration
     supernet: SubnetSpec
     asked_s: float
     sums: tuple[float, ...]
@@ -128,7 +128,7 @@ class LiveState:
     Attributes:
         entered_s: monotonic time at which the phase began.
         opened_s: monotonic time at which this attempt of the round was first announced.
-        prices: by `PricesWanted.key`, what memory costs there, where the method goes by `planned_prices`.
+        prices: by `CostRequest.key`, what memory costs there, where the method goes by `planned_prices`.
         searches: by target, the method's search, which has learned the pool.
         written_prices: by their keys, what programs that were written cost by prices, where the method has a search.
         scores: of the generation that devices are scoring; None where they score none.

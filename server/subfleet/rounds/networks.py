@@ -14,9 +14,9 @@ from subfleet.methods.policies import Participant, Standing
 from subfleet.protocol.memory import planned_for
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.rounds.counting import NEVER, counts, counts_from
-from subfleet.rounds.requests import PricesWanted
 from subfleet.rounds.state import RunState, Seat, remembered
 from subfleet.rounds.terms import Declared, Terms
+from subfleet.rounds.work import CostRequest
 from subfleet.rounds.written import NO_PROGRAM_BYTES
 from subfleet.search.candidates import Candidate, why_not
 from subfleet.search.queue import SizedProgram
@@ -152,7 +152,7 @@ def with_lineages(terms: Terms, state: RunState, lineages: tuple[Lineage, ...]) 
     state = replace(state, lineages=lineages)
     living = {one.id for one in lineages_in_use(terms, state)}
     gone = [one for one in lineages if not one.living]
-    keys = {PricesWanted(target=target, lineage=one).key for one in gone for target in terms.config.targets}
+    keys = {CostRequest(target=target, lineage=one).key for one in gone for target in terms.config.targets}
     written = {key: one for key, one in state.written.items() if one.program.size.network in living}
     lost = state.written.keys() - written.keys()
     sizes = {SizedProgram(size=one.size, target=one.target).key for one in (state.written[key].program for key in lost)}

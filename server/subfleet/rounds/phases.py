@@ -5,7 +5,7 @@ from dataclasses import replace
 from heapq import nsmallest
 from types import MappingProxyType
 
-from subfleet.rounds.actions import Action, GoOn, Request
+from subfleet.rounds.actions import Action, GoOn
 from subfleet.rounds.awaiting import (
     NO_SIZE,
     awaited_models,
@@ -29,14 +29,25 @@ from subfleet.rounds.exhaustive import never
 from subfleet.rounds.members import SILENT_SINCE, expected, holds_lease, silent_members
 from subfleet.rounds.networks import standing_for
 from subfleet.rounds.notices import skip_notice
+from subfleet.rounds.progress import (
+    Aggregating,
+    Deploying,
+    Evaluating,
+    Failed,
+    Finished,
+    Measuring,
+    Searching,
+    Training,
+    Waiting,
+)
 from subfleet.rounds.proposing import without_late_scores
-from subfleet.rounds.requests import ModelsWanted
 from subfleet.rounds.retrying import fruitless, opened
 from subfleet.rounds.searching import search_due, searching
 from subfleet.rounds.selection import NOT_DRAWN, selected
 from subfleet.rounds.sizing import asking, lacking, sized
 from subfleet.rounds.state import Assignment, RunState, Seat
 from subfleet.rounds.terms import Terms
+from subfleet.rounds.work import ModelsRequest
 
 __all__ = ["AT_ONCE", "advance"]
 
@@ -60,29 +71,29 @@ def advance(terms: Terms, state: RunState, now_s: float) -> Outcome:
 def _moved(terms: Terms, state: RunState, now_s: float) -> Outcome:
     """What the phase comes to now."""
     outcome: Outcome = state, ()
-    match state.phase:
-        case "waiting":
+    match state.at:
+        case Waiting():
             outcome = _waiting(terms, state, now_s)
-        case "measure":
+        case Measuring():
             outcome = _measure(terms, state, now_s)
-        case "train":
+        case Training():
             outcome = _train(terms, state, now_s)
-        case "evaluate":
+        case Evaluating():
             outcome = evaluating(terms, state, now_s)
-        case "search":
+        case Searching():
             outcome = searching(terms, state, now_s)
-        case "deploy":
+        case Deploying():
             outcome = _deploy(terms, state, now_s)
-        case "fold" | "finished" | "failed":
+        case Aggregating() | Finished() | Failed():
             pass  # an event ends the one, and nothing the others
         case _:
-            never(state.phase)
+            never(state.at)
     return outcome
 
 
 def _waiting(terms: Terms, state: RunState, now_s: float) -> Outcome:
     if search_due(terms, state):
-        return state.entered("search", now_s), ()
+        return state.entered(Searching(), now_s), ()
     if over(terms, state):
         return _open_deploy(terms, state, now_s)
     # A strict run waits for those who went away, but begins no round on the strength of them.
@@ -128,7 +139,7 @@ def _measure(terms: Terms, state: RunState, now_s: float) -> Outcome:
 def _unanswered(terms: Terms, state: RunState, now_s: float) -> Outcome:
     """Wait for clients anew, but not for ever: some may give signs of life and yet never say what they can give."""
     if now_s - state.live.opened_s < terms.config.deadlines.join_s:
-        return state.entered("waiting", now_s), ()
+        return state.entered(Waiting(), now_s), ()
     failure = (
         f"no client answered the announcement of round {state.round} within {terms.config.deadlines.join_s:g} s; "
         "see the clients' logs, or raise measure_s"
@@ -150,7 +161,7 @@ def _assign(terms: Terms, state: RunState, now_s: float) -> Outcome:
         for name, seat in state.seats.items()
         if seat.stage == "answered" and name not in drawn
     }
-    state = state.entered("train", now_s)
+    state = state.entered(Training(), now_s)
     return replace(state, seats=MappingProxyType(dict(sorted({**state.seats, **left_out}.items())))), ()
 
 
@@ -177,8 +188,8 @@ def _open(state: RunState) -> Iterator[str]:
 
 def _open_deploy(terms: Terms, state: RunState, now_s: float) -> Outcome:
     if not terms.config.deploy_targets or not state.last:
-        return state.entered("finished", now_s), ()
-    return replace(state, seats=MappingProxyType({})).entered("deploy", now_s), ()
+        return state.entered(Finished(), now_s), ()
+    return replace(state, seats=MappingProxyType({})).entered(Deploying(), now_s), ()
 
 
 def _deploy_seat(terms: Terms, state: RunState, last: Seat) -> Seat:
@@ -201,9 +212,7 @@ def _deploy(terms: Terms, state: RunState, now_s: float) -> Outcome:
     if names:
         new = {name: _deploy_seat(terms, state, state.last[name]) for name in names[:AT_ONCE]}
         wanted = [seat.participant for seat in new.values() if seat.stage == "preparing"]
-        actions = tuple(
-            Request(wanted=ModelsWanted(participant=one, round=state.round)) for one in wanted if one is not None
-        )
+        actions = tuple(ModelsRequest(participant=one, round=state.round) for one in wanted if one is not None)
         more = (GoOn(),) if len(names) > AT_ONCE else ()
         return replace(state, seats=MappingProxyType({**state.seats, **new})), (*actions, *more)
     state, parted = without_parted(terms, state, now_s)
@@ -212,4 +221,4 @@ def _deploy(terms: Terms, state: RunState, now_s: float) -> Outcome:
     unfetched = "it did not fetch its models in time"
     reasons = {name: with_absence(terms, state, name, unfetched, now_s) for name in _open(state)}
     state, closed = closed_seats(state, reasons)
-    return state.entered("finished", now_s), (*parted, *closed)
+    return state.entered(Finished(), now_s), (*parted, *closed)

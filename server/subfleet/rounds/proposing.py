@@ -4,6 +4,7 @@ FedFA (Park and Joe-Wong 2024, algorithm 1, lines 1 and 2): the server proposes 
 suits its own data, found by ZiCo (section 5.1).
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 from types import MappingProxyType
@@ -15,15 +16,15 @@ from subfleet.protocol.messages import Scores, Task
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import OptimiserSettings, TrainingSettings
-from subfleet.rounds.actions import Action, Request, SendTask, Withdraw
+from subfleet.rounds.actions import Action, SendTask, Withdraw
 from subfleet.rounds.answers import score_task_id
 from subfleet.rounds.awaiting import any_scores, awaited_scores, limit_s, with_missing
-from subfleet.rounds.requests import Scorable, ScoringMade, ScoringWanted
 from subfleet.rounds.seating import ask_of, assigned_seat, given_seat
 from subfleet.rounds.state import RunState, Seat
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.unfit import unscorable_sizes
 from subfleet.rounds.weighing import in_task
+from subfleet.rounds.work import Scorable, ScoringRequest
 
 __all__ = [
     "BATCHES",
@@ -52,12 +53,12 @@ def proposed_seat(terms: Terms, state: RunState, seat: Seat) -> tuple[Seat, tupl
     if len(proposals) < _LEAST:
         return assigned_seat(terms, state, seat)
     waiting = replace(seat, stage="scoring", proposals=tuple(one.spec for one in proposals))
-    return waiting, (Request(wanted=scoring_wanted(state, waiting)),)
+    return waiting, (scoring_wanted(state, waiting),)
 
 
-def scoring_wanted(state: RunState, seat: Seat) -> ScoringWanted:
+def scoring_wanted(state: RunState, seat: Seat) -> ScoringRequest:
     """What a seat's score task is made of."""
-    return ScoringWanted(client_id=seat.client_id, round=state.round, target=seat.offer.runtime, sizes=seat.proposals)
+    return ScoringRequest(client_id=seat.client_id, round=state.round, target=seat.offer.runtime, sizes=seat.proposals)
 
 
 def score_training(training: TrainingSettings) -> TrainingSettings:
@@ -78,13 +79,11 @@ def score_training(training: TrainingSettings) -> TrainingSettings:
 
 
 def scoring_seat(
-    terms: Terms, state: RunState, seat: Seat, made: ScoringMade, now_s: float
+    terms: Terms, state: RunState, seat: Seat, candidates: Sequence[Scorable], now_s: float
 ) -> tuple[Seat, tuple[Action, ...]]:
     """Send the candidates whose programs' own plans fit the budget; with too few of them no score is needed."""
-    budget = seat.offer.budget
-    planned = {
-        one: planned_for(one.planned_peak_bytes, one.packings, seat.offer.packing_width) for one in made.candidates
-    }
+    budget, width = seat.offer.budget, seat.offer.packing_width
+    planned = {one: planned_for(one.planned_peak_bytes, one.packings, width) for one in candidates}
     fitting = [one for one, size_bytes in planned.items() if budget is not None and size_bytes <= budget.memory_bytes]
     fitting = _with_disk(budget, fitting)
     if budget is None or len(fitting) < _LEAST:

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from subfleet.rounds.attempts import Failing, Tries
 from subfleet.rounds.live import RetryTimes
 from subfleet.rounds.members import SILENT_SINCE, expected
+from subfleet.rounds.progress import Failing, Measuring, Tries, Waiting
 from subfleet.rounds.selection import NOT_DRAWN
 from subfleet.rounds.state import RunState, Seat
 from subfleet.rounds.terms import Terms
@@ -43,7 +43,7 @@ def opened(state: RunState, now_s: float) -> RunState:
     )
     tries = state.tries if again else Tries(lost=state.tries.lost)
     state = replace(state, round=state.folded_round + 1, seats=MappingProxyType({}), tries=tries, live=live)
-    return state.entered("measure", now_s)
+    return state.entered(Measuring(), now_s)
 
 
 def fruitless(terms: Terms, state: RunState, now_s: float) -> RunState:
@@ -57,7 +57,7 @@ def fruitless(terms: Terms, state: RunState, now_s: float) -> RunState:
     waits_for = _grouped({**_why(state.seats), **first})
     tries = Tries(retry=before.retry + 1, lost=before.lost + 1, waits_for=waits_for, failing=failing)
     live = replace(state.live, retries=replace(times, pause_s=_pause_s(terms, state)))
-    state = replace(state, tries=tries, live=live).entered("waiting", now_s)
+    state = replace(state, tries=tries, live=live).entered(Waiting(), now_s)
     if _is_certain(terms, state, now_s):
         failure = (
             f"round {state.round} left nothing to fold in {tries.retry} attempts, and another would come to the same: "

@@ -18,10 +18,11 @@ from subfleet.methods.path_search import PathSearch, ScoredGeneration
 from subfleet.rounds.actions import Action, CloseGeneration
 from subfleet.rounds.federated_scoring import begun_scoring, mean_scores, scored_by_devices
 from subfleet.rounds.networks import all_lineages, lineages_in_use, with_lineages
-from subfleet.rounds.requests import GenerationMade, GenerationWanted
+from subfleet.rounds.progress import Searching, Waiting
 from subfleet.rounds.sizing import asking
 from subfleet.rounds.state import RunState, remembered
 from subfleet.rounds.terms import Terms
+from subfleet.rounds.work import GenerationRequest, ProposedGeneration
 
 __all__ = ["generation_failed", "generation_made", "generation_wanted", "search_due", "searched_round", "searching"]
 
@@ -47,23 +48,25 @@ def searching(terms: Terms, state: RunState, now_s: float) -> Outcome:
     return state, (*actions, *more)
 
 
-def generation_wanted(state: RunState) -> GenerationWanted:
+def generation_wanted(state: RunState) -> GenerationRequest:
     """The next generation, by its number."""
-    return GenerationWanted(round=state.folded_round, number=state.generations + 1)
+    return GenerationRequest(round=state.folded_round, number=state.generations + 1)
 
 
-def generation_made(terms: Terms, state: RunState, made: GenerationMade, now_s: float) -> Outcome:
+def generation_made(
+    terms: Terms, state: RunState, request: GenerationRequest, made: ProposedGeneration, now_s: float
+) -> Outcome:
     """Remember a generation's scores; or end the search, where there was nothing left to propose."""
-    state = state.without_request(made.wanted)
+    state = state.without_request(request)
     search = terms.policies.path_search
-    if state.phase != "search" or made.wanted != generation_wanted(state) or search is None:
+    if state.phase != "search" or request != generation_wanted(state) or search is None:
         return state, ()
     supernet = _supernet(terms, state)
     if made.generation is None:
         found = _with_found(terms, state, search, supernet)
         if found is None:
-            return generation_failed(state, made.wanted, _NOBODY, now_s), ()
-        return replace(found, generations=0).entered("waiting", now_s), ()
+            return generation_failed(state, request, _NOBODY, now_s), ()
+        return found.entered(Waiting(), now_s), ()
     if search.federated is not None and supernet is not None:
         return begun_scoring(state, terms.declared(supernet).network, made, now_s), ()
     close = CloseGeneration(
@@ -75,7 +78,7 @@ def generation_made(terms: Terms, state: RunState, made: GenerationMade, now_s: 
     return _scored(terms, state, search, close, now_s)
 
 
-def generation_failed(state: RunState, wanted: GenerationWanted, reason: str, now_s: float) -> RunState:
+def generation_failed(state: RunState, wanted: GenerationRequest, reason: str, now_s: float) -> RunState:
     """A search that cannot go on ends the run: its networks would be chosen by nothing."""
     state = state.without_request(wanted)
     if state.phase != "search" or wanted != generation_wanted(state):
@@ -103,9 +106,9 @@ def _with_scores(terms: Terms, state: RunState, now_s: float) -> Outcome:
     scores = mean_scores(told) or told.made.scores  # the server's own, where it has any
     if generation is not None and not scores and not told.asked:  # a tier for which there is no device
         memory = search.passed(remembered(terms, state), generation)
-        return replace(state, memory=memory).entered("search", now_s), actions
+        return replace(state, memory=memory).entered(state.at, now_s), actions
     if generation is None or not scores:
-        return generation_failed(state, told.made.wanted, _NOBODY, now_s), actions
+        return generation_failed(state, generation_wanted(state), _NOBODY, now_s), actions
     close = CloseGeneration(
         round=state.folded_round, generation=generation, scores=scores, seconds=now_s - told.asked_s, devices=told
     )
@@ -116,8 +119,8 @@ def _with_scores(terms: Terms, state: RunState, now_s: float) -> Outcome:
 def _scored(terms: Terms, state: RunState, search: PathSearch, close: CloseGeneration, now_s: float) -> Outcome:
     scored = ScoredGeneration(generation=close.generation, scores=close.scores)
     memory = search.scored(remembered(terms, state), scored)
-    state = replace(state, memory=memory, generations=close.generation.number)
-    return state.entered("search", now_s), (close,)
+    at = Searching(generations=close.generation.number)
+    return replace(state, memory=memory).entered(at, now_s), (close,)
 
 
 def _supernet(terms: Terms, state: RunState) -> Lineage | None:

@@ -14,7 +14,7 @@ from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget, LogLow, Reading
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.update_codecs import Uncompressed
-from subfleet.rounds.actions import Action, Request, SendTask
+from subfleet.rounds.actions import Action, SendTask
 from subfleet.rounds.answers import deploy_task_id, task_id
 from subfleet.rounds.counting import counts
 from subfleet.rounds.deciding import deciding_limit
@@ -24,12 +24,12 @@ from subfleet.rounds.labels import class_counts_of
 from subfleet.rounds.networks import NOT_YET, declared_of, in_use, own_size, standing_for
 from subfleet.rounds.pricing import candidates_of, prices_of
 from subfleet.rounds.reasons import Lasts, nothing_left
-from subfleet.rounds.requests import TaskMade, TaskWanted
 from subfleet.rounds.samples import samples_problem, scale_warning
 from subfleet.rounds.state import Assignment, Offer, RunState, Seat, remembered
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.unfit import unfit_sizes
 from subfleet.rounds.weighing import in_task, objection
+from subfleet.rounds.work import PreparedTask, TaskRequest
 from subfleet.rounds.written import ProgramFacts
 from subfleet.search.candidates import budget_of, forward_macs_of, lacking_operators
 from subfleet.search.fitting import Limit
@@ -147,11 +147,11 @@ def assigned_seat(terms: Terms, state: RunState, seat: Seat) -> tuple[Seat, tupl
     return given_seat(terms, state, replace(seat, first_wanted=assigned.wanted), ask, assigned)
 
 
-def task_wanted(state: RunState, seat: Seat) -> TaskWanted | None:
+def task_wanted(state: RunState, seat: Seat) -> TaskRequest | None:
     """What a seat's task is made of; None where it has no subnet yet."""
     if seat.participant is None:
         return None
-    return TaskWanted(
+    return TaskRequest(
         participant=seat.participant,
         round=state.round,
         attempt=seat.attempt,
@@ -161,7 +161,7 @@ def task_wanted(state: RunState, seat: Seat) -> TaskWanted | None:
 
 
 def prepared_seat(
-    terms: Terms, state: RunState, seat: Seat, made: TaskMade, now_s: float
+    terms: Terms, state: RunState, seat: Seat, made: PreparedTask, now_s: float
 ) -> tuple[Seat, tuple[Action, ...]]:
     """Send the task if the program's own plan fits the budget, and the runtime has what it calls; else look below."""
     facts = made.facts
@@ -380,7 +380,7 @@ def given_seat(
     )
     seat = replace(seat, stage="preparing", given=given, task=None)
     wanted = task_wanted(state, seat)
-    return seat, (Request(wanted=wanted),) if wanted is not None else ()
+    return seat, (wanted,) if wanted is not None else ()
 
 
 def _why_none(state: RunState, seat: Seat, ask: Ask) -> str:

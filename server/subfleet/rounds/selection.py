@@ -12,10 +12,10 @@ from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import TrainingSettings
 from subfleet.rounds.awaiting import punctuality_of
 from subfleet.rounds.durations import expected_time
-from subfleet.rounds.events import Folded
 from subfleet.rounds.networks import in_use, price_of
 from subfleet.rounds.state import LastEvaluation, RunState, Seat, remembered
 from subfleet.rounds.terms import Terms
+from subfleet.rounds.work import AggregatedRound
 from subfleet.search.candidates import Candidate
 
 __all__ = ["NOT_DRAWN", "selected", "with_memory"]
@@ -72,14 +72,14 @@ def _chosen(terms: Terms, state: RunState, able: tuple[Seat, ...]) -> tuple[RunS
     return replace(state, memory=found.memory), chosen
 
 
-def with_memory(terms: Terms, state: RunState, event: Folded, seats: Mapping[str, Seat]) -> RunState:
+def with_memory(terms: Terms, state: RunState, event: AggregatedRound, seats: Mapping[str, Seat]) -> RunState:
     """The state with what the method remembers of a round in which the updates of these seats were folded."""
     if terms.policies.remember is None:
         return state
     price = _priced(terms, state.lineages)
     past = {name: one for name, seat in sorted(seats.items()) if (one := _past(seat, price)) is not None}
     closed = ClosedRound(
-        round=event.round,
+        round=state.folded_round,
         clients=MappingProxyType(past),
         loss=event.loss,
         accuracy=event.accuracy or 0.0,

@@ -9,13 +9,13 @@ from dataclasses import replace
 from heapq import nsmallest
 from types import MappingProxyType
 
-from subfleet.rounds.actions import Action, GoOn, Request
+from subfleet.rounds.actions import Action, GoOn
 from subfleet.rounds.live import Requested
 from subfleet.rounds.pricing import prices_wanted
 from subfleet.rounds.proposing import proposed_seat
-from subfleet.rounds.requests import PricesWanted, ProgramWanted, SearchWanted
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
+from subfleet.rounds.work import CostRequest, ProgramRequest, SearchRequest
 from subfleet.search.queue import most_wanted
 
 __all__ = ["AT_ONCE", "asking", "lacking", "sized"]
@@ -26,7 +26,7 @@ AT_ONCE = 4
 Outcome = tuple[RunState, tuple[Action, ...]]
 
 
-def lacking(terms: Terms, state: RunState) -> tuple[PricesWanted | SearchWanted, ...]:
+def lacking(terms: Terms, state: RunState) -> tuple[CostRequest | SearchRequest, ...]:
     """What is to be made next before sizes can be chosen for the round's clients; nothing where all is there."""
     policies = terms.policies
     if policies.search is None and not policies.planned_prices:
@@ -36,7 +36,7 @@ def lacking(terms: Terms, state: RunState) -> tuple[PricesWanted | SearchWanted,
     if unpriced or policies.search is None or not targets:
         return tuple(unpriced)
     found = state.explored_turn == state.turn and targets <= state.live.searches.keys()
-    return () if found else (SearchWanted(turn=state.turn),)
+    return () if found else (SearchRequest(turn=state.turn),)
 
 
 def asking(state: RunState, wanted: Iterable[Requested]) -> Outcome:
@@ -44,8 +44,7 @@ def asking(state: RunState, wanted: Iterable[Requested]) -> Outcome:
     new = tuple(one for one in wanted if one not in state.live.requested)
     if not new:
         return state, ()
-    live = replace(state.live, requested=state.live.requested.union(new))
-    return replace(state, live=live), tuple(Request(wanted=one) for one in new)
+    return replace(state, live=replace(state.live, requested=state.live.requested.union(new))), new
 
 
 def sized(terms: Terms, state: RunState) -> Outcome:
@@ -76,5 +75,5 @@ def _with_wishes(terms: Terms, state: RunState) -> Outcome:
     wishes = [seat.first_wanted for seat in state.seats.values() if seat.first_wanted is not None]
     known = {*state.written, *(program.key for program in state.queue)}
     new = tuple(wish.program for wish in most_wanted(wishes, known, terms.config.exports_per_round))
-    actions = tuple(Request(wanted=ProgramWanted(program=one, round=state.round)) for one in new)
+    actions = tuple(ProgramRequest(program=one, round=state.round) for one in new)
     return replace(state, queue=(*state.queue, *new)), actions

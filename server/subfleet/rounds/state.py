@@ -42,9 +42,9 @@ from subfleet.protocol.messages import MAX_SAMPLES, Evaluated, Profile, Task, Up
 from subfleet.protocol.paths import PathSettings
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
-from subfleet.rounds.attempts import Tries
 from subfleet.rounds.live import LiveState, Requested
 from subfleet.rounds.persistent import PersistentMap
+from subfleet.rounds.progress import Failed, Phase, PhaseName, Searching, Tries, Waiting
 from subfleet.rounds.reasons import Lasts
 from subfleet.rounds.suspicion import ChangeSize
 from subfleet.rounds.terms import Terms
@@ -57,7 +57,6 @@ __all__ = [
     "Exclusion",
     "LastEvaluation",
     "Offer",
-    "Phase",
     "RunState",
     "Seat",
     "Stage",
@@ -66,7 +65,6 @@ __all__ = [
     "remembered",
 ]
 
-Phase = Literal["waiting", "measure", "train", "fold", "evaluate", "search", "deploy", "finished", "failed"]
 Stage = Literal["answered", "scoring", "preparing", "out", "done", "suspect", "refused", "skipped", "missing"]
 
 
@@ -263,6 +261,7 @@ class RunState:
     Attributes:
         round: the open or last round; 0 before the first.
         folded_round: the round whose model is the current one; 0 is the initial model.
+        at: the phase.
         profiles: what each client of the fleet has declared.
         seats: of the open round, or of the deploy phase, by client; while the round waits, of its last try.
         tries: those that left nothing to fold.
@@ -271,7 +270,6 @@ class RunState:
         written: the programs written so far, by their keys.
         explored_turn: the last turn for whose clients the search has looked; its finds are in the pool.
         wished_turn: the last turn whose clients had all been given a first size, so that their wishes were weighed.
-        generations: of the search after the last folded round, those that have been scored.
         queue: programs that are being written for later rounds.
         unfit: by "client/target/size's id", why a device said that its runtime cannot run the program that trains it;
             by "client/score/target/size's id", the one that scores it. It is not given it again until it starts anew.
@@ -284,19 +282,17 @@ class RunState:
         settled: tasks of the last closed round whose updates were accepted, and those of its evaluation, to answer
             their repetitions.
         evaluated: what each client found last, see `evaluating`.
-        failure: why the run failed.
     """
 
     round: int = 0
     folded_round: int = 0
-    phase: Phase = "waiting"
+    at: Phase = field(default_factory=Waiting)
     profiles: PersistentMap[Profile] = field(default_factory=PersistentMap)
     seats: Mapping[str, Seat] = field(default_factory=lambda: MappingProxyType({}))
     last: Mapping[str, Seat] = field(default_factory=lambda: MappingProxyType({}))
     pool: tuple[FoundSize, ...] = ()
     explored_turn: int = 0
     wished_turn: int = 0
-    generations: int = 0
     queue: tuple[SizedProgram, ...] = ()
     written: Mapping[str, WrittenProgram] = field(default_factory=lambda: MappingProxyType({}))
     unfit: Mapping[str, Unfit] = field(default_factory=lambda: MappingProxyType({}))
@@ -308,8 +304,22 @@ class RunState:
     settled: frozenset[str] = frozenset()
     evaluated: Mapping[str, LastEvaluation] = field(default_factory=lambda: MappingProxyType({}))
     tries: Tries = field(default_factory=Tries)
-    failure: str = ""
     live: LiveState = field(default_factory=LiveState)
+
+    @property
+    def phase(self) -> PhaseName:
+        """The name of the phase."""
+        return self.at.TYPE
+
+    @property
+    def failure(self) -> str:
+        """Why the run has failed; empty where it has not."""
+        return self.at.why if isinstance(self.at, Failed) else ""
+
+    @property
+    def generations(self) -> int:
+        """Generations of the open search that have been scored."""
+        return self.at.generations if isinstance(self.at, Searching) else 0
 
     @property
     def turn(self) -> int:
@@ -327,11 +337,11 @@ class RunState:
 
     def entered(self, phase: Phase, now_s: float) -> "RunState":
         """The state as it enters a phase, or begins the same one anew."""
-        return replace(self, phase=phase, live=replace(self.live, entered_s=now_s))
+        return replace(self, at=phase, live=replace(self.live, entered_s=now_s))
 
     def failed(self, why: str, now_s: float) -> "RunState":
         """The state of a run that cannot go on, and why."""
-        return replace(self, failure=why).entered("failed", now_s)
+        return self.entered(Failed(why=why), now_s)
 
     def without_request(self, made: Requested) -> "RunState":
         """The state in which nobody waits for something that was requested: it was made, or cannot be."""
@@ -339,5 +349,5 @@ class RunState:
 
     def taken_up(self, now_s: float) -> "RunState":
         """The state as a server takes it up: nobody was heard yet, and deadlines and scoring by devices start anew."""
-        seats = self.seats if self.phase != "search" else MappingProxyType[str, Seat]({})
+        seats = MappingProxyType[str, Seat]({}) if isinstance(self.at, Searching) else self.seats
         return replace(self, seats=seats, live=LiveState.of_clients(self.profiles, now_s))

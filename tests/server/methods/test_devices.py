@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from elastic.zico_reference import zico_score
 from elsewhere import ELSEWHERE, elsewhere
 from server.methods import test_uniting as united
 from server.methods.method_cases import QUICK
@@ -23,7 +24,6 @@ from subfleet.elastic.evaluate import evaluate
 from subfleet.elastic.merges import STACKED_MERGES, CoordinateMedian, MultiKrum, NormClipping, TrimmedMean
 from subfleet.elastic.model_state import ModelState, packed, unpacked
 from subfleet.elastic.server_optimisers import SERVER_OPTIMISERS
-from subfleet.elastic.zico import zico_score
 from subfleet.folding.checkpoint import load_checkpoint, save_checkpoint
 from subfleet.folding.devices import compute_device
 from subfleet.folding.folding import Folding

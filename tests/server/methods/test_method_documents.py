@@ -1,12 +1,16 @@
-"""What the documents say of methods is what they are."""
+"""The pages about methods agree with their code."""
 
 import dataclasses
 import re
+from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from subfleet.methods import METHODS
+from subfleet.methods.describing import Setting
+from subfleet.methods.judging import departures_of
 from subfleet.protocol.errors import ConfigError
 from subfleet.testing.rounds import Client, ask, first_state, play, terms_with
 from subfleet.testing.subnets import same_bits
@@ -14,27 +18,59 @@ from subfleet.testing.subnets import same_bits
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_every_method_is_listed_with_its_parameters_and_their_defaults() -> None:
-    page = (ROOT / "docs/reference/methods.md").read_text(encoding="utf-8")
-    table = page.partition("## ")[0]
-    rows = {row[0]: row for row in re.findall(r"^\| `(\w+)` \| (.*) \| (.*) \| (.*) \|$", table, re.MULTILINE)}
-    assert sorted(rows) == list(METHODS)
-    for name, kind in METHODS.items():
-        _, _, varies, parameters = rows[name]
-        assert varies == (", ".join(kind.INFO.varies) or "nothing")
-        told = dict(re.findall(r"`(\w+)(?: = ([^`]*))?`", parameters))
-        fields = {field.name: field for field in dataclasses.fields(kind)}
-        assert told.keys() == fields.keys()
-        for key, default in told.items():
-            found = getattr(kind(), key)
-            assert default in ("{...}", "") or default == _toml(found)
+PAGE = (ROOT / "docs/reference/methods.md").read_text(encoding="utf-8")
+METHOD_SECTIONS = dict(re.findall(r"^### (\w+)\n(.*?)(?=^##|\Z)", PAGE, re.MULTILINE | re.DOTALL))
 
 
-def _toml(value: object) -> str:
+def test_the_page_has_a_section_and_a_row_of_the_overview_for_every_method() -> None:
+    rows = dict(re.findall(r"^\| \[`(\w+)`\]\(#\1\) \| [^|]+ \|(.*)\|$", PAGE, re.MULTILINE))
+    assert sorted(METHOD_SECTIONS) == sorted(rows) == list(METHODS)
+    assert {name: cell.strip() for name, cell in rows.items()} == {
+        name: ", ".join(kind.INFO.varies) for name, kind in METHODS.items()
+    }
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_section_begins_with_title_and_paper(name: str) -> None:
+    info = METHODS[name].INFO
+    first = METHOD_SECTIONS[name].strip().partition("\n\n")[0]
+    assert " ".join(first.split()) == f"**{info.title}** ({info.paper})."
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_section_has_every_parameter_with_its_default(name: str) -> None:
+    kind = METHODS[name]
+    rows = dict(re.findall(r"^\| `([\w.]+)` \| ([^|]+) \| [^|]+ \|$", METHOD_SECTIONS[name], re.MULTILINE))
+    elsewhere = {path for path, default in rows.items() if default == "`{...}`"}
+    for path, default in rows.items():
+        value = attrgetter(path)(kind())
+        assert dataclasses.is_dataclass(value) if path in elsewhere else default == _cell(value), path
+    assert rows.keys() - elsewhere == {path for path in kind.INFO.published if path.partition(".")[0] not in elsewhere}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_section_has_the_departures_of_the_defaults(name: str) -> None:
+    section, kind = METHOD_SECTIONS[name], METHODS[name]
+    listed = section.partition("**By default it differs from the paper:**\n\n")[2].partition("\n\n")[0]
+    departures = [" ".join(item.split()) for item in re.split(r"^- ", listed, flags=re.MULTILINE)[1:]]
+    assert departures == list(departures_of(kind(), Setting()))
+    assert ("it is **exact**" in section) == (not departures)
+
+
+def _cell(value: object) -> str:
+    """A default as the page's tables have it: TOML in backticks, or none."""
+    return "none" if value is None else f"`{_toml(value)}`"
+
+
+def _toml(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple):
         return f"[{', '.join(map(str, value))}]"
+    if dataclasses.is_dataclass(value):
+        kind = [f'type = "{value.TYPE}"'] if hasattr(value, "TYPE") else []
+        changed = [field for field in dataclasses.fields(value) if getattr(value, field.name) != field.default]
+        return f"{{ {', '.join([*kind, *(f'{one.name} = {_toml(getattr(value, one.name))}' for one in changed)])} }}"
     return f'"{value}"' if isinstance(value, str) else str(value)
 
 

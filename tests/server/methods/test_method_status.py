@@ -1,10 +1,8 @@
 """What a method says of itself follows from its parameters and the run's setting."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from operator import attrgetter
-from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
@@ -34,7 +32,6 @@ from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.update_codecs import Qsgd, TopK, Uncompressed
 from subfleet.testing.rounds import MODEL, config_with, terms_with
 
-ROOT = Path(__file__).resolve().parents[3]
 PUBLISHED = DynamicSelection(search="paper", distillation=DistillationSettings())
 
 
@@ -256,10 +253,3 @@ def test_a_parameter_that_nobody_tells_of_is_found(monkeypatch: pytest.MonkeyPat
     silent = {**FedTrans.INFO.published, "alpha": None}
     monkeypatch.setattr(FedTrans, "INFO", replace(FedTrans.INFO, published=silent))
     assert not _tells(FedTrans(), "alpha", 0.5, alpha)
-
-
-def test_the_page_tells_the_status_of_every_method_by_default() -> None:
-    page = (ROOT / "docs/reference/methods.md").read_text(encoding="utf-8").partition("## Where they differ")[2]
-    page = page.partition("\n## ")[0]
-    rows = dict(re.findall(r"^\| `(\w+)` \| [^|]* \| ([^|]*) \|", page, re.MULTILINE))
-    assert rows == {name: status_of(departures_of(kind(), Setting())) for name, kind in METHODS.items()}

@@ -23,7 +23,7 @@ from subfleet.methods.heterofl import HeteroFL
 from subfleet.methods.nefl import NeFL
 from subfleet.methods.policies import Draw, as_folded
 from subfleet.methods.standalone import Standalone
-from subfleet.programs.requests import train_request
+from subfleet.programs.export_requests import train_request
 from subfleet.protocol.subnet import Explicit, Roll, SubnetSpec
 from subfleet.rounds.terms import Terms
 from subfleet.testing.rounds import (

@@ -3,7 +3,7 @@
 import threading
 from pathlib import Path
 
-from subfleet.emulation.batch.exports import AwaitedExports
+from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.figures import whole_run
 from subfleet.emulation.batch.run import run_batch
 from subfleet.emulation.gathering import gathered
@@ -19,7 +19,7 @@ __all__ = ["run_in_batch"]
 
 
 def run_in_batch(
-    run: Run, folder: Path, observer: RunObserver, stop: threading.Event, *, exports: AwaitedExports
+    run: Run, folder: Path, observer: RunObserver, stop: threading.Event, *, exports: LazyExports
 ) -> Outcome:
     """Run an emulated fleet to the run's end.
 

@@ -23,7 +23,7 @@ from subfleet.edge_client.store import AgentStore
 from subfleet.edge_client.worker import TrainingWorker
 from subfleet.emulation.batch.announcing import announcement
 from subfleet.emulation.batch.attacking import AttackingTrainer
-from subfleet.emulation.batch.exports import AwaitedExports
+from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.hosting import shared_trainers
 from subfleet.emulation.batch.models import tried_models
 from subfleet.emulation.gathered import EmulatedDevice, GatheredRun
@@ -104,7 +104,7 @@ class BatchResult:
 
 def run_batch(  # noqa: PLR0913 - what may take the place of a part, beside the run
     gathered: GatheredRun,
-    exports: AwaitedExports,
+    exports: LazyExports,
     *,
     observer: RunObserver | None = None,
     stop: threading.Event | None = None,
@@ -145,7 +145,6 @@ def run_batch(  # noqa: PLR0913 - what may take the place of a part, beside the 
         stage = _Stage(
             server=server,
             devices=devices,
-            exports=exports,
             link=link,
             notes=notes,
             clock=clock,
@@ -282,7 +281,6 @@ class _Stage:
 
     server: Server
     devices: Sequence[_BatchDevice]
-    exports: AwaitedExports
     link: CountingTransport
     notes: _Notes
     clock: LogicalClock
@@ -312,7 +310,6 @@ class _Stage:
         before = self.link.sent_bytes + self.link.received_bytes
         for device in self.devices:
             device.turn()
-        self.exports.finish()
         self.server.finish()
         folded = self.server.state.folded_round
         self.server.step(0.0)
