@@ -161,7 +161,7 @@ def _write(asked: argparse.Namespace, lines: Sequence[str], seconds: float) -> N
     """Put a part of the page in place of the same part of before, behind those that are there."""
     title = "## With a process for each member" if asked.processes else "## In one process"
     if asked.unguarded:
-        title = "## Without what keeps liars from deciding"
+        title = "## Unguarded: the planted error"
     options = [*(["--processes"] if asked.processes else []), *(["--unguarded"] if asked.unguarded else [])]
     options += ["--seeds", str(asked.seeds)]
     command = " ".join(["python benchmarks/liars.py", *options, "--write"])
@@ -176,8 +176,8 @@ def _write(asked: argparse.Namespace, lines: Sequence[str], seconds: float) -> N
 
 
 _HEAD = (
-    "Twenty members, sixteen of them honest, learn digits with drawn signs; [what is played](../README.md#liarspy).",
-    "Accuracies are those of honest members' own models on the server's samples, their mean.",
+    "Twenty members, sixteen of them honest, learn digits with random signs ([details](../README.md#liarspy)).",
+    "Accuracies are means over honest members' own models on the server's samples.",
 )
 
 if __name__ == "__main__":

@@ -9,15 +9,16 @@ from typing import Any
 from subfleet.elastic.memory_prices import MemoryPrices
 from subfleet.elastic.network import Network
 from subfleet.protocol.blobs import BlobRef
+from subfleet.protocol.exhaustive import never
 from subfleet.protocol.messages import Deployed, Evaluated, Presence, Profile, Refusal, Task, Telemetry, Update
 from subfleet.protocol.paths import OperatorExamples
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.task import Deploy, Evaluate, Train
 from subfleet.protocol.training import TrainingSettings
 from subfleet.rounds.actions import Action, AggregationRequest, GoOn, SendTask
 from subfleet.rounds.events import Done, Event, Tick
-from subfleet.rounds.exhaustive import never
 from subfleet.rounds.pricing import prices_of
 from subfleet.rounds.state import RunState
 from subfleet.rounds.suspicion import ChangeSize
@@ -145,9 +146,9 @@ class Fleet:
 
     def _answer(self, task: Task) -> Event:
         name = task.client_id
-        if task.work == "deploy":
+        if isinstance(task.work, Deploy):
             return Deployed(task_id=task.task_id, run_id=task.run_id, client_id=name, files=())
-        if task.work == "evaluate":
+        if isinstance(task.work, Evaluate):
             return Evaluated(
                 task_id=task.task_id,
                 run_id=task.run_id,
@@ -189,7 +190,7 @@ class Fleet:
 
     def _drawn(self, task: Task) -> OperatorExamples:
         """The first operator that it has, for every sample; nothing where it trains one network."""
-        if task.paths is None:
+        if not isinstance(task.work, Train) or task.work.paths is None:
             return ()
         given = dict(task.spec.choices)
         choices = self.terms.network.choices

@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 from subfleet.cli.commands import app
 from subfleet.emulation import method_checks
 from subfleet.methods import METHODS
-from subfleet.methods.describing import Setting, status_of
-from subfleet.methods.judging import departures_of
+from subfleet.methods.describing import Setting, departures_of, status_of
 from subfleet.protocol.exit_codes import ExitCode
 
 

@@ -17,29 +17,31 @@ from subfleet.emulation.gathered import GatheredRun
 from subfleet.emulation.method_checks import accepted_norms, check_methods, verdict_of
 from subfleet.link.traffic import Traffic
 from subfleet.methods import METHODS
+from subfleet.methods.aggregator import as_aggregated
 from subfleet.methods.fedavg import FedAvg
 from subfleet.methods.fedoras import FedorAS
 from subfleet.methods.heterofl import HeteroFL
-from subfleet.methods.norms import NormPolicy
-from subfleet.methods.policies import AfterRound, Ask, Assigned, Policies, as_folded, largest_fitting
+from subfleet.methods.roles import AggregationContext, Assignment, AssignmentContext, Roles, largest_fitting
+from subfleet.methods.techniques import NormPolicy
 from subfleet.methods.tier_search import TierSearch
 from subfleet.protocol.errors import ConfigError
 from subfleet.rounds.terms import Terms
 from subfleet.search.path_evolution import EvolutionSettings
+from subfleet.testing.rounds import with_steps
 
 pytestmark = [pytest.mark.slow, pytest.mark.export]
 
 METHOD = HeteroFL()
 
 
-def _with_policies(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
-    """Every HeteroFL gets these policies."""
-    right = HeteroFL.policies
+def _with_steps(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+    """Every HeteroFL has these steps."""
+    right = HeteroFL.roles
 
-    def policies(self: HeteroFL) -> Policies:
-        return replace(right(self), **changes)
+    def roles(self: HeteroFL) -> Roles:
+        return with_steps(right(self), **changes)
 
-    monkeypatch.setattr(HeteroFL, "policies", policies)
+    monkeypatch.setattr(HeteroFL, "roles", roles)
 
 
 def test_methods_that_work_are_ok(exports: LazyExports) -> None:
@@ -87,14 +89,14 @@ def test_the_checks_cover_the_policies_of_norms_that_a_method_accepts() -> None:
 def test_what_moves_in_a_copy_where_none_of_its_clients_trained_is_seen(
     monkeypatch: pytest.MonkeyPatch, exports: LazyExports
 ) -> None:
-    def moving(context: AfterRound) -> ModelState:
+    def moving(context: AggregationContext) -> ModelState:
         """The last channel of each size's norms, which few sizes hold, moves by a hair."""
         return replace(context.after, copies={key: _with_last(own) for key, own in context.after.copies.items()})
 
-    _with_policies(monkeypatch, after_round=moving)
+    _with_steps(monkeypatch, after_round=moving)
     monkeypatch.setattr(method_checks, "as_folded", moving)
     assert verdict_of(METHOD, exports, "bank").endswith("moved where nobody trained it")
-    _with_policies(monkeypatch, after_round=as_folded)
+    _with_steps(monkeypatch, after_round=as_aggregated)
     assert verdict_of(METHOD, exports, "bank") == "ok"
 
 
@@ -118,7 +120,7 @@ def test_a_loss_that_does_not_fall_is_seen(
     norms: NormPolicy, monkeypatch: pytest.MonkeyPatch, exports: LazyExports
 ) -> None:
     """Nor is one that falls by what running statistics measure alone."""
-    _with_policies(monkeypatch, training=lambda settings, _: replace(settings, learning_rate=0.0))
+    _with_steps(monkeypatch, for_round=lambda settings, _: replace(settings, learning_rate=0.0))
     verdict = verdict_of(METHOD, exports, norms)
     before, after = verdict.removeprefix("the loss does not fall: ").split(" before round 1 and ")
     number, words = after.split(" ", 1)
@@ -127,12 +129,12 @@ def test_a_loss_that_does_not_fall_is_seen(
     assert number == before if norms == "averaged" else float(number) >= float(before)
 
 
-def _most(ask: Ask) -> Assigned:
-    return Assigned(candidate=ask.candidates[-1])
+def _most(ask: AssignmentContext) -> Assignment:
+    return Assignment(candidate=ask.candidates[-1])
 
 
-def _nothing_for_one(ask: Ask) -> Assigned:
-    return Assigned(candidate=None) if ask.draw.client_id == "client2" else largest_fitting(ask)
+def _nothing_for_one(ask: AssignmentContext) -> Assignment:
+    return Assignment(candidate=None) if ask.draw.client_id == "client2" else largest_fitting(ask)
 
 
 @pytest.mark.parametrize(
@@ -143,9 +145,9 @@ def _nothing_for_one(ask: Ask) -> Assigned:
     ],
 )
 def test_a_wrong_assignment_is_seen(
-    assign: Callable[[Ask], Assigned], said: str, monkeypatch: pytest.MonkeyPatch, exports: LazyExports
+    assign: Callable[[AssignmentContext], Assignment], said: str, monkeypatch: pytest.MonkeyPatch, exports: LazyExports
 ) -> None:
-    _with_policies(monkeypatch, assign=assign)
+    _with_steps(monkeypatch, assign=assign)
     assert verdict_of(METHOD, exports).startswith(said)
 
 
@@ -163,11 +165,11 @@ def test_bytes_that_are_not_counted_are_seen(monkeypatch: pytest.MonkeyPatch, ex
 
 
 def test_a_method_that_fails_is_told_in_its_own_words(monkeypatch: pytest.MonkeyPatch, exports: LazyExports) -> None:
-    _with_policies(monkeypatch, space=lambda network, rates: ())
+    _with_steps(monkeypatch, space=lambda network, rates: ())
     assert verdict_of(METHOD, exports).startswith("the method's space of subnets is empty")
 
-    def failing(ask: Ask) -> Assigned:
+    def failing(ask: AssignmentContext) -> Assignment:
         raise ConfigError("nothing can be chosen")
 
-    _with_policies(monkeypatch, space=lambda network, rates: (network.full_spec(),), assign=failing)
+    _with_steps(monkeypatch, space=lambda network, rates: (network.full_spec(),), assign=failing)
     assert verdict_of(METHOD, exports) == "nothing can be chosen"

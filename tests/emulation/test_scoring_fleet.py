@@ -7,11 +7,11 @@ import pytest
 from emulation.batch_cases import LARGE_BYTES, client, experiment
 
 from subfleet.emulation.batch.exports import LazyExports
-from subfleet.emulation.batch.figures import violates
 from subfleet.emulation.batch.hosting import SharedHost
 from subfleet.emulation.batch.run import BatchResult, run_batch
 from subfleet.methods.fedfa import FedFA
 from subfleet.protocol.programs import ScoreJob
+from subfleet.reporting.run_figures import violates
 from subfleet.trainers.onnx import OnnxTrainer
 from subfleet.transport.memory import Faults
 

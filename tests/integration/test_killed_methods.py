@@ -151,7 +151,9 @@ def test_whatever_is_killed_the_run_ends_with_the_same_choices_and_bits(
         assert "round 1:" not in output, "what was folded before is not done again"
     hurt = tmp_path / "runs" / name
     settings = read_run(path)
-    if not settings.policies.awaits_programs:  # when programs count is a matter of speed, and is read from what was
+    if (
+        not settings.roles.assigner.awaits_programs
+    ):  # when programs count is a matter of speed, and is read from what was
         settings = replayed_run(hurt)
         assert len(_networks(hurt)) > 1
     with LazyExports(cache) as exports:

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 from server.fake_device import CLASSES, PLENTY_BYTES, SHAPE
 from server.server_rig import config
 
-from subfleet.methods.asking import stream_of
-from subfleet.methods.path_search import Proposing
+from subfleet.methods.assigner import stream_of
+from subfleet.methods.path_search import ProposalContext
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.memory import Packing
 from subfleet.protocol.messages import Deployed, Presence, Profile, Refusal, Task, Telemetry, Update
@@ -259,10 +259,10 @@ def scored_by_chance(terms: Terms, state: RunState) -> ProposedGeneration:
     """A generation with scores that follow from its paths alone."""
     found = (terms.declared(one).network for one in lineages_in_use(terms, state))
     supernet = next((one for one in found if one.choices), None)
-    if terms.policies.path_search is None or supernet is None:
+    if terms.roles.networks.path_search is None or supernet is None:
         return ProposedGeneration(generation=None)
-    proposing = Proposing(network=supernet, memory=remembered(terms, state), seed=terms.config.seed)
-    generation = terms.policies.path_search.propose(proposing)
+    proposing = ProposalContext(network=supernet, memory=remembered(terms, state), seed=terms.config.seed)
+    generation = terms.roles.networks.path_search.propose(proposing)
     paths = () if generation is None else generation.paths
     scores = tuple(stream_of(" ".join(path)).random() for path in paths)
     return ProposedGeneration(generation=generation, scores=scores)

@@ -20,13 +20,14 @@ from subfleet.methods.fedoras import FedorAS
 from subfleet.methods.fedtrans import Grown
 from subfleet.methods.sattler import Found, SattlerMemory, Split
 from subfleet.methods.tier_search import TierSearch
+from subfleet.protocol.exhaustive import never
 from subfleet.protocol.messages import Evaluated, Task, Update
 from subfleet.protocol.paths import OperatorExamples, PathScore
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.schema import canonical_json
+from subfleet.protocol.task import Evaluate, Train
 from subfleet.rounds.actions import Action, AggregationRequest, Reply
 from subfleet.rounds.events import Done
-from subfleet.rounds.exhaustive import never
 from subfleet.rounds.networks import all_lineages
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
@@ -71,7 +72,7 @@ def terms_of_places(method: AnyMethod) -> tuple[Terms, ...]:
         "min_clients": 2,
         "deadlines": Deadlines(lease_s=15, linger_s=0, **limits),
     }
-    if method.policies().draws_paths:
+    if method.roles().training.draws_paths:
         data = DataSettings(test="server.server_rig:evaluation", validation_samples=5)
         settings |= {"model": replace(SUPERNET, class_count=CLASSES), "data": data}
     return tuple(
@@ -82,16 +83,16 @@ def terms_of_places(method: AnyMethod) -> tuple[Terms, ...]:
 
 def evolved_by(terms: Terms, fold: AggregationRequest) -> tuple[Any, tuple[Lineage, ...]]:
     """What a fold finds and leaves of networks, in which as many appear as can."""
-    if terms.policies.evolve is None:
+    if terms.roles.networks.evolve is None:
         return None, fold.lineages
-    if terms.policies.declarations:
+    if terms.roles.assigner.declarations:
         return None, _united(terms, fold)
     return _split(terms, fold) if isinstance(fold.memory, SattlerMemory) else _grown(terms, fold)
 
 
 def brings(terms: Terms, place: int) -> str:
     """What a client brings in place of a subnet, where the method goes by that: one of some networks."""
-    return canonical_json(_NETWORKS[place]).decode() if terms.policies.declarations else ""
+    return canonical_json(_NETWORKS[place]).decode() if terms.roles.assigner.declarations else ""
 
 
 def _united(terms: Terms, fold: AggregationRequest) -> tuple[Lineage, ...]:
@@ -149,7 +150,7 @@ def _grown(terms: Terms, fold: AggregationRequest) -> tuple[Grown, tuple[Lineage
 
 def _drawn_in(terms: Terms, task: Task, samples: int) -> OperatorExamples:
     """What a device tells of the paths that it drew, where it drew any: the first operator that it has, everywhere."""
-    if task.paths is None:
+    if not isinstance(task.work, Train) or task.work.paths is None:
         return ()
     given = dict(task.spec.choices)
     return tuple(
@@ -165,7 +166,7 @@ def answers(actions: tuple[Action, ...], message_id: str) -> list[str]:
 
 def found_of(task: Task, samples: int) -> Evaluated:
     """What a device says of an evaluate task, or of another one; and of each path that it was to score."""
-    paths = () if task.evaluation is None else task.evaluation.population
+    paths = task.work.settings.population if isinstance(task.work, Evaluate) else ()
     return Evaluated(
         task_id=task.task_id,
         run_id=task.run_id,

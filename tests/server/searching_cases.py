@@ -89,7 +89,7 @@ def supernet_round(terms: Terms, held_out: int = HELD_OUT) -> Outcome:
 def journal_in(folder: Path, terms: Terms) -> Journal:
     engine = open_database(folder)
     run_id = begin_run(engine, name="test", settings="{}", round_count=3)
-    return Journal(engine, run_id, first_memory=terms.policies.memory)
+    return Journal(engine, run_id, first_memory=terms.roles.memory.initial)
 
 
 def made_now(terms: Terms, state: RunState, actions: tuple[Action, ...]) -> Done:

@@ -35,16 +35,17 @@ from subfleet.methods import AnyMethod
 from subfleet.methods.fedfa import FedFA
 from subfleet.methods.fjord import FjORD
 from subfleet.methods.heterofl import HeteroFL
-from subfleet.methods.norms import calibration_of
 from subfleet.methods.standalone import Standalone
+from subfleet.methods.techniques import calibration_of
 from subfleet.protocol.calibration import Calibration, NormLayer, sum_names
 from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.messages import Task
+from subfleet.protocol.task import Calibrate
 from subfleet.protocol.training import TrainingSettings
 from subfleet.rounds.actions import Action, AggregationRequest, SendTask
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Done
-from subfleet.rounds.state import Assignment, RunState, Trained
+from subfleet.rounds.state import RunState, Submodel, Trained
 from subfleet.rounds.suspicion import ChangeSize
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.work import AggregatedRound, CheckRequest, TaskRequest
@@ -111,10 +112,11 @@ def test_everybody_is_asked_for_the_norms_of_its_size_by_the_program_that_trains
         state, (sent,) = step(terms, state, prepared(terms, state, name), 2.0)
         assert isinstance(sent, SendTask)
         task, training = sent.task, terms.training(2)
-        assert (task.work, task.training) == ("calibrate", training)
+        assert isinstance(task.work, Calibrate)
+        assert task.work.settings == training
         assert (training.learning_rate, training.epochs, training.objective.distillation) == (0.0, 1, "none")
         assert training.optimiser == terms.training(1).optimiser
-        assert task.calibration == calibration_of(terms.network, task.spec)
+        assert task.work.calibration == calibration_of(terms.network, task.spec)
     refused = replace(refusal(terms, state, "ada"), reason="data")
     state, actions = step(terms, state, refused, 3.0)
     assert replies(actions) == ["accepted"]
@@ -208,15 +210,15 @@ def answered(terms: Terms, folder: Path) -> tuple[Folding, RunState, dict[str, d
     """Every client has sent its sums; the first has a smaller size."""
     blobs = BlobStore(folder)
     state, _ = measured_round(terms, 2)
-    small = replace(state.seats["ada"], given=Assignment(size=terms.space[0], spec=terms.space[0]))
+    small = replace(state.seats["ada"], given=Submodel(size=terms.space[0], spec=terms.space[0]))
     state = replace(state, seats={**state.seats, "ada": small})
     said = {}
     for place, name in enumerate(CLIENTS):
         state, _ = step(terms, state, prepared(terms, state, name), 2.0)
         task = state.seats[name].task
         assert task is not None
-        assert task.calibration is not None
-        said[name] = sums(task.calibration, terms.network.shapes(task.spec), 5 + place, name)
+        assert isinstance(task.work, Calibrate)
+        said[name] = sums(task.work.calibration, terms.network.shapes(task.spec), 5 + place, name)
         answer = replace(update(terms, state, name), blob=blobs.add(encode_arrays(said[name])))
         state = replace(
             state, seats={**state.seats, name: replace(state.seats[name], stage="done", trained=Trained(update=answer))}
@@ -290,11 +292,11 @@ def test_an_answer_that_is_gone_from_the_disk_is_left_out(tmp_path: Path) -> Non
 
 def learned(weights: Mapping[str, Any], task: Task) -> dict[str, Any]:
     """What a device without a trainer sends."""
-    if task.calibration is None:
+    if not isinstance(task.work, Calibrate):
         return small_change(weights, task.client_id, task.round, 0.1)
     shapes = {name: array.shape for name, array in weights.items()}
     return sums(
-        task.calibration, shapes, {"ada": 7, "bob": 20, "cyd": 33}[task.client_id], task.task_id.partition("/")[2]
+        task.work.calibration, shapes, {"ada": 7, "bob": 20, "cyd": 33}[task.client_id], task.task_id.partition("/")[2]
     )
 
 
@@ -315,7 +317,7 @@ def test_a_run_has_the_same_bits_whatever_is_lost_and_whoever_dies(tmp_path: Pat
     calm = played(tmp_path / "calm")
     assert [record.calibrated for record in calm.notes.records] == [False, True, False, True]
     assert {row.status for record in calm.notes.records for row in record.clients} == {"folded"}
-    assert [task.work for task in calm.devices["ada"].tasks] == ["train", "calibrate", "train", "calibrate"]
+    assert [task.work.TYPE for task in calm.devices["ada"].tasks] == ["train", "calibrate", "train", "calibrate"]
     rough = played(tmp_path / "rough", Faults(seed=3, loss=0.2, double=0.2, delay_s=1.5), kill=True)
     assert rough.model_bytes() == calm.model_bytes()
 
@@ -323,9 +325,9 @@ def test_a_run_has_the_same_bits_whatever_is_lost_and_whoever_dies(tmp_path: Pat
 @pytest.mark.slow
 def test_sums_of_other_norms_are_refused_by_a_run(tmp_path: Path) -> None:
     def lying(weights: Mapping[str, Any], task: Task) -> dict[str, Any]:
-        if task.calibration is None or task.client_id != "bob":
+        if not isinstance(task.work, Calibrate) or task.client_id != "bob":
             return learned(weights, task)
-        norm = replace(task.calibration.norms[0], name="other")
+        norm = replace(task.work.calibration.norms[0], name="other")
         return sums(Calibration(norms=(norm,)), {"other.running_mean": (8,)}, 20, "bob")
 
     world = World(tmp_path, config(**calibrating(rounds=1, deploy_targets=())), fleet(change=lying))

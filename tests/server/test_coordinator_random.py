@@ -96,7 +96,7 @@ class Fleet(RuleBasedStateMachine):
         elif isinstance(action, SendTask):
             known = self.tasks.setdefault(action.task.task_id, action.task)
             assert known == action.task, "a task is sent again unchanged"
-            if action.task.work != "deploy":
+            if action.task.work.TYPE != "deploy":
                 assert action.task.planned_peak_bytes <= action.task.budget.memory_bytes
         elif isinstance(action, Close):
             self.closed.append(action.round)
@@ -202,7 +202,7 @@ class Fleet(RuleBasedStateMachine):
         if status == "accepted":
             accepted = self.scored if found.scores else self.found
             assert task.task_id not in accepted
-            assert (task.work, samples) == ("evaluate", HELD_OUT)
+            assert (task.work.TYPE, samples) == ("evaluate", HELD_OUT)
             accepted.add(task.task_id)
         elif self.state.phase in ("evaluate", "search"):
             assert self.state.seats == seats

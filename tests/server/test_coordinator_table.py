@@ -212,8 +212,7 @@ def test_an_update_that_announces_too_much_is_refused_before_it_is_fetched() -> 
     offered = update(PLAN, state, "ada")
     huge = replace(offered, blob=replace(offered.blob, size_bytes=2**40))
     assert replies(step(PLAN, state, huge, 3.0)[1]) == ["refused"]
-    weights = _task(state, "ada").weights
-    assert weights is not None
+    (weights,) = _task(state, "ada").weights
     for more, answer in ((0, []), (1, ["refused"])):
         size_bytes = MAX_HEADER_BYTES + weights.size_bytes + more
         large = replace(offered, blob=replace(offered.blob, size_bytes=size_bytes))
@@ -316,7 +315,7 @@ def test_the_deploy_phase_ends_when_everyone_has_its_models_or_at_its_deadline()
     state = _deploying()
     for name in CLIENTS:
         state, actions = step(terms, state, prepared(terms, state, name, models=True), 7.0)
-        assert [action.task.work for action in actions if isinstance(action, SendTask)] == ["deploy"]
+        assert [action.task.work.TYPE for action in actions if isinstance(action, SendTask)] == ["deploy"]
     for name in CLIENTS[:-1]:
         state, actions = step(terms, state, deployed(terms, state, name), 8.0)
         assert replies(actions) == ["accepted"]

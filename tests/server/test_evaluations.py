@@ -20,6 +20,7 @@ from subfleet.link.traffic import Traffic
 from subfleet.protocol.messages import Presence, Refusal, Task
 from subfleet.protocol.metric_sums import MetricSums
 from subfleet.protocol.programs import ProgramRef
+from subfleet.protocol.task import Evaluate
 from subfleet.protocol.topics import Topics
 from subfleet.reporting.results import summary
 from subfleet.rounds.actions import Action, AggregationRequest, CloseEvaluation, SendTask, Withdraw
@@ -138,9 +139,9 @@ def test_a_task_brings_the_subnet_that_the_client_would_be_given_for_good() -> N
     for name, seat in state.seats.items():
         given = task(state, name)
         last = state.last[name]
-        assert (given.work, given.spec, given.training) == ("evaluate", last.spec, None)
-        assert given.evaluation is not None
-        assert (given.evaluation.batch_size, given.evaluation.per_class) == (
+        assert given.spec == last.spec
+        assert isinstance(given.work, Evaluate)
+        assert (given.work.settings.batch_size, given.work.settings.per_class) == (
             TERMS.training(1).program_batch_size,
             False,
         )
@@ -217,9 +218,9 @@ def test_what_cannot_be_is_refused(changes: dict[str, Any], reason: str) -> None
 def test_classes_are_counted_where_that_was_asked() -> None:
     terms = terms_of(evaluation=Evaluations(every=1, per_class=True), rounds=3)
     state = given_out(terms)
-    asked_for = task(state, "ada").evaluation
-    assert asked_for is not None
-    assert asked_for.per_class
+    asked_for = task(state, "ada").work
+    assert isinstance(asked_for, Evaluate)
+    assert asked_for.settings.per_class
     after = state
     for counts, status in (((9, 1), "refused"), ((5, 4, 1), "accepted")):
         right = (1,) * len(counts)

@@ -27,8 +27,9 @@ from subfleet.journal.database import open_database
 from subfleet.journal.journal import Journal, begin_run
 from subfleet.journal.rows import round_record
 from subfleet.link.traffic import Traffic
+from subfleet.methods.assigner import WrittenSize
 from subfleet.methods.dynamic_selection import DynamicSelection
-from subfleet.methods.policies import Ask, Assigned, Draw, Written
+from subfleet.methods.roles import Assignment, AssignmentContext, Draw
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.topics import Topics
@@ -42,6 +43,7 @@ from subfleet.rounds.work import AggregatedRound, CheckRequest, ProgramRequest
 from subfleet.rounds.written import NO_PROGRAM_BYTES
 from subfleet.search.queue import SizedProgram, Wish
 from subfleet.settings.timing import Deadlines
+from subfleet.testing.rounds import with_steps
 
 SEARCH = DynamicSelection(distillation=None, prices="estimated")
 
@@ -55,22 +57,22 @@ class Wishes:
     def __init__(self, *, content: bool = True, **places: int) -> None:
         self.content = content
         self.places = places
-        self.seen: list[Ask] = []
+        self.seen: list[AssignmentContext] = []
 
-    def __call__(self, ask: Ask) -> Assigned:
+    def __call__(self, ask: AssignmentContext) -> Assignment:
         self.seen.append(ask)
         place = self.places.get(ask.draw.client_id, 0)
         wanted = ask.candidates[place]
         ready = wanted == ask.candidates[0] or (self.content and wanted.spec.spec_id in ask.written)
         if ready and ask.allows(wanted):
-            return Assigned(candidate=wanted)
+            return Assignment(candidate=wanted)
         wish = Wish(program=SizedProgram(size=wanted.spec, target=ask.target), lost=(30 - place) / 100)
-        return Assigned(candidate=ask.candidates[0], wanted=None if ready else wish)
+        return Assignment(candidate=ask.candidates[0], wanted=None if ready else wish)
 
 
 def wishing(wishes: Wishes, **changes: Any) -> Terms:
     terms = terms_of(**changes)
-    return replace(terms, policies=replace(terms.policies, assign=wishes))
+    return replace(terms, roles=with_steps(terms.roles, assign=wishes))
 
 
 def asked(terms: Terms, state: RunState, now_s: float = 2.0) -> tuple[RunState, list[SizedProgram]]:
@@ -203,7 +205,7 @@ def test_a_program_counts_from_the_next_round_on() -> None:
     assert close.exported == 2
     asked(terms, state)
     assert wishes.seen[-1].written == {
-        terms.space[place].spec_id: Written(size=terms.space[place], planned_peak_bytes=peak)
+        terms.space[place].spec_id: WrittenSize(size=terms.space[place], planned_peak_bytes=peak)
         for place, peak in ((0, 1000), (2, 777))
     }
 
@@ -250,25 +252,25 @@ def test_a_round_that_does_not_wait_for_the_slowest_does_not_wait_for_the_queue(
 @pytest.mark.parametrize("name", QUICK)
 def test_no_method_gives_a_size_that_its_target_cannot_train(name: str) -> None:
     terms = terms_of(method=QUICK[name])
-    broken = {size.spec_id: Written(size=size, planned_peak_bytes=NO_PROGRAM_BYTES) for size in terms.space[1:]}
-    base = Ask(
+    broken = {size.spec_id: WrittenSize(size=size, planned_peak_bytes=NO_PROGRAM_BYTES) for size in terms.space[1:]}
+    base = AssignmentContext(
         networks={"": terms.network},
         candidates=terms.candidates,
         price=terms.price,
-        draw=Draw(seed=0, round=2, client_id="ada", memory=terms.policies.memory),
+        draw=Draw(seed=0, round=2, client_id="ada", memory=terms.roles.memory.initial),
         target="onnx",
         budget=Budget(memory_bytes=2**61),
         previous=None,
         written=broken,
         search=search_of(terms),
     )
-    found = terms.policies.assign(base)
+    found = terms.roles.assigner.assign(base)
     assert found.candidate is not None
     assert found.candidate.spec.spec_id not in broken
     assert found.wanted is None or found.wanted.program.size.spec_id not in broken
     last = found.candidate.spec
-    everything = {**broken, last.spec_id: Written(size=last, planned_peak_bytes=NO_PROGRAM_BYTES)}
-    again = terms.policies.assign(replace(base, written=everything, previous=last))
+    everything = {**broken, last.spec_id: WrittenSize(size=last, planned_peak_bytes=NO_PROGRAM_BYTES)}
+    again = terms.roles.assigner.assign(replace(base, written=everything, previous=last))
     assert again.candidate is None or again.candidate.spec.spec_id not in everything
 
 

@@ -40,6 +40,7 @@ from subfleet.protocol.answers import Evaluated
 from subfleet.protocol.chains import Chain, Link, LinkOperator
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget
+from subfleet.protocol.task import Evaluate
 from subfleet.protocol.topics import Topics
 from subfleet.rounds.actions import CloseGeneration, Reply, Request, SendTask
 from subfleet.rounds.coordinator import resume_actions, step
@@ -75,8 +76,8 @@ def test_devices_are_sent_the_smallest_supernet_that_holds_the_paths() -> None:
         held = dict(wanted[0].participant.spec.choices).get(name, choice.operators)
         assert set(held) == {path[place] for path in paths}
     state = sent(state, actions, BY_DEVICES, 6.0)
-    given = [task(state, name) for name in state.seats]
-    assert all(one.evaluation is not None and one.evaluation.population == paths for one in given)
+    given = [task(state, name).work for name in state.seats]
+    assert all(isinstance(one, Evaluate) and one.settings.population == paths for one in given)
 
 
 @pytest.mark.parametrize(("share", "first"), [(1.0, 0.8), (0.5, 0.5)])

@@ -159,8 +159,7 @@ def test_a_client_that_offers_ever_new_updates_has_one_transfer(tmp_path: Path) 
     world.run(until=lambda: all(device.tasks for device in world.devices.values()))
     ada = world.devices.pop("ada")
     world.run(until=lambda: world.server.state.seats["ada"].stage == "out" and not world.server._link._exchange.active)
-    weights = ada.tasks[0].weights
-    assert weights is not None
+    (weights,) = ada.tasks[0].weights
     for number in range(20):
         blob = replace(BlobRef.of(b"%d" % number), size_bytes=weights.size_bytes)
         ada.send(ada.update_for(ada.tasks[0], blob))

@@ -55,7 +55,7 @@ class WithEve(Fleet):
         self.engine = sql.create_engine("sqlite://")
         METADATA.create_all(self.engine)
         run_id = begin_run(self.engine, name="run", settings="{}", round_count=3)
-        self.journal = Journal(self.engine, run_id, first_memory=self.terms.policies.memory)
+        self.journal = Journal(self.engine, run_id, first_memory=self.terms.roles.memory.initial)
         self.numbers = itertools.count()
 
     def apply(self, event: Event) -> tuple[Action, ...]:

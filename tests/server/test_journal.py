@@ -101,7 +101,7 @@ def test_records_of_before_metrics_came_are_read(tmp_path: Path, told: float | N
 
 
 def test_what_a_method_remembers_is_kept_in_the_step_that_it_follows_from(tmp_path: Path) -> None:
-    first = PyramidFL().policies().memory
+    first = PyramidFL().roles().memory.initial
     engine = open_database(tmp_path)
     journal = Journal(engine, begin_run(engine, name="test", settings="{}", round_count=2), first_memory=first)
     assert journal.load(0.0).memory is None, "nothing was added to what it begins with"

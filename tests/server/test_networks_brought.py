@@ -18,9 +18,9 @@ from subfleet.elastic.families import AnyFamily
 from subfleet.elastic.network import Network
 from subfleet.methods import AnyMethod
 from subfleet.methods.clustered import Clustered
-from subfleet.methods.evolving import Beginning
 from subfleet.methods.fedadp import FedADP
 from subfleet.methods.flexifed import FlexiFed
+from subfleet.methods.run_networks import BeginContext
 from subfleet.methods.standalone import Standalone
 from subfleet.methods.uniting import _grouped
 from subfleet.protocol.errors import ConfigError
@@ -262,10 +262,10 @@ def test_one_far_larger_than_the_median_is_in_no_union_whose_width_others_are_co
     """One member alone does not make the union by which FedADP copies all others; of few nobody tells who is far."""
     large = replace(SMALL, widths=(width,))
     for method in METHODS:
-        begin = method.policies().begin
+        begin = method.roles().networks.begin
         assert begin is not None
         brought = MappingProxyType({**{f"c{place}": SMALL for place in range(others)}, "eve": large})
-        beginning = Beginning(
+        beginning = BeginContext(
             network=TERMS.network, rates=(1.0,), clients=tuple(brought), carried_by=lambda _: (), brought=brought
         )
         (union,) = begin(beginning)
@@ -284,7 +284,7 @@ def within(size_in: Callable[[Network, Network], SubnetSpec]) -> Callable[[Netwo
 
 def test_unions_in_use_have_room_together() -> None:
     """Networks of families that have no union with each other each ask for one."""
-    unions = METHODS[0].policies().begin.args[0]  # type: ignore[union-attr]  # with_unions makes it
+    unions = METHODS[0].roles().networks.begin.args[0]  # type: ignore[union-attr]  # with_unions makes it
     many = [
         replace(SMALL, group_size=1, norm="none", input_shape=(6,), class_count=classes) for classes in range(2, 40)
     ]
@@ -301,7 +301,7 @@ def test_unions_in_use_have_room_together() -> None:
 
 def test_who_brings_large_networks_leaves_room_for_whoever_comes_later() -> None:
     """However many come first, one after the other: the next takes half of what they leave at most."""
-    unions = METHODS[0].policies().begin.args[0]  # type: ignore[union-attr]  # with_unions makes it
+    unions = METHODS[0].roles().networks.begin.args[0]  # type: ignore[union-attr]  # with_unions makes it
     groups: list[Any] = []
     for width in range(4900, 100, -100):
         groups = _grouped(unions, groups, [replace(SMALL, widths=(width,), class_count=3 + width % 7)])

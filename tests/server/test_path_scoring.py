@@ -16,7 +16,7 @@ from subfleet.elastic.running_statistics import recalibrated
 from subfleet.folding.path_scoring import score_of, scored_generation
 from subfleet.folding.views import Views
 from subfleet.methods.fedoras import FedorAS
-from subfleet.methods.policies import Participant
+from subfleet.methods.roles import Participant
 from subfleet.methods.tier_search import TierSearch
 from subfleet.protocol.task_kinds import Objective
 from subfleet.protocol.training import ObjectiveSettings, TrainingSettings

@@ -28,6 +28,7 @@ from server.test_selection import drawn
 from subfleet.journal.database import open_database
 from subfleet.journal.journal import Journal, begin_run
 from subfleet.protocol.messages import Task
+from subfleet.protocol.task import Calibrate
 from subfleet.reporting.address import HttpAddress
 from subfleet.reporting.api import serve_http
 from subfleet.rounds.actions import AggregationRequest, Close, SendTask
@@ -384,7 +385,7 @@ def test_a_round_that_measures_norms_is_tried_again_likewise(tmp_path: Path) -> 
     refusals = dict.fromkeys(CLIENTS, 1)
 
     def refuse(given: Task) -> tuple[str, int | None] | None:
-        if given.work != "calibrate" or not refusals[given.client_id]:
+        if not isinstance(given.work, Calibrate) or not refusals[given.client_id]:
             return None
         refusals[given.client_id] -= 1
         return ("failed", None)

@@ -31,6 +31,8 @@ from subfleet.protocol.memory import Packing
 from subfleet.protocol.messages import Presence, Scores, Task
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget
+from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.task import Score
 from subfleet.rounds.actions import Action, AggregationRequest, Reply, SendTask, Withdraw
 from subfleet.rounds.coordinator import resume_actions, step
 from subfleet.rounds.events import Done, Tick
@@ -44,6 +46,12 @@ from subfleet.transport.memory import Faults
 METHOD = FedFA(choice="score")
 PLAN = terms_of(method=METHOD, rates=(0.25, 0.5, 0.75, 1.0))
 LARGEST = PLAN.space[-1].spec_id
+
+
+def specs_of(task: Task) -> tuple[SubnetSpec, ...]:
+    """The candidates of a score task."""
+    assert isinstance(task.work, Score)
+    return tuple(one.spec for one in task.work.candidates)
 
 
 def proposed() -> tuple[RunState, tuple[Action, ...]]:
@@ -113,11 +121,10 @@ def test_candidates_that_fit_are_proposed_before_anything_is_trained() -> None:
     state, actions = step(PLAN, state, candidates(state, "ada"), 3.0)
     (sent,) = actions
     assert isinstance(sent, SendTask)
-    assert (sent.task.work, sent.task.planned_peak_bytes, sent.task.deadline_s) == ("score", 1003, 299.0)
-    assert sent.task.scoring is not None
-    assert sent.task.scoring.specs == state.seats["ada"].proposals
-    assert sent.task.training is not None
-    assert (sent.task.training.micro_batch_size, sent.task.training.learning_rate) == (4, 0.0)
+    assert (sent.task.planned_peak_bytes, sent.task.deadline_s) == (1003, 299.0)
+    assert specs_of(sent.task) == state.seats["ada"].proposals
+    assert isinstance(sent.task.work, Score)
+    assert (sent.task.work.settings.micro_batch_size, sent.task.work.settings.learning_rate) == (4, 0.0)
     again, actions = step(PLAN, state, candidates(state, "ada"), 3.0)
     assert (again.seats, actions) == (state.seats, ())
 
@@ -146,7 +153,7 @@ def test_the_best_candidate_is_trained_in_the_same_round_and_kept_in_the_next() 
         assert Withdraw(task_id=f"run/r1/{name}/score") in actions
     for name in CLIENTS:
         state, actions = step(PLAN, state, prepared(PLAN, state, name), 4.0)
-        assert [action.task.work for action in actions if isinstance(action, SendTask)] == ["train"]
+        assert [action.task.work.TYPE for action in actions if isinstance(action, SendTask)] == ["train"]
         state, _ = step(
             PLAN, state, Done(request=CheckRequest(update=update(PLAN, state, name)), result=ChangeSize()), 5.0
         )
@@ -233,8 +240,7 @@ def test_programs_that_plan_too_much_are_not_scored() -> None:
     some = replace(whole, result=(*whole.result[:2], *large[2:]))
     _, (sent,) = step(PLAN, state, some, 3.0)
     assert isinstance(sent, SendTask)
-    assert sent.task.scoring is not None
-    assert sent.task.scoring.specs == state.seats["ada"].proposals[:2]
+    assert specs_of(sent.task) == state.seats["ada"].proposals[:2]
     for few in (whole.result[:1], (whole.result[0], *large[1:]), ()):
         after, actions = step(PLAN, state, replace(whole, result=tuple(few)), 3.0)
         assert given(actions) == [LARGEST], "one alone needs no score"
@@ -250,8 +256,7 @@ def test_a_candidate_may_plan_the_whole_budget_and_no_byte_more() -> None:
         last = replace(whole.result[2], planned_peak_bytes=budget.memory_bytes + more)
         _, (sent,) = step(PLAN, state, replace(whole, result=(*whole.result[:2], last)), 3.0)
         assert isinstance(sent, SendTask)
-        assert sent.task.scoring is not None
-        assert len(sent.task.scoring.specs) == scored
+        assert len(specs_of(sent.task)) == scored
 
 
 def test_a_device_that_starts_anew_gets_its_candidates_again() -> None:
@@ -289,7 +294,7 @@ def test_candidates_and_the_chosen_one_survive_a_crash(tmp_path: Path) -> None:
 
 def test_proposals_are_spread_drawn_alike_and_within_the_links_budget() -> None:
     terms = terms_with(FedFA(choice="score", proposals=3))
-    propose = terms.policies.propose
+    propose = terms.roles.assigner.propose
     assert propose is not None
     known = {name: tuple(one.spec.spec_id for one in propose(ask(terms, name))) for name in "abcdefgh"}
     assert known == {name: tuple(one.spec.spec_id for one in propose(ask(terms, name))) for name in "abcdefgh"}
@@ -301,7 +306,7 @@ def test_proposals_are_spread_drawn_alike_and_within_the_links_budget() -> None:
         assert small < half <= middle < large == len(order) - 1
     assert propose(ask(terms, "a", previous=terms.space[0])) == ()
     assert propose(ask(terms, "a", memory_bytes=1)) == ()
-    assert FedFA().policies().propose is None
+    assert FedFA().roles().assigner.propose is None
     for link_bytes in range(0, 4 * terms.candidates[-1].weight_bytes, 500):
         budget = Budget(memory_bytes=2**40, downlink_bytes=link_bytes)
         found = propose(replace(ask(terms, "a"), budget=budget))
@@ -317,8 +322,7 @@ def test_a_number_of_proposals_that_is_no_choice_is_refused(count: int) -> None:
 
 def score_by_width(task: Task) -> tuple[float, ...]:
     """The second smallest is best."""
-    assert task.scoring is not None
-    return tuple(float(place == 1) for place in range(len(task.scoring.specs)))
+    return tuple(float(place == 1) for place in range(len(specs_of(task))))
 
 
 def played(folder: Path, faults: Faults | None = None, *, kill: bool = False) -> World:
@@ -340,9 +344,8 @@ def test_a_run_has_the_same_bits_whatever_is_lost_and_whoever_dies(tmp_path: Pat
     assert len(rows) == len(CLIENTS), "sizes stay as they were chosen"
     for name, device in calm.devices.items():
         first = device.tasks[0]
-        assert first.scoring is not None
-        assert (name, first.scoring.specs[1].spec_id) in rows
-        assert [one.work for one in device.tasks] == ["score", "train", "train"]
+        assert (name, specs_of(first)[1].spec_id) in rows
+        assert [one.work.TYPE for one in device.tasks] == ["score", "train", "train"]
     rough = played(tmp_path / "rough", Faults(seed=3, loss=0.2, double=0.2, delay_s=1.5), kill=True)
     assert rough.model_bytes() == calm.model_bytes()
 

@@ -195,7 +195,7 @@ def test_the_loop_goes_on_while_an_update_is_looked_at(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(checking, "check_update", slow)
     world = World(tmp_path, settings(), fleet())
-    finish, world.server.finish = world.server.finish, lambda: None  # type: ignore[method-assign]  # time does not stand
+    finish, world.server.finish = world.server.finish, lambda **_: None  # type: ignore[method-assign]  # time does not stand
     # What is looked at first takes its time where nothing was loaded yet, and turns take next to none.
     world.run(until=lambda: asked.wait(0.01))
     for _ in range(20):
@@ -217,7 +217,7 @@ def test_an_update_that_is_offered_twice_is_looked_at_once(tmp_path: Path) -> No
     for _ in range(2):
         worker.begin(request, Snapshot(state=state, model=ModelState(shared=init_state(terms.network, 0))))
     assert worker.requests == (request,)
-    worker.finish()
+    worker.finish(exports=True)
     (found,) = worker.events()
     assert isinstance(found, Failed)
     assert not worker.events()

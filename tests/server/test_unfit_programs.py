@@ -29,7 +29,7 @@ from server.server_rig import World, config, fleet
 
 from subfleet.journal.database import open_database
 from subfleet.journal.journal import Journal, begin_run
-from subfleet.methods.asking import Unfit
+from subfleet.methods.assigner import Unfit
 from subfleet.methods.dynamic_selection import DynamicSelection
 from subfleet.methods.fedfa import FedFA
 from subfleet.protocol.messages import RefusalReason

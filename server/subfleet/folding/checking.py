@@ -7,7 +7,9 @@ from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.update_form import UpdateForm
 from subfleet.folding.calibration import check_sums
 from subfleet.folding.updates import Magnitude, check_update
+from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.messages import Task, Update
+from subfleet.protocol.task import Calibrate, Train
 from subfleet.rounds.state import RunState, Seat
 from subfleet.rounds.suspicion import ChangeSize
 from subfleet.rounds.terms import Terms
@@ -56,11 +58,14 @@ class Checker:
         magnitudes, path = self._magnitudes, self._blobs.path(update.blob)
         model = magnitudes.model.of(task.spec.network)
         network = self._terms.declared(model.lineage).network
-        if task.calibration is not None:
-            return check_sums(network, task.spec, task.calibration, path, update.sample_count, seat.offer.sample_count)
-        form = UpdateForm.of(network, task.spec, task.update_codec, task.sends)
+        work = task.work
+        if isinstance(work, Calibrate):
+            return check_sums(network, task.spec, work.calibration, path, update.sample_count, seat.offer.sample_count)
+        if not isinstance(work, Train):
+            raise ProtocolError(f"task {task.task_id!r:.120} asks for no update")
+        form = UpdateForm.of(network, task.spec, work.update_codec, work.sends)
         client = seat.participant
-        cohorts = {} if client is None else self._terms.policies.cohorts(network, client, model.sizes)
+        cohorts = {} if client is None else self._terms.roles.aggregator.sharing_groups(network, client, model.sizes)
         own = frozenset(name for name, key in cohorts.items() if key == seat.client_id)
         return check_update(
             form,

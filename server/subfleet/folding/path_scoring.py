@@ -12,7 +12,7 @@ from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import Network
 from subfleet.elastic.paths import path_spec
 from subfleet.elastic.running_statistics import recalibrated
-from subfleet.methods.path_search import Generation, Proposing
+from subfleet.methods.path_search import Generation, ProposalContext
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.task_kinds import Objective
@@ -41,7 +41,7 @@ def scored_generation(
     Raises:
         ConfigError: there are no validation samples, or a path is none of the supernet.
     """
-    search, supernet = terms.policies.path_search, _supernet_in_use(terms, state)
+    search, supernet = terms.roles.networks.path_search, _supernet_in_use(terms, state)
     generation = proposed_generation(terms, state)
     if generation is None or search is None or supernet is None:
         return ProposedGeneration(generation=None)
@@ -63,13 +63,13 @@ def proposed_generation(terms: Terms, state: RunState) -> Generation | None:
 
     Then the networks that were found are declared here, as each takes half a second, for which no loop waits.
     """
-    search, supernet = terms.policies.path_search, _supernet_in_use(terms, state)
+    search, supernet = terms.roles.networks.path_search, _supernet_in_use(terms, state)
     if search is None or supernet is None:
         return None
     memory = remembered(terms, state)
-    generation = search.propose(Proposing(network=supernet, memory=memory, seed=terms.config.seed))
+    generation = search.propose(ProposalContext(network=supernet, memory=memory, seed=terms.config.seed))
     if generation is None:
-        for lineage in search.found(memory, supernet, state.folded_round):
+        for lineage in search.conclude(memory, supernet, state.folded_round):
             terms.declared(lineage)
     return generation
 

@@ -22,20 +22,24 @@ from typing import ClassVar, Literal
 from subfleet.elastic.lineage import Drawn, Inheritance, Lineage
 from subfleet.methods.describing import MethodInfo, Published, Setting, those_true
 from subfleet.methods.joint_utility import Utilities, believed, inherited, moved_utilities, odds
-from subfleet.methods.policies import (
+from subfleet.methods.roles import (
     BY_SAMPLES,
-    Ask,
-    Assigned,
-    Beginning,
-    Evolved,
-    Evolving,
-    Policies,
-    Standing,
+    Aggregator,
+    Assignment,
+    AssignmentContext,
+    BeginContext,
+    ClosedRound,
+    Evolution,
+    EvolutionContext,
+    LocalTraining,
+    Memory,
+    Networks,
+    Roles,
+    StandingContext,
     Weighting,
     weigh_by,
 )
-from subfleet.methods.selecting import ClosedRound
-from subfleet.methods.sizes import one_size, whole_depth
+from subfleet.methods.sizes import one_model, whole_depth
 from subfleet.methods.soft_sharing import DecayBy, Share, SoftSharing
 from subfleet.methods.transforming import Shares, activeness, convergence, copied, moving, transformed
 from subfleet.methods.turns import trimmed_mean
@@ -221,62 +225,57 @@ class FedTrans:
             raise ConfigError(f"beta is {self.beta}, but must be a finite number; -1e9 never has a network grow")
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
-        """See `subfleet.methods.policies.Method`."""
+        """See `subfleet.methods.roles.Method`."""
         return (
             "a client draws a new model once its programs are written",
             *those_true({"what is copied is drawn about equally often": self.warm_up}),
         )
 
-    def policies(self) -> Policies:
+    def roles(self) -> Roles:
         """A network in each size that clients can carry."""
-        return Policies(
-            memory=FedTransMemory(),
-            begin=partial(_begun, self.left_behind) if self.first == "weakest" else None,
-            lasting=self.first == "weakest",
-            awaits_programs=False,
-            evolve=self._evolved,
-            remember=self._remembered,
-            standing=_standing,
-            done=self._done,
-            space=partial(one_size, "largest"),
-            assign=self._assign,
-            training=self._training if self.mu else lambda settings, round_number: settings,
-            weigh=weigh_by(self.weighting),
-            model="network",
+        weakest = self.first == "weakest"
+        return Roles(
+            networks=Networks(
+                begin=partial(_begin, self.left_behind) if weakest else None, evolve=self._evolve, standing=_standing
+            ),
+            memory=Memory(initial=FedTransMemory(), remember=self._remember, stop=self._stop),
+            assigner=replace(one_model("largest"), assign=self._assign, lasting=weakest, awaits_programs=False),
+            training=LocalTraining(for_round=self._for_round) if self.mu else LocalTraining(),
+            aggregator=Aggregator(weigh=weigh_by(self.weighting), model="network"),
         )
 
-    def _training(self, settings: TrainingSettings, round_number: int) -> TrainingSettings:
+    def _for_round(self, settings: TrainingSettings, round_number: int) -> TrainingSettings:
         return replace(settings, objective=replace(settings.objective, proximal=True), proximal_mu=self.mu)
 
-    def _assign(self, ask: Ask) -> Assigned:
+    def _assign(self, context: AssignmentContext) -> Assignment:
         """One of the networks that the client can carry whose programs are written, drawn by their utilities."""
-        memory: FedTransMemory = ask.draw.memory
-        able = [one for one in ask.candidates if self._carries(ask, one)]
+        memory: FedTransMemory = context.draw.memory
+        able = [one for one in context.candidates if self._carries(context, one)]
         if not able:
-            return Assigned(candidate=None)
-        written = [one for one in able if one.spec.spec_id in ask.written]
-        unwritten = [one for one in able if one.spec.spec_id not in ask.written]
+            return Assignment(candidate=None)
+        written = [one for one in able if one.spec.spec_id in context.written]
+        unwritten = [one for one in able if one.spec.spec_id not in context.written]
         wish = None
         if unwritten:
-            wish = Wish(program=SizedProgram(size=unwritten[-1].spec, target=ask.target), lost=1.0)
+            wish = Wish(program=SizedProgram(size=unwritten[-1].spec, target=context.target), lost=1.0)
         if not written:  # at first, when nothing is
-            return Assigned(candidate=able[0], wanted=wish if len(able) > 1 else None)
-        own = memory.utilities.get(ask.draw.client_id, {})
+            return Assignment(candidate=able[0], wanted=wish if len(able) > 1 else None)
+        own = memory.utilities.get(context.draw.client_id, {})
         chances = odds([own.get(one.spec.network, 0.0) for one in written])
-        (drawn,) = ask.draw.stream("network").choices(written, chances)
-        return Assigned(candidate=drawn, wanted=wish)
+        (drawn,) = context.draw.stream("network").choices(written, chances)
+        return Assignment(candidate=drawn, wanted=wish)
 
-    def _carries(self, ask: Ask, candidate: Candidate) -> bool:
+    def _carries(self, context: AssignmentContext, candidate: Candidate) -> bool:
         if self.compatible == "measured":
-            return ask.allows(candidate)
-        most = ask.budget.forward_macs
-        return not ask.barred(candidate) and (most is None or candidate.forward_macs <= most)
+            return context.allows(candidate)
+        most = context.budget.forward_macs
+        return not context.barred(candidate) and (most is None or candidate.forward_macs <= most)
 
-    def _evolved(self, now: Evolving) -> Evolved:
+    def _evolve(self, context: EvolutionContext) -> Evolution:
         """The networks after they have shared, and the one that grows from the newest where that learns no more."""
         from subfleet.elastic.cells import parameters_of
 
-        parameters = {name: sum(parameters_of(one).values()) for name, one in now.networks.items()}
+        parameters = {name: sum(parameters_of(one).values()) for name, one in context.networks.items()}
         sharing = SoftSharing(
             share=self.share,
             decay=self.decay,
@@ -284,21 +283,21 @@ class FedTrans:
             normalised=self.normalised,
             both_ways=self.large_to_small,
         )
-        states = {name: now.after.of(name).shared for name in now.networks}
-        living = [one for one in now.lineages if one.living]
-        shared = sharing.shared(living, now.networks, states, parameters, now.round)
-        after = now.after
+        states = {name: context.after.of(name).shared for name in context.networks}
+        living = [one for one in context.lineages if one.living]
+        shared = sharing.shared(living, context.networks, states, parameters, context.round)
+        after = context.after
         for name, weights in shared.items():
             after = after.with_network(name, replace(after.of(name), shared=weights))
-        born, wide = self._born(now, living)
+        born, wide = self._born(context, living)
         found = Grown(parameters=parameters, newest=living[-1].id, born=born.id if born else "", wide=wide)
-        return Evolved(after=after, born=(born,) if born else (), found=found)
+        return Evolution(after=after, born=(born,) if born else (), observation=found)
 
-    def _born(self, now: Evolving, living: Sequence[Lineage]) -> tuple[Lineage | None, tuple[str, ...]]:
+    def _born(self, context: EvolutionContext, living: Sequence[Lineage]) -> tuple[Lineage | None, tuple[str, ...]]:
         """The network that grows from the newest, and its cells that were made wider; None where none does."""
-        memory, network = now.memory, now.networks[living[-1].id]
-        told = believed(now.losses)
-        losses = [told[one.client_id] for one in now.clients if one.size.network == network.id]
+        memory, network = context.memory, context.networks[living[-1].id]
+        told = believed(context.losses)
+        losses = [told[one.client_id] for one in context.clients if one.size.network == network.id]
         if not losses:
             return None, ()
         row = self._moved(memory, losses)
@@ -306,34 +305,34 @@ class FedTrans:
         fallen = convergence(looked_at, gamma=self.gamma, delta=self.delta)
         if math.isinf(fallen) or fallen > self.beta:
             return None, ()
-        moved = activeness(network, now.before.of(network.id).shared, now.after.of(network.id).shared)
+        moved = activeness(network, context.before.of(network.id).shared, context.after.of(network.id).shared)
         cells = [name for name, one in moved.items() if one >= self.alpha * max(moved.values())]
         if self.cells == "random":
-            cells = now.stream("cells").sample(sorted(moved), len(cells))
+            cells = context.stream("cells").sample(sorted(moved), len(cells))
         change = transformed(network, cells, memory.wide, factor=self.factor, inserted=self.inserted)
         if change is None:
             return None, ()
         how: Inheritance = Drawn()
         if self.warm_up:
-            grown_by = copied(network, change.config, now.stream("copies"), shares=self.shares)
+            grown_by = copied(network, change.config, context.stream("copies"), shares=self.shares)
             how = replace(grown_by, noise=self.noise, divided=self.divided)
         lineage = Lineage(
             id=f"m{len(living)}",
             config=change.config,
             parent=network.id,
             map=how,
-            born_round=now.round,
+            born_round=context.round,
             reason=f"{change.told}, as its loss fell by {fallen:.4g} a round",
         )
-        return (lineage, change.wide) if now.carried_by(lineage) else (None, ())
+        return (lineage, change.wide) if context.carried_by(lineage) else (None, ())
 
     def _moved(self, memory: FedTransMemory, losses: list[float]) -> tuple[float, ...]:
         each = [1.0] * len(losses)
         loss = trimmed_mean(losses, each) if self.averaged == "trimmed" else math.fsum(losses) / len(losses)
         return moving(memory.losses, loss, self.smoothing)
 
-    def _remembered(self, memory: FedTransMemory, closed: ClosedRound) -> FedTransMemory:
-        found: Grown | None = closed.found
+    def _remember(self, memory: FedTransMemory, closed: ClosedRound) -> FedTransMemory:
+        found: Grown | None = closed.observation
         if found is None:  # a round that measures norms
             return memory
         told = believed({name: past.loss for name, past in closed.clients.items()})
@@ -354,7 +353,7 @@ class FedTrans:
             utilities = inherited(utilities, found.born, found.newest)
         return replace(after, utilities=utilities, losses=(), wide=found.wide)
 
-    def _done(self, memory: FedTransMemory) -> str:
+    def _stop(self, memory: FedTransMemory) -> str:
         if not self.stop_rounds or len(memory.accuracies) < self.stop_rounds or not memory.best:
             return ""
         gain = max(memory.accuracies) - memory.best
@@ -365,27 +364,27 @@ class FedTrans:
         )
 
 
-def _begun(left_behind: float, beginning: Beginning) -> tuple[Lineage, ...]:
+def _begin(left_behind: float, context: BeginContext) -> tuple[Lineage, ...]:
     """The configured network, as wide as enough clients can carry it; the narrowest where none is narrow enough."""
     from subfleet.elastic.resizing import settings_of_size
 
-    network, found = beginning.network, None
-    for size in reversed(whole_depth(network, beginning.rates)):
+    network, found = context.network, None
+    for size in reversed(whole_depth(network, context.rates)):
         try:
             config = settings_of_size(network, size)
         except ConfigError:  # a size that its family cannot say
             continue
         reason = f"the configured network at {size.name}, for the weakest device"
         found = Lineage(id="m0", config=config, reason=reason)
-        if len(beginning.carried_by(found)) >= (1 - left_behind) * len(beginning.clients):
+        if len(context.carried_by(found)) >= (1 - left_behind) * len(context.clients):
             break
     return () if found is None or found.config == network.config else (found,)
 
 
-def _standing(standing: Standing) -> SubnetSpec:
+def _standing(context: StandingContext) -> SubnetSpec:
     """The network of the highest utility of those that the client can have, of equals the newest."""
-    memory: FedTransMemory = standing.memory
-    own = memory.utilities.get(standing.client.client_id, {})
-    sizes = [network.full_spec() for network in standing.networks.values()]
-    ready = [(own.get(size.network, 0.0), place) for place, size in enumerate(sizes) if standing.ready(size)]
+    memory: FedTransMemory = context.memory
+    own = memory.utilities.get(context.client.client_id, {})
+    sizes = [network.full_spec() for network in context.networks.values()]
+    ready = [(own.get(size.network, 0.0), place) for place, size in enumerate(sizes) if context.ready(size)]
     return sizes[max(ready)[1]]

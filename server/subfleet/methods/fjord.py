@@ -19,7 +19,7 @@ from typing import ClassVar
 
 from subfleet.elastic.network import Network
 from subfleet.methods.describing import MethodInfo, Published, Setting, those_true
-from subfleet.methods.policies import Ask, Assigned, Draw, Policies
+from subfleet.methods.roles import Assigner, Assignment, AssignmentContext, Draw, LocalTraining, Roles
 from subfleet.methods.sizes import whole_depth
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import SubnetSpec
@@ -70,8 +70,8 @@ class FjORD:
             raise ConfigError(f"distillation_weight is {self.distillation_weight}, but must be from 0 to 1")
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
-        """See `subfleet.methods.policies.Method`."""
-        batch, own = setting.norm == "batch", setting.norms == "bank"
+        """See `subfleet.methods.roles.Method`."""
+        batch, own = setting.norm == "batch", setting.techniques.norms == "bank"
         return (
             "a width is drawn for every client and round instead of every batch",
             *those_true(
@@ -82,16 +82,19 @@ class FjORD:
             ),
         )
 
-    def policies(self) -> Policies:
+    def roles(self) -> Roles:
         """Ordered dropout."""
         if not self.self_distillation:
-            return Policies(space=self._space, assign=_any_that_fits)
-        return Policies(space=self._space, training=self._training, student=self._student)
+            return Roles(assigner=Assigner(space=self._space, assign=_any_that_fits))
+        return Roles(
+            assigner=Assigner(space=self._space),
+            training=LocalTraining(for_round=self._for_round, student=self._student),
+        )
 
     def _space(self, network: Network, rates: Sequence[float]) -> tuple[SubnetSpec, ...]:
         return whole_depth(network, self.rates)
 
-    def _training(self, settings: TrainingSettings, round_number: int) -> TrainingSettings:
+    def _for_round(self, settings: TrainingSettings, round_number: int) -> TrainingSettings:
         objective = replace(settings.objective, distillation="self", temperature=self.temperature)
         return replace(settings, objective=objective, distillation_weight=self.distillation_weight)
 
@@ -102,6 +105,6 @@ class FjORD:
         return None if drawn.spec_id == size.spec_id else drawn
 
 
-def _any_that_fits(ask: Ask) -> Assigned:
-    fitting = [one for one in ask.candidates if ask.allows(one)]
-    return Assigned(candidate=ask.draw.stream("width").choice(fitting) if fitting else None)
+def _any_that_fits(context: AssignmentContext) -> Assignment:
+    fitting = [one for one in context.candidates if context.allows(one)]
+    return Assignment(candidate=context.draw.stream("width").choice(fitting) if fitting else None)

@@ -18,14 +18,14 @@ from subfleet.elastic.network import Network
 from subfleet.export.requests import EvaluateRequest, InferRequest, PriceRequest, TrainRequest
 from subfleet.folding.updates import subnet_weights
 from subfleet.folding.views import Views
-from subfleet.methods.policies import Participant
+from subfleet.methods.aggregator import Participant
 from subfleet.programs.export_requests import alone, evaluate_request, train_request
 from subfleet.programs.worker import Duty, Snapshot, Steps, Threads, completed
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.errors import SubfleetError
 from subfleet.protocol.programs import ProgramRef, decode_program
 from subfleet.protocol.subnet import SubnetSpec
-from subfleet.rounds.proposing import BATCHES, score_training
+from subfleet.rounds.tasks import BATCHES, score_training
 from subfleet.rounds.work import (
     CostRequest,
     EvaluationRequest,
@@ -155,7 +155,7 @@ class Supply:
         network = self._network_of(run.model, program.size)
         export = train_request(network, program.size, program.target, training)
         files = [self._exports.submit_training(export)]
-        if self._terms.config.evaluation.every and not self._terms.policies.awaits_programs:
+        if self._terms.config.evaluation.every and not self._terms.roles.assigner.awaits_programs:
             # Who is given it after this evaluates it between rounds, which nothing is to hold up either.
             evaluation = evaluate_request(network, program.size, program.target, training)
             files.append(self._exports.submit_evaluation(evaluation))

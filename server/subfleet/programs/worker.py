@@ -73,12 +73,20 @@ class Threads:
 
     def __init__(self) -> None:
         self._lanes: dict[str, ThreadPoolExecutor] = {}
+        self._futures = set["Future[Any]"]()
 
     def submit(self, lane: str, function: Callable[..., T], *arguments: Any) -> "Future[T]":
         """Run a function in the thread of a lane."""
         if lane not in self._lanes:
             self._lanes[lane] = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"subfleet-{lane}")
-        return self._lanes[lane].submit(function, *arguments)
+        future = self._lanes[lane].submit(function, *arguments)
+        self._futures.add(future)
+        future.add_done_callback(self._futures.discard)
+        return future
+
+    def runs(self, future: "Future[Any]") -> bool:
+        """Whether a future is of a function that has not ended here; the others are of the exporter."""
+        return future in self._futures
 
     def work(
         self, lane: str, function: Callable[[Any, RunState, ModelState], T]
@@ -162,11 +170,15 @@ class Worker:
         self._jobs = [job for job in self._jobs if job.outcome is None]
         return tuple(ended)
 
-    def finish(self) -> None:
-        """Wait until everything that was begun has ended: under a logical clock it takes no time."""
+    def finish(self, *, exports: bool) -> None:
+        """Wait until what was begun has ended: under a logical clock it takes no time.
+
+        Args:
+            exports: whether files of the exporter are waited for, too.
+        """
         for job in self._jobs:
-            while job.waits_for is not None:
-                wait([job.waits_for])
+            while (future := job.waits_for) is not None and (exports or future.done() or self._threads.runs(future)):
+                wait([future])
                 job.go_on()
 
     def close(self) -> None:

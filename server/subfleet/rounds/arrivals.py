@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
+from subfleet.protocol.exhaustive import never
 from subfleet.protocol.messages import Update
 from subfleet.rounds.actions import Action, AggregationRequest, SendTask, Withdraw
 from subfleet.rounds.answers import judge, reply
@@ -12,17 +13,17 @@ from subfleet.rounds.beginning import begun_with
 from subfleet.rounds.closing import folded, not_folded
 from subfleet.rounds.evaluating import evaluation_made
 from subfleet.rounds.events import Done, Failed
-from subfleet.rounds.exhaustive import never
 from subfleet.rounds.live import TargetPrices
 from subfleet.rounds.pricing import has_prices, prices_of, target_prices
 from subfleet.rounds.proposing import scoring_seat
 from subfleet.rounds.reasons import Lasts
 from subfleet.rounds.refusing import lasting_of
 from subfleet.rounds.searching import generation_failed, generation_made
-from subfleet.rounds.seating import prepared_seat, task_for_models, task_wanted
+from subfleet.rounds.seating import prepared_seat, task_wanted
 from subfleet.rounds.sizing import asking, lacking
 from subfleet.rounds.state import RunState, Seat, Trained
 from subfleet.rounds.suspicion import ChangeSize
+from subfleet.rounds.tasks import deploy_task
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.weighing import models_with_room
 from subfleet.rounds.work import (
@@ -158,7 +159,7 @@ def _learned(terms: Terms, state: RunState, program: SizedProgram, facts: Progra
 
 def _priced(terms: Terms, state: RunState, program: SizedProgram) -> Mapping[str, Candidate]:
     """What written programs cost by prices, with one more: told once, as each choice goes by all of them."""
-    if terms.policies.search is None or not has_prices(terms, state, program.target):
+    if terms.roles.assigner.search is None or not has_prices(terms, state, program.target):
         return state.live.written_prices
     price = prices_of(terms, state, program.target)(program.size)
     return MappingProxyType({**state.live.written_prices, program.key: price})
@@ -194,7 +195,7 @@ def _models(terms: Terms, state: RunState, request: ModelsRequest, made: Exporte
         disk_bytes = seat.offer.budget.disk_bytes if seat.offer.budget else 0
         reason = f"none of its models fits the {disk_bytes} bytes of its disk twice"
         return state.with_seats(replace(seat, stage="skipped", reason=reason)), ()
-    task, targets = task_for_models(terms, state, seat, programs, now_s), {one.target for one in programs}
+    task, targets = deploy_task(terms, state, seat, programs, now_s), {one.target for one in programs}
     models = tuple(model for model in made.models if model.target in targets)
     return state.with_seats(replace(seat, stage="out", task=task, models=models)), (SendTask(task=task),)
 

@@ -21,6 +21,7 @@ from itertools import islice
 from types import MappingProxyType
 from typing import Literal
 
+from subfleet.protocol.task import Calibrate, Evaluate, Score, Train
 from subfleet.rounds.actions import Action, Withdraw
 from subfleet.rounds.live import Member
 from subfleet.rounds.members import expected, has_left, reason_away
@@ -78,7 +79,7 @@ class Work:
     name: str
     deadline: Literal["measure_s", "round_s", "evaluate_s"]
     share: float = 1.0
-    works: tuple[str, ...] = ()
+    works: tuple[type, ...] = ()
     at_quorum: str = ""
 
 
@@ -88,20 +89,20 @@ WORK: Mapping[Duty, Work] = MappingProxyType(
         "training": Work(
             name="task",
             deadline="round_s",
-            works=("train", "calibrate"),
+            works=(Train, Calibrate),
             at_quorum="the round closed at its quorum",
         ),
-        "scores": Work(name="score task", deadline="round_s", share=_SCORES_SHARE, works=("score",)),
+        "scores": Work(name="score task", deadline="round_s", share=_SCORES_SHARE, works=(Score,)),
         "evaluation": Work(
             name="evaluation task",
             deadline="evaluate_s",
-            works=("evaluate",),
+            works=(Evaluate,),
             at_quorum="the evaluation closed at its quorum",
         ),
         "paths": Work(
             name="path score task",
             deadline="evaluate_s",
-            works=("evaluate",),
+            works=(Evaluate,),
             at_quorum="the round of scoring closed at its quorum",
         ),
     }
@@ -311,7 +312,7 @@ def with_misses(state: RunState, duty: Duty, *, spared: Iterable[str] = ()) -> R
         if name not in left
         and (seat.open or seat.stage == "missing")
         and seat.task is not None
-        and seat.task.work in WORK[duty].works
+        and isinstance(seat.task.work, WORK[duty].works)
     ]
     return with_missing(state, names, duty, most=None if done else 1)
 

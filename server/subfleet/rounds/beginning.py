@@ -5,7 +5,7 @@ from functools import partial
 from types import MappingProxyType
 
 from subfleet.elastic.lineage import Drawn, Lineage
-from subfleet.methods.evolving import Beginning
+from subfleet.methods.run_networks import BeginContext
 from subfleet.rounds.networks import all_lineages, carried_by, with_lineages
 from subfleet.rounds.state import RunState, Seat
 from subfleet.rounds.terms import Terms
@@ -17,7 +17,7 @@ __all__ = ["beginning_of", "begun_with", "to_begin"]
 def to_begin(terms: Terms, state: RunState) -> tuple[NetworksRequest, ...]:
     """What is to be made before the first round's clients are chosen; nothing where all is there."""
     begun = state.folded_round or state.lineages or state.live.begun_turn == state.turn
-    if terms.policies.begin is None or begun or not _answered(state):
+    if terms.roles.networks.begin is None or begun or not _answered(state):
         return ()
     return (NetworksRequest(turn=state.turn),)
 
@@ -37,9 +37,9 @@ def beginning_of(terms: Terms, state: RunState) -> tuple[Lineage, ...]:
     """
     seats = _answered(state)
     found: tuple[Lineage, ...] = ()
-    if terms.policies.begin is not None:
-        found = terms.policies.begin(
-            Beginning(
+    if terms.roles.networks.begin is not None:
+        found = terms.roles.networks.begin(
+            BeginContext(
                 network=terms.network,
                 rates=terms.config.rates,
                 clients=tuple(seat.client_id for seat in seats),

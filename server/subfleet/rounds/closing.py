@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
+from subfleet.protocol.task import Calibrate, Train
 from subfleet.rounds.actions import Action, AggregationRequest, Close
 from subfleet.rounds.evaluating import begun
 from subfleet.rounds.networks import brought_anew, own_size, with_lineages
@@ -208,8 +209,7 @@ def _sizes(state: RunState, *stages: str) -> dict[str, ChangeSize]:
 def _size(seat: Seat) -> ChangeSize:
     """How far an update moves the model, and how far its training could have moved it."""
     change = ChangeSize() if seat.trained is None else seat.trained.change
-    training = None if seat.task is None else seat.task.training
-    if training is None:
+    if seat.task is None or not isinstance(seat.task.work, Train | Calibrate):
         return change
     samples = counted_samples(seat)
-    return replace(change, travel=travel(training, samples), samples=float(samples))
+    return replace(change, travel=travel(seat.task.work.settings, samples), samples=float(samples))

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from subfleet.protocol.exhaustive import never
 from subfleet.protocol.messages import (
     Deployed,
     Evaluated,
@@ -27,7 +28,6 @@ from subfleet.rounds.closing import fold_action, with_exclusion
 from subfleet.rounds.declarations import declaration_reply, with_brought
 from subfleet.rounds.evaluating import evaluated, evaluations_wanted
 from subfleet.rounds.events import Done, Event, Failed, FromDevice, FromServer, Tick
-from subfleet.rounds.exhaustive import never
 from subfleet.rounds.live import Member, Swept
 from subfleet.rounds.members import holds_lease, parted, without_strangers
 from subfleet.rounds.notices import skip_notice, skip_notices

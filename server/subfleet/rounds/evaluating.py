@@ -12,12 +12,10 @@ from dataclasses import replace
 from itertools import islice
 from types import MappingProxyType
 
-from subfleet.protocol.evaluating import EvaluationSettings
-from subfleet.protocol.messages import Evaluated, Task
+from subfleet.protocol.messages import Evaluated
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.rounds.actions import Action, CloseEvaluation, GoOn, SendTask
-from subfleet.rounds.answers import evaluation_task_id
 from subfleet.rounds.awaiting import collected, limit_s, sent_s, with_answer, with_phase_closed, without_parted
 from subfleet.rounds.ending import over
 from subfleet.rounds.fitting_plans import operators_of, planned_evaluation
@@ -25,9 +23,10 @@ from subfleet.rounds.members import expected
 from subfleet.rounds.networks import standing_for
 from subfleet.rounds.progress import Evaluating, Waiting
 from subfleet.rounds.punctuality import Duty
-from subfleet.rounds.state import Assignment, LastEvaluation, RunState, Seat
+from subfleet.rounds.state import LastEvaluation, RunState, Seat, Submodel
+from subfleet.rounds.tasks import evaluate_task
 from subfleet.rounds.terms import Terms
-from subfleet.rounds.weighing import beyond_disk, in_task
+from subfleet.rounds.weighing import beyond_disk
 from subfleet.rounds.work import EvaluationRequest, PreparedTask
 
 __all__ = ["begun", "evaluated", "evaluating", "evaluating_seat", "evaluation_made", "evaluations_wanted"]
@@ -92,39 +91,10 @@ def evaluation_made(
     if planned_bytes > budget.memory_bytes:
         reason = f"to evaluate takes {planned_bytes} bytes of memory, but the budget is {budget.memory_bytes}"
         return state.with_seats(replace(seat, stage="skipped", reason=reason)), ()
-    name = evaluation_task_id(terms, state, seat.client_id)
-    task = Task(
-        task_id=name,
-        work="evaluate",
-        run_id=terms.run_id,
-        round=state.round,
-        client_id=seat.client_id,
-        spec=request.participant.spec,
-        programs=(made.program,),
-        weights=made.weights,
-        training=None,
-        planned_peak_bytes=planned_bytes,
-        budget=in_task(budget),
-        deadline_s=max(0.0, terms.config.deadlines.evaluate_s - (now_s - state.live.entered_s)),
-        message_id=name,
-        retry=state.retry,
-        classes=terms.config.data.classes,
-        transform=terms.config.data.transform,
-        evaluation=_settings(terms, state),
-    )
+    task = evaluate_task(terms, state, seat, made, planned_bytes, now_s)
     if reason := beyond_disk(seat, task):
         return state.with_seats(replace(seat, stage="skipped", reason=reason)), ()
     return state.with_seats(replace(seat, stage="out", task=task)), (SendTask(task=task),)
-
-
-def _settings(terms: Terms, state: RunState) -> EvaluationSettings:
-    training = terms.training(state.round)
-    batch_size, objective = training.program_batch_size, training.objective
-    generation = state.live.scores.made.generation if state.live.scores is not None else None
-    if generation is not None:
-        return EvaluationSettings(batch_size=batch_size, population=generation.paths, objective=objective.name)
-    per_class = terms.config.evaluation.per_class or objective.kind.by_class
-    return EvaluationSettings(batch_size=batch_size, per_class=per_class, objective=objective.name)
 
 
 def evaluated(terms: Terms, state: RunState, seat: Seat, answer: Evaluated, now_s: float) -> tuple[RunState, Seat]:
@@ -193,5 +163,5 @@ def evaluating_seat(
         device=last.device,
         stage="preparing",
         offer=replace(last.offer, sample_count=held_out, class_counts=class_counts, telemetry_id="", data_warning=""),
-        given=Assignment(size=size, spec=spec),
+        given=Submodel(size=size, spec=spec),
     )

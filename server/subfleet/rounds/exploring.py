@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 from types import MappingProxyType
 
+from subfleet.methods.assigner import SizeSearch
 from subfleet.rounds.pricing import prices_of
 from subfleet.rounds.seating import ask_of
 from subfleet.rounds.state import RunState
@@ -27,6 +28,7 @@ def explored(terms: Terms, state: RunState) -> SearchResult:
         terms: of the run.
         state: with the prices of all their targets.
     """
+    explore = _search_of_method(terms).explore
     seats = [seat for _, seat in sorted(state.seats.items()) if seat.stage not in ("skipped", "missing")]
     prices = {target: prices_of(terms, state, target) for target in sorted({seat.offer.runtime for seat in seats})}
     # Remembered while this look lasts: a search that is handed back keeps nothing of it.
@@ -37,10 +39,9 @@ def explored(terms: Terms, state: RunState) -> SearchResult:
     for seat in seats:
         if seat.stage != "answered" or seat.offer.budget is None or state.explored_turn == state.turn:
             continue
-        ask = replace(
-            ask_of(terms, state, seat, search=searches[seat.offer.runtime]), price=recalled[seat.offer.runtime]
-        )
-        found = [one for one in dict.fromkeys(terms.policies.explore(ask)) if one not in pool]
+        target = seat.offer.runtime
+        ask = replace(ask_of(terms, state, seat, search=searches[target]), price=recalled[target])
+        found = [one for one in dict.fromkeys(explore(ask)) if one not in pool]
         pool |= dict.fromkeys(found)
         new += found
         searches = {target: search.learned(found) for target, search in searches.items()}
@@ -56,7 +57,14 @@ def explored(terms: Terms, state: RunState) -> SearchResult:
 
 def _search_of(terms: Terms, state: RunState, target: str) -> Search:
     """The search of a target, with all that was found so far."""
-    if terms.policies.search is None:
-        raise ValueError("a search was asked for, but the method has none")
     known = state.live.searches.get(target)  # it has learned the whole pool, which grows here alone
-    return known or terms.policies.search(terms.network, prices_of(terms, state, target), target).learned(state.pool)
+    if known is not None:
+        return known
+    start = _search_of_method(terms).start
+    return start(terms.network, prices_of(terms, state, target), target).learned(state.pool)
+
+
+def _search_of_method(terms: Terms) -> SizeSearch:
+    if terms.roles.assigner.search is None:
+        raise ValueError("a search was requested, but the method has none")
+    return terms.roles.assigner.search

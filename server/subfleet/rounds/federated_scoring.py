@@ -13,7 +13,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from subfleet.elastic.network import Network
-from subfleet.methods.asking import stream_of
+from subfleet.methods.assigner import stream_of
 from subfleet.methods.path_search import FederatedScoring, Generation
 from subfleet.methods.turns import trimmed_mean
 from subfleet.protocol.answers import Evaluated
@@ -140,7 +140,7 @@ def _closed(terms: Terms, state: RunState, scores: GenerationScores, now_s: floa
         means = (trimmed_mean(own, weights) for own in zip(*told, strict=True))
         sums = tuple(before + together * mean for before, mean in zip(sums, means, strict=True))
     asked = [seat for seat in state.seats.values() if seat.task is not None]
-    sent = (seat.task.weights for seat in asked if seat.task is not None and seat.task.weights is not None)
+    sent = (blob for seat in asked if seat.task is not None for blob in seat.task.weights)
     scores = replace(
         scores,
         closed=scores.closed + 1,

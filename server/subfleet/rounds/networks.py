@@ -10,7 +10,8 @@ from types import MappingProxyType
 
 from subfleet.elastic.families import AnyFamily
 from subfleet.elastic.lineage import Lineage
-from subfleet.methods.policies import Participant, Standing
+from subfleet.methods.aggregator import Participant
+from subfleet.methods.roles import StandingContext
 from subfleet.protocol.memory import planned_for
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.rounds.counting import NEVER, counts, counts_from
@@ -110,11 +111,11 @@ def standing_for(terms: Terms, state: RunState, seat: Seat) -> Participant | Non
     known = seat.participant
     if known is None or not state.lineages:  # most runs have one network
         return known if known is None or terms.network.is_path(known.spec) else None
-    if terms.policies.standing is None:
+    if terms.roles.networks.standing is None:
         return known if any(one.id == known.spec.network and one.living for one in state.lineages) else None
     networks = MappingProxyType({one.id: terms.declared(one).network for one in lineages_in_use(terms, state)})
-    spec = terms.policies.standing(
-        Standing(
+    spec = terms.roles.networks.standing(
+        StandingContext(
             seed=terms.config.seed,
             client=known,
             networks=networks,

@@ -5,6 +5,7 @@ from dataclasses import replace
 from heapq import nsmallest
 from types import MappingProxyType
 
+from subfleet.protocol.exhaustive import never
 from subfleet.rounds.actions import Action, GoOn
 from subfleet.rounds.awaiting import (
     NO_SIZE,
@@ -25,7 +26,6 @@ from subfleet.rounds.closing import begin_fold
 from subfleet.rounds.counting import waits_for_programs
 from subfleet.rounds.ending import over
 from subfleet.rounds.evaluating import evaluating
-from subfleet.rounds.exhaustive import never
 from subfleet.rounds.members import SILENT_SINCE, expected, holds_lease, silent_members
 from subfleet.rounds.networks import standing_for
 from subfleet.rounds.notices import skip_notice
@@ -45,7 +45,7 @@ from subfleet.rounds.retrying import fruitless, opened
 from subfleet.rounds.searching import search_due, searching
 from subfleet.rounds.selection import NOT_DRAWN, selected
 from subfleet.rounds.sizing import asking, lacking, sized
-from subfleet.rounds.state import Assignment, RunState, Seat
+from subfleet.rounds.state import RunState, Seat, Submodel
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.work import ModelsRequest
 
@@ -200,7 +200,7 @@ def _deploy_seat(terms: Terms, state: RunState, last: Seat) -> Seat:
         attempt=0,
         stage="preparing" if client else "skipped",
         reason="" if client else "its network has retired, and the method names no other for it",
-        given=Assignment(size=client.size, spec=client.spec) if client else last.given,
+        given=Submodel(size=client.size, spec=client.spec) if client else last.given,
         task=None,
         trained=None,
     )

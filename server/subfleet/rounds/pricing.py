@@ -32,7 +32,7 @@ class _OfEach:
 
 def prices_wanted(terms: Terms, state: RunState, target: str) -> tuple[CostRequest, ...]:
     """The prices that are lacking before sizes can be chosen for a target: those of every network in use."""
-    if not terms.policies.planned_prices:
+    if not terms.roles.assigner.planned_prices:
         return ()
     wanted = (_wanted(target, lineage) for lineage in lineages_in_use(terms, state))
     return tuple(one for one in wanted if one.key not in state.live.prices)
@@ -66,13 +66,13 @@ def _wanted(target: str, lineage: Lineage) -> CostRequest:
 
 
 def _prices(terms: Terms, state: RunState, lineage: Lineage, target: str) -> Prices:
-    if not terms.policies.planned_prices:
+    if not terms.roles.assigner.planned_prices:
         return terms.declared(lineage).price
     return _planned(terms, lineage, target, state.live.prices[_wanted(target, lineage).key].memory)
 
 
 def _candidates(terms: Terms, state: RunState, lineage: Lineage, target: str) -> tuple[Candidate, ...]:
-    if not terms.policies.planned_prices:
+    if not terms.roles.assigner.planned_prices:
         return terms.declared(lineage).candidates
     return state.live.prices[_wanted(target, lineage).key].candidates
 

@@ -32,10 +32,10 @@ _NOBODY = "no device that can compute its paths has scored them; see that some h
 
 def search_due(terms: Terms, state: RunState) -> bool:
     """Whether a search comes before anything else: after it the supernet has retired, and there is none to search."""
-    search = terms.policies.path_search
+    search = terms.roles.networks.path_search
     if search is None or not state.folded_round or _supernet(terms, state) is None:
         return False
-    return search.due(remembered(terms, state), state.folded_round)
+    return search.is_due(remembered(terms, state), state.folded_round)
 
 
 def searching(terms: Terms, state: RunState, now_s: float) -> Outcome:
@@ -58,7 +58,7 @@ def generation_made(
 ) -> Outcome:
     """Remember a generation's scores; or end the search, where there was nothing left to propose."""
     state = state.without_request(request)
-    search = terms.policies.path_search
+    search = terms.roles.networks.path_search
     if state.phase != "search" or request != generation_wanted(state) or search is None:
         return state, ()
     supernet = _supernet(terms, state)
@@ -95,7 +95,7 @@ def searched_round(terms: Terms, state: RunState) -> int:
 
 def _with_scores(terms: Terms, state: RunState, now_s: float) -> Outcome:
     """The state with what devices have told of a generation; it is remembered when all rounds of scoring are over."""
-    search, supernet = terms.policies.path_search, _supernet(terms, state)
+    search, supernet = terms.roles.networks.path_search, _supernet(terms, state)
     if search is None or search.federated is None or supernet is None:
         return state, ()
     state, actions = scored_by_devices(terms, state, terms.declared(supernet).network, search.federated, now_s)
@@ -105,7 +105,7 @@ def _with_scores(terms: Terms, state: RunState, now_s: float) -> Outcome:
     state, generation = replace(state, live=replace(state.live, scores=None)), told.made.generation
     scores = mean_scores(told) or told.made.scores  # the server's own, where it has any
     if generation is not None and not scores and not told.asked:  # a tier for which there is no device
-        memory = search.passed(remembered(terms, state), generation)
+        memory = search.skip(remembered(terms, state), generation)
         return replace(state, memory=memory).entered(state.at, now_s), actions
     if generation is None or not scores:
         return generation_failed(state, generation_wanted(state), _NOBODY, now_s), actions
@@ -118,7 +118,7 @@ def _with_scores(terms: Terms, state: RunState, now_s: float) -> Outcome:
 
 def _scored(terms: Terms, state: RunState, search: PathSearch, close: CloseGeneration, now_s: float) -> Outcome:
     scored = ScoredGeneration(generation=close.generation, scores=close.scores)
-    memory = search.scored(remembered(terms, state), scored)
+    memory = search.record(remembered(terms, state), scored)
     at = Searching(generations=close.generation.number)
     return replace(state, memory=memory).entered(at, now_s), (close,)
 
@@ -138,7 +138,7 @@ def _with_found(terms: Terms, state: RunState, search: PathSearch, supernet: Lin
     if supernet is None:
         raise ValueError("a search has ended of a run that has no supernet")
     network = terms.declared(supernet).network
-    found = tuple(search.found(remembered(terms, state), network, state.folded_round))
+    found = tuple(search.conclude(remembered(terms, state), network, state.folded_round))
     odd = [one.id for one in found if (one.parent, one.born_round) != (network.id, state.folded_round)]
     if odd:
         raise ValueError(f"a search has found the networks {odd}, but must find some of network {network.id!r}")

@@ -28,12 +28,12 @@ Outcome = tuple[RunState, tuple[Action, ...]]
 
 def lacking(terms: Terms, state: RunState) -> tuple[CostRequest | SearchRequest, ...]:
     """What is to be made next before sizes can be chosen for the round's clients; nothing where all is there."""
-    policies = terms.policies
-    if policies.search is None and not policies.planned_prices:
+    search = terms.roles.assigner.search
+    if search is None:
         return ()
     targets = {seat.offer.runtime for seat in state.seats.values() if seat.stage not in ("skipped", "missing")}
     unpriced = [wanted for target in sorted(targets) for wanted in prices_wanted(terms, state, target)]
-    if unpriced or policies.search is None or not targets:
+    if unpriced or not targets:
         return tuple(unpriced)
     found = state.explored_turn == state.turn and targets <= state.live.searches.keys()
     return () if found else (SearchRequest(turn=state.turn),)

@@ -35,8 +35,8 @@ from typing import Any, Literal
 
 from subfleet.elastic.families import AnyFamily
 from subfleet.elastic.lineage import Lineage
-from subfleet.methods.asking import Unfit
-from subfleet.methods.policies import Participant
+from subfleet.methods.aggregator import Participant
+from subfleet.methods.assigner import Unfit
 from subfleet.protocol.memory import PackingWidth
 from subfleet.protocol.messages import MAX_SAMPLES, Evaluated, Profile, Task, Update
 from subfleet.protocol.paths import PathSettings
@@ -53,13 +53,13 @@ from subfleet.search.query import FoundSize
 from subfleet.search.queue import SizedProgram, Wish
 
 __all__ = [
-    "Assignment",
     "Exclusion",
     "LastEvaluation",
     "Offer",
     "RunState",
     "Seat",
     "Stage",
+    "Submodel",
     "Suspicion",
     "Trained",
     "remembered",
@@ -104,7 +104,7 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment:
+class Submodel:
     """The submodel that a client was given.
 
     Attributes:
@@ -168,7 +168,7 @@ class Seat:
     attempt: int = 0
     offer: Offer = field(default_factory=Offer)
     proposals: tuple[SubnetSpec, ...] = ()
-    given: Assignment | None = None
+    given: Submodel | None = None
     first_wanted: Wish | None = None
     limit: str = ""
     task: Task | None = None
@@ -251,7 +251,7 @@ class Suspicion:
 
 def remembered(terms: Terms, state: "RunState") -> Any:
     """What the method remembers: at first what it begins with."""
-    return terms.policies.memory if state.memory is None else state.memory
+    return terms.roles.memory.initial if state.memory is None else state.memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,9 +13,9 @@ from types import MappingProxyType
 from typing import Any
 
 from subfleet.elastic.lineage import Lineage
+from subfleet.methods.aggregator import Participant
 from subfleet.methods.model_kinds import EvaluatedModel
 from subfleet.methods.path_search import Generation
-from subfleet.methods.policies import Participant
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.memory import Packing
 from subfleet.protocol.messages import Update
@@ -228,7 +228,7 @@ class AggregatedRound:
         accuracy: of the new model on the evaluation data, as are loss and metrics; None where that means nothing.
         model: the one that they describe.
         refused: clients whose updates could not be aggregated after all, and why.
-        found: what the method found in the updates, see `Policies.find`.
+        found: what the method found in the updates, see `Memory.observe`.
         lineages: of the networks that the run has had, with what became of them after the round.
         model_bytes: of all tensors that the server has to keep for the next round.
         metrics: of its kind of task, by name, without accuracy.

@@ -49,6 +49,7 @@ from subfleet.rounds.ending import taken_up
 from subfleet.rounds.events import Event, Failed, Tick
 from subfleet.rounds.searching import searched_round
 from subfleet.rounds.state import RunState
+from subfleet.rounds.terms import Terms
 from subfleet.rounds.work import CheckRequest
 from subfleet.serving.attendance import Attendance
 from subfleet.serving.duties import duties_of
@@ -59,6 +60,7 @@ from subfleet.serving.pace import Pace
 from subfleet.serving.standing import standing_result
 from subfleet.serving.terms import terms_of
 from subfleet.settings.run import Run
+from subfleet.tasks import Dataset
 from subfleet.tasks.measuring import statistics_of
 from subfleet.transport.base import Transport
 from subfleet.transport.blob_store import BlobStore
@@ -101,6 +103,7 @@ class Server:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         config, evaluation, validation = with_evaluation(config)
+        self._samples = evaluation
         self._config = config
         self._device = compute_device(config.device)
         self._observer = GuardedObserver(observer)
@@ -113,7 +116,7 @@ class Server:
             self._engine, name=config.name, settings=config.fingerprint(), round_count=config.total_rounds
         )
         self._terms = replace(terms_of(config, run_id), evaluation_inputs=statistics_of(evaluation))
-        self._journal = Journal(self._engine, run_id, first_memory=self._terms.policies.memory)
+        self._journal = Journal(self._engine, run_id, first_memory=self._terms.roles.memory.initial)
         self._attendance = Attendance(self._terms, self._engine)
         self._blobs = blobs = BlobStore(self._places.blobs)
         self._link = DeviceLink(config.fleet.name, transport, blobs, sizes=sizes, clock=clock)
@@ -137,6 +140,21 @@ class Server:
     def run_id(self) -> str:
         """The run's name and a part of its own."""
         return self._terms.run_id
+
+    @property
+    def terms(self) -> Terms:
+        """What does not change in the run."""
+        return self._terms
+
+    @property
+    def samples(self) -> Dataset:
+        """The evaluation data, without those for validation."""
+        return self._samples
+
+    @property
+    def model(self) -> ModelState:
+        """The model that the state stands at."""
+        return self._model
 
     @property
     def state(self) -> RunState:
@@ -205,9 +223,9 @@ class Server:
             self._observer.say(text)
         self._link.send(round_info(self._terms, self._state, now_s))
 
-    def finish(self) -> None:
+    def finish(self, *, exports: bool = True) -> None:
         """Wait until what goes on beside this loop has ended: under a logical clock it takes no time."""
-        self._work.finish()
+        self._work.finish(exports=exports)
 
     def close(self) -> None:
         """Disconnect and let the threads end. The run can be taken up again."""

@@ -34,7 +34,7 @@ from subfleet.methods.fedadp import FedADP
 from subfleet.methods.fedavg import FedAvg
 from subfleet.methods.flexifed import FlexiFed
 from subfleet.methods.heterofl import HeteroFL
-from subfleet.methods.policies import Participant
+from subfleet.methods.roles import Participant
 from subfleet.protocol.errors import ConfigError
 from subfleet.rounds.terms import Terms
 from subfleet.testing.rounds import MODEL, Client, config_with, every_size, first_state, play, seat_of, terms_with

@@ -22,7 +22,7 @@ from subfleet.elastic.replication import Replication
 from subfleet.folding.updates import subnet_weights
 from subfleet.folding.views import Views
 from subfleet.methods.describing import MethodInfo, Setting
-from subfleet.methods.policies import Participant, Policies
+from subfleet.methods.roles import Assigner, Participant, Roles
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.testing import MethodContract
 from subfleet.testing.rounds import MODEL, Client, change_of, every_size, first_state, play, terms_with
@@ -49,8 +49,8 @@ class Copying:
     def departures(self, setting: Setting) -> tuple[str, ...]:
         return ()
 
-    def policies(self) -> Policies:
-        return Policies(exchange=replicated)
+    def roles(self) -> Roles:
+        return Roles(assigner=Assigner(exchange=replicated))
 
 
 class TestCopying(MethodContract):

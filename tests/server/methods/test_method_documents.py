@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from subfleet.methods import METHODS
-from subfleet.methods.describing import Setting
-from subfleet.methods.judging import departures_of
+from subfleet.methods.describing import Setting, departures_of
 from subfleet.protocol.errors import ConfigError
 from subfleet.testing.rounds import Client, ask, first_state, play, terms_with
 from subfleet.testing.subnets import same_bits
@@ -85,7 +84,7 @@ def test_the_method_of_the_recipe_works(tmp_path: Path) -> None:
     drawn = {
         found.spec.spec_id
         for number in range(80)
-        if (found := terms.policies.assign(ask(terms, "a", round_number=number)).candidate) is not None
+        if (found := terms.roles.assigner.assign(ask(terms, "a", round_number=number)).candidate) is not None
     }
     assert drawn == {size.spec_id for size in terms.space}
     state = first_state(terms.network)

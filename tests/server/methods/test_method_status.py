@@ -12,7 +12,7 @@ from subfleet.elastic.server_optimisers import FedYogi as YogiStep
 from subfleet.elastic.teaching import DistillationSettings
 from subfleet.methods import METHODS, AnyMethod
 from subfleet.methods.anycostfl import AnycostFL
-from subfleet.methods.describing import Published, Setting, status_of
+from subfleet.methods.describing import Published, Setting, departures_of, method_status, status_of
 from subfleet.methods.dynamic_selection import DynamicSelection
 from subfleet.methods.fedadam import FedAdam
 from subfleet.methods.fedavg import FedAvg
@@ -25,9 +25,9 @@ from subfleet.methods.fedyogi import FedYogi
 from subfleet.methods.fjord import FjORD
 from subfleet.methods.flexifed import FlexiFed
 from subfleet.methods.heterofl import HeteroFL
-from subfleet.methods.judging import departures_of, method_status
 from subfleet.methods.nefl import NeFL
 from subfleet.methods.standalone import Standalone
+from subfleet.methods.techniques import Techniques
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.update_codecs import Qsgd, TopK, Uncompressed
 from subfleet.testing.rounds import MODEL, config_with, terms_with
@@ -39,7 +39,7 @@ PUBLISHED = DynamicSelection(search="paper", distillation=DistillationSettings()
     ("method", "setting"),
     [
         (HeteroFL(), Setting()),
-        (HeteroFL(), Setting(norm="batch", norms="calibrated")),
+        (HeteroFL(), Setting(norm="batch", techniques=Techniques(norms="calibrated"))),
         (HeteroFL(), Setting(norm="none", scaler=True)),
         (FedAvg(), Setting()),
         (FedProx(), Setting()),
@@ -82,12 +82,20 @@ def test_what_does_as_its_paper_says_is_exact(method: AnyMethod, setting: Settin
         (FedFA(choice="score", proposals=3), Setting(), "at most 3 sizes"),
         (FedFA(scaled="changes"), Setting(), "changes are scaled"),
         (FedFA(grafting=False), Setting(), "nothing is grafted"),
-        (PUBLISHED, Setting(distillation=DistillationSettings(iterations=0)), "nothing is distilled"),
-        (PUBLISHED, Setting(distillation=DistillationSettings(mode="anchored")), "the teacher stays as it was"),
-        (AnycostFL(), Setting(update_codec=Uncompressed()), "not compressed"),
-        (AnycostFL(), Setting(update_codec=TopK()), "compressed alike"),
-        (FederatedDropout(), Setting(update_codec=Uncompressed()), "not compressed"),
-        (FjORD(), Setting(norms="bank"), "each width's own"),
+        (
+            PUBLISHED,
+            Setting(techniques=Techniques(distillation=DistillationSettings(iterations=0))),
+            "nothing is distilled",
+        ),
+        (
+            PUBLISHED,
+            Setting(techniques=Techniques(distillation=DistillationSettings(mode="anchored"))),
+            "the teacher stays as it was",
+        ),
+        (AnycostFL(), Setting(techniques=Techniques(update_codec=Uncompressed())), "not compressed"),
+        (AnycostFL(), Setting(techniques=Techniques(update_codec=TopK())), "compressed alike"),
+        (FederatedDropout(), Setting(techniques=Techniques(update_codec=Uncompressed())), "not compressed"),
+        (FjORD(), Setting(techniques=Techniques(norms="bank")), "each width's own"),
     ],
 )
 def test_what_departs_from_its_paper_says_so(method: AnyMethod, setting: Setting, told: str) -> None:
@@ -102,11 +110,15 @@ def test_what_departs_from_its_paper_says_so(method: AnyMethod, setting: Setting
         (PUBLISHED, Setting(), "teacher"),
         (FlexiFed(choice="declared"), Setting(), "budget"),
         (FedFA(choice="declared"), Setting(), "architectures"),
-        (FederatedDropout(), Setting(update_codec=Qsgd()), "compressed"),
+        (FederatedDropout(), Setting(techniques=Techniques(update_codec=Qsgd())), "compressed"),
         (FjORD(), Setting(), "labels"),
-        (DynamicSelection(), Setting(distillation=DistillationSettings()), "taught with another"),
-        (DynamicSelection(), Setting(distillation=DistillationSettings()), "teacher stays"),
-        (PUBLISHED, Setting(distillation=DistillationSettings(iterations=0)), "learning rate"),
+        (
+            DynamicSelection(),
+            Setting(techniques=Techniques(distillation=DistillationSettings())),
+            "taught with another",
+        ),
+        (DynamicSelection(), Setting(techniques=Techniques(distillation=DistillationSettings())), "teacher stays"),
+        (PUBLISHED, Setting(techniques=Techniques(distillation=DistillationSettings(iterations=0))), "learning rate"),
     ],
 )
 def test_what_does_not_depart_there_says_nothing_of_it(method: AnyMethod, setting: Setting, never: str) -> None:
@@ -150,10 +162,10 @@ def test_everything_that_a_run_replaces_is_told_once() -> None:
 
 def test_what_a_method_judges_itself_is_not_told_twice() -> None:
     cases: tuple[tuple[AnyMethod, Setting], ...] = (
-        (NeFL(), Setting(norms="bank")),
-        (Standalone(), Setting(norms="bank")),
-        (FederatedDropout(), Setting(update_codec=Qsgd())),
-        (DynamicSelection(), Setting(distillation=DistillationSettings())),
+        (NeFL(), Setting(techniques=Techniques(norms="bank"))),
+        (Standalone(), Setting(techniques=Techniques(norms="bank"))),
+        (FederatedDropout(), Setting(techniques=Techniques(update_codec=Qsgd()))),
+        (DynamicSelection(), Setting(techniques=Techniques(distillation=DistillationSettings()))),
     )
     for method, setting in cases:
         assert method_status(method, setting) == status_of(departures_of(method, setting))
@@ -163,7 +175,12 @@ def test_a_configuration_tells_its_setting() -> None:
     assert config_with(HeteroFL()).setting == Setting()
     model = replace(MODEL, norm="batch", learnable_steps=True, scaler=True)
     told = config_with(HeteroFL(), model, norms="recalibrated", update_codec=Qsgd()).setting
-    assert told == Setting(norm="batch", learnable_steps=True, scaler=True, norms="recalibrated", update_codec=Qsgd())
+    assert told == Setting(
+        norm="batch",
+        learnable_steps=True,
+        scaler=True,
+        techniques=Techniques(norms="recalibrated", update_codec=Qsgd()),
+    )
 
 
 def test_defaults_are_those_of_the_papers_where_these_work() -> None:
