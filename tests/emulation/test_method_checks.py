@@ -17,11 +17,12 @@ from subfleet.emulation.gathered import GatheredRun
 from subfleet.emulation.method_checks import accepted_norms, check_methods, verdict_of
 from subfleet.link.traffic import Traffic
 from subfleet.methods import METHODS
-from subfleet.methods.aggregator import as_aggregated
+from subfleet.methods.aggregator import AggregationContext, as_aggregated
+from subfleet.methods.assigner import Assignment, AssignmentContext, largest_fitting
 from subfleet.methods.fedavg import FedAvg
 from subfleet.methods.fedoras import FedorAS
 from subfleet.methods.heterofl import HeteroFL
-from subfleet.methods.roles import AggregationContext, Assignment, AssignmentContext, Roles, largest_fitting
+from subfleet.methods.roles import Roles
 from subfleet.methods.techniques import NormPolicy
 from subfleet.methods.tier_search import TierSearch
 from subfleet.protocol.errors import ConfigError

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from server.coordinator_cases import blob, terms_of
@@ -29,6 +30,7 @@ from subfleet.protocol.task import Evaluate, Train
 from subfleet.rounds.actions import Action, AggregationRequest, Reply
 from subfleet.rounds.events import Done
 from subfleet.rounds.networks import all_lineages
+from subfleet.rounds.progress import Searching
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.work import (
@@ -235,4 +237,5 @@ def survived(state: RunState, now_s: float) -> RunState:
     loaded = state_of([(one.part, one.key, one.text) for one in changes if one.text is not None], type(state.memory))
     assert loaded.lineages == state.lineages, "the journal has the run's networks"
     assert loaded.memory == state.memory, "what the method remembers is what the journal has"
-    return loaded.taken_up(now_s)
+    scoring = isinstance(state.at, Searching)  # which starts anew
+    return replace(loaded.restarted(now_s), seats=MappingProxyType({}) if scoring else loaded.seats)

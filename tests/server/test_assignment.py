@@ -9,8 +9,7 @@ from server.server_rig import config, search_of
 
 from subfleet.elastic.maps import nested_maps
 from subfleet.methods import Method
-from subfleet.methods.assigner import WrittenSize
-from subfleet.methods.roles import AssignmentContext, Draw, largest_fitting
+from subfleet.methods.assigner import AssignmentContext, Draw, WrittenSize, largest_fitting
 from subfleet.protocol.readings import Budget, Reading
 from subfleet.rounds.terms import Terms
 from subfleet.search.candidates import (

@@ -195,9 +195,8 @@ def test_a_value_that_no_release_writes_is_read_or_ends_in_a_sentence(
         ("state SET value = '[{' WHERE part = 'suspicion'", "Expecting property name"),
         ("state SET part = 'lasting' WHERE part = 'last'", "'lasting' is no part of a state; known are"),
         ("runs SET settings = '[]'", "'list' object has no attribute"),
-        ("clients SET profile = '[]'", "Profile is list, but must be an object"),
-        ("tasks SET seat = x'00'", "tasks.seat is b"),
-        ("programs SET written = '{}'", "WrittenProgram is missing the field"),
+        ("state SET value = '[]' WHERE part = 'profiles'", "is [], but must be a table"),
+        ("state SET value = '{}' WHERE part = 'written'", " is missing, but must be there"),
     ],
 )
 def test_a_damaged_value_is_named_when_the_run_is_taken_up(

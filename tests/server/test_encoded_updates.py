@@ -23,8 +23,8 @@ from subfleet.elastic.update_form import UpdateForm, update_bytes
 from subfleet.folding.folding import Folding
 from subfleet.folding.updates import Magnitude, check_update, read_change
 from subfleet.methods.anycostfl import AnycostFL
+from subfleet.methods.assigner import AssignmentContext, Draw
 from subfleet.methods.heterofl import HeteroFL
-from subfleet.methods.roles import AssignmentContext, Draw
 from subfleet.protocol.errors import ConfigError, ProtocolError
 from subfleet.protocol.messages import Task
 from subfleet.protocol.readings import Budget

@@ -27,9 +27,8 @@ from subfleet.journal.database import open_database
 from subfleet.journal.journal import Journal, begin_run
 from subfleet.journal.rows import round_record
 from subfleet.link.traffic import Traffic
-from subfleet.methods.assigner import WrittenSize
+from subfleet.methods.assigner import Assignment, AssignmentContext, Draw, WrittenSize
 from subfleet.methods.dynamic_selection import DynamicSelection
-from subfleet.methods.roles import Assignment, AssignmentContext, Draw
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.topics import Topics

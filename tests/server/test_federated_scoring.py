@@ -44,6 +44,7 @@ from subfleet.protocol.task import Evaluate
 from subfleet.protocol.topics import Topics
 from subfleet.rounds.actions import CloseGeneration, Reply, Request, SendTask
 from subfleet.rounds.coordinator import resume_actions, step
+from subfleet.rounds.ending import taken_up
 from subfleet.rounds.events import Done, Tick
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
@@ -227,15 +228,15 @@ def test_a_server_that_starts_anew_has_the_generation_scored_by_tasks_of_other_n
     state = sent(state, actions, BY_DEVICES, 6.0)
     journal.save(before, state)
     names = {task(state, name).task_id for name in state.seats}
-    taken_up = journal.load(0.0)
-    assert (taken_up.phase, taken_up.live.scores, dict(taken_up.seats)) == ("search", None, {})
-    assert not any(isinstance(one, SendTask) for one in resume_actions(BY_DEVICES, taken_up))
+    anew = taken_up(BY_DEVICES, journal.load(0.0))
+    assert (anew.phase, anew.live.scores, dict(anew.seats)) == ("search", None, {})
+    assert not any(isinstance(one, SendTask) for one in resume_actions(BY_DEVICES, anew))
     asked = replace(
-        taken_up, live=replace(taken_up.live, members=state.live.members), last=state.last
+        anew, live=replace(anew.live, members=state.live.members), last=state.last
     )  # who took part is there again
     asked, actions = step(BY_DEVICES, asked, Tick(), 1.0)
-    again = [one for one in actions if isinstance(one, Request)]
-    assert again == [made.request]
+    wanted = [one for one in actions if isinstance(one, Request)]
+    assert wanted == [made.request]
     asked, actions = step(BY_DEVICES, asked, changed(made, ticket="cd"), 2.0)
     asked = sent(asked, actions, BY_DEVICES, 2.0)
     assert len(asked.seats) == 2

@@ -8,7 +8,7 @@ from server.test_networks import COPY, FIRST, TERMS, grown, replicated
 
 from subfleet.elastic.lineage import Lineage
 from subfleet.folding.folding import Folding
-from subfleet.methods.roles import Evolution, EvolutionContext
+from subfleet.methods.run_networks import Evolution, EvolutionContext
 from subfleet.protocol.errors import ConfigError
 from subfleet.rounds.state import Seat
 from subfleet.testing.rounds import Client, first_state, seat_of, with_steps

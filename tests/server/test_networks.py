@@ -21,10 +21,11 @@ from subfleet.folding.evolution import evolved
 from subfleet.folding.views import Views
 from subfleet.journal.database import open_database
 from subfleet.journal.journal import Journal, begin_run
+from subfleet.methods.aggregator import Participant
 from subfleet.methods.assigner import stream_of
 from subfleet.methods.dynamic_selection import DynamicSelection
 from subfleet.methods.heterofl import HeteroFL
-from subfleet.methods.roles import Evolution, EvolutionContext, Participant, StandingContext
+from subfleet.methods.run_networks import Evolution, EvolutionContext, StandingContext
 from subfleet.protocol.errors import ConfigError, ProtocolError
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.schema import canonical_json
@@ -222,7 +223,7 @@ def test_what_knows_one_network_alone_does_not_go_with_networks_that_change() ->
     def stays(now: EvolutionContext) -> Evolution:
         return Evolution(after=now.after)
 
-    with pytest.raises(ValueError, match="evolve changes networks, but search knows that of the beginning alone"):
+    with pytest.raises(ValueError, match="evolve changes networks, but search knows the first network alone"):
         with_steps(DynamicSelection().roles(), evolve=stays)
 
 

@@ -15,8 +15,8 @@ from subfleet.elastic.paths import path_spec
 from subfleet.elastic.running_statistics import recalibrated
 from subfleet.folding.path_scoring import score_of, scored_generation
 from subfleet.folding.views import Views
+from subfleet.methods.aggregator import Participant
 from subfleet.methods.fedoras import FedorAS
-from subfleet.methods.roles import Participant
 from subfleet.methods.tier_search import TierSearch
 from subfleet.protocol.task_kinds import Objective
 from subfleet.protocol.training import ObjectiveSettings, TrainingSettings

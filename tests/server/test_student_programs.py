@@ -72,4 +72,4 @@ def test_a_device_with_memory_for_the_smallest_network_alone_takes_part_in_every
     world.run()
     rows = [row for record in world.server.result().rounds for row in record.clients]
     assert [row.status for row in rows] == ["folded"] * 6 * len(behaviours)
-    assert world.server.result().method_status == "a width is drawn for every client and round instead of every batch"
+    assert world.server.result().method_status == "a width is drawn per client and round, not per batch"

@@ -20,8 +20,9 @@ from subfleet.elastic.network import BUFFER_ROLES, Family, Network
 from subfleet.folding.folding import FoldedModel, Folding
 from subfleet.folding.views import seen_by
 from subfleet.methods import AnyMethod
-from subfleet.methods.aggregator import as_aggregated
-from subfleet.methods.roles import AssignmentContext, Draw, Participant, Roles
+from subfleet.methods.aggregator import Participant, as_aggregated
+from subfleet.methods.assigner import AssignmentContext, Draw
+from subfleet.methods.roles import Roles
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.messages import Task, Update
 from subfleet.protocol.programs import ProgramRef

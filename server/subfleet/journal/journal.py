@@ -83,7 +83,7 @@ class Journal:
         with connected(self._engine) as connection:
             (_,) = typed_scalars(connection, sql.select(runs.c.run_id).where(runs.c.run_id == self._run_id))
             found = typed_rows(connection, rows.order_by(state.c.part, state.c.key))
-            return state_of(map(tuple, found), type(self._first_memory)).taken_up(now_s)
+            return state_of(map(tuple, found), type(self._first_memory)).restarted(now_s)
 
     def profiles(self) -> tuple[Profile, ...]:
         """What the clients of the run have declared, in the order of their ids."""

@@ -40,10 +40,17 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """How one field is read: the type of it, or of its entries, and what gathers these; None where it is one value."""
+    """How a field is read.
+
+    Attributes:
+        kind: of the value in a row.
+        of_entries: each row is an entry of a mapping, which `gather` is given all of; else there is one row.
+        gather: makes the field's value.
+    """
 
     kind: Any
-    gather: Callable[[dict[str, Any]], Mapping[str, Any]] | None
+    of_entries: bool = False
+    gather: Callable[[Any], Any] = lambda value: value
 
 
 def state_changes(before: RunState, after: RunState) -> Iterator[Change]:
@@ -59,7 +66,8 @@ def state_changes(before: RunState, after: RunState) -> Iterator[Change]:
             gone = old.keys() - new.keys()
             changed = [key for key, value in new.items() if key not in old or value is not old[key]]
         elif new != old:
-            yield Change(part=name, key="", text=canonical_json(new).decode())
+            plain = sorted(new) if isinstance(new, frozenset) else new
+            yield Change(part=name, key="", text=canonical_json(plain).decode())
             continue
         else:
             continue
@@ -84,14 +92,11 @@ def state_of(rows: Iterable[tuple[str, str, str]], memory: type) -> RunState:
             raise ProtocolError(f"{name!r:.80} is no part of a state; known are {sorted(parts)}")
         kind: Any = memory | None if part.kind is Any else part.kind
         value = from_plain(kind, json.loads(text), f"{name}[{key!r:.80}]" if key else name)
-        if part.gather is None:
-            found[name] = value
-        else:
+        if part.of_entries:
             found.setdefault(name, {})[key] = value
-    values: dict[str, Any] = {
-        name: value if (gather := parts[name].gather) is None else gather(value) for name, value in found.items()
-    }
-    return _checked(RunState(**values))
+        else:
+            found[name] = value
+    return _checked(RunState(**{name: parts[name].gather(value) for name, value in found.items()}))
 
 
 @cache
@@ -103,10 +108,12 @@ def _parts() -> Mapping[str, _Part]:
 def _part(kind: Any) -> _Part:
     origin, members = typing.get_origin(kind), typing.get_args(kind)
     if origin is PersistentMap:
-        return _Part(kind=members[0], gather=PersistentMap)
+        return _Part(kind=members[0], of_entries=True, gather=PersistentMap)
     if origin is collections.abc.Mapping:
-        return _Part(kind=members[1], gather=MappingProxyType)
-    return _Part(kind=kind, gather=None)
+        return _Part(kind=members[1], of_entries=True, gather=MappingProxyType)
+    if kind == frozenset[str]:
+        return _Part(kind=tuple[str, ...], gather=frozenset)
+    return _Part(kind=kind)
 
 
 def _checked(state: RunState) -> RunState:

@@ -23,10 +23,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from subfleet.elastic.network import Network
+from subfleet.methods.aggregator import AggregationContext, Aggregator
+from subfleet.methods.assigner import Assigner
 from subfleet.methods.describing import MethodInfo, Published, Setting, those_true
-from subfleet.methods.local_training import UpdateBytes
-from subfleet.methods.roles import AggregationContext, Aggregator, Assigner, LocalTraining, Roles, Techniques
+from subfleet.methods.local_training import LocalTraining, UpdateBytes
+from subfleet.methods.roles import Roles
 from subfleet.methods.sizes import whole_depth
+from subfleet.methods.techniques import Techniques
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
@@ -68,12 +71,12 @@ class AnycostFL:
         """See `subfleet.methods.roles.Method`."""
         codec = setting.techniques.update_codec or self.codec
         return (
-            "the largest width comes first, then the densest update that the link carries, where the paper tunes both",
-            "an update counts by its samples in place of tuned coefficients",
+            "width is maximised first, then the density of updates; the paper optimises both together",
+            "updates are weighted by samples, not by optimised coefficients",
             *those_true(
                 {
                     "updates are not compressed": codec in (None, Uncompressed()),
-                    "every update is compressed alike, whatever the link (update_codec)": setting.compressed,
+                    "all updates are compressed equally, whatever the link (update_codec)": setting.compressed,
                 }
             ),
         )

@@ -19,19 +19,11 @@ from typing import ClassVar, Literal
 from subfleet.elastic.network import Network
 from subfleet.elastic.spaces import search_space, uniform_space
 from subfleet.elastic.teaching import DistillationSettings
-from subfleet.methods.assigner import SizeSearch, WrittenSize
+from subfleet.methods.aggregator import UNIFORM, Aggregator, Weighting, weigh_by
+from subfleet.methods.assigner import Assigner, Assignment, AssignmentContext, SizeSearch, WrittenSize
 from subfleet.methods.describing import MethodInfo, Published, Setting, those_true
-from subfleet.methods.roles import (
-    UNIFORM,
-    Aggregator,
-    Assigner,
-    Assignment,
-    AssignmentContext,
-    Roles,
-    Techniques,
-    Weighting,
-    weigh_by,
-)
+from subfleet.methods.roles import Roles
+from subfleet.methods.techniques import Techniques
 from subfleet.protocol.errors import ConfigError
 from subfleet.search.candidates import Candidate
 from subfleet.search.fitting import INFINITE_BYTES
@@ -76,7 +68,7 @@ class DynamicSelection:
         varies=("width", "depth"),
         judges=("distillation",),
         published={
-            "search": Published(value="paper", told="the search is ours"),
+            "search": Published(value="paper", told="the search algorithm is ours"),
             "rates": None,
             "prices": None,
             "epsilon": Published(value=0.8),
@@ -105,8 +97,8 @@ class DynamicSelection:
         taught = setting.techniques.distillation or self.distillation
         taught = taught if taught is not None and taught.iterations > 0 else None
         return (
-            "a subnet without a program waits for it, and the device gets the largest that has one",
-            "activations are those of the network, with no ReLU6 behind each",
+            "while a submodel has no training program, the device gets the largest one that has",
+            "activations are the network's own, without the paper's ReLU6",
             *those_true({"nothing is distilled": taught is None}),
             *(() if taught is None else _taught_otherwise(taught)),
         )
@@ -204,10 +196,10 @@ def _taught_otherwise(taught: DistillationSettings) -> tuple[str, ...]:
     """In what the whole model teaches otherwise than published."""
     return those_true(
         {
-            "the teacher stays as it was": taught.mode == "anchored",
-            f"it teaches for {taught.iterations} steps, in the paper {_PUBLISHED.iterations}": taught.iterations
+            "the teacher is constant during distillation": taught.mode == "anchored",
+            f"distillation takes {taught.iterations} steps, in the paper {_PUBLISHED.iterations}": taught.iterations
             != _PUBLISHED.iterations,
-            "it is taught with another learning rate than 1e-3": taught.learning_rate != _PUBLISHED.learning_rate,
+            "the learning rate of distillation is not 1e-3": taught.learning_rate != _PUBLISHED.learning_rate,
             f"logits are divided by {taught.temperature:g} before they teach": taught.temperature
             != _PUBLISHED.temperature,
         }

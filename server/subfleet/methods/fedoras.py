@@ -24,18 +24,12 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from subfleet.elastic.cost import part_costs
 from subfleet.elastic.network import Network
+from subfleet.methods.aggregator import Aggregator, Participant
+from subfleet.methods.assigner import Assignment, AssignmentContext
 from subfleet.methods.describing import MethodInfo, Published, Setting, those_true
-from subfleet.methods.roles import (
-    Aggregator,
-    Assignment,
-    AssignmentContext,
-    LocalTraining,
-    Memory,
-    Networks,
-    Participant,
-    Roles,
-)
-from subfleet.methods.run_networks import StandingContext
+from subfleet.methods.local_training import LocalTraining
+from subfleet.methods.roles import Memory, Roles
+from subfleet.methods.run_networks import Networks, StandingContext
 from subfleet.methods.selector import Selection, SelectionContext, Selector, at_random
 from subfleet.methods.sizes import one_model
 from subfleet.methods.subspacing import Subspaces, drawn_tier
@@ -86,14 +80,14 @@ class FedorAS:
         published={
             "supernet_rounds": None,  # 500 to 750, by data set
             "subspace": Published(value=0.5),
-            "path_sampler": Published(value="greedy", told="a path is drawn evenly over all valid ones"),
-            "aggregation": Published(value="operators", told="clients average by their samples, whatever they drew"),
-            "min_contributors": Published(value=2, told={1: "an operator moves that one client alone has trained"}),
+            "path_sampler": Published(value="greedy", told="paths are drawn uniformly from all valid ones"),
+            "aggregation": Published(value="operators", told="operators are averaged by clients' samples"),
+            "min_contributors": Published(value=2, told={1: "an operator trained by a single client is aggregated"}),
             "tiers": None,  # 4 or 5, by data set
-            "tiers_by": Published(value="drawn", told="tiers follow what devices can compute"),
+            "tiers_by": Published(value="drawn", told="tiers depend on the devices' compute"),
             "search.evolution.objectives": Published(
                 value="accuracy_macs",
-                told="the search is for accuracy alone, where the paper's NSGA-II also looks for small networks",
+                told="the search maximises accuracy alone; the paper's NSGA-II also minimises size",
             ),
             "search.evolution.evaluations": None,
             "search.evolution.population": None,
@@ -103,7 +97,7 @@ class FedorAS:
             "search.scoring": None,  # both are the paper's
             "search.scoring_clients": None,
             "search.scoring_rounds": None,
-            "start": Published(value="supernet", told="networks that are found begin with fresh weights"),
+            "start": Published(value="supernet", told="searched networks start with fresh weights"),
             "tuning_epochs": Published(value=1),
             "tuning_learning_rate": Published(value=0.01),
             "tuning_rounds": Published(value=100),

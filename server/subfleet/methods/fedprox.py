@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from subfleet.methods.describing import MethodInfo, Setting
-from subfleet.methods.roles import LocalTraining, Roles
+from subfleet.methods.local_training import LocalTraining
+from subfleet.methods.roles import Roles
 from subfleet.methods.sizes import ONE_MODEL, Homogeneous, one_model
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.training import TrainingSettings

@@ -20,25 +20,13 @@ from types import MappingProxyType
 from typing import ClassVar, Literal
 
 from subfleet.elastic.lineage import Drawn, Inheritance, Lineage
+from subfleet.methods.aggregator import BY_SAMPLES, Aggregator, Weighting, weigh_by
+from subfleet.methods.assigner import Assignment, AssignmentContext
 from subfleet.methods.describing import MethodInfo, Published, Setting, those_true
 from subfleet.methods.joint_utility import Utilities, believed, inherited, moved_utilities, odds
-from subfleet.methods.roles import (
-    BY_SAMPLES,
-    Aggregator,
-    Assignment,
-    AssignmentContext,
-    BeginContext,
-    ClosedRound,
-    Evolution,
-    EvolutionContext,
-    LocalTraining,
-    Memory,
-    Networks,
-    Roles,
-    StandingContext,
-    Weighting,
-    weigh_by,
-)
+from subfleet.methods.local_training import LocalTraining
+from subfleet.methods.roles import ClosedRound, Memory, Roles
+from subfleet.methods.run_networks import BeginContext, Evolution, EvolutionContext, Networks, StandingContext
 from subfleet.methods.sizes import one_model, whole_depth
 from subfleet.methods.soft_sharing import DecayBy, Share, SoftSharing
 from subfleet.methods.transforming import Shares, activeness, convergence, copied, moving, transformed
@@ -132,7 +120,7 @@ class FedTrans:
             published, as far as the programs' plans allow.
         stop_rounds: a run ends where accuracy has gained too little in as many rounds; 0 has it go on to its end.
         stop_gain: the gain that is too little is below this, 0 to 1.
-        mu: coefficient of FedProx's term, by which weights are held near those received, 0 or more; 0 is without.
+        mu: coefficient of FedProx's term, by which a proximal term is added (mu), 0 or more; 0 is without.
         weighting: how much an update counts.
     """
 
@@ -142,7 +130,7 @@ class FedTrans:
         paper="Zhu et al., FedTrans: Efficient Federated Learning via Multi-Model Transformation, MLSys 2024",
         varies=(),
         published={
-            "first": Published(value="configured", told="the first model is as wide as the weakest clients can carry"),
+            "first": Published(value="configured", told="the first model is as wide as the weakest clients can train"),
             "left_behind": None,
             "alpha": Published(value=0.9),
             "beta": Published(value=0.003),
@@ -151,31 +139,31 @@ class FedTrans:
             "smoothing": None,
             "factor": Published(value=2.0),
             "inserted": Published(value=1),
-            "averaged": Published(value="all", told="of a round's losses the largest and the smallest are left out"),
-            "slopes": Published(value="first", told="models grow by their latest losses"),
-            "divided": Published(value="compute", told="what reads a widened cell is divided", matters=_warms_up),
-            "shares": Published(
-                value="equal", told="copies have shares that are drawn, by which they part", matters=_warms_up
+            "averaged": Published(value="all", told="a round's loss is a trimmed mean"),
+            "slopes": Published(value="first", told="growth depends on a model's latest losses"),
+            "divided": Published(
+                value="compute", told="weights that read a widened cell are divided", matters=_warms_up
             ),
-            "noise": Published(value=0.0, told="copies begin with noise", matters=_warms_up),
+            "shares": Published(value="equal", told="copies have drawn fractions, so they diverge", matters=_warms_up),
+            "noise": Published(value=0.0, told="noise is added to copies", matters=_warms_up),
             "cells": Published(value="active", told="cells are changed at random"),
-            "warm_up": Published(value=True, told="new models begin with weights of their own"),
+            "warm_up": Published(value=True, told="new models start with random weights"),
             "newborn": None,
             "share": Published(
                 value="crop",
                 told={
-                    "transform": "models share through the maps that they grew by",
+                    "transform": "models share weights through their growth maps",
                     "none": "nothing is shared between models",
                 },
             ),
             "decay": None,
-            "decay_by": Published(value="run", told="sharing fades with a model's own age", matters=_shares),
-            "normalised": Published(value=False, told="sharing leaves weights that agree as they are", matters=_shares),
-            "large_to_small": Published(value=False, told="large models give to small ones", matters=_shares),
-            "compatible": Published(value="macs", told="what a client can carry is measured"),
+            "decay_by": Published(value="run", told="sharing decays with a model's own age", matters=_shares),
+            "normalised": Published(value=False, told="sharing does not change weights that agree", matters=_shares),
+            "large_to_small": Published(value=False, told="large models share with small ones", matters=_shares),
+            "compatible": Published(value="macs", told="a client's capacity is measured"),
             "stop_rounds": Published(value=10),
             "stop_gain": Published(value=0.01, matters=lambda method: method.stop_rounds > 0),
-            "mu": Published(value=0.0, told="weights are held near those received"),
+            "mu": Published(value=0.0, told="a proximal term is added (mu)"),
             "weighting": BY_SAMPLES,
         },
     )
@@ -227,8 +215,8 @@ class FedTrans:
     def departures(self, setting: Setting) -> tuple[str, ...]:
         """See `subfleet.methods.roles.Method`."""
         return (
-            "a client draws a new model once its programs are written",
-            *those_true({"what is copied is drawn about equally often": self.warm_up}),
+            "a new model is assigned once its programs are exported",
+            *those_true({"copied channels are drawn about equally often": self.warm_up}),
         )
 
     def roles(self) -> Roles:

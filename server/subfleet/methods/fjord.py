@@ -18,8 +18,10 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from subfleet.elastic.network import Network
+from subfleet.methods.assigner import Assigner, Assignment, AssignmentContext, Draw
 from subfleet.methods.describing import MethodInfo, Published, Setting, those_true
-from subfleet.methods.roles import Assigner, Assignment, AssignmentContext, Draw, LocalTraining, Roles
+from subfleet.methods.local_training import LocalTraining
+from subfleet.methods.roles import Roles
 from subfleet.methods.sizes import whole_depth
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import SubnetSpec
@@ -48,11 +50,11 @@ class FjORD:
         varies=("width",),
         judges=("norms",),
         published={
-            "rates": Published(value=(0.2, 0.4, 0.6, 0.8, 1.0), told="widths are others than a fifth to five fifths"),
-            "self_distillation": Published(value=True, told="nested widths are not taught"),
+            "rates": Published(value=(0.2, 0.4, 0.6, 0.8, 1.0), told="widths are not 0.2 to 1.0 in fifths"),
+            "self_distillation": Published(value=True, told="there is no self-distillation"),
             "distillation_weight": Published(
                 value=1.0,
-                told="where a client's own width is drawn, the labels count once",
+                told="labels count once when the client's own width is drawn",
                 matters=lambda method: method.self_distillation,
             ),
             "temperature": None,
@@ -73,11 +75,11 @@ class FjORD:
         """See `subfleet.methods.roles.Method`."""
         batch, own = setting.norm == "batch", setting.techniques.norms == "bank"
         return (
-            "a width is drawn for every client and round instead of every batch",
+            "a width is drawn per client and round, not per batch",
             *those_true(
                 {
-                    "running statistics are those of all widths together": batch and not own,
-                    "gains and biases of norms are each width's own, too": own and setting.norm != "none",
+                    "running statistics are shared by all widths": batch and not own,
+                    "gains and biases of norms are separate for each width": own and setting.norm != "none",
                 }
             ),
         )

@@ -19,19 +19,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from subfleet.elastic.axes import Axis, factors_of
 from subfleet.elastic.network import BUFFER_ROLES, Network
+from subfleet.methods.aggregator import ClientUpdate
+from subfleet.methods.assigner import Assigner, Assignment, AssignmentContext, Draw
 from subfleet.methods.describing import MethodInfo, Setting, those_true
 from subfleet.methods.oort import MEASURED, Durations, duration_s
-from subfleet.methods.roles import (
-    Assigner,
-    Assignment,
-    AssignmentContext,
-    ClientUpdate,
-    ClosedRound,
-    Draw,
-    Memory,
-    Roles,
-    RoundUpdates,
-)
+from subfleet.methods.roles import ClosedRound, Memory, Roles, RoundUpdates
 from subfleet.methods.selector import Selection, SelectionContext, Selector, at_random
 from subfleet.methods.sizes import whole_depth
 from subfleet.protocol.errors import ConfigError
@@ -112,8 +104,8 @@ class FLuID:
     def departures(self, setting: Setting) -> tuple[str, ...]:
         """See `subfleet.methods.roles.Method`."""
         return (
-            "a client that cannot carry the whole model trains what it carries, placed as a straggler's",
-            *those_true({"channels that are normalised together are left out together": setting.norm == "group"}),
+            "a client without room for the whole model trains a submodel, like a straggler",
+            *those_true({"channels of a norm group are left out together": setting.norm == "group"}),
         )
 
     def roles(self) -> Roles:

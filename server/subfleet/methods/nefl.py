@@ -16,18 +16,10 @@ from typing import ClassVar
 
 from subfleet.elastic.network import Network
 from subfleet.elastic.norm_layers import norm_tensors
+from subfleet.methods.aggregator import UNIFORM, Aggregator, Participant, Weighting, weigh_by
+from subfleet.methods.assigner import Assigner, Assignment, AssignmentContext
 from subfleet.methods.describing import MethodInfo, Published, Setting, those_true
-from subfleet.methods.roles import (
-    UNIFORM,
-    Aggregator,
-    Assigner,
-    Assignment,
-    AssignmentContext,
-    Participant,
-    Roles,
-    Weighting,
-    weigh_by,
-)
+from subfleet.methods.roles import Roles
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import SubnetSpec
 
@@ -63,7 +55,7 @@ class NeFL:
     def departures(self, setting: Setting) -> tuple[str, ...]:
         """See `subfleet.methods.roles.Method`."""
         return (
-            "sizes above the largest that fits are never drawn",
+            "submodels above the largest that fits are never drawn",
             *those_true({"blocks have no learnable steps (model.learnable_steps)": not setting.learnable_steps}),
         )
 

@@ -1,4 +1,4 @@
-"""Oort: clients take part whose data teach most for the time that they take.
+"""Oort: selects the clients with the best utility per second.
 
 Lai et al., "Oort: Efficient Federated Learning via Guided Participant Selection", OSDI 2021, sections 4.2 to 4.4 and
 algorithm 1. Where the paper leaves something open, what its authors' public code does is a parameter.
@@ -22,7 +22,8 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from subfleet.methods.describing import MethodInfo, Published, Setting
-from subfleet.methods.roles import ClosedRound, LocalTraining, Memory, Roles
+from subfleet.methods.local_training import LocalTraining
+from subfleet.methods.roles import ClosedRound, Memory, Roles
 from subfleet.methods.selector import (
     AvailableClient,
     LastUpdate,
@@ -43,7 +44,7 @@ Durations = Literal["measured", "expected"]
 server's clock; or "expected", by prices and what it tells of its speed and link now, which is the same for the same
 seed and logs."""
 
-MEASURED = Published(value="measured", told="durations are what prices and logs lead to expect, not what was measured")
+MEASURED = Published(value="measured", told="durations are expected from cost estimates and logs, not measured")
 """Of `Durations`, in papers that measure them."""
 
 _BEHIND = 1e-9
@@ -114,12 +115,12 @@ class Oort:
             "pacer_step": None,
             "flat": Published(
                 value="where the utility falls",
-                told="the pacer raises its percentile where the utility stays the same, as the authors' code does",
+                told="the pacer raises its percentile when utility stagnates, as in the authors' code",
             ),
             "steep": None,
             "most_often": Published(
                 value="a number of rounds, after which it is removed",
-                told="who was chosen too often for its utility rests while there are others, and is not removed",
+                told="clients selected too often pause instead of being removed",
             ),
             "durations": MEASURED,
             "model": ONE_MODEL,

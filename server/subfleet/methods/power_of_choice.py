@@ -15,8 +15,9 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from subfleet.methods.aggregator import UNIFORM, Aggregator, Weighting, weigh_by
 from subfleet.methods.describing import MethodInfo, Published, Setting
-from subfleet.methods.roles import UNIFORM, Aggregator, Memory, Roles, Weighting, weigh_by
+from subfleet.methods.roles import Memory, Roles
 from subfleet.methods.selector import AvailableClient, Selection, SelectionContext, Selector, without_replacement
 from subfleet.methods.sizes import ONE_MODEL, Homogeneous, one_model
 from subfleet.methods.turns import Choice, had_their_share, most_believed, with_choice
@@ -59,11 +60,11 @@ class PowerOfChoice:
             "losses": Published(
                 value="of the model, on all data of a client",
                 told={
-                    "reported": "clients are chosen by the losses that they told last, as the paper's rpow-d does",
-                    "evaluated": "losses are of held-out data",
+                    "reported": "clients are selected by their last reported losses (the paper's rpow-d)",
+                    "evaluated": "losses are computed on held-out data",
                 },
             ),
-            "most_often": Published(value=0.0, told="who was chosen too often for its loss comes last"),
+            "most_often": Published(value=0.0, told="clients selected too often come last"),
             "weighting": UNIFORM,
         },
     )

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from subfleet.methods.describing import MethodInfo, Setting
+from subfleet.methods.local_training import Trainee
 from subfleet.methods.oort import Oort, OortMemory, duration_s
-from subfleet.methods.roles import ClosedRound, Memory, Roles, Trainee
+from subfleet.methods.roles import ClosedRound, Memory, Roles
 from subfleet.methods.selector import AvailableClient, Selection, SelectionContext, Selector
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.training import TrainingSettings
@@ -82,7 +83,7 @@ class PyramidFL:
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
         """See `subfleet.methods.roles.Method`."""
-        return ("clients train on all their samples, in place of those with the largest losses",)
+        return ("clients train on all samples, not only on those with the largest losses",)
 
     def roles(self) -> Roles:
         """Oort's, with clients that train longer or send less."""

@@ -23,26 +23,12 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from subfleet.elastic.lineage import Copied, Lineage
 from subfleet.elastic.network import Network
+from subfleet.methods.aggregator import UNIFORM, Aggregator, ClientUpdate, Weighting, weigh_by
+from subfleet.methods.assigner import Assignment, AssignmentContext, largest_fitting
 from subfleet.methods.describing import MethodInfo, Published, Setting
 from subfleet.methods.grouping import Linkage, cosines, two_groups
-from subfleet.methods.roles import (
-    UNIFORM,
-    Aggregator,
-    Assignment,
-    AssignmentContext,
-    ClientUpdate,
-    ClosedRound,
-    Evolution,
-    EvolutionContext,
-    Memory,
-    Networks,
-    Roles,
-    RoundUpdates,
-    StandingContext,
-    Weighting,
-    largest_fitting,
-    weigh_by,
-)
+from subfleet.methods.roles import ClosedRound, Memory, Roles, RoundUpdates
+from subfleet.methods.run_networks import Evolution, EvolutionContext, Networks, StandingContext
 from subfleet.methods.sizes import ONE_MODEL, Homogeneous, one_model
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import SubnetSpec
@@ -129,13 +115,11 @@ class Sattler:
         published={
             "mean_norm": None,
             "max_norm": None,
-            "norms": Published(value="absolute", told="thresholds are shares of the first changes"),
+            "norms": Published(value="absolute", told="thresholds are relative to the first changes"),
             "warmup_rounds": None,
             "least_clients": None,
-            "least_half": Published(value=1, told="no client is split off alone, or brings a split about alone"),
-            "linkage": Published(
-                value="single", told="clusters are grown by complete linkage, as in the authors' code"
-            ),
+            "least_half": Published(value=1, told="a single client is never split off and never causes a split"),
+            "linkage": Published(value="single", told="clusters use complete linkage, as in the authors' code"),
             "weighting": UNIFORM,
             "model": ONE_MODEL,
         },
@@ -160,9 +144,7 @@ class Sattler:
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
         """See `subfleet.methods.roles.Method`."""
-        return (
-            "a client that comes later joins the largest cluster, and is not tried against the models before splits",
-        )
+        return ("a later client joins the largest cluster without being compared with earlier models",)
 
     def roles(self) -> Roles:
         """A network for each cluster."""

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from subfleet.elastic.families import AnyFamily
 from subfleet.elastic.lineage import Lineage
 from subfleet.methods.aggregator import Participant
-from subfleet.methods.roles import StandingContext
+from subfleet.methods.run_networks import StandingContext
 from subfleet.protocol.memory import planned_for
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.rounds.counting import NEVER, counts, counts_from

@@ -347,7 +347,6 @@ class RunState:
         """The state in which nobody waits for something that was requested: it was made, or cannot be."""
         return replace(self, live=replace(self.live, requested=self.live.requested - {made}))
 
-    def taken_up(self, now_s: float) -> "RunState":
-        """The state as a server takes it up: nobody was heard yet, and deadlines and scoring by devices start anew."""
-        seats = MappingProxyType[str, Seat]({}) if isinstance(self.at, Searching) else self.seats
-        return replace(self, seats=seats, live=LiveState.of_clients(self.profiles, now_s))
+    def restarted(self, now_s: float) -> "RunState":
+        """The state as a server finds it that starts now: nobody was heard yet, and deadlines start anew."""
+        return replace(self, live=LiveState.of_clients(self.profiles, now_s))

@@ -17,10 +17,13 @@ from hypothesis import strategies as st
 from subfleet.arrays import encode_arrays
 from subfleet.elastic.network import Network
 from subfleet.folding.folding import Folding
+from subfleet.methods.aggregator import Aggregator
+from subfleet.methods.assigner import Draw
+from subfleet.methods.local_training import LocalTraining, Trainee
 from subfleet.methods.oort import Oort, OortMemory
 from subfleet.methods.power_of_choice import PowerOfChoice
 from subfleet.methods.pyramidfl import PyramidFL, PyramidMemory
-from subfleet.methods.roles import Aggregator, ClosedRound, Draw, LocalTraining, Roles, Trainee
+from subfleet.methods.roles import ClosedRound, Roles
 from subfleet.methods.selector import AvailableClient, LastUpdate, Selection, SelectionContext, without_replacement
 from subfleet.methods.turns import Choice, had_their_share, most_believed, trimmed_mean, with_choice
 from subfleet.protocol.errors import ConfigError

@@ -14,9 +14,8 @@ from subfleet.elastic.families.records.choices import ChoiceCnn
 from subfleet.elastic.network import Network
 from subfleet.elastic.paths import path_spec
 from subfleet.folding.folding import Folding
-from subfleet.methods.assigner import Unfit, WrittenSize
+from subfleet.methods.assigner import Assignment, Unfit, WrittenSize
 from subfleet.methods.fedoras import FedorAS
-from subfleet.methods.roles import Assignment
 from subfleet.methods.subspacing import drawn_tier, supernet_tiers
 from subfleet.protocol.chains import Chain, Link, LinkOperator
 from subfleet.protocol.paths import OperatorExamples

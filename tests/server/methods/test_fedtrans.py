@@ -19,9 +19,11 @@ from subfleet.elastic.inheriting import inherited
 from subfleet.elastic.lineage import Drawn, Lineage, Replicated
 from subfleet.elastic.model_state import ModelState
 from subfleet.methods import AnyMethod
+from subfleet.methods.aggregator import Participant
 from subfleet.methods.fedavg import FedAvg
 from subfleet.methods.fedtrans import FedTrans, FedTransMemory, Grown
-from subfleet.methods.roles import ClosedRound, Evolution, EvolutionContext, Participant
+from subfleet.methods.roles import ClosedRound
+from subfleet.methods.run_networks import Evolution, EvolutionContext
 from subfleet.methods.selector import LastUpdate
 from subfleet.methods.transforming import activeness, convergence, transformed
 from subfleet.protocol.errors import ConfigError

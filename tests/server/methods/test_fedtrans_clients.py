@@ -14,9 +14,10 @@ from server.server_rig import World, config, fleet
 
 from subfleet.elastic.building import network_of
 from subfleet.elastic.lineage import Lineage
-from subfleet.methods.assigner import WrittenSize
+from subfleet.methods.aggregator import Participant
+from subfleet.methods.assigner import AssignmentContext, WrittenSize
 from subfleet.methods.fedtrans import FedTrans, FedTransMemory, Grown
-from subfleet.methods.roles import AssignmentContext, BeginContext, Participant, StandingContext
+from subfleet.methods.run_networks import BeginContext, StandingContext
 from subfleet.methods.sizes import whole_depth
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.rounds.coordinator import step

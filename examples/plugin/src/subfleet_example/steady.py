@@ -8,8 +8,10 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+from subfleet.methods.aggregator import Aggregator
+from subfleet.methods.assigner import Assigner, Assignment, AssignmentContext
 from subfleet.methods.describing import MethodInfo, Setting
-from subfleet.methods.roles import Aggregator, Assigner, Assignment, AssignmentContext, Roles
+from subfleet.methods.roles import Roles
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.messages import Update
 
