@@ -13,11 +13,11 @@ from subfleet.protocol.limits import (
     Amount,
     ClassCounts,
     Count,
+    Fraction,
     Loss,
     MessageId,
     RunId,
     Samples,
-    Share,
     TaskId,
 )
 from subfleet.protocol.metric_sums import MetricSums
@@ -142,7 +142,7 @@ class Evaluated:
     round: int
     client_id: ClientId
     loss: Loss
-    accuracy: Share
+    accuracy: Fraction
     sample_count: Samples
     label_count: LabelCount
     measured_peak_bytes: Count

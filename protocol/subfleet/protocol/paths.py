@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from subfleet.protocol.bounds import NAMED_ONCE, Range, checked
-from subfleet.protocol.limits import Count, Loss, Share
+from subfleet.protocol.limits import Count, Fraction, Loss
 
 __all__ = ["OperatorExamples", "PathSampler", "PathScore", "PathSettings"]
 
@@ -44,4 +44,4 @@ class PathScore:
     """
 
     loss: Loss
-    accuracy: Share
+    accuracy: Fraction

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Annotated
 
 from subfleet.elastic.families import AnyFamily
-from subfleet.protocol.bounds import Range, checked
+from subfleet.protocol.bounds import checked
 from subfleet.protocol.identifiers import ClientId
+from subfleet.protocol.limits import Positive
 from subfleet.protocol.memory_size import MaybeSize
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.schema import ADDED_LATER
@@ -62,7 +62,7 @@ class DeviceSettings:
     id: ClientId
     profile: str = "generic"
     log: str = ""
-    count: Annotated[int, Range(least=1)] = 1
+    count: Positive = 1
     runtime: str = "onnx"
     data: str = ""
     tier: str = ""

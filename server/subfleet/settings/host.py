@@ -1,9 +1,10 @@
 """How an emulated fleet is run."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
-from subfleet.protocol.bounds import Range, checked
+from subfleet.protocol.bounds import checked
+from subfleet.protocol.limits import Positive
 
 __all__ = ["HostKind", "HostSettings"]
 
@@ -27,4 +28,4 @@ class HostSettings:
     """
 
     type: HostKind = "processes"
-    turns_per_round: Annotated[int, Range(least=1)] = 5000
+    turns_per_round: Positive = 5000

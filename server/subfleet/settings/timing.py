@@ -1,13 +1,11 @@
 """How long anything of a run may take, and the clock by which resource logs are read."""
 
 from dataclasses import dataclass
-from typing import Annotated
 
-from subfleet.protocol.bounds import Range, checked
+from subfleet.protocol.bounds import checked
+from subfleet.protocol.limits import Amount, PositiveAmount
 
 __all__ = ["Deadlines", "LogClock"]
-
-Seconds = Annotated[float, Range(above=0)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,14 +42,14 @@ class Deadlines:
         longest_pause_s: at most.
     """
 
-    join_s: Seconds = 600.0
-    measure_s: Seconds = 30.0
-    round_s: Seconds = 600.0
-    evaluate_s: Seconds = 300.0
-    deploy_s: Seconds = 300.0
-    lease_s: Seconds = 30.0
-    forget_s: Seconds = 3600.0
-    linger_s: Annotated[float, Range(least=0)] = 5.0
-    retry_s: Seconds = 3600.0
-    pause_s: Seconds = 1.0
-    longest_pause_s: Seconds = 60.0
+    join_s: PositiveAmount = 600.0
+    measure_s: PositiveAmount = 30.0
+    round_s: PositiveAmount = 600.0
+    evaluate_s: PositiveAmount = 300.0
+    deploy_s: PositiveAmount = 300.0
+    lease_s: PositiveAmount = 30.0
+    forget_s: PositiveAmount = 3600.0
+    linger_s: Amount = 5.0
+    retry_s: PositiveAmount = 3600.0
+    pause_s: PositiveAmount = 1.0
+    longest_pause_s: PositiveAmount = 60.0
