@@ -22,16 +22,13 @@ from subfleet.protocol.limits import Count, Positive, PositiveAmount, PositiveFr
 from subfleet.protocol.schema import ADDED_LATER, canonical_json
 from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.update_codecs import AnyUpdateCodec
-from subfleet.settings.evaluations import Evaluations
 from subfleet.settings.first_model import FirstWeights, ModelOf
-from subfleet.settings.fleet import DeviceSettings, FleetSettings
-from subfleet.settings.host import HostSettings
-from subfleet.settings.memory_limits import MemoryLimits
+from subfleet.settings.fleet import DeviceSettings, FleetSettings, HostSettings, MemoryLimits
 from subfleet.settings.parts import NO_PART, parts_of
 from subfleet.settings.rules import RUN_RULES, label_shape_of
 from subfleet.settings.samples import DataSettings
 from subfleet.settings.suspicion import SuspicionSettings
-from subfleet.settings.timing import Deadlines, LogClock
+from subfleet.settings.timing import Deadlines, Evaluations, LogClock
 
 __all__ = ["Run"]
 
