@@ -4,12 +4,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from subfleet.protocol.bounds import Length, Range, checked
-from subfleet.protocol.limits import Positive
 
 if TYPE_CHECKING:
     from subfleet.elastic.families.blueprint import Blueprint
 
 __all__ = ["PlainCnn"]
+
+Count = Annotated[int, Range(least=1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,10 +30,10 @@ class PlainCnn:
     norm: ClassVar[Literal["none"]] = "none"
     learnable_steps: ClassVar[bool] = False
     scaler: ClassVar[bool] = False
-    input_shape: Annotated[tuple[Positive, ...], Length(least=3, most=3)]
+    input_shape: Annotated[tuple[Count, ...], Length(least=3, most=3)]
     class_count: Annotated[int, Range(least=2)]
-    width: Positive = 16
-    blocks: Positive = 3
+    width: Count = 16
+    blocks: Count = 3
 
     @property
     def depths(self) -> tuple[int, ...]:

@@ -6,14 +6,13 @@ Server half: a mean over the clients that hold an element, weighted by the squar
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from subfleet.methods.aggregator import Aggregator
 from subfleet.methods.assigner import Assigner, Assignment, AssignmentContext
 from subfleet.methods.describing import MethodInfo, Setting
 from subfleet.methods.roles import Roles
-from subfleet.protocol.bounds import checked
-from subfleet.protocol.limits import Positive
+from subfleet.protocol.bounds import Range, checked
 from subfleet.protocol.messages import Update
 
 __all__ = ["Steady"]
@@ -30,7 +29,7 @@ class Steady:
 
     TYPE: ClassVar[str] = "steady"
     INFO: ClassVar[MethodInfo] = MethodInfo(title="Steady", paper="an example", varies=("width", "depth"))
-    step: Positive = 1
+    step: Annotated[int, Range(least=1)] = 1
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
         """See `subfleet.methods.roles.Method`."""
