@@ -46,9 +46,8 @@ from subfleet.rounds.work import (
 )
 from subfleet.rounds.written import ProgramFacts
 from subfleet.search.path_evolution import EvolutionSettings
-from subfleet.settings.evaluations import Evaluations
 from subfleet.settings.samples import DataSettings
-from subfleet.settings.timing import Deadlines
+from subfleet.settings.timing import Deadlines, Evaluations
 from subfleet.testing.rounds import SUPERNET
 
 PRICES = prices_of(network_of(MODEL))
