@@ -337,31 +337,25 @@ class Session:
         self._exchange.fetch(SERVER, action.blob)
 
     def _measure(self, action: Measure) -> None:
-        match action:
-            case MeasureForRound(info=info):
-                at_s, quantile, disk_bytes = info.log_time_s, info.log_quantile, self._disk_budget_bytes(action.pinned)
-            case MeasureForTask(log_time_s=at_s):
-                quantile = disk_bytes = None
-            case MeasureRegularly():
-                at_s = quantile = disk_bytes = None
-            case _:
-                never(action)
+        at_s = quantile = disk_bytes = None
+        if isinstance(action, MeasureForRound):
+            at_s, quantile = action.info.log_time_s, action.info.log_quantile
+            disk_bytes = self._disk_budget_bytes(action.pinned)
+        elif isinstance(action, MeasureForTask):
+            at_s = action.log_time_s
         log_time_s, reading = self._meter.read(at_s)
-        low = None if quantile is None else self._meter.low(quantile)
+        log_low, budget_bytes = None, self._memory_budget_bytes
+        if quantile is not None and (low := self._meter.low(quantile)) is not None:
+            down_bps, up_bps = low.downlink_bps, low.uplink_bps
+            log_low = LogLow(memory_budget_bytes=budget_bytes(low), downlink_bps=down_bps, uplink_bps=up_bps)
         self._events.append(
             Measured(
                 measure=action,
                 log_time_s=log_time_s,
                 reading=reading,
-                memory_budget_bytes=self._memory_budget_bytes(reading),
+                memory_budget_bytes=budget_bytes(reading),
                 disk_budget_bytes=disk_bytes,
-                log_low=None
-                if low is None
-                else LogLow(
-                    memory_budget_bytes=self._memory_budget_bytes(low),
-                    downlink_bps=low.downlink_bps,
-                    uplink_bps=low.uplink_bps,
-                ),
+                log_low=log_low,
             )
         )
 
