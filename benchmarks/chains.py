@@ -45,7 +45,7 @@ from subfleet.elastic.network import Family, Network
 from subfleet.elastic.paths import path_spec, realised
 from subfleet.export.programs import export_training_program
 from subfleet.export.requests import TrainRequest
-from subfleet.methods.asking import stream_of
+from subfleet.methods.assigner import stream_of
 from subfleet.protocol.chains import Chain
 from subfleet.protocol.errors import SubfleetError
 from subfleet.protocol.programs import Program, encode_program

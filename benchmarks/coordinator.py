@@ -40,7 +40,7 @@ from subfleet.export.pricing.model import PriceModel
 from subfleet.methods import METHODS, AnyMethod
 from subfleet.methods.fedavg import FedAvg
 from subfleet.methods.fedoras import FedorAS
-from subfleet.programs.requests import train_request
+from subfleet.programs.export_requests import train_request
 from subfleet.protocol.training import TrainingSettings
 from subfleet.serving.terms import terms_of
 from subfleet.settings.evaluations import Evaluations
@@ -69,8 +69,8 @@ HEAD = f"""# Steps of the loop
 {os.cpu_count()} cores, CPU of one thread.
 
 {MEMBERS} simulated members, default settings of every method, a ResNet-18 for images of 32x32. *No programs* is the
-first round, *programs* all that follows. *Beside* is what a thread of its own searches, and the loop does not wait for.
-A step may take {MOST_MS:g} ms.
+first round, *programs* all later ones. *Beside* is the time of searches in another thread, for which the loop does not
+wait. A step may take {MOST_MS:g} ms.
 
 | method | worst step, no programs, ms | programs, ms | the worst is | mean, ms | steps | beside, s |
 |---|---:|---:|---|---:|---:|---:|
@@ -79,7 +79,7 @@ A step may take {MOST_MS:g} ms.
 
 def config_of(method: AnyMethod, members: int, *, small: bool = False, evaluation: str = "none") -> Run:
     """A run for devices with ONNX Runtime; a method that draws paths has a supernet."""
-    supernet = method.policies().draws_paths
+    supernet = method.roles().training.draws_paths
     model, choices = (SMALL, SMALL_SUPERNET) if small else (MODEL, SUPERNET)
     return Run(
         name="loop",

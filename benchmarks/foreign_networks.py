@@ -142,13 +142,13 @@ def faults(rows: Sequence[Row], *, whole: bool) -> list[str]:
 
 
 ABOUT = """
-Each network is its authors' own code with random weights, at a small input; those of transformers are of a small
-configuration too (`benchmarks/foreign/`). It is exported with its training step, SGD with momentum at a batch of 8, and
-verified against the untouched module in double precision. Then a device's trainer takes three steps and a half with the
-program, on one thread, in a process of its own; measured is by how much that process grows (`VmHWM`). A plan must be
-0.95 to 1.10 of it; up to 1.25 for programs of ExecuTorch that take less than 30 MB. The difference is the largest one
-of any number of a step's results, as a share of the largest number of its tensor where that is above 1. ConvMixer's 32
-blocks make rounding so large that PyTorch's own float32 is as far off: of most parameters nothing can be verified
+Each network is its authors' own code with random weights and a small input; those of transformers also have a small
+configuration (`benchmarks/foreign/`). It is exported with its training step, SGD with momentum at a batch of 8, and
+verified against the original module in double precision. Then a device's trainer takes three and a half steps with
+the program, on one thread, in a separate process; *measured* is the growth of that process (`VmHWM`). A plan must be
+0.95 to 1.10 of it; up to 1.25 for ExecuTorch programs below 30 MB. The difference is the largest of any number of a
+step's results, relative to the largest number of its tensor if that is above 1. ConvMixer's 32 blocks make rounding
+so large that PyTorch's own float32 is as far off: most of its parameters cannot be verified
 (`docs/reference/training-programs.md`), and the exporter says so.
 """
 
@@ -162,7 +162,7 @@ def write_results(rows: Sequence[Row]) -> None:
     versions = ", ".join(f"{tool} {version(tool)}" for tool in tools)
     machine = f"{platform.machine()}, {os.cpu_count()} cores"
     lines = [
-        "# Networks that others wrote",
+        "# Third-party networks",
         "",
         f"`python benchmarks/foreign_networks.py --rows rows.jsonl --write`, {versions}, {machine}.",
         "",

@@ -36,7 +36,7 @@ from liar_benchmark.processes import PROCESS_ROUNDS, played_by_processes
 from liar_benchmark.tables import Row, problems_of, process_table, row_of, table
 from smoke import parsed
 
-from subfleet.emulation.batch.exports import AwaitedExports
+from subfleet.emulation.batch.exports import LazyExports
 from subfleet.export.cache import CacheFolder
 from subfleet.protocol.errors import SubfleetError
 
@@ -123,7 +123,7 @@ def _rows(asked: argparse.Namespace) -> Iterator[Row]:
 
 def _row(asked: argparse.Namespace, name: str) -> Row:
     rounds, seeds = asked.rounds or 18, range(1, asked.seeds + 1)
-    with tempfile.TemporaryDirectory() as folder, AwaitedExports(CacheFolder(path=Path(folder))) as exports:
+    with tempfile.TemporaryDirectory() as folder, LazyExports(CacheFolder(path=Path(folder))) as exports:
         found = [
             [
                 played(
@@ -161,7 +161,7 @@ def _write(asked: argparse.Namespace, lines: Sequence[str], seconds: float) -> N
     """Put a part of the page in place of the same part of before, behind those that are there."""
     title = "## With a process for each member" if asked.processes else "## In one process"
     if asked.unguarded:
-        title = "## Without what keeps liars from deciding"
+        title = "## Unguarded: the planted error"
     options = [*(["--processes"] if asked.processes else []), *(["--unguarded"] if asked.unguarded else [])]
     options += ["--seeds", str(asked.seeds)]
     command = " ".join(["python benchmarks/liars.py", *options, "--write"])
@@ -176,8 +176,8 @@ def _write(asked: argparse.Namespace, lines: Sequence[str], seconds: float) -> N
 
 
 _HEAD = (
-    "Twenty members, sixteen of them honest, learn digits with drawn signs; [what is played](../README.md#liarspy).",
-    "Accuracies are those of honest members' own models on the server's samples, their mean.",
+    "Twenty members, sixteen of them honest, learn digits with random signs ([details](../README.md#liarspy)).",
+    "Accuracies are means over honest members' own models on the server's samples.",
 )
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import numpy as np
 from subfleet.arrays import decode_arrays
 from subfleet.device_profiles import DeviceProfile, LogRow, ResourceLog
 from subfleet.elastic.families.records.residual import Mlp
-from subfleet.emulation.batch.exports import AwaitedExports
+from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.hosting import shared_trainers
 from subfleet.emulation.batch.run import run_batch
 from subfleet.emulation.gathered import EmulatedDevice, GatheredRun
@@ -137,9 +137,7 @@ GAMES: Mapping[str, Game] = MappingProxyType(
 )
 
 
-def played(
-    game: Game, suspicion: SuspicionSettings, seed: int, rounds: int, exports: AwaitedExports
-) -> tuple[float, str]:
+def played(game: Game, suspicion: SuspicionSettings, seed: int, rounds: int, exports: LazyExports) -> tuple[float, str]:
     """The accuracy at the end of a game, and what was done with whose updates."""
     devices = game.devices(seed)
     run = Run(
@@ -177,7 +175,7 @@ def main(arguments: Sequence[str]) -> int:
     games, seeds, rounds = (asked.games[:1], 1, 1) if asked.smoke else (asked.games, asked.seeds, asked.rounds)
     print(f"| game | {' | '.join(asked.outliers)} | what was done |")
     print(f"| --- | {'---: | ' * len(asked.outliers)}--- |")
-    with tempfile.TemporaryDirectory() as folder, AwaitedExports(CacheFolder(path=Path(folder))) as exports:
+    with tempfile.TemporaryDirectory() as folder, LazyExports(CacheFolder(path=Path(folder))) as exports:
         for name in games:
             cells, done = [], ""
             for way in asked.outliers:

@@ -223,15 +223,15 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 ABOUT = """
-Each program is trained for three steps and a half by a device's trainer, on one thread, in a process of its own.
-Measured is the growth of the process's high-water mark (`VmHWM`) over loading, training and writing the change; sizes
-are in MB of 10^6 bytes. Beforehand the trainer has loaded the data set and the runtime's libraries.
+A device's trainer takes three and a half steps with each program, on one thread, in a separate process. Measured is
+the growth of the process's high-water mark (`VmHWM`) over loading, training and writing the change; sizes are in MB
+of 10^6 bytes. The data set and the runtime's libraries are loaded before.
 
 - weights, optimiser: parameters and buffers, and momenta; twice, since a step reads one set and writes the other.
-- fed: one batch, and what is read after a step.
-- activation: ONNX Runtime: the most bytes of the step's own tensors alive at once, over the graph after the runtime's
-  own rewriting, in the order in which it ran. ExecuTorch: the program's planned buffers and XNNPACK's workspace.
-- workspace: kernels' scratch memory, and what ONNX Runtime's arena loses between blocks, from a simulation of it.
+- fed: one batch, and the outputs that are read after a step.
+- activation: ONNX Runtime: peak of the step's own tensors, over the graph after the runtime's own optimisation, in
+  execution order. ExecuTorch: the program's planned buffers and XNNPACK's workspace.
+- workspace: kernels' scratch memory, and gaps in ONNX Runtime's arena, from a simulation of it.
 - runtime: the session's or method's objects, counted in the C library's heap; the program; a constant of about 1 MB
   (ExecuTorch: 2 MB with the pages of its kernels) for Python's objects and libraries' pages.
 """

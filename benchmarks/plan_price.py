@@ -270,12 +270,12 @@ def line_of(row: Row) -> str:
 
 
 ABOUT = """
-Subnets are random in every axis and block. Errors are price over exact plan less 1; the exact plan is that of the
-written program. *Median*, *95 %* (the 95th percentile) and *worst* are of the error without its sign, *least* and
-*most* have theirs; the last three columns are the shares of prices within so much. *Ready s* is the CPU time to make
-the price model of a network, in a process of its own that had made one of a tiny network; *prices a second* are of
-5,000 random subnets priced at once, also by CPU time. Prices guide a search and exact plans decide, so prices may be on
-either side. Bounds for each row: half within 6 %, 95 % within 12 %, all within 25 %.
+Submodels are random in every axis and block. Errors are estimate over exact plan, minus 1; the exact plan is that of
+the exported program. *Median*, *95 %* (the 95th percentile) and *worst* are of the absolute error, *least* and *most*
+are signed; the last three columns are the fractions of estimates within so much. *Ready s* is the CPU time to make
+the cost model of a network, in a separate process that had made one of a tiny network; *prices a second* are of 5,000
+random submodels estimated at once, also by CPU time. Estimates guide a search and exact plans decide, so an estimate
+may err on either side. Bounds for each row: half within 6 %, 95 % within 12 %, all within 25 %.
 """
 
 

@@ -33,16 +33,15 @@ PAGE = """# Quickstart
 
 `python benchmarks/quickstart.py --write`, {machine}.
 
-Each run began with an empty program cache. Links are paced to their logs, so that their seconds are real ones. {load}
+Each run began with an empty program cache. Links are paced to their logs, so their seconds are real. {load}
 
 | seed | full model | worst own | own models | subnets each round | by memory | by link | by both | s | CPU s |
 |--:|--:|--:|--:|---|--:|--:|--:|--:|--:|
 {rows}
 
-`own models`: how many different ones the five devices have in the end. `by memory`, `by link`: subnets that this
-decided alone, of 25; a limit decides where a larger subnet is excluded by it alone. Seed {first} is the default. A seed
-changes the held-out samples, the slices, the first weights and the data order, but no choice of a subnet: these follow
-from the logs.
+`own models`: number of different final models of the five devices. `by memory`, `by link`: submodels, of 25, that
+this limit alone kept from being larger. Seed {first} is the default. A seed changes the held-out samples, the slices,
+the first weights and the data order, but no choice of a submodel: these follow from the logs.
 """
 
 
@@ -113,7 +112,7 @@ def page(runs: list[dict[str, Any]]) -> str:
     # Those of later runs hold what is left of the run before.
     first = runs[0]["load"]
     load = f"The machine's load when the first began was {first:g}" + (
-        "." if first < 1 else ", so that other work had its cores too."
+        "." if first < 1 else ", with other work on the same cores."
     )
     text = PAGE.format(machine=runs[0]["machine"], load=load, rows="\n".join(map(row, runs)), first=runs[0]["seed"])
     return "\n".join(line if line.startswith("|") else textwrap.fill(line, 120) for line in text.split("\n"))

@@ -33,12 +33,12 @@ HEAD = f"""# Verifying programs
 `python benchmarks/{COMMAND}`, onnxruntime {version("onnxruntime")}, executorch {version("executorch")}, \
 torch {torch.__version__}, {platform.machine()}, {os.cpu_count()} cores, one thread.
 
-Each program's second step is held against the untouched module in float64, as
-[training-programs.md](../../docs/reference/training-programs.md#verification) says. *Not told apart* are parameters of
-whose gradient float32 shows rounding alone: all other wrong gradients are refused. *Largest* is the manifest's
-`max_abs_diff`. Seconds are of the processor.
+Each program's second step is compared with the original module in float64, see
+[training programs](../../docs/reference/training-programs.md#verification). *Not distinguishable* are parameters with
+gradients that are only rounding in float32: all other wrong gradients are refused. *Largest* is the manifest's
+`max_abs_diff`. Seconds are CPU time.
 
-| network | target | parameters | not told apart | largest | trace and write, s | verify, s |
+| network | target | parameters | not distinguishable | largest | trace and write, s | verify, s |
 |---|---|---:|---|---:|---:|---:|
 """
 

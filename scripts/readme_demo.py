@@ -1,4 +1,4 @@
-"""Writes the README's block of what the demo shows from the recorded run, or checks that it agrees with that run.
+"""Writes the output of the demo into the README from the recorded run, or checks that the two agree.
 
 python scripts/readme_demo.py --check      # what `make check` does
 python scripts/readme_demo.py --write      # after `python benchmarks/quickstart.py --write`
@@ -24,30 +24,36 @@ __all__ = ["block", "main"]
 ROOT = Path(__file__).resolve().parent.parent
 RECORDED = ROOT / "benchmarks" / "results" / "quickstart.json"
 BEGIN, END = "<!-- demo: scripts/readme_demo.py -->\n", "<!-- end of demo -->\n"
+ENDINGS = {"onnx": ".onnx", "executorch": ".pte", "torch": ".safetensors"}
 WIDTH = 104  # of the tables; with the indentation they fit where the README is read
 
 
 def block(recorded: dict[str, Any]) -> str:
-    """What a terminal shows of a recorded run, as Markdown, with what it took."""
+    """The main lines of a recorded run, as Markdown, and what the run took.
+
+    The first and the last round are shown with their tables, the others by their first line, and each device's model
+    in the format of its runtime.
+    """
     printed: list[str] = recorded["printed"]
-    first = next(place for place, line in enumerate(printed) if line.startswith("client "))
-    after = next(place for place, line in enumerate(printed) if line.startswith("Loading "))
-    last = next(place for place, line in enumerate(printed) if line.startswith("Everything is in "))
+    joined = next(number for number, line in enumerate(printed) if line.startswith("client "))
+    result = next(number for number, line in enumerate(printed) if line.startswith("Test accuracy of "))
     rounds = [_record(plain) for plain in recorded["summary"]["rounds"]]
-    tables = (line for one in rounds for line in _table(one))
-    found = (line for line in printed[first:after] if "on held-out samples of their own" in line)
-    shown = ["$ make demo", *printed[:first], *tables, *found, *printed[after:last]]
-    lines = [f"    {line}".rstrip() for line in shown]
-    busy = f" while other work had its cores too (load {recorded['load']:g})" if recorded["load"] >= 1 else ""
-    told = (
-        f"That is what it printed on {recorded['machine']}; from an empty program cache it took "
-        f"{recorded['seconds']} s after the install{busy}, {recorded['cpu_seconds']} s of CPU."
+    first, *between, last = (_table(record) for record in rounds)
+    evaluated = (line for line in printed if "on held-out samples of their own" in line)
+    files = [f"  {row.client_id}: models/{row.client_id}/model{ENDINGS[row.runtime]}," for row in rounds[0].clients]
+    models = (line for line in printed[result:] if line.startswith(tuple(files)))
+    shown = ["$ make demo", *printed[:joined], *first, *(table[0] for table in between), *last, *evaluated]
+    lines = [f"    {line}".rstrip() for line in [*shown, printed[result], *models]]
+    busy = f" with other work on the same cores (load {recorded['load']:g})" if recorded["load"] >= 1 else ""
+    footnote = (
+        f"Measured on {recorded['machine']}: {recorded['seconds']} s after the install{busy}, from an empty program "
+        f"cache, {recorded['cpu_seconds']} s of CPU time."
     )
-    return "\n".join([*lines, "", textwrap.fill(told, 120), ""])
+    return "\n".join([*lines, "", textwrap.fill(footnote, 120), ""])
 
 
 def _record(plain: dict[str, Any]) -> RoundRecord:
-    """A round of summary.json without what is derived in it."""
+    """A round of summary.json without its derived fields."""
     clients = [_fields(ClientRow, client) for client in plain["clients"]]
     return from_plain(RoundRecord, {**_fields(RoundRecord, plain), "clients": clients})
 
@@ -63,7 +69,7 @@ def _table(record: RoundRecord) -> list[str]:
 
 
 def main(arguments: list[str] | None = None, *, readme: Path = ROOT / "README.md", recorded: Path = RECORDED) -> int:
-    """Check or write; a sentence and 1 where the README says something else."""
+    """Check or write the block; return 1 with a message if the README differs."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--check", action="store_true")
@@ -71,8 +77,8 @@ def main(arguments: list[str] | None = None, *, readme: Path = ROOT / "README.md
     chosen = parser.parse_args(arguments)
     text = readme.read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGIN)
-    _, found, behind = rest.partition(END)
-    if not found:
+    _, end, behind = rest.partition(END)
+    if not end:
         print(f"{readme.name} has no block between {BEGIN.strip()!r} and {END.strip()!r}", file=sys.stderr)
         return 1
     made = before + BEGIN + "\n" + block(json.loads(recorded.read_text(encoding="utf-8"))) + "\n" + END + behind

@@ -12,7 +12,7 @@ from hypothesis import settings
 from subfleet.protocol.silence import silence
 
 if TYPE_CHECKING:  # tests that export nothing load no exporter
-    from subfleet.emulation.batch.exports import AwaitedExports
+    from subfleet.emulation.batch.exports import LazyExports
     from subfleet.export.cache import CacheFolder
 
 
@@ -46,9 +46,9 @@ def cache() -> "CacheFolder":
 
 
 @pytest.fixture(scope="session")
-def exports(cache: "CacheFolder") -> "Iterator[AwaitedExports]":
+def exports(cache: "CacheFolder") -> "Iterator[LazyExports]":
     """The exporter of emulated fleets, with the programs that all tests share."""
-    from subfleet.emulation.batch.exports import AwaitedExports
+    from subfleet.emulation.batch.exports import LazyExports
 
-    with AwaitedExports(cache) as opened:
+    with LazyExports(cache) as opened:
         yield opened

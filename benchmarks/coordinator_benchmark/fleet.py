@@ -4,44 +4,37 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from random import Random
+from typing import Any
 
 from subfleet.elastic.memory_prices import MemoryPrices
 from subfleet.elastic.network import Network
 from subfleet.protocol.blobs import BlobRef
+from subfleet.protocol.exhaustive import never
 from subfleet.protocol.messages import Deployed, Evaluated, Presence, Profile, Refusal, Task, Telemetry, Update
 from subfleet.protocol.paths import OperatorExamples
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.task import Deploy, Evaluate, Train
 from subfleet.protocol.training import TrainingSettings
-from subfleet.rounds.actions import Action, Fetch, Fold, GoOn, Request, SendTask
-from subfleet.rounds.events import (
-    Event,
-    Folded,
-    Ready,
-    Tick,
-    UpdateStored,
-)
-from subfleet.rounds.exhaustive import never
+from subfleet.rounds.actions import Action, AggregationRequest, GoOn, SendTask
+from subfleet.rounds.events import Done, Event, Tick
 from subfleet.rounds.pricing import prices_of
-from subfleet.rounds.requests import (
-    EvaluationMade,
-    EvaluationWanted,
-    Made,
-    ModelsMade,
-    ModelsWanted,
-    PricesMade,
-    PricesWanted,
-    ProgramMade,
-    ProgramWanted,
-    ScoringMade,
-    ScoringWanted,
-    TaskMade,
-    TaskWanted,
-)
 from subfleet.rounds.state import RunState
 from subfleet.rounds.suspicion import ChangeSize
 from subfleet.rounds.terms import Terms
+from subfleet.rounds.work import (
+    AggregatedRound,
+    CheckRequest,
+    CostRequest,
+    EvaluationRequest,
+    ExportedModels,
+    ModelsRequest,
+    PreparedTask,
+    ProgramRequest,
+    ScoringRequest,
+    TaskRequest,
+)
 from subfleet.rounds.written import ProgramFacts
 
 __all__ = ["Fleet", "PricesOf", "presence", "profile"]
@@ -54,7 +47,7 @@ _HELD_OUT = 20
 """Samples of each device that it evaluates on."""
 PricesOf = Callable[[Network, TrainingSettings], MemoryPrices]
 """What the exporter tells of a network that is trained with some settings."""
-_Supplied = TaskWanted | ScoringWanted | EvaluationWanted | ModelsWanted | ProgramWanted | PricesWanted
+_Supplied = TaskRequest | ScoringRequest | EvaluationRequest | ModelsRequest | ProgramRequest | CostRequest
 _REFUSE = 20
 """One device of so many refuses its first task of a round, for memory."""
 
@@ -138,23 +131,24 @@ class Fleet:
         """What follows from an action; searches are the caller's, as they take seconds."""
         if isinstance(action, SendTask):
             self.waiting.append(self._answer(action.task))
-        elif isinstance(action, Fetch):
-            self.waiting.append(UpdateStored(update=action.update, change=ChangeSize(weights=1.0)))
-        elif isinstance(action, Fold):
-            done = Folded(
-                round=action.round, accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}, lineages=action.lineages
+        elif isinstance(action, CheckRequest):
+            self.waiting.append(Done(request=action, result=ChangeSize(weights=1.0)))
+        elif isinstance(action, AggregationRequest):
+            done = Done(
+                request=action,
+                result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}, lineages=action.lineages),
             )
             self.waiting.append(done)
         elif isinstance(action, GoOn):
             self.waiting.appendleft(Tick())
-        elif isinstance(action, Request) and isinstance(action.wanted, _Supplied):
-            self.waiting.append(Ready(made=self._made(state, action.wanted)))
+        elif isinstance(action, _Supplied):
+            self.waiting.append(self._made(state, action))
 
     def _answer(self, task: Task) -> Event:
         name = task.client_id
-        if task.work == "deploy":
+        if isinstance(task.work, Deploy):
             return Deployed(task_id=task.task_id, run_id=task.run_id, client_id=name, files=())
-        if task.work == "evaluate":
+        if isinstance(task.work, Evaluate):
             return Evaluated(
                 task_id=task.task_id,
                 run_id=task.run_id,
@@ -196,33 +190,32 @@ class Fleet:
 
     def _drawn(self, task: Task) -> OperatorExamples:
         """The first operator that it has, for every sample; nothing where it trains one network."""
-        if task.paths is None:
+        if not isinstance(task.work, Train) or task.work.paths is None:
             return ()
         given = dict(task.spec.choices)
         choices = self.terms.network.choices
         return tuple((name, ((given.get(name, one.operators)[0], 100),)) for name, one in choices.items())
 
-    def _made(self, state: RunState, wanted: _Supplied) -> Made:
+    def _made(self, state: RunState, wanted: _Supplied) -> Done:
         match wanted:
-            case TaskWanted():
+            case TaskRequest():
                 facts = self._facts(state, wanted.participant.size, wanted.target)
-                made: Made = TaskMade(wanted=wanted, program=_PROGRAM, weights=_BLOB, facts=facts)
-            case ScoringWanted():
-                made = ScoringMade(wanted=wanted, candidates=())
-            case EvaluationWanted():
+                made: Any = PreparedTask(program=_PROGRAM, weights=_BLOB, facts=facts)
+            case ScoringRequest():
+                made = ()
+            case EvaluationRequest():
                 facts = ProgramFacts(planned_peak_bytes=1)
-                made = EvaluationMade(wanted=wanted, program=_PROGRAM, weights=_BLOB, facts=facts)
-            case ModelsWanted():
-                made = ModelsMade(wanted=wanted, programs=(_PROGRAM,), models=())
-            case ProgramWanted():
-                facts = self._facts(state, wanted.program.size, wanted.program.target)
-                made = ProgramMade(wanted=wanted, facts=facts)
-            case PricesWanted():
+                made = PreparedTask(program=_PROGRAM, weights=_BLOB, facts=facts)
+            case ModelsRequest():
+                made = ExportedModels(programs=(_PROGRAM,), models=())
+            case ProgramRequest():
+                made = self._facts(state, wanted.program.size, wanted.program.target)
+            case CostRequest():
                 network = self.terms.declared(wanted.lineage).network
-                made = PricesMade(wanted=wanted, memory=self.prices(network, self.terms.training(1)))
+                made = self.prices(network, self.terms.training(1))
             case _:
                 never(wanted)
-        return made
+        return Done(request=wanted, result=made)
 
     def _facts(self, state: RunState, size: SubnetSpec, target: str) -> ProgramFacts:
         """Programs plan a little more than prices say."""

@@ -3,17 +3,19 @@
 import time
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 from coordinator_benchmark.fleet import Fleet, PricesOf
 from subfleet.folding.path_scoring import proposed_generation
-from subfleet.rounds.actions import Action, Request
+from subfleet.rounds.actions import Action
+from subfleet.rounds.beginning import beginning_of
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Event, Ready, Tick
-from subfleet.rounds.requests import BeginningWanted, GenerationMade, GenerationWanted, SearchWanted
+from subfleet.rounds.events import Done, Event, Tick
+from subfleet.rounds.exploring import explored
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
+from subfleet.rounds.work import GenerationRequest, NetworksRequest, ProposedGeneration, SearchRequest
 from subfleet.serving.garbage import freeze_what_is_loaded
-from subfleet.serving.lookout import looked_for
 
 __all__ = ["StepFigures", "step_figures"]
 
@@ -87,15 +89,19 @@ def step_figures(terms: Terms, prices: PricesOf, *, members: int, spoil: bool) -
 
 def _searched(terms: Terms, state: RunState, actions: tuple[Action, ...]) -> tuple[Event, ...]:
     """What the server would look for in threads of its own."""
-    wanted = [one.wanted for one in actions if isinstance(one, Request)]
-    found = [looked_for(terms, state, one) for one in wanted if isinstance(one, SearchWanted | BeginningWanted)]
-    proposed = [_proposed(terms, state, one) for one in wanted if isinstance(one, GenerationWanted)]
-    return tuple(Ready(made=one) for one in (*found, *proposed))
+    searches = [one for one in actions if isinstance(one, SearchRequest | NetworksRequest | GenerationRequest)]
+    return tuple(Done(request=request, result=_found(terms, state, request)) for request in searches)
 
 
-def _proposed(terms: Terms, state: RunState, wanted: GenerationWanted) -> GenerationMade:
+def _found(terms: Terms, state: RunState, request: SearchRequest | NetworksRequest | GenerationRequest) -> Any:
+    if isinstance(request, SearchRequest):
+        return explored(terms, state)
+    return beginning_of(terms, state) if isinstance(request, NetworksRequest) else _proposed(terms, state, request)
+
+
+def _proposed(terms: Terms, state: RunState, wanted: GenerationRequest) -> ProposedGeneration:
     """The next paths of a search, whose scores are drawn by chance."""
     generation = proposed_generation(terms, state)
     chance = Random(wanted.number)  # noqa: S311 - no secret
     scores = tuple(chance.random() for _ in ([] if generation is None else generation.paths))
-    return GenerationMade(wanted=wanted, generation=generation, scores=scores)
+    return ProposedGeneration(generation=generation, scores=scores)

@@ -12,7 +12,7 @@ from subfleet.device_profiles import DeviceProfile, LogRow, ResourceLog
 from subfleet.elastic.families.records.choices import ChoiceCnn
 from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.teaching import DistillationSettings
-from subfleet.emulation.batch.exports import AwaitedExports
+from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.figures import figures
 from subfleet.emulation.batch.hosting import shared_trainers
 from subfleet.emulation.batch.run import run_batch
@@ -23,6 +23,7 @@ from subfleet.methods.fedadp import FedADP
 from subfleet.methods.fedfa import FedFA
 from subfleet.methods.fedoras import FedorAS
 from subfleet.methods.fedtrans import FedTrans
+from subfleet.methods.selector import at_random
 from subfleet.methods.tier_search import TierSearch
 from subfleet.protocol.errors import ConfigError, SubfleetError
 from subfleet.protocol.readings import Reading
@@ -166,15 +167,15 @@ def run_of(name: str, seed: int, rounds: int) -> Run:
     if name not in METHODS_AND_VARIANTS:
         raise ConfigError(f"method {name!r} is none of {', '.join(METHODS_AND_VARIANTS)}")
     method = METHODS_AND_VARIANTS[name]
-    policies = method.policies()
+    roles = method.roles()
     if isinstance(method, FedorAS):
         first = max(1, rounds * 2 // 3)
         method = replace(method, supernet_rounds=first, tuning_rounds=max(1, rounds - first))
-    chooses = policies.select is not None and not policies.draws_paths  # whose tiers take turns
+    chooses = roles.selector.select is not at_random and not roles.training.draws_paths  # whose tiers take turns
     return Run(
         name="liars",
-        model=SUPERNET if policies.draws_paths else MODEL,
-        data=DataSettings(test="unused", validation_samples=100 if policies.draws_paths else 0),
+        model=SUPERNET if roles.training.draws_paths else MODEL,
+        data=DataSettings(test="unused", validation_samples=100 if roles.training.draws_paths else 0),
         rounds=rounds,
         min_clients=HONEST,
         clients_per_round=DRAWN if chooses else 0,
@@ -196,7 +197,7 @@ def run_of(name: str, seed: int, rounds: int) -> Run:
 def gathered_game(run: Run, *, liars: bool, guarded: bool, runtime: str = "torch") -> GatheredRun:
     """Honest members, with liars beside them or without; honest ones have the same samples in both."""
     # Each path of a supernet trains on few batches, too few to learn the signs.
-    data = data_of(run.seed, signed=not run.policies.draws_paths)
+    data = data_of(run.seed, signed=not run.roles.training.draws_paths)
     parts = np.array_split(np.random.default_rng(run.seed).permutation(LEARNED), HONEST + len(LIARS))
     names = [f"honest-{place:02}" for place in range(HONEST)] + (list(LIARS) if liars else [])
     devices = [
@@ -216,7 +217,7 @@ def gathered_game(run: Run, *, liars: bool, guarded: bool, runtime: str = "torch
 
 
 def _profile(run: Run, place: int, runtime: str) -> DeviceProfile:
-    network = honest_network(place) if run.policies.declarations else ""
+    network = honest_network(place) if run.roles.assigner.declarations else ""
     return DeviceProfile(
         name="virtual", title="A member of a benchmark", memory_share=0.5, runtimes=(runtime,), network=network
     )
@@ -224,7 +225,7 @@ def _profile(run: Run, place: int, runtime: str) -> DeviceProfile:
 
 def _log(run: Run, place: int) -> ResourceLog:
     """Enough memory for all; where a method cuts a network, one link of four carries a part of it only."""
-    cuts = {"width", "depth"} & set(run.method.INFO.varies) and not run.policies.declarations
+    cuts = {"width", "depth"} & set(run.method.INFO.varies) and not run.roles.assigner.declarations
     share = _LINKS[place % len(_LINKS)] if cuts else 1.0
     rate_bps = 1e7 if share == 1.0 else share * 8 * 4 * 13_322
     reading = Reading(memory_free_bytes=4 * 10**8, downlink_bps=rate_bps, uplink_bps=rate_bps)
@@ -232,7 +233,7 @@ def _log(run: Run, place: int) -> ResourceLog:
     return ResourceLog(device="virtual", source="a benchmark", licence="none", rows=rows)
 
 
-def played(game: Game, exports: AwaitedExports) -> Played:
+def played(game: Game, exports: LazyExports) -> Played:
     """Play a game in this process.
 
     Args:
@@ -242,7 +243,7 @@ def played(game: Game, exports: AwaitedExports) -> Played:
     run = run_of(game.method, game.seed, game.rounds)
     gathered = gathered_game(run, liars=game.liars, guarded=game.guarded)
     topics = Topics(run.fleet.name)
-    networks = largest_networks(game.declared_width) if run.policies.declarations else ()
+    networks = largest_networks(game.declared_width) if run.roles.assigner.declarations else ()
     trainers = {"garbler": Garbling(shared_trainers({"torch"})["torch"])} if game.liars else {}
     links = {kind: link_of(kind, topics, networks) for kind in LIARS} if game.liars else {}
     try:

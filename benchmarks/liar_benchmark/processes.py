@@ -212,8 +212,8 @@ linger_s = 10.0
 
 
 def _server(file: Path, folder: Path, broker: BrokerAddress) -> list[str]:
-    subfleet = [sys.executable, "-m", "subfleet.cli.main", "serve", str(file)]
-    return [*subfleet, "--broker", f"mqtt://{broker.host}:{broker.port}", "--runs", str(folder / "runs"), "--port", "0"]
+    serve = [sys.executable, "-m", "subfleet.cli.main", "serve", str(file), "--http-port", "0"]
+    return [*serve, "--broker", f"mqtt://{broker.host}:{broker.port}", "--runs", str(folder / "runs")]
 
 
 def _member(name: str, broker: BrokerAddress, files: Files, folder: Path) -> ClientCommand:

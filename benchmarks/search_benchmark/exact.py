@@ -11,8 +11,9 @@ from search_benchmark.spaces import TARGET, Case
 from subfleet.export.request_steps import training_step_of
 from subfleet.export.targets.onnx import OnnxTarget
 from subfleet.export.tracing import trace
-from subfleet.methods.policies import Ask, Draw, Policies, Written
-from subfleet.programs.requests import train_request
+from subfleet.methods.assigner import AssignmentContext, Draw, WrittenSize
+from subfleet.methods.roles import Roles
+from subfleet.programs.export_requests import train_request
 from subfleet.protocol.schema import canonical_json
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.search.candidates import Candidate, why_not
@@ -89,22 +90,22 @@ class _Server:
     case: Case
     plans: Plans
     checks: bool
-    policies: Policies = field(init=False)
+    roles: Roles = field(init=False)
     search: Search = field(init=False)
-    written: dict[str, Written] = field(default_factory=dict)
+    written: dict[str, WrittenSize] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.policies = self.case.method.policies()
-        self.search = self.case.method.search_of(self.case.network, self.case.price, TARGET)
+        self.roles = self.case.method.roles()
+        self.search = self.case.method.start(self.case.network, self.case.price, TARGET)
 
     def seek(self, asked: Sequence[Query], first: int) -> None:
         """Let devices look, one after the other, and remember what they come by."""
         for place, query in enumerate(asked, start=first):
-            self.search = self.search.learned(self.policies.explore(self._ask(query, place)))
+            self.search = self.search.learned(self.roles.assigner.search.explore(self._ask(query, place)))
 
     def chosen(self, query: Query) -> SubnetSpec | None:
         """The answer of the search: a program to write, or one that is written and about as good."""
-        assigned = self.policies.assign(self._ask(query))
+        assigned = self.roles.assigner.assign(self._ask(query))
         if assigned.candidate is None:
             return None
         return assigned.candidate.spec if assigned.wanted is None else assigned.wanted.program.size
@@ -113,7 +114,7 @@ class _Server:
         """Write a program, and tell its plan."""
         peak_bytes = self.plans.of(self.case, spec)
         if self.checks:
-            self.written[spec.spec_id] = Written(size=spec, planned_peak_bytes=peak_bytes)
+            self.written[spec.spec_id] = WrittenSize(size=spec, planned_peak_bytes=peak_bytes)
         return peak_bytes
 
     def sent(self, query: Query) -> SubnetSpec | None:
@@ -124,9 +125,9 @@ class _Server:
             spec = self.chosen(query)
         return spec
 
-    def _ask(self, query: Query, place: int = 0) -> Ask:
+    def _ask(self, query: Query, place: int = 0) -> AssignmentContext:
         memory_bytes = int(query.limits.memory_bytes * (1 if self.checks else _SPOILT))
-        return Ask(
+        return AssignmentContext(
             networks=MappingProxyType({self.case.network.id: self.case.network}),
             candidates=(),
             price=self.case.price,

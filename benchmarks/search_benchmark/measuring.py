@@ -79,7 +79,7 @@ class _Server:
 
 def _ours(case: Case) -> _Server:
     """The search of the default configuration, which knows nothing yet."""
-    return _Server(search=case.method.search_of(case.network, case.price, TARGET))
+    return _Server(search=case.method.start(case.network, case.price, TARGET))
 
 
 def _paper(case: Case, settings: PaperSettings | None = None) -> _Server:

@@ -13,7 +13,7 @@ from subfleet.elastic.network import Family, Network
 from subfleet.elastic.spaces import SearchSpace, search_space, uniform_space
 from subfleet.export.pricing.model import PriceModel
 from subfleet.methods.dynamic_selection import DynamicSelection
-from subfleet.programs.requests import train_request
+from subfleet.programs.export_requests import train_request
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import TrainingSettings
 from subfleet.search.candidates import Candidate
@@ -103,7 +103,7 @@ def case_of(name: str) -> Case:
     model, rates = _CONFIGS[name]
     network, method = network_of(model), DynamicSelection(rates=rates)
     config = Run(name="search", model=model, data=DataSettings(test="none"), method=method)
-    training = method.policies().training(config.training_of(1), 1)
+    training = method.roles().training.for_round(config.training_of(1), 1)
 
     @cache
     def prices() -> MemoryPrices:
@@ -115,7 +115,7 @@ def case_of(name: str) -> Case:
     price = Prices(
         network=network,
         costs=Costs(network),
-        codec=config.policies.update_codec,
+        codec=config.roles.techniques.codec,
         memory=memory,
     )
     return Case(

@@ -1,6 +1,6 @@
 """Messages and small steps that the agent's tests share."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from subfleet.agent.actions import Action, Measure
@@ -10,12 +10,14 @@ from subfleet.agent.states import AgentSettings, AgentState
 from subfleet.agent.stepping import start, step
 from subfleet.agent.weighing import Weigh, Weighed
 from subfleet.protocol.blobs import BlobRef
-from subfleet.protocol.candidate_scores import CandidateScore, Scoring
+from subfleet.protocol.calibration import Calibration, NormLayer
+from subfleet.protocol.candidate_scores import CandidateScore
 from subfleet.protocol.evaluating import EvaluationResult, EvaluationSettings
-from subfleet.protocol.messages import Profile, Receipt, RoundInfo, Task
+from subfleet.protocol.messages import Profile, Receipt, RoundInfo
 from subfleet.protocol.programs import ProgramRef, TrainResult
 from subfleet.protocol.readings import Budget, Reading
 from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.task import Calibrate, Deploy, Evaluate, Score, ScoringCandidate, Task, Train, Work
 from subfleet.protocol.training import TrainingSettings
 
 RESULT = TrainResult(sample_count=20, step_count=2, loss=1.5, accuracy=0.5, measured_peak_bytes=700, train_seconds=0.1)
@@ -66,46 +68,68 @@ def announce(
     )  # fmt: skip
 
 
-def train_task(name: str = "t1", number: int = 1, **changes: Any) -> Task:
+PROGRAM = ProgramRef(program_id="p", target="fake", blob=blob("program"))
+
+
+def _task(name: str, number: int, work: Work, changes: dict[str, Any]) -> Task:
+    """A task of that work; changes are of the work where it has the field, else of the envelope."""
+    own = {one.name for one in fields(work)}
     values: dict[str, Any] = {
         "task_id": name,
-        "work": "train",
         "run_id": "run",
         "round": number,
         "client_id": "pi",
         "spec": SubnetSpec(name="w1/2 d1"),
-        "programs": (ProgramRef(program_id="p", target="fake", blob=blob("program")),),
-        "weights": blob(f"weights {name}"),
-        "training": TrainingSettings(),
+        "work": replace(work, **{key: value for key, value in changes.items() if key in own}),
         "planned_peak_bytes": 500,
         "budget": Budget(memory_bytes=1000),
         "deadline_s": 60.0,
         "message_id": f"m-{name}",
     }
-    return Task(**{**values, **changes})
+    return Task(**{**values, **{key: value for key, value in changes.items() if key not in own}})
+
+
+def with_work(task: Task, **changes: Any) -> Task:
+    """The task with other values in its work."""
+    return replace(task, work=replace(task.work, **changes))
+
+
+def train_task(name: str = "t1", number: int = 1, **changes: Any) -> Task:
+    return _task(
+        name, number, Train(program=PROGRAM, weights=blob(f"weights {name}"), settings=TrainingSettings()), changes
+    )
+
+
+def calibrate_task(name: str = "c1", number: int = 1, **changes: Any) -> Task:
+    norms = (NormLayer(name="norm", positions=4, momentum=0.1),)
+    work = Calibrate(
+        program=PROGRAM,
+        weights=blob(f"weights {name}"),
+        settings=TrainingSettings(),
+        calibration=Calibration(norms=norms),
+    )
+    return _task(name, number, work, changes)
 
 
 def deploy_task(name: str = "d1", run_id: str = "run") -> Task:
-    programs = tuple(
+    models = tuple(
         ProgramRef(program_id=target, target=target, blob=blob(f"model {target}")) for target in ("onnx", "executorch")
     )
-    return train_task(
-        name, 3, work="deploy", run_id=run_id, programs=programs, weights=None, training=None, planned_peak_bytes=0
-    )
+    return _task(name, 3, Deploy(models=models), {"run_id": run_id, "planned_peak_bytes": 0})
 
 
 def score_task(name: str = "s1", number: int = 1, **changes: Any) -> Task:
     """Two candidates of one program with weights of their own."""
-    program = ProgramRef(program_id="p", target="fake", blob=blob("program"))
-    weights = (blob(f"weights {name} a"), blob(f"weights {name} b"))
-    scoring = Scoring(specs=(SubnetSpec(name="w1/2 d1"), SubnetSpec(name="w1 d1")), weights=weights)
-    given = {"work": "score", "programs": (program, program), "weights": None, "scoring": scoring}
-    return train_task(name, number, **{**given, **changes})
+    candidates = tuple(
+        ScoringCandidate(spec=SubnetSpec(name=spec), program=PROGRAM, weights=blob(f"weights {name} {part}"))
+        for spec, part in (("w1/2 d1", "a"), ("w1 d1", "b"))
+    )
+    return _task(name, number, Score(candidates=candidates, settings=TrainingSettings()), changes)
 
 
 def evaluate_task(name: str = "e1", number: int = 1, **changes: Any) -> Task:
-    given = {"work": "evaluate", "training": None, "evaluation": EvaluationSettings(batch_size=8, per_class=True)}
-    return train_task(name, number, **{**given, **changes})
+    settings = EvaluationSettings(batch_size=8, per_class=True)
+    return _task(name, number, Evaluate(program=PROGRAM, weights=blob(f"weights {name}"), settings=settings), changes)
 
 
 @dataclass

@@ -85,7 +85,7 @@ def test_a_training_follows_in_the_same_round_and_takes_the_place_of_an_evaluati
     agent = connected()
     agent.train(evaluate_task())
     agent.evaluate(evaluate_task())
-    assert one(agent.train(train_task()), Train).task.work == "train"
+    assert one(agent.train(train_task()), Train).task.work.TYPE == "train"
     assert isinstance(one(agent.finish(train_task()), Keep).message, Update)
     other = connected()
     other.train(evaluate_task())
@@ -104,13 +104,13 @@ def test_a_device_without_held_out_data_says_so_at_once() -> None:
     assert refusal.reason == "data"
     assert refusal.detail == "this device has no held-out data to evaluate on; name some with --held-out when it joins"
     assert not any(isinstance(action, Fetch) for action in actions), "nothing is fetched for it"
-    assert one(agent.train(train_task("t2")), Train).task.work == "train"
+    assert one(agent.train(train_task("t2")), Train).task.work.TYPE == "train"
 
 
 @pytest.mark.parametrize(
     ("task", "reason"),
     [
-        (evaluate_task(programs=(deploy_task().programs[0],)), "runtime"),
+        (evaluate_task(program=deploy_task().programs[0]), "runtime"),
         (evaluate_task(planned_peak_bytes=1001), "memory"),
     ],
 )

@@ -1,5 +1,7 @@
 """The agent and its candidates, state by state: what each event leads to."""
 
+from dataclasses import replace
+
 import pytest
 from agent.agent_cases import SCORES, Agent, announce, blob, connected, deploy_task, one, score_task, train_task
 
@@ -7,6 +9,8 @@ from subfleet.agent.actions import Fetch, Keep, Measure, Prune, Publish, Save, S
 from subfleet.agent.events import Scored
 from subfleet.protocol.candidate_scores import CandidateScore
 from subfleet.protocol.messages import Receipt, Scores, Task, Update, decode, encode
+
+FIRST = score_task().work.candidates[0]  # type: ignore[union-attr]  # of a score task
 
 
 def receipt(of: str) -> Receipt:
@@ -45,7 +49,7 @@ def test_candidates_come_again_as_a_duplicate_and_the_training_follows_in_the_sa
     assert one(agent.hear(score_task()), Publish) == duplicate(score_task())
     agent.score(score_task())
     assert agent.hear(score_task()) == (duplicate(score_task()),)
-    assert one(agent.train(train_task()), Train).task.work == "train"
+    assert one(agent.train(train_task()), Train).task.work.TYPE == "train"
     assert isinstance(one(agent.finish(train_task()), Keep).message, Update)
 
 
@@ -61,7 +65,7 @@ def test_a_training_takes_the_place_of_candidates_and_their_scores_are_thrown_aw
 @pytest.mark.parametrize(
     ("task", "reason"),
     [
-        (score_task(programs=(score_task().programs[0], deploy_task().programs[0])), "runtime"),
+        (score_task(candidates=(FIRST, replace(FIRST, program=deploy_task().programs[0]))), "runtime"),
         (score_task(planned_peak_bytes=1001), "memory"),
     ],
 )

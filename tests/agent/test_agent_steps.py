@@ -182,7 +182,7 @@ def test_a_loss_that_is_not_finite_is_a_refusal() -> None:
 
 def test_a_program_for_another_runtime_is_refused_at_once() -> None:
     agent = connected()
-    task = train_task(programs=deploy_task().programs[:1])
+    task = train_task(program=deploy_task().programs[0])
     actions = agent.hear(task)
     assert one(actions, Keep).message.reason == "runtime"
     assert not any(isinstance(action, Fetch) for action in actions)

@@ -20,7 +20,7 @@ from subfleet.protocol.schema import from_plain, to_plain
 # --- one task ---
 
 
-@pytest.mark.parametrize("task", [train_task(), score_task(), evaluate_task()], ids=lambda task: task.work)
+@pytest.mark.parametrize("task", [train_task(), score_task(), evaluate_task()], ids=lambda task: task.work.TYPE)
 def test_a_task_that_kills_its_process_at_each_start_is_begun_twice_and_refused_with_half(task: Task) -> None:
     board = Board()
     board.begin(task)

@@ -1,4 +1,4 @@
-"""What stands beside the code of each deployable folder, and of the whole, says what is there."""
+"""READMEs of deployable folders, the citation and the hooks agree with the project."""
 
 import re
 import sys
@@ -22,12 +22,12 @@ def project() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("portion", PORTIONS, ids=lambda portion: portion.name)
-def test_a_deployable_folder_names_its_rooms_who_installs_it_and_where_to_start(portion: Path) -> None:
+def test_a_deployable_folder_names_its_packages_who_installs_it_and_where_to_start(portion: Path) -> None:
     text = (portion / "README.md").read_text(encoding="utf-8")
     packages = {path.parent for path in (portion / "subfleet").rglob("__init__.py")}
-    rooms = {f"subfleet.{folder.name}" for folder in packages if folder.parent.name == "subfleet"}
+    own = {f"subfleet.{folder.name}" for folder in packages if folder.parent.name == "subfleet"}
     named = set(re.findall(r"^\| `(subfleet[\w.]+)` \|", text, re.MULTILINE))
-    assert rooms <= named
+    assert own <= named
     assert named <= {".".join(folder.relative_to(portion).parts) for folder in packages}
     extras = set(re.findall(r"subfleet\[([a-z-]+)\]", text))
     assert extras <= set(project()["optional-dependencies"])

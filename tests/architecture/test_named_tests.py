@@ -8,7 +8,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/reference/invariants.md"
 NAMED = re.compile(r"`((?:tests|emulation)/[^`]+)`")
-ROWS = [line for line in PAGE.read_text(encoding="utf-8").splitlines()[2:] if line.startswith("| ")][1:]
+LINES = PAGE.read_text(encoding="utf-8").splitlines()
+ROWS = [line for line in LINES if line.startswith("| ") and not line.startswith("| invariant |")]
 
 
 @functools.cache

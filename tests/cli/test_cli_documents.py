@@ -55,7 +55,7 @@ def test_every_configuration_key_is_documented_exactly_once() -> None:
         f"{table}.{key}".lstrip(".")
         for table, found in rows.items()
         for key, row in found
-        if re.search(r"\]\(methods\.md" if table else r"\]\((methods|tasks)\.md", row)
+        if re.search(rf"\]\(({'methods|submodels' if table else 'methods|rounds|tasks'})\.md", row)
     }
     known = {table: kind for table, kind in _tables(Run) if table not in elsewhere}
     assert set(rows) == {*known, "model"}

@@ -33,7 +33,7 @@ def test_a_broker_is_waited_for_until_it_comes_or_ctrl_c_does(tmp_path: Path, co
     with broker:
         pass  # only to have an address
     command = [sys.executable, "-u", "-m", "subfleet.cli.main", "serve", "fleet", "--broker", broker.url]
-    command += ["--port", "0", "--wait", "--runs", str(tmp_path)]
+    command += ["--http-port", "0", "--wait", "--runs", str(tmp_path)]
     with ExitStack() as stack:
         server = stack.enter_context(
             subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

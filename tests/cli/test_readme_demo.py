@@ -1,4 +1,4 @@
-"""What the README shows of the demo is a recorded run, as today's program shows it, and that run keeps its promises."""
+"""The README shows a recorded run as today's program prints it, and that run keeps the demo's promises."""
 
 import importlib.util
 import json
@@ -38,15 +38,23 @@ def test_the_recorded_run_keeps_the_demos_promises(recorded: dict[str, Any]) -> 
 
 def test_every_round_and_device_is_in_the_block(script: ModuleType, recorded: dict[str, Any]) -> None:
     lines = script.block(recorded).splitlines()
-    for record in recorded["summary"]["rounds"]:
-        (title,) = [line for line in lines if line.startswith(f"    round {record['round']}: ")]
+    rounds = recorded["summary"]["rounds"]
+    titles = [line for line in lines if line.startswith("    round ")]
+    assert [title.split(":")[0] for title in titles] == [f"    round {record['round']}" for record in rounds]
+    for title, record in zip(titles, rounds, strict=True):
+        assert f"accuracy {record['accuracy']:.4f}" in title
+    for title, record in ((titles[0], rounds[0]), (titles[-1], rounds[-1])):
         rows = lines[lines.index(title) + 4 :][: len(CLIENTS)]
         assert [row.split()[0] for row in rows] == list(CLIENTS)
         for row, client in zip(rows, record["clients"], strict=True):
             assert f" {client['spec']} " in row
             assert f" {client['limit'] or '-'} " in row
+    models = [line.split(", ")[0].split() for line in lines if "models/" in line]
+    runtimes = {client["client_id"]: client["runtime"] for client in rounds[0]["clients"]}
+    endings = {name: {"onnx": ".onnx", "executorch": ".pte"}[runtimes[name]] for name in CLIENTS}
+    assert models == [[f"{name}:", f"models/{name}/model{ending}"] for name, ending in endings.items()]
     assert f"    Test accuracy of the full model: {recorded['summary']['accuracy']:.4f}" in lines
-    assert any(f"it took {recorded['seconds']} s" in line for line in lines)
+    assert any(f": {recorded['seconds']} s" in line for line in lines)
 
 
 @pytest.mark.slow

@@ -45,7 +45,7 @@ def invoke(*arguments: str, **more: Any) -> tuple[int, str]:
         (("run", "quickstart", "--broker", NOBODY), ExitCode.TRANSPORT, "127.0.0.1"),
         (("serve", "fleet", "--set", "observers=['nobody']"), ExitCode.CONFIG, "no observer 'nobody'"),
         (("serve", "fleet", "--set", "data.test=none.npz", "--broker", NOBODY), ExitCode.FILE, "none.npz"),
-        (("serve", "fleet", "--broker", NOBODY, "--port", "0"), ExitCode.TRANSPORT, "127.0.0.1"),
+        (("serve", "fleet", "--broker", NOBODY, "--http-port", "0"), ExitCode.TRANSPORT, "127.0.0.1"),
     ],
 )
 def test_a_start_that_fails_leaves_no_folder(
@@ -108,7 +108,7 @@ def test_serve_names_the_folder_as_run_does(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "runs" / "mine"
     folder.mkdir(parents=True)
-    assert invoke("serve", "fleet", "--name", "mine", "--broker", NOBODY, "--port", "0")[0] == ExitCode.TRANSPORT
+    assert invoke("serve", "fleet", "--name", "mine", "--broker", NOBODY, "--http-port", "0")[0] == ExitCode.TRANSPORT
     assert (folder / "run.json").exists()
     assert [path.name for path in folder.parent.iterdir()] == ["mine"]
     (folder / "summary.json").write_text("{}", encoding="utf-8")

@@ -165,14 +165,15 @@ class FakeServer:
     def train_task(self, name: str = "t1", number: int = 1) -> Task:
         """A task whose blobs are in the store."""
         program, weights = self.blobs.add(PROGRAM), self.blobs.add(WEIGHTS + name.encode())
-        programs = (ProgramRef(program_id="p", target="fake", blob=program),)
+        ref = ProgramRef(program_id="p", target="fake", blob=program)
         # On a link that loses a third of everything, each way, fetches ask again ever more seldom.
-        return train_task(name, number, weights=weights, programs=programs, deadline_s=self.deadline_s)
+        return train_task(name, number, weights=weights, program=ref, deadline_s=self.deadline_s)
 
     def evaluate_task(self, name: str = "e1", number: int = 1) -> Task:
         """The same for an evaluation."""
         plain = self.train_task(name, number)
-        return evaluate_task(name, number, weights=plain.weights, programs=plain.programs, deadline_s=self.deadline_s)
+        (program,), (weights,) = plain.programs, plain.weights
+        return evaluate_task(name, number, weights=weights, program=program, deadline_s=self.deadline_s)
 
     def deploy_task(self) -> Task:
         for program in deploy_task().programs:

@@ -6,6 +6,7 @@ import os
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from agent.agent_cases import RESULT, announce, blob, deploy_task, score_task, train_task
@@ -62,7 +63,7 @@ def test_a_crash_while_saving_leaves_the_older_state(tmp_path: Path) -> None:
     assert store.load() == SAVED
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"schema":99}', b'{"schema":1,"task":7}', b"\xff\xfe"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"schema":99}', b'{"schema":2,"task":7}', b"\xff\xfe"])
 def test_a_state_file_that_cannot_be_read_is_set_aside(tmp_path: Path, content: bytes) -> None:
     store = AgentStore(tmp_path)
     (tmp_path / "agent.json").write_bytes(content)
@@ -133,12 +134,12 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
         AgentStore(tmp_path / "file")
 
 
-def placing(tmp_path: Path, **changes: object) -> tuple[AgentStore, Task]:
+def placing(tmp_path: Path, **changes: Any) -> tuple[AgentStore, Task]:
     store = AgentStore(tmp_path)
-    task = deploy_task()
+    task = replace(deploy_task(), **changes)
     for program in task.programs:
         store.blobs.add(f"model {program.target}".encode())
-    return store, train_task("d1", 3, **{"work": "deploy", "programs": task.programs, **changes})
+    return store, task
 
 
 def test_models_stand_in_the_folder_of_their_run(tmp_path: Path) -> None:

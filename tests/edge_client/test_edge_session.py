@@ -56,7 +56,7 @@ def test_programs_are_kept_and_weights_and_updates_are_not(rig: Rig) -> None:
     requests = len(rig.server.heard)
     rig.play_round(2, "t2")
     asked = [message for message in rig.server.heard[requests:] if message.KIND == "request"]
-    assert {message.blob.sha256 for message in asked} == {rig.server.train_task("t2", 2).weights.sha256}  # type: ignore[union-attr]  # requests; a train task has weights
+    assert {message.blob.sha256 for message in asked} == {rig.server.train_task("t2", 2).weights[0].sha256}  # type: ignore[union-attr]  # requests
     assert not list(rig.store.work_folder.iterdir())
 
 
@@ -287,7 +287,7 @@ def test_strange_messages_are_dropped_and_the_session_goes_on(rig: Rig) -> None:
     stranger = rig.broker.client("stranger")
     stranger.open(())
     for topic in ("all/round", "down/pi/task", "down/pi/chunk", "down/pi/receipt", "down/pi/x/y", "down/pi/none"):
-        for payload in (b"", b"{", b"\xff" * 60, b'{"schema":1,"kind":"task"}'):
+        for payload in (b"", b"{", b"\xff" * 60, b'{"schema":2,"kind":"task"}'):
             stranger.publish(f"subfleet/1/main/{topic}", payload)
     rig.play_round()
     assert len(rig.trainer.jobs) == 1

@@ -12,6 +12,7 @@ from subfleet.agent.events import WorkFailed
 from subfleet.edge_client.store import AgentStore
 from subfleet.edge_client.worker import TrainingWorker
 from subfleet.protocol.errors import DataError, LoadError, MemoryLimitError, ProtocolError, SubfleetError
+from subfleet.protocol.evaluating import EvaluationSettings
 from subfleet.protocol.messages import Evaluated, Refusal
 from subfleet.transport.memory import Faults
 
@@ -37,7 +38,11 @@ def test_a_task_is_answered_once_and_a_training_follows(tmp_path: Path) -> None:
     assert (message.task_id, message.client_id, message.loss) == ("e1", "pi", EVALUATION.loss)
     assert (message.class_counts, message.class_correct) == (EVALUATION.class_counts, EVALUATION.class_correct)
     (job,) = rig.trainer.evaluations
-    assert (job.data, job.memory_limit_bytes, job.settings) == ("h", 1000, evaluate_task().evaluation)
+    assert (job.data, job.memory_limit_bytes, job.settings) == (
+        "h",
+        1000,
+        EvaluationSettings(batch_size=8, per_class=True),
+    )
     assert not list(rig.store.work_folder.iterdir())
     rig.server.assign(rig.server.train_task())
     rig.until(lambda: "t1" in rig.server.updates)
@@ -87,7 +92,7 @@ def worked(folder: Path, error: Exception | None, held_out: str | None = "h") ->
     store = AgentStore(folder)
     trainer = FakeTrainer(error=error)
     blobs = store.blobs.add(b"program"), store.blobs.add(WEIGHTS)
-    task = evaluate_task(weights=blobs[1], programs=(replace(evaluate_task().programs[0], blob=blobs[0]),))
+    task = evaluate_task(weights=blobs[1], program=replace(evaluate_task().programs[0], blob=blobs[0]))
     worker = TrainingWorker(
         {"fake": trainer}, blobs=store.blobs, work_folder=store.work_folder, data="d", held_out=held_out
     )

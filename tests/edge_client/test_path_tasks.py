@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from agent.agent_cases import EVALUATION, RESULT, announce, connected, evaluate_task, train_task
+from agent.agent_cases import EVALUATION, RESULT, announce, connected, evaluate_task, train_task, with_work
 from edge_client.fleet_rig import Rig
 
 from subfleet.agent.actions import Keep
@@ -25,9 +25,9 @@ def test_a_job_has_the_subspace_and_the_way_in_which_paths_are_drawn(tmp_path: P
     rig = Rig(tmp_path)
     rig.server.announce(announce(1, "train"))
     evaluation = EvaluationSettings(batch_size=8, population=POPULATION)
-    rig.server.assign(replace(rig.server.evaluate_task(), spec=spec, evaluation=evaluation))
+    rig.server.assign(replace(with_work(rig.server.evaluate_task(), settings=evaluation), spec=spec))
     rig.until(lambda: bool(rig.trainer.evaluations))
-    rig.server.assign(replace(rig.server.train_task(), spec=spec, paths=paths))
+    rig.server.assign(replace(with_work(rig.server.train_task(), paths=paths), spec=spec))
     rig.until(lambda: bool(rig.trainer.jobs))
     ((training,), (asked,)) = rig.trainer.jobs, rig.trainer.evaluations
     assert (training.choices, training.paths) == (CHOICES, paths)

@@ -7,7 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent.agent_cases import announce, blob, connected, deploy_task, kinds, one, score_task, train_task
+from agent.agent_cases import (
+    announce,
+    blob,
+    connected,
+    deploy_task,
+    kinds,
+    one,
+    score_task,
+    train_task,
+    with_work,
+)
 from edge_client.fleet_rig import PROGRAM, WEIGHTS, Rig
 
 from subfleet.agent.actions import Keep, Prune
@@ -28,12 +38,12 @@ def sized(text: str, size_bytes: int) -> BlobRef:
     return replace(blob(text), size_bytes=size_bytes)
 
 
-def program(size_bytes: int) -> tuple[ProgramRef, ...]:
-    return (ProgramRef(program_id="p", target="fake", blob=sized("program", size_bytes)),)
+def program(size_bytes: int) -> ProgramRef:
+    return replace(train_task().programs[0], blob=sized("program", size_bytes))
 
 
 def large_task(program_bytes: int = 300, weight_bytes: int = 100, **changes: Any) -> Task:
-    return train_task(programs=program(program_bytes), weights=sized("weights", weight_bytes), **changes)
+    return train_task(program=program(program_bytes), weights=sized("weights", weight_bytes), **changes)
 
 
 def weighed(task: Task, room_bytes: int, *here: str) -> Weighed:
@@ -130,8 +140,9 @@ def test_room_is_made_of_programs_that_were_not_used_for_long(tmp_path: Path) ->
     store = AgentStore(tmp_path, disk_limit_bytes=1000)
     old, newer = store.blobs.add(b"o" * 300), store.blobs.add(b"n" * 300)
     store.blobs.path(old)
-    task = train_task(programs=(ProgramRef(program_id="p", target="fake", blob=BlobRef.of(b"p" * 100)),))
-    task = replace(task, weights=BlobRef.of(b"w" * 150))
+    task = train_task(
+        program=replace(train_task().programs[0], blob=BlobRef.of(b"p" * 100)), weights=BlobRef.of(b"w" * 150)
+    )
     assert _weigh(store, task).room_bytes == 1000
     assert [store.blobs.has(ref) for ref in (old, newer)] == [True, False]
     assert _weigh(store, large_task(program_bytes=2000)).room_bytes == 1000
@@ -174,9 +185,8 @@ def test_what_a_device_tells_of_its_disk_before_a_round_is_what_a_task_may_take(
     assert told.disk_budget_bytes == 2 * 2**20 - _files(tmp_path / "device") - STATE_BYTES
     rig.server.announce(announce(1, "train"))
     task = rig.server.train_task()
-    assert task.weights is not None
-    program = rig.server.blobs.add(bytes(told.disk_budget_bytes + more_bytes - 3 * task.weights.size_bytes))
-    task = replace(task, programs=(replace(task.programs[0], blob=program),))
+    program = rig.server.blobs.add(bytes(told.disk_budget_bytes + more_bytes - 3 * task.weights[0].size_bytes))
+    task = with_work(task, program=replace(train_task().programs[0], blob=program))
     assert needed_bytes(task) == told.disk_budget_bytes + more_bytes
     rig.server.assign(task)
     rig.until(lambda: bool(rig.server.of(Refusal)) or "t1" in rig.server.updates)
@@ -202,8 +212,8 @@ def test_100_gb_are_refused_before_a_byte_is_asked_for(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     rig.server.announce(announce(1, "train"))
     honest = rig.server.train_task()
-    huge = replace(honest.programs[0], blob=sized("huge", 100 * 10**9))
-    rig.server.assign(replace(honest, programs=(huge,)))
+    huge = replace(train_task().programs[0], blob=sized("huge", 100 * 10**9))
+    rig.server.assign(with_work(honest, program=huge))
     rig.until(lambda: bool(rig.server.of(Refusal)))
     (refusal,) = {message for message in rig.server.of(Refusal) if isinstance(message, Refusal)}
     assert refusal.reason == "disk"
@@ -226,7 +236,7 @@ def test_the_folder_keeps_within_its_limit_whatever_comes(tmp_path: Path) -> Non
         task = rig.server.train_task(f"t{number}", number)
         content = PROGRAM + str(number).encode()
         programs.append(rig.server.blobs.add(content))
-        rig.server.assign(replace(task, programs=(replace(task.programs[0], blob=programs[-1]),)))
+        rig.server.assign(with_work(task, program=replace(train_task().programs[0], blob=programs[-1])))
         rig.until(lambda name=f"t{number}": name in rig.server.updates)  # type: ignore[misc]  # a default binds the name
         assert _files(tmp_path / "device") <= limit_bytes
         held = {update.blob for update in rig.store.load().updates}

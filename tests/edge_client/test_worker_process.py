@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from agent.agent_cases import blob, evaluate_task, score_task, train_task
+from agent.agent_cases import PROGRAM, blob, evaluate_task, score_task, train_task
 
 from subfleet.agent.events import EvaluationEnded, Scored, WorkFailed
 from subfleet.edge_client.store import AgentStore
@@ -22,6 +22,8 @@ from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.children import child_command
 from subfleet.protocol.errors import BrokenError, DataError
 from subfleet.protocol.messages import Task
+from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.task import ScoringCandidate
 
 pytestmark = pytest.mark.slow
 
@@ -127,9 +129,8 @@ def stored(place: Workplace, content: str) -> BlobRef:
 
 
 def task_of(place: Workplace, word: str) -> Task:
-    task = train_task(f"task {word}", task_id=f"task {word}")
-    program = replace(task.programs[0], target="fake", blob=stored(place, word))
-    return replace(task, programs=(program,), weights=stored(place, "weights"), planned_peak_bytes=40_000_000)
+    program, weights = replace(PROGRAM, blob=stored(place, word)), stored(place, "weights")
+    return train_task(f"task {word}", program=program, weights=weights, planned_peak_bytes=40_000_000)
 
 
 def done(worker: WorkerProcess, task: Task, limit_bytes: int = LIMIT_BYTES) -> Outcome:
@@ -158,17 +159,10 @@ def test_the_process_tells_what_it_trains_on_and_does_every_kind_of_work(
     first = worker.process_id
     goes_on(worker, place)
     assert worker.held_bytes == 4711
-    scored, evaluated = (
-        replace(
-            task,
-            programs=tuple(replace(one, target="fake", blob=stored(place, "p")) for one in task.programs),
-            weights=None if task.weights is None else stored(place, "w"),
-            scoring=None
-            if task.scoring is None
-            else replace(task.scoring, weights=tuple(stored(place, "w") for _ in task.scoring.weights)),
-        )
-        for task in (score_task(), evaluate_task())
-    )
+    program, weights = replace(PROGRAM, blob=stored(place, "p")), stored(place, "w")
+    candidate = ScoringCandidate(spec=SubnetSpec(), program=program, weights=weights)
+    scored = score_task(candidates=(candidate, candidate))
+    evaluated = evaluate_task(program=program, weights=weights)
     outcome = done(worker, scored)
     assert isinstance(outcome, Scored)
     assert [one.score for one in outcome.scores] == [1.5, 1.5]

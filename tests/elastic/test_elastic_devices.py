@@ -7,7 +7,7 @@ from elastic.elastic_cases import CONFIGS, moved_to, random_state
 from subfleet.elastic.building import network_of
 from subfleet.elastic.maps import extract, tensor_maps
 from subfleet.elastic.network import Family, Network
-from subfleet.elastic.permuting import importance_order, sorted_by_importance
+from subfleet.elastic.permuting import importance_order, permuted
 from subfleet.elastic.scaling import scale_factors
 from subfleet.elastic.spaces import uniform_space
 from subfleet.protocol.subnet import SubnetSpec
@@ -41,10 +41,11 @@ def test_subnets_are_cut_out_and_put_back_where_the_model_is(config: Family, dev
 def test_channels_are_sorted_where_the_model_is(config: Family, device: torch.device) -> None:
     network = network_of(config)
     state = random_state(network, 2)
-    moved = sorted_by_importance(network, moved_to(device, state))
+    there = moved_to(device, state)
+    moved = permuted(network, there, importance_order(network, there))
     assert {tensor.device.type for tensor in moved.values()} == {device.type}
     back = moved_to(CPU, moved)
-    assert same_bits(back, sorted_by_importance(network, state))
+    assert same_bits(back, permuted(network, state, importance_order(network, state)))
     assert all(order == tuple(range(len(order))) for order in importance_order(network, back).values())
 
 

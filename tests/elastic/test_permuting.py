@@ -9,7 +9,7 @@ from torch import Tensor
 from subfleet.elastic.building import build_module, network_of
 from subfleet.elastic.families.blueprint import declare, module_of
 from subfleet.elastic.network import Family, Network
-from subfleet.elastic.permuting import importance_order, permuted, sorted_by_importance
+from subfleet.elastic.permuting import importance_order, permuted
 from subfleet.protocol.errors import ConfigError
 
 
@@ -82,7 +82,7 @@ def test_the_most_important_indices_come_first() -> None:
     state[decl.name][5] += 100
     state[decl.name][3] -= 50
     assert importance_order(network, state)["section0.block0.inner"][:2] == (5, 3)
-    moved = sorted_by_importance(network, state)
+    moved = permuted(network, state, importance_order(network, state))
     assert torch.equal(
         moved[decl.name][:2], state[decl.name][[5, 3]][:, list(importance_order(network, state)["section0.stream"])]
     )

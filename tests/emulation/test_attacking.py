@@ -14,7 +14,7 @@ from subfleet import tasks
 from subfleet.arrays import decode_arrays
 from subfleet.emulation.attacks import poisoned
 from subfleet.emulation.batch.attacking import AttackingTrainer
-from subfleet.emulation.batch.exports import AwaitedExports
+from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.figures import figures
 from subfleet.emulation.batch.run import run_batch
 from subfleet.emulation.gathered import GatheredRun
@@ -113,7 +113,7 @@ def with_attack(attack: Attack | None) -> GatheredRun:
 
 @pytest.mark.slow
 @pytest.mark.export
-def test_a_fleet_feels_its_attackers(exports: AwaitedExports) -> None:
+def test_a_fleet_feels_its_attackers(exports: LazyExports) -> None:
     calm, still = (run_batch(with_attack(one), exports) for one in (None, LabelShuffling(strength=0.0)))
     assert calm.model == still.model
     taught = with_attack(Backdoor(target=3, total_weight=3.0))

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from subfleet.emulation.attacks import (
-    attack_success_rate,
     boosted,
     replacement,
     with_shuffled_labels,
@@ -93,13 +92,3 @@ def test_what_cannot_carry_a_trigger_is_refused() -> None:
     for target, fraction in ((0, 1.5), (0, float("nan")), (-1, 0.5)):
         with pytest.raises(ConfigError, match="share from 0 to 1"):
             with_trigger(images(), target, fraction, seed=0)
-
-
-def test_success_counts_images_of_other_classes_only() -> None:
-    labels = np.array([0, 0, 1, 2, 2, 2])
-    predictions = np.array([0, 0, 0, 0, 2, 1])
-    assert attack_success_rate(predictions, labels, 0) == 0.5
-    with pytest.raises(DataError, match="0 of them not of class 0"):
-        attack_success_rate(predictions[:2], labels[:2], 0)
-    with pytest.raises(DataError, match="equally many"):
-        attack_success_rate(predictions[:2], labels, 0)

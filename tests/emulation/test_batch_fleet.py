@@ -3,8 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -20,12 +19,11 @@ from subfleet.edge_client.session import Device, Session
 from subfleet.edge_client.store import AgentStore
 from subfleet.edge_client.worker import TrainingWorker
 from subfleet.emulation.batch.announcing import announcement
-from subfleet.emulation.batch.exports import AwaitedExports
+from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.hosting import SharedHost
 from subfleet.emulation.batch.run import BatchResult, run_batch
 from subfleet.emulation.fleet import ClientCommand
 from subfleet.emulation.gathered import EmulatedDevice, GatheredRun
-from subfleet.export.requests import EvaluateRequest, InferRequest, PriceRequest, TrainRequest
 from subfleet.journal.records import ClientRow, RoundRecord
 from subfleet.methods.flexifed import FlexiFed
 from subfleet.protocol.errors import ConfigError, LoadError, MemoryLimitError, RunError
@@ -70,7 +68,7 @@ class Boasting:
 
 
 @pytest.fixture(scope="module")
-def calm(exports: AwaitedExports) -> BatchResult:
+def calm(exports: LazyExports) -> BatchResult:
     """The run that nothing disturbs."""
     return run_batch(experiment(), exports)
 
@@ -134,7 +132,7 @@ def test_subnets_follow_the_log_at_the_rounds_time(calm: BatchResult) -> None:
         assert row.bytes_up > 4 * row.parameters, "the update was really sent"
 
 
-def test_the_same_experiment_gives_the_same_bits(calm: BatchResult, exports: AwaitedExports) -> None:
+def test_the_same_experiment_gives_the_same_bits(calm: BatchResult, exports: LazyExports) -> None:
     again = run_batch(experiment(), exports)
     assert again.model == calm.model
     assert (again.rounds, again.turns) == (calm.rounds, calm.turns), "byte counts and times are the same, too"
@@ -146,7 +144,7 @@ def test_it_takes_next_to_no_logical_time(calm: BatchResult) -> None:
     assert calm.turns < 50
 
 
-def test_losses_doubles_and_delays_change_no_bit(calm: BatchResult, exports: AwaitedExports) -> None:
+def test_losses_doubles_and_delays_change_no_bit(calm: BatchResult, exports: LazyExports) -> None:
     for seed in range(2):
         faults = Faults(seed=seed, loss=0.2, double=0.2, delay_s=1.5)
         found = run_batch(replace(experiment(), faults=faults), exports)
@@ -154,7 +152,7 @@ def test_losses_doubles_and_delays_change_no_bit(calm: BatchResult, exports: Awa
         assert found.logical_seconds > 2.0, "what was lost was sent again after a while"
 
 
-def test_who_always_refuses_keeps_nobody_from_ending(exports: AwaitedExports) -> None:
+def test_who_always_refuses_keeps_nobody_from_ending(exports: LazyExports) -> None:
     refuser = Refuser()
     result = run_batch(experiment(), exports, trainers={"cyd": refuser})
     for record in result.rounds:
@@ -165,13 +163,13 @@ def test_who_always_refuses_keeps_nobody_from_ending(exports: AwaitedExports) ->
     assert "cyd" not in result.trained
 
 
-def test_a_link_may_change_what_a_client_says(exports: AwaitedExports) -> None:
+def test_a_link_may_change_what_a_client_says(exports: LazyExports) -> None:
     result = run_batch(experiment(), exports, links={"cyd": Boasting})
     for record in result.rounds:
         assert {row.client_id: row.sample_count for row in record.clients} == {"ada": 40, "bob": 40, "cyd": 10}
 
 
-def test_what_clients_declare_is_what_is_trained(exports: AwaitedExports) -> None:
+def test_what_clients_declare_is_what_is_trained(exports: LazyExports) -> None:
     """The small device declares what it can carry from the second round on, and is never given less."""
     small = SubnetSpec(axes=tuple((f"section0.{axis}", Prefix(size=32)) for axis in ("block0.inner", "stream")))
     described = experiment(method=FlexiFed(choice="declared"))
@@ -218,7 +216,7 @@ class Limited(OnnxTrainer):
         return super().train(job, stopped)
 
 
-def test_a_runtime_that_loads_no_large_program_ends_up_with_a_smaller_one(exports: AwaitedExports) -> None:
+def test_a_runtime_that_loads_no_large_program_ends_up_with_a_smaller_one(exports: LazyExports) -> None:
     limited = Limited(20_000)
     result = run_batch(experiment(rounds=3), exports, trainers={"cyd": limited})
     rows = [by_name(record)["cyd"] for record in result.rounds]
@@ -228,18 +226,18 @@ def test_a_runtime_that_loads_no_large_program_ends_up_with_a_smaller_one(export
     assert by_name(result.rounds[1])["bob"].spec == "w1 d1", "others may have it"
 
 
-def test_a_training_program_of_pytorch_runs_too(exports: AwaitedExports) -> None:
+def test_a_training_program_of_pytorch_runs_too(exports: LazyExports) -> None:
     large = tuple(client(name, place, LARGE_BYTES, runtime="torch") for place, name in enumerate(("ada", "bob", "cyd")))
     result = run_batch(replace(experiment(rounds=1), devices=large), exports)
     assert [(row.runtime, row.status) for row in result.rounds[0].clients] == [("torch", "folded")] * 3
 
 
-def test_a_run_that_does_not_end_is_given_up(exports: AwaitedExports) -> None:
+def test_a_run_that_does_not_end_is_given_up(exports: LazyExports) -> None:
     with pytest.raises(RunError, match=r"within 6 turns: it stands in phase '\w+' of round 1"):
         run_batch(experiment(host=HostSettings(turns_per_round=2)), exports)
 
 
-def test_a_run_that_fails_says_why(exports: AwaitedExports) -> None:
+def test_a_run_that_fails_says_why(exports: LazyExports) -> None:
     # Everything is lost, all the time: nobody is ever there, and logical seconds pass at no cost.
     started_s = time.monotonic()
     deaf = replace(experiment(deadlines=Deadlines(join_s=3000.0)), faults=Faults(loss=0.999999))
@@ -248,45 +246,22 @@ def test_a_run_that_fails_says_why(exports: AwaitedExports) -> None:
     assert time.monotonic() - started_s < 3000.0
 
 
-def test_a_runtime_that_is_unknown_here_is_refused(exports: AwaitedExports) -> None:
+def test_a_runtime_that_is_unknown_here_is_refused(exports: LazyExports) -> None:
     one = replace(experiment(), devices=tuple(replace(one, runtime="other") for one in experiment().devices))
     with pytest.raises(ConfigError, match="clients run other, but in one process they can run executorch, onnx, torch"):
         run_batch(one, exports)
 
 
-@dataclass(frozen=True)
-class AtOnce:
-    """An exporter that is waited for where it is asked."""
-
-    exports: AwaitedExports
-
-    def submit_training(self, request: TrainRequest) -> "Future[Path]":
-        future = self.exports.submit_training(request)
-        self.exports.finish()
-        return future
-
-    def submit_evaluation(self, request: EvaluateRequest) -> "Future[Path]":
-        future = self.exports.submit_evaluation(request)
-        self.exports.finish()
-        return future
-
-    def submit_inference(self, request: InferRequest, weights_path: Path, *, samples_from: str = "") -> "Future[Path]":
-        raise NotImplementedError
-
-    def submit_prices(self, request: PriceRequest) -> "Future[Path]":
-        raise NotImplementedError
-
-
 class InThreads:
     """The same fleet as it runs on devices: real time, a thread and a trainer of its own for each client."""
 
-    def __init__(self, described: GatheredRun, exports: AwaitedExports, folder: Path) -> None:
+    def __init__(self, described: GatheredRun, exports: LazyExports, folder: Path) -> None:
         self.stop = threading.Event()
         broker = MemoryBroker()
         tasks.write_npz(folder / "evaluation.npz", described.evaluation)
         server_config = replace(described.run, data=DataSettings(test=str(folder / "evaluation.npz")))
         link = broker.client("server")
-        self.server = Server(server_config, link, self, state_folder=folder / "server", exports=AtOnce(exports))
+        self.server = Server(server_config, link, self, state_folder=folder / "server", exports=exports)
         threads = [
             threading.Thread(target=self._join, args=(one, broker, folder / one.client_id), daemon=True)
             for one in described.devices
@@ -320,7 +295,7 @@ class InThreads:
             Session(settings, broker.client(described.client_id), Topics(), device).run(self.stop.is_set, poll_s=0.01)
 
 
-def test_the_bits_are_those_of_devices_in_real_time(exports: AwaitedExports, tmp_path: Path) -> None:
+def test_the_bits_are_those_of_devices_in_real_time(exports: LazyExports, tmp_path: Path) -> None:
     # On budgets that the memory of this one process, which all clients share, cannot pass by chance.
     described = replace(
         experiment(rates=(0.5,), clock=LogClock(), deadlines=Deadlines(linger_s=0.0)),
@@ -345,7 +320,7 @@ def test_impossible_descriptions_are_refused() -> None:
         HostSettings(turns_per_round=0)
 
 
-def test_a_size_that_is_kept_is_one_that_the_log_has_room_for_most_of_the_time(exports: AwaitedExports) -> None:
+def test_a_size_that_is_kept_is_one_that_the_log_has_room_for_most_of_the_time(exports: LazyExports) -> None:
     """A client whose first moment is its best took the whole model for good, and sat every later round out."""
     free_bytes = (LARGE_BYTES, *(SMALL_BYTES,) * 9)
     clients = (client("ada", 0, *free_bytes), client("bob", 1, SMALL_BYTES), client("cyd", 2, LARGE_BYTES))

@@ -9,7 +9,7 @@ from emulation.batch_cases import LARGE_BYTES, MODEL, NESTED, client, experiment
 from subfleet.arrays import decode_arrays
 from subfleet.elastic.building import network_of
 from subfleet.elastic.running_statistics import measured_moments, shared_statistics
-from subfleet.emulation.batch.exports import AwaitedExports
+from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.run import BatchResult, run_batch
 from subfleet.emulation.gathered import GatheredRun
 from subfleet.methods import AnyMethod
@@ -41,7 +41,7 @@ def batches(described: GatheredRun, name: str, data: Dataset) -> list[torch.Tens
     return [torch.from_numpy(data.inputs[indices[mask > 0]]) for indices, mask in order]
 
 
-def test_the_models_statistics_are_those_of_all_devices_data_and_its_weights_stay(exports: AwaitedExports) -> None:
+def test_the_models_statistics_are_those_of_all_devices_data_and_its_weights_stay(exports: LazyExports) -> None:
     described = fleet("calibrated")
     before = model_of(run_batch(fleet("averaged"), exports))
     result = run_batch(described, exports)

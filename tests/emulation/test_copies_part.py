@@ -9,7 +9,7 @@ from torch import Tensor
 from subfleet.elastic.building import network_of
 from subfleet.elastic.lineage import Replicated
 from subfleet.elastic.model_state import ModelState, unpacked
-from subfleet.emulation.batch.exports import AwaitedExports
+from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.run import run_batch
 from subfleet.emulation.gathered import GatheredRun
 from subfleet.methods.fedtrans import FedTrans
@@ -23,7 +23,7 @@ BORN = 4
 CHILD = "m1"
 
 
-def model_after(rounds: int, shares: Shares, exports: AwaitedExports) -> ModelState:
+def model_after(rounds: int, shares: Shares, exports: LazyExports) -> ModelState:
     """Of one run, whose first rounds are the same to the bit however many follow."""
     method = FedTrans(first="configured", gamma=3, delta=1, beta=1e9, stop_rounds=0, shares=shares)
     run = config(
@@ -36,7 +36,7 @@ def model_after(rounds: int, shares: Shares, exports: AwaitedExports) -> ModelSt
     return unpacked(load(run_batch(GatheredRun(run=run, devices=devices, evaluation=part(10)), exports).model))
 
 
-def parted(shares: Shares, exports: AwaitedExports) -> float:
+def parted(shares: Shares, exports: LazyExports) -> float:
     """How far copies are from each other after ten rounds, as a share of how far they moved."""
     first, last = (model_after(rounds, shares, exports).of(CHILD) for rounds in (BORN, BORN + 10))
     assert first.lineage is not None
@@ -54,6 +54,6 @@ def parted(shares: Shares, exports: AwaitedExports) -> float:
     return float(torch.cat(apart).norm() / torch.cat(moved).norm())
 
 
-def test_copies_of_drawn_shares_part_and_those_of_equal_shares_never_do(exports: AwaitedExports) -> None:
+def test_copies_of_drawn_shares_part_and_those_of_equal_shares_never_do(exports: LazyExports) -> None:
     assert parted("drawn", exports) >= 0.1
     assert parted("equal", exports) < 1e-3

@@ -14,7 +14,7 @@ import pytest
 
 from subfleet.elastic.building import network_of
 from subfleet.elastic.cost import Costs
-from subfleet.emulation.batch.exports import AwaitedExports
+from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.host import run_in_batch
 from subfleet.emulation.gathering import gathered
 from subfleet.journal.guarding import Unobserved
@@ -48,7 +48,7 @@ def small(game: str) -> Iterator[Run]:
         yield replace(run, model=replace(run.model, **shape))
 
 
-def played(run: Run, runs: Path, exports: AwaitedExports) -> Mapping[str, Any]:
+def played(run: Run, runs: Path, exports: LazyExports) -> Mapping[str, Any]:
     """A run played in its own folder, which takes its model from one beside it."""
     run, folder = with_model(run, runs), runs / run.name
     folder.mkdir(parents=True)
@@ -89,7 +89,7 @@ def entries(game: str) -> dict[str, Run]:
     ],
 )
 def test_a_game_is_played_with_the_networks_that_fedtrans_came_to(
-    game: str, names: tuple[str, ...], exports: AwaitedExports, tmp_path: Path
+    game: str, names: tuple[str, ...], exports: LazyExports, tmp_path: Path
 ) -> None:
     runs = entries(game)
     played(runs["fedtrans"], tmp_path, exports)

@@ -10,13 +10,14 @@ from safetensors.torch import load
 
 from subfleet.elastic.building import network_of
 from subfleet.elastic.evaluate import evaluate
-from subfleet.emulation.batch.exports import AwaitedExports
-from subfleet.emulation.batch.figures import figures, violates
+from subfleet.emulation.batch.exports import LazyExports
+from subfleet.emulation.batch.figures import figures
 from subfleet.emulation.batch.run import BatchResult, run_batch
 from subfleet.emulation.gathered import GatheredRun
 from subfleet.journal.records import ClientRow
 from subfleet.protocol.errors import RunError
 from subfleet.protocol.subnet import SubnetSpec
+from subfleet.reporting.run_figures import violates
 
 ROW = ClientRow(
     client_id="ada",
@@ -78,7 +79,7 @@ Run = tuple[GatheredRun, BatchResult]
 
 
 @pytest.fixture(scope="module")
-def run(exports: AwaitedExports) -> Run:
+def run(exports: LazyExports) -> Run:
     described = experiment()
     return described, run_batch(described, exports)
 
@@ -138,7 +139,16 @@ def test_a_client_that_sits_a_round_out_counts_against_that_round(run: Run) -> N
 @pytest.mark.export
 def test_who_was_never_folded_has_no_model(run: Run) -> None:
     described, result = run
-    alone = replace(result, trained={"cyd": result.trained["cyd"]}, own={"cyd": result.own["cyd"]})
+    rounds = tuple(
+        replace(
+            one,
+            clients=tuple(
+                row if row.client_id == "cyd" else replace(row, status="skipped: away") for row in one.clients
+            ),
+        )
+        for one in result.rounds
+    )
+    alone = replace(result, rounds=rounds, own={"cyd": result.own["cyd"]})
     found = figures(described, alone)
     assert found["tiers"]["large"] > 0
     assert found["tiers"]["small"] is found["worst_tier"] is found["subnets"] is None, "which is not 0"

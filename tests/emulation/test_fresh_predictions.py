@@ -1,13 +1,15 @@
 """Each device's own model is tried in a fresh process, which may end in any way."""
 
+import hashlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from subfleet.emulation import predictions
+from subfleet.emulation.predictions import predictions
 from subfleet.protocol.errors import RunError
+from subfleet.reporting.own_models import tried_models
 
 
 @pytest.fixture
@@ -24,7 +26,12 @@ def predicted(script: Path, does: str, contents: Sequence[str] = ("model", "mode
     models = [script.parent / name for name in ("model.onnx", "model.pte", "same.onnx", "other.onnx")[: len(contents)]]
     for model, content in zip(models, contents, strict=True):
         model.write_text(content, encoding="utf-8")
-    return tuple(found.value for found in predictions.predictions(models, Path("test.npz")))
+    rows = [
+        {"sha256": hashlib.sha256(model.read_bytes()).hexdigest(), "target": model.suffix, "file": model.name}
+        for model in models
+    ]
+    told = tried_models(script.parent, rows, lambda files: predictions(files, Path("test.npz")))
+    return tuple(row["own"] for row in told)
 
 
 def test_how_good_it_is_is_what_the_process_tells(process: Path) -> None:

@@ -15,7 +15,7 @@ from subfleet.device_profiles.drawing import devices_of
 from subfleet.device_profiles.populations import load_population
 from subfleet.elastic.building import network_of
 from subfleet.elastic.spaces import uniform_space
-from subfleet.emulation.batch.exports import AwaitedExports
+from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.host import run_in_batch
 from subfleet.emulation.gathering import gathered
 from subfleet.journal.guarding import Unobserved
@@ -97,7 +97,7 @@ def test_those_attack_that_are_called_attackers_and_nobody_else(name: str) -> No
         *(pytest.param(name, marks=pytest.mark.long) for name in ("league-fedavg-oracle-s1", "league-nefl-s1")),
     ],
 )
-def test_a_round_of_the_league(game: str, exports: AwaitedExports, tmp_path: Path) -> None:
+def test_a_round_of_the_league(game: str, exports: LazyExports, tmp_path: Path) -> None:
     devices = ["fleet.devices.0.count=8", "min_clients=8"]
     if not LOGS.exists() or not DATA:
         devices.append('fleet.devices.0.population="mixed"')
@@ -125,7 +125,7 @@ def test_a_round_of_the_league(game: str, exports: AwaitedExports, tmp_path: Pat
         "league-width-heterofl-backdoor-s1",
     ),
 )
-def test_a_round_of_the_league_under_attack(game: str, exports: AwaitedExports, tmp_path: Path) -> None:
+def test_a_round_of_the_league_under_attack(game: str, exports: LazyExports, tmp_path: Path) -> None:
     name = "-".join(game.split("-")[:2])
     last = len(read_runs(name, (), (1,))[0].fleet.devices) - 1
     few = [f"fleet.devices.{place}.count=1" for place in range(last)] + [f"fleet.devices.{last}.count=2"]
@@ -149,7 +149,7 @@ def _named(name: str, runs: tuple[Run, ...]) -> Run:
     return found
 
 
-def _played(run: Run, folder: Path, exports: AwaitedExports) -> dict[str, Any]:
+def _played(run: Run, folder: Path, exports: LazyExports) -> dict[str, Any]:
     run_in_batch(run, folder, Unobserved(), threading.Event(), exports=exports)
     found: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     return found

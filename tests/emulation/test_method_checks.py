@@ -11,38 +11,41 @@ from torch import Tensor
 from subfleet.elastic.accumulator import Accumulator
 from subfleet.elastic.model_state import ModelState
 from subfleet.emulation import method_checks
-from subfleet.emulation.batch.exports import AwaitedExports
+from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.run import BatchResult
 from subfleet.emulation.gathered import GatheredRun
 from subfleet.emulation.method_checks import accepted_norms, check_methods, verdict_of
 from subfleet.link.traffic import Traffic
 from subfleet.methods import METHODS
+from subfleet.methods.aggregator import AggregationContext, as_aggregated
+from subfleet.methods.assigner import Assignment, AssignmentContext, largest_fitting
 from subfleet.methods.fedavg import FedAvg
 from subfleet.methods.fedoras import FedorAS
 from subfleet.methods.heterofl import HeteroFL
-from subfleet.methods.norms import NormPolicy
-from subfleet.methods.policies import AfterRound, Ask, Assigned, Policies, as_folded, largest_fitting
+from subfleet.methods.roles import Roles
+from subfleet.methods.techniques import NormPolicy
 from subfleet.methods.tier_search import TierSearch
 from subfleet.protocol.errors import ConfigError
 from subfleet.rounds.terms import Terms
 from subfleet.search.path_evolution import EvolutionSettings
+from subfleet.testing.rounds import with_steps
 
 pytestmark = [pytest.mark.slow, pytest.mark.export]
 
 METHOD = HeteroFL()
 
 
-def _with_policies(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
-    """Every HeteroFL gets these policies."""
-    right = HeteroFL.policies
+def _with_steps(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+    """Every HeteroFL has these steps."""
+    right = HeteroFL.roles
 
-    def policies(self: HeteroFL) -> Policies:
-        return replace(right(self), **changes)
+    def roles(self: HeteroFL) -> Roles:
+        return with_steps(right(self), **changes)
 
-    monkeypatch.setattr(HeteroFL, "policies", policies)
+    monkeypatch.setattr(HeteroFL, "roles", roles)
 
 
-def test_methods_that_work_are_ok(exports: AwaitedExports) -> None:
+def test_methods_that_work_are_ok(exports: LazyExports) -> None:
     assert verdict_of(METHOD, exports) == "ok"
     every = ("averaged", "bank", "recalibrated", "calibrated")
     assert list(check_methods(exports, {"fedavg": FedAvg})) == [("fedavg", norms, "ok") for norms in every]
@@ -55,13 +58,13 @@ def test_methods_that_work_are_ok(exports: AwaitedExports) -> None:
         (3, "the search has found ['t1', 't2'], but nobody trained any of them"),
     ],
 )
-def test_a_search_that_comes_to_nothing_is_seen(rounds: int, said: str, exports: AwaitedExports) -> None:
+def test_a_search_that_comes_to_nothing_is_seen(rounds: int, said: str, exports: LazyExports) -> None:
     search = TierSearch(evolution=EvolutionSettings(evaluations=2, population=2, offspring=1))
     assert verdict_of(FedorAS(supernet_rounds=rounds, tiers=2, search=search), exports) == said
 
 
 def test_a_check_runs_on_every_runtime_that_the_method_tells(
-    monkeypatch: pytest.MonkeyPatch, exports: AwaitedExports
+    monkeypatch: pytest.MonkeyPatch, exports: LazyExports
 ) -> None:
     used = list[str]()
 
@@ -85,16 +88,16 @@ def test_the_checks_cover_the_policies_of_norms_that_a_method_accepts() -> None:
 
 
 def test_what_moves_in_a_copy_where_none_of_its_clients_trained_is_seen(
-    monkeypatch: pytest.MonkeyPatch, exports: AwaitedExports
+    monkeypatch: pytest.MonkeyPatch, exports: LazyExports
 ) -> None:
-    def moving(context: AfterRound) -> ModelState:
+    def moving(context: AggregationContext) -> ModelState:
         """The last channel of each size's norms, which few sizes hold, moves by a hair."""
         return replace(context.after, copies={key: _with_last(own) for key, own in context.after.copies.items()})
 
-    _with_policies(monkeypatch, after_round=moving)
+    _with_steps(monkeypatch, after_round=moving)
     monkeypatch.setattr(method_checks, "as_folded", moving)
     assert verdict_of(METHOD, exports, "bank").endswith("moved where nobody trained it")
-    _with_policies(monkeypatch, after_round=as_folded)
+    _with_steps(monkeypatch, after_round=as_aggregated)
     assert verdict_of(METHOD, exports, "bank") == "ok"
 
 
@@ -102,7 +105,7 @@ def _with_last(own: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: torch.cat([tensor[:-1], tensor[-1:] + 1e-4]) for name, tensor in own.items()}
 
 
-def test_what_is_zeroed_where_nobody_trained_is_seen(monkeypatch: pytest.MonkeyPatch, exports: AwaitedExports) -> None:
+def test_what_is_zeroed_where_nobody_trained_is_seen(monkeypatch: pytest.MonkeyPatch, exports: LazyExports) -> None:
     finish = Accumulator.finish
 
     def zeroing(self: Accumulator) -> dict[str, Tensor]:
@@ -115,10 +118,10 @@ def test_what_is_zeroed_where_nobody_trained_is_seen(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("norms", ["averaged", "recalibrated"])
 def test_a_loss_that_does_not_fall_is_seen(
-    norms: NormPolicy, monkeypatch: pytest.MonkeyPatch, exports: AwaitedExports
+    norms: NormPolicy, monkeypatch: pytest.MonkeyPatch, exports: LazyExports
 ) -> None:
     """Nor is one that falls by what running statistics measure alone."""
-    _with_policies(monkeypatch, training=lambda settings, _: replace(settings, learning_rate=0.0))
+    _with_steps(monkeypatch, for_round=lambda settings, _: replace(settings, learning_rate=0.0))
     verdict = verdict_of(METHOD, exports, norms)
     before, after = verdict.removeprefix("the loss does not fall: ").split(" before round 1 and ")
     number, words = after.split(" ", 1)
@@ -127,12 +130,12 @@ def test_a_loss_that_does_not_fall_is_seen(
     assert number == before if norms == "averaged" else float(number) >= float(before)
 
 
-def _most(ask: Ask) -> Assigned:
-    return Assigned(candidate=ask.candidates[-1])
+def _most(ask: AssignmentContext) -> Assignment:
+    return Assignment(candidate=ask.candidates[-1])
 
 
-def _nothing_for_one(ask: Ask) -> Assigned:
-    return Assigned(candidate=None) if ask.draw.client_id == "client2" else largest_fitting(ask)
+def _nothing_for_one(ask: AssignmentContext) -> Assignment:
+    return Assignment(candidate=None) if ask.draw.client_id == "client2" else largest_fitting(ask)
 
 
 @pytest.mark.parametrize(
@@ -143,13 +146,13 @@ def _nothing_for_one(ask: Ask) -> Assigned:
     ],
 )
 def test_a_wrong_assignment_is_seen(
-    assign: Callable[[Ask], Assigned], said: str, monkeypatch: pytest.MonkeyPatch, exports: AwaitedExports
+    assign: Callable[[AssignmentContext], Assignment], said: str, monkeypatch: pytest.MonkeyPatch, exports: LazyExports
 ) -> None:
-    _with_policies(monkeypatch, assign=assign)
+    _with_steps(monkeypatch, assign=assign)
     assert verdict_of(METHOD, exports).startswith(said)
 
 
-def test_bytes_that_are_not_counted_are_seen(monkeypatch: pytest.MonkeyPatch, exports: AwaitedExports) -> None:
+def test_bytes_that_are_not_counted_are_seen(monkeypatch: pytest.MonkeyPatch, exports: LazyExports) -> None:
     count = Traffic.count
 
     def deaf(self: Traffic, direction: Any, topic: str, size_bytes: int) -> None:
@@ -162,12 +165,12 @@ def test_bytes_that_are_not_counted_are_seen(monkeypatch: pytest.MonkeyPatch, ex
     assert verdict.endswith(" and 0 bytes, less than its weights")
 
 
-def test_a_method_that_fails_is_told_in_its_own_words(monkeypatch: pytest.MonkeyPatch, exports: AwaitedExports) -> None:
-    _with_policies(monkeypatch, space=lambda network, rates: ())
+def test_a_method_that_fails_is_told_in_its_own_words(monkeypatch: pytest.MonkeyPatch, exports: LazyExports) -> None:
+    _with_steps(monkeypatch, space=lambda network, rates: ())
     assert verdict_of(METHOD, exports).startswith("the method's space of subnets is empty")
 
-    def failing(ask: Ask) -> Assigned:
+    def failing(ask: AssignmentContext) -> Assignment:
         raise ConfigError("nothing can be chosen")
 
-    _with_policies(monkeypatch, space=lambda network, rates: (network.full_spec(),), assign=failing)
+    _with_steps(monkeypatch, space=lambda network, rates: (network.full_spec(),), assign=failing)
     assert verdict_of(METHOD, exports) == "nothing can be chosen"

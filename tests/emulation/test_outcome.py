@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from subfleet.emulation import processes
+from subfleet.emulation.processes import _fetched
 from subfleet.journal.guarding import GuardedObserver
 from subfleet.journal.records import DeployedModel, RoundRecord, RunResult
 from subfleet.protocol.errors import RunError
+from subfleet.serving.outcome import leave_results
 
 
 class Silent:
@@ -45,6 +46,12 @@ def test_a_device_without_its_model_does_not_lose_the_run(tmp_path: Path) -> Non
     )
     (tmp_path / "run").mkdir()
     with pytest.raises(RunError, match=r"phone has not fetched its onnx model: missing: gone"):
-        processes._collect(tmp_path / "run", result, tmp_path / "test.npz", GuardedObserver(Silent()))
+        leave_results(
+            tmp_path / "run",
+            result,
+            GuardedObserver(Silent()),
+            figures=dict,
+            file_of=lambda model: _fetched(tmp_path / "run", "r", model),
+        )
     assert json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))["accuracy"] == 0.5
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == b"weights"

@@ -13,7 +13,7 @@ from PIL import Image
 from safetensors.torch import load
 
 from subfleet.elastic.model_state import unpacked
-from subfleet.emulation.batch.exports import AwaitedExports
+from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.run import BatchResult, run_batch
 from subfleet.emulation.gathered import GatheredRun
 from subfleet.emulation.gathering import gathered
@@ -61,7 +61,7 @@ def write_pictures(folder: Path, first: int, count: int) -> Path:
 class RecordingExports:
     """The exporter, which remembers what inference models it was asked for."""
 
-    def __init__(self, inner: AwaitedExports) -> None:
+    def __init__(self, inner: LazyExports) -> None:
         self.asked = list[InferRequest]()
         self._inner = inner
 
@@ -91,9 +91,9 @@ def run(pictures: tuple[Path, Path]) -> Run:
 
 
 @pytest.fixture(scope="module")
-def played(run: Run, exports: AwaitedExports) -> tuple[BatchResult, list[InferRequest]]:
+def played(run: Run, exports: LazyExports) -> tuple[BatchResult, list[InferRequest]]:
     recorded = RecordingExports(exports)
-    return run_batch(gathered(run), cast("AwaitedExports", recorded)), recorded.asked
+    return run_batch(gathered(run), cast("LazyExports", recorded)), recorded.asked
 
 
 def test_a_fleet_trains_on_pictures_of_any_size_and_the_models_say_what_was_done(
@@ -156,7 +156,7 @@ def test_colour_pictures_are_made_gray_for_a_gray_model_and_errors_name_the_user
         gathered(plain)
 
 
-def on_another_scale(check: DataCheck, exports: AwaitedExports) -> BatchResult:
+def on_another_scale(check: DataCheck, exports: LazyExports) -> BatchResult:
     """Three devices, of which "cyd" feeds 0 to 255."""
     whole: GatheredRun = experiment(rounds=1)
     data = replace(whole.run.data, check=check)
@@ -166,7 +166,7 @@ def on_another_scale(check: DataCheck, exports: AwaitedExports) -> BatchResult:
     return run_batch(replace(whole, run=replace(whole.run, data=data), devices=devices), exports)
 
 
-def test_a_device_on_another_scale_stands_in_the_summary(exports: AwaitedExports) -> None:
+def test_a_device_on_another_scale_stands_in_the_summary(exports: LazyExports) -> None:
     result = on_another_scale("warn", exports)
     told = summary("a", result.result)["data_warnings"]
     assert set(told) == {"cyd"}
@@ -174,13 +174,13 @@ def test_a_device_on_another_scale_stands_in_the_summary(exports: AwaitedExports
     assert {row.status for row in result.rounds[0].clients} == {"folded"}
 
 
-def test_a_device_on_another_scale_is_never_folded_where_the_run_refuses_it(exports: AwaitedExports) -> None:
+def test_a_device_on_another_scale_is_never_folded_where_the_run_refuses_it(exports: LazyExports) -> None:
     result = on_another_scale("refuse", exports)
     status = {row.client_id: row.status for row in result.rounds[0].clients}
     assert status["cyd"].startswith("skipped: its inputs go from 0 to 255 with")
     assert {status["ada"], status["bob"]} == {"folded"}
 
 
-def test_data_of_one_scale_are_never_told_of(exports: AwaitedExports) -> None:
+def test_data_of_one_scale_are_never_told_of(exports: LazyExports) -> None:
     result = run_batch(experiment(rounds=1), exports, stop=threading.Event())
     assert summary("a", result.result)["data_warnings"] == {}

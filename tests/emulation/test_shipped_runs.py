@@ -15,7 +15,7 @@ import pytest
 import torch
 from matrices import mostly_long
 
-from subfleet.emulation.batch.exports import AwaitedExports
+from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.host import run_in_batch
 from subfleet.emulation.files import Files, written
 from subfleet.emulation.gathering import gathered
@@ -40,7 +40,7 @@ class Silent:
         pass
 
 
-def batch(run: Run, folder: Path, exports: AwaitedExports) -> dict[str, Any]:
+def batch(run: Run, folder: Path, exports: LazyExports) -> dict[str, Any]:
     run_in_batch(run, folder, Silent(), threading.Event(), exports=exports)
     summary: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     return summary
@@ -52,7 +52,7 @@ DEVICES = ["cpu", *([pytest.param("cuda", marks=pytest.mark.gpu)] if torch.cuda.
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", mostly_long(sorted(METHODS), "fedavg", "fedfa", "fedtrans", "oort", "sattler"))
-def test_a_round_of_every_method_that_we_ship(name: str, device: str, exports: AwaitedExports, tmp_path: Path) -> None:
+def test_a_round_of_every_method_that_we_ship(name: str, device: str, exports: LazyExports, tmp_path: Path) -> None:
     run = read_run(name, ("rounds=1", "training.epochs=1", "deploy_targets=[]", f"device={device}"))
     (record,) = batch(run, tmp_path, exports)["rounds"]
     rows = record["clients"]
@@ -70,7 +70,7 @@ SHORT = ("rounds=2", "deploy_targets=[]")
 @pytest.mark.broker
 @pytest.mark.timeout(400)
 def test_the_same_file_gives_the_same_choices_and_bits_in_one_process_in_many_and_with_a_testbed(
-    cache: CacheFolder, exports: AwaitedExports, tmp_path: Path
+    cache: CacheFolder, exports: LazyExports, tmp_path: Path
 ) -> None:
     run, folders = read_run("quickstart", SHORT), {host: tmp_path / host for host in ("batch", "processes")}
     batch(run, folders["batch"], exports)
@@ -98,7 +98,7 @@ def served(run: Run, files: Files, cache: CacheFolder, folder: Path) -> Path:
             broker.url,
             "--runs",
             str(folder / "served"),
-            "--port",
+            "--http-port",
             "0",
         ]
         commands = [["subfleet.cli.main", *server]]
@@ -139,7 +139,7 @@ def _choices(folder: Path) -> list[list[tuple[Any, ...]]]:
     return [[tuple(row[name] for name in names) for row in record["clients"]] for record in summary["rounds"]]
 
 
-def test_a_batch_that_is_stopped_says_so(exports: AwaitedExports, tmp_path: Path) -> None:
+def test_a_batch_that_is_stopped_says_so(exports: LazyExports, tmp_path: Path) -> None:
     stop = threading.Event()
     stop.set()
     run = replace(read_run("quickstart"), rounds=1)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from emulation.batch_cases import LARGE_BYTES, client, experiment
 
-from subfleet.emulation.batch.exports import AwaitedExports
+from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.run import BatchResult, run_batch
 from subfleet.emulation.gathered import GatheredRun
 from subfleet.settings.attacks import LabelShuffling
@@ -32,7 +32,7 @@ def statuses(result: BatchResult) -> list[str]:
 
 
 @pytest.mark.parametrize("honest", [3, 2])
-def test_a_run_is_as_good_as_that_of_the_honest_ones(honest: int, exports: AwaitedExports) -> None:
+def test_a_run_is_as_good_as_that_of_the_honest_ones(honest: int, exports: LazyExports) -> None:
     excluding = SuspicionSettings(outliers="exclude")
     alone = run_batch(fleet(attacked=False, honest=honest), exports)
     attacked = run_batch(fleet(attacked=True, honest=honest, suspicion=excluding), exports)
@@ -42,7 +42,7 @@ def test_a_run_is_as_good_as_that_of_the_honest_ones(honest: int, exports: Await
     assert [status.split(":")[0] for status in statuses(attacked)] == ["refused", "skipped", "skipped"]
 
 
-def test_scaled_down_it_costs_next_to_nothing(exports: AwaitedExports) -> None:
+def test_scaled_down_it_costs_next_to_nothing(exports: LazyExports) -> None:
     """By default a fleet with an attacker is watched."""
     alone = run_batch(fleet(attacked=False, honest=3), exports)
     attacked = run_batch(fleet(attacked=True, honest=3), exports)
@@ -51,7 +51,7 @@ def test_scaled_down_it_costs_next_to_nothing(exports: AwaitedExports) -> None:
     assert attacked.result.method_status.endswith("updates scaled down: eve in 3 (of 3 rounds)")
 
 
-def test_a_run_that_suspects_nobody_is_spoiled(exports: AwaitedExports) -> None:
+def test_a_run_that_suspects_nobody_is_spoiled(exports: LazyExports) -> None:
     """What the others are spared."""
     off = SuspicionSettings(outliers="off")
     spoiled = run_batch(fleet(attacked=True, honest=3, suspicion=off), exports)

@@ -18,7 +18,7 @@ from subfleet.elastic.building import network_of
 from subfleet.elastic.evaluate import evaluate
 from subfleet.elastic.maps import extract
 from subfleet.elastic.model_state import unpacked
-from subfleet.emulation.batch.exports import AwaitedExports
+from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.figures import figures
 from subfleet.emulation.batch.run import BatchResult, run_batch
 from subfleet.emulation.gathered import GatheredRun
@@ -64,7 +64,7 @@ class Played:
 @pytest.fixture(
     scope="module", params=mostly_long(GOOD, "sequence", "segmentation", "multi-label", "regression-several")
 )
-def played(request: pytest.FixtureRequest, exports: AwaitedExports) -> Played:
+def played(request: pytest.FixtureRequest, exports: LazyExports) -> Played:
     found = gathered(read_run(request.param, ("deploy_targets=[]",)))
     return Played(name=request.param, gathered=found, result=run_batch(found, exports))
 
@@ -200,7 +200,7 @@ AS_PEOPLE_WRITE: Mapping[str, tuple[str, type]] = {
 
 @pytest.mark.parametrize("kind", AS_PEOPLE_WRITE)
 def test_labels_of_one_s_own_files_are_taken_as_people_write_them(
-    kind: str, exports: AwaitedExports, tmp_path: Path
+    kind: str, exports: LazyExports, tmp_path: Path
 ) -> None:
     """From the partition to the figures of the whole run, which are made when all is trained."""
     name, labels = AS_PEOPLE_WRITE[kind]
@@ -215,7 +215,7 @@ def test_labels_of_one_s_own_files_are_taken_as_people_write_them(
     assert len(figures(found, result)["own"]) == 3
 
 
-def test_a_label_that_is_0_or_1_is_dealt_out_like_a_class(exports: AwaitedExports, tmp_path: Path) -> None:
+def test_a_label_that_is_0_or_1_is_dealt_out_like_a_class(exports: LazyExports, tmp_path: Path) -> None:
     """One output that says yes or no."""
     own = files_of("digits", tmp_path, lambda labels: labels % 2)
     asked = ("training.objective.name=binary_cross_entropy", "model.input_shape=[64]", "data.partition.alpha=0.1")
@@ -239,7 +239,7 @@ def test_preflight_says_ready_of_what_then_ends_well(name: str, cache: CacheFold
 @pytest.mark.long
 @pytest.mark.parametrize("method", ["fjord", "dynamic_selection"])
 @pytest.mark.parametrize("name", ["segmentation", "sequence"])
-def test_subnets_are_taught_wherever_there_are_classes(name: str, method: str, exports: AwaitedExports) -> None:
+def test_subnets_are_taught_wherever_there_are_classes(name: str, method: str, exports: LazyExports) -> None:
     """FjORD's nested widths by the larger one, and subnets by the whole model on noise."""
     run = read_run(name, (f"method={{type='{method}'}}", "rounds=1", "deploy_targets=[]", "data.samples=300"))
     result = run_batch(gathered(run), exports)

@@ -99,7 +99,7 @@ class Fleet:
             exports=exports,
             sizes=self.sizes,
         )
-        self.server._exchange._retry_s = RETRY_S
+        self.server._link._exchange._retry_s = RETRY_S
         self._stack.callback(self.server.close)
         if tried:
             try_broker(address, run, mqtt, self.sizes, self.notes)

@@ -122,7 +122,7 @@ def _be_somebody_earlier(fleet: Fleet, user: str, topic: str, program: Program) 
 def test_the_recipe_works_and_a_place_that_is_taken_ends_either_side(fleet: Fleet) -> None:
     _describe(fleet.folder)
     topics = Topics("main")
-    serve = ["serve", "fleet.toml", "--broker", fleet.url("subfleet-server"), "--port", "0"]
+    serve = ["serve", "fleet.toml", "--broker", fleet.url("subfleet-server"), "--http-port", "0"]
     join = ["join", fleet.url("cam"), "--data", "test.npz", "--state", "cam", "--wait"]
     with ExitStack() as stack:
         server = stack.enter_context(

@@ -76,6 +76,8 @@ log = "laptop"
 WORKING = {"data", "devices", "logs", "output", "profiles", "server"}
 """Folders that a host works in: what it needs to go on after it was stopped, which a batch never does."""
 EMULATED: tuple[HostKind, ...] = ("processes", "batch")
+TIMED = ("costs.rounds.", "costs.clients.")
+"""Seconds, where somebody has measured them."""
 MEASURED = ("seconds", "took_s", "measured_peak_bytes")
 
 
@@ -161,6 +163,29 @@ def test_every_host_leaves_the_same_folder(place: Path, told: Mapping[HostKind, 
     trees = {folder.name: _tree(folder) for folder in (*(place / kind for kind in told), served)}
     assert trees["processes"] == trees["batch"] == trees["small"]
     assert {"model.safetensors", "models/ada/model.onnx", "models/bob/model.onnx"} < trees["batch"]
+
+
+def test_every_host_tells_the_same_in_its_summary(place: Path, told: Mapping[HostKind, _Rounds], served: Path) -> None:
+    """The same names all the way down, and the same choices: who trained what in which round, and what came of it."""
+    summaries = [_summary(folder) for folder in (*(place / kind for kind in told), served)]
+    names = [{name for name in _names(summary) if not name.startswith(TIMED)} for summary in summaries]
+    assert names[0] == names[1] == names[2]
+    chosen = [
+        [(row["client_id"], row["spec"], row["status"]) for record in summary["rounds"] for row in record["clients"]]
+        for summary in summaries
+    ]
+    assert chosen[0] == chosen[1] == chosen[2]
+    assert len({summary["accuracy"] for summary in summaries}) == 1
+    assert len({json.dumps(summary["figures"]["tiers"]) for summary in summaries}) == 1
+
+
+def _names(value: Any, above: str = "") -> set[str]:
+    """The names of all fields of a summary, with those above them; whatever stands in lists counts together."""
+    if isinstance(value, dict):
+        return {f"{above}{name}" for name in value}.union(
+            *(_names(one, f"{above}{name}.") for name, one in value.items())
+        )
+    return set[str]().union(*(_names(one, f"{above}[].") for one in value)) if isinstance(value, list) else set()
 
 
 def test_every_host_tells_the_same_of_devices_models(

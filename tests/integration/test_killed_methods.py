@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from subfleet.emulation.batch.exports import AwaitedExports
+from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.host import run_in_batch
 from subfleet.export.cache import CacheFolder
 from subfleet.journal.guarding import Unobserved
@@ -146,10 +146,12 @@ def test_whatever_is_killed_the_run_ends_with_the_same_choices_and_bits(
         assert "round 1:" not in output, "what was folded before is not done again"
     hurt = tmp_path / "runs" / name
     settings = read_run(path)
-    if not settings.policies.awaits_programs:  # when programs count is a matter of speed, and is read from what was
+    if (
+        not settings.roles.assigner.awaits_programs
+    ):  # when programs count is a matter of speed, and is read from what was
         settings = replayed_run(hurt)
         assert len(_networks(hurt)) > 1
-    with AwaitedExports(cache) as exports:
+    with LazyExports(cache) as exports:
         run_in_batch(settings, calm, Unobserved(), threading.Event(), exports=exports)
     assert _choices(hurt) == _choices(calm)
     assert _found(hurt) == _found(calm)
@@ -213,7 +215,7 @@ def test_a_run_that_is_killed_in_its_search_and_in_fine_tuning_ends_with_the_sam
     code, output = command.ended()
     assert code == 0, output
     assert searched not in output
-    with AwaitedExports(cache) as exports:
+    with LazyExports(cache) as exports:
         run_in_batch(replayed_run(runs / "fedoras"), calm, Unobserved(), threading.Event(), exports=exports)
     hurt, whole = (json.loads((one / "summary.json").read_text()) for one in (runs / "fedoras", calm))
     numbers = [int(line.split("generation ")[1].split(":")[0]) for line in told]
@@ -252,7 +254,7 @@ def test_a_killed_sweep_goes_on_with_the_run_that_was_not_over(host: str, cache:
     assert ("is taken up in round" in output) == (host == "processes")
     assert (runs / "heterofl-s1" / "summary.json").stat().st_mtime_ns == was
     calm = tmp_path / "calm"
-    with AwaitedExports(cache) as exports:
+    with LazyExports(cache) as exports:
         run_in_batch(read_run(path, ("seed=2",)), calm, Unobserved(), threading.Event(), exports=exports)
     assert _choices(runs / "heterofl-s2") == _choices(calm)
     assert (runs / "heterofl-s2" / "model.safetensors").read_bytes() == (calm / "model.safetensors").read_bytes()

@@ -121,7 +121,7 @@ def test_the_file_of_the_recipe_runs(fresh: Fresh) -> None:
 @pytest.mark.broker
 def test_it_is_served_to_a_device(fresh: Fresh) -> None:
     file, runs = str(PLUGIN / "run.toml"), str(fresh.folder / "served")
-    alone = (*SHORT, "--set", "min_clients=1", "--runs", runs, "--port", "0")
+    alone = (*SHORT, "--set", "min_clients=1", "--runs", runs, "--http-port", "0")
     device = ("--id", "laptop", "--data", "ridges:train", "--profile", "laptop", "--replay", "laptop")
     with (
         EmbeddedBroker() as broker,

@@ -15,9 +15,9 @@ import psutil
 import pytest
 from integration.demo_story import check_story
 from safetensors.torch import load_file
+from transport.mosquitto import MOSQUITTO, open_mosquitto
 
 from subfleet.device_profiles import read_log
-from subfleet.link.broker import MosquittoBroker, mosquitto_binary
 
 pytestmark = [pytest.mark.slow, pytest.mark.broker, pytest.mark.export, pytest.mark.timeout(600)]
 
@@ -55,11 +55,11 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def on_mosquitto() -> Iterator[str]:
     """Where Mosquitto listens; "" where it is not installed."""
-    if mosquitto_binary() is None:
+    if MOSQUITTO is None:
         yield ""
         return
-    with MosquittoBroker() as broker:
-        yield broker.url.removeprefix("mqtt://")
+    with open_mosquitto() as url:
+        yield url.removeprefix("mqtt://")
 
 
 @pytest.fixture(scope="module")
@@ -198,7 +198,7 @@ def _choices(folder: Path) -> list[list[tuple[Any, ...]]]:
     return [[tuple(row[name] for name in names) for row in record["clients"]] for record in summary["rounds"]]
 
 
-@pytest.mark.skipif(mosquitto_binary() is None, reason="mosquitto is not installed; run: apt-get install mosquitto")
+@pytest.mark.skipif(MOSQUITTO is None, reason="mosquitto is not installed; run: apt-get install mosquitto")
 def test_mosquitto_and_the_embedded_broker_give_the_same_bits(
     finished: tuple[Path, str], on_mosquitto: str, killed: Path
 ) -> None:

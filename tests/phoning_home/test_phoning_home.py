@@ -51,7 +51,7 @@ SERVED = f"""
 mkfifo alive && exec 3<> alive
 {sys.executable} -m subfleet.link.broker --port 1883 < alive 3>&- &
 subfleet-edge join {BROKER} --wait --leave-when-finished --data digits:train --id a --replay laptop &
-subfleet serve run.toml --broker {BROKER} --wait --port 0 --runs served && wait $!
+subfleet serve run.toml --broker {BROKER} --wait --http-port 0 --runs served && wait $!
 """
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from subfleet.protocol.blobs import BlobRef, ByteRange
 from subfleet.protocol.calibration import Calibration, NormLayer
-from subfleet.protocol.candidate_scores import CandidateScore, Scoring
+from subfleet.protocol.candidate_scores import CandidateScore
 from subfleet.protocol.evaluating import EvaluationSettings
 from subfleet.protocol.input_statistics import InputStatistics
 from subfleet.protocol.limits import MAX_LOSS
@@ -106,6 +106,9 @@ _BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
             deviation=found[2],
         )
     ),
+    EvaluationSettings: st.builds(
+        EvaluationSettings, batch_size=_SIZES, per_class=st.booleans(), population=_POPULATIONS
+    ),
     DataTransform: st.builds(
         DataTransform,
         channels=st.sampled_from([0, 1, 3]),
@@ -114,7 +117,6 @@ _BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
         mean=st.tuples(st.floats(-1e6, 1e6)),
         deviation=st.tuples(st.floats(1e-6, 1e6)),
     ),
-    Scoring: st.builds(Scoring, specs=st.tuples(SPECS, SPECS), weights=st.tuples(_BLOBS, _BLOBS)),
 }
 _COUNTS = st.dictionaries(_NAMES, st.integers(0, 2**53), max_size=3).map(lambda counts: tuple(counts.items()))
 _BY_FIELD: dict[str, st.SearchStrategy[Any]] = {
@@ -140,6 +142,7 @@ _BY_FIELD: dict[str, st.SearchStrategy[Any]] = {
     "levels": st.integers(1, 127),
     "bucket_size": st.integers(1, 2**20),
     "class_names": st.just(()),
+    "batches": st.integers(2, 100),
     "classes": st.lists(_CLASS_NAMES, max_size=3, unique=True).map(tuple),
 }
 
@@ -180,32 +183,6 @@ _ROUNDS: dict[str, st.SearchStrategy[Any]] = dict.fromkeys(("round", "round_coun
 
 
 @st.composite
-def _tasks(draw: st.DrawFn) -> Message:
-    """Tasks to train name exactly one program, weights and settings; tasks to score a program for each candidate."""
-    kind = MESSAGES["task"]
-    none = st.none()
-    draft = draw(
-        _instances(
-            kind, work=st.just("deploy"), scoring=none, calibration=none, evaluation=none, task_id=_SHOWN, **_SERVERS
-        )
-    )
-    work = draw(st.sampled_from(["deploy", "train", "score", "calibrate", "evaluate"]))
-    if work == "deploy":
-        return typing.cast("Message", draft)
-    training = draw(_BY_TYPE[TrainingSettings])
-    changes: dict[str, Any] = {"programs": draft.programs[:1], "weights": draw(_BLOBS)}
-    if work == "evaluate":
-        training = None
-        how = st.builds(EvaluationSettings, batch_size=_SIZES, per_class=st.booleans(), population=_POPULATIONS)
-        changes |= {"evaluation": draw(how)}
-    if work == "calibrate":
-        changes |= {"calibration": draw(_BY_TYPE[Calibration])}
-    if work == "score":
-        changes = {"programs": (draft.programs[0],) * 2, "scoring": draw(_BY_TYPE[Scoring])}
-    return typing.cast("Message", dataclasses.replace(draft, work=work, training=training, **changes))
-
-
-@st.composite
 def _evaluations(draw: st.DrawFn) -> Message:
     """Each class has as many right labels as labels, at most, and all labels are of some class."""
     counts = draw(st.lists(st.integers(0, 2**30), max_size=4).filter(lambda found: not found or sum(found) > 0))
@@ -233,7 +210,7 @@ def _profiles(draw: st.DrawFn) -> Message:
 
 MESSAGE_STRATEGIES: dict[str, st.SearchStrategy[Message]] = {
     **{name: _instances(kind) for name, kind in MESSAGES.items()},
-    "task": _tasks(),
+    "task": _instances(MESSAGES["task"], task_id=_SHOWN, **_SERVERS),
     "round": _instances(MESSAGES["round"], **_SERVERS, **_ROUNDS),
     "profile": _profiles(),
     "evaluated": _evaluations(),

@@ -6,10 +6,11 @@ import pytest
 
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.errors import ProtocolError
-from subfleet.protocol.messages import Profile, Task, decode, encode
+from subfleet.protocol.messages import Profile, decode, encode
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.task import Task, Train
 from subfleet.protocol.training import TrainingSettings
 
 _BLOB = BlobRef(sha256="0" * 64, size_bytes=1)
@@ -33,14 +34,13 @@ def _profile(**changes: object) -> bytes:
 def _task(classes: tuple[str, ...] = ()) -> Task:
     return Task(
         task_id="t",
-        work="train",
         run_id="r",
         round=1,
         client_id="pi",
         spec=SubnetSpec(),
-        programs=(ProgramRef(program_id="p", target="onnx", blob=_BLOB),),
-        weights=_BLOB,
-        training=TrainingSettings(),
+        work=Train(
+            program=ProgramRef(program_id="p", target="onnx", blob=_BLOB), weights=_BLOB, settings=TrainingSettings()
+        ),
         planned_peak_bytes=1,
         budget=Budget(memory_bytes=1),
         deadline_s=1.0,
@@ -50,10 +50,10 @@ def _task(classes: tuple[str, ...] = ()) -> Task:
 
 
 def test_the_bytes_of_class_names_are_fixed() -> None:
-    """Who has none, and tasks of runs that number their classes, are written as before."""
+    """A profile without class names is written as before."""
     plain = json.loads(_profile(message_id="m"))
     assert not {"class_names", "other_input_shapes"} & set(plain)
-    assert "classes" not in json.loads(encode(_task()))
+    assert json.loads(encode(_task()))["classes"] == []
     named = {"class_counts": [4, 6], "class_names": ["7", "\u00e9"], "other_input_shapes": [[3, 8, 8]]}
     told = decode(_profile(message_id="m", **named))
     assert isinstance(told, Profile)

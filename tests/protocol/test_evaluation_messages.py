@@ -6,14 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from agent.agent_cases import EVALUATION, evaluate_task, profile, train_task
+from agent.agent_cases import EVALUATION, profile
 
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.evaluating import MAX_COUNTED_CLASSES, MAX_LABELS, EvaluationSettings, totals_of
 from subfleet.protocol.limits import MAX_LOSS
 from subfleet.protocol.messages import MAX_CONTROL_BYTES, MAX_SAMPLES, Evaluated, decode, encode
 from subfleet.protocol.metric_sums import MAX_MEASURED_OUTPUTS, MAX_SCORED_OUTPUTS, SCORE_BINS, MetricSums, Totals
-from subfleet.protocol.training import ObjectiveSettings, TrainingSettings
+from subfleet.protocol.training import ObjectiveSettings
 
 ERRORS = ("absolute_errors", "squared_errors", "targets", "squared_targets")
 EVALUATED = Evaluated(
@@ -37,17 +37,9 @@ def test_the_bytes_of_an_evaluation_are_fixed() -> None:
     assert encode(EVALUATED) == (
         b'{"accuracy":0.75,"class_correct":[0,3],"class_counts":[1,3],"client_id":"pi","kind":"evaluated",'
         b'"label_count":4,"loss":0.25,"measured_peak_bytes":7,"message_id":"m","round":2,"run_id":"r",'
-        b'"sample_count":4,"schema":1,"seconds":1.5,"task_id":"t"}'
+        b'"sample_count":4,"schema":2,"seconds":1.5,"task_id":"t"}'
     )
     assert decode(encode(EVALUATED), expected="evaluated") == EVALUATED
-
-
-def test_an_evaluate_task_says_how_and_others_are_written_as_before() -> None:
-    plain = json.loads(encode(evaluate_task()))
-    assert (plain["work"], plain["evaluation"]) == ("evaluate", {"batch_size": 8, "per_class": True})
-    assert plain["training"] is None
-    assert decode(encode(evaluate_task())) == evaluate_task()
-    assert "evaluation" not in json.loads(encode(train_task()))
 
 
 def test_a_profile_tells_of_held_out_data_where_there_are_some() -> None:
@@ -55,22 +47,6 @@ def test_a_profile_tells_of_held_out_data_where_there_are_some() -> None:
     without = replace(profile(), held_out_count=0)
     assert "held_out_count" not in json.loads(encode(without))
     assert decode(encode(without)) == without
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"evaluation": None}, "an evaluate task, and no other, must name evaluation settings"),
-        ({"work": "train", "training": TrainingSettings()}, "an evaluate task, and no other"),
-        ({"training": TrainingSettings()}, "and no training settings"),
-        ({"weights": None}, "must name one program and weights"),
-        ({"programs": evaluate_task().programs * 2}, "must name one program and weights"),
-        ({"scoring": None, "calibration": None, "programs": ()}, "1 or more programs"),
-    ],
-)
-def test_an_evaluate_task_names_what_it_needs_and_others_do_not(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        evaluate_task(**changes)
 
 
 CLAIMS = [

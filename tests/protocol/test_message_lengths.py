@@ -2,18 +2,18 @@
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
-from agent.agent_cases import evaluate_task, train_task
+from agent.agent_cases import evaluate_task, score_task, train_task
 
 from subfleet.protocol.blobs import MESSAGE_BYTES, BlobRef
-from subfleet.protocol.candidate_scores import MAX_CANDIDATES, Scoring
+from subfleet.protocol.candidate_scores import MAX_CANDIDATES
 from subfleet.protocol.evaluating import EvaluationSettings
 from subfleet.protocol.limits import MAX_COUNTED_CLASSES
 from subfleet.protocol.messages import Evaluated, Message, Profile, Task, encode
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.subnet import Explicit, Prefix, SubnetSpec
+from subfleet.protocol.task import ScoringCandidate
 
 RESNET50 = (64, 256, 512, 1024, 2048, *(64,) * 6, *(128,) * 8, *(256,) * 12, *(512,) * 6)
 VGG16 = (64, 64, 128, 128, 256, 256, 256, *(512,) * 6, 4096, 4096)
@@ -32,7 +32,7 @@ def _task(spec: SubnetSpec, names: int = 0, tensors: int = 0) -> Task:
     letters = "abcdefghijklmnopqrstuvwxyz"
     classes = tuple(f"{number}{''.join(chance.choices(letters, k=16))}" for number in range(names))
     sends = tuple(f"stages.{number // 8}.blocks.{number % 8}.convolution.weight" for number in range(tensors))
-    return replace(train_task(), spec=spec, classes=classes, sends=sends)
+    return train_task(spec=spec, classes=classes, sends=sends)
 
 
 def _scoring() -> Task:
@@ -52,15 +52,16 @@ def _scoring() -> Task:
         for at in range(MAX_CANDIDATES)
     )
     weights = tuple(BlobRef(sha256=digests[3 * at + 2], size_bytes=10**7) for at in range(MAX_CANDIDATES))
-    scoring = Scoring(specs=specs, weights=weights)
-    return replace(train_task(), work="score", programs=programs, weights=None, scoring=scoring)
+    each = zip(specs, programs, weights, strict=True)
+    candidates = tuple(ScoringCandidate(spec=spec, program=program, weights=blob) for spec, program, blob in each)
+    return score_task(candidates=candidates)
 
 
 def _population() -> Task:
     chance = random.Random(4)
     operators = ("mbconv_k3_e3", "mbconv_k5_e3", "mbconv_k3_e6", "mbconv_k5_e6", "identity", "zero")
     paths = tuple(tuple(chance.choice(operators) for _ in range(24)) for _ in range(64))
-    return replace(evaluate_task(), evaluation=EvaluationSettings(batch_size=32, population=paths))
+    return evaluate_task(settings=EvaluationSettings(batch_size=32, population=paths))
 
 
 def _profile(classes: int, *, named: bool = False) -> Profile:

@@ -8,24 +8,22 @@ import pytest
 
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.errors import ProtocolError
-from subfleet.protocol.messages import Message, Receipt, Refusal, RoundInfo, Task, decode, encode
+from subfleet.protocol.messages import Message, Receipt, Refusal, RoundInfo, decode, encode
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.task import Deploy, Task
 
 SERVERS: Mapping[str, Message] = MappingProxyType(
     {
         "round": RoundInfo(run_id="r", round=1, round_count=1, phase="train", log_time_s=None, deadline_s=1.0),
         "task": Task(
             task_id="t",
-            work="deploy",
             run_id="r",
             round=1,
             client_id="pi",
             spec=SubnetSpec(),
-            programs=(ProgramRef(program_id="p", target="onnx", blob=BlobRef.of(b"p")),),
-            weights=None,
-            training=None,
+            work=Deploy(models=(ProgramRef(program_id="p", target="onnx", blob=BlobRef.of(b"p")),)),
             planned_peak_bytes=1,
             budget=Budget(memory_bytes=1),
             deadline_s=1.0,

@@ -74,7 +74,7 @@ RESULT = RunResult(
 
 
 def test_summary_and_tables_hold_every_round_and_client(tmp_path: Path) -> None:
-    write_results(tmp_path, name="test", result=RESULT, extra={"models": []})
+    write_results(tmp_path, name="test", result=RESULT, models=[])
     summary = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))
     assert summary["accuracy"] == 0.5
     assert [record["round"] for record in summary["rounds"]] == [1, 2]
@@ -297,11 +297,11 @@ def test_devices_own_models_are_shown_whether_or_not_somebody_has_tried_them(met
     )
     rows = kept_models(tmp_path, [(made, file)])
     result = dataclasses.replace(RESULT, rounds=(dataclasses.replace(ROUND, headline=metric),))
-    untried = write_results(tmp_path, name="test", result=result, extra={"models": rows}).read_text(encoding="utf-8")
+    untried = write_results(tmp_path, name="test", result=result, models=rows).read_text(encoding="utf-8")
     assert "<td>models/pi/model.onnx</td>" in untried
     assert "of its own" not in untried
     known = [tried(row, metric, 0.75) for row in rows]
-    page = write_results(tmp_path, name="test", result=result, extra={"models": known}).read_text(encoding="utf-8")
+    page = write_results(tmp_path, name="test", result=result, models=known).read_text(encoding="utf-8")
     assert f"<th>{METRICS[metric].title} of its own</th>" in page
     assert "<td>0.7500</td></tr>" in page
 

@@ -7,38 +7,38 @@ from typing import Any, TypeVar
 from server.fake_device import CLASSES, PLENTY_BYTES, SHAPE
 from server.server_rig import config
 
-from subfleet.methods.asking import stream_of
-from subfleet.methods.path_search import Proposing
+from subfleet.methods.assigner import stream_of
+from subfleet.methods.path_search import ProposalContext
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.memory import Packing
 from subfleet.protocol.messages import Deployed, Presence, Profile, Refusal, Task, Telemetry, Update
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Reading
-from subfleet.rounds.actions import Action, Reply, Request
+from subfleet.rounds.actions import Action, Reply
+from subfleet.rounds.beginning import beginning_of
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Event, Failed, Ready
+from subfleet.rounds.events import Done, Event, Failed
+from subfleet.rounds.exploring import explored
 from subfleet.rounds.networks import lineages_in_use
-from subfleet.rounds.requests import (
-    BeginningWanted,
-    EvaluationWanted,
-    GenerationMade,
-    GenerationWanted,
-    ModelsMade,
-    ModelsWanted,
-    PricesWanted,
-    ProgramMade,
-    ProgramWanted,
-    ScoringWanted,
-    SearchWanted,
-    TaskMade,
-    TaskWanted,
-)
 from subfleet.rounds.seating import task_wanted
 from subfleet.rounds.state import RunState, Seat, remembered
 from subfleet.rounds.terms import Terms
+from subfleet.rounds.work import (
+    CostRequest,
+    EvaluationRequest,
+    ExportedModels,
+    GenerationRequest,
+    ModelsRequest,
+    NetworksRequest,
+    PreparedTask,
+    ProgramRequest,
+    ProposedGeneration,
+    ScoringRequest,
+    SearchRequest,
+    TaskRequest,
+)
 from subfleet.rounds.written import ProgramFacts
 from subfleet.search.queue import SizedProgram
-from subfleet.serving.lookout import looked_for
 from subfleet.serving.terms import terms_of as planned
 from subfleet.settings.timing import Deadlines
 
@@ -114,28 +114,30 @@ def prepared(
     seat = state.seats[name]
     if models:
         assert seat.participant is not None
-        wanted = ModelsWanted(participant=seat.participant, round=state.round)
-        return Ready(made=ModelsMade(wanted=wanted, programs=(program,), models=()))
+        wanted = ModelsRequest(participant=seat.participant, round=state.round)
+        return Done(request=wanted, result=ExportedModels(programs=(program,), models=()))
     task = task_wanted(state, seat)
     assert task is not None
     facts = ProgramFacts(planned_peak_bytes=planned_peak_bytes, operators=operators, packings=packings)
-    return Ready(made=TaskMade(wanted=task, program=program, weights=blob(f"weights {size_of(seat)}"), facts=facts))
+    return Done(
+        request=task, result=PreparedTask(program=program, weights=blob(f"weights {size_of(seat)}"), facts=facts)
+    )
 
 
 def task_failed(state: RunState, name: str, reason: str = "export failed: no") -> Failed:
     """A client's task cannot be made."""
     task = task_wanted(state, state.seats[name])
     assert task is not None
-    return Failed(wanted=task, reason=reason)
+    return Failed(request=task, reason=reason)
 
 
 def written_ahead(
     state: RunState, queued: SizedProgram, planned_peak_bytes: int, operators: tuple[str, ...] = ()
-) -> Ready:
+) -> Done:
     """A program for later rounds is there."""
-    wanted = ProgramWanted(program=queued, round=state.round)
+    wanted = ProgramRequest(program=queued, round=state.round)
     facts = ProgramFacts(planned_peak_bytes=planned_peak_bytes, operators=operators)
-    return Ready(made=ProgramMade(wanted=wanted, facts=facts))
+    return Done(request=wanted, result=facts)
 
 
 def size_of(seat: Seat) -> str:
@@ -195,21 +197,21 @@ def deployed(terms: Terms, state: RunState, name: str) -> Deployed:
 
 W = TypeVar(
     "W",
-    TaskWanted,
-    ScoringWanted,
-    EvaluationWanted,
-    ModelsWanted,
-    ProgramWanted,
-    PricesWanted,
-    SearchWanted,
-    BeginningWanted,
-    GenerationWanted,
+    TaskRequest,
+    ScoringRequest,
+    EvaluationRequest,
+    ModelsRequest,
+    ProgramRequest,
+    CostRequest,
+    SearchRequest,
+    NetworksRequest,
+    GenerationRequest,
 )
 
 
 def wanted_of(kind: type[W], actions: Iterable[Action]) -> list[W]:
-    """What is asked for of one kind, in order."""
-    return [one.wanted for one in actions if isinstance(one, Request) and isinstance(one.wanted, kind)]
+    """The requests of one kind, in order."""
+    return [one for one in actions if isinstance(one, kind)]
 
 
 def looked_around(
@@ -217,25 +219,32 @@ def looked_around(
 ) -> tuple[RunState, tuple[Action, ...]]:
     """The state, and what is then to be done, after what actions have looked for is found."""
     found: tuple[Action, ...] = ()
-    wanted: tuple[SearchWanted | BeginningWanted, ...]
-    wanted = (*wanted_of(SearchWanted, actions), *wanted_of(BeginningWanted, actions))
+    wanted: tuple[SearchRequest | NetworksRequest, ...]
+    wanted = (*wanted_of(SearchRequest, actions), *wanted_of(NetworksRequest, actions))
     for one in wanted:
-        state, more = step(terms, state, Ready(made=looked_for(terms, state, one)), now_s)
+        state, more = step(terms, state, looked_for(terms, state, one), now_s)
         found += more
     return state, (*actions, *found)
 
 
-def scored_by_chance(terms: Terms, state: RunState, wanted: GenerationWanted) -> GenerationMade:
+def looked_for(terms: Terms, state: RunState, request: SearchRequest | NetworksRequest) -> Done:
+    """What comes of a look at a state."""
+    if isinstance(request, SearchRequest):
+        return Done(request=request, result=explored(terms, state))
+    return Done(request=request, result=beginning_of(terms, state))
+
+
+def scored_by_chance(terms: Terms, state: RunState) -> ProposedGeneration:
     """A generation with scores that follow from its paths alone."""
     found = (terms.declared(one).network for one in lineages_in_use(terms, state))
     supernet = next((one for one in found if one.choices), None)
-    if terms.policies.path_search is None or supernet is None:
-        return GenerationMade(wanted=wanted, generation=None)
-    proposing = Proposing(network=supernet, memory=remembered(terms, state), seed=terms.config.seed)
-    generation = terms.policies.path_search.propose(proposing)
+    if terms.roles.networks.path_search is None or supernet is None:
+        return ProposedGeneration(generation=None)
+    proposing = ProposalContext(network=supernet, memory=remembered(terms, state), seed=terms.config.seed)
+    generation = terms.roles.networks.path_search.propose(proposing)
     paths = () if generation is None else generation.paths
     scores = tuple(stream_of(" ".join(path)).random() for path in paths)
-    return GenerationMade(wanted=wanted, generation=generation, scores=scores)
+    return ProposedGeneration(generation=generation, scores=scores)
 
 
 def replies(actions: Iterable[Action]) -> list[str]:

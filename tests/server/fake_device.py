@@ -32,6 +32,7 @@ from subfleet.protocol.messages import (
 )
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.task import Deploy, Evaluate, Score
 from subfleet.protocol.topics import CHUNK, Topics
 from subfleet.transport.base import Connected, Delivery, Transport
 from subfleet.transport.blob_store import BlobStore
@@ -223,7 +224,7 @@ class Device:
             return
         self.task = None
         self.done.add(task.task_id)
-        if task.work == "score":
+        if isinstance(task.work, Score):
             found = tuple(CandidateScore(score=score) for score in self.behaviour.score(task))
             self.keep(
                 Scores(
@@ -237,7 +238,7 @@ class Device:
                 )
             )
             return
-        if task.work == "deploy":
+        if isinstance(task.work, Deploy):
             self.keep(
                 Deployed(
                     task_id=task.task_id,
@@ -247,14 +248,13 @@ class Device:
                 )
             )
             return
-        if task.work == "evaluate":
+        if isinstance(task.work, Evaluate):
             self.keep(self.found_for(task))
             return
         self.keep(self.update_for(task, self.store.add(encode_arrays(self._learned(task)))))
 
     def found_for(self, task: Task) -> Evaluated:
-        assert task.weights is not None
-        loss, accuracy = self.behaviour.evaluate(decode_arrays(self.store.path(task.weights).read_bytes()), task)
+        loss, accuracy = self.behaviour.evaluate(decode_arrays(self.store.path(task.weights[0]).read_bytes()), task)
         return Evaluated(
             task_id=task.task_id,
             run_id=task.run_id,
@@ -270,8 +270,7 @@ class Device:
         )
 
     def _learned(self, task: Task) -> dict[str, Any]:
-        assert task.weights is not None
-        weights = decode_arrays(self.store.path(task.weights).read_bytes())
+        weights = decode_arrays(self.store.path(task.weights[0]).read_bytes())
         if self.behaviour.change is not None:
             return self.behaviour.change(weights, task)
         return small_change(weights, self.client_id, task.round, self.behaviour.scale)

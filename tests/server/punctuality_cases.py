@@ -12,12 +12,15 @@ from server.coordinator_cases import (
     update,
 )
 
+from subfleet.rounds.actions import AggregationRequest
 from subfleet.rounds.awaiting import punctuality_of
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Folded, Tick, UpdateStored
+from subfleet.rounds.events import Done, Tick
 from subfleet.rounds.punctuality import PUNCTUAL, Duty, Punctuality
 from subfleet.rounds.state import RunState
+from subfleet.rounds.suspicion import ChangeSize
 from subfleet.rounds.terms import Terms
+from subfleet.rounds.work import AggregatedRound, CheckRequest
 from subfleet.settings.timing import Deadlines
 
 OTHERS = ("ada", "bob")
@@ -57,13 +60,18 @@ def given_tasks(terms: Terms, state: RunState, now_s: float, *names: str) -> Run
 
 def trained(terms: Terms, state: RunState, now_s: float, *names: str) -> RunState:
     for name in names:
-        state, _ = step(terms, state, UpdateStored(update=update(terms, state, name)), now_s)
+        state, _ = step(
+            terms, state, Done(request=CheckRequest(update=update(terms, state, name)), result=ChangeSize()), now_s
+        )
     return state
 
 
 def folded(terms: Terms, state: RunState, now_s: float) -> RunState:
     assert state.phase == "fold"
-    event = Folded(round=state.round, accuracy=0.5, loss=1.0, sha256="0" * 64, refused={})
+    event = Done(
+        request=AggregationRequest(round=state.round, seats=()),
+        result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}),
+    )
     return step(terms, state, event, now_s)[0]
 
 

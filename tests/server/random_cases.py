@@ -20,32 +20,29 @@ from subfleet.methods.fedoras import FedorAS
 from subfleet.methods.fedtrans import Grown
 from subfleet.methods.sattler import Found, SattlerMemory, Split
 from subfleet.methods.tier_search import TierSearch
+from subfleet.protocol.exhaustive import never
 from subfleet.protocol.messages import Evaluated, Task, Update
 from subfleet.protocol.paths import OperatorExamples, PathScore
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json
-from subfleet.rounds.actions import Action, Fold, Reply
-from subfleet.rounds.exhaustive import never
+from subfleet.protocol.task import Evaluate, Train
+from subfleet.rounds.actions import Action, AggregationRequest, Reply
+from subfleet.rounds.events import Done
 from subfleet.rounds.networks import all_lineages
 from subfleet.rounds.persistent import PersistentMap
-from subfleet.rounds.requests import (
-    EvaluationMade,
-    EvaluationWanted,
-    Made,
-    ModelsMade,
-    ModelsWanted,
-    PricesMade,
-    PricesWanted,
-    ProgramMade,
-    ProgramWanted,
-    Scorable,
-    ScoringMade,
-    ScoringWanted,
-    TaskMade,
-    TaskWanted,
-)
 from subfleet.rounds.state import Member, RunState
 from subfleet.rounds.terms import Terms
+from subfleet.rounds.work import (
+    CostRequest,
+    EvaluationRequest,
+    ExportedModels,
+    ModelsRequest,
+    PreparedTask,
+    ProgramRequest,
+    Scorable,
+    ScoringRequest,
+    TaskRequest,
+)
 from subfleet.rounds.written import ProgramFacts
 from subfleet.search.path_evolution import EvolutionSettings
 from subfleet.settings.evaluations import Evaluations
@@ -56,7 +53,7 @@ from subfleet.testing.rounds import SUPERNET
 PRICES = prices_of(network_of(MODEL))
 _SMALL = replace(MODEL, widths=(4,), depths=(1,), norm="none")
 _NETWORKS = (_SMALL, replace(_SMALL, depths=(2,)), replace(_SMALL, widths=(8,)))
-Supplied = TaskWanted | ScoringWanted | EvaluationWanted | ModelsWanted | ProgramWanted | PricesWanted
+Supplied = TaskRequest | ScoringRequest | EvaluationRequest | ModelsRequest | ProgramRequest | CostRequest
 _EVOLUTION = EvolutionSettings(evaluations=6, population=3, offspring=3)
 _BY_SERVER = TierSearch(evolution=_EVOLUTION)
 _BY_DEVICES = replace(_BY_SERVER, scoring="devices", scoring_clients=2, scoring_rounds=2)
@@ -76,7 +73,7 @@ def terms_of_places(method: AnyMethod) -> tuple[Terms, ...]:
         "min_clients": 2,
         "deadlines": Deadlines(lease_s=15, linger_s=0, **limits),
     }
-    if method.policies().draws_paths:
+    if method.roles().training.draws_paths:
         data = DataSettings(test="server.server_rig:evaluation", validation_samples=5)
         settings |= {"model": replace(SUPERNET, class_count=CLASSES), "data": data}
     return tuple(
@@ -85,21 +82,21 @@ def terms_of_places(method: AnyMethod) -> tuple[Terms, ...]:
     )
 
 
-def evolved_by(terms: Terms, fold: Fold) -> tuple[Any, tuple[Lineage, ...]]:
+def evolved_by(terms: Terms, fold: AggregationRequest) -> tuple[Any, tuple[Lineage, ...]]:
     """What a fold finds and leaves of networks, in which as many appear as can."""
-    if terms.policies.evolve is None:
+    if terms.roles.networks.evolve is None:
         return None, fold.lineages
-    if terms.policies.declarations:
+    if terms.roles.assigner.declarations:
         return None, _united(terms, fold)
     return _split(terms, fold) if isinstance(fold.memory, SattlerMemory) else _grown(terms, fold)
 
 
 def brings(terms: Terms, place: int) -> str:
     """What a client brings in place of a subnet, where the method goes by that: one of some networks."""
-    return canonical_json(_NETWORKS[place]).decode() if terms.policies.declarations else ""
+    return canonical_json(_NETWORKS[place]).decode() if terms.roles.assigner.declarations else ""
 
 
-def _united(terms: Terms, fold: Fold) -> tuple[Lineage, ...]:
+def _united(terms: Terms, fold: AggregationRequest) -> tuple[Lineage, ...]:
     """A union has whatever was brought, besides what the one before it had."""
     before = all_lineages(terms, fold.lineages)
     if not fold.brought:
@@ -111,7 +108,7 @@ def _united(terms: Terms, fold: Fold) -> tuple[Lineage, ...]:
     return (*kept, born)
 
 
-def _split(terms: Terms, fold: Fold) -> tuple[Found, tuple[Lineage, ...]]:
+def _split(terms: Terms, fold: AggregationRequest) -> tuple[Found, tuple[Lineage, ...]]:
     """Those of Sattler's are split wherever two clients are in one."""
     clusters: dict[str, list[str]] = {}
     for seat in fold.seats:
@@ -140,7 +137,7 @@ def _split(terms: Terms, fold: Fold) -> tuple[Found, tuple[Lineage, ...]]:
     return Found(splits=tuple(splits)), (*kept, *born) if splits else fold.lineages
 
 
-def _grown(terms: Terms, fold: Fold) -> tuple[Grown, tuple[Lineage, ...]]:
+def _grown(terms: Terms, fold: AggregationRequest) -> tuple[Grown, tuple[Lineage, ...]]:
     """One of FedTrans' grows from the newest in every other round."""
     before = all_lineages(terms, fold.lineages)
     living = [one.id for one in before if one.living]
@@ -154,7 +151,7 @@ def _grown(terms: Terms, fold: Fold) -> tuple[Grown, tuple[Lineage, ...]]:
 
 def _drawn_in(terms: Terms, task: Task, samples: int) -> OperatorExamples:
     """What a device tells of the paths that it drew, where it drew any: the first operator that it has, everywhere."""
-    if task.paths is None:
+    if not isinstance(task.work, Train) or task.work.paths is None:
         return ()
     given = dict(task.spec.choices)
     return tuple(
@@ -170,7 +167,7 @@ def answers(actions: tuple[Action, ...], message_id: str) -> list[str]:
 
 def found_of(task: Task, samples: int) -> Evaluated:
     """What a device says of an evaluate task, or of another one; and of each path that it was to score."""
-    paths = () if task.evaluation is None else task.evaluation.population
+    paths = task.work.settings.population if isinstance(task.work, Evaluate) else ()
     return Evaluated(
         task_id=task.task_id,
         run_id=task.run_id,
@@ -187,32 +184,31 @@ def found_of(task: Task, samples: int) -> Evaluated:
     )
 
 
-def made_of(job: Supplied, planned: int, fails: bool) -> Made:
-    """What is made for a job beside the loop, but for searches."""
+def made_of(job: Supplied, planned: int, fails: bool) -> Done:
+    """What a job beside the loop results in, but for searches."""
     program = ProgramRef(program_id="p", target="onnx", blob=blob("p"))
     match job:
-        case TaskWanted():
+        case TaskRequest():
             weights = blob(f"w{job.participant.size.spec_id}")
             facts = ProgramFacts(planned_peak_bytes=planned)
-            made: Made = TaskMade(wanted=job, program=program, weights=weights, facts=facts)
-        case ScoringWanted():
-            candidates = (
+            made: Any = PreparedTask(program=program, weights=weights, facts=facts)
+        case ScoringRequest():
+            made = tuple(
                 Scorable(size=size, program=program, weights=blob("f"), planned_peak_bytes=planned)
                 for size in job.sizes[fails:]
             )
-            made = ScoringMade(wanted=job, candidates=tuple(candidates))
-        case EvaluationWanted():
+        case EvaluationRequest():
             facts = ProgramFacts(planned_peak_bytes=planned)
-            made = EvaluationMade(wanted=job, program=program, weights=blob("use"), facts=facts)
-        case ModelsWanted():
-            made = ModelsMade(wanted=job, programs=(program,), models=())
-        case ProgramWanted():
-            made = ProgramMade(wanted=job, facts=ProgramFacts(planned_peak_bytes=planned))
-        case PricesWanted():
-            made = PricesMade(wanted=job, memory=PRICES)
+            made = PreparedTask(program=program, weights=blob("use"), facts=facts)
+        case ModelsRequest():
+            made = ExportedModels(programs=(program,), models=())
+        case ProgramRequest():
+            made = ProgramFacts(planned_peak_bytes=planned)
+        case CostRequest():
+            made = PRICES
         case _:
             never(job)
-    return made
+    return Done(request=job, result=made)
 
 
 def update_of(terms: Terms, task: Task) -> Update:

@@ -26,12 +26,13 @@ from subfleet.protocol.answers import Evaluated
 from subfleet.protocol.messages import Presence
 from subfleet.protocol.paths import PathScore
 from subfleet.protocol.programs import ProgramRef
-from subfleet.rounds.actions import Action, CloseGeneration
+from subfleet.rounds.actions import Action, AggregationRequest, CloseGeneration
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Event, Folded, Ready, UpdateStored
-from subfleet.rounds.requests import EvaluationMade, EvaluationWanted, GenerationMade, GenerationWanted
+from subfleet.rounds.events import Done, Event
 from subfleet.rounds.state import RunState
+from subfleet.rounds.suspicion import ChangeSize
 from subfleet.rounds.terms import Terms
+from subfleet.rounds.work import AggregatedRound, CheckRequest, EvaluationRequest, GenerationRequest, PreparedTask
 from subfleet.rounds.written import ProgramFacts
 from subfleet.search.path_evolution import EvolutionSettings
 from subfleet.settings.samples import DataSettings
@@ -73,19 +74,27 @@ def supernet_round(terms: Terms, held_out: int = HELD_OUT) -> Outcome:
         kept = {one: given.get(one, choice.operators) for one, choice in terms.network.choices.items()}
         examples = tuple((choice, ((own[0], HELD_OUT),)) for choice, own in kept.items())
         told = replace(update(terms, state, name), operator_examples=examples)
-        state, _ = step(terms, state, UpdateStored(update=told), 3.0)
-    return step(terms, state, Folded(round=1, accuracy=0.2, loss=1.0, sha256="0" * 64, refused={}), 5.0)
+        state, _ = step(terms, state, Done(request=CheckRequest(update=told), result=ChangeSize()), 3.0)
+    return step(
+        terms,
+        state,
+        Done(
+            request=AggregationRequest(round=1, seats=()),
+            result=AggregatedRound(accuracy=0.2, loss=1.0, sha256="0" * 64, refused={}),
+        ),
+        5.0,
+    )
 
 
 def journal_in(folder: Path, terms: Terms) -> Journal:
     engine = open_database(folder)
     run_id = begin_run(engine, name="test", settings="{}", round_count=3)
-    return Journal(engine, run_id, first_memory=terms.policies.memory)
+    return Journal(engine, run_id, first_memory=terms.roles.memory.initial)
 
 
-def made_now(terms: Terms, state: RunState, actions: tuple[Action, ...]) -> GenerationMade:
-    (wanted,) = wanted_of(GenerationWanted, actions)
-    return scored_by_chance(terms, state, wanted)
+def made_now(terms: Terms, state: RunState, actions: tuple[Action, ...]) -> Done:
+    (wanted,) = wanted_of(GenerationRequest, actions)
+    return Done(request=wanted, result=scored_by_chance(terms, state))
 
 
 def searched(terms: Terms, state: RunState, actions: tuple[Action, ...]) -> tuple[RunState, list[CloseGeneration]]:
@@ -93,7 +102,7 @@ def searched(terms: Terms, state: RunState, actions: tuple[Action, ...]) -> tupl
     closed = list[CloseGeneration]()
     while state.phase == "search":
         made = made_now(terms, state, actions)
-        state, actions = step(terms, state, Ready(made=made), 6.0)
+        state, actions = step(terms, state, made, 6.0)
         closed += [one for one in actions if isinstance(one, CloseGeneration)]
     return state, closed
 
@@ -101,9 +110,9 @@ def searched(terms: Terms, state: RunState, actions: tuple[Action, ...]) -> tupl
 def sent(state: RunState, actions: tuple[Action, ...], terms: Terms, now_s: float) -> RunState:
     """Everybody who is to score has its task."""
     program = ProgramRef(program_id="scores", target="onnx", blob=blob("scores"))
-    for wanted in wanted_of(EvaluationWanted, actions):
+    for wanted in wanted_of(EvaluationRequest, actions):
         facts = ProgramFacts(planned_peak_bytes=1000)
-        made: Event = Ready(made=EvaluationMade(wanted=wanted, program=program, weights=blob("w"), facts=facts))
+        made: Event = Done(request=wanted, result=PreparedTask(program=program, weights=blob("w"), facts=facts))
         state, _ = step(terms, state, made, now_s)
     return state
 

@@ -74,8 +74,8 @@ def prices_of(network: Network, bytes_per_parameter: int = 16) -> MemoryPrices:
 
 def search_of(terms: Terms, target: str = "onnx") -> Search | None:
     """A method's search that has learned nothing; None where it has none."""
-    search = terms.policies.search
-    return None if search is None else search(terms.network, terms.price, target)
+    search = terms.roles.assigner.search
+    return None if search is None else search.start(terms.network, terms.price, target)
 
 
 class HandClock:
@@ -204,9 +204,7 @@ class World:
 
     def kill_server(self) -> None:
         """Drop the server as a kill does, without a word to anyone; its thread ends, as a process's would."""
-        self.server._checks.close()
-        self.server._lookout.close()
-        self.server._workbench.close()
+        self.server._work.close()
         self.server = self.new_server()
         self.server.open()
 
@@ -218,7 +216,8 @@ class World:
         for name in names:
             self.devices[name].step()
         self.server.step(0.0)
-        self.server.finish()  # real time, of which these tests have none: the next step finds it done, or a kill does
+        # Real time, of which these tests have none: the next step finds it done, or a kill does.
+        self.server.finish(exports=False)
 
     def run(self, until: Callable[[], bool] | None = None, *, turns: int = 4000, seconds: float = 0.25) -> None:
         for _ in range(turns):

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from server.fake_device import Behaviour, Device
 from server.server_rig import FakeExports, Notes, World, config
+from transport.mosquitto import open_mosquitto
 
-from subfleet.link.broker import EmbeddedBroker, MosquittoBroker, mosquitto_binary
+from subfleet.link.broker import EmbeddedBroker
 from subfleet.protocol.messages import Presence, encode
 from subfleet.protocol.topics import Topics
 from subfleet.serving.session import Server
@@ -74,10 +75,12 @@ def test_devices_that_are_gone_open_no_round_and_delay_none(tmp_path: Path) -> N
 
 @pytest.fixture(params=["embedded", "mosquitto"])
 def url(request: pytest.FixtureRequest) -> Iterator[str]:
-    if request.param == "mosquitto" and mosquitto_binary() is None:
-        pytest.skip("mosquitto is not installed")
-    with EmbeddedBroker() if request.param == "embedded" else MosquittoBroker() as broker:
-        yield broker.url
+    if request.param == "mosquitto":
+        with open_mosquitto() as url:
+            yield url
+    else:
+        with EmbeddedBroker() as broker:
+            yield broker.url
 
 
 @pytest.mark.broker

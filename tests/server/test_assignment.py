@@ -10,7 +10,7 @@ from server.server_rig import config, search_of
 
 from subfleet.elastic.maps import nested_maps
 from subfleet.methods import Method
-from subfleet.methods.policies import Ask, Draw, Written, largest_fitting
+from subfleet.methods.assigner import AssignmentContext, Draw, WrittenSize, largest_fitting
 from subfleet.protocol.readings import Budget, Reading
 from subfleet.rounds.terms import Terms
 from subfleet.search.candidates import (
@@ -31,13 +31,13 @@ PLAN = terms_of(SETTINGS, "run")
 CANDIDATES = PLAN.candidates
 
 
-def ask(terms: Terms, budget: Budget, below: Candidate | None = None) -> Ask:
+def ask(terms: Terms, budget: Budget, below: Candidate | None = None) -> AssignmentContext:
     """A client with this budget."""
-    return Ask(
+    return AssignmentContext(
         networks={"": terms.network},
         candidates=terms.candidates,
         price=terms.price,
-        draw=Draw(seed=0, round=1, client_id="ada", memory=terms.policies.memory),
+        draw=Draw(seed=0, round=1, client_id="ada", memory=terms.roles.memory.initial),
         target="onnx",
         budget=budget,
         below=below,
@@ -133,7 +133,7 @@ def test_a_search_gives_only_what_has_fewer_parameters_than_what_was_too_large()
 def test_the_plan_of_a_written_program_fits_a_budget_of_just_its_peak_and_none_of_one_byte_less() -> None:
     candidate = CANDIDATES[1]
     peak_bytes = 2 * candidate.training_memory_bytes["onnx"]
-    written = {candidate.spec.spec_id: Written(size=candidate.spec, planned_peak_bytes=peak_bytes)}
+    written = {candidate.spec.spec_id: WrittenSize(size=candidate.spec, planned_peak_bytes=peak_bytes)}
     for short in (0, 1):
         known = replace(ask(PLAN, Budget(memory_bytes=peak_bytes - short)), written=written)
         assert known.allows(candidate) != bool(short)
@@ -198,7 +198,7 @@ def terms_of_method(name: str) -> Terms:
 @given(budgets)
 def test_no_method_gives_more_than_any_part_of_the_budget(name: str, budget: Budget) -> None:
     terms = terms_of_method(name)
-    found = terms.policies.assign(ask(terms, budget))
+    found = terms.roles.assigner.assign(ask(terms, budget))
     assert found.candidate is None or within(found.candidate, budget)
     assert found.wanted is None or within(terms.price(found.wanted.program.size), budget)
 
@@ -217,16 +217,16 @@ def test_every_method_keeps_the_contract(kind: type[Method]) -> None:
     for one in terms.candidates:
         terms.network.check(one.spec)
         assert terms.network.size_of(one.spec) == one.spec
-    assign = terms.policies.assign
-    draw = Draw(seed=0, round=1, client_id="ada", memory=terms.policies.memory)
+    assign = terms.roles.assigner.assign
+    draw = Draw(seed=0, round=1, client_id="ada", memory=terms.roles.memory.initial)
     nothing, plenty = Budget(memory_bytes=0), Budget(memory_bytes=2**40)
     assert assign(ask(terms, nothing)).candidate is None
     given = assign(ask(terms, plenty)).candidate
     assert given is not None
     assert assign(ask(terms, plenty)) == assign(ask(terms, plenty))
     assert assign(ask(terms, plenty, below=terms.candidates[0])).candidate is None
-    placed = terms.policies.place(terms.network, given.spec, draw)
+    placed = terms.roles.assigner.place(terms.network, given.spec, draw)
     assert terms.network.size_of(placed).spec_id == given.spec.spec_id
-    student = terms.policies.student(terms.network, given.spec, draw)
+    student = terms.roles.training.student(terms.network, given.spec, draw)
     assert student is None or nested_maps(terms.network, given.spec, student)
     assert kind.INFO.title

@@ -9,25 +9,16 @@ from contextlib import ExitStack
 
 import pytest
 
-from subfleet.link.broker import EmbeddedBroker, MosquittoBroker, mosquitto_binary
-from subfleet.protocol.errors import FileError, PortError, TransportError
+from subfleet.link.broker import EmbeddedBroker
+from subfleet.protocol.errors import PortError
 from subfleet.transport.address import parse_url
 from subfleet.transport.base import Connected, Delivery
 from subfleet.transport.mqtt import MqttTransport
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
-Broker = EmbeddedBroker | MosquittoBroker
 
-
-@pytest.fixture(params=["embedded", "mosquitto"])
-def make(request: pytest.FixtureRequest) -> Callable[[int], Broker]:
-    if request.param == "mosquitto" and mosquitto_binary() is None:
-        pytest.skip("Mosquitto is not installed; run: sudo apt-get install mosquitto")
-    return EmbeddedBroker if request.param == "embedded" else MosquittoBroker
-
-
-def _port(broker: Broker) -> int:
+def _port(broker: EmbeddedBroker) -> int:
     return int(broker.url.rsplit(":", 1)[1])
 
 
@@ -46,8 +37,8 @@ def _wait_until(done: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def test_it_runs_in_its_own_process_until_it_is_stopped(make: Callable[[int], Broker]) -> None:
-    broker = make(0)
+def test_it_runs_in_its_own_process_until_it_is_stopped() -> None:
+    broker = EmbeddedBroker()
     with broker:
         pids = [broker.pid]
         assert not {None, os.getpid()} & set(pids)
@@ -58,9 +49,9 @@ def test_it_runs_in_its_own_process_until_it_is_stopped(make: Callable[[int], Br
     broker.stop()
 
 
-def test_clients_that_come_at_one_moment_are_all_answered(make: Callable[[int], Broker]) -> None:
+def test_clients_that_come_at_one_moment_are_all_answered() -> None:
     """Where messages are retained, amqtt serves them while others subscribe: who came then was lost."""
-    with make(0) as broker, ThreadPoolExecutor(32) as pool, ExitStack() as links:
+    with EmbeddedBroker() as broker, ThreadPoolExecutor(32) as pool, ExitStack() as links:
         address = parse_url(broker.url)
         server = MqttTransport(address, "server")
         links.callback(server.close)
@@ -84,8 +75,8 @@ def test_clients_that_come_at_one_moment_are_all_answered(make: Callable[[int], 
             assert message.payload == b"welcome"
 
 
-def test_it_keeps_its_address_after_a_crash(make: Callable[[int], Broker]) -> None:
-    broker = make(0)
+def test_it_keeps_its_address_after_a_crash() -> None:
+    broker = EmbeddedBroker()
     with broker:
         url = broker.url
         broker.kill()
@@ -95,18 +86,18 @@ def test_it_keeps_its_address_after_a_crash(make: Callable[[int], Broker]) -> No
         assert _accepts(_port(broker))
 
 
-def test_it_listens_on_loopback_only(make: Callable[[int], Broker]) -> None:
-    with make(0) as broker, open("/proc/net/tcp") as table:  # noqa: PTH123 (not a file of ours)
+def test_it_listens_on_loopback_only() -> None:
+    with EmbeddedBroker() as broker, open("/proc/net/tcp") as table:  # noqa: PTH123 (not a file of ours)
         port = f"{_port(broker):04X}"
         listening = [line.split()[1] for line in table if line.split()[3] == "0A"]
         assert [address for address in listening if address.endswith(f":{port}")] == [f"0100007F:{port}"]
 
 
-def test_a_taken_port_is_one_sentence(make: Callable[[int], Broker]) -> None:
+def test_a_taken_port_is_one_sentence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(PortError, match=f"port {port} on 127.0.0.1 cannot be used"):
-            make(port).start()
+            EmbeddedBroker(port).start()
 
 
 @pytest.mark.parametrize("port", [70_000, -1])
@@ -115,23 +106,9 @@ def test_a_port_that_cannot_be_is_one_sentence(port: int) -> None:
         EmbeddedBroker(port).start()
 
 
-def test_a_program_that_is_no_broker_is_one_sentence() -> None:
-    with pytest.raises(TransportError, match="did not start"):
-        MosquittoBroker(binary="/bin/false").start()
-
-
-def test_a_mosquitto_that_is_not_installed_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("subfleet.link.broker.mosquitto_binary", lambda: None)
-    with pytest.raises(FileError, match="apt-get install mosquitto"):
-        MosquittoBroker()
-
-
-@pytest.mark.parametrize("name", ["EmbeddedBroker", "MosquittoBroker"])
-def test_it_dies_with_a_parent_that_was_killed(name: str) -> None:
-    if name == "MosquittoBroker" and mosquitto_binary() is None:
-        pytest.skip("Mosquitto is not installed; run: sudo apt-get install mosquitto")
+def test_it_dies_with_a_parent_that_was_killed() -> None:
     program = (
-        f"import time; from subfleet.link.broker import {name}; broker = {name}(); broker.start()\n"
+        "import time; from subfleet.link.broker import EmbeddedBroker; broker = EmbeddedBroker(); broker.start()\n"
         "print(broker.url.rsplit(':', 1)[1], flush=True); time.sleep(600)"
     )
     parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)

@@ -35,18 +35,20 @@ from subfleet.methods import AnyMethod
 from subfleet.methods.fedfa import FedFA
 from subfleet.methods.fjord import FjORD
 from subfleet.methods.heterofl import HeteroFL
-from subfleet.methods.norms import calibration_of
 from subfleet.methods.standalone import Standalone
+from subfleet.methods.techniques import calibration_of
 from subfleet.protocol.calibration import Calibration, NormLayer, sum_names
 from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.messages import Task
+from subfleet.protocol.task import Calibrate
 from subfleet.protocol.training import TrainingSettings
-from subfleet.rounds.actions import Action, SendTask
+from subfleet.rounds.actions import Action, AggregationRequest, SendTask
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Folded, UpdateStored
-from subfleet.rounds.requests import TaskWanted
+from subfleet.rounds.events import Done
 from subfleet.rounds.state import RunState
+from subfleet.rounds.suspicion import ChangeSize
 from subfleet.rounds.terms import Terms
+from subfleet.rounds.work import AggregatedRound, CheckRequest, TaskRequest
 from subfleet.settings.run import Run
 from subfleet.testing.subnets import same_bits
 from subfleet.transport.blob_store import BlobStore
@@ -105,22 +107,33 @@ def measured_round(terms: Terms, number: int = 1) -> tuple[RunState, tuple[Actio
 def test_everybody_is_asked_for_the_norms_of_its_size_by_the_program_that_trains(method: AnyMethod) -> None:
     terms = terms_of(**calibrating(rounds=1, method=method, clients_per_round=1))
     state, asked = measured_round(terms, 2)
-    assert [one.student for one in wanted_of(TaskWanted, asked)] == [None] * 3, "no candidates, no student"
+    assert [one.student for one in wanted_of(TaskRequest, asked)] == [None] * 3, "no candidates, no student"
     for name in CLIENTS:
         state, (sent,) = step(terms, state, prepared(terms, state, name), 2.0)
         assert isinstance(sent, SendTask)
         task, training = sent.task, terms.training(2)
-        assert (task.work, task.training) == ("calibrate", training)
+        assert isinstance(task.work, Calibrate)
+        assert task.work.settings == training
         assert (training.learning_rate, training.epochs, training.objective.distillation) == (0.0, 1, "none")
         assert training.optimiser == terms.training(1).optimiser
-        assert task.calibration == calibration_of(terms.network, task.spec)
+        assert task.work.calibration == calibration_of(terms.network, task.spec)
     refused = replace(refusal(terms, state, "ada"), reason="data")
     state, actions = step(terms, state, refused, 3.0)
     assert replies(actions) == ["accepted"]
     for name in CLIENTS[1:]:
-        state, actions = step(terms, state, UpdateStored(update=update(terms, state, name)), 3.0)
+        state, actions = step(
+            terms, state, Done(request=CheckRequest(update=update(terms, state, name)), result=ChangeSize()), 3.0
+        )
         assert replies(actions) == ["accepted"]
-    state, _ = step(terms, state, Folded(round=2, accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}), 4.0)
+    state, _ = step(
+        terms,
+        state,
+        Done(
+            request=AggregationRequest(round=2, seats=()),
+            result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}),
+        ),
+        4.0,
+    )
     assert state.phase == "deploy"
 
 
@@ -204,8 +217,8 @@ def answered(terms: Terms, folder: Path) -> tuple[Folding, RunState, dict[str, d
         state, _ = step(terms, state, prepared(terms, state, name), 2.0)
         task = state.seats[name].task
         assert task is not None
-        assert task.calibration is not None
-        said[name] = sums(task.calibration, terms.network.shapes(task.spec), 5 + place, name)
+        assert isinstance(task.work, Calibrate)
+        said[name] = sums(task.work.calibration, terms.network.shapes(task.spec), 5 + place, name)
         answer = replace(update(terms, state, name), blob=blobs.add(encode_arrays(said[name])))
         state = replace(state, seats={**state.seats, name: replace(state.seats[name], stage="done", result=answer)})
     unlimited = replace(terms, config=replace(terms.config, max_client_share=1.0))
@@ -277,11 +290,11 @@ def test_an_answer_that_is_gone_from_the_disk_is_left_out(tmp_path: Path) -> Non
 
 def learned(weights: Mapping[str, Any], task: Task) -> dict[str, Any]:
     """What a device without a trainer sends."""
-    if task.calibration is None:
+    if not isinstance(task.work, Calibrate):
         return small_change(weights, task.client_id, task.round, 0.1)
     shapes = {name: array.shape for name, array in weights.items()}
     return sums(
-        task.calibration, shapes, {"ada": 7, "bob": 20, "cyd": 33}[task.client_id], task.task_id.partition("/")[2]
+        task.work.calibration, shapes, {"ada": 7, "bob": 20, "cyd": 33}[task.client_id], task.task_id.partition("/")[2]
     )
 
 
@@ -302,7 +315,7 @@ def test_a_run_has_the_same_bits_whatever_is_lost_and_whoever_dies(tmp_path: Pat
     calm = played(tmp_path / "calm")
     assert [record.calibrated for record in calm.notes.records] == [False, True, False, True]
     assert {row.status for record in calm.notes.records for row in record.clients} == {"folded"}
-    assert [task.work for task in calm.devices["ada"].tasks] == ["train", "calibrate", "train", "calibrate"]
+    assert [task.work.TYPE for task in calm.devices["ada"].tasks] == ["train", "calibrate", "train", "calibrate"]
     rough = played(tmp_path / "rough", Faults(seed=3, loss=0.2, double=0.2, delay_s=1.5), kill=True)
     assert rough.model_bytes() == calm.model_bytes()
 
@@ -310,9 +323,9 @@ def test_a_run_has_the_same_bits_whatever_is_lost_and_whoever_dies(tmp_path: Pat
 @pytest.mark.slow
 def test_sums_of_other_norms_are_refused_by_a_run(tmp_path: Path) -> None:
     def lying(weights: Mapping[str, Any], task: Task) -> dict[str, Any]:
-        if task.calibration is None or task.client_id != "bob":
+        if not isinstance(task.work, Calibrate) or task.client_id != "bob":
             return learned(weights, task)
-        norm = replace(task.calibration.norms[0], name="other")
+        norm = replace(task.work.calibration.norms[0], name="other")
         return sums(Calibration(norms=(norm,)), {"other.running_mean": (8,)}, 20, "bob")
 
     world = World(tmp_path, config(**calibrating(rounds=1, deploy_targets=())), fleet(change=lying))

@@ -28,10 +28,11 @@ from subfleet.protocol.messages import RefusalReason, Task
 from subfleet.reporting.address import HttpAddress
 from subfleet.reporting.api import serve_http
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Tick, UpdateRejected
+from subfleet.rounds.events import Failed, Tick
 from subfleet.rounds.reasons import REFUSALS
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
+from subfleet.rounds.work import CheckRequest
 from subfleet.search.fitting import LIMITS
 from subfleet.settings.timing import Deadlines
 
@@ -231,7 +232,7 @@ def test_updates_that_cannot_be_used_are_the_same_again() -> None:
             state, _ = step(PLAN, state, telemetry(PLAN, name, retry=state.retry), state.entered_s)
         for name in CLIENTS:
             state, _ = step(PLAN, state, prepared(PLAN, state, name), state.entered_s)
-            event = UpdateRejected(update=update(PLAN, state, name), reason="tensor 'a' is not finite")
+            event = Failed(request=CheckRequest(update=update(PLAN, state, name)), reason="tensor 'a' is not finite")
             state, _ = step(PLAN, state, event, state.entered_s)
         assert state.retry == number
     assert state.phase == "failed"

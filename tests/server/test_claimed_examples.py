@@ -13,8 +13,10 @@ from subfleet.protocol.paths import OperatorExamples
 from subfleet.protocol.training import TrainingSettings
 from subfleet.rounds.actions import Reply
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import UpdateStored
+from subfleet.rounds.events import Done
 from subfleet.rounds.state import RunState
+from subfleet.rounds.suspicion import ChangeSize
+from subfleet.rounds.work import CheckRequest
 from subfleet.settings.samples import DataSettings
 from subfleet.testing.rounds import SUPERNET
 
@@ -51,7 +53,7 @@ TOLD: OperatorExamples = tuple((choice, ((own[0], EPOCHS * SAMPLES),)) for choic
 
 def said(examples: OperatorExamples) -> tuple[list[str], str]:
     told = replace(update(TERMS, STATE, "ada"), operator_examples=examples)
-    _, actions = step(TERMS, STATE, UpdateStored(update=told), 3.0)
+    _, actions = step(TERMS, STATE, Done(request=CheckRequest(update=told), result=ChangeSize()), 3.0)
     return replies(actions), " ".join(one.receipt.reason for one in actions if isinstance(one, Reply))
 
 
@@ -93,5 +95,5 @@ def test_one_network_has_no_operators_to_tell_of() -> None:
     for name in CLIENTS:
         state, _ = step(terms, state, prepared(terms, state, name), 2.0)
     told = replace(update(terms, state, "ada"), operator_examples=TOLD)
-    _, actions = step(terms, state, UpdateStored(update=told), 3.0)
+    _, actions = step(terms, state, Done(request=CheckRequest(update=told), result=ChangeSize()), 3.0)
     assert replies(actions) == ["refused"]

@@ -13,12 +13,13 @@ from server.coordinator_cases import joined, prepared, telemetry, terms_of, upda
 from subfleet.journal.database import open_database
 from subfleet.journal.journal import Journal, begin_run
 from subfleet.protocol.training import TrainingSettings
-from subfleet.rounds.actions import Action, Close, Fold
+from subfleet.rounds.actions import Action, AggregationRequest, Close
 from subfleet.rounds.coordinator import resume_actions, step
-from subfleet.rounds.events import Folded, NotFolded, UpdateStored
+from subfleet.rounds.events import Done, Failed
 from subfleet.rounds.state import RunState
 from subfleet.rounds.suspicion import ChangeSize
 from subfleet.rounds.terms import Terms
+from subfleet.rounds.work import AggregatedRound, CheckRequest
 from subfleet.settings.suspicion import SuspicionSettings
 
 FOUR = ("ada", "bob", "cyd", "eve")
@@ -50,20 +51,23 @@ def trained(
         state, _ = step(terms, state, prepared(terms, state, name), now_s)
     actions: tuple[Action, ...] = ()
     for name in given:
-        stored = UpdateStored(update=update(terms, state, name), change=ChangeSize(weights=changes[name]))
+        stored = Done(request=CheckRequest(update=update(terms, state, name)), result=ChangeSize(weights=changes[name]))
         state, actions = step(terms, state, stored, now_s)
     return state, actions
 
 
 def after(terms: Terms, state: RunState, loss: float, now_s: float = 3.0) -> tuple[RunState, tuple[Action, ...]]:
     """The round is folded and evaluated."""
-    event = Folded(round=state.round, accuracy=0.5, loss=loss, sha256="a" * 64, refused={})
+    event = Done(
+        request=AggregationRequest(round=state.round, seats=()),
+        result=AggregatedRound(accuracy=0.5, loss=loss, sha256="a" * 64, refused={}),
+    )
     return step(terms, state, event, now_s)
 
 
 def folding(actions: tuple[Action, ...]) -> list[str]:
     """Whose updates are folded."""
-    (fold,) = [action for action in actions if isinstance(action, Fold)]
+    (fold,) = [action for action in actions if isinstance(action, AggregationRequest)]
     return [seat.client_id for seat in fold.seats]
 
 
@@ -116,7 +120,7 @@ def test_where_all_are_far_outside_nobody_is_to_blame() -> None:
     state, _ = trained(three, RunState(), dict.fromkeys(FOUR[1:], 1.0))
     state, _ = after(three, state, 1.0)
     state, actions = trained(three, state, dict.fromkeys(FOUR[1:], 1e6))
-    assert not [action for action in actions if isinstance(action, (Fold, Close))]
+    assert not [action for action in actions if isinstance(action, (AggregationRequest, Close))]
     assert (state.phase, state.round, state.folded_round, state.retry) == ("waiting", 2, 1, 1)
     assert state.suspicion.excluded == {}
     assert (
@@ -143,8 +147,8 @@ def test_samples_that_an_update_counts_tell_whether_its_training_was_long(
         far = name == "eve"
         sent = replace(update(four, state, name), sample_count=claimed) if far else update(four, state, name)
         change = ChangeSize(weights=0.9 if far else 0.01, held_weights=1.0)
-        state, actions = step(four, state, UpdateStored(update=sent, change=change), 2.0)
-    (fold,) = [action for action in actions if isinstance(action, Fold)]
+        state, actions = step(four, state, Done(request=CheckRequest(update=sent), result=change), 2.0)
+    (fold,) = [action for action in actions if isinstance(action, AggregationRequest)]
     assert [seat.client_id for seat in fold.seats if seat.scale < 1] == (["eve"] if scaled else [])
     assert state.seats["ada"].change.samples == 0, "it follows from the rest, and is in no journal twice"
 
@@ -154,7 +158,7 @@ def test_a_change_far_outside_is_folded_as_the_run_says(outliers: str, scale: fl
     four = terms(outliers=outliers)
     state, actions = trained(four, RunState(), {**HONEST, "eve": 1e6})
     assert folding(actions) == list(FOUR)
-    (fold,) = [action for action in actions if isinstance(action, Fold)]
+    (fold,) = [action for action in actions if isinstance(action, AggregationRequest)]
     assert {seat.client_id: seat.scale for seat in fold.seats} == {
         **dict.fromkeys(HONEST, 1.0),
         "eve": pytest.approx(scale),
@@ -172,7 +176,7 @@ def test_where_all_are_far_outside_all_are_scaled_alike() -> None:
     state, _ = trained(three, RunState(), dict.fromkeys(FOUR[1:], 1.0))
     state, _ = after(three, state, 1.0)
     _, actions = trained(three, state, dict.fromkeys(FOUR[1:], 20.0))
-    (fold,) = [action for action in actions if isinstance(action, Fold)]
+    (fold,) = [action for action in actions if isinstance(action, AggregationRequest)]
     assert [seat.scale for seat in fold.seats] == [0.25**4] * 3
 
 
@@ -185,7 +189,7 @@ def test_where_nobody_may_be_left_out_a_round_that_diverged_stands_or_falls_as_a
     four = terms(outliers=outliers)
     state, _ = trained(four, RunState(), {**HONEST, "eve": 9.0})
     state, actions = after(four, state, loss)
-    assert not [action for action in actions if isinstance(action, Fold)]
+    assert not [action for action in actions if isinstance(action, AggregationRequest)]
     assert [action for action in actions if isinstance(action, Close)] == (list(actions[:1]) if goes_on else [])
     assert state.folded_round == (1 if goes_on else 0)
 
@@ -197,7 +201,9 @@ def test_a_server_that_dies_before_a_scaled_fold_folds_with_the_same_scale(tmp_p
     journal = Journal(engine, begin_run(engine, name="test", settings="{}", round_count=9))
     state, actions = trained(four, RunState(), {**HONEST, "eve": 77.7})
     journal.save(RunState(), state)
-    assert resume_actions(four, journal.load(9.0)) == tuple(one for one in actions if isinstance(one, Fold))
+    assert resume_actions(four, journal.load(9.0)) == tuple(
+        one for one in actions if isinstance(one, AggregationRequest)
+    )
     assert 0 < state.seats["eve"].scale < 1
 
 
@@ -297,7 +303,9 @@ def test_a_fold_that_cannot_be_made_is_made_without_the_most_suspect() -> None:
     four = terms()
     state, actions = trained(four, RunState(), {"ada": 1.0, "bob": 1.1, "cyd": 1.0, "dan": 3.0})
     assert folding(actions) == ["ada", "bob", "cyd", "dan"]
-    state, actions = step(four, state, NotFolded(round=1, reason="folding failed: KeyError: 'x'"), 3.0)
+    state, actions = step(
+        four, state, Failed(request=AggregationRequest(round=1, seats=()), reason="folding failed: KeyError: 'x'"), 3.0
+    )
     assert folding(actions) == ["ada", "bob", "cyd"]
     state, actions = after(four, state, 1.0)
     assert closed(actions)["dan"].startswith("refused: folding failed: KeyError: 'x', but not without it")
@@ -307,8 +315,13 @@ def test_a_fold_that_cannot_be_made_whoever_is_left_out_ends_a_try_and_not_the_r
     four = terms()
     state, _ = trained(four, RunState(), {"ada": 1.0, "bob": 1.1, "cyd": 1.0, "dan": 1.0})
     for _ in range(5):
-        state, _ = step(four, state, NotFolded(round=1, reason="folding failed: MemoryError"), 3.0)
+        state, _ = step(
+            four,
+            state,
+            Failed(request=AggregationRequest(round=1, seats=()), reason="folding failed: MemoryError"),
+            3.0,
+        )
     assert (state.phase, state.retry, state.failure) == ("waiting", 1, "")
     assert "MemoryError" in state.tries.waits_for
-    late, actions = step(four, state, NotFolded(round=1, reason="too late"), 4.0)
+    late, actions = step(four, state, Failed(request=AggregationRequest(round=1, seats=()), reason="too late"), 4.0)
     assert (late.tries, actions) == (state.tries, ())

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
-from server.coordinator_cases import CLIENTS, profile, scored_by_chance, telemetry
+from server.coordinator_cases import CLIENTS, looked_for, profile, scored_by_chance, telemetry
 from server.random_cases import (
     VARIANTS,
     answers,
@@ -24,30 +24,31 @@ from server.server_rig import MODEL, prices_of
 from subfleet.elastic.building import network_of
 from subfleet.protocol.candidate_scores import CandidateScore
 from subfleet.protocol.messages import Deployed, Presence, Refusal, Scores, Task, Update
-from subfleet.rounds.actions import Action, Close, CloseEvaluation, CloseGeneration, Fetch, Fold, Request, SendTask
+from subfleet.rounds.actions import (
+    Action,
+    AggregationRequest,
+    Close,
+    CloseEvaluation,
+    CloseGeneration,
+    Request,
+    SendTask,
+)
 from subfleet.rounds.coordinator import resume_actions, round_info, step
-from subfleet.rounds.events import (
-    Event,
-    Failed,
-    Folded,
-    Ready,
-    Tick,
-    UpdateStored,
-)
+from subfleet.rounds.events import Done, Event, Failed, Tick
 from subfleet.rounds.networks import lineages_in_use, standing_for
-from subfleet.rounds.requests import (
-    BeginningWanted,
-    GenerationWanted,
-    Made,
-    PricesWanted,
-    ScoringWanted,
-    SearchWanted,
-    Wanted,
-)
 from subfleet.rounds.sizing import lacking
 from subfleet.rounds.state import RunState
+from subfleet.rounds.suspicion import ChangeSize
 from subfleet.rounds.terms import Terms
-from subfleet.serving.lookout import looked_for
+from subfleet.rounds.work import (
+    AggregatedRound,
+    CheckRequest,
+    CostRequest,
+    GenerationRequest,
+    NetworksRequest,
+    ScoringRequest,
+    SearchRequest,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -65,10 +66,10 @@ class Fleet(RuleBasedStateMachine):
         self.terms = self.every_terms[0]
         self.state = RunState()
         self.now_s = 0.0
-        self.jobs: list[Wanted] = []
-        self.seen: dict[SearchWanted | BeginningWanted | GenerationWanted, RunState] = {}
+        self.jobs: list[Request] = []
+        self.seen: dict[SearchRequest | NetworksRequest | GenerationRequest, RunState] = {}
         self.tasks: dict[str, Task] = {}
-        self.fold: Fold | None = None
+        self.fold: AggregationRequest | None = None
         self.accepted: dict[str, Update] = {}  # by task
         self.counted: dict[str, int] = {}  # task to round
         self.closed: list[int] = []
@@ -86,17 +87,17 @@ class Fleet(RuleBasedStateMachine):
         return actions
 
     def perform(self, action: Action) -> None:
-        if isinstance(action, Request):
-            self.jobs.append(action.wanted)
-            if isinstance(action.wanted, SearchWanted | BeginningWanted | GenerationWanted):
-                self.seen[action.wanted] = self.state
+        if isinstance(action, AggregationRequest):
+            self.fold = action
+        elif isinstance(action, Request) and not isinstance(action, CheckRequest):
+            self.jobs.append(action)
+            if isinstance(action, SearchRequest | NetworksRequest | GenerationRequest):
+                self.seen[action] = self.state
         elif isinstance(action, SendTask):
             known = self.tasks.setdefault(action.task.task_id, action.task)
             assert known == action.task, "a task is sent again unchanged"
-            if action.task.work != "deploy":
+            if action.task.work.TYPE != "deploy":
                 assert action.task.planned_peak_bytes <= action.task.budget.memory_bytes
-        elif isinstance(action, Fold):
-            self.fold = action
         elif isinstance(action, Close):
             self.closed.append(action.round)
         elif isinstance(action, CloseEvaluation):
@@ -148,18 +149,19 @@ class Fleet(RuleBasedStateMachine):
         while self.jobs:
             self.finish_job(self.jobs[0], 1000, False)
 
-    def finish_job(self, job: Wanted, planned: int, fails: bool) -> None:
+    def finish_job(self, job: Request, planned: int, fails: bool) -> None:
         self.jobs.remove(job)
-        if fails and not isinstance(job, ScoringWanted):
-            self.apply(Failed(wanted=job, reason="no"))
+        if fails and not isinstance(job, ScoringRequest):
+            self.apply(Failed(request=job, reason="no"))
         else:
-            self.apply(Ready(made=self.made(job, planned, fails)))
+            self.apply(self.made(job, planned, fails))
 
-    def made(self, job: Wanted, planned: int, fails: bool) -> Made:
-        if isinstance(job, GenerationWanted):
-            return scored_by_chance(self.terms, self.seen[job], job)
-        if isinstance(job, SearchWanted | BeginningWanted):
+    def made(self, job: Request, planned: int, fails: bool) -> Done:
+        if isinstance(job, GenerationRequest):
+            return Done(request=job, result=scored_by_chance(self.terms, self.seen[job]))
+        if isinstance(job, SearchRequest | NetworksRequest):
             return looked_for(self.terms, self.seen[job], job)
+        assert not isinstance(job, CheckRequest | AggregationRequest)
         return made_of(job, planned, fails)
 
     @rule(data=st.data(), stored=st.booleans())
@@ -176,9 +178,9 @@ class Fleet(RuleBasedStateMachine):
         update = update_of(self.terms, task)
         self.apply(Tick())  # as below
         seats = self.state.seats
-        actions = self.apply(UpdateStored(update=update) if stored else update)
+        actions = self.apply(Done(request=CheckRequest(update=update), result=ChangeSize()) if stored else update)
         statuses = answers(actions, update.message_id)
-        assert len(statuses) + sum(isinstance(action, Fetch) for action in actions) == 1
+        assert len(statuses) + sum(isinstance(action, CheckRequest) for action in actions) == 1
         if "accepted" in statuses:
             assert task.task_id not in self.accepted, "no update is counted twice"
             assert seats[task.client_id].task == task
@@ -200,7 +202,7 @@ class Fleet(RuleBasedStateMachine):
         if status == "accepted":
             accepted = self.scored if found.scores else self.found
             assert task.task_id not in accepted
-            assert (task.work, samples) == ("evaluate", HELD_OUT)
+            assert (task.work.TYPE, samples) == ("evaluate", HELD_OUT)
             accepted.add(task.task_id)
         elif self.state.phase in ("evaluate", "search"):
             assert self.state.seats == seats
@@ -273,8 +275,9 @@ class Fleet(RuleBasedStateMachine):
             assert self.accepted[seat.result.task_id] == seat.result
             assert self.counted.setdefault(seat.result.task_id, fold.round) == fold.round
         found, lineages = evolved_by(self.terms, fold)
-        after = Folded(
-            round=fold.round, accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}, found=found, lineages=lineages
+        after = Done(
+            request=AggregationRequest(round=fold.round, seats=()),
+            result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}, found=found, lineages=lineages),
         )
         self.apply(after)
         accepted = {name for name, update in self.accepted.items() if update.round == fold.round}
@@ -337,7 +340,7 @@ class Fleet(RuleBasedStateMachine):
         assert sum(told) <= len(self.scored)
         if self.state.phase == "search":
             assert self.state.generations == len(self.generations)
-            assert self.state.scores is not None or any(isinstance(job, GenerationWanted) for job in self.jobs)
+            assert self.state.scores is not None or any(isinstance(job, GenerationRequest) for job in self.jobs)
 
     @invariant()
     def nothing_is_of_a_network_that_has_retired(self) -> None:
@@ -362,13 +365,13 @@ class Fleet(RuleBasedStateMachine):
         lacks = self.state.phase == "train" and lacking(self.terms, self.state)
         for seat in self.state.seats.values():
             if lacks and seat.stage in ("preparing", "answered"):
-                assert any(isinstance(job, PricesWanted | SearchWanted) for job in self.jobs)
+                assert any(isinstance(job, CostRequest | SearchRequest) for job in self.jobs)
             elif seat.stage == "preparing":
                 assert any(getattr(job, "participant", None) == seat.participant for job in self.jobs)
             elif seat.stage == "answered":
                 assert self.state.phase == "measure", "who can be given a size has one"
             if seat.stage == "scoring" and seat.task is None:
-                assert any(isinstance(job, ScoringWanted) and job.client_id == seat.client_id for job in self.jobs)
+                assert any(isinstance(job, ScoringRequest) and job.client_id == seat.client_id for job in self.jobs)
             if seat.stage == "out" or (seat.stage == "scoring" and seat.task is not None):
                 assert seat.task is not None
                 assert seat.task.task_id in self.tasks
@@ -384,7 +387,7 @@ class Fleet(RuleBasedStateMachine):
             self.time_passes(50.0)
             if self.fold is not None:
                 self.folded()
-            for job in [job for job in self.jobs if isinstance(job, GenerationWanted)]:
+            for job in [job for job in self.jobs if isinstance(job, GenerationRequest)]:
                 self.finish_job(job, 0, False)
         raise AssertionError(f"the run waits for ever in phase {self.state.phase}")
 

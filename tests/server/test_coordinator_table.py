@@ -26,22 +26,17 @@ from server.fake_device import PLENTY_BYTES
 
 from subfleet.protocol.memory import Packing, PackingWidth
 from subfleet.protocol.messages import Presence, Task
-from subfleet.rounds.actions import Fetch, Fold, GoOn, SendTask, Withdraw
+from subfleet.rounds.actions import AggregationRequest, GoOn, SendTask, Withdraw
 from subfleet.rounds.answers import MAX_HEADER_BYTES
 from subfleet.rounds.coordinator import round_info, step
-from subfleet.rounds.events import (
-    Failed,
-    Folded,
-    Tick,
-    UpdateRejected,
-    UpdateStored,
-)
+from subfleet.rounds.events import Done, Failed, Tick
 from subfleet.rounds.members import expected
 from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.phases import AT_ONCE
-from subfleet.rounds.requests import ModelsWanted, TaskWanted
 from subfleet.rounds.seating import ask_of
 from subfleet.rounds.state import Member, RunState
+from subfleet.rounds.suspicion import ChangeSize
+from subfleet.rounds.work import AggregatedRound, CheckRequest, ModelsRequest, TaskRequest
 from subfleet.settings.timing import Deadlines
 
 PLAN = terms_of()
@@ -49,20 +44,25 @@ PLAN = terms_of()
 
 def _folding(state: RunState) -> RunState:
     for name in CLIENTS:
-        state, _ = step(PLAN, state, UpdateStored(update=update(PLAN, state, name)), 5.0)
+        state, _ = step(
+            PLAN, state, Done(request=CheckRequest(update=update(PLAN, state, name)), result=ChangeSize()), 5.0
+        )
     return state
 
 
 def _deploying() -> RunState:
     state = _folding(training(PLAN))
-    folded = Folded(round=1, accuracy=0.5, loss=1.0, sha256="0" * 64, refused={})
+    folded = Done(
+        request=AggregationRequest(round=1, seats=()),
+        result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}),
+    )
     terms = terms_of(rounds=1)
     state, actions = step(terms, state, folded, 6.0)
-    assert [one.client_id for one in wanted_of(ModelsWanted, actions)] == list(CLIENTS)
+    assert [one.client_id for one in wanted_of(ModelsRequest, actions)] == list(CLIENTS)
     return state
 
 
-def given(action: TaskWanted) -> tuple[int, str]:
+def given(action: TaskRequest) -> tuple[int, str]:
     """Which attempt it is, and of what size."""
     return action.attempt, action.participant.size.spec_id
 
@@ -125,7 +125,7 @@ def test_tasks_are_prepared_when_everyone_has_answered() -> None:
     assert state.phase == "measure"
     state, actions = step(PLAN, state, telemetry(PLAN, CLIENTS[-1]), 2.0)
     assert state.phase == "train"
-    assert [one.client_id for one in wanted_of(TaskWanted, actions)] == list(CLIENTS)
+    assert [one.client_id for one in wanted_of(TaskRequest, actions)] == list(CLIENTS)
 
 
 def test_the_silent_are_missing_after_the_deadline_and_late_telemetry_is_refused() -> None:
@@ -176,7 +176,7 @@ def test_a_program_that_plans_too_much_leads_to_the_next_smaller_subnet() -> Non
     fitting, _ = step(PLAN, state, prepared(PLAN, state, "ada", planned_peak_bytes=PLENTY_BYTES), 2.0)
     assert fitting.seats["ada"].stage == "out"
     state, actions = step(PLAN, state, prepared(PLAN, state, "ada", planned_peak_bytes=PLENTY_BYTES + 1), 2.0)
-    assert [given(one) for one in wanted_of(TaskWanted, actions)] == [(0, sizes[place - 1])]
+    assert [given(one) for one in wanted_of(TaskRequest, actions)] == [(0, sizes[place - 1])]
     for _ in range(place):
         state, actions = step(PLAN, state, prepared(PLAN, state, "ada", planned_peak_bytes=10**12), 2.0)
     assert state.seats["ada"].stage == "skipped"
@@ -193,11 +193,11 @@ def test_an_update_is_fetched_then_accepted_then_a_duplicate() -> None:
     state = training(PLAN)
     offered = update(PLAN, state, "ada")
     after, actions = step(PLAN, state, offered, 3.0)
-    assert (after.seats, actions) == (state.seats, (Fetch(update=offered),))
-    state, actions = step(PLAN, after, UpdateStored(update=offered), 4.0)
+    assert (after.seats, actions) == (state.seats, (CheckRequest(update=offered),))
+    state, actions = step(PLAN, after, Done(request=CheckRequest(update=offered), result=ChangeSize()), 4.0)
     assert replies(actions) == ["accepted"]
     assert Withdraw(task_id=offered.task_id) in actions
-    for event in (offered, UpdateStored(update=offered)):
+    for event in (offered, Done(request=CheckRequest(update=offered), result=ChangeSize())):
         assert replies(step(PLAN, state, event, 5.0)[1]) == ["duplicate"]
 
 
@@ -224,8 +224,7 @@ def test_an_update_that_announces_too_much_is_refused_before_it_is_fetched() -> 
     offered = update(PLAN, state, "ada")
     huge = replace(offered, blob=replace(offered.blob, size_bytes=2**40))
     assert replies(step(PLAN, state, huge, 3.0)[1]) == ["refused"]
-    weights = _task(state, "ada").weights
-    assert weights is not None
+    (weights,) = _task(state, "ada").weights
     for more, answer in ((0, []), (1, ["refused"])):
         size_bytes = MAX_HEADER_BYTES + weights.size_bytes + more
         large = replace(offered, blob=replace(offered.blob, size_bytes=size_bytes))
@@ -235,12 +234,22 @@ def test_an_update_that_announces_too_much_is_refused_before_it_is_fetched() -> 
 def test_an_update_after_the_close_is_refused_unless_it_was_accepted() -> None:
     state = training(PLAN)
     early, late = update(PLAN, state, "ada"), update(PLAN, state, "bob")
-    state, _ = step(PLAN, state, UpdateStored(update=early), 3.0)
+    state, _ = step(PLAN, state, Done(request=CheckRequest(update=early), result=ChangeSize()), 3.0)
     state, actions = step(PLAN, state, Tick(), 2.0 + PLAN.config.deadlines.round_s)
-    fold = next(action for action in actions if isinstance(action, Fold))
+    fold = next(action for action in actions if isinstance(action, AggregationRequest))
     assert [seat.client_id for seat in fold.seats] == ["ada"]
-    assert replies(step(PLAN, state, UpdateStored(update=late), 700.0)[1]) == ["refused"]
-    state, _ = step(PLAN, state, Folded(round=1, accuracy=1.0, loss=0.0, sha256="0" * 64, refused={}), 700.0)
+    assert replies(step(PLAN, state, Done(request=CheckRequest(update=late), result=ChangeSize()), 700.0)[1]) == [
+        "refused"
+    ]
+    state, _ = step(
+        PLAN,
+        state,
+        Done(
+            request=AggregationRequest(round=1, seats=()),
+            result=AggregatedRound(accuracy=1.0, loss=0.0, sha256="0" * 64, refused={}),
+        ),
+        700.0,
+    )
     assert replies(step(PLAN, state, early, 701.0)[1]) == ["duplicate"]
     assert replies(step(PLAN, state, late, 701.0)[1]) == ["refused"]
 
@@ -248,7 +257,7 @@ def test_an_update_after_the_close_is_refused_unless_it_was_accepted() -> None:
 def test_a_rejected_update_ends_its_seat() -> None:
     state = training(PLAN)
     offered = update(PLAN, state, "ada")
-    state, actions = step(PLAN, state, UpdateRejected(update=offered, reason="not finite"), 3.0)
+    state, actions = step(PLAN, state, Failed(request=CheckRequest(update=offered), reason="not finite"), 3.0)
     assert (state.seats["ada"].stage, state.seats["ada"].reason) == ("refused", "not finite")
     assert replies(actions) == ["refused"]
 
@@ -260,7 +269,7 @@ def test_a_refusal_for_memory_gives_a_smaller_task_and_its_repetition_nothing() 
     smaller = sizes[sizes.index(size_of(state.seats["ada"])) - 1]
     state, actions = step(PLAN, state, first, 3.0)
     assert replies(actions) == ["accepted"]
-    assert [given(one) for one in wanted_of(TaskWanted, actions)] == [(1, smaller)]
+    assert [given(one) for one in wanted_of(TaskRequest, actions)] == [(1, smaller)]
     again, actions = step(PLAN, state, first, 3.0)
     assert (replies(actions), again.seats) == (["duplicate"], state.seats)
     state, actions = step(PLAN, state, prepared(PLAN, state, "ada"), 3.0)
@@ -316,7 +325,7 @@ def test_the_deploy_phase_ends_when_everyone_has_its_models_or_at_its_deadline()
     state = _deploying()
     for name in CLIENTS:
         state, actions = step(terms, state, prepared(terms, state, name, models=True), 7.0)
-        assert [action.task.work for action in actions if isinstance(action, SendTask)] == ["deploy"]
+        assert [action.task.work.TYPE for action in actions if isinstance(action, SendTask)] == ["deploy"]
     for name in CLIENTS[:-1]:
         state, actions = step(terms, state, deployed(terms, state, name), 8.0)
         assert replies(actions) == ["accepted"]
@@ -338,7 +347,7 @@ def test_models_of_a_few_are_asked_for_in_each_step_and_each_once() -> None:
     for _ in range(4):
         assert state.phase == "deploy"
         state, actions = step(terms, state, Tick(), 6.0)
-        wanted = [one.client_id for one in wanted_of(ModelsWanted, actions)]
+        wanted = [one.client_id for one in wanted_of(ModelsRequest, actions)]
         assert (len(wanted), any(isinstance(action, GoOn) for action in actions)) in {
             (AT_ONCE, True),
             (1, False),
@@ -377,13 +386,18 @@ def test_models_that_cannot_be_made_skip_a_client_that_had_a_second_task() -> No
     again, _ = step(terms, state, refusal(terms, state, "ada"), 3.0)
     state, _ = step(terms, again, prepared(terms, again, "ada"), 3.0)
     for name in CLIENTS:
-        state, _ = step(terms, state, UpdateStored(update=update(terms, state, name)), 4.0)
-    folded = Folded(round=1, accuracy=0.5, loss=1.0, sha256="0" * 64, refused={})
+        state, _ = step(
+            terms, state, Done(request=CheckRequest(update=update(terms, state, name)), result=ChangeSize()), 4.0
+        )
+    folded = Done(
+        request=AggregationRequest(round=1, seats=()),
+        result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}),
+    )
     state, _ = step(terms, state, folded, 5.0)
     assert state.phase == "deploy"
     participant = state.seats["ada"].participant
     assert participant is not None
-    failed = Failed(wanted=ModelsWanted(participant=participant, round=1), reason="export failed")
+    failed = Failed(request=ModelsRequest(participant=participant, round=1), reason="export failed")
     state, _ = step(terms, state, failed, 6.0)
     assert (state.seats["ada"].stage, state.seats["ada"].reason) == ("skipped", "export failed")
 

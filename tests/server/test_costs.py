@@ -21,17 +21,20 @@ from subfleet.methods import AnyMethod
 from subfleet.methods.fedadam import FedAdam
 from subfleet.methods.fjord import FjORD
 from subfleet.methods.heterofl import HeteroFL
-from subfleet.methods.policies import Policies
+from subfleet.methods.roles import Roles
 from subfleet.protocol.calibration import Calibration, NormLayer
 from subfleet.protocol.messages import Presence
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.schema import canonical_json, from_plain
+from subfleet.protocol.task import Calibrate, Train, Work
 from subfleet.protocol.topics import Topics
-from subfleet.rounds.actions import Close
+from subfleet.rounds.actions import AggregationRequest, Close
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Folded, UpdateStored
+from subfleet.rounds.events import Done
 from subfleet.rounds.state import RunState
+from subfleet.rounds.suspicion import ChangeSize
 from subfleet.rounds.terms import Terms
+from subfleet.rounds.work import AggregatedRound, CheckRequest
 
 NORMS = Calibration(norms=(NormLayer(name="norm", positions=1, momentum=0.1),))
 PACE, DOWN_BPS, UP_BPS = 5e4, 8e4, 2e4
@@ -148,8 +151,11 @@ def closed(terms: Terms, *, samples: int = 10, pace: float | None = PACE) -> Clo
         state, _ = step(terms, state, prepared(terms, state, name), 2.0)
     for name in CLIENTS:
         claimed = replace(update(terms, state, name), sample_count=samples)
-        state, _ = step(terms, state, UpdateStored(update=claimed), 5.5)
-    event = Folded(round=1, accuracy=0.5, loss=1.0, sha256="a" * 64, refused={"bob": "too large"}, model_bytes=123)
+        state, _ = step(terms, state, Done(request=CheckRequest(update=claimed), result=ChangeSize()), 5.5)
+    event = Done(
+        request=AggregationRequest(round=1, seats=()),
+        result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="a" * 64, refused={"bob": "too large"}, model_bytes=123),
+    )
     _, actions = step(terms, state, event, 6.0)
     return next(action for action in actions if isinstance(action, Close))
 
@@ -197,17 +203,22 @@ def test_without_a_pace_links_alone_are_expected() -> None:
 
 def test_the_nested_subnet_of_self_distillation_is_trained_too() -> None:
     terms = terms_of(method=FjORD())
-    policies: Policies = terms.policies
-    assert policies.training(terms.config.training, 1).objective.distillation == "self"
+    roles: Roles = terms.roles
+    assert roles.training.for_round(terms.config.training, 1).objective.distillation == "self"
     rows = told(terms, closed(terms)).clients
     costs = {one.spec_id: estimate_cost(terms.network, one, batch_size=1).forward_macs for one in terms.space}
     assert any(row.forward_macs > costs[row.spec_id] for row in rows)
 
 
+def calibrating(work: Work) -> Calibrate:
+    assert isinstance(work, Train)
+    return Calibrate(program=work.program, weights=work.weights, settings=work.settings, calibration=NORMS)
+
+
 def test_measured_norms_are_no_training() -> None:
     terms = terms_of()
     close = closed(terms)
-    tasks = [replace(seat.task, work="calibrate", calibration=NORMS) for seat in close.seats if seat.task is not None]
+    tasks = [replace(seat.task, work=calibrating(seat.task.work)) for seat in close.seats if seat.task is not None]
     seats = tuple(replace(seat, task=task) for seat, task in zip(close.seats, tasks, strict=True))
     rows = told(terms, replace(close, seats=seats)).clients
     assert {(row.sample_passes, row.training_macs, row.expected_s) for row in rows} == {(0, 0, 0.0)}

@@ -21,13 +21,14 @@ from subfleet.settings.evaluations import Evaluations
 from subfleet.settings.kept import keep_run, kept_run, replayed_run
 from subfleet.settings.run import Run
 from subfleet.settings.summary import SUMMARY
+from subfleet.testing.rounds import with_steps
 
 GROWING = FedTrans(first="configured", gamma=1, delta=1, beta=1e9, stop_rounds=0, noise=0.1)
 
 
 def test_no_round_waits_where_the_method_lets_rounds_go_on() -> None:
     terms = wishing(Wishes(ada=1))
-    terms = replace(terms, policies=replace(terms.policies, awaits_programs=False))
+    terms = replace(terms, roles=with_steps(terms.roles, awaits_programs=False))
     state, actions = trained(terms, asked(terms, measuring(terms))[0])
     assert (state.phase, is_folding(actions), len(state.queue)) == ("fold", True, 1)
 
@@ -36,7 +37,7 @@ def test_rounds_that_are_played_again_give_programs_when_they_were_given() -> No
     """A program that was slow at first and one that never came: fast ones are not given earlier, slow ones awaited."""
     wishes = Wishes(ada=1, bob=2)
     terms = wishing(wishes, rounds=4)
-    terms = replace(terms, policies=replace(terms.policies, awaits_programs=False))
+    terms = replace(terms, roles=with_steps(terms.roles, awaits_programs=False))
     state, (slow, lost) = asked(terms, measuring(terms))
     given = []
     for number in (1, 2, 3):

@@ -196,7 +196,7 @@ def test_a_value_that_no_release_writes_is_read_or_ends_in_a_sentence(
         ("runs SET settings = '[]'", "'list' object has no attribute"),
         ("clients SET profile = '[]'", "Profile is list, but must be an object"),
         ("tasks SET seat = x'00'", "tasks.seat is b"),
-        ("programs SET written = '{}'", "WrittenProgram lacks the field"),
+        ("programs SET written = '{}'", "WrittenProgram is missing the field"),
     ],
 )
 def test_a_damaged_value_is_named_when_the_run_is_taken_up(

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from server.test_assignment import CANDIDATES, PLAN, ask, budgets
 
-from subfleet.methods.asking import Unfit
-from subfleet.methods.policies import Ask, Written, largest_fitting
+from subfleet.methods.assigner import AssignmentContext, Unfit, WrittenSize, largest_fitting
 from subfleet.protocol.readings import Budget
 from subfleet.rounds.deciding import BY_METHOD, deciding_limit
 from subfleet.search.candidates import Candidate
@@ -36,7 +35,7 @@ WIDE = candidate("wide", 3, memory=20, moved=20)
 WHOLE = candidate("whole", 4, memory=40, moved=30, macs=9)
 
 
-def asked(memory: int, link: int | None = None, **more: object) -> Ask:
+def asked(memory: int, link: int | None = None, **more: object) -> AssignmentContext:
     budget = Budget(memory_bytes=memory, uplink_bytes=link, downlink_bytes=link)
     plain = replace(ask(PLAN, budget), candidates=(SMALL, DEEP, WIDE, WHOLE))
     return replace(plain, **more)  # type: ignore[arg-type]
@@ -78,9 +77,9 @@ def test_a_method_that_gives_less_than_fits_decides_itself() -> None:
     assert deciding_limit(asked(25, 30), DEEP) == BY_METHOD
 
 
-def written(peak: int, operators: tuple[str, ...] = ()) -> Mapping[str, Written]:
+def written(peak: int, operators: tuple[str, ...] = ()) -> Mapping[str, WrittenSize]:
     size = WHOLE.spec
-    return MappingProxyType({size.spec_id: Written(size=size, planned_peak_bytes=peak, operators=operators)})
+    return MappingProxyType({size.spec_id: WrittenSize(size=size, planned_peak_bytes=peak, operators=operators)})
 
 
 def test_the_programs_own_plan_counts() -> None:

@@ -29,9 +29,9 @@ from subfleet.protocol.subnet import Explicit, Full, Prefix, Roll, SubnetSpec
 from subfleet.rounds.actions import Reply, SendTask
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.declarations import declaration_of
-from subfleet.rounds.requests import TaskWanted
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
+from subfleet.rounds.work import TaskRequest
 from subfleet.transport.memory import Faults
 
 METHODS: tuple[AnyMethod, ...] = (FlexiFed(choice="declared"), Standalone(choice="declared"), FedFA(choice="declared"))
@@ -144,7 +144,7 @@ def test_what_does_not_fit_now_is_left_out_and_never_shrunk() -> None:
 def test_a_program_that_plans_too_much_leaves_the_device_out_with_the_reason() -> None:
     state = assigned(PLAN, declared(PLAN, PLAN.space[-1], PLAN.space[0], PLAN.space[0]))
     state, actions = step(PLAN, state, prepared(PLAN, state, "ada", planned_peak_bytes=PLENTY_BYTES + 1), 2.0)
-    assert not wanted_of(TaskWanted, actions)
+    assert not wanted_of(TaskRequest, actions)
     assert not any(isinstance(action, SendTask) for action in actions)
     assert state.seats["ada"].reason == (
         f"its declared architecture, {PLAN.space[-1].name!r}, needs more memory than the budget of {PLENTY_BYTES}, as "
@@ -158,7 +158,7 @@ def test_a_refusal_of_it_is_final_in_its_round(reason: Any) -> None:
     state, _ = step(PLAN, state, prepared(PLAN, state, "ada"), 2.0)
     answer = replace(refusal(PLAN, state, "ada", 1000), reason=reason)
     state, actions = step(PLAN, state, answer, 3.0)
-    assert not wanted_of(TaskWanted, actions)
+    assert not wanted_of(TaskRequest, actions)
     assert (state.seats["ada"].stage, state.seats["ada"].reason) == ("refused", f"{reason}: as told")
 
 

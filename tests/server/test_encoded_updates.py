@@ -23,18 +23,20 @@ from subfleet.elastic.update_form import UpdateForm, update_bytes
 from subfleet.folding.folding import Folding
 from subfleet.folding.updates import Magnitude, check_update, read_change
 from subfleet.methods.anycostfl import AnycostFL
+from subfleet.methods.assigner import AssignmentContext, Draw
 from subfleet.methods.heterofl import HeteroFL
-from subfleet.methods.policies import Ask, Draw
 from subfleet.protocol.errors import ConfigError, ProtocolError
 from subfleet.protocol.messages import Task
 from subfleet.protocol.readings import Budget
+from subfleet.protocol.task import Train
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Qsgd, TopK, TopKQsgd, Uncompressed
-from subfleet.rounds.state import Seat
+from subfleet.rounds.state import RunState, Seat
 from subfleet.rounds.terms import Terms
 from subfleet.serving.terms import terms_of as planned
 from subfleet.settings.reading import read_run
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
+from subfleet.testing.rounds import with_steps
 from subfleet.transport.blob_store import BlobStore
 
 Changes = dict[str, npt.NDArray[np.float32]]
@@ -67,7 +69,9 @@ def seats(blobs: BlobStore, codec: AnyUpdateCodec, scale: float = 0.1, *, decode
     state, found = training(PLAN), []
     for name, seat in state.seats.items():
         assert seat.task is not None
-        task = replace(seat.task, update_codec=Uncompressed() if decoded else codec)
+        assert isinstance(seat.task.work, Train)
+        work = replace(seat.task.work, update_codec=Uncompressed() if decoded else codec)
+        task = replace(seat.task, work=work)
         ref = blobs.add(written(codec, drawn(task, scale), name))
         if decoded:
             change = read_change(UpdateForm.of(NETWORK, task.spec, codec), blobs, ref)
@@ -77,8 +81,8 @@ def seats(blobs: BlobStore, codec: AnyUpdateCodec, scale: float = 0.1, *, decode
 
 
 def folded(found: list[Seat], blobs: BlobStore, **changes: Any) -> dict[str, torch.Tensor]:
-    policies = replace(HeteroFL().policies(), **changes)
-    terms = replace(PLAN, policies=policies, config=replace(PLAN.config, max_client_share=1.0))
+    roles = with_steps(HeteroFL().roles(), **changes)
+    terms = replace(PLAN, roles=roles, config=replace(PLAN.config, max_client_share=1.0))
     folding = Folding(terms=terms, blobs=blobs)
     result = folding.fold(ModelState(shared=STATE), 1, found)
     assert not result.refused
@@ -176,8 +180,8 @@ def test_what_decodes_to_no_number_is_refused(tmp_path: Path) -> None:
         checked(form, tmp_path / "update")
 
 
-def ask(terms: Terms, **links: int) -> Ask:
-    return Ask(
+def ask(terms: Terms, **links: int) -> AssignmentContext:
+    return AssignmentContext(
         networks={"": terms.network},
         candidates=terms.candidates,
         price=terms.price,
@@ -188,7 +192,7 @@ def ask(terms: Terms, **links: int) -> Ask:
 
 
 def given_parameters(terms: Terms, **links: int) -> int:
-    found = terms.policies.assign(ask(terms, **links)).candidate
+    found = terms.roles.assigner.assign(ask(terms, **links)).candidate
     return 0 if found is None else found.parameters
 
 
@@ -224,7 +228,7 @@ def test_anycostfl_sends_everything_over_an_uplink_of_just_that_and_less_over_on
 @settings(max_examples=60, deadline=None)
 @given(uplink_bytes=st.integers(0, 25_000))
 def test_anycostfl_gives_the_largest_width_and_then_the_densest_update(uplink_bytes: int) -> None:
-    found = ANYCOST.policies.assign(ask(ANYCOST, uplink_bytes=uplink_bytes)).candidate
+    found = ANYCOST.roles.assigner.assign(ask(ANYCOST, uplink_bytes=uplink_bytes)).candidate
     fitting = [one for one in ANYCOST.candidates if one.update_bytes <= uplink_bytes]
     assert found == (fitting[-1] if fitting else None)
     if found is None:
@@ -246,12 +250,15 @@ def test_anycostfl_sends_all_where_nothing_limits_it_and_nothing_else_where_it_i
     assert told.update_codec(PLAN.network, PLAN.space[0], free) == TopK(fraction=0.5)
 
 
+def codecs_of(state: RunState) -> set[AnyUpdateCodec]:
+    works = [seat.task.work for seat in state.seats.values() if seat.task is not None]
+    return {work.update_codec for work in works if isinstance(work, Train)}
+
+
 def test_a_task_names_the_codec() -> None:
     state = training(terms_of(model=MODEL, update_codec=CODECS[0]))
-    assert {seat.task.update_codec for seat in state.seats.values() if seat.task is not None} == {CODECS[0]}
-    assert {seat.task.update_codec for seat in training(PLAN).seats.values() if seat.task is not None} == {
-        Uncompressed()
-    }
+    assert codecs_of(state) == {CODECS[0]}
+    assert codecs_of(training(PLAN)) == {Uncompressed()}
 
 
 def test_a_configuration_names_the_codec_in_a_table(tmp_path: Path) -> None:

@@ -20,15 +20,17 @@ from subfleet.link.traffic import Traffic
 from subfleet.protocol.messages import Presence, Refusal, Task
 from subfleet.protocol.metric_sums import MetricSums
 from subfleet.protocol.programs import ProgramRef
+from subfleet.protocol.task import Evaluate
 from subfleet.protocol.topics import Topics
 from subfleet.reporting.results import summary
-from subfleet.rounds.actions import Action, CloseEvaluation, SendTask, Withdraw
+from subfleet.rounds.actions import Action, AggregationRequest, CloseEvaluation, SendTask, Withdraw
 from subfleet.rounds.coordinator import resume_actions, round_info, step
 from subfleet.rounds.evaluating import AT_ONCE
-from subfleet.rounds.events import Event, Failed, Folded, Ready, Tick, UpdateStored
-from subfleet.rounds.requests import EvaluationMade, EvaluationWanted, TaskWanted
+from subfleet.rounds.events import Done, Event, Failed, Tick
 from subfleet.rounds.state import RunState
+from subfleet.rounds.suspicion import ChangeSize
 from subfleet.rounds.terms import Terms
+from subfleet.rounds.work import AggregatedRound, CheckRequest, EvaluationRequest, PreparedTask, TaskRequest
 from subfleet.rounds.written import ProgramFacts
 from subfleet.settings.evaluations import Evaluations
 from subfleet.settings.timing import Deadlines
@@ -51,8 +53,13 @@ def folded(terms: Terms, held_out: Mapping[str, int], *, number: int = 1) -> Out
         for name in CLIENTS:
             state, _ = step(terms, state, prepared(terms, state, name), 2.0)
         for name in CLIENTS:
-            state, _ = step(terms, state, UpdateStored(update=update(terms, state, name)), 3.0)
-        event = Folded(round=state.round, accuracy=0.5, loss=1.0, sha256="0" * 64, refused={})
+            state, _ = step(
+                terms, state, Done(request=CheckRequest(update=update(terms, state, name)), result=ChangeSize()), 3.0
+            )
+        event = Done(
+            request=AggregationRequest(round=state.round, seats=()),
+            result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}),
+        )
         state, actions = step(terms, state, event, 5.0)
     return state, actions
 
@@ -61,16 +68,16 @@ def asked(terms: Terms = TERMS, **held_out: int) -> Outcome:
     return folded(terms, held_out or dict.fromkeys(CLIENTS, HELD_OUT))
 
 
-def made(wanted: EvaluationWanted, planned_bytes: int = 1000) -> Event:
+def made(wanted: EvaluationRequest, planned_bytes: int = 1000) -> Event:
     program = ProgramRef(program_id="evaluates", target="onnx", blob=blob("evaluates"))
     facts = ProgramFacts(planned_peak_bytes=planned_bytes)
-    return Ready(made=EvaluationMade(wanted=wanted, program=program, weights=blob("weights"), facts=facts))
+    return Done(request=wanted, result=PreparedTask(program=program, weights=blob("weights"), facts=facts))
 
 
 def given_out(terms: Terms = TERMS, **held_out: int) -> RunState:
     """Everybody who is asked has its task since second 6."""
     state, actions = asked(terms, **held_out)
-    for wanted in wanted_of(EvaluationWanted, actions):
+    for wanted in wanted_of(EvaluationRequest, actions):
         state, _ = step(terms, state, made(wanted), 6.0)
     return state
 
@@ -122,9 +129,9 @@ def test_it_is_due_after_each_so_many_rounds_and_after_the_last(evaluation: Eval
 def test_only_those_with_held_out_data_who_are_there_are_asked() -> None:
     state, actions = asked(ada=HELD_OUT, cyd=HELD_OUT)
     assert state.phase == "evaluate"
-    assert [one.client_id for one in wanted_of(EvaluationWanted, actions)] == ["ada", "cyd"]
+    assert [one.client_id for one in wanted_of(EvaluationRequest, actions)] == ["ada", "cyd"]
     nobody, actions = folded(TERMS, {})
-    assert (nobody.phase, wanted_of(EvaluationWanted, actions)) == ("measure", [])
+    assert (nobody.phase, wanted_of(EvaluationRequest, actions)) == ("measure", [])
 
 
 def test_a_task_brings_the_subnet_that_the_client_would_be_given_for_good() -> None:
@@ -132,9 +139,9 @@ def test_a_task_brings_the_subnet_that_the_client_would_be_given_for_good() -> N
     for name, seat in state.seats.items():
         given = task(state, name)
         last = state.last[name]
-        assert (given.work, given.spec, given.training) == ("evaluate", last.spec, None)
-        assert given.evaluation is not None
-        assert (given.evaluation.batch_size, given.evaluation.per_class) == (
+        assert given.spec == last.spec
+        assert isinstance(given.work, Evaluate)
+        assert (given.work.settings.batch_size, given.work.settings.per_class) == (
             TERMS.training(1).program_batch_size,
             False,
         )
@@ -157,7 +164,7 @@ def test_a_few_are_asked_in_each_step_and_each_once() -> None:
     found = []
     for _ in range(6):
         state, actions = step(terms, state, Tick(), 6.0)
-        wanted = [one.client_id for one in wanted_of(EvaluationWanted, actions)]
+        wanted = [one.client_id for one in wanted_of(EvaluationRequest, actions)]
         assert len(wanted) <= AT_ONCE
         found += wanted
     assert found == [*names]
@@ -211,9 +218,9 @@ def test_what_cannot_be_is_refused(changes: dict[str, Any], reason: str) -> None
 def test_classes_are_counted_where_that_was_asked() -> None:
     terms = terms_of(evaluation=Evaluations(every=1, per_class=True), rounds=3)
     state = given_out(terms)
-    asked_for = task(state, "ada").evaluation
-    assert asked_for is not None
-    assert asked_for.per_class
+    asked_for = task(state, "ada").work
+    assert isinstance(asked_for, Evaluate)
+    assert asked_for.settings.per_class
     after = state
     for counts, status in (((9, 1), "refused"), ((5, 4, 1), "accepted")):
         right = (1,) * len(counts)
@@ -253,8 +260,8 @@ def test_a_refusal_ends_the_seat_and_says_nothing_of_the_program_that_trains() -
 
 def test_what_cannot_be_made_or_does_not_fit_leaves_a_client_out() -> None:
     state, actions = asked()
-    ada, bob, cyd = wanted_of(EvaluationWanted, actions)
-    state, _ = step(TERMS, state, Failed(wanted=ada, reason="export failed: no"), 6.0)
+    ada, bob, cyd = wanted_of(EvaluationRequest, actions)
+    state, _ = step(TERMS, state, Failed(request=ada, reason="export failed: no"), 6.0)
     state, _ = step(TERMS, state, made(bob, 10**12), 6.0)
     state, _ = step(TERMS, state, made(cyd), 6.0)
     state, actions = said(TERMS, state, "cyd")
@@ -270,8 +277,8 @@ def test_what_fails_late_of_the_round_before_takes_nobodys_seat() -> None:
     state, _ = asked()
     client = state.seats["ada"].participant
     assert client is not None
-    late = TaskWanted(participant=client, round=1, attempt=0, target="onnx")
-    assert step(TERMS, state, Failed(wanted=late, reason="no"), 6.0)[0].seats == state.seats
+    late = TaskRequest(participant=client, round=1, attempt=0, target="onnx")
+    assert step(TERMS, state, Failed(request=late, reason="no"), 6.0)[0].seats == state.seats
 
 
 def test_the_deadline_ends_the_wait_and_a_quorum_where_timing_may_decide() -> None:
@@ -308,7 +315,7 @@ def test_the_journal_keeps_what_is_under_way_and_what_was_found(tmp_path: Path) 
     run_id = begin_run(engine, name="test", settings="{}", round_count=3)
     journal = Journal(engine, run_id)
     state, actions = asked()
-    wanted = wanted_of(EvaluationWanted, actions)
+    wanted = wanted_of(EvaluationRequest, actions)
     early, _ = step(TERMS, state, made(wanted[0]), 6.0)
     done, _ = said(TERMS, early, "ada")
     part, _ = step(TERMS, done, made(wanted[1]), 6.0)
@@ -317,7 +324,7 @@ def test_the_journal_keeps_what_is_under_way_and_what_was_found(tmp_path: Path) 
     assert (found.phase, found.seats, found.evaluated) == ("evaluate", part.seats, {})
     again = resume_actions(TERMS, found)
     assert [action.task for action in again if isinstance(action, SendTask)] == [task(part, "bob")]
-    assert wanted_of(EvaluationWanted, again) == [wanted[2]]
+    assert wanted_of(EvaluationRequest, again) == [wanted[2]]
     late, actions = step(TERMS, part, Tick(), 5.0 + TERMS.config.deadlines.evaluate_s)
     close = closed(actions)
     journal.save(part, late, close=close, record=evaluation_record(TERMS, close, Traffic(Topics("main"))))

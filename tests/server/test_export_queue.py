@@ -26,20 +26,22 @@ from subfleet.journal.database import open_database
 from subfleet.journal.journal import Journal, begin_run
 from subfleet.journal.rows import round_record
 from subfleet.link.traffic import Traffic
+from subfleet.methods.assigner import Assignment, AssignmentContext, Draw, WrittenSize
 from subfleet.methods.dynamic_selection import DynamicSelection
-from subfleet.methods.policies import Ask, Assigned, Draw, Written
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.topics import Topics
-from subfleet.rounds.actions import Action, Close, Fold
+from subfleet.rounds.actions import Action, AggregationRequest, Close
 from subfleet.rounds.coordinator import resume_actions, step
-from subfleet.rounds.events import Folded, Tick, UpdateStored
-from subfleet.rounds.requests import ProgramWanted
+from subfleet.rounds.events import Done, Tick
 from subfleet.rounds.state import RunState
+from subfleet.rounds.suspicion import ChangeSize
 from subfleet.rounds.terms import Terms
+from subfleet.rounds.work import AggregatedRound, CheckRequest, ProgramRequest
 from subfleet.rounds.written import NO_PROGRAM_BYTES
 from subfleet.search.queue import SizedProgram, Wish
 from subfleet.settings.timing import Deadlines
+from subfleet.testing.rounds import with_steps
 
 SEARCH = DynamicSelection(distillation=None, prices="estimated")
 
@@ -53,22 +55,22 @@ class Wishes:
     def __init__(self, *, content: bool = True, **places: int) -> None:
         self.content = content
         self.places = places
-        self.seen: list[Ask] = []
+        self.seen: list[AssignmentContext] = []
 
-    def __call__(self, ask: Ask) -> Assigned:
+    def __call__(self, ask: AssignmentContext) -> Assignment:
         self.seen.append(ask)
         place = self.places.get(ask.draw.client_id, 0)
         wanted = ask.candidates[place]
         ready = wanted == ask.candidates[0] or (self.content and wanted.spec.spec_id in ask.written)
         if ready and ask.allows(wanted):
-            return Assigned(candidate=wanted)
+            return Assignment(candidate=wanted)
         wish = Wish(program=SizedProgram(size=wanted.spec, target=ask.target), lost=(30 - place) / 100)
-        return Assigned(candidate=ask.candidates[0], wanted=None if ready else wish)
+        return Assignment(candidate=ask.candidates[0], wanted=None if ready else wish)
 
 
 def wishing(wishes: Wishes, **changes: Any) -> Terms:
     terms = terms_of(**changes)
-    return replace(terms, policies=replace(terms.policies, assign=wishes))
+    return replace(terms, roles=with_steps(terms.roles, assign=wishes))
 
 
 def asked(terms: Terms, state: RunState, now_s: float = 2.0) -> tuple[RunState, list[SizedProgram]]:
@@ -79,7 +81,7 @@ def asked(terms: Terms, state: RunState, now_s: float = 2.0) -> tuple[RunState, 
         found += actions
     assert state.phase == "train"
     state, found = looked_around(terms, state, found, now_s)
-    return state, [one.program for one in wanted_of(ProgramWanted, found)]
+    return state, [one.program for one in wanted_of(ProgramRequest, found)]
 
 
 def _price_bytes(terms: Terms, size: SubnetSpec | None) -> int:
@@ -92,14 +94,19 @@ def trained(terms: Terms, state: RunState, now_s: float = 3.0) -> tuple[RunState
     for name in CLIENTS:
         event = prepared(terms, state, name, planned_peak_bytes=_price_bytes(terms, state.seats[name].size))
         state, _ = step(terms, state, event, now_s)
-        state, actions = step(terms, state, UpdateStored(update=update(terms, state, name)), now_s)
+        state, actions = step(
+            terms, state, Done(request=CheckRequest(update=update(terms, state, name)), result=ChangeSize()), now_s
+        )
         found += actions
     return state, found
 
 
 def folded(terms: Terms, state: RunState, now_s: float = 4.0) -> tuple[RunState, Close]:
     """The round is closed, and the next one is announced."""
-    event = Folded(round=state.round, accuracy=0.5, loss=1.0, sha256="0" * 64, refused={})
+    event = Done(
+        request=AggregationRequest(round=state.round, seats=()),
+        result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}),
+    )
     state, actions = step(terms, state, event, now_s)
     close = actions[0]
     assert isinstance(close, Close)
@@ -191,12 +198,14 @@ def test_a_program_counts_from_the_next_round_on() -> None:
     state = replace(state, seats=MappingProxyType({**state.seats, "ada": replace(state.seats["ada"], stage="done")}))
     for name in CLIENTS[1:]:
         state, _ = step(terms, state, prepared(terms, state, name), 3.0)
-        state, _ = step(terms, state, UpdateStored(update=update(terms, state, name)), 3.0)
+        state, _ = step(
+            terms, state, Done(request=CheckRequest(update=update(terms, state, name)), result=ChangeSize()), 3.0
+        )
     state, close = folded(terms, state)
     assert close.exported == 2
     asked(terms, state)
     assert wishes.seen[-1].written == {
-        terms.space[place].spec_id: Written(size=terms.space[place], planned_peak_bytes=peak)
+        terms.space[place].spec_id: WrittenSize(size=terms.space[place], planned_peak_bytes=peak)
         for place, peak in ((0, 1000), (2, 777))
     }
 
@@ -211,7 +220,7 @@ def test_what_was_never_queued_is_not_taken_for_written() -> None:
 
 
 def is_folding(actions: tuple[Action, ...]) -> bool:
-    return any(isinstance(action, Fold) for action in actions)
+    return any(isinstance(action, AggregationRequest) for action in actions)
 
 
 def test_a_strict_round_waits_for_the_queue_and_ends_with_its_last_program() -> None:
@@ -243,25 +252,25 @@ def test_a_round_that_does_not_wait_for_the_slowest_does_not_wait_for_the_queue(
 @pytest.mark.parametrize("name", QUICK)
 def test_no_method_gives_a_size_that_its_target_cannot_train(name: str) -> None:
     terms = terms_of(method=QUICK[name])
-    broken = {size.spec_id: Written(size=size, planned_peak_bytes=NO_PROGRAM_BYTES) for size in terms.space[1:]}
-    base = Ask(
+    broken = {size.spec_id: WrittenSize(size=size, planned_peak_bytes=NO_PROGRAM_BYTES) for size in terms.space[1:]}
+    base = AssignmentContext(
         networks={"": terms.network},
         candidates=terms.candidates,
         price=terms.price,
-        draw=Draw(seed=0, round=2, client_id="ada", memory=terms.policies.memory),
+        draw=Draw(seed=0, round=2, client_id="ada", memory=terms.roles.memory.initial),
         target="onnx",
         budget=Budget(memory_bytes=2**61),
         previous=None,
         written=broken,
         search=search_of(terms),
     )
-    found = terms.policies.assign(base)
+    found = terms.roles.assigner.assign(base)
     assert found.candidate is not None
     assert found.candidate.spec.spec_id not in broken
     assert found.wanted is None or found.wanted.program.size.spec_id not in broken
     last = found.candidate.spec
-    everything = {**broken, last.spec_id: Written(size=last, planned_peak_bytes=NO_PROGRAM_BYTES)}
-    again = terms.policies.assign(replace(base, written=everything, previous=last))
+    everything = {**broken, last.spec_id: WrittenSize(size=last, planned_peak_bytes=NO_PROGRAM_BYTES)}
+    again = terms.roles.assigner.assign(replace(base, written=everything, previous=last))
     assert again.candidate is None or again.candidate.spec.spec_id not in everything
 
 
@@ -272,7 +281,7 @@ def _told(terms: Terms, state: RunState, budgets: Mapping[str, int]) -> tuple[Ru
         state, actions = step(terms, state, event, 2.0)
         found += actions
     state, found = looked_around(terms, state, found, 2.0)
-    return state, [one.program for one in wanted_of(ProgramWanted, found)]
+    return state, [one.program for one in wanted_of(ProgramRequest, found)]
 
 
 BUDGETS = {"ada": 13_000, "bob": 9_000, "cyd": 16_000}
@@ -331,10 +340,10 @@ def test_a_server_that_starts_again_goes_on_writing(phase: str) -> None:
     state, exports = asked(terms, measuring(terms))
     state, _ = trained(terms, state)
     assert state.phase == phase
-    found = [one.program for one in wanted_of(ProgramWanted, resume_actions(terms, state))]
+    found = [one.program for one in wanted_of(ProgramRequest, resume_actions(terms, state))]
     assert found == exports
     state, _ = step(terms, state, written_ahead(state, exports[0], 1), 5.0)
-    found = [one.program for one in wanted_of(ProgramWanted, resume_actions(terms, state))]
+    found = [one.program for one in wanted_of(ProgramRequest, resume_actions(terms, state))]
     assert found == exports[1:]
 
 

@@ -27,7 +27,7 @@ from server.punctuality_cases import (
 from server.test_calibration import calibrating
 
 from subfleet.methods.oort import Oort
-from subfleet.methods.selecting import Selected, Selecting
+from subfleet.methods.selector import Selection, SelectionContext
 from subfleet.protocol.messages import Presence
 from subfleet.rounds.awaiting import punctuality_of
 from subfleet.rounds.coordinator import step
@@ -35,6 +35,7 @@ from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.punctuality import Punctuality
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
+from subfleet.testing.rounds import with_steps
 
 # --- who is chosen ------------------------------------------------------------------------------------------------
 
@@ -62,11 +63,11 @@ def test_extras_are_asked_beside_those_that_are_wanted(method: Oort | None, want
 def test_where_only_extras_are_there_the_method_chooses_among_them() -> None:
     found = list[tuple[str, ...]]()
 
-    def last_two(selecting: Selecting) -> Selected:
+    def last_two(selecting: SelectionContext) -> Selection:
         found.append(tuple(one.client_id for one in selecting.clients))
-        return Selected(clients=("bob", "cyd"), memory=selecting.memory)
+        return Selection(clients=("bob", "cyd"), memory=selecting.memory)
 
-    terms = replace(TERMS, policies=replace(TERMS.policies, select=last_two))
+    terms = replace(TERMS, roles=with_steps(TERMS.roles, select=last_two))
     state = measuring(terms)
     for name in CLIENTS:
         state = with_record(state, name, "training", after_misses(2))

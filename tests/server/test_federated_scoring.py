@@ -4,12 +4,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 from server.coordinator_cases import (
     blob,
     refusal,
-    scored_by_chance,
     task,
     wanted_of,
 )
@@ -40,28 +40,34 @@ from subfleet.protocol.answers import Evaluated
 from subfleet.protocol.chains import Chain, Link, LinkOperator
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget
+from subfleet.protocol.task import Evaluate
 from subfleet.protocol.topics import Topics
 from subfleet.rounds.actions import CloseGeneration, Reply, Request, SendTask
 from subfleet.rounds.coordinator import resume_actions, step
-from subfleet.rounds.events import Ready, Tick
-from subfleet.rounds.requests import EvaluationMade, EvaluationWanted, GenerationWanted
+from subfleet.rounds.events import Done, Tick
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
+from subfleet.rounds.work import EvaluationRequest, GenerationRequest, PreparedTask
 from subfleet.rounds.written import ProgramFacts
 from subfleet.settings.timing import Deadlines
 from subfleet.testing.rounds import SUPERNET
 
 
+def changed(made: Done, **changes: Any) -> Done:
+    """A generation that was made, with some fields changed."""
+    return replace(made, result=replace(made.result, **changes))
+
+
 def opened(terms: Terms = BY_DEVICES, held_out: int = HELD_OUT, *, central: bool = True) -> Outcome:
     """Devices are asked for the first scores, at second 6."""
     state, actions = supernet_round(terms, held_out)
-    made = replace(made_now(terms, state, actions), ticket="ab")
-    return step(terms, state, Ready(made=made if central else replace(made, scores=())), 6.0)
+    made = made_now(terms, state, actions)
+    return step(terms, state, changed(made, ticket="ab") if central else changed(made, ticket="ab", scores=()), 6.0)
 
 
 def test_devices_are_sent_the_smallest_supernet_that_holds_the_paths() -> None:
     state, actions = opened()
-    wanted = wanted_of(EvaluationWanted, actions)
+    wanted = wanted_of(EvaluationRequest, actions)
     assert len(wanted) == len(state.seats) == 2
     assert state.scores is not None
     assert state.scores.made.generation is not None
@@ -70,8 +76,8 @@ def test_devices_are_sent_the_smallest_supernet_that_holds_the_paths() -> None:
         held = dict(wanted[0].participant.spec.choices).get(name, choice.operators)
         assert set(held) == {path[place] for path in paths}
     state = sent(state, actions, BY_DEVICES, 6.0)
-    given = [task(state, name) for name in state.seats]
-    assert all(one.evaluation is not None and one.evaluation.population == paths for one in given)
+    given = [task(state, name).work for name in state.seats]
+    assert all(isinstance(one, Evaluate) and one.settings.population == paths for one in given)
 
 
 @pytest.mark.parametrize(("share", "first"), [(1.0, 0.8), (0.5, 0.5)])
@@ -103,7 +109,7 @@ def test_scores_are_means_over_labels_of_all_rounds_and_rank_against_the_servers
     assert text.endswith("Kendall's tau against the server's own scores 1.00, 1.00")
     assert state.generations == 1
     assert isinstance(state.memory, TierMemory)
-    assert wanted_of(GenerationWanted, actions) == [GenerationWanted(round=1, number=2)]
+    assert wanted_of(GenerationRequest, actions) == [GenerationRequest(round=1, number=2)]
 
 
 def _too_few(told: Evaluated) -> Evaluated:
@@ -160,8 +166,8 @@ def test_a_tier_that_no_device_can_compute_has_no_network() -> None:
     }
     state, now_s, tiers = replace(state, last=MappingProxyType(poor)), 6.0, list[int]()
     for _ in range(3):
-        made = replace(made_now(terms, state, actions), ticket="ab", scores=())
-        state, actions = step(terms, state, Ready(made=made), now_s)
+        made = changed(made_now(terms, state, actions), ticket="ab", scores=())
+        state, actions = step(terms, state, made, now_s)
         state = sent(state, actions, terms, now_s)
         for name in sorted(state.seats):
             state, actions = step(terms, state, scored(state, terms, name, (0.1, 0.2, 0.3)), now_s)
@@ -179,14 +185,14 @@ def test_what_its_runtime_lacks_a_device_does_not_score() -> None:
     """A target that cannot write an operator has no link with it."""
     state, actions = opened()
     program = ProgramRef(program_id="scores", target="onnx", blob=blob("scores"))
-    wanted = wanted_of(EvaluationWanted, actions)[0]
+    wanted = wanted_of(EvaluationRequest, actions)[0]
     links = tuple(
         Link(name=name, operators=(LinkOperator(name="none", piece="", prefix=""),))
         for name in BY_DEVICES.network.choices
     )
     facts = ProgramFacts(planned_peak_bytes=1000, chain=Chain(links=links, fixed_bytes=0, runtime_bytes=()))
-    made = EvaluationMade(wanted=wanted, program=program, weights=blob("w"), facts=facts)
-    state, _ = step(BY_DEVICES, state, Ready(made=made), 6.0)
+    made = Done(request=wanted, result=PreparedTask(program=program, weights=blob("w"), facts=facts))
+    state, _ = step(BY_DEVICES, state, made, 6.0)
     seat = state.seats[wanted.client_id]
     assert (seat.stage, seat.reason) == (
         "skipped",
@@ -198,12 +204,12 @@ def test_where_nobody_holds_samples_out_the_search_ends_at_its_deadlines_and_say
     state, actions = opened(held_out=0, central=False)
     now_s = 6.0
     while state.phase == "search":
-        assert not wanted_of(EvaluationWanted, actions)
+        assert not wanted_of(EvaluationRequest, actions)
         now_s += BY_DEVICES.config.deadlines.evaluate_s
         state, actions = step(BY_DEVICES, state, Tick(), now_s)
-        if wanted := wanted_of(GenerationWanted, actions):
-            made = replace(scored_by_chance(BY_DEVICES, state, wanted[0]), ticket="ab", scores=())
-            state, actions = step(BY_DEVICES, state, Ready(made=made), now_s)
+        if wanted_of(GenerationRequest, actions):
+            made = changed(made_now(BY_DEVICES, state, actions), ticket="ab", scores=())
+            state, actions = step(BY_DEVICES, state, made, now_s)
     assert state.phase == "failed"
     assert state.failure.endswith(NOBODY)
 
@@ -213,7 +219,7 @@ def test_a_server_that_starts_anew_has_the_generation_scored_by_tasks_of_other_n
     state, actions = supernet_round(BY_DEVICES)
     journal.save(RunState(), state)
     before, made = state, made_now(BY_DEVICES, state, actions)
-    state, actions = step(BY_DEVICES, state, Ready(made=replace(made, ticket="ab")), 6.0)
+    state, actions = step(BY_DEVICES, state, changed(made, ticket="ab"), 6.0)
     state = sent(state, actions, BY_DEVICES, 6.0)
     journal.save(before, state)
     names = {task(state, name).task_id for name in state.seats}
@@ -222,9 +228,9 @@ def test_a_server_that_starts_anew_has_the_generation_scored_by_tasks_of_other_n
     assert not any(isinstance(one, SendTask) for one in resume_actions(BY_DEVICES, taken_up))
     asked = replace(taken_up, members=state.members, last=state.last)  # who took part is there again
     asked, actions = step(BY_DEVICES, asked, Tick(), 1.0)
-    again = [one.wanted for one in actions if isinstance(one, Request)]
-    assert again == [made.wanted]
-    asked, actions = step(BY_DEVICES, asked, Ready(made=replace(made, ticket="cd")), 2.0)
+    again = [one for one in actions if isinstance(one, Request)]
+    assert again == [made.request]
+    asked, actions = step(BY_DEVICES, asked, changed(made, ticket="cd"), 2.0)
     asked = sent(asked, actions, BY_DEVICES, 2.0)
     assert len(asked.seats) == 2
     assert not names & {task(asked, name).task_id for name in asked.seats}

@@ -33,6 +33,7 @@ from subfleet.protocol.update_codecs import Uncompressed
 from subfleet.rounds.state import Seat
 from subfleet.rounds.suspicion import ChangeSize
 from subfleet.rounds.terms import Terms
+from subfleet.testing.rounds import with_steps
 from subfleet.transport.blob_store import BlobStore
 
 PLAN = terms_of()
@@ -46,8 +47,8 @@ def fold(
     method: Method, seats: list[Seat], blobs: BlobStore, *, max_client_share: float = 1.0, **changes: Any
 ) -> FoldedModel:
     """A round's updates folded into the first model, by default with the weights that the method gives them."""
-    policies = replace(method.policies(), **changes)
-    terms = replace(PLAN, policies=policies, config=replace(PLAN.config, max_client_share=max_client_share))
+    roles = with_steps(method.roles(), **changes)
+    terms = replace(PLAN, roles=roles, config=replace(PLAN.config, max_client_share=max_client_share))
     return Folding(terms=terms, blobs=blobs).fold(ModelState(shared=STATE), 1, seats)
 
 
@@ -103,12 +104,12 @@ def test_running_statistics_take_the_plain_mean_whatever_the_server_does_with_we
             Folding(
                 terms=replace(
                     terms,
-                    policies=replace(one.policies(), server_optimiser=its_own),
+                    roles=with_steps(one.roles(), server_optimiser=its_own),
                     config=replace(terms.config, max_client_share=1.0),
                 ),
                 blobs=blobs,
             ).fold(model, number, seats)
-            for one, its_own in ((FedAvg(), None), (method, optimiser or method.policies().server_optimiser))
+            for one, its_own in ((FedAvg(), None), (method, optimiser or method.roles().techniques.server_optimiser))
         )
         for name, tensor in stepped.state.shared.items():
             assert not torch.equal(tensor, model.shared[name])
@@ -168,8 +169,8 @@ def test_a_median_is_not_moved_by_one_client(tmp_path: Path) -> None:
     blobs = BlobStore(tmp_path)
     seats = _seats(blobs, {"ada": 3, "bob": 10, "cyd": 7})
     arrays = [decode_arrays(blobs.path(seat.result.blob).read_bytes()) for seat in seats if seat.result is not None]
-    policies = replace(HeteroFL().policies(), merge=CoordinateMedian())
-    folding = Folding(terms=replace(PLAN, policies=policies), blobs=blobs)
+    roles = with_steps(HeteroFL().roles(), merge=CoordinateMedian())
+    folding = Folding(terms=replace(PLAN, roles=roles), blobs=blobs)
     folded = folding.fold(ModelState(shared=STATE), 1, seats).state.shared
     for name, old in STATE.items():
         median = np.median([one[name] for one in arrays], axis=0)

@@ -11,7 +11,7 @@ from server.fake_device import Behaviour, Device
 from server.server_rig import World, config, fleet
 
 from subfleet.elastic.model_state import ModelState
-from subfleet.folding.checking import Checks
+from subfleet.folding.checking import Checker
 from subfleet.folding.folding import FoldedModel, Folding
 from subfleet.methods import AnyMethod
 from subfleet.methods.fedtrans import FedTrans
@@ -19,12 +19,11 @@ from subfleet.methods.oort import Oort
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.messages import Message, Profile, Receipt, Refusal, Telemetry, Update, encode
 from subfleet.protocol.readings import Reading
-from subfleet.rounds.requests import BeginningWanted
+from subfleet.rounds.beginning import beginning_of
 from subfleet.rounds.state import RunState, Seat
 from subfleet.rounds.suspicion import ChangeSize
 from subfleet.rounds.terms import Terms
-from subfleet.serving import lookout
-from subfleet.serving.lookout import looked_for
+from subfleet.serving import duties
 from subfleet.settings.timing import Deadlines
 from subfleet.transport.base import Transport
 from subfleet.transport.partial_blob import partial_bytes
@@ -147,26 +146,25 @@ def test_a_receipt_settles_only_its_senders_task(tmp_path: Path) -> None:
     world = World(tmp_path, config(), fleet())
     world.run(until=lambda: _out(world))
     tasks = [seat.task for seat in world.server.state.seats.values() if seat.task is not None]
-    pending = world.server._outbox.pending
+    pending = world.server._link._outbox.pending
     eve = _eve(world)
     for task in tasks:
         _say(eve, Receipt(of=task.message_id, status="accepted"))
     world.server.step(0.0)
-    assert world.server._outbox.pending == pending > 0
+    assert world.server._link._outbox.pending == pending > 0
 
 
 def test_a_client_that_offers_ever_new_updates_has_one_transfer(tmp_path: Path) -> None:
     world = World(tmp_path, config(rounds=1, deploy_targets=()), fleet())
     world.run(until=lambda: all(device.tasks for device in world.devices.values()))
     ada = world.devices.pop("ada")
-    world.run(until=lambda: world.server.state.seats["ada"].stage == "out" and not world.server._exchange.active)
-    weights = ada.tasks[0].weights
-    assert weights is not None
+    world.run(until=lambda: world.server.state.seats["ada"].stage == "out" and not world.server._link._exchange.active)
+    (weights,) = ada.tasks[0].weights
     for number in range(20):
         blob = replace(BlobRef.of(b"%d" % number), size_bytes=weights.size_bytes)
         ada.send(ada.update_for(ada.tasks[0], blob))
         world.turn()
-    assert world.server._exchange.active == 1
+    assert world.server._link._exchange.active == 1
     (partial,) = _partials(world)
     assert partial.stat().st_size <= partial_bytes(weights)
 
@@ -181,7 +179,7 @@ def _world_with_an_upload(folder: Path) -> World:
     world = World(folder, config(rounds=1, deploy_targets=(), deadlines=deadlines), fleet())
     world.run(until=lambda: all(device.tasks for device in world.devices.values()))
     ada = world.devices.pop("ada")
-    world.run(until=lambda: world.server.state.seats["ada"].stage == "out" and not world.server._exchange.active)
+    world.run(until=lambda: world.server.state.seats["ada"].stage == "out" and not world.server._link._exchange.active)
     ada.send(ada.update_for(ada.tasks[0], NEVER_SENT))
     world.turn()
     assert _began(world)
@@ -196,7 +194,7 @@ def _began(world: World) -> bool:
 def test_an_upload_that_is_not_there_when_its_round_closes_is_deleted(tmp_path: Path) -> None:
     world = _world_with_an_upload(tmp_path)
     world.run(until=lambda: world.server.state.phase == "fold")
-    assert (_partials(world), world.server._exchange.active) == ([], 0)
+    assert (_partials(world), world.server._link._exchange.active) == ([], 0)
 
 
 def test_a_refused_task_takes_its_upload_with_it(tmp_path: Path) -> None:
@@ -212,7 +210,7 @@ def test_a_refused_task_takes_its_upload_with_it(tmp_path: Path) -> None:
     world.turn()
     assert not _began(world)
     world.run(until=lambda: world.server.finished)
-    assert (_partials(world), world.server._exchange.active) == ([], 0)
+    assert (_partials(world), world.server._link._exchange.active) == ([], 0)
 
 
 @pytest.mark.slow
@@ -246,20 +244,20 @@ def test_work_beside_the_loop_that_fails_ends_what_was_asked_for_and_not_the_run
     error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever it raises: the fold without the member that it stumbles over, the check of an update, a task."""
-    fold, check = Folding.fold, Checks._change
+    fold, check = Folding.fold, Checker._change
 
     def stumbles(self: Folding, state: ModelState, number: int, seats: Sequence[Seat], *rest: Any) -> FoldedModel:
         if number == 1 and any(seat.client_id == "cyd" for seat in seats):
             raise error
         return fold(self, state, number, seats, *rest)
 
-    def refuses(self: Checks, update: Update, *rest: Any) -> ChangeSize:
+    def refuses(self: Checker, update: Update, *rest: Any) -> ChangeSize:
         if update.client_id == "bob" and update.round == 2:
             raise error
         return replace(check(self, update, *rest), weights=3.0 if update.client_id == "cyd" else 1.0)
 
     monkeypatch.setattr(Folding, "fold", stumbles)
-    monkeypatch.setattr(Checks, "_change", refuses)
+    monkeypatch.setattr(Checker, "_change", refuses)
     world = World(tmp_path, config(rounds=3, deploy_targets=()), fleet())
     world.run()
     rounds = [{row.client_id: row.status for row in one.clients} for one in world.server.result().rounds]
@@ -275,12 +273,12 @@ def test_networks_that_cannot_be_looked_for_fail_a_try_and_not_the_run(
 ) -> None:
     failures = [RuntimeError("not today")]
 
-    def found(terms: Terms, state: RunState, wanted: BeginningWanted) -> Any:
+    def found(terms: Terms, state: RunState) -> Any:
         if failures:
             raise failures.pop()
-        return looked_for(terms, state, wanted)
+        return beginning_of(terms, state)
 
-    monkeypatch.setattr(lookout, "looked_for", found)
+    monkeypatch.setattr(duties, "beginning_of", found)
     world = World(tmp_path, config(rounds=1, deploy_targets=(), method=FedTrans()), fleet())
     world.run()
     assert not failures

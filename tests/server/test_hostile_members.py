@@ -34,11 +34,13 @@ from subfleet.protocol.messages import (
     encode,
 )
 from subfleet.protocol.topics import Topics
-from subfleet.rounds.actions import Action, Close, CloseEvaluation, CloseGeneration, Fold, SendTask
+from subfleet.rounds.actions import Action, AggregationRequest, Close, CloseEvaluation, CloseGeneration, SendTask
 from subfleet.rounds.coordinator import round_info
-from subfleet.rounds.events import Event, FromDevice, Tick, UpdateStored
+from subfleet.rounds.events import Done, Event, FromDevice, Tick
+from subfleet.rounds.suspicion import ChangeSize
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.weights import round_weights
+from subfleet.rounds.work import CheckRequest
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +55,7 @@ class WithEve(Fleet):
         self.engine = sql.create_engine("sqlite://")
         METADATA.create_all(self.engine)
         run_id = begin_run(self.engine, name="run", settings="{}", round_count=3)
-        self.journal = Journal(self.engine, run_id, first_memory=self.terms.policies.memory)
+        self.journal = Journal(self.engine, run_id, first_memory=self.terms.roles.memory.initial)
         self.numbers = itertools.count()
 
     def apply(self, event: Event) -> tuple[Action, ...]:
@@ -70,7 +72,7 @@ class WithEve(Fleet):
         super().perform(action)
         if isinstance(action, SendTask):
             encode(action.task)
-        elif isinstance(action, Fold):
+        elif isinstance(action, AggregationRequest):
             weights = round_weights(self.terms.weigh(action.round), action.seats, self.terms.config.max_client_share)
             assert 0.99 < sum(one.share for one in weights.values()) < 1.01
 
@@ -89,7 +91,7 @@ class WithEve(Fleet):
         actions = self.apply(cast("FromDevice", said))
         accepted = "accepted" in answers(actions, said.message_id)
         if isinstance(said, Update):
-            actions = self.apply(UpdateStored(update=said))
+            actions = self.apply(Done(request=CheckRequest(update=said), result=ChangeSize()))
             if "accepted" in answers(actions, said.message_id):
                 self.accepted[said.task_id] = said
         elif isinstance(said, Evaluated) and accepted:

@@ -21,10 +21,13 @@ from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.exit_codes import ExitCode
 from subfleet.protocol.schema import from_plain
 from subfleet.protocol.topics import Topics
+from subfleet.rounds.actions import AggregationRequest
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Folded, UpdateStored
+from subfleet.rounds.events import Done
 from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.state import Member, RunState, Seat
+from subfleet.rounds.suspicion import ChangeSize
+from subfleet.rounds.work import AggregatedRound, CheckRequest
 
 PLAN = terms_of()
 
@@ -48,7 +51,9 @@ def test_a_state_is_loaded_as_it_was_saved(tmp_path: Path) -> None:
     state = training(PLAN)
     journal.save(before, state)
     assert _journal(tmp_path).load(9.0) == _known(state, 9.0)
-    after, _ = step(PLAN, state, UpdateStored(update=update(PLAN, state, "ada")), 3.0)
+    after, _ = step(
+        PLAN, state, Done(request=CheckRequest(update=update(PLAN, state, "ada")), result=ChangeSize()), 3.0
+    )
     journal.save(state, after, counted=lambda name: (10, 20) if name == "ada" else (0, 0))
     assert _journal(tmp_path).load(9.0) == _known(after, 9.0)
     assert _journal(tmp_path).load_bytes(after) == {"ada": (10, 20), "bob": (0, 0), "cyd": (0, 0)}
@@ -59,10 +64,15 @@ def test_a_closed_round_is_loaded_with_its_record(tmp_path: Path) -> None:
     journal, state = _journal(tmp_path), training(PLAN)
     journal.save(RunState(), state)
     for name in CLIENTS:
-        after, _ = step(PLAN, state, UpdateStored(update=update(PLAN, state, name)), 3.0)
+        after, _ = step(
+            PLAN, state, Done(request=CheckRequest(update=update(PLAN, state, name)), result=ChangeSize()), 3.0
+        )
         journal.save(state, after)
         state = after
-    event = Folded(round=1, accuracy=0.5, loss=1.0, sha256="a" * 64, refused={"bob": "too large"})
+    event = Done(
+        request=AggregationRequest(round=1, seats=()),
+        result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="a" * 64, refused={"bob": "too large"}),
+    )
     after, actions = step(PLAN, state, event, 4.0)
     close = actions[0]
     record = round_record(PLAN, close, Traffic(Topics()))  # type: ignore[arg-type]  # the first action closes the round
@@ -90,7 +100,7 @@ def test_records_of_before_metrics_came_are_read(tmp_path: Path, told: float | N
 
 
 def test_what_a_method_remembers_is_kept_in_the_step_that_it_follows_from(tmp_path: Path) -> None:
-    first = PyramidFL().policies().memory
+    first = PyramidFL().roles().memory.initial
     engine = open_database(tmp_path)
     journal = Journal(engine, begin_run(engine, name="test", settings="{}", round_count=2), first_memory=first)
     assert journal.load(0.0).memory is None, "nothing was added to what it begins with"

@@ -14,8 +14,7 @@ from server.server_rig import World, config, fleet
 from subfleet.elastic.building import network_of
 from subfleet.export.requests import InferRequest
 from subfleet.folding.evaluation_data import with_evaluation
-from subfleet.methods.heterofl import HeteroFL
-from subfleet.methods.masking import held_classes
+from subfleet.methods.heterofl import HeteroFL, held_classes
 from subfleet.protocol.errors import ConfigError, DataError
 from subfleet.protocol.messages import Profile
 from subfleet.protocol.training import ObjectiveSettings, TrainingSettings
@@ -191,9 +190,8 @@ def test_a_run_keeps_its_names_and_gives_them_to_tasks_and_models(tmp_path: Path
     data = images(tmp_path / "data", *NAMES)
     world = World(tmp_path, config(data=naming((), data), rounds=1), fleet())
     world.run()
-    assert {task.classes for device in world.devices.values() for task in device.tasks if task.work == "train"} == {
-        NAMES
-    }
+    tasks = [task for device in world.devices.values() for task in device.tasks]
+    assert {task.classes for task in tasks} == {NAMES}
     assert {one.classes for one in world.exports.requests if isinstance(one, InferRequest)} == {NAMES}
     (tmp_path / "data" / "dog").rename(tmp_path / "data" / "elk")
     with pytest.raises(ConfigError, match=r"other settings, which were changed in data\.classes"):

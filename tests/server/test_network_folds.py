@@ -8,10 +8,10 @@ from server.test_networks import COPY, FIRST, TERMS, grown, replicated
 
 from subfleet.elastic.lineage import Lineage
 from subfleet.folding.folding import Folding
-from subfleet.methods.policies import Evolved, Evolving
+from subfleet.methods.run_networks import Evolution, EvolutionContext
 from subfleet.protocol.errors import ConfigError
 from subfleet.rounds.state import Seat
-from subfleet.testing.rounds import Client, first_state, seat_of
+from subfleet.testing.rounds import Client, first_state, seat_of, with_steps
 from subfleet.testing.subnets import same_bits
 from subfleet.transport.blob_store import BlobStore
 
@@ -59,12 +59,12 @@ def test_a_network_appears_with_the_fold_and_retires_with_the_next(tmp_path: Pat
     """A method that grows a network in its first round and gives up the old one in its second."""
     blobs, wide = BlobStore(tmp_path), replicated()
 
-    def evolve(now: Evolving) -> Evolved:
+    def evolve(now: EvolutionContext) -> Evolution:
         if now.round == 1:
-            return Evolved(after=now.after, born=(wide,))
-        return Evolved(after=now.after, retired=("",))
+            return Evolution(after=now.after, born=(wide,))
+        return Evolution(after=now.after, retired=("",))
 
-    terms = replace(TERMS, policies=replace(TERMS.policies, evolve=evolve))
+    terms = replace(TERMS, roles=with_steps(TERMS.roles, evolve=evolve))
     folding, seats = Folding(terms=terms, blobs=blobs), [seat_of(TERMS, Client(name="ada", size=0), blobs)]
     plain = Folding(terms=TERMS, blobs=blobs).fold(first_state(TERMS.network), 1, seats)
     first = folding.fold(first_state(TERMS.network), 1, seats)

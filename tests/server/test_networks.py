@@ -21,10 +21,11 @@ from subfleet.folding.evolution import evolved
 from subfleet.folding.views import Views
 from subfleet.journal.database import open_database
 from subfleet.journal.journal import Journal, begin_run
-from subfleet.methods.asking import stream_of
+from subfleet.methods.aggregator import Participant
+from subfleet.methods.assigner import stream_of
 from subfleet.methods.dynamic_selection import DynamicSelection
 from subfleet.methods.heterofl import HeteroFL
-from subfleet.methods.policies import Evolved, Evolving, Participant, Standing
+from subfleet.methods.run_networks import Evolution, EvolutionContext, StandingContext
 from subfleet.protocol.errors import ConfigError, ProtocolError
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.schema import canonical_json
@@ -39,13 +40,13 @@ from subfleet.rounds.networks import (
     with_lineages,
 )
 from subfleet.rounds.pricing import candidates_of, prices_of, prices_wanted, target_prices
-from subfleet.rounds.requests import PricesWanted
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.unfit import unfit_sizes, with_unfit
+from subfleet.rounds.work import CostRequest
 from subfleet.rounds.written import ProgramFacts, WrittenProgram
 from subfleet.search.queue import SizedProgram
-from subfleet.testing.rounds import first_state, terms_with
+from subfleet.testing.rounds import first_state, terms_with, with_steps
 from subfleet.testing.subnets import same_bits
 
 TERMS = terms_with(HeteroFL())
@@ -71,7 +72,7 @@ def replicated(network_id: str = "wide") -> Lineage:
     return Lineage(id=network_id, config=WIDER, parent="", map=Replicated(sources=sources), born_round=1)
 
 
-def evolving(before: ModelState, **changes: Any) -> Evolving:
+def evolving(before: ModelState, **changes: Any) -> EvolutionContext:
     settings: dict[str, Any] = {
         "round": 1,
         "seed": 3,
@@ -85,11 +86,11 @@ def evolving(before: ModelState, **changes: Any) -> Evolving:
         "trained": tuple,
         "folded_with": lambda network_id, names: before,
     }
-    return Evolving(**{**settings, **changes})
+    return EvolutionContext(**{**settings, **changes})
 
 
 def grown(lineage: Lineage, state: ModelState) -> tuple[ModelState, tuple[Lineage, ...]]:
-    return evolved(TERMS, evolving(state), Evolved(after=state, born=(lineage,)))
+    return evolved(TERMS, evolving(state), Evolution(after=state, born=(lineage,)))
 
 
 # --- ids ----------------------------------------------------------------------------------------------------------
@@ -105,7 +106,7 @@ def test_what_is_known_by_a_subnets_id_is_known_by_its_network(
     assert (keys[0] == keys[1]) == same
     for network in ("", "a"):
         lineage = replace(COPY, id=network, parent=None, map=Drawn()) if network else None
-        assert (PricesWanted(target="onnx", lineage=lineage).key == "onnx") == (not network)
+        assert (CostRequest(target="onnx", lineage=lineage).key == "onnx") == (not network)
 
 
 def test_the_ids_of_a_run_with_one_network_are_those_that_they_were() -> None:
@@ -182,26 +183,29 @@ def test_a_network_that_is_drawn_begins_as_a_run_of_its_own_would() -> None:
     assert same_bits(state.of("new").shared, init_state(network_of(WIDER), 3))
 
 
-MISTAKES: dict[str, tuple[Callable[[ModelState], Evolved], str]] = {
-    "an id twice": (lambda state: Evolved(after=state, born=(COPY, COPY)), r"networks \['a', 'a'\] appear"),
-    "the first's id": (lambda state: Evolved(after=state, born=(FIRST,)), "appear, but each needs an id"),
+MISTAKES: dict[str, tuple[Callable[[ModelState], Evolution], str]] = {
+    "an id twice": (lambda state: Evolution(after=state, born=(COPY, COPY)), r"networks \['a', 'a'\] appear"),
+    "the first's id": (lambda state: Evolution(after=state, born=(FIRST,)), "appear, but each needs an id"),
     "no such parent": (
-        lambda state: Evolved(after=state, born=(replace(COPY, parent="z"),)),
+        lambda state: Evolution(after=state, born=(replace(COPY, parent="z"),)),
         "'a' grows from 'z', which is not in use",
     ),
     "other classes": (
-        lambda state: Evolved(after=state, born=(replace(COPY, config=replace(CONFIG, class_count=9)),)),
+        lambda state: Evolution(after=state, born=(replace(COPY, config=replace(CONFIG, class_count=9)),)),
         "tells 9 classes apart, but the run's take",
     ),
-    "another round": (lambda state: Evolved(after=state, born=(replace(COPY, born_round=7),)), "after round 1, but"),
-    "unknown": (lambda state: Evolved(after=state, retired=("z",)), r"networks \['z'\] retire, but in use are \[''\]"),
-    "none is left": (lambda state: Evolved(after=state, retired=("",)), "all networks retire"),
+    "another round": (lambda state: Evolution(after=state, born=(replace(COPY, born_round=7),)), "after round 1, but"),
+    "unknown": (
+        lambda state: Evolution(after=state, retired=("z",)),
+        r"networks \['z'\] retire, but in use are \[''\]",
+    ),
+    "none is left": (lambda state: Evolution(after=state, retired=("",)), "all networks retire"),
     "weights of another": (
-        lambda state: Evolved(after=state, born=(COPY,), states={"a": ModelState(shared={"x": torch.zeros(1)})}),
+        lambda state: Evolution(after=state, born=(COPY,), states={"a": ModelState(shared={"x": torch.zeros(1)})}),
         "the first weights of network 'a' are not those of its settings",
     ),
     "networks in the model": (
-        lambda state: Evolved(after=state.with_network("q", ModelState(shared=state.shared))),
+        lambda state: Evolution(after=state.with_network("q", ModelState(shared=state.shared))),
         "other networks than the round",
     ),
 }
@@ -216,11 +220,11 @@ def test_a_methods_mistake_is_told(name: str) -> None:
 
 
 def test_what_knows_one_network_alone_does_not_go_with_networks_that_change() -> None:
-    def stays(now: Evolving) -> Evolved:
-        return Evolved(after=now.after)
+    def stays(now: EvolutionContext) -> Evolution:
+        return Evolution(after=now.after)
 
     with pytest.raises(ValueError, match="evolve changes networks, but search knows that of the beginning alone"):
-        replace(DynamicSelection().policies(), evolve=stays)
+        with_steps(DynamicSelection().roles(), evolve=stays)
 
 
 def test_settings_that_a_map_does_not_fit_are_refused() -> None:
@@ -234,11 +238,11 @@ def test_settings_that_a_map_does_not_fit_are_refused() -> None:
 @pytest.mark.parametrize("retired", [(), ("",), ("a",)])
 def test_a_model_of_several_networks_survives_a_checkpoint(retired: tuple[str, ...]) -> None:
     before = first_state(TERMS.network)
-    answer = Evolved(after=before, born=(COPY, replicated()))
+    answer = Evolution(after=before, born=(COPY, replicated()))
     state, lineages = evolved(TERMS, evolving(before), answer)
     networks = {one.id: TERMS.declared(one).network for one in lineages}
     later = evolving(state, round=2, lineages=lineages, networks=networks)
-    state, lineages = evolved(TERMS, later, Evolved(after=state, retired=retired))
+    state, lineages = evolved(TERMS, later, Evolution(after=state, retired=retired))
     child = state.of("wide")
     copies = {"ada": {"stem.weight": child.shared["stem.weight"] + 1}}
     kept = {"a/b.c": torch.arange(3), "x": torch.zeros(())}
@@ -347,13 +351,13 @@ def test_a_client_of_a_retired_network_has_what_stands_for_it_or_is_left_out() -
     terms = terms_with_settings(method=HeteroFL())
     _, after = retiring(terms)
 
-    def stands(standing: Standing) -> SubnetSpec:
+    def stands(standing: StandingContext) -> SubnetSpec:
         kept = standing.client.spec
         return kept if kept.network in standing.networks else replace(kept, network="b")
 
-    others = replace(terms.policies, standing=stands)
-    for policies, expected in ((terms.policies, None), (others, "b")):
-        told = replace(terms, policies=policies)
+    others = with_steps(terms.roles, standing=stands)
+    for roles, expected in ((terms.roles, None), (others, "b")):
+        told = replace(terms, roles=roles)
         gone = standing_for(told, after, after.last["bob"])
         assert (None if gone is None else gone.spec.network) == expected
         assert gone is None or gone.size == terms.declared(after.lineages[2]).space[0]
@@ -365,13 +369,13 @@ def test_a_client_of_a_retired_network_has_what_stands_for_it_or_is_left_out() -
 def test_what_a_client_trained_last_is_ready_and_what_was_written_in_a_turn_counts_from_the_next() -> None:
     terms = terms_with_settings(method=HeteroFL())
     _, after = retiring(terms)
-    asked = list[Standing]()
+    asked = list[StandingContext]()
 
-    def stands(standing: Standing) -> SubnetSpec:
+    def stands(standing: StandingContext) -> SubnetSpec:
         asked.append(standing)
         return standing.client.spec
 
-    told = replace(terms, policies=replace(terms.policies, standing=stands))
+    told = replace(terms, roles=with_steps(terms.roles, standing=stands))
     seat = replace(after.last["ada"], runtime="onnx", budget=Budget(memory_bytes=2**40))
     assert seat.size is not None
     other = terms.declared(after.lineages[2]).space[0]

@@ -18,9 +18,9 @@ from subfleet.elastic.families import AnyFamily
 from subfleet.elastic.network import Network
 from subfleet.methods import AnyMethod
 from subfleet.methods.clustered import Clustered
-from subfleet.methods.evolving import Beginning
 from subfleet.methods.fedadp import FedADP
 from subfleet.methods.flexifed import FlexiFed
+from subfleet.methods.run_networks import BeginContext
 from subfleet.methods.standalone import Standalone
 from subfleet.methods.uniting import _grouped
 from subfleet.protocol.errors import ConfigError
@@ -32,11 +32,11 @@ from subfleet.rounds.actions import Reply
 from subfleet.rounds.beginning import beginning_of
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.declarations import MOST_NETWORKS
-from subfleet.rounds.events import Failed, Ready, Tick
+from subfleet.rounds.events import Done, Failed, Tick
 from subfleet.rounds.networks import NOT_YET, brought_anew
-from subfleet.rounds.requests import BeginningWanted
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
+from subfleet.rounds.work import NetworksRequest
 from subfleet.settings.evaluations import Evaluations
 from subfleet.settings.published import network_brought
 from subfleet.transport.memory import Faults
@@ -145,15 +145,15 @@ def test_unions_are_made_beside_the_loop_and_count_once() -> None:
     for name in CLIENTS[:-1]:
         state, _ = step(TERMS, state, telemetry(TERMS, name), 2.0)
     state, actions = step(TERMS, state, telemetry(TERMS, CLIENTS[-1]), 2.0)
-    (wanted,) = wanted_of(BeginningWanted, actions)
+    (wanted,) = wanted_of(NetworksRequest, actions)
     assert (state.phase, state.lineages) == ("measure", ())
-    assert not wanted_of(BeginningWanted, step(TERMS, state, Tick(), 3.0)[1]), "it is being made"
-    made = beginning_of(TERMS, state, wanted)
-    begun, _ = step(TERMS, state, Ready(made=made), 3.0)
-    assert (begun.phase, begun.lineages) == ("train", made.lineages)
-    again, _ = step(TERMS, begun, Ready(made=replace(made, lineages=())), 3.0)
-    assert again.lineages == made.lineages
-    lost, _ = step(TERMS, state, Failed(wanted=wanted, reason="no"), 3.0)
+    assert not wanted_of(NetworksRequest, step(TERMS, state, Tick(), 3.0)[1]), "it is being made"
+    made = beginning_of(TERMS, state)
+    begun, _ = step(TERMS, state, Done(request=wanted, result=made), 3.0)
+    assert (begun.phase, begun.lineages) == ("train", made)
+    again, _ = step(TERMS, begun, Done(request=wanted, result=()), 3.0)
+    assert again.lineages == made
+    lost, _ = step(TERMS, state, Failed(request=wanted, reason="no"), 3.0)
     assert (lost.lineages, lost.tries.retry) == ((), 1), "nobody has a network that is trained"
     late, _ = step(TERMS, state, Tick(), 1e9)
     assert (late.lineages, late.tries.retry) == ((), 1)
@@ -259,10 +259,10 @@ def test_one_far_larger_than_the_median_is_in_no_union_whose_width_others_are_co
     """One member alone does not make the union by which FedADP copies all others; of few nobody tells who is far."""
     large = replace(SMALL, widths=(width,))
     for method in METHODS:
-        begin = method.policies().begin
+        begin = method.roles().networks.begin
         assert begin is not None
         brought = MappingProxyType({**{f"c{place}": SMALL for place in range(others)}, "eve": large})
-        beginning = Beginning(
+        beginning = BeginContext(
             network=TERMS.network, rates=(1.0,), clients=tuple(brought), carried_by=lambda _: (), brought=brought
         )
         (union,) = begin(beginning)
@@ -281,7 +281,7 @@ def within(size_in: Callable[[Network, Network], SubnetSpec]) -> Callable[[Netwo
 
 def test_unions_in_use_have_room_together() -> None:
     """Networks of families that have no union with each other each ask for one."""
-    unions = METHODS[0].policies().begin.args[0]  # type: ignore[union-attr]  # with_unions makes it
+    unions = METHODS[0].roles().networks.begin.args[0]  # type: ignore[union-attr]  # with_unions makes it
     many = [
         replace(SMALL, group_size=1, norm="none", input_shape=(6,), class_count=classes) for classes in range(2, 40)
     ]
@@ -298,7 +298,7 @@ def test_unions_in_use_have_room_together() -> None:
 
 def test_who_brings_large_networks_leaves_room_for_whoever_comes_later() -> None:
     """However many come first, one after the other: the next takes half of what they leave at most."""
-    unions = METHODS[0].policies().begin.args[0]  # type: ignore[union-attr]  # with_unions makes it
+    unions = METHODS[0].roles().networks.begin.args[0]  # type: ignore[union-attr]  # with_unions makes it
     groups: list[Any] = []
     for width in range(4900, 100, -100):
         groups = _grouped(unions, groups, [replace(SMALL, widths=(width,), class_count=3 + width % 7)])

@@ -13,7 +13,7 @@ from server.test_evaluations import EACH, HELD_OUT
 
 from subfleet.journal.evaluations import EvaluationRecord, EvaluationRow, spread_text
 from subfleet.methods.power_of_choice import ChoiceMemory, PowerOfChoice
-from subfleet.methods.selecting import Available, Evaluation, Selecting
+from subfleet.methods.selector import AvailableClient, Evaluation, SelectionContext
 from subfleet.protocol.readings import Budget
 
 # --- how it spreads -----------------------------------------------------------------------------------------------
@@ -64,11 +64,11 @@ def test_quartiles_are_those_of_numpy(values: list[float]) -> None:
 
 def test_power_of_choice_takes_those_who_found_the_largest_losses() -> None:
     method = PowerOfChoice(candidates=4.0, losses="evaluated")
-    select = method.policies().select
+    select = method.roles().selector.select
     assert select is not None
     losses = {"ada": 1.0, "bob": 3.0, "cyd": 2.0, "dan": None}
     clients = tuple(
-        Available(
+        AvailableClient(
             client_id=name,
             sample_count=10,
             budget=Budget(memory_bytes=1),
@@ -77,7 +77,7 @@ def test_power_of_choice_takes_those_who_found_the_largest_losses() -> None:
         for name, loss in losses.items()
     )
     for count, expected in ((1, {"dan"}), (2, {"dan", "bob"}), (3, {"dan", "bob", "cyd"})):
-        chosen = select(Selecting(clients=clients, count=count, round=2, memory=ChoiceMemory()))
+        chosen = select(SelectionContext(clients=clients, count=count, round=2, memory=ChoiceMemory()))
         assert set(chosen.clients) == expected
 
 

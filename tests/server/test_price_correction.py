@@ -8,8 +8,8 @@ import pytest
 from server.coordinator_cases import terms_of
 from server.server_rig import search_of
 
+from subfleet.methods.assigner import AssignmentContext, Draw, WrittenSize
 from subfleet.methods.dynamic_selection import DynamicSelection
-from subfleet.methods.policies import Ask, Draw, Written
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import Prefix, SubnetSpec
 from subfleet.rounds.written import NO_PROGRAM_BYTES
@@ -21,8 +21,8 @@ LARGEST = PLAN.candidates[-1]
 WIDTHS = tuple(name for name, axis in sorted(PLAN.network.axes.items()) if axis.kind == "channel")
 
 
-def asked(memory_bytes: int, written: Mapping[str, Written]) -> Ask:
-    return Ask(
+def asked(memory_bytes: int, written: Mapping[str, WrittenSize]) -> AssignmentContext:
+    return AssignmentContext(
         networks={"": PLAN.network},
         candidates=PLAN.candidates,
         price=PLAN.price,
@@ -34,22 +34,22 @@ def asked(memory_bytes: int, written: Mapping[str, Written]) -> Ask:
     )
 
 
-def planned(factor: float, *candidates: Candidate) -> dict[str, Written]:
+def planned(factor: float, *candidates: Candidate) -> dict[str, WrittenSize]:
     """Candidates whose programs are planned to take so much more than their price."""
     return {
-        one.spec.spec_id: Written(size=one.spec, planned_peak_bytes=int(factor * one.training_memory_bytes["onnx"]))
+        one.spec.spec_id: WrittenSize(size=one.spec, planned_peak_bytes=int(factor * one.training_memory_bytes["onnx"]))
         for one in candidates
     }
 
 
-def chosen(ask: Ask, method: DynamicSelection = CORRECTED) -> Candidate:
+def chosen(ask: AssignmentContext, method: DynamicSelection = CORRECTED) -> Candidate:
     """What the search would give, whether it has a program or not."""
-    found = method.policies().assign(ask)
+    found = method.roles().assigner.assign(ask)
     assert found.candidate is not None
     return PLAN.price(found.candidate.spec if found.wanted is None else found.wanted.program.size)
 
 
-def whole(ask: Ask, method: DynamicSelection = CORRECTED) -> bool:
+def whole(ask: AssignmentContext, method: DynamicSelection = CORRECTED) -> bool:
     """Whether the search would give the largest subnet, under whatever name."""
     return chosen(ask, method).spec.spec_id == LARGEST.spec.spec_id
 
@@ -96,7 +96,7 @@ def test_a_written_size_counts_by_its_own_plan() -> None:
 
 def test_sizes_without_a_program_correct_nothing() -> None:
     broken = {
-        one.spec.spec_id: Written(size=one.spec, planned_peak_bytes=NO_PROGRAM_BYTES) for one in PLAN.candidates[:2]
+        one.spec.spec_id: WrittenSize(size=one.spec, planned_peak_bytes=NO_PROGRAM_BYTES) for one in PLAN.candidates[:2]
     }
     assert whole(asked(int(1.04 * LARGEST.training_memory_bytes["onnx"]), broken))
 

@@ -30,11 +30,11 @@ from subfleet.protocol.messages import Scores
 from subfleet.rounds.actions import Action, CloseEvaluation, Reply, Withdraw
 from subfleet.rounds.awaiting import punctuality_of
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Ready, Tick
+from subfleet.rounds.events import Tick
 from subfleet.rounds.punctuality import Punctuality
-from subfleet.rounds.requests import EvaluationWanted
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
+from subfleet.rounds.work import EvaluationRequest
 from subfleet.settings.evaluations import Evaluations
 
 # --- evaluations --------------------------------------------------------------------------------------------------
@@ -42,12 +42,12 @@ from subfleet.settings.evaluations import Evaluations
 
 def evaluations(
     terms: Terms, misses: int, *, of: tuple[str, ...] = ("cyd",)
-) -> tuple[RunState, Mapping[str, EvaluationWanted]]:
+) -> tuple[RunState, Mapping[str, EvaluationRequest]]:
     """All are asked to evaluate after a round, at second 5."""
     state, actions = asked(terms)
     for name in of:
         state = with_record(state, name, "evaluation", after_misses(misses))
-    return state, {one.participant.client_id: one for one in wanted_of(EvaluationWanted, actions)}
+    return state, {one.participant.client_id: one for one in wanted_of(EvaluationRequest, actions)}
 
 
 def evaluating(terms: Terms, misses: int, *, of: tuple[str, ...] = ("cyd",)) -> RunState:
@@ -140,7 +140,7 @@ def scoring(misses: int, *, of: tuple[str, ...] = ("cyd",), also: tuple[str, ...
     for name in CLIENTS:
         state, _ = step(SCORED, state, telemetry(SCORED, name), 2.0)
     for name in also:
-        state, _ = step(SCORED, state, Ready(made=candidates(state, name)), 2.0)
+        state, _ = step(SCORED, state, candidates(state, name), 2.0)
     return state
 
 
@@ -211,8 +211,9 @@ def paths(misses: Mapping[str, int]) -> tuple[RunState, tuple[Action, ...]]:
     state, actions = supernet_round(PATHS)
     for name, count in misses.items():
         state = with_record(state, name, "paths", after_misses(count))
-    generation = replace(made_now(PATHS, state, actions), ticket="ab", scores=())
-    state, actions = step(PATHS, state, Ready(made=generation), 6.0)
+    made = made_now(PATHS, state, actions)
+    generation = replace(made, result=replace(made.result, ticket="ab", scores=()))
+    state, actions = step(PATHS, state, generation, 6.0)
     return sent(state, actions, PATHS, 6.0), actions
 
 
@@ -241,7 +242,7 @@ def test_extras_score_paths_beside_those_that_are_wanted() -> None:
     assert len(plain.seats) == 2
     state, actions = paths({"cyd": 2})
     assert set(state.seats) == set(CLIENTS)
-    assert len(wanted_of(EvaluationWanted, actions)) == 3
+    assert len(wanted_of(EvaluationRequest, actions)) == 3
     state, _ = paths({"cyd": 2, "bob": 8, "ada": 3})
     assert len(state.seats) == 2
 

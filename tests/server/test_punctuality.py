@@ -37,10 +37,12 @@ from subfleet.protocol.messages import Presence, Receipt, Task
 from subfleet.rounds.actions import Withdraw
 from subfleet.rounds.awaiting import nobody_waits, punctuality_of
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import UpdateStored
+from subfleet.rounds.events import Done
 from subfleet.rounds.punctuality import PUNCTUAL, Punctuality
 from subfleet.rounds.state import RunState
+from subfleet.rounds.suspicion import ChangeSize
 from subfleet.rounds.terms import Terms
+from subfleet.rounds.work import CheckRequest
 from subfleet.serving.narrating import told
 from subfleet.settings.timing import Deadlines
 
@@ -152,7 +154,9 @@ def test_the_task_of_an_extra_is_withdrawn_when_the_round_closes() -> None:
     task = state.seats["cyd"].task
     assert task is not None
     state = trained(TERMS, state, 1204.0, "ada")
-    _, actions = step(TERMS, state, UpdateStored(update=update(TERMS, state, "bob")), 1205.0)
+    _, actions = step(
+        TERMS, state, Done(request=CheckRequest(update=update(TERMS, state, "bob")), result=ChangeSize()), 1205.0
+    )
     assert Withdraw(task_id=task.task_id) in actions
 
 

@@ -28,19 +28,19 @@ from subfleet.journal.journal import Journal, begin_run
 from subfleet.methods.dynamic_selection import DynamicSelection
 from subfleet.rounds.actions import Action
 from subfleet.rounds.coordinator import resume_actions, step
-from subfleet.rounds.events import Failed, Ready, Tick
+from subfleet.rounds.events import Done, Failed, Tick
 from subfleet.rounds.exploring import explored
 from subfleet.rounds.persistent import PersistentMap
-from subfleet.rounds.requests import PricesMade, PricesWanted, SearchWanted, TaskWanted
 from subfleet.rounds.sizing import AT_ONCE
 from subfleet.rounds.state import RunState
+from subfleet.rounds.work import CostRequest, SearchRequest, TaskRequest
 from subfleet.search import pareto
 
 METHOD = DynamicSelection(distillation=None)
 PLAN = terms_of(method=METHOD)
 PRICES = prices_of(network_of(MODEL))
-ONNX = PricesWanted(target="onnx")
-FIRST = SearchWanted(turn=1)
+ONNX = CostRequest(target="onnx")
+FIRST = SearchRequest(turn=1)
 
 
 def asked() -> tuple[RunState, tuple[Action, ...]]:
@@ -54,56 +54,56 @@ def asked() -> tuple[RunState, tuple[Action, ...]]:
 
 
 def priced(state: RunState) -> tuple[RunState, tuple[Action, ...]]:
-    return step(PLAN, state, Ready(made=PricesMade(wanted=ONNX, memory=PRICES)), 3.0)
+    return step(PLAN, state, Done(request=ONNX, result=PRICES), 3.0)
 
 
 def given() -> RunState:
     state, _ = priced(asked()[0])
-    return step(PLAN, state, Ready(made=explored(PLAN, state, FIRST)), 4.0)[0]
+    return step(PLAN, state, Done(request=FIRST, result=explored(PLAN, state)), 4.0)[0]
 
 
 def test_prices_are_asked_for_once_and_a_search_when_they_are_there() -> None:
     state, actions = asked()
-    assert wanted_of(PricesWanted, actions) == [ONNX], "with the first client that answers, and never again"
-    assert not wanted_of(SearchWanted, actions)
-    assert not wanted_of(TaskWanted, actions)
+    assert wanted_of(CostRequest, actions) == [ONNX], "with the first client that answers, and never again"
+    assert not wanted_of(SearchRequest, actions)
+    assert not wanted_of(TaskRequest, actions)
     assert {seat.stage for seat in state.seats.values()} == {"answered"}
     for _ in range(3):
         state, actions = step(PLAN, state, Tick(), 2.5)
         assert actions == ()
     state, actions = priced(state)
-    assert (wanted_of(SearchWanted, actions), wanted_of(TaskWanted, actions)) == ([FIRST], [])
+    assert (wanted_of(SearchRequest, actions), wanted_of(TaskRequest, actions)) == ([FIRST], [])
     assert step(PLAN, state, Tick(), 3.5)[1] == ()
-    found = explored(PLAN, state, FIRST)
-    state, actions = step(PLAN, state, Ready(made=found), 4.0)
-    assert [one.client_id for one in wanted_of(TaskWanted, actions)] == list(CLIENTS)
+    found = explored(PLAN, state)
+    state, actions = step(PLAN, state, Done(request=FIRST, result=found), 4.0)
+    assert [one.client_id for one in wanted_of(TaskRequest, actions)] == list(CLIENTS)
     assert (state.pool, state.asked) == (found.found, frozenset())
-    again, actions = step(PLAN, state, Ready(made=found), 4.0)
-    assert (again.pool, wanted_of(SearchWanted, actions)) == (state.pool, []), "what comes twice counts once"
+    again, actions = step(PLAN, state, Done(request=FIRST, result=found), 4.0)
+    assert (again.pool, wanted_of(SearchRequest, actions)) == (state.pool, []), "what comes twice counts once"
 
 
 def test_no_step_prices_a_network_or_searches_it(monkeypatch: pytest.MonkeyPatch) -> None:
     state, _ = priced(asked()[0])
-    made = explored(PLAN, state, FIRST)
+    made = explored(PLAN, state)
     monkeypatch.setattr(pareto.ParetoSearch, "explore", lambda *_: pytest.fail("a step searched"))
     monkeypatch.setattr(pareto.ParetoSearch, "over", lambda *_, **__: pytest.fail("a step made a search"))
-    state, actions = step(PLAN, state, Ready(made=made), 4.0)
-    assert len(wanted_of(TaskWanted, actions)) == len(CLIENTS)
+    state, actions = step(PLAN, state, Done(request=FIRST, result=made), 4.0)
+    assert len(wanted_of(TaskRequest, actions)) == len(CLIENTS)
     for name in CLIENTS:
         state, _ = step(PLAN, state, prepared(PLAN, state, name, planned_peak_bytes=10**10), 4.0)
 
 
 def test_a_target_that_has_no_prices_leaves_its_devices_out_with_the_reason() -> None:
     state, _ = asked()
-    state, _ = step(PLAN, state, Failed(wanted=ONNX, reason="export failed: no such operator"), 3.0)
-    made = explored(PLAN, state, FIRST)
-    state, _ = step(PLAN, state, Ready(made=made), 3.0)
+    state, _ = step(PLAN, state, Failed(request=ONNX, reason="export failed: no such operator"), 3.0)
+    made = explored(PLAN, state)
+    state, _ = step(PLAN, state, Done(request=FIRST, result=made), 3.0)
     assert state.tries.waits_for == "ada, bob, cyd skipped: export failed: no such operator"
 
 
 def test_a_search_that_fails_leaves_everybody_out_with_the_reason() -> None:
     state, _ = priced(asked()[0])
-    state, _ = step(PLAN, state, Failed(wanted=FIRST, reason="the search failed: no"), 3.0)
+    state, _ = step(PLAN, state, Failed(request=FIRST, reason="the search failed: no"), 3.0)
     assert state.tries.waits_for == "ada, bob, cyd skipped: the search failed: no"
 
 
@@ -131,10 +131,10 @@ def test_a_server_that_is_killed_asks_for_prices_again_and_gives_the_same_sizes(
     for place, state in enumerate((asked()[0], priced(asked()[0])[0])):
         found = stored(state, tmp_path / str(place))
         assert (found.prices, found.searches, found.asked) == ({}, {}, frozenset())
-        assert wanted_of(PricesWanted, resume_actions(PLAN, found)) == [ONNX]
+        assert wanted_of(CostRequest, resume_actions(PLAN, found)) == [ONNX]
         found, actions = priced(found)
-        assert wanted_of(SearchWanted, actions) == [FIRST]
-        found, actions = step(PLAN, found, Ready(made=explored(PLAN, found, FIRST)), 9.0)
+        assert wanted_of(SearchRequest, actions) == [FIRST]
+        found, actions = step(PLAN, found, Done(request=FIRST, result=explored(PLAN, found)), 9.0)
         assert found.pool == given().pool
         assert {name: seat.size for name, seat in found.seats.items()} == {
             name: seat.size for name, seat in given().seats.items()
@@ -146,13 +146,13 @@ def test_what_was_found_before_a_kill_is_not_looked_for_again(tmp_path: Path) ->
     before = given()
     found = stored(before, tmp_path)
     actions = resume_actions(PLAN, found)
-    assert (wanted_of(PricesWanted, actions), wanted_of(TaskWanted, actions)) == ([ONNX], [])
+    assert (wanted_of(CostRequest, actions), wanted_of(TaskRequest, actions)) == ([ONNX], [])
     early, actions = step(PLAN, found, prepared(PLAN, found, "ada", planned_peak_bytes=10**12), 9.0)
     assert (early.seats, actions) == (found.seats, ())
     found, _ = priced(early)
-    found, actions = step(PLAN, found, Ready(made=explored(PLAN, found, FIRST)), 9.0)
+    found, actions = step(PLAN, found, Done(request=FIRST, result=explored(PLAN, found)), 9.0)
     assert found.pool == before.pool
-    assert [one.client_id for one in wanted_of(TaskWanted, actions)] == list(CLIENTS)
+    assert [one.client_id for one in wanted_of(TaskRequest, actions)] == list(CLIENTS)
     sizes: list[Any] = []
     for state in (before, found):
         after, _ = step(PLAN, state, prepared(PLAN, state, "ada", planned_peak_bytes=10**12), 9.0)
@@ -180,7 +180,7 @@ def test_a_refusal_is_answered_when_a_smaller_size_can_be_chosen(tmp_path: Path)
     found = stored(state, tmp_path)
     assert step(PLAN, found, no, 9.0)[1] == (), "the device sends it again"
     found, _ = priced(found)
-    found, _ = step(PLAN, found, Ready(made=explored(PLAN, found, FIRST)), 9.0)
+    found, _ = step(PLAN, found, Done(request=FIRST, result=explored(PLAN, found)), 9.0)
     again, actions = step(PLAN, found, no, 9.0)
     assert replies(actions) == ["accepted"]
     assert again.seats["ada"].size == after.seats["ada"].size
@@ -203,7 +203,7 @@ def test_a_few_are_given_sizes_in_each_step_and_their_choices_are_those_of_one_s
     while any(seat.stage == "answered" for seat in state.seats.values()):
         assert state.wished_turn == 0, "wishes are weighed when all are told"
         state, actions = step(terms, state, Tick(), 2.0)
-        sized.append([one.client_id for one in wanted_of(TaskWanted, actions)])
+        sized.append([one.client_id for one in wanted_of(TaskRequest, actions)])
     assert [len(some) for some in sized] == [AT_ONCE, AT_ONCE, 1]
     assert [name for some in sized for name in some] == names
     assert state.wished_turn == 1

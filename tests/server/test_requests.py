@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from server.coordinator_cases import terms_of
 
-from subfleet.programs.requests import train_request
+from subfleet.programs.export_requests import train_request
 from subfleet.protocol.training import TrainingSettings
-from subfleet.rounds.proposing import score_training
+from subfleet.rounds.tasks import score_training
 
 
 @pytest.mark.parametrize(("micro_batch_size", "part_size", "one_part"), [(0, 8, True), (8, 8, True), (3, 3, False)])

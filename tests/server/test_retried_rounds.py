@@ -28,14 +28,17 @@ from server.test_selection import drawn
 from subfleet.journal.database import open_database
 from subfleet.journal.journal import Journal, begin_run
 from subfleet.protocol.messages import Task
+from subfleet.protocol.task import Calibrate
 from subfleet.reporting.address import HttpAddress
 from subfleet.reporting.api import serve_http
-from subfleet.rounds.actions import Close, SendTask
+from subfleet.rounds.actions import AggregationRequest, Close, SendTask
 from subfleet.rounds.coordinator import round_info, step
-from subfleet.rounds.events import Folded, Tick, UpdateStored
+from subfleet.rounds.events import Done, Tick
 from subfleet.rounds.retrying import what_is_lacking
 from subfleet.rounds.state import RunState, Seat
+from subfleet.rounds.suspicion import ChangeSize
 from subfleet.rounds.terms import Terms
+from subfleet.rounds.work import AggregatedRound, CheckRequest
 from subfleet.settings.timing import Deadlines, LogClock
 
 LIVE = terms_of(clock=None, deadlines=Deadlines(lease_s=1e4))
@@ -80,9 +83,12 @@ def unusable(terms: Terms, state: RunState, now_s: float) -> RunState:
     for name in CLIENTS:
         state, _ = step(terms, state, prepared(terms, state, name), now_s)
     for name in CLIENTS:
-        state, _ = step(terms, state, UpdateStored(update=update(terms, state, name)), now_s)
-    event = Folded(
-        round=state.round, accuracy=0.5, loss=1.0, sha256="0" * 64, refused=dict.fromkeys(CLIENTS, "too large")
+        state, _ = step(
+            terms, state, Done(request=CheckRequest(update=update(terms, state, name)), result=ChangeSize()), now_s
+        )
+    event = Done(
+        request=AggregationRequest(round=state.round, seats=()),
+        result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused=dict.fromkeys(CLIENTS, "too large")),
     )
     state, actions = step(terms, state, event, now_s)
     assert not [action for action in actions if isinstance(action, Close)]
@@ -153,8 +159,13 @@ def folded(terms: Terms, state: RunState, now_s: float) -> RunState:
     for name in CLIENTS:
         state, _ = step(terms, state, prepared(terms, state, name), now_s)
     for name in CLIENTS:
-        state, _ = step(terms, state, UpdateStored(update=update(terms, state, name)), now_s)
-    event = Folded(round=state.round, accuracy=0.5, loss=1.0, sha256="0" * 64, refused={})
+        state, _ = step(
+            terms, state, Done(request=CheckRequest(update=update(terms, state, name)), result=ChangeSize()), now_s
+        )
+    event = Done(
+        request=AggregationRequest(round=state.round, seats=()),
+        result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}),
+    )
     return step(terms, state, event, now_s)[0]
 
 
@@ -206,7 +217,9 @@ def test_answers_to_an_earlier_try_do_not_count() -> None:
         state, actions = step(LIVE, state, prepared(LIVE, state, name), 700.0)
         sent += [action.task for action in actions if isinstance(action, SendTask)]
     assert [(one.task_id, one.round, one.retry) for one in sent] == [(f"run/r1.1/{name}/0", 1, 1) for name in CLIENTS]
-    assert replies(step(LIVE, state, UpdateStored(update=late), 701.0)[1]) == ["refused"]
+    assert replies(step(LIVE, state, Done(request=CheckRequest(update=late), result=ChangeSize()), 701.0)[1]) == [
+        "refused"
+    ]
     assert replies(step(LIVE, state, old, 701.0)[1]) == ["refused"]
     assert {seat.stage for seat in state.seats.values()} == {"out"}
 
@@ -258,10 +271,16 @@ def test_the_journal_knows_the_tries_and_forgets_who_answered_in_them(tmp_path: 
         return after
 
     state = moved(RunState(), training(LIVE))
-    state = moved(state, step(LIVE, state, UpdateStored(update=update(LIVE, state, "ada")), 3.0)[0])
+    state = moved(
+        state,
+        step(LIVE, state, Done(request=CheckRequest(update=update(LIVE, state, "ada")), result=ChangeSize()), 3.0)[0],
+    )
     state = moved(state, step(LIVE, state, Tick(), 2.0 + LIVE.config.deadlines.round_s)[0])
     assert state.phase == "fold"
-    event = Folded(round=1, accuracy=0.5, loss=1.0, sha256="0" * 64, refused={"ada": "too large"})
+    event = Done(
+        request=AggregationRequest(round=1, seats=()),
+        result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={"ada": "too large"}),
+    )
     state = moved(state, step(LIVE, state, event, 700.0)[0])
     state = moved(state, step(LIVE, state, Tick(), 701.0)[0])
     assert journal.update_digests(since_round=1) == set()
@@ -366,7 +385,7 @@ def test_a_round_that_measures_norms_is_tried_again_likewise(tmp_path: Path) -> 
     refusals = dict.fromkeys(CLIENTS, 1)
 
     def refuse(given: Task) -> tuple[str, int | None] | None:
-        if given.work != "calibrate" or not refusals[given.client_id]:
+        if not isinstance(given.work, Calibrate) or not refusals[given.client_id]:
             return None
         refusals[given.client_id] -= 1
         return ("failed", None)

@@ -31,23 +31,27 @@ from subfleet.protocol.memory import Packing
 from subfleet.protocol.messages import Presence, Scores, Task
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget
-from subfleet.rounds.actions import Action, Reply, SendTask, Withdraw
+from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.task import Score
+from subfleet.rounds.actions import Action, AggregationRequest, Reply, SendTask, Withdraw
 from subfleet.rounds.coordinator import resume_actions, step
-from subfleet.rounds.events import (
-    Folded,
-    Ready,
-    Tick,
-    UpdateStored,
-)
+from subfleet.rounds.events import Done, Tick
 from subfleet.rounds.proposing import scoring_wanted
-from subfleet.rounds.requests import Scorable, ScoringMade, ScoringWanted, TaskWanted
 from subfleet.rounds.state import RunState
+from subfleet.rounds.suspicion import ChangeSize
+from subfleet.rounds.work import AggregatedRound, CheckRequest, Scorable, ScoringRequest, TaskRequest
 from subfleet.testing.rounds import ask, terms_with
 from subfleet.transport.memory import Faults
 
 METHOD = FedFA(choice="score")
 PLAN = terms_of(method=METHOD, rates=(0.25, 0.5, 0.75, 1.0))
 LARGEST = PLAN.space[-1].spec_id
+
+
+def specs_of(task: Task) -> tuple[SubnetSpec, ...]:
+    """The candidates of a score task."""
+    assert isinstance(task.work, Score)
+    return tuple(one.spec for one in task.work.candidates)
 
 
 def proposed() -> tuple[RunState, tuple[Action, ...]]:
@@ -63,9 +67,7 @@ def answered(state: RunState, round_number: int, now_s: float) -> tuple[RunState
     return state, tuple(action for action in actions if not isinstance(action, Reply))
 
 
-def candidates(
-    state: RunState, name: str, planned_peak_bytes: int = 1000, packings: tuple[Packing, ...] = ()
-) -> ScoringMade:
+def candidates(state: RunState, name: str, planned_peak_bytes: int = 1000, packings: tuple[Packing, ...] = ()) -> Done:
     scorable = tuple(
         Scorable(
             size=size,
@@ -76,14 +78,14 @@ def candidates(
         )
         for place, size in enumerate(state.seats[name].proposals)
     )
-    return ScoringMade(wanted=scoring_wanted(state, state.seats[name]), candidates=scorable)
+    return Done(request=scoring_wanted(state, state.seats[name]), result=scorable)
 
 
 def scoring() -> RunState:
     """Every client has its candidates since second 2."""
     state, _ = proposed()
     for name in CLIENTS:
-        state, _ = step(PLAN, state, Ready(made=candidates(state, name)), 2.0)
+        state, _ = step(PLAN, state, candidates(state, name), 2.0)
     return state
 
 
@@ -101,12 +103,12 @@ def scores(state: RunState, name: str, *found: float | None, **changes: Any) -> 
 
 def given(actions: tuple[Action, ...]) -> list[str]:
     """Ids of the sizes that are being prepared."""
-    return [one.participant.size.spec_id for one in wanted_of(TaskWanted, actions)]
+    return [one.participant.size.spec_id for one in wanted_of(TaskRequest, actions)]
 
 
 def test_candidates_that_fit_are_proposed_before_anything_is_trained() -> None:
     state, actions = proposed()
-    asked = wanted_of(ScoringWanted, actions)
+    asked = wanted_of(ScoringRequest, actions)
     assert [one.client_id for one in asked] == list(CLIENTS)
     assert len(asked) == len(actions)
     order = [size.spec_id for size in PLAN.space]
@@ -116,15 +118,14 @@ def test_candidates_that_fit_are_proposed_before_anything_is_trained() -> None:
         assert places == sorted(set(places))
         assert places[-1] == len(order) - 1
         assert state.seats[action.client_id].proposals == action.sizes
-    state, actions = step(PLAN, state, Ready(made=candidates(state, "ada")), 3.0)
+    state, actions = step(PLAN, state, candidates(state, "ada"), 3.0)
     (sent,) = actions
     assert isinstance(sent, SendTask)
-    assert (sent.task.work, sent.task.planned_peak_bytes, sent.task.deadline_s) == ("score", 1003, 299.0)
-    assert sent.task.scoring is not None
-    assert sent.task.scoring.specs == state.seats["ada"].proposals
-    assert sent.task.training is not None
-    assert (sent.task.training.micro_batch_size, sent.task.training.learning_rate) == (4, 0.0)
-    again, actions = step(PLAN, state, Ready(made=candidates(state, "ada")), 3.0)
+    assert (sent.task.planned_peak_bytes, sent.task.deadline_s) == (1003, 299.0)
+    assert specs_of(sent.task) == state.seats["ada"].proposals
+    assert isinstance(sent.task.work, Score)
+    assert (sent.task.work.settings.micro_batch_size, sent.task.work.settings.learning_rate) == (4, 0.0)
+    again, actions = step(PLAN, state, candidates(state, "ada"), 3.0)
     assert (again.seats, actions) == (state.seats, ())
 
 
@@ -132,12 +133,10 @@ def test_candidates_are_planned_for_the_width_of_the_devices_kernels() -> None:
     state, _ = proposed()
     seat = replace(state.seats["ada"], packing_width=32)
     state = replace(state, seats=MappingProxyType({**state.seats, "ada": seat}))
-    _, actions = step(
-        PLAN, state, Ready(made=candidates(state, "ada", packings=(Packing(width=32, more_bytes=500),))), 3.0
-    )
+    _, actions = step(PLAN, state, candidates(state, "ada", packings=(Packing(width=32, more_bytes=500),)), 3.0)
     assert [one.task.planned_peak_bytes for one in actions if isinstance(one, SendTask)] == [1503]
     far = candidates(state, "ada", packings=(Packing(width=32, more_bytes=2 * PLENTY_BYTES),))
-    _, actions = step(PLAN, state, Ready(made=far), 3.0)
+    _, actions = step(PLAN, state, far, 3.0)
     assert not any(isinstance(one, SendTask) for one in actions)
 
 
@@ -154,10 +153,20 @@ def test_the_best_candidate_is_trained_in_the_same_round_and_kept_in_the_next() 
         assert Withdraw(task_id=f"run/r1/{name}/score") in actions
     for name in CLIENTS:
         state, actions = step(PLAN, state, prepared(PLAN, state, name), 4.0)
-        assert [action.task.work for action in actions if isinstance(action, SendTask)] == ["train"]
-        state, _ = step(PLAN, state, UpdateStored(update=update(PLAN, state, name)), 5.0)
+        assert [action.task.work.TYPE for action in actions if isinstance(action, SendTask)] == ["train"]
+        state, _ = step(
+            PLAN, state, Done(request=CheckRequest(update=update(PLAN, state, name)), result=ChangeSize()), 5.0
+        )
     assert state.phase == "fold"
-    state, _ = step(PLAN, state, Folded(round=1, accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}), 6.0)
+    state, _ = step(
+        PLAN,
+        state,
+        Done(
+            request=AggregationRequest(round=1, seats=()),
+            result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}),
+        ),
+        6.0,
+    )
     state, actions = answered(state, 2, 7.0)
     assert len(actions) == len(CLIENTS)
     assert given(actions) == list(chosen.values())
@@ -227,14 +236,13 @@ def test_half_of_a_rounds_time_is_for_scores_and_the_rest_for_training_without()
 def test_programs_that_plan_too_much_are_not_scored() -> None:
     state, _ = proposed()
     whole = candidates(state, "ada")
-    large = [replace(one, planned_peak_bytes=10**10) for one in whole.candidates]
-    some = replace(whole, candidates=(*whole.candidates[:2], *large[2:]))
-    _, (sent,) = step(PLAN, state, Ready(made=some), 3.0)
+    large = [replace(one, planned_peak_bytes=10**10) for one in whole.result]
+    some = replace(whole, result=(*whole.result[:2], *large[2:]))
+    _, (sent,) = step(PLAN, state, some, 3.0)
     assert isinstance(sent, SendTask)
-    assert sent.task.scoring is not None
-    assert sent.task.scoring.specs == state.seats["ada"].proposals[:2]
-    for few in (whole.candidates[:1], (whole.candidates[0], *large[1:]), ()):
-        after, actions = step(PLAN, state, Ready(made=replace(whole, candidates=tuple(few))), 3.0)
+    assert specs_of(sent.task) == state.seats["ada"].proposals[:2]
+    for few in (whole.result[:1], (whole.result[0], *large[1:]), ()):
+        after, actions = step(PLAN, state, replace(whole, result=tuple(few)), 3.0)
         assert given(actions) == [LARGEST], "one alone needs no score"
         assert after.seats["ada"].stage == "preparing"
 
@@ -245,11 +253,10 @@ def test_a_candidate_may_plan_the_whole_budget_and_no_byte_more() -> None:
     budget = state.seats["ada"].budget
     assert budget is not None
     for more, scored in ((0, 3), (1, 2)):
-        last = replace(whole.candidates[2], planned_peak_bytes=budget.memory_bytes + more)
-        _, (sent,) = step(PLAN, state, Ready(made=replace(whole, candidates=(*whole.candidates[:2], last))), 3.0)
+        last = replace(whole.result[2], planned_peak_bytes=budget.memory_bytes + more)
+        _, (sent,) = step(PLAN, state, replace(whole, result=(*whole.result[:2], last)), 3.0)
         assert isinstance(sent, SendTask)
-        assert sent.task.scoring is not None
-        assert len(sent.task.scoring.specs) == scored
+        assert len(specs_of(sent.task)) == scored
 
 
 def test_a_device_that_starts_anew_gets_its_candidates_again() -> None:
@@ -271,14 +278,14 @@ def stored(state: RunState, folder: Path) -> RunState:
 
 def test_candidates_and_the_chosen_one_survive_a_crash(tmp_path: Path) -> None:
     state, asked = proposed()
-    state, _ = step(PLAN, state, Ready(made=candidates(state, "ada")), 2.0)
-    state, _ = step(PLAN, state, Ready(made=candidates(state, "bob")), 2.0)
+    state, _ = step(PLAN, state, candidates(state, "ada"), 2.0)
+    state, _ = step(PLAN, state, candidates(state, "bob"), 2.0)
     state, chosen = step(PLAN, state, scores(state, "bob", 1.0, 2.0, 1.0, 1.0), 3.0)
     found = stored(state, tmp_path)
     assert found.seats == state.seats
     actions = resume_actions(PLAN, found)
     assert SendTask(task=task(state, "ada")) in actions
-    assert wanted_of(ScoringWanted, actions) == wanted_of(ScoringWanted, asked)[-1:]
+    assert wanted_of(ScoringRequest, actions) == wanted_of(ScoringRequest, asked)[-1:]
     assert given(actions) == given(chosen) == [state.seats["bob"].proposals[1].spec_id]
     after, actions = step(PLAN, found, scores(state, "ada", 1.0, 2.0, 1.0, 1.0), 4.0)
     assert size_of(after.seats["ada"]) == state.seats["ada"].proposals[1].spec_id
@@ -287,7 +294,7 @@ def test_candidates_and_the_chosen_one_survive_a_crash(tmp_path: Path) -> None:
 
 def test_proposals_are_spread_drawn_alike_and_within_the_links_budget() -> None:
     terms = terms_with(FedFA(choice="score", proposals=3))
-    propose = terms.policies.propose
+    propose = terms.roles.assigner.propose
     assert propose is not None
     known = {name: tuple(one.spec.spec_id for one in propose(ask(terms, name))) for name in "abcdefgh"}
     assert known == {name: tuple(one.spec.spec_id for one in propose(ask(terms, name))) for name in "abcdefgh"}
@@ -299,7 +306,7 @@ def test_proposals_are_spread_drawn_alike_and_within_the_links_budget() -> None:
         assert small < half <= middle < large == len(order) - 1
     assert propose(ask(terms, "a", previous=terms.space[0])) == ()
     assert propose(ask(terms, "a", memory_bytes=1)) == ()
-    assert FedFA().policies().propose is None
+    assert FedFA().roles().assigner.propose is None
     for link_bytes in range(0, 4 * terms.candidates[-1].weight_bytes, 500):
         budget = Budget(memory_bytes=2**40, downlink_bytes=link_bytes)
         found = propose(replace(ask(terms, "a"), budget=budget))
@@ -315,8 +322,7 @@ def test_a_number_of_proposals_that_is_no_choice_is_refused(count: int) -> None:
 
 def score_by_width(task: Task) -> tuple[float, ...]:
     """The second smallest is best."""
-    assert task.scoring is not None
-    return tuple(float(place == 1) for place in range(len(task.scoring.specs)))
+    return tuple(float(place == 1) for place in range(len(specs_of(task))))
 
 
 def played(folder: Path, faults: Faults | None = None, *, kill: bool = False) -> World:
@@ -338,9 +344,8 @@ def test_a_run_has_the_same_bits_whatever_is_lost_and_whoever_dies(tmp_path: Pat
     assert len(rows) == len(CLIENTS), "sizes stay as they were chosen"
     for name, device in calm.devices.items():
         first = device.tasks[0]
-        assert first.scoring is not None
-        assert (name, first.scoring.specs[1].spec_id) in rows
-        assert [one.work for one in device.tasks] == ["score", "train", "train"]
+        assert (name, specs_of(first)[1].spec_id) in rows
+        assert [one.work.TYPE for one in device.tasks] == ["score", "train", "train"]
     rough = played(tmp_path / "rough", Faults(seed=3, loss=0.2, double=0.2, delay_s=1.5), kill=True)
     assert rough.model_bytes() == calm.model_bytes()
 

@@ -25,16 +25,16 @@ from subfleet.link.traffic import Traffic
 from subfleet.protocol.topics import Topics
 from subfleet.rounds.actions import Close, CloseGeneration
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Failed, Ready, Tick
-from subfleet.rounds.requests import GenerationWanted
+from subfleet.rounds.events import Failed, Tick
 from subfleet.rounds.state import RunState, Seat
+from subfleet.rounds.work import GenerationRequest
 from subfleet.testing.rounds import SUPERNET
 
 
 def test_generations_are_asked_for_one_at_a_time_and_what_is_found_takes_the_place_of_the_supernet() -> None:
     state, actions = supernet_round(BY_SERVER)
     assert state.phase == "search"
-    assert wanted_of(GenerationWanted, actions) == [GenerationWanted(round=1, number=1)]
+    assert wanted_of(GenerationRequest, actions) == [GenerationRequest(round=1, number=1)]
     waiting, more = step(BY_SERVER, state, Tick(), 5.5)
     assert (waiting.asked, more) == (state.asked, ())
     state, closed = searched(BY_SERVER, state, actions)
@@ -88,16 +88,16 @@ def added(counts: Iterable[dict[str, int]]) -> Counter[str]:
 def test_a_generation_that_nobody_waits_for_changes_nothing() -> None:
     state, actions = supernet_round(BY_SERVER)
     made = made_now(BY_SERVER, state, actions)
-    after, _ = step(BY_SERVER, state, Ready(made=made), 6.0)
-    again, more = step(BY_SERVER, after, Ready(made=made), 6.5)
+    after, _ = step(BY_SERVER, state, made, 6.0)
+    again, more = step(BY_SERVER, after, made, 6.5)
     assert (again.memory, again.generations) == (after.memory, 1)
     assert not any(isinstance(one, CloseGeneration) for one in more)
 
 
 def test_a_search_that_fails_ends_the_run_and_says_why() -> None:
     state, actions = supernet_round(BY_SERVER)
-    (wanted,) = wanted_of(GenerationWanted, actions)
-    state, _ = step(BY_SERVER, state, Failed(wanted=wanted, reason="the search failed: no samples"), 6.0)
+    (wanted,) = wanted_of(GenerationRequest, actions)
+    state, _ = step(BY_SERVER, state, Failed(request=wanted, reason="the search failed: no samples"), 6.0)
     assert state.phase == "failed"
     assert state.failure == ("generation 1 of the search after round 1 cannot be scored: the search failed: no samples")
 
@@ -110,7 +110,7 @@ def test_a_run_that_is_taken_up_behind_any_generation_finds_the_same(tmp_path: P
     taken_up = 0
     while state.phase == "search":
         state, actions = step(BY_SERVER, journal.load(0.0), Tick(), 1.0)
-        before, (state, actions) = state, step(BY_SERVER, state, Ready(made=made_now(BY_SERVER, state, actions)), 2.0)
+        before, (state, actions) = state, step(BY_SERVER, state, made_now(BY_SERVER, state, actions), 2.0)
         close = next((one for one in actions if isinstance(one, CloseGeneration)), None)
         record = None if close is None else record_of(BY_SERVER, close, Traffic(Topics("main")))
         journal.save(before, state, close=close, record=record)

@@ -12,16 +12,21 @@ from hypothesis import strategies as st
 from server.coordinator_cases import terms_of, training, update
 from server.server_rig import World, config, fleet
 
-from subfleet.methods.selecting import Available, ClosedRound, Selecting, at_random
+from subfleet.methods.roles import ClosedRound
+from subfleet.methods.selector import AvailableClient, SelectionContext, at_random
 from subfleet.protocol.readings import Budget
+from subfleet.rounds.actions import AggregationRequest
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Folded, UpdateStored
+from subfleet.rounds.events import Done
+from subfleet.rounds.suspicion import ChangeSize
+from subfleet.rounds.work import AggregatedRound, CheckRequest
+from subfleet.testing.rounds import with_steps
 
 
 def drawn(names: Iterable[str], count: int, *, seed: int, round_number: int, retry: int = 0) -> tuple[str, ...]:
     """Who is chosen by the draw that is usual."""
-    clients = tuple(Available(client_id=name, sample_count=1, budget=Budget(memory_bytes=1)) for name in names)
-    found = at_random(Selecting(clients=clients, count=count, round=round_number, retry=retry, seed=seed))
+    clients = tuple(AvailableClient(client_id=name, sample_count=1, budget=Budget(memory_bytes=1)) for name in names)
+    found = at_random(SelectionContext(clients=clients, count=count, round=round_number, retry=retry, seed=seed))
     return tuple(sorted(found.clients))
 
 
@@ -95,15 +100,23 @@ def test_methods_are_told_what_the_server_knows_and_not_what_clients_claim() -> 
         return memory
 
     terms = terms_of()
-    terms = replace(terms, policies=replace(terms.policies, remember=remember))
+    terms = replace(terms, roles=with_steps(terms.roles, remember=remember))
     state = training(terms)
     claims = {"ada": replace(update(terms, state, "ada"), sample_count=10**6, loss=2.0, square_loss=1.0)}
     claims["bob"] = replace(update(terms, state, "bob"), sample_count=3, loss=2.0, square_loss=9.0)
     claims["cyd"] = replace(update(terms, state, "cyd"), sample_count=4, loss=3.0, train_seconds=1e6, seconds=1e6)
     for name, claim in claims.items():
-        state, _ = step(terms, state, UpdateStored(update=claim), 5.0)
+        state, _ = step(terms, state, Done(request=CheckRequest(update=claim), result=ChangeSize()), 5.0)
         assert state.seats[name].took_s == 3.0, "since second 2, by the server's clock"
-    step(terms, state, Folded(round=1, accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}), 6.0)
+    step(
+        terms,
+        state,
+        Done(
+            request=AggregationRequest(round=1, seats=()),
+            result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}),
+        ),
+        6.0,
+    )
     known = closed[0].clients
     assert {name: (past.sample_count, past.square_loss, past.took_s) for name, past in known.items()} == {
         "ada": (10, 4.0, 3.0),

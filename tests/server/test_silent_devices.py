@@ -10,13 +10,15 @@ from subfleet.journal.rows import round_record
 from subfleet.link.traffic import Traffic
 from subfleet.protocol.messages import Presence
 from subfleet.protocol.topics import Topics
-from subfleet.rounds.actions import Close
+from subfleet.rounds.actions import AggregationRequest, Close
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Folded, Tick, UpdateStored
+from subfleet.rounds.events import Done, Tick
 from subfleet.rounds.members import expected
 from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.state import Member, RunState
+from subfleet.rounds.suspicion import ChangeSize
 from subfleet.rounds.terms import Terms
+from subfleet.rounds.work import AggregatedRound, CheckRequest
 from subfleet.settings.timing import Deadlines, LogClock
 
 STRICT = terms_of(min_clients=2, rounds=5)
@@ -35,8 +37,13 @@ def closed(terms: Terms, state: RunState, now_s: float, *names: str) -> tuple[Ru
     for name in names:
         state, _ = step(terms, state, prepared(terms, state, name), now_s)
     for name in names:
-        state, _ = step(terms, state, UpdateStored(update=update(terms, state, name)), now_s)
-    event = Folded(round=state.round, accuracy=0.5, loss=1.0, sha256="0" * 64, refused={})
+        state, _ = step(
+            terms, state, Done(request=CheckRequest(update=update(terms, state, name)), result=ChangeSize()), now_s
+        )
+    event = Done(
+        request=AggregationRequest(round=state.round, seats=()),
+        result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}),
+    )
     state, actions = step(terms, state, event, now_s)
     return state, next(action for action in actions if isinstance(action, Close))
 

@@ -11,12 +11,14 @@ from subfleet.journal.rows import round_record
 from subfleet.link.traffic import Traffic
 from subfleet.methods.fjord import FjORD
 from subfleet.protocol.topics import Topics
-from subfleet.rounds.actions import Close
+from subfleet.rounds.actions import AggregationRequest, Close
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Folded, UpdateStored
+from subfleet.rounds.events import Done
 from subfleet.rounds.seating import ask_of
 from subfleet.rounds.state import RunState
+from subfleet.rounds.suspicion import ChangeSize
 from subfleet.rounds.terms import Terms
+from subfleet.rounds.work import AggregatedRound, CheckRequest
 
 
 def played(terms: Terms, state: RunState) -> tuple[RunState, int]:
@@ -25,8 +27,13 @@ def played(terms: Terms, state: RunState) -> tuple[RunState, int]:
         state, _ = step(terms, state, telemetry(terms, name, state.round), 2.0)
     for name in CLIENTS:
         state, _ = step(terms, state, prepared(terms, state, name), 3.0)
-        state, _ = step(terms, state, UpdateStored(update=update(terms, state, name)), 3.0)
-    event = Folded(round=state.round, accuracy=0.5, loss=1.0, sha256="0" * 64, refused={})
+        state, _ = step(
+            terms, state, Done(request=CheckRequest(update=update(terms, state, name)), result=ChangeSize()), 3.0
+        )
+    event = Done(
+        request=AggregationRequest(round=state.round, seats=()),
+        result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}),
+    )
     state, actions = step(terms, state, event, 4.0)
     close = next(action for action in actions if isinstance(action, Close))
     return state, round_record(terms, close, Traffic(Topics())).programs_written
@@ -65,4 +72,4 @@ def test_a_device_with_memory_for_the_smallest_network_alone_takes_part_in_every
     world.run()
     rows = [row for record in world.server.result().rounds for row in record.clients]
     assert [row.status for row in rows] == ["folded"] * 6 * len(behaviours)
-    assert world.server.result().method_status == "a width is drawn for every client and round instead of every batch"
+    assert world.server.result().method_status == "a width is drawn per client and round, not per batch"

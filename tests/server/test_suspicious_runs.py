@@ -17,13 +17,15 @@ from server.server_rig import World, config, fleet
 from subfleet.elastic.building import init_state
 from subfleet.elastic.model_state import ModelState, unpacked
 from subfleet.folding import checking
-from subfleet.folding.checking import Checks
+from subfleet.folding.checking import Checker
 from subfleet.folding.network_folding import NetworkFolding
 from subfleet.folding.updates import check_update
+from subfleet.programs.worker import Duty, Snapshot, Threads, Worker
 from subfleet.protocol.messages import Task
 from subfleet.reporting.results import summary
 from subfleet.reporting.telling import ending_lines
-from subfleet.rounds.events import UpdateRejected
+from subfleet.rounds.events import Failed
+from subfleet.rounds.work import CheckRequest
 from subfleet.settings.run import Run
 from subfleet.settings.suspicion import SuspicionSettings
 from subfleet.transport.blob_store import BlobStore
@@ -193,7 +195,7 @@ def test_the_loop_goes_on_while_an_update_is_looked_at(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(checking, "check_update", slow)
     world = World(tmp_path, settings(), fleet())
-    finish, world.server.finish = world.server.finish, lambda: None  # type: ignore[method-assign]  # time does not stand
+    finish, world.server.finish = world.server.finish, lambda **_: None  # type: ignore[method-assign]  # time does not stand
     # What is looked at first takes its time where nothing was loaded yet, and turns take next to none.
     world.run(until=lambda: asked.wait(0.01))
     for _ in range(20):
@@ -209,12 +211,14 @@ def test_an_update_that_is_offered_twice_is_looked_at_once(tmp_path: Path) -> No
     terms, blobs = terms_of(), BlobStore(tmp_path)
     state = training(terms)
     offered = replace(update(terms, state, "ada"), blob=blobs.add(b"no container"))
-    checks = Checks(terms, blobs)
+    threads = Threads()
+    duty = Duty(work=threads.work("check", Checker(terms, blobs).check), failure="it could not be checked")
+    worker, request = Worker({CheckRequest: duty}, threads), CheckRequest(update=offered)
     for _ in range(2):
-        checks.begin(offered, state.seats["ada"], ModelState(shared=init_state(terms.network, 0)))
-    assert checks.digests == {offered.blob.sha256}
-    checks.finish()
-    (found,) = checks.events()
-    assert isinstance(found, UpdateRejected)
-    assert checks.digests == frozenset()
-    checks.close()
+        worker.begin(request, Snapshot(state=state, model=ModelState(shared=init_state(terms.network, 0))))
+    assert worker.requests == (request,)
+    worker.finish(exports=True)
+    (found,) = worker.events()
+    assert isinstance(found, Failed)
+    assert not worker.events()
+    worker.close()

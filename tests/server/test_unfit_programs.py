@@ -28,26 +28,22 @@ from server.server_rig import World, config, fleet
 
 from subfleet.journal.database import open_database
 from subfleet.journal.journal import Journal, begin_run
-from subfleet.methods.asking import Unfit
+from subfleet.methods.assigner import Unfit
 from subfleet.methods.dynamic_selection import DynamicSelection
 from subfleet.methods.fedfa import FedFA
 from subfleet.protocol.messages import RefusalReason
 from subfleet.protocol.programs import ProgramRef
-from subfleet.rounds.actions import Action, SendTask
+from subfleet.rounds.actions import Action, AggregationRequest, SendTask
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import (
-    Event,
-    Folded,
-    Ready,
-    UpdateStored,
-)
+from subfleet.rounds.events import Done, Event
 from subfleet.rounds.proposing import proposed_seat, scoring_wanted
 from subfleet.rounds.reasons import REFUSALS
-from subfleet.rounds.requests import ProgramWanted, Scorable, ScoringMade, ScoringWanted, TaskWanted
 from subfleet.rounds.seating import measured_seat
 from subfleet.rounds.state import RunState
+from subfleet.rounds.suspicion import ChangeSize
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.unfit import with_unfit
+from subfleet.rounds.work import AggregatedRound, CheckRequest, ProgramRequest, Scorable, ScoringRequest, TaskRequest
 from subfleet.rounds.written import NO_PROGRAM_BYTES, ProgramFacts, WrittenProgram
 from subfleet.search.queue import SizedProgram
 
@@ -82,9 +78,19 @@ def closed(terms: Terms, state: RunState) -> RunState:
     for name in [name for name, seat in state.seats.items() if seat.open]:
         if state.seats[name].stage == "preparing":
             state, _ = step(terms, state, written(terms, state, name), 3.0)
-        state, _ = step(terms, state, UpdateStored(update=update(terms, state, name)), 3.0)
+        state, _ = step(
+            terms, state, Done(request=CheckRequest(update=update(terms, state, name)), result=ChangeSize()), 3.0
+        )
     assert state.phase == "fold"
-    return step(terms, state, Folded(round=state.round, accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}), 4.0)[0]
+    return step(
+        terms,
+        state,
+        Done(
+            request=AggregationRequest(round=state.round, seats=()),
+            result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}),
+        ),
+        4.0,
+    )[0]
 
 
 def refused(state: RunState, reason: RefusalReason) -> RunState:
@@ -165,9 +171,9 @@ def test_a_size_that_cannot_be_exported_is_not_asked_for_again_by_any_device_of_
 
 def scored(terms: Terms, state: RunState) -> RunState:
     """The first client has candidates to score."""
-    made = ScoringMade(
-        wanted=scoring_wanted(state, state.seats["ada"]),
-        candidates=tuple(
+    made = Done(
+        request=scoring_wanted(state, state.seats["ada"]),
+        result=tuple(
             Scorable(
                 size=size,
                 program=ProgramRef(program_id="s", target="onnx", blob=blob(size.spec_id)),
@@ -177,7 +183,7 @@ def scored(terms: Terms, state: RunState) -> RunState:
             for size in state.seats["ada"].proposals
         ),
     )
-    return step(terms, state, Ready(made=made), 2.0)[0]
+    return step(terms, state, made, 2.0)[0]
 
 
 def test_candidates_that_a_runtime_could_not_score_are_not_proposed_again() -> None:
@@ -188,13 +194,13 @@ def test_candidates_that_a_runtime_could_not_score_are_not_proposed_again() -> N
     proposals = state.seats["ada"].proposals
     answer = replace(refusal(terms, state, "ada"), reason="runtime", detail="no kernel")
     state, actions = step(terms, state, answer, 3.0)
-    assert [one.participant.size for one in wanted_of(TaskWanted, actions)] == [terms.space[-1]]
+    assert [one.participant.size for one in wanted_of(TaskRequest, actions)] == [terms.space[-1]]
     unfit = Unfit(limit="runtime", why="runtime: no kernel")
     assert state.unfit == {f"ada/score/onnx/{size.spec_id}": unfit for size in proposals}
     assert state.seats["ada"].refusals == ("runtime: no kernel",)
     anew, actions = proposed_seat(terms, state, replace(state.seats["ada"], stage="answered"))[:2]
     assert anew.stage == "preparing"
-    assert not wanted_of(ScoringWanted, actions)
+    assert not wanted_of(ScoringRequest, actions)
     assert proposed_seat(terms, state, replace(state.seats["bob"], stage="answered"))[0].stage == "scoring"
 
 
@@ -249,7 +255,7 @@ def test_a_program_with_an_operator_that_the_device_lacks_leads_to_other_tasks_a
     seat = state.seats["ada"]
     assert (seat.stage, seat.size) == ("skipped", None)
     assert seat.reason == "its runtime 'onnx' lacks Gelu, which the program calls"
-    assert wanted_of(TaskWanted, actions) == []
+    assert wanted_of(TaskRequest, actions) == []
 
 
 @pytest.mark.parametrize("listed", [(), CALLED, ("Relu", *CALLED)])
@@ -312,7 +318,7 @@ def test_a_search_gives_and_wants_nothing_that_the_device_lacks() -> None:
     state, exports = assigned(terms, replace(state, written=known(terms, {3: CALLED, 2: ("Conv",)})))
     assert (state.seats["ada"].size, state.seats["bob"].size) == (terms.space[2], terms.space[3])
     assert state.seats["ada"].wanted is None or state.seats["ada"].wanted.program.size != terms.space[3]
-    assert all(one.program.size != terms.space[3] for one in wanted_of(ProgramWanted, exports))
+    assert all(one.program.size != terms.space[3] for one in wanted_of(ProgramRequest, exports))
 
 
 def test_a_program_that_is_written_ahead_keeps_its_operators() -> None:

@@ -19,7 +19,7 @@ from subfleet.protocol.registry import Registry
 from subfleet.protocol.schema import from_plain, to_plain
 from subfleet.settings.reading import read_run, read_runs
 from subfleet.settings.run import Run
-from subfleet.settings.shipped import RUNS
+from subfleet.settings.shipped import shipped_names
 from subfleet.settings.validation import problems_with, validated
 
 
@@ -161,7 +161,7 @@ def test_everything_that_is_wrong_is_told_at_once_of_values_and_of_records() -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", shipped_names())
 def test_every_run_that_we_ship_is_read_as_its_json_is(name: str) -> None:
     first, *_, last = [*read_runs(name), *read_runs(name)]  # a sweep has many
     for run in (first, last):

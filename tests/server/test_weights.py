@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from server.coordinator_cases import CLIENTS, terms_of, training, update
 
-from subfleet.methods.policies import by_samples
+from subfleet.methods.aggregator import by_samples
 from subfleet.rounds.state import Seat
 from subfleet.rounds.weights import round_weights, share_limit
 

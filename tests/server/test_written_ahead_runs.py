@@ -12,6 +12,7 @@ from server.test_export_queue import BUDGETS, SEARCH
 from subfleet.elastic.teaching import DistillationSettings
 from subfleet.export.requests import TrainRequest
 from subfleet.protocol.errors import ExportError
+from subfleet.protocol.task import Train
 from subfleet.rounds.terms import Terms
 from subfleet.serving.terms import terms_of as planned
 
@@ -77,6 +78,7 @@ def test_a_run_whose_wishes_cannot_be_written_goes_on_without_them(tmp_path: Pat
     broken = _wanted_first(_run(tmp_path / "whole", set()))
     assert broken
     world = _run(tmp_path / "broken", broken)
-    given = {task.spec.spec_id for device in world.devices.values() for task in device.tasks if task.work == "train"}
+    tasks = [task for device in world.devices.values() for task in device.tasks]
+    given = {task.spec.spec_id for task in tasks if isinstance(task.work, Train)}
     assert not given & broken
     assert {row.status for record in world.notes.records for row in record.clients} == {"folded"}

@@ -16,8 +16,10 @@ from subfleet.elastic.axes import Axis
 from subfleet.elastic.families.blueprint import Blueprint, Sizes
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import Network
+from subfleet.methods.aggregator import AggregationContext, Aggregator, ClientUpdate, Replacement
+from subfleet.methods.assigner import Assigner, Assignment, AssignmentContext, Draw
 from subfleet.methods.describing import MethodInfo, Setting
-from subfleet.methods.policies import AfterRound, Ask, Assigned, Draw, Policies, Replacement, Trained
+from subfleet.methods.roles import Roles
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.tasks import Dataset
 from subfleet.tasks.named_dataset import NamedDataset, TrainTest
@@ -26,30 +28,30 @@ from subfleet.testing import DatasetContract, FamilyContract, MethodContract
 LOOSE: list[int] = []
 
 
-def _any_size(ask: Ask) -> Assigned:
-    return Assigned(candidate=ask.candidates[-1])
+def _any_size(ask: AssignmentContext) -> Assignment:
+    return Assignment(candidate=ask.candidates[-1])
 
 
-def _by_chance(ask: Ask) -> Assigned:
+def _by_chance(ask: AssignmentContext) -> Assignment:
     fitting = [one for one in ask.candidates if ask.allows(one)]
-    return Assigned(candidate=random.choice(fitting) if fitting else None)
+    return Assignment(candidate=random.choice(fitting) if fitting else None)
 
 
-def _by_memory(ask: Ask) -> Assigned:
+def _by_memory(ask: AssignmentContext) -> Assignment:
     LOOSE.append(1)
     fitting = [one for one in ask.candidates if ask.allows(one)]
-    return Assigned(candidate=fitting[len(LOOSE) % len(fitting)] if fitting else None)
+    return Assignment(candidate=fitting[len(LOOSE) % len(fitting)] if fitting else None)
 
 
 def _wider(network: Network, size: SubnetSpec, draw: Draw) -> SubnetSpec:
     return network.full_spec()
 
 
-def _decayed(context: AfterRound) -> ModelState:
+def _decayed(context: AggregationContext) -> ModelState:
     return context.after.mapped(lambda tensors: {name: 0.9 * tensor for name, tensor in tensors.items()})
 
 
-def _everywhere(network: Network, state: Mapping[str, Tensor], trained: Sequence[Trained]) -> list[Replacement]:
+def _everywhere(network: Network, state: Mapping[str, Tensor], trained: Sequence[ClientUpdate]) -> list[Replacement]:
     whole = network.full_spec()
     return [
         Replacement(spec=whole, change={name: torch.ones(shape) for name, shape in network.shapes(whole).items()})
@@ -57,15 +59,15 @@ def _everywhere(network: Network, state: Mapping[str, Tensor], trained: Sequence
     ]
 
 
-POLICIES: dict[str, Policies] = {
-    "sound": Policies(),
-    "any size": Policies(assign=_any_size),
-    "by chance": Policies(assign=_by_chance),
-    "by memory": Policies(assign=_by_memory),
-    "wider": Policies(place=_wider),
-    "decayed": Policies(after_round=_decayed),
-    "everywhere": Policies(transform=_everywhere),
-    "told badly": Policies(),
+ROLES: dict[str, Roles] = {
+    "sound": Roles(),
+    "any size": Roles(assigner=Assigner(assign=_any_size)),
+    "by chance": Roles(assigner=Assigner(assign=_by_chance)),
+    "by memory": Roles(assigner=Assigner(assign=_by_memory)),
+    "wider": Roles(assigner=Assigner(place=_wider)),
+    "decayed": Roles(aggregator=Aggregator(after_round=_decayed)),
+    "everywhere": Roles(aggregator=Aggregator(transform=_everywhere)),
+    "told badly": Roles(),
 }
 
 
@@ -78,8 +80,8 @@ class Tried:
     def departures(self, setting: Setting) -> tuple[str, ...]:
         return ("Wrong.",) if self.kind == "told badly" else ()
 
-    def policies(self) -> Policies:
-        return POLICIES[self.kind]
+    def roles(self) -> Roles:
+        return ROLES[self.kind]
 
 
 def method_contract(kind: str) -> MethodContract:
@@ -92,8 +94,8 @@ def method_contract(kind: str) -> MethodContract:
     ("kind", "test"),
     [
         ("any size", MethodContract.test_sizes_fit_the_budget),
-        ("by chance", MethodContract.test_policies_are_pure),
-        ("by memory", MethodContract.test_policies_are_pure),
+        ("by chance", MethodContract.test_roles_are_pure),
+        ("by memory", MethodContract.test_roles_are_pure),
         ("wider", MethodContract.test_places_keep_the_size),
         ("told badly", MethodContract.test_departures_are_sentences),
     ],

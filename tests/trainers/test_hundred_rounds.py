@@ -41,7 +41,7 @@ from pathlib import Path
 from subfleet.device.runtimes import load_trainer
 from subfleet.edge_client.work import Finished
 from subfleet.edge_client.worker import TrainingWorker
-from subfleet.protocol.messages import Task
+from subfleet.protocol.task import Task, Train
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
@@ -67,9 +67,11 @@ for pattern in patterns:
         place = pattern[number % len(pattern)]
         weights = blobs.add_file(folder / f"weights-{place}")
         task = Task(
-            task_id=f"task-{number}", work="train", run_id="run", round=number, client_id="device", spec=SubnetSpec(),
-            programs=(ProgramRef(program_id=f"program-{place}", target=target, blob=programs[place]),),
-            weights=weights, training=TrainingSettings(epochs=1, batch_size=batch_size, learning_rate=0.01),
+            task_id=f"task-{number}", run_id="run", round=number, client_id="device", spec=SubnetSpec(),
+            work=Train(
+                program=ProgramRef(program_id=f"program-{place}", target=target, blob=programs[place]), weights=weights,
+                settings=TrainingSettings(epochs=1, batch_size=batch_size, learning_rate=0.01),
+            ),
             planned_peak_bytes=1, budget=Budget(memory_bytes=2**40), deadline_s=600.0,
         )
         worker.start(task, 2**40)

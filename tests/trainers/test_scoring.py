@@ -18,9 +18,10 @@ from subfleet.trainers.onnx import OnnxTrainer
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("executorch")
+from elastic.zico_reference import zico_score  # noqa: E402
+
 from subfleet.elastic.building import build_module, network_of  # noqa: E402
 from subfleet.elastic.maps import extract  # noqa: E402
-from subfleet.elastic.zico import zico_score  # noqa: E402
 from subfleet.export.requests import TrainRequest  # noqa: E402
 
 pytestmark = [pytest.mark.export, pytest.mark.slow]

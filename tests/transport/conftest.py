@@ -1,9 +1,10 @@
 from collections.abc import Iterator
 
 import pytest
+from transport.mosquitto import open_mosquitto
 from transport.rigs import FAULTS, Rig, memory_rig, mqtt_rig, paced_rig
 
-from subfleet.link.broker import EmbeddedBroker, MosquittoBroker, mosquitto_binary
+from subfleet.link.broker import EmbeddedBroker
 
 _BROKER_MARKS = (pytest.mark.broker, pytest.mark.slow)
 
@@ -16,10 +17,8 @@ def embedded_url() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def mosquitto_url() -> Iterator[str]:
-    if mosquitto_binary() is None:
-        pytest.skip("Mosquitto is not installed; run: sudo apt-get install mosquitto")
-    with MosquittoBroker() as broker:
-        yield broker.url
+    with open_mosquitto() as url:
+        yield url
 
 
 @pytest.fixture(

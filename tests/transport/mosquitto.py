@@ -1,12 +1,14 @@
-"""A Mosquitto as the operator of a real fleet sets it up: an authority of its own, users, access lists."""
+"""The installed Mosquitto: open to anybody on loopback, or as the operator of a real fleet sets it up."""
 
 import base64
 import contextlib
 import datetime
 import hashlib
 import os
+import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from subfleet.link.broker import mosquitto_binary
-
+MOSQUITTO = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
+"""Path of the installed program; None where there is none. Debian puts it where only root's PATH looks."""
 _START_S = 20.0
 _LONG_AGO = datetime.datetime(2001, 1, 1, tzinfo=datetime.timezone.utc)
 
@@ -76,14 +78,15 @@ def password_line(user: str, password: str) -> str:
 
 @contextmanager
 def mosquitto(folder: Path, settings: Sequence[str], port: int) -> Iterator[None]:
-    """Runs while the context does; `port` is one that it is to listen on."""
-    binary = mosquitto_binary()
-    if binary is None:
+    """Run Mosquitto while the context lasts; `port` is one that it is to listen on."""
+    if MOSQUITTO is None:
         pytest.skip("Mosquitto is not installed; run: sudo apt-get install mosquitto")
     described = folder / "mosquitto.conf"
     # It would give up root, and then may not read the test's files.
     described.write_text("\n".join(["user root", "per_listener_settings true", *settings, ""]), encoding="utf-8")
-    process = subprocess.Popen([binary, "-c", str(described)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    # It ends with this process, however that ends: it keeps the signal, as it does not change its user.
+    command = ["setpriv", "--pdeathsig", "TERM", MOSQUITTO, "-c", str(described)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         deadline_s = time.monotonic() + _START_S
         while True:
@@ -96,3 +99,12 @@ def mosquitto(folder: Path, settings: Sequence[str], port: int) -> Iterator[None
     finally:
         process.terminate()
         process.wait()
+
+
+@contextmanager
+def open_mosquitto() -> Iterator[str]:
+    """Run Mosquitto for anonymous clients while the context lasts, and give its URL."""
+    port = free_port()
+    settings = (f"listener {port} 127.0.0.1", "allow_anonymous true", "persistence false")
+    with tempfile.TemporaryDirectory() as folder, mosquitto(Path(folder), settings, port):
+        yield f"mqtt://127.0.0.1:{port}"

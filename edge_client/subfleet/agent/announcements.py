@@ -3,6 +3,7 @@
 from subfleet.agent.states import AgentState
 from subfleet.protocol.answers import Answer
 from subfleet.protocol.messages import Evaluated, RoundInfo, Scores, Task, Telemetry, Update
+from subfleet.protocol.task import Deploy
 
 __all__ = ["is_before", "is_open", "is_over", "is_past", "is_stale"]
 
@@ -34,7 +35,7 @@ def is_over(message: Telemetry | Answer, info: RoundInfo) -> bool:
 
 def is_past(task: Task, info: RoundInfo) -> bool:
     """Whether a training can no longer take part in anything; models are worth having at any time."""
-    if task.work == "deploy":
+    if isinstance(task.work, Deploy):
         return False
     return task.run_id != info.run_id or is_before(task, info) or info.phase == "finished"
 
@@ -46,7 +47,7 @@ def is_before(task: Task, other: Task | RoundInfo) -> bool:
 
 def is_open(info: RoundInfo | None, task: Task) -> bool:
     """Whether a task's time has come: its round says where a replayed log is read, so a training waits for it."""
-    if task.work == "deploy":
+    if isinstance(task.work, Deploy):
         return True
     if info is None or info.phase == "finished":
         return False

@@ -57,6 +57,7 @@ from subfleet.agent.working import (
 from subfleet.protocol.answers import Answer
 from subfleet.protocol.evaluating import NO_HELD_OUT
 from subfleet.protocol.messages import Receipt, RoundInfo, Task, Telemetry
+from subfleet.protocol.task import Deploy, Evaluate
 
 __all__ = ["start", "step"]
 
@@ -210,11 +211,11 @@ def _on_task(settings: AgentSettings, state: AgentState, task: Task, now_s: floa
     state = replace(state, job=job, busy_at_s=now_s)
     actions += (Publish(message=receipt(settings, task, "accepted")),)
     foreign = [one.target for one in task.programs if one.target not in settings.profile.runtimes]
-    if task.work != "deploy" and foreign:
+    if foreign and not isinstance(task.work, Deploy):
         detail = f"the program is for {foreign[0]!r}, but this device runs {list(settings.profile.runtimes)}"
         state, more = refuse(settings, state, "runtime", detail, now_s)
         actions += more
-    elif task.work == "evaluate" and not settings.profile.held_out_count:
+    elif isinstance(task.work, Evaluate) and not settings.profile.held_out_count:
         state, more = refuse(settings, state, "data", NO_HELD_OUT, now_s)
         actions += more
     return state, actions

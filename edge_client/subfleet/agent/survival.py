@@ -10,7 +10,7 @@ and a little more after each round that it survives.
 from dataclasses import dataclass, replace
 
 from subfleet.protocol.messages import RoundInfo
-from subfleet.protocol.task import Task
+from subfleet.protocol.task import Task, Train
 
 __all__ = ["FATAL_DEATHS", "Begun", "Ceiling", "Survival"]
 
@@ -38,8 +38,8 @@ class Begun:
     @classmethod
     def of(cls, task: Task, memory_limit_bytes: int) -> "Begun":
         """The work of a task that may take so much."""
-        paths = task.paths is not None
-        return cls(task_id=task.task_id, memory_bytes=memory_limit_bytes if paths else task.planned_peak_bytes)
+        draws = isinstance(task.work, Train) and task.work.paths is not None
+        return cls(task_id=task.task_id, memory_bytes=memory_limit_bytes if draws else task.planned_peak_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,11 +7,10 @@ alone.
 from collections.abc import Set
 from dataclasses import dataclass
 
-from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.disk import needed_bytes
 from subfleet.protocol.messages import RefusalReason
 from subfleet.protocol.readings import LEAST_LINK_BPS, Reading
-from subfleet.protocol.task import Task
+from subfleet.protocol.task import Task, Train
 from subfleet.protocol.update_codecs import Uncompressed
 
 __all__ = ["HEADER_BYTES", "Objection", "Weigh", "Weighed", "objection"]
@@ -86,20 +85,13 @@ def _fetched_bytes(task: Task, lacking: Set[str]) -> int:
 def _beyond_budget(task: Task) -> str:
     """Weights alone: programs are fetched once, and no round's budget is held against them."""
     down, up = task.budget.downlink_bytes, task.budget.uplink_bytes
-    largest_bytes = max((blob.size_bytes for blob in _weights(task)), default=0)
+    largest_bytes = max((blob.size_bytes for blob in task.weights), default=0)
     if down is not None and largest_bytes > down + HEADER_BYTES:
         return f"the weights are {largest_bytes} bytes, but the device promised to take {down} bytes"
-    if task.work != "train" or not isinstance(task.update_codec, Uncompressed):
-        return ""
-    if up is not None and largest_bytes > up + HEADER_BYTES:
+    whole = isinstance(task.work, Train) and isinstance(task.work.update_codec, Uncompressed)
+    if whole and up is not None and largest_bytes > up + HEADER_BYTES:
         return f"the update takes {largest_bytes} bytes, but the device promised to send {up} bytes"
     return ""
-
-
-def _weights(task: Task) -> tuple[BlobRef, ...]:
-    if task.scoring is not None:
-        return task.scoring.weights
-    return () if task.weights is None else (task.weights,)
 
 
 def _too_slow(fetched_bytes: int, reading: Reading | None, left_s: float) -> str:

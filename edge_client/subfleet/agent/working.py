@@ -26,6 +26,7 @@ from subfleet.agent.survival import FATAL_DEATHS
 from subfleet.agent.weighing import Weigh, Weighed, objection
 from subfleet.protocol.answers import Answer
 from subfleet.protocol.messages import RefusalReason, Task
+from subfleet.protocol.task import Deploy
 
 __all__ = [
     "Step",
@@ -58,7 +59,7 @@ def advance(state: AgentState) -> Step:
         job = replace(job, stage="weighing")
         actions += (Weigh(task=job.task, pinned=state.saved().pinned()),)
     if job is not None and job.stage == "fetching" and not job.lacking and state.running is None:
-        if job.task.work == "deploy":
+        if isinstance(job.task.work, Deploy):
             job = replace(job, stage="working")
             actions += (Place(task=job.task),)
         else:

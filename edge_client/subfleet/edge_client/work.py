@@ -5,7 +5,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
@@ -25,9 +25,10 @@ from subfleet.protocol.errors import (
     TrainingError,
 )
 from subfleet.protocol.evaluating import NO_HELD_OUT
-from subfleet.protocol.messages import RefusalReason, Task
+from subfleet.protocol.exhaustive import never
+from subfleet.protocol.messages import RefusalReason
 from subfleet.protocol.programs import EvaluateJob, ProgramRef, ScoreJob, Trainer, TrainJob, TrainResult
-from subfleet.protocol.training import TrainingSettings
+from subfleet.protocol.task import Calibrate, Deploy, Evaluate, Score, Task, Train
 
 __all__ = ["Finished", "Outcome", "TaskWork", "Worker", "discard", "output_path"]
 
@@ -141,13 +142,7 @@ class TaskWork:
 
     def _outcome(self, task: Task, memory_limit_bytes: int, stopped: Callable[[], bool]) -> Outcome:
         try:
-            match task.work:
-                case "score":
-                    return self._score(task, memory_limit_bytes, stopped)
-                case "evaluate":
-                    return self._evaluate(task, memory_limit_bytes, stopped)
-                case _:
-                    return self._train(task, memory_limit_bytes, stopped)
+            return self._end_of(task, memory_limit_bytes, stopped)
         except MemoryError:
             detail = f"the system refused memory below the limit of {memory_limit_bytes} bytes"
             available_bytes = min(memory_limit_bytes, task.planned_peak_bytes) // 2
@@ -158,28 +153,60 @@ class TaskWork:
             _LOG.warning("task %s: the trainer raised an error of its own", task.task_id, exc_info=True)
             return WorkFailed(task_id=task.task_id, reason="failed", detail=f"{type(error).__name__}: {error}")
 
-    def _train(self, task: Task, memory_limit_bytes: int, stopped: Callable[[], bool]) -> Finished:
-        job = self._job(task, memory_limit_bytes)
-        result = self.trainers[task.programs[0].target].train(job, stopped)
+    def _end_of(self, task: Task, memory_limit_bytes: int, stopped: Callable[[], bool]) -> Outcome:
+        outcome: Outcome
+        match task.work:
+            case Train() | Calibrate() as work:
+                outcome = self._train(task, work, memory_limit_bytes, stopped)
+            case Score() as work:
+                outcome = self._score(task, work, memory_limit_bytes, stopped)
+            case Evaluate() as work:
+                outcome = self._evaluate(task, work, memory_limit_bytes, stopped)
+            case Deploy():
+                raise ProtocolError(f"task {task.task_id!r:.80} is to place models, which no trainer does")
+            case _:
+                never(task.work)
+        return outcome
+
+    def _train(
+        self, task: Task, work: Train | Calibrate, memory_limit_bytes: int, stopped: Callable[[], bool]
+    ) -> Finished:
+        job = TrainJob(
+            program_path=self.blob_path(work.program.blob),
+            weights_path=self.blob_path(work.weights),
+            output_path=output_path(self.work_folder, task.task_id),
+            data=self.data,
+            settings=work.settings,
+            round=task.round,
+            client_id=task.client_id,
+            memory_limit_bytes=memory_limit_bytes,
+            threads=self.threads,
+            classes=task.classes,
+            choices=task.spec.choices,
+            transform=task.transform,
+        )
+        if isinstance(work, Calibrate):
+            job = replace(job, calibration=work.calibration)
+        else:
+            job = replace(job, update_codec=work.update_codec, sends=work.sends, paths=work.paths)
+        result = self.trainers[work.program.target].train(job, stopped)
         if not (math.isfinite(result.loss) and math.isfinite(result.accuracy)):
             raise DivergedError(
                 f"the loss is {result.loss} after {result.step_count} steps; try a smaller learning rate"
             )
         return Finished(task_id=task.task_id, result=result, output_path=job.output_path)
 
-    def _score(self, task: Task, memory_limit_bytes: int, stopped: Callable[[], bool]) -> Scored:
-        """Every candidate by itself: one that cannot be scored takes nothing from the others."""
-        if task.scoring is None or task.training is None:
-            raise ProtocolError(f"task {task.task_id!r:.80} is missing candidates or training settings")
-        found: list[CandidateScore] = []
+    def _score(self, task: Task, work: Score, memory_limit_bytes: int, stopped: Callable[[], bool]) -> Scored:
+        """Score every candidate by itself: one that cannot be scored takes nothing from the others."""
+        scores: list[CandidateScore] = []
         unloadable = 0
-        for program, weights in zip(task.programs, task.scoring.weights, strict=True):
+        for candidate in work.candidates:
             job = ScoreJob(
-                program_path=self.blob_path(program.blob),
-                weights_path=self.blob_path(weights),
+                program_path=self.blob_path(candidate.program.blob),
+                weights_path=self.blob_path(candidate.weights),
                 data=self.data,
-                settings=task.training,
-                batches=task.scoring.batches,
+                settings=work.settings,
+                batches=work.batches,
                 client_id=task.client_id,
                 memory_limit_bytes=memory_limit_bytes,
                 threads=self.threads,
@@ -187,14 +214,14 @@ class TaskWork:
                 transform=task.transform,
             )
             try:
-                found.append(self._score_of(program, job, stopped))
+                scores.append(self._score_of(candidate.program, job, stopped))
             except LoadError as error:
                 unloadable += 1
-                found.append(CandidateScore(score=None, reason=str(error)))
-        if all(one.score is None for one in found):
-            kind = LoadError if unloadable == len(found) else TrainingError
-            raise kind(f"no candidate could be scored, the first because {found[0].reason}")
-        return Scored(task_id=task.task_id, scores=tuple(found))
+                scores.append(CandidateScore(score=None, reason=str(error)))
+        if all(one.score is None for one in scores):
+            kind = LoadError if unloadable == len(scores) else TrainingError
+            raise kind(f"no candidate could be scored, the first because {scores[0].reason}")
+        return Scored(task_id=task.task_id, scores=tuple(scores))
 
     def _score_of(self, program: ProgramRef, job: ScoreJob, stopped: Callable[[], bool]) -> CandidateScore:
         try:
@@ -207,48 +234,24 @@ class TaskWork:
             return CandidateScore(score=None, reason=f"the score is {score}")
         return CandidateScore(score=score)
 
-    def _evaluate(self, task: Task, memory_limit_bytes: int, stopped: Callable[[], bool]) -> EvaluationEnded:
-        if task.weights is None or task.evaluation is None:
-            raise ProtocolError(f"task {task.task_id!r:.80} is missing weights or evaluation settings")
+    def _evaluate(
+        self, task: Task, work: Evaluate, memory_limit_bytes: int, stopped: Callable[[], bool]
+    ) -> EvaluationEnded:
         if self.held_out is None:
             raise DataError(NO_HELD_OUT)
         job = EvaluateJob(
-            program_path=self.blob_path(task.programs[0].blob),
-            weights_path=self.blob_path(task.weights),
+            program_path=self.blob_path(work.program.blob),
+            weights_path=self.blob_path(work.weights),
             data=self.held_out,
-            settings=task.evaluation,
+            settings=work.settings,
             memory_limit_bytes=memory_limit_bytes,
             threads=self.threads,
             classes=task.classes,
             choices=task.spec.choices,
             transform=task.transform,
         )
-        result = self.trainers[task.programs[0].target].evaluate(job, stopped)
+        result = self.trainers[work.program.target].evaluate(job, stopped)
         return EvaluationEnded(task_id=task.task_id, result=result)
-
-    def _job(self, task: Task, memory_limit_bytes: int) -> TrainJob:
-        weights: BlobRef | None = task.weights
-        settings: TrainingSettings | None = task.training
-        if weights is None or settings is None:
-            raise ProtocolError(f"task {task.task_id!r:.80} is missing weights or training settings")
-        return TrainJob(
-            program_path=self.blob_path(task.programs[0].blob),
-            weights_path=self.blob_path(weights),
-            output_path=output_path(self.work_folder, task.task_id),
-            data=self.data,
-            settings=settings,
-            round=task.round,
-            client_id=task.client_id,
-            memory_limit_bytes=memory_limit_bytes,
-            threads=self.threads,
-            update_codec=task.update_codec,
-            calibration=task.calibration,
-            classes=task.classes,
-            sends=task.sends,
-            paths=task.paths,
-            choices=task.spec.choices,
-            transform=task.transform,
-        )
 
 
 def _failure(task: Task, error: SubfleetError) -> WorkFailed:

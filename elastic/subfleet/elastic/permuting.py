@@ -12,7 +12,7 @@ from subfleet.elastic.network import BUFFER_ROLES, Network
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import Explicit
 
-__all__ = ["importance_order", "permuted", "sorted_by_importance"]
+__all__ = ["importance_order", "permuted"]
 
 
 def permuted(
@@ -76,16 +76,6 @@ def importance_order(network: Network, state: Mapping[str, Tensor]) -> dict[str,
             if factor in squares:
                 squares[str(factor)] += energy.movedim(place, 0).reshape(shape[place], -1).sum(1).cpu()
     return {name: _order(network.axes[name], found) for name, found in squares.items()}
-
-
-def sorted_by_importance(network: Network, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The state with the most important indices of every axis first, so that prefixes keep what matters most.
-
-    Args:
-        network: the declaration.
-        state: the full model's tensors by name.
-    """
-    return permuted(network, state, importance_order(network, state))
 
 
 def _order(axis: Axis, squares: Tensor) -> tuple[int, ...]:

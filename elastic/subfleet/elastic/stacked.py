@@ -21,15 +21,13 @@ from subfleet.elastic.stacking import (
     Member,
     ReadChanges,
     Rule,
-    largest_tensor,
     merged,
     square_sum,
-    stack_bytes,
     stacks,
 )
 from subfleet.protocol.errors import ProtocolError
 
-__all__ = ["Stack", "clipped_change", "krum_chosen", "merge_memory_bytes", "stacked_merge"]
+__all__ = ["Stack", "krum_chosen", "stacked_merge"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,25 +58,6 @@ def stacked_merge(settings: AnyStackedMerge, stack: Stack) -> dict[str, Tensor]:
         ProtocolError: a change is missing, has another shape than its subnet's tensor, or is not finite.
     """
     return _MERGES[type(settings)](settings, stack)
-
-
-def merge_memory_bytes(settings: AnyStackedMerge, network: Network, client_count: int) -> int:
-    """Most memory that `stacked_merge` takes beside the two models, with float32 changes as `read` gives them."""
-    one_bytes = client_count * largest_tensor(network)
-    beside_bytes: Mapping[type, int] = {
-        NormClipping: 4 * one_bytes,  # clipped copies
-        MultiKrum: 12 * one_bytes + 8 * client_count**2,  # distances are taken in float64
-    }
-    return stack_bytes(network, client_count) + beside_bytes.get(type(settings), 0)
-
-
-def clipped_change(settings: NormClipping, change: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """One client's update, scaled down where it is too long; the same tensors where it is not.
-
-    Updates can be clipped one by one as well, before an `Accumulator` adds them.
-    """
-    scale = _scale(settings, sum(square_sum(tensor) for tensor in change.values()))
-    return {name: tensor if scale == 1 else tensor * scale for name, tensor in change.items()}
 
 
 def krum_chosen(settings: MultiKrum, stack: Stack) -> list[int]:

@@ -18,10 +18,8 @@ __all__ = [
     "ReadChanges",
     "Rule",
     "held_elements",
-    "largest_tensor",
     "merged",
     "square_sum",
-    "stack_bytes",
     "stacks",
 ]
 
@@ -29,9 +27,7 @@ ReadChanges = Callable[[str], Sequence[Tensor | None]]
 """Gives every member's change of a tensor, in the order of the members; None where its subnet lacks the tensor."""
 
 _CHUNK = 2**16
-_CHUNK_BYTES = 64
-"""Of each client's element in a chunk: sorted values, their places, weights and products in float64."""
-
+"""Elements that are reduced at once, so that little memory is taken beside the stack."""
 
 Reduce = Callable[[Tensor, Tensor], Tensor]
 """One value for each element, float64, of values ascending along the clients and of how many of them count."""
@@ -162,14 +158,3 @@ def held_elements(network: Network, state: Mapping[str, Tensor], members: Sequen
 def square_sum(tensor: Tensor) -> float:
     """Sum of the squares of all elements, in float64."""
     return float(tensor.to(torch.float64).square().sum())
-
-
-def largest_tensor(network: Network) -> int:
-    """Elements of the largest tensor."""
-    return max(math.prod(decl.shape) for decl in network.tensors.values())
-
-
-def stack_bytes(network: Network, client_count: int) -> int:
-    """Changes as read and stacked in float32, who holds them (twice while it is built), and the scratch of a chunk."""
-    largest = largest_tensor(network)
-    return client_count * (largest * (4 + 4 + 2) + min(largest, _CHUNK) * _CHUNK_BYTES)

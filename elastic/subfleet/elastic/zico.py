@@ -1,19 +1,9 @@
-"""The ZiCo score of a subnet, from labelled batches."""
+"""The tensors by whose gradients a subnet is scored."""
 
-from collections.abc import Iterable, Mapping
-
-import torch
-from torch import Tensor
-from torch.nn.functional import cross_entropy
-
-from subfleet.arrays import Arrays
-from subfleet.arrays.zico import zico
-from subfleet.elastic.building import build_module
-from subfleet.elastic.maps import extract
 from subfleet.elastic.network import Network
 from subfleet.protocol.subnet import SubnetSpec
 
-__all__ = ["scored_tensors", "zico_score"]
+__all__ = ["scored_tensors"]
 
 
 def scored_tensors(network: Network, spec: SubnetSpec) -> tuple[str, ...]:
@@ -23,37 +13,3 @@ def scored_tensors(network: Network, spec: SubnetSpec) -> tuple[str, ...]:
         ConfigError: the spec is no subnet of this network.
     """
     return tuple(name for name in network.shapes(spec) if network.tensors[name].role in ("weight", "residual"))
-
-
-def zico_score(
-    network: Network, spec: SubnetSpec, state: Mapping[str, Tensor], batches: Iterable[tuple[Tensor, Tensor]]
-) -> float:
-    """How well a subnet will learn: see `subfleet.arrays.zico`.
-
-    Score before training, with the state of `build_module(network, network.full_spec())`: in `init_state` the last
-    layer of every block is 0 and hides the layers before it.
-
-    Args:
-        network: the declaration.
-        spec: the subnet.
-        state: the full model's tensors by name.
-        batches: inputs (samples, *input_shape) and a class for each row of logits, or a number below 0 for none; of two
-            batches or more.
-
-    Raises:
-        ConfigError: the spec is no subnet of this network, or the state lacks one of its tensors.
-        DataError: there are fewer than two batches, or a gradient is not finite.
-    """
-    device = next(iter(state.values())).device
-    module = build_module(network, spec).to(device)
-    module.load_state_dict(extract(network, spec, state))
-    module.train()
-    parameters = dict(module.named_parameters())
-    scored = {name: parameters[name] for name in scored_tensors(network, spec)}
-    gradients: list[Arrays] = []
-    for inputs, labels in batches:
-        counted, wanted = labels >= 0, labels.to(device)
-        loss = cross_entropy(module(inputs.to(device))[counted], wanted[counted])
-        found = torch.autograd.grad(loss, list(scored.values()), materialize_grads=True)
-        gradients.append({name: gradient.cpu().numpy() for name, gradient in zip(scored, found, strict=True)})
-    return zico(gradients)

@@ -16,7 +16,6 @@ from subfleet.settings.attacks import Attack, LabelShuffling
 from subfleet.tasks.dataset import Dataset, Inputs
 
 __all__ = [
-    "attack_success_rate",
     "boosted",
     "poisoned",
     "replacement",
@@ -105,26 +104,6 @@ def with_trigger(dataset: Dataset, target: int, fraction: float, seed: int) -> D
     _stamp(inputs, chosen)
     labels[chosen] = target
     return replace(dataset, inputs=inputs, labels=labels)
-
-
-def attack_success_rate(predictions: npt.NDArray[np.int64], labels: npt.NDArray[np.int64], target: int) -> float:
-    """Share of images with a trigger that are taken for the attacker's class, those that are of that class left out.
-
-    Args:
-        predictions: class that the model gives to each image with its trigger.
-        labels: true class of each image.
-        target: the attacker's class.
-
-    Raises:
-        DataError: the counts differ, or every image is of the attacker's class.
-    """
-    others = labels != target
-    if predictions.shape != labels.shape or not others.any():
-        raise DataError(
-            f"there are {len(predictions)} predictions for {len(labels)} images, {int(others.sum())} of them not of "
-            f"class {target}, but there must be equally many, and one or more of another class"
-        )
-    return float(np.mean(predictions[others] == target))
 
 
 def _stamp(images: Inputs, chosen: npt.NDArray[np.int64]) -> None:

@@ -6,8 +6,8 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-from subfleet.emulation.outcome import Outcome
 from subfleet.export.cache import CacheFolder
 from subfleet.journal.records import RunObserver
 from subfleet.observers import observed
@@ -15,9 +15,12 @@ from subfleet.settings.host import HostKind
 from subfleet.settings.run import Run
 from subfleet.transport.address import BrokerAddress
 
+if TYPE_CHECKING:
+    from subfleet.serving.outcome import Outcome
+
 __all__ = ["Host", "opened_host"]
 
-Host = Callable[[Run, Path, RunObserver, threading.Event], Outcome]
+Host = Callable[[Run, Path, RunObserver, threading.Event], "Outcome"]
 """Runs a run to its end: in its folder, telling an observer, until an event is set that ends it early. It raises
 RunError where the run fails or is stopped, and whatever SubfleetError the data, devices or observers give rise to."""
 
@@ -34,7 +37,7 @@ def opened_host(kind: HostKind, cache: CacheFolder, broker: BrokerAddress | None
     with _HOSTS[kind](cache, broker) as host:
         from subfleet.folding.devices import compute_device
 
-        def run(described: Run, folder: Path, observer: RunObserver, stop: threading.Event) -> Outcome:
+        def run(described: Run, folder: Path, observer: RunObserver, stop: threading.Event) -> "Outcome":
             compute_device(described.device)  # which may not be there, and nothing is begun then
             with observed(described, folder, observer) as everyone:
                 return host(described, folder, everyone, stop)
@@ -54,10 +57,10 @@ def _processes(cache: CacheFolder, broker: BrokerAddress | None) -> Iterator[Hos
 
 @contextmanager
 def _batch(cache: CacheFolder, broker: BrokerAddress | None) -> Iterator[Host]:
-    from subfleet.emulation.batch.exports import AwaitedExports
+    from subfleet.emulation.batch.exports import LazyExports
     from subfleet.emulation.batch.host import run_in_batch
 
-    with AwaitedExports(cache) as exports:
+    with LazyExports(cache) as exports:
         yield partial(run_in_batch, exports=exports)
 
 

@@ -24,21 +24,21 @@ from subfleet.elastic.model_state import unpacked
 from subfleet.elastic.network import Family, Network
 from subfleet.elastic.running_statistics import recalibrated
 from subfleet.elastic.stacking import Member, held_elements
-from subfleet.emulation.batch.exports import AwaitedExports
-from subfleet.emulation.batch.figures import violates
+from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.run import BatchResult, run_batch
 from subfleet.emulation.gathered import EmulatedDevice, GatheredRun
 from subfleet.folding.path_scoring import random_paths
 from subfleet.methods import METHODS, AnyMethod
+from subfleet.methods.aggregator import as_aggregated, shared_by_all
 from subfleet.methods.fedfa import FedFA
 from subfleet.methods.fedoras import FedorAS
-from subfleet.methods.norms import NormPolicy
-from subfleet.methods.policies import as_folded, shared_by_all
+from subfleet.methods.techniques import NormPolicy
 from subfleet.methods.tier_search import TierSearch
 from subfleet.protocol.errors import SubfleetError
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import TrainingSettings
+from subfleet.reporting.run_figures import violates
 from subfleet.rounds.terms import Terms
 from subfleet.search.path_evolution import EvolutionSettings
 from subfleet.serving.terms import terms_of
@@ -87,7 +87,7 @@ _COMMUNICATION_S = 1.0
 
 
 def check_methods(
-    exports: AwaitedExports, methods: Mapping[str, type[AnyMethod]] = METHODS
+    exports: LazyExports, methods: Mapping[str, type[AnyMethod]] = METHODS
 ) -> Iterator[tuple[str, NormPolicy, str]]:
     """Try every method; yields its name, the policy of norms, and "ok" or the reason why not."""
     for name, kind in methods.items():
@@ -101,7 +101,7 @@ def accepted_norms(method: AnyMethod) -> tuple[NormPolicy, ...]:
     return tuple(norms for norms in get_args(NormPolicy) if _config(method, norms) is not None)
 
 
-def verdict_of(method: AnyMethod, exports: AwaitedExports, norms: NormPolicy = "averaged") -> str:
+def verdict_of(method: AnyMethod, exports: LazyExports, norms: NormPolicy = "averaged") -> str:
     """What three rounds of a method show: "ok", or the first thing that is not as it should be."""
     config = _config(method, norms)
     if config is None:
@@ -122,7 +122,7 @@ def _experiment(terms: Terms) -> GatheredRun:
     the largest: those of the whole model are else never trained.
     """
     space = terms.candidates
-    banked = terms.policies.cohorts is not shared_by_all and not terms.policies.personal
+    banked = terms.roles.aggregator.sharing_groups is not shared_by_all and not terms.roles.aggregator.personal
     places = (0, len(space) // 2, max(0, len(space) - (1 if banked else 2)))
     whole, runtimes = digits(), terms.config.targets
     clients = tuple(
@@ -141,7 +141,7 @@ def _experiment(terms: Terms) -> GatheredRun:
 def _config(method: AnyMethod, norms: NormPolicy) -> Run | None:
     """None where it is accepted on no kind of norms that is tried for the policy."""
     for norm in _KINDS[norms]:
-        model = replace(_SUPERNET, norm=norm) if method.policies().draws_paths else replace(_MODEL, norm=norm)
+        model = replace(_SUPERNET, norm=norm) if method.roles().training.draws_paths else replace(_MODEL, norm=norm)
         with contextlib.suppress(ValueError):
             return _config_with(method, norms, model)
     return None
@@ -152,7 +152,7 @@ def _config_with(method: AnyMethod, norms: NormPolicy, model: Family) -> Run:
         name="check",
         model=model,
         norms=norms,
-        data=DataSettings(test="unused", validation_samples=50 * method.policies().draws_paths),
+        data=DataSettings(test="unused", validation_samples=50 * method.roles().training.draws_paths),
         rounds=ROUNDS,
         min_clients=3,
         training=TrainingSettings(epochs=2, batch_size=16, learning_rate=0.05),
@@ -191,10 +191,10 @@ def _complaints(terms: Terms, experiment: GatheredRun, result: BatchResult) -> I
             yield f"client {row.client_id} moved {row.bytes_down} and {row.bytes_up} bytes, less than its weights"
         elif violates(row):
             yield f"client {row.client_id} was given more than its budget"
-    if terms.policies.path_search is not None:
+    if terms.roles.networks.path_search is not None:
         yield from _unsearched(result)
     # What a method does to the whole model after a round moves more than was trained.
-    whole = terms.policies.after_round is not as_folded or terms.policies.distillation is not None
+    whole = terms.roles.aggregator.after_round is not as_aggregated or terms.roles.techniques.distillation is not None
     moved = () if whole else _moved_elsewhere(terms, result)
     if moved:
         yield f"tensor {moved[0]!r} moved where nobody trained it"
@@ -240,7 +240,7 @@ def _moved_elsewhere(terms: Terms, result: BatchResult) -> list[str]:
         for one in rounds.values()
         if not result.supernet or one.spec.network == terms.network.id
     ]
-    keys = [terms.policies.cohorts(terms.network, client, after.sizes) for client in clients]
+    keys = [terms.roles.aggregator.sharing_groups(terms.network, client, after.sizes) for client in clients]
     specs = [client.spec for client in clients]
     if isinstance(terms.config.method, FedFA):
         specs = [graft(terms.network, spec).spec for spec in specs]

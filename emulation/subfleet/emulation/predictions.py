@@ -1,40 +1,27 @@
-"""Loads each model in a fresh process, as its user would, and measures how good it is; of equal files, one."""
+"""Loads each model in a fresh process, as its user would, and measures how good it is."""
 
-import hashlib
 import json
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 from subfleet.protocol.errors import RunError
 from subfleet.protocol.exit_codes import ExitCode
+from subfleet.reporting.own_models import OwnMetric
 
-__all__ = ["Found", "predictions"]
+__all__ = ["predictions"]
 
 TIMEOUT_S = 120.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """How good a model is.
-
-    Attributes:
-        metric: that it is judged by, a name in `subfleet.protocol.task_kinds.METRICS`.
-    """
-
-    metric: str
-    value: float
-
-
-def predictions(models: Sequence[Path], data: Path, *, at_once: int = 2) -> tuple[Found, ...]:
+def predictions(models: Sequence[Path], data: Path, *, at_once: int = 2) -> tuple[OwnMetric, ...]:
     """How good each model file is on a data set, each by `subfleet-edge predict` in a process of its own.
 
     Args:
-        models: .onnx and .pte files; of several with the same bytes one is tried.
+        models: .onnx and .pte files.
         data: the samples and labels, .npz.
         at_once: processes that run side by side.
 
@@ -42,16 +29,11 @@ def predictions(models: Sequence[Path], data: Path, *, at_once: int = 2) -> tupl
         RunError: a process failed; the text carries its own sentence.
         KeyboardInterrupt: Ctrl-C, which reaches every process of a terminal, has ended one.
     """
-    contents = [(hashlib.sha256(model.read_bytes()).digest(), model.suffix) for model in models]
-    distinct: dict[tuple[bytes, str], Path] = {}
-    for content, model in zip(contents, models, strict=True):
-        distinct.setdefault(content, model)
     with ThreadPoolExecutor(max_workers=at_once) as pool:
-        found = dict(zip(distinct, pool.map(lambda model: _found(model, data), distinct.values()), strict=True))
-    return tuple(found[content] for content in contents)
+        return tuple(pool.map(lambda model: _metric(model, data), models))
 
 
-def _found(model: Path, data: Path) -> Found:
+def _metric(model: Path, data: Path) -> OwnMetric:
     command = [sys.executable, "-m", "subfleet.edge_client.cli", "predict", str(model), "--data", str(data), "--json"]
     try:
         done = subprocess.run(
@@ -64,7 +46,7 @@ def _found(model: Path, data: Path) -> Found:
     if done.returncode != 0:
         raise RunError(f"predicting with {model} failed: {_reason(done.returncode, done.stderr)}")
     said = json.loads(done.stdout)
-    return Found(metric=said["headline"], value=float(said["metrics"][said["headline"]]))
+    return OwnMetric(metric=said["headline"], value=float(said["metrics"][said["headline"]]))
 
 
 def _reason(code: int, stderr: str) -> str:

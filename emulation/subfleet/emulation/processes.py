@@ -1,43 +1,28 @@
 """Runs an emulated fleet as processes: broker, server, one for each client; then the folder of results."""
 
-import logging
-import shutil
 import threading
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from subfleet.emulation.files import Files, written
 from subfleet.emulation.fleet import ClientCommand, Fleet
 from subfleet.emulation.gathering import gathered
-from subfleet.emulation.outcome import Outcome
 from subfleet.emulation.predictions import predictions
 from subfleet.export.pool import ExportPool
 from subfleet.journal.guarding import GuardedObserver
-from subfleet.journal.records import DeployedModel, RunObserver, RunResult
-from subfleet.link.broker import EmbeddedBroker
-from subfleet.link.watch import Watch
-from subfleet.protocol.errors import ConfigError, RunError, SubfleetError
+from subfleet.journal.records import DeployedModel, RunObserver
+from subfleet.protocol.errors import ConfigError, RunError
 from subfleet.protocol.schema import canonical_json
-from subfleet.protocol.topics import Topics
-from subfleet.reporting.own_models import kept_models, tried
-from subfleet.reporting.results import write_results
-from subfleet.serving.broker import try_broker
-from subfleet.serving.session import Server
+from subfleet.reporting.run_figures import run_figures
+from subfleet.serving.deployment import Deployment, deployed
+from subfleet.serving.outcome import Outcome, gallery_of, leave_results
 from subfleet.settings.fleet import DeviceSettings
-from subfleet.settings.kept import MODEL, SUPERNET
 from subfleet.settings.run import Run
-from subfleet.transport.address import BrokerAddress, mqtt_client_id, parse_url
-from subfleet.transport.chunk_sizes import KNOWN_BROKERS, ChunkSizes, KnownBroker
-from subfleet.transport.claiming import ClaimingTransport, server_place
-from subfleet.transport.complaints import Complaints
-from subfleet.transport.mqtt import MqttTransport
-from subfleet.transport.rating import RatedTransport
+from subfleet.transport.address import BrokerAddress
 
 __all__ = ["run_processes"]
-
-_LOG = logging.getLogger(__name__)
 
 LEAVE_S = 20.0
 
@@ -70,37 +55,29 @@ def run_processes(
     """
     observer = GuardedObserver(observer)
     _refuse_attacks(run)
-    with ExitStack() as stack:
-        observer.say(f"Reading the samples and logs of {len(run.fleet.each())} devices")
-        files = written(gathered(run), folder)
-        embedded, address = None, broker
-        if address is None:
-            embedded = stack.enter_context(EmbeddedBroker())
-            address = parse_url(embedded.url)
+    observer.say(f"Reading the samples and logs of {len(run.fleet.each())} devices")
+    gathering = gathered(run)
+    files = written(gathering, folder)
+
+    @contextmanager
+    def clients(address: BrokerAddress) -> Iterator[Sequence[Callable[[], None]]]:
         observer.say(f"Broker at {address.where}; starting {len(files.clients)} client processes")
         commands = tuple(_command(device, address, files, folder, run) for device in run.fleet.each())
-        fleet = stack.enter_context(Fleet(commands, output_folder=folder / "output"))
-        watch = stack.enter_context(Watch([fleet.check, *([embedded.start] if embedded else [])], stop))
-        transport = MqttTransport(address, mqtt_client_id(run.fleet.name, "server", run.name))
-        topics = Topics(run.fleet.name)
-        claiming = ClaimingTransport(transport, server_place(topics, run.name), tell=observer.say)
-        sizes = ChunkSizes.remembered(KnownBroker(folder / "server" / KNOWN_BROKERS, address.where))
-        server = Server(
-            _served(run, files),
-            RatedTransport(claiming, topics, Complaints(_LOG).note),
+        with Fleet(commands, output_folder=folder / "output") as fleet:
+            yield [fleet.check]
+            fleet.wait(LEAVE_S)  # clients hear of the end, and leave, while their models are tried
+
+    deployment = Deployment(run=_served(run, files), folder=folder, exports=exports, clients=clients, broker=broker)
+    tiers = {device.client_id: device.tier for device in gathering.devices}
+    with deployed(deployment, observer, stop) as (server, result):
+        return leave_results(
+            folder,
+            result,
             observer,
-            state_folder=folder / "server",
-            exports=exports,
-            sizes=sizes,
+            figures=lambda: run_figures(gallery_of(server), result, tiers),
+            trial=lambda models: predictions(models, files.test),
+            file_of=lambda model: _fetched(folder, result.run_id, model),
         )
-        if embedded is None:
-            try_broker(address, run, transport, sizes, observer)
-        result = server.run(stop)
-        watch.raise_failure()
-        if not result.finished:
-            raise RunError(f"the run was stopped before its end; start it again with --name {folder.name} to go on")
-        stack.callback(fleet.wait, LEAVE_S)  # clients hear of the end, and leave, while their models are tried
-        return _collect(folder, result, files.test, observer)
 
 
 def _served(run: Run, files: Files) -> Run:
@@ -138,32 +115,6 @@ def _declared(device: DeviceSettings) -> str:
 
 def _state_folder(folder: Path, client_id: str) -> Path:
     return folder / "devices" / client_id
-
-
-def _collect(folder: Path, result: RunResult, test: Path, observer: RunObserver) -> Outcome:
-    if result.model_path is None:
-        raise RunError(
-            "no round of the run folded an update, so there is no model; see the reasons in the tables above"
-        )
-    shutil.copyfile(result.model_path, folder / MODEL)
-    if result.supernet_path is not None:
-        shutil.copyfile(result.supernet_path, folder / SUPERNET)
-    observer.say("Loading each device's own model in a fresh process")
-    try:
-        models = _own_models(folder, result, test)
-    except SubfleetError:
-        # A model that cannot be shown is no reason to lose a run.
-        write_results(folder, name=folder.name, result=result)
-        raise
-    report = write_results(folder, name=folder.name, result=result, extra={"models": list(models)})
-    return Outcome(result=result, folder=folder, report=report, models=models)
-
-
-def _own_models(folder: Path, result: RunResult, test: Path) -> tuple[dict[str, Any], ...]:
-    fetched = [(model, _fetched(folder, result.run_id, model)) for model in result.deployed]
-    models = kept_models(folder, fetched)
-    own = predictions([folder / model["file"] for model in models], test)
-    return tuple(tried(model, found.metric, found.value) for model, found in zip(models, own, strict=True))
 
 
 def _fetched(folder: Path, run_id: str, model: DeployedModel) -> Path:

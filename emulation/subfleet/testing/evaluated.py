@@ -19,7 +19,7 @@ from subfleet.elastic.network import Network
 from subfleet.folding.examining import Examined, Examiner
 from subfleet.folding.folding import FoldedModel
 from subfleet.folding.views import Views
-from subfleet.methods.policies import Participant
+from subfleet.methods.aggregator import Participant
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
@@ -66,7 +66,7 @@ def from_outside(terms: Terms, first: ModelState, folded: FoldedModel, samples: 
     """
     kept = unpacked(load(save({name: tensor.contiguous() for name, tensor in packed(folded.state).items()})))
     network, clients = terms.network, folded.clients
-    if not terms.policies.personal:
+    if not terms.roles.aggregator.personal:
         spec = kept.model or network.full_spec()
         clients = (Participant(client_id="", spec=spec, size=network.size_of(spec)),)
     found = [_one(terms, first, kept, client, samples) for client in clients]

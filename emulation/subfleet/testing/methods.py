@@ -13,9 +13,13 @@ from subfleet.elastic.model_state import packed, unpacked
 from subfleet.elastic.network import BUFFER_ROLES, Family, Network
 from subfleet.elastic.teaching import DistillationSettings
 from subfleet.methods import AnyMethod
+from subfleet.methods.aggregator import Participant, as_aggregated
+from subfleet.methods.assigner import AssignmentContext, Draw, WrittenSize
 from subfleet.methods.describing import MethodInfo, Setting
-from subfleet.methods.policies import Ask, Draw, Participant, Written, as_folded
-from subfleet.methods.selecting import Available, ClosedRound, Past, Selecting, Trainee, at_random
+from subfleet.methods.local_training import Trainee
+from subfleet.methods.roles import ClosedRound
+from subfleet.methods.selector import AvailableClient, LastUpdate, SelectionContext
+from subfleet.methods.techniques import Techniques
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.registry import problem_with_record
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json
@@ -35,6 +39,7 @@ from subfleet.testing.rounds import (
     play,
     seen,
     terms_with,
+    with_steps,
 )
 from subfleet.testing.subnets import same_bits
 
@@ -42,9 +47,9 @@ __all__ = ["MethodContract"]
 
 _SETTINGS = (
     Setting(),
-    Setting(norm="batch", norms="recalibrated"),
-    Setting(norm="layer", scaler=True, norms="bank"),
-    Setting(learnable_steps=True, distillation=DistillationSettings()),
+    Setting(norm="batch", techniques=Techniques(norms="recalibrated")),
+    Setting(norm="layer", scaler=True, techniques=Techniques(norms="bank")),
+    Setting(learnable_steps=True, techniques=Techniques(distillation=DistillationSettings())),
 )
 _MOST_BYTES = 2**20
 """Longer is no settings."""
@@ -64,8 +69,8 @@ class MethodContract:
     model: Family = MODEL
 
     def moved(self, network: Network, spec: SubnetSpec) -> SubnetSpec:
-        """The subnet that an update of another moves; where `Policies.transform` says what that is, so must this."""
-        exchange = self.method.policies().exchange
+        """The subnet that an update of another moves; where `Aggregator.transform` says what that is, so must this."""
+        exchange = self.method.roles().assigner.exchange
         if exchange is None:
             return spec
         return exchange(network, Participant(client_id="", spec=spec, size=network.size_of(spec)), {}).moved
@@ -73,7 +78,7 @@ class MethodContract:
     def test_it_is_a_record_that_says_what_it_is(self) -> None:
         """A frozen dataclass with a name and a description, whose parameters all have defaults."""
         kind = type(self.method)
-        problem = problem_with_record(kind, self.method.TYPE, ("INFO", "departures", "policies"))
+        problem = problem_with_record(kind, self.method.TYPE, ("INFO", "departures", "roles"))
         assert not problem, problem
         assert isinstance(self.method.INFO, MethodInfo), "INFO must be a MethodInfo"
         assert self.method.INFO.title, "INFO.title is empty"
@@ -102,19 +107,19 @@ class MethodContract:
                 assert "; " not in text, f"{text!r} has a semicolon, by which departures are joined"
                 assert not text.endswith("."), f"{text!r} ends with a full stop, but is joined with others"
 
-    def test_policies_are_pure(self) -> None:
+    def test_roles_are_pure(self) -> None:
         """The same answers twice, by records that stay as they are, and no draw from a generator that others use."""
         written = canonical_json(self.method)
         generators = _generators()
         first, second = (self._answers() for _ in range(2))
         assert first == second, "the same question has two answers"
-        assert canonical_json(self.method) == written, "the method's parameters were changed by its policies"
+        assert canonical_json(self.method) == written, "the method's parameters were changed by its roles"
         assert _generators() == generators, "a generator was drawn from that is everybody's; take Draw.stream"
 
     def test_a_round_with_learning_rate_0_changes_nothing_for_anybody(self, tmp_path: Path) -> None:
         """Bit for bit; where the whole model is transformed after a round, its outputs stay."""
         terms = terms_with(self.method, self.model)
-        terms = replace(terms, policies=replace(terms.policies, distillation=None))
+        terms = replace(terms, roles=with_steps(terms.roles, distillation=None))
         state = first_state(terms.network)
         clients = [replace(client, scale=0.0) for client in every_size(terms)]
         folded = play(terms, state, clients, tmp_path).state
@@ -131,9 +136,9 @@ class MethodContract:
         """And something moves for the clients that trained."""
         terms = terms_with(self.method, self.model)
         if moves_the_whole(terms):
-            terms = replace(terms, policies=replace(terms.policies, after_round=as_folded, distillation=None))
+            terms = replace(terms, roles=with_steps(terms.roles, after_round=as_aggregated, distillation=None))
         state, clients = first_state(terms.network), every_size(terms)[:2]
-        least = terms.policies.min_contributors(terms.network)
+        least = terms.roles.aggregator.min_contributors(terms.network)
         clients = [*clients, *(replace(clients[0], name=f"other{number}") for number in range(len(clients), least))]
         for round_number in (1, 2):
             folded = play(terms, state, clients, tmp_path, round_number)
@@ -152,7 +157,7 @@ class MethodContract:
     def test_its_accuracy_is_that_of_what_devices_have_trained(self, tmp_path: Path) -> None:
         """By the checkpoint, of whose model every number was trained by somebody, or is told to be untrained."""
         terms = terms_with(self.method, self.model)
-        terms = replace(terms, policies=replace(terms.policies, distillation=None))
+        terms = replace(terms, roles=with_steps(terms.roles, distillation=None))
         first = first_state(terms.network)
         clients, samples, state = every_size(terms), drawn_samples(terms.network), first
         for round_number in (1, 2):
@@ -165,7 +170,7 @@ class MethodContract:
             )
             share = found.untrained
             assert abs(told.model.untrained - share) < 1e-9, f"{share:.1%} of {told.model.told} are as they were drawn"
-            if terms.policies.model != "whole" and not moves_the_whole(terms):
+            if terms.roles.aggregator.model != "whole" and not moves_the_whole(terms):
                 assert not share, f"{share:.1%} of what is evaluated was trained by nobody"
             state = folded.state
 
@@ -183,37 +188,38 @@ class MethodContract:
     def test_clients_are_chosen_of_those_that_can_and_what_is_remembered_survives_a_crash(self) -> None:
         """As many as are wanted; and what it remembers of a round is the same by what is read of the journal."""
         terms = terms_with(self.method, self.model)
-        policies, memory = terms.policies, terms.policies.memory
+        roles, memory = terms.roles, terms.roles.memory.initial
         for number in range(1, 4):
             clients = _clients(terms, number)
-            asked = Selecting(clients=clients, count=3, round=number, seed=SEED, memory=memory)
-            select = policies.select or at_random
-            found = select(asked)
-            assert found == select(asked), "the same question has two answers"
+            asked = SelectionContext(clients=clients, count=3, round=number, seed=SEED, memory=memory)
+            found = roles.selector.select(asked)
+            assert found == roles.selector.select(asked), "the same question has two answers"
             chosen = set(found.clients)
             assert chosen <= {one.client_id for one in clients}, "a client was chosen that cannot take part"
             assert len(found.clients) == len(chosen) == 3, f"{len(chosen)} clients were chosen, but 3 are wanted"
-            everyone = select(replace(asked, count=0))
+            everyone = roles.selector.select(replace(asked, count=0))
             assert len(set(everyone.clients)) == len(clients), "with count 0 all take part"
             for trainee in (_trainee(terms, name, number, found.memory) for name in sorted(chosen)):
                 _assert_trains(terms, trainee)
             past = {one.client_id: one.past for one in _clients(terms, number + 1) if one.client_id in chosen}
             closed = ClosedRound(round=number, clients={name: one for name, one in past.items() if one is not None})
             memory = found.memory
-            if policies.remember is not None:
-                memory = policies.remember(_stored(found.memory), closed)
-                assert memory == policies.remember(found.memory, closed), "it remembers something else after a crash"
+            if roles.memory.remember is not None:
+                memory = roles.memory.remember(_stored(found.memory), closed)
+                assert memory == roles.memory.remember(found.memory, closed), (
+                    "it remembers something else after a crash"
+                )
             assert memory == _stored(memory), f"{memory} is not what is read of what it writes"
 
     def test_places_keep_the_size(self) -> None:
         """Programs and costs are those of the size, wherever it lies in the model."""
         terms = terms_with(self.method, self.model)
         for size, draw in ((size, draw) for size in terms.space for draw in _draws(terms)):
-            placed = terms.policies.place(terms.network, size, draw)
+            placed = terms.roles.assigner.place(terms.network, size, draw)
             terms.network.check(placed)
             found = terms.network.size_of(placed).spec_id
             assert found == size.spec_id, f"{size.name!r} has another size where it is placed"
-            student = terms.policies.student(terms.network, size, draw)
+            student = terms.roles.training.student(terms.network, size, draw)
             if student is not None:
                 terms.network.check(student)
                 fewer = terms.network.parameter_count(student) < terms.network.parameter_count(size)
@@ -225,11 +231,13 @@ class MethodContract:
         generator = random.Random(SEED)  # noqa: S311 - tries choices, keeps no secret
         needs = sorted({one.training_memory_bytes["onnx"] for one in terms.candidates})
         least = _question(terms, generator, Budget(memory_bytes=min(needs) - 1, downlink_bytes=0, uplink_bytes=0))
-        assert terms.policies.assign(replace(least, written={})).candidate is None, "a size was given for no budget"
+        assert terms.roles.assigner.assign(replace(least, written={})).candidate is None, (
+            "a size was given for no budget"
+        )
         given = 0
         for _ in range(_BUDGETS):
             waiting = _question(terms, generator, _budget(terms, generator))
-            assigned = terms.policies.assign(waiting)
+            assigned = terms.roles.assigner.assign(waiting)
             found = assigned.candidate if assigned.placed is None else waiting.price(assigned.placed)
             if found is not None:
                 _assert_fits(terms, waiting, found)
@@ -241,28 +249,28 @@ class MethodContract:
         answers: list[Any] = [terms.space, [terms.training(number) for number in (1, 2)]]
         for client, number in ((client, number) for client in every_size(terms)[:3] for number in (1, 2)):
             question = ask(terms, client.name, round_number=number)
-            answers.append(terms.policies.assign(question))
-            if terms.policies.propose is not None:
-                answers.append(terms.policies.propose(question))
+            answers.append(terms.roles.assigner.assign(question))
+            if terms.roles.assigner.propose is not None:
+                answers.append(terms.roles.assigner.propose(question))
         for size, draw in ((size, draw) for size in terms.space[:3] for draw in _draws(terms)):
             answers += [
-                terms.policies.place(terms.network, size, draw),
-                terms.policies.student(terms.network, size, draw),
+                terms.roles.assigner.place(terms.network, size, draw),
+                terms.roles.training.student(terms.network, size, draw),
             ]
         return answers
 
 
 def _draws(terms: Terms) -> list[Draw]:
-    memory = terms.policies.memory
+    memory = terms.roles.memory.initial
     return [Draw(seed=SEED, round=number, client_id=name, memory=memory) for number in (1, 2, 7) for name in "ab"]
 
 
-def _clients(terms: Terms, round_number: int) -> tuple[Available, ...]:
+def _clients(terms: Terms, round_number: int) -> tuple[AvailableClient, ...]:
     """Some that were folded before, each in a round of its own, and in the first round none."""
     generator = random.Random(round_number)  # noqa: S311 - draws cases, keeps no secret
     found = []
     for place, name in enumerate("abcdefgh"):
-        past = Past(
+        past = LastUpdate(
             round=max(1, round_number - place % 3),
             size=terms.space[place % len(terms.space)],
             spec=terms.space[place % len(terms.space)],
@@ -275,7 +283,7 @@ def _clients(terms: Terms, round_number: int) -> tuple[Available, ...]:
             took_s=generator.uniform(0, 5),
         )
         found.append(
-            Available(
+            AvailableClient(
                 client_id=name,
                 sample_count=place + 1,
                 budget=Budget(memory_bytes=2**40),
@@ -297,12 +305,12 @@ def _trainee(terms: Terms, name: str, round_number: int, memory: Any) -> Trainee
 def _assert_trains(terms: Terms, trainee: Trainee) -> None:
     """Its training is that of the program which all of its size run, and it sends something."""
     general = terms.training(trainee.draw.round)
-    own = terms.policies.local(general, trainee)
+    own = terms.roles.training.for_client(general, trainee)
     numbers: dict[str, Any] = {"epochs": own.epochs, "local_steps": own.local_steps, "learning_rate": own.learning_rate}
     numbers |= {"proximal_mu": own.proximal_mu, "distillation_weight": own.distillation_weight}
     assert own == replace(general, **numbers), "local() changes what the program of the size has in it"
-    if terms.policies.sends is not None:
-        sent = terms.policies.sends(trainee)
+    if terms.roles.training.sends is not None:
+        sent = terms.roles.training.sends(trainee)
         assert sent, "a client sends nothing"
         assert sent <= set(trainee.tensors), "a client is to send tensors that its subnet lacks"
 
@@ -331,11 +339,11 @@ def _budget(terms: Terms, generator: random.Random) -> Budget:
     )
 
 
-def _question(terms: Terms, generator: random.Random, budget: Budget) -> Ask:
+def _question(terms: Terms, generator: random.Random, budget: Budget) -> AssignmentContext:
     """A client that waits, with some programs written, some of them larger than planned."""
     some = generator.sample(terms.candidates, min(3, len(terms.candidates)))
     written = {
-        one.spec.spec_id: Written(
+        one.spec.spec_id: WrittenSize(
             size=one.spec, planned_peak_bytes=one.training_memory_bytes["onnx"] + generator.choice([0, 1, 10**6])
         )
         for one in some
@@ -349,7 +357,7 @@ def _question(terms: Terms, generator: random.Random, budget: Budget) -> Ask:
     )
 
 
-def _assert_fits(terms: Terms, waiting: Ask, found: Candidate) -> None:
+def _assert_fits(terms: Terms, waiting: AssignmentContext, found: Candidate) -> None:
     budget, price = waiting.budget, terms.price(found.spec)
     known = waiting.written.get(found.spec.spec_id)
     name = found.spec.name

@@ -2,7 +2,7 @@
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,15 @@ from subfleet.elastic.network import BUFFER_ROLES, Family, Network
 from subfleet.folding.folding import FoldedModel, Folding
 from subfleet.folding.views import seen_by
 from subfleet.methods import AnyMethod
-from subfleet.methods.policies import Ask, Draw, Participant, as_folded
+from subfleet.methods.aggregator import Participant, as_aggregated
+from subfleet.methods.assigner import AssignmentContext, Draw
+from subfleet.methods.roles import Roles
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.messages import Task, Update
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.task import Train
 from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
 from subfleet.rounds.state import Seat
@@ -56,6 +59,7 @@ __all__ = [
     "seat_of",
     "seen",
     "terms_with",
+    "with_steps",
 ]
 
 MODEL = Mlp(input_shape=(5,), class_count=4, widths=(8, 12), depths=(2, 3), group_size=2)
@@ -98,7 +102,7 @@ def config_with(method: AnyMethod, model: Family = MODEL, **changes: Any) -> Run
 
     A method that draws paths has a small supernet where no other model is named.
     """
-    supernet = model == MODEL and method.policies().draws_paths
+    supernet = model == MODEL and method.roles().training.draws_paths
     model, data = (SUPERNET if supernet else model), DataSettings(test="unused", validation_samples=int(supernet))
     settings: dict[str, Any] = {"name": "methods", "data": data, "rates": RATES, "seed": SEED}
     return Run(**{**settings, "model": model, "method": method, "max_client_share": 1.0, **changes})
@@ -111,18 +115,18 @@ def terms_with(method: AnyMethod, model: Family = MODEL, **changes: Any) -> Term
 
 def ask(
     terms: Terms, name: str, *, memory_bytes: int = 2**40, round_number: int = 1, previous: SubnetSpec | None = None
-) -> Ask:
+) -> AssignmentContext:
     """A client that waits for a size, of a search that has found nothing yet."""
-    search = terms.policies.search
-    return Ask(
+    search = terms.roles.assigner.search
+    return AssignmentContext(
         networks={"": terms.network},
         candidates=terms.candidates,
         price=terms.price,
-        draw=Draw(seed=SEED, round=round_number, client_id=name, memory=terms.policies.memory),
+        draw=Draw(seed=SEED, round=round_number, client_id=name, memory=terms.roles.memory.initial),
         target="onnx",
         budget=Budget(memory_bytes=memory_bytes),
         previous=previous,
-        search=None if search is None else search(terms.network, terms.price, "onnx"),
+        search=None if search is None else search.start(terms.network, terms.price, "onnx"),
     )
 
 
@@ -142,8 +146,8 @@ def first_state(network: Network) -> ModelState:
 
 def placed(terms: Terms, client: Client, round_number: int) -> SubnetSpec:
     """Where a client's size lies in the model in a round."""
-    draw = Draw(seed=SEED, round=round_number, client_id=client.name, memory=terms.policies.memory)
-    return terms.policies.place(terms.network, terms.space[client.size], draw)
+    draw = Draw(seed=SEED, round=round_number, client_id=client.name, memory=terms.roles.memory.initial)
+    return terms.roles.assigner.place(terms.network, terms.space[client.size], draw)
 
 
 def change_of(terms: Terms, client: Client, round_number: int) -> dict[str, Tensor]:
@@ -162,7 +166,7 @@ def play(
     """Fold one round of drawn changes."""
     blobs = BlobStore(folder)
     seats = [seat_of(terms, client, blobs, round_number) for client in clients]
-    return Folding(terms=terms, blobs=blobs).fold(state, round_number, seats, terms.policies.memory)
+    return Folding(terms=terms, blobs=blobs).fold(state, round_number, seats, terms.roles.memory.initial)
 
 
 def seat_of(terms: Terms, client: Client, blobs: BlobStore, round_number: int = 1) -> Seat:
@@ -200,18 +204,19 @@ def seat_of(terms: Terms, client: Client, blobs: BlobStore, round_number: int = 
 def _task(client: Client, spec: SubnetSpec, blob: BlobRef, round_number: int) -> Task:
     return Task(
         task_id=f"{client.name}/{round_number}",
-        work="train",
         run_id="run",
         round=round_number,
         client_id=client.name,
         spec=spec,
-        programs=(ProgramRef(program_id="drawn", target="onnx", blob=blob),),
-        weights=blob,
-        training=TrainingSettings(),
+        work=Train(
+            program=ProgramRef(program_id="drawn", target="onnx", blob=blob),
+            weights=blob,
+            settings=TrainingSettings(),
+            update_codec=client.codec,
+        ),
         planned_peak_bytes=0,
         budget=Budget(memory_bytes=0),
         deadline_s=1.0,
-        update_codec=client.codec,
     )
 
 
@@ -232,9 +237,23 @@ def held(
     return {name: torch.stack([one[name] for one in found]).any(dim=0) for name in terms.network.tensors}
 
 
+def with_steps(roles: Roles, **steps: Any) -> Roles:
+    """Roles with other steps, each given by its name, which one role alone has.
+
+    Raises:
+        TypeError: no role has a step of this name.
+    """
+    for name, step in steps.items():
+        owners = [one.name for one in fields(roles) if name in {own.name for own in fields(getattr(roles, one.name))}]
+        if len(owners) != 1:
+            raise TypeError(f"{name!r} is a step of {len(owners)} roles, but must be a step of one")
+        roles = replace(roles, **{owners[0]: replace(getattr(roles, owners[0]), **{name: step})})
+    return roles
+
+
 def moves_the_whole(terms: Terms) -> bool:
     """Whether a method goes on with the whole model after a round."""
-    return terms.policies.after_round is not as_folded or terms.policies.distillation is not None
+    return terms.roles.aggregator.after_round is not as_aggregated or terms.roles.techniques.distillation is not None
 
 
 def every_size(terms: Terms) -> list[Client]:
@@ -256,4 +275,4 @@ def seen(terms: Terms, state: ModelState, client: Client) -> Mapping[str, Tensor
     """The model as a client sees it."""
     size = terms.space[client.size]
     who = Participant(client_id=client.name, spec=size, size=size)
-    return seen_by(terms.policies, terms.network, state, who)
+    return seen_by(terms.roles, terms.network, state, who)

@@ -12,10 +12,10 @@ class TestSteady(MethodContract):
     def test_a_size_grows_by_one_step_a_round(self) -> None:
         terms = terms_with(self.method, self.model)
         sizes = [one.spec for one in terms.candidates]
-        first = terms.policies.assign(ask(terms, "a")).candidate
+        first = terms.roles.assigner.assign(ask(terms, "a")).candidate
         assert first is not None
         assert first.spec == sizes[1]
-        second = terms.policies.assign(ask(terms, "a", round_number=2, previous=first.spec)).candidate
+        second = terms.roles.assigner.assign(ask(terms, "a", round_number=2, previous=first.spec)).candidate
         assert second is not None
         assert second.spec == sizes[2]
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Set
 
-from subfleet.protocol.task import Task
+from subfleet.protocol.exhaustive import never
+from subfleet.protocol.task import Calibrate, Deploy, Evaluate, Score, Task, Train
 
 __all__ = ["PLACED_COPIES", "TRAINED_COPIES", "needed_bytes"]
 
@@ -23,7 +24,13 @@ def needed_bytes(task: Task, lacking: Set[str] | None = None) -> int:
         lacking: digests of the task's blobs that are not here; None stands for all of them.
     """
     fetched_bytes = sum(blob.size_bytes for blob in task.blobs if lacking is None or blob.sha256 in lacking)
-    if task.work == "deploy":
-        return fetched_bytes + (PLACED_COPIES - 1) * sum(program.blob.size_bytes for program in task.programs)
-    trained = None if task.work == "evaluate" else task.weights
-    return fetched_bytes + (0 if trained is None else (TRAINED_COPIES - 1) * trained.size_bytes)
+    match task.work:
+        case Train(weights=weights) | Calibrate(weights=weights):
+            written_bytes = (TRAINED_COPIES - 1) * weights.size_bytes
+        case Deploy(models=models):
+            written_bytes = (PLACED_COPIES - 1) * sum(model.blob.size_bytes for model in models)
+        case Score() | Evaluate():
+            written_bytes = 0
+        case _:
+            never(task.work)
+    return fetched_bytes + written_bytes

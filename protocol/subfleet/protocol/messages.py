@@ -66,7 +66,7 @@ __all__ = [
     "text_bytes",
 ]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MAX_CONTROL_BYTES = 256 * 1024
 """Of a message as JSON."""
 _PLAIN_BYTES = 4 * 1024

@@ -166,7 +166,7 @@ def _build_dataclass(kind: type, plain: Any, where: str) -> Any:
     if unknown := sorted(plain.keys() - fields.keys()):
         raise ProtocolError(f"{where} has the unknown field {unknown[0]!r:.80}; known are {sorted(fields)}")
     if missing := sorted(name for name, (_, required) in fields.items() if required and name not in plain):
-        raise ProtocolError(f"{where} lacks the field {missing[0]!r}")
+        raise ProtocolError(f"{where} is missing the field {missing[0]!r}")
     values = {name: fields[name][0](value, f"{where}.{name}") for name, value in plain.items()}
     try:
         return kind(**values)

@@ -1,28 +1,141 @@
-"""The message that gives a device something to do."""
+"""The message that gives a device something to do: an envelope, and one of five kinds of work."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.calibration import Calibration
-from subfleet.protocol.candidate_scores import Scoring
+from subfleet.protocol.candidate_scores import MAX_CANDIDATES
 from subfleet.protocol.class_names import check_class_names
 from subfleet.protocol.evaluating import EvaluationSettings
+from subfleet.protocol.exhaustive import never
 from subfleet.protocol.identifiers import check_client_id, new_message_id
 from subfleet.protocol.limits import TASK_LIMITS, check_lengths, check_names, check_seconds
 from subfleet.protocol.paths import PathSettings
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget
-from subfleet.protocol.schema import ADDED_LATER
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.transform import DataTransform
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
 
-__all__ = ["Task", "Work"]
+__all__ = ["Calibrate", "Deploy", "Evaluate", "Score", "ScoringCandidate", "Task", "Train", "Work"]
 
-Work = Literal["train", "deploy", "score", "calibrate", "evaluate"]
-"""What a device can be asked for."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Train:
+    """Train the subnet on the device's data; an `Update` answers.
+
+    Attributes:
+        program: trains the subnet.
+        weights: of the subnet, to begin with.
+        settings: of the training.
+        update_codec: encodes the update.
+        sends: names of the tensors that the update holds; empty for all.
+        paths: how a path is drawn for each batch, where the spec is a subspace and the program a chain. The task's
+            `planned_peak_bytes` is then that of the leanest path, and the device draws paths that fit the memory that
+            it has now. None where the spec is a single network.
+    """
+
+    TYPE: ClassVar[str] = "train"
+    program: ProgramRef
+    weights: BlobRef
+    settings: TrainingSettings
+    update_codec: AnyUpdateCodec = field(default_factory=Uncompressed)
+    sends: tuple[str, ...] = ()
+    paths: PathSettings | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibrate:
+    """Sum up the inputs of norms in one pass over the device's data; an `Update` with the sums answers.
+
+    Attributes:
+        program: trains the subnet; at learning rate 0 it changes nothing.
+        weights: of the subnet.
+        settings: size and order of the batches.
+        calibration: the norms.
+    """
+
+    TYPE: ClassVar[str] = "calibrate"
+    program: ProgramRef
+    weights: BlobRef
+    settings: TrainingSettings
+    calibration: Calibration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoringCandidate:
+    """A subnet to be scored.
+
+    Attributes:
+        spec: of the subnet.
+        program: sums its gradients.
+        weights: as they are before any training.
+    """
+
+    spec: SubnetSpec
+    program: ProgramRef
+    weights: BlobRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """Score candidates on the device's data; `Scores` answers.
+
+    Attributes:
+        candidates: from the smallest to the largest, 1 to 16.
+        settings: size of the batches, and the objective.
+        batches: number of batches whose gradients are compared, 2 or more; all are of the device's first epoch in
+            round 0.
+    """
+
+    TYPE: ClassVar[str] = "score"
+    candidates: tuple[ScoringCandidate, ...]
+    settings: TrainingSettings
+    batches: int = 2
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.candidates) <= MAX_CANDIDATES:
+            raise ValueError(f"there are {len(self.candidates)} candidates, but there must be 1 to {MAX_CANDIDATES}")
+        if self.batches < 2:
+            raise ValueError(f"batches is {self.batches}, but a score compares the gradients of 2 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluate:
+    """Evaluate the weights, as they were sent, on the device's held-out data; `Evaluated` answers.
+
+    Attributes:
+        program: evaluates the subnet.
+        weights: of the subnet.
+        settings: of the evaluation.
+    """
+
+    TYPE: ClassVar[str] = "evaluate"
+    program: ProgramRef
+    weights: BlobRef
+    settings: EvaluationSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deploy:
+    """Keep the subnet's inference models; `Deployed` answers.
+
+    Attributes:
+        models: one for each target, 1 or more.
+    """
+
+    TYPE: ClassVar[str] = "deploy"
+    models: tuple[ProgramRef, ...]
+
+    def __post_init__(self) -> None:
+        if not self.models:
+            raise ValueError("there are no models, but a deploy task must have 1 or more")
+
+
+Work = Train | Calibrate | Score | Evaluate | Deploy
+"""What a device can be asked to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,56 +143,34 @@ class Task:
     """Work for one device (retained on its own topic). A device works on the newest task of the current run.
 
     Attributes:
-        task_id: names the task; an update, scores, an evaluation, a refusal or a report answer it.
-        work: "train" trains; "calibrate" measures the running statistics of norms on the device's own data; "score"
-            scores candidates on them; "evaluate" says how good the weights are, as they were sent, on its held-out
-            data; "deploy" fetches inference models.
+        task_id: names the task; the answer repeats it.
+        run_id: of the run, as is round.
+        client_id: of the device.
         spec: the subnet; of a score task the largest candidate.
-        programs: to fetch: one to train, calibrate or evaluate, one for each candidate, or an inference model per
-            target to keep.
-        weights: the subnet's weights (train, calibrate and evaluate only).
-        training: how to train; for a score task, which batches and what is minimised; for a calibrate task, which
-            batches, at learning rate 0.
+        work: what to do.
         planned_peak_bytes: planned memory of the program that needs most.
-        budget: what the device had promised when the task was made.
-        deadline_s: seconds within which an answer is worth something.
-        scoring: the candidates (score only).
-        update_codec: how the device is to write its update (train only).
-        calibration: the norms (calibrate only).
-        retry: of the announcement of the round that it belongs to.
-        sends: names of the tensors whose change the device sends (train only); empty sends all.
-        classes: the run's names of classes, in the order of its model's: the device maps data that name theirs by them.
-            Empty where the run numbers its classes.
-        evaluation: how to evaluate (evaluate only).
-        paths: how paths of the spec, a subspace, are drawn (train only, with a chain as its program); None where the
-            spec is a network by itself. `planned_peak_bytes` is then that of its leanest path, and the device draws
-            paths that have room in what it has now.
-        transform: what the device does to each of its samples before it is fed; None feeds them as they are.
+        budget: what the device had offered when the task was made.
+        deadline_s: seconds after which an answer is of no use.
+        retry: of the announcement of the task's round.
+        classes: the run's names of classes, in the order of its model's, by which the device maps data with named
+            classes; empty where the run numbers its classes.
+        transform: applied to each sample before it is fed; None feeds samples as they are.
     """
 
     KIND: ClassVar[str] = "task"
     task_id: str
-    work: Work
     run_id: str
     round: int
     client_id: str
     spec: SubnetSpec
-    programs: tuple[ProgramRef, ...]
-    weights: BlobRef | None
-    training: TrainingSettings | None
+    work: Work
     planned_peak_bytes: int
     budget: Budget
     deadline_s: float
     message_id: str = field(default_factory=new_message_id)
-    scoring: Scoring | None = field(default=None, metadata=ADDED_LATER)
-    update_codec: AnyUpdateCodec = field(default=Uncompressed(), metadata=ADDED_LATER)
-    calibration: Calibration | None = field(default=None, metadata=ADDED_LATER)
-    retry: int = field(default=0, metadata=ADDED_LATER)
-    classes: tuple[str, ...] = field(default=(), metadata=ADDED_LATER)
-    sends: tuple[str, ...] = field(default=(), metadata=ADDED_LATER)
-    evaluation: EvaluationSettings | None = field(default=None, metadata=ADDED_LATER)
-    paths: PathSettings | None = field(default=None, metadata=ADDED_LATER)
-    transform: DataTransform | None = field(default=None, metadata=ADDED_LATER)
+    retry: int = 0
+    classes: tuple[str, ...] = ()
+    transform: DataTransform | None = None
 
     def __post_init__(self) -> None:
         check_client_id(self.client_id)
@@ -87,30 +178,37 @@ class Task:
         check_names(self, "run_id", "task_id", "message_id")
         check_seconds("deadline_s", self.deadline_s)
         check_class_names(self.classes)
-        if not self.programs:
-            raise ValueError("a task must name 1 or more programs")
-        trains = self.work in ("train", "calibrate")
-        if trains and (len(self.programs) != 1 or self.weights is None or self.training is None):
-            raise ValueError(f"a {self.work} task must name one program, weights and training settings")
-        if (self.work == "calibrate") != (self.calibration is not None):
-            raise ValueError("a calibrate task, and no other, must name norms")
-        if (self.work == "score") != (self.scoring is not None):
-            raise ValueError("a score task, and no other, must name candidates")
-        if self.scoring is not None and (len(self.programs) != len(self.scoring.specs) or self.training is None):
-            raise ValueError("a score task must name training settings, and a program for each candidate")
-        self._check_evaluation()
 
-    def _check_evaluation(self) -> None:
-        if (self.work == "evaluate") != (self.evaluation is not None):
-            raise ValueError("an evaluate task, and no other, must name evaluation settings")
-        if self.work != "evaluate":
-            return
-        if len(self.programs) != 1 or self.weights is None or self.training is not None:
-            raise ValueError("an evaluate task must name one program and weights, and no training settings")
+    @property
+    def programs(self) -> tuple[ProgramRef, ...]:
+        """The program of the work, those of its candidates, or its models."""
+        match self.work:
+            case Score(candidates=candidates):
+                programs = tuple(candidate.program for candidate in candidates)
+            case Deploy(models=models):
+                programs = models
+            case Train() | Calibrate() | Evaluate():
+                programs = (self.work.program,)
+            case _:
+                never(self.work)
+        return programs
+
+    @property
+    def weights(self) -> tuple[BlobRef, ...]:
+        """The weights of the work, or of each of its candidates; none of a deploy task."""
+        match self.work:
+            case Score(candidates=candidates):
+                weights = tuple(candidate.weights for candidate in candidates)
+            case Deploy():
+                weights = ()
+            case Train() | Calibrate() | Evaluate():
+                weights = (self.work.weights,)
+            case _:
+                never(self.work)
+        return weights
 
     @property
     def blobs(self) -> tuple[BlobRef, ...]:
         """Everything to fetch, each once."""
-        weights = (self.weights, *(() if self.scoring is None else self.scoring.weights))
-        wanted = (*(program.blob for program in self.programs), *(blob for blob in weights if blob is not None))
-        return tuple({blob.sha256: blob for blob in wanted}.values())
+        blobs = (*(program.blob for program in self.programs), *self.weights)
+        return tuple({blob.sha256: blob for blob in blobs}.values())

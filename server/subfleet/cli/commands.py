@@ -135,8 +135,8 @@ def serve(
         str | None, typer.Option(help="Name of the run's folder; an interrupted run of that name is taken up.")
     ] = None,
     runs: Annotated[Path, typer.Option(help="Folder in which the run's own folder is made.")] = Path("runs"),
-    host: Annotated[str, typer.Option(help="Address of the HTTP API.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the HTTP API.")] = 8000,
+    http_host: Annotated[str, typer.Option(help="Address of the HTTP API.")] = "127.0.0.1",
+    http_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the HTTP API; 0 takes a free one.")] = 8000,
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -154,7 +154,7 @@ def serve(
             run=read_run(description, overrides or ()),
             broker=address,
             runs=runs,
-            http=HttpAddress(host=host, port=port),
+            http=HttpAddress(host=http_host, port=http_port),
             cache=default_cache(),
             wait=wait,
             name=name,
@@ -211,10 +211,11 @@ def example(
     """Print a run that we ship, to start one of your own from."""
     with reporting(verbose=verbose):
         from subfleet.protocol.suggestion import did_you_mean
-        from subfleet.settings.shipped import RUNS, shipped_text
+        from subfleet.settings.shipped import shipped_names, shipped_text
 
-        if name not in RUNS:
-            raise ConfigError(f"there is no run {name!r:.80}; choose one of {sorted(RUNS)}{did_you_mean(name, RUNS)}")
+        known = shipped_names()
+        if name not in known:
+            raise ConfigError(f"there is no run {name!r:.80}; choose one of {sorted(known)}{did_you_mean(name, known)}")
         typer.echo(shipped_text(name), nl=False)
 
 
@@ -259,12 +260,12 @@ def methods(
 
 def _checked_methods() -> dict[str, dict[str, str]]:
     from subfleet.cli.console import progress
-    from subfleet.emulation.batch.exports import AwaitedExports
+    from subfleet.emulation.batch.exports import LazyExports
     from subfleet.emulation.method_checks import check_methods
     from subfleet.programs.place import default_cache
 
     verdicts: dict[str, dict[str, str]] = {}
-    with progress("Checking") as tell, AwaitedExports(default_cache()) as exports:
+    with progress("Checking") as tell, LazyExports(default_cache()) as exports:
         for name, norms, said in check_methods(exports):
             verdicts.setdefault(name, {})[norms] = said
             tell(f"{sum(map(len, verdicts.values()))} done, last {name} with norms {norms!r}: {said}")
@@ -275,7 +276,7 @@ def _checked_methods() -> dict[str, dict[str, str]]:
 def examples(json: Json = False, verbose: Verbose = False) -> None:
     """List the runs that we ship, which `subfleet run` and `subfleet serve` know by name."""
     with reporting(verbose=verbose):
-        from subfleet.settings.shipped import RUNS, shipped_text
+        from subfleet.settings.shipped import shipped_names, shipped_text
 
-        told = {name: shipped_text(name).partition("\n")[0].removeprefix("# ") for name in RUNS}
+        told = {name: shipped_text(name).partition("\n")[0].removeprefix("# ") for name in shipped_names()}
         typer.echo(json_module.dumps(told) if json else "\n".join(f"{name}: {text}" for name, text in told.items()))

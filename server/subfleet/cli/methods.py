@@ -10,8 +10,7 @@ from rich.table import Table
 
 from subfleet.cli.literal import literal
 from subfleet.methods import METHODS, Method
-from subfleet.methods.describing import MethodInfo, Setting, status_of
-from subfleet.methods.judging import departures_of
+from subfleet.methods.describing import MethodInfo, Setting, departures_of, status_of
 from subfleet.protocol.schema import to_plain
 
 __all__ = ["listing", "row_of", "show", "show_parameters"]

@@ -20,7 +20,7 @@ from subfleet.export.cache import CacheFolder
 from subfleet.export.pool import ExportPool
 from subfleet.export.requests import InferRequest
 from subfleet.folding.evaluation_data import with_evaluation
-from subfleet.methods.asking import stream_of
+from subfleet.methods.assigner import stream_of
 from subfleet.programs.supply import figures_of
 from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.subnet import SubnetSpec

@@ -14,8 +14,8 @@ from subfleet.cli.literal import literal
 from subfleet.export.cache import CacheFolder
 from subfleet.export.pool import ExportPool
 from subfleet.folding.devices import compute_device
-from subfleet.methods.evolving import Beginning
-from subfleet.programs.requests import train_request
+from subfleet.methods.run_networks import BeginContext
+from subfleet.programs.export_requests import train_request
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.memory import MemoryPlan
 from subfleet.protocol.programs import decode_program
@@ -89,11 +89,11 @@ def preflight(config: Run, cache: CacheFolder) -> Iterator[Verdict]:
 def _networks(terms: Terms) -> Sequence[Declared]:
     """The networks that the run begins with: unions of what its devices bring, or that which it describes."""
     brought = {one.id: one.network for one in terms.config.fleet.each() if one.network is not None}
-    if not brought or not terms.policies.declarations or terms.policies.begin is None:
+    if not brought or not terms.roles.assigner.declarations or terms.roles.networks.begin is None:
         return (terms.first,)
     names = tuple(brought)
-    unions = terms.policies.begin(
-        Beginning(
+    unions = terms.roles.networks.begin(
+        BeginContext(
             network=terms.network,
             rates=terms.config.rates,
             clients=names,

@@ -19,8 +19,8 @@ from subfleet.settings.taking import with_model
 
 if TYPE_CHECKING:
     from subfleet.cli.console import Display
-    from subfleet.emulation.outcome import Outcome
     from subfleet.export.cache import CacheFolder
+    from subfleet.serving.outcome import Outcome
     from subfleet.transport.address import BrokerAddress
 
 __all__ = ["RunOptions", "next_steps", "on_host", "run_all"]

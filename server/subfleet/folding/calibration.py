@@ -20,10 +20,11 @@ from subfleet.elastic.running_statistics import NormMoments, shared_statistics
 from subfleet.folding.folding import FoldedModel, Folding
 from subfleet.folding.network_folding import NetworkFolding
 from subfleet.folding.updates import stored_bytes
-from subfleet.methods.policies import Participant, by_samples
+from subfleet.methods.aggregator import Participant, by_samples
 from subfleet.protocol.calibration import Calibration, NormLayer, sum_names
 from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.task import Calibrate
 from subfleet.rounds.state import Seat
 from subfleet.rounds.suspicion import ChangeSize
 from subfleet.rounds.weights import round_weights
@@ -125,17 +126,17 @@ def _calibrated(
     weights = round_weights(by_samples, seats, folding.max_client_share)
     clients = list[Participant]()
     for seat in sorted(seats, key=lambda one: one.client_id):
-        client, task = seat.participant, seat.task
-        if client is None or seat.result is None or task is None or task.calibration is None:
+        client, work = seat.participant, None if seat.task is None else seat.task.work
+        if client is None or seat.result is None or not isinstance(work, Calibrate):
             raise ValueError(f"the seat of client {seat.client_id} has no sums")
         try:
-            moments = _moments(task.calibration, folding.blobs.path(seat.result.blob))
+            moments = _moments(work.calibration, folding.blobs.path(seat.result.blob))
             share = weights[seat.client_id].counted / seat.result.sample_count
         except (ProtocolError, FileError) as error:
             refused[seat.client_id] = str(error)
             continue
         clients.append(client)
-        keys = folding.policies.cohorts(folding.network, client, state.sizes)
+        keys = folding.roles.aggregator.sharing_groups(folding.network, client, state.sizes)
         for layer, one in moments.items():
             key = keys.get(f"{layer}.running_mean", _SHARED)
             of_copies.setdefault(key, []).append((client.spec, {layer: one.shrunk(seat.scale).scaled(share)}))

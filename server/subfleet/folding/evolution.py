@@ -6,13 +6,13 @@ from types import MappingProxyType
 from subfleet.elastic.inheriting import inherited
 from subfleet.elastic.lineage import Lineage
 from subfleet.elastic.model_state import ModelState
-from subfleet.methods.policies import Evolved, Evolving
+from subfleet.methods.run_networks import Evolution, EvolutionContext
 from subfleet.rounds.terms import Terms
 
 __all__ = ["evolved"]
 
 
-def evolved(terms: Terms, context: Evolving, answer: Evolved) -> tuple[ModelState, tuple[Lineage, ...]]:
+def evolved(terms: Terms, context: EvolutionContext, answer: Evolution) -> tuple[ModelState, tuple[Lineage, ...]]:
     """The next model, and the lineages of all networks that the run has had.
 
     Args:
@@ -40,7 +40,7 @@ def evolved(terms: Terms, context: Evolving, answer: Evolved) -> tuple[ModelStat
     return state, lineages
 
 
-def _first_state(terms: Terms, context: Evolving, answer: Evolved, lineage: Lineage) -> ModelState:
+def _first_state(terms: Terms, context: EvolutionContext, answer: Evolution, lineage: Lineage) -> ModelState:
     network, state = terms.declared(lineage).network, answer.states.get(lineage.id)
     if state is None:
         # What is drawn lies where the others do.
@@ -54,7 +54,7 @@ def _first_state(terms: Terms, context: Evolving, answer: Evolved, lineage: Line
     return replace(state, shared=shared, lineage=lineage, others=MappingProxyType({}))
 
 
-def _check(terms: Terms, context: Evolving, answer: Evolved) -> None:
+def _check(terms: Terms, context: EvolutionContext, answer: Evolution) -> None:
     used = {one.id for one in context.lineages}
     in_use = set(context.networks)
     born = [one.id for one in answer.born]

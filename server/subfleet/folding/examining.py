@@ -14,9 +14,9 @@ from subfleet.folding.folding import FoldedModel
 from subfleet.folding.path_scoring import random_paths
 from subfleet.folding.trained import as_client, untrained_share
 from subfleet.folding.views import Views
-from subfleet.methods.asking import stream_of
+from subfleet.methods.aggregator import Participant
+from subfleet.methods.assigner import stream_of
 from subfleet.methods.model_kinds import EvaluatedModel
-from subfleet.methods.policies import Participant
 from subfleet.protocol.metric_sums import Totals
 from subfleet.rounds.networks import standing_for
 from subfleet.rounds.state import RunState
@@ -94,19 +94,19 @@ class Examiner:
             round_number: of the round.
         """
         self._memory.turn()
-        policies, network = self._views.terms.policies, self._newest(folded.folded)
+        roles, network = self._views.terms.roles, self._newest(folded.folded)
         if network.choices:
             return self._of_paths(folded.folded, network, round_number)
-        everyone = self._everyone(folded, state) if policies.personal else []
+        everyone = self._everyone(folded, state) if roles.aggregator.personal else []
         if everyone:
             found = [self._own(folded.folded, client) for client in everyone]
             untrained = self._mean(self._untrained(folded.folded, client) for client in everyone)
-            return self._told(found, EvaluatedModel(kind=policies.model, count=len(found), untrained=untrained))
+            return self._told(found, EvaluatedModel(kind=roles.aggregator.model, count=len(found), untrained=untrained))
         full = network.full_spec()
         spec = folded.folded.of(network.id).model or full
         client = as_client(network, spec)
         model = EvaluatedModel(
-            kind="whole" if policies.personal else policies.model,
+            kind="whole" if roles.aggregator.personal else roles.aggregator.model,
             subnet="" if spec.spec_id == full.spec_id else spec.name,
             spec_id=spec.spec_id,
             network=network.id,
@@ -150,7 +150,7 @@ class Examiner:
 
     def _untrained(self, state: ModelState, client: Participant) -> float:
         network = self._views.network_of(state, client)
-        return untrained_share(self._views.terms.policies, network, state.of(network.id), client)
+        return untrained_share(self._views.terms.roles, network, state.of(network.id), client)
 
     def _told(self, found: Sequence[Evaluation], model: EvaluatedModel) -> Examined:
         return Examined(evaluation=replace(found[0], totals=Totals.of_all(one.totals for one in found)), model=model)

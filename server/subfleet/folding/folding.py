@@ -12,7 +12,9 @@ from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import Network
 from subfleet.folding.evolution import evolved
 from subfleet.folding.network_folding import NetworkFolding, RefusedError
-from subfleet.methods.policies import Evolving, Finding, Participant, Trained
+from subfleet.methods.aggregator import ClientUpdate, Participant
+from subfleet.methods.roles import RoundUpdates
+from subfleet.methods.run_networks import EvolutionContext
 from subfleet.rounds.networks import all_lineages, carried_by
 from subfleet.rounds.state import Seat
 from subfleet.rounds.terms import Terms
@@ -108,13 +110,13 @@ class _Fold:
     def outcome(self, refused: Mapping[str, str]) -> FoldedModel:
         state = after = self._folded()
         clients = tuple(seat.participant for seat in self.seats if seat.participant is not None)
-        found, evolve = self._found(), self.folding.terms.policies.evolve
+        found, evolve = self._found(), self.folding.terms.roles.networks.evolve
         lineages = self.lineages
         if evolve is not None and clients:
             context = self._evolving(after, clients, found)
             answer = evolve(context)
             state, lineages = evolved(self.folding.terms, context, answer)
-            after, found = answer.after, found if answer.found is None else answer.found
+            after, found = answer.after, found if answer.observation is None else answer.observation
         return FoldedModel(state=state, folded=after, clients=clients, refused=refused, found=found, lineages=lineages)
 
     def _folded(self) -> ModelState:
@@ -136,8 +138,8 @@ class _Fold:
         seats = [seat for seat in self.seats if _network_of(seat) == network_id and seat.client_id in names]
         return self._network(network_id, seats)
 
-    def _evolving(self, after: ModelState, clients: tuple[Participant, ...], found: Any) -> Evolving:
-        return Evolving(
+    def _evolving(self, after: ModelState, clients: tuple[Participant, ...], found: Any) -> EvolutionContext:
+        return EvolutionContext(
             round=self.round,
             seed=self.folding.terms.config.seed,
             lineages=all_lineages(self.folding.terms, self.lineages),
@@ -150,20 +152,20 @@ class _Fold:
             trained=self._trained,
             folded_with=self._folded_with,
             brought=self.brought,
-            found=found,
+            observation=found,
             memory=self.memory,
         )
 
     def _found(self) -> Any:
         """What the method looks for in the updates."""
-        find = self.folding.terms.policies.find
-        if find is None or not self.seats:
+        observe = self.folding.terms.roles.memory.observe
+        if observe is None or not self.seats:
             return None
         networks = self._networks()
-        return find(Finding(networks=networks, round=self.round, clients=self._trained(), memory=self.memory))
+        return observe(RoundUpdates(networks=networks, round=self.round, clients=self._trained(), memory=self.memory))
 
-    def _trained(self) -> tuple[Trained, ...]:
-        found = list[Trained]()
+    def _trained(self) -> tuple[ClientUpdate, ...]:
+        found = list[ClientUpdate]()
         for network_id in self.before.network_ids:
             seats = [seat for seat in self.seats if _network_of(seat) == network_id]
             found += self._part(network_id).trained(self.before.of(network_id), seats)

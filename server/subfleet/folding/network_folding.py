@@ -23,10 +23,13 @@ from subfleet.elastic.update_form import UpdateForm
 from subfleet.folding.trained import model_of, still_untrained
 from subfleet.folding.updates import AS_IT_IS, Scaling, mapped_change, read_change
 from subfleet.folding.views import seen_by
-from subfleet.methods.policies import AfterRound, Draw, Participant, Policies, Replacement, Trained
+from subfleet.methods.aggregator import AggregationContext, ClientUpdate, Participant, Replacement
+from subfleet.methods.assigner import Draw
+from subfleet.methods.roles import Roles
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.task import Train
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
 from subfleet.rounds.state import Seat
 from subfleet.rounds.terms import Terms
@@ -55,7 +58,7 @@ class NetworkFolding:
 
     Attributes:
         network: its declaration.
-        policies: of the run.
+        roles: of the run.
         space: the sizes that clients may have.
         blobs: where the updates are stored.
         seed: of the run.
@@ -63,7 +66,7 @@ class NetworkFolding:
     """
 
     network: Network
-    policies: Policies
+    roles: Roles
     space: tuple[SubnetSpec, ...]
     blobs: BlobStore
     seed: int = 0
@@ -75,7 +78,7 @@ class NetworkFolding:
         config, declared = terms.config, terms.declared(lineage)
         return cls(
             network=declared.network,
-            policies=terms.policies,
+            roles=terms.roles,
             space=declared.space,
             blobs=blobs,
             seed=config.seed,
@@ -96,7 +99,7 @@ class NetworkFolding:
                 left in any cohort.
         """
         clients = self._clients(state, seats)
-        context = AfterRound(
+        context = AggregationContext(
             network=self.network,
             round=round_number,
             seed=self.seed,
@@ -104,10 +107,10 @@ class NetworkFolding:
             after=self._folded(state, clients),
             clients=tuple(client.participant for client in clients),
         )
-        after = self._taught(self.policies.after_round(context), context, memory)
-        return replace(after, model=model_of(self.policies, self.network, after, context.clients))
+        after = self._taught(self.roles.aggregator.after_round(context), context, memory)
+        return replace(after, model=model_of(self.roles, self.network, after, context.clients))
 
-    def trained(self, state: ModelState, seats: Sequence[Seat]) -> tuple[Trained, ...]:
+    def trained(self, state: ModelState, seats: Sequence[Seat]) -> tuple[ClientUpdate, ...]:
         """What each client trained, in the order of their ids.
 
         Raises:
@@ -116,22 +119,22 @@ class NetworkFolding:
         return tuple(self._trained(state, client) for client in self._clients(state, seats))
 
     def _clients(self, state: ModelState, seats: Sequence[Seat]) -> "list[_Client]":
-        weights = round_weights(self.policies.weigh, seats, self.max_client_share)
+        weights = round_weights(self.roles.aggregator.weigh, seats, self.max_client_share)
         ordered = sorted(seats, key=lambda one: one.client_id)
         return [self._client(state, seat, weights[seat.client_id].counted) for seat in ordered]
 
-    def _taught(self, state: ModelState, context: AfterRound, memory: Any) -> ModelState:
+    def _taught(self, state: ModelState, context: AggregationContext, memory: Any) -> ModelState:
         """The model after in-place distillation, where that is wanted."""
-        settings = self.policies.distillation
+        settings = self.roles.techniques.distillation
         if settings is None or not context.clients:
             return state
         draw = Draw(seed=self.seed, round=context.round, client_id="", memory=memory)
         seed = draw.stream("distillation").getrandbits(63)
-        space = self.policies.taught(self.network, self.space)
+        space = self.roles.aggregator.taught(self.network, self.space)
         sizes = draw_students(self.network, space, len(context.clients), seed)
         # Where the method puts its clients' subnets, too.
         students = [
-            self.policies.place(self.network, size, replace(draw, client_id=f"student {place}"))
+            self.roles.assigner.place(self.network, size, replace(draw, client_id=f"student {place}"))
             for place, size in enumerate(sizes)
         ]
         return replace(state, shared=distil(self.network, state.shared, students, settings, seed))
@@ -139,13 +142,13 @@ class NetworkFolding:
     def _client(self, state: ModelState, seat: Seat, weight: float) -> "_Client":
         if seat.participant is None or seat.result is None:
             raise ValueError(f"the seat of client {seat.client_id} has no update")
-        pair = self.policies.exchange
+        pair, work = self.roles.assigner.exchange, None if seat.task is None else seat.task.work
         return _Client(
             participant=seat.participant,
             weight=weight,
             update_ref=seat.result.blob,
-            codec=Uncompressed() if seat.task is None else seat.task.update_codec,
-            sent=frozenset() if seat.task is None else frozenset(seat.task.sends),
+            codec=work.update_codec if isinstance(work, Train) else Uncompressed(),
+            sent=frozenset(work.sends if isinstance(work, Train) else ()),
             scaling=self._scaling(state, seat.participant, seat.scale),
             exchange=None if pair is None else pair(self.network, seat.participant, state.kept),
         )
@@ -154,13 +157,13 @@ class NetworkFolding:
         """What a client's change is multiplied by; what it has to itself it never is."""
         if factor == 1:
             return AS_IT_IS
-        cohorts = self.policies.cohorts(self.network, client, state.sizes)
+        cohorts = self.roles.aggregator.sharing_groups(self.network, client, state.sizes)
         return Scaling(factor=factor, own=frozenset(name for name, key in cohorts.items() if key == client.client_id))
 
     def _folded(self, state: ModelState, clients: Sequence["_Client"]) -> ModelState:
         sizes = self._sizes_with(state, clients)
         cohorts = {
-            client.participant.client_id: self.policies.cohorts(self.network, client.participant, sizes)
+            client.participant.client_id: self.roles.aggregator.sharing_groups(self.network, client.participant, sizes)
             for client in clients
         }
         clients = self._transformed(state, clients)
@@ -189,7 +192,8 @@ class NetworkFolding:
                 for client in members
                 if cohorts[client.participant.client_id] or client.sent
             }
-            new, held = (self._averaged if self.policies.merge is None else self._merged)(start, members, elsewhere)
+            aggregate = self._averaged if self.roles.techniques.merge is None else self._merged
+            new, held = aggregate(start, members, elsewhere)
             if key == _SHARED:
                 new, moments = self._stepped(start, new, held, state.moments)
                 shared = {**shared, **new}
@@ -200,7 +204,7 @@ class NetworkFolding:
 
     def _sizes_with(self, state: ModelState, clients: Sequence["_Client"]) -> tuple[SubnetSpec, ...]:
         """The sizes that the next model remembers."""
-        if not self.policies.cohorts_by_sizes:
+        if not self.roles.aggregator.groups_by_sizes:
             return ()
         found = {size.spec_id: size for size in (*state.sizes, *(client.participant.size for client in clients))}
         return tuple(found[spec_id] for spec_id in sorted(found))
@@ -213,7 +217,7 @@ class NetworkFolding:
             self.network,
             start,
             total_weight=math.fsum(client.weight for client in members),
-            min_contributors=self.policies.min_contributors(self.network),
+            min_contributors=self.roles.aggregator.min_contributors(self.network),
         )
         for first in range(0, len(members), _TOGETHER):
             batch = [self._contribution(client, places) for client in members[first : first + _TOGETHER]]
@@ -230,7 +234,7 @@ class NetworkFolding:
             change=self._change_of(client),
             weight=client.weight,
             placements=places.get(client.participant.client_id),
-            factors=self.policies.factors(self.network, client.participant),
+            factors=self.roles.aggregator.factors(self.network, client.participant),
             sent=() if client.instead is not None else client.sent,
         )
 
@@ -238,18 +242,20 @@ class NetworkFolding:
         self, start: Tensors, members: Sequence["_Client"], places: Mapping[str, Sequence[Placement]]
     ) -> tuple[Tensors, Callable[[], Tensors]]:
         """What a robust merge makes of the members' changes; it looks at them all, tensor by tensor."""
-        if self.policies.merge is None:
+        if self.roles.techniques.merge is None:
             return self._averaged(start, members, places)
         with ExitStack() as stack:
             changes = [self._open(client, stack) for client in members]
             who = [self._member(client, places) for client in members]
             read = partial(_of_each, changes, start)
-            new = stacked_merge(self.policies.merge, Stack(network=self.network, state=start, members=who, read=read))
+            new = stacked_merge(
+                self.roles.techniques.merge, Stack(network=self.network, state=start, members=who, read=read)
+            )
         return new, partial(held_elements, self.network, start, who)
 
     def _member(self, client: "_Client", places: Mapping[str, Sequence[Placement]]) -> Member:
         """A client of a merge. What counts nothing in a mean is not held, nor is what belongs to another copy."""
-        factors = self.policies.factors(self.network, client.participant)
+        factors = self.roles.aggregator.factors(self.network, client.participant)
         counted = {name: as_tensor(factor) > 0 for name, factor in factors.items()}
         if client.participant.client_id in places:
             mine = {place.name for place in places[client.participant.client_id]}
@@ -271,7 +277,7 @@ class NetworkFolding:
         self, old: Tensors, folded: Tensors, held: Callable[[], Tensors], moments: Moments
     ) -> tuple[Tensors, Moments]:
         """The shared model after the server optimiser's step, where there is one."""
-        optimiser = self.policies.server_optimiser
+        optimiser = self.roles.techniques.server_optimiser
         if optimiser is None:
             return folded, moments
         buffers = [name for name in old if self.network.tensors[name].role in BUFFER_ROLES]
@@ -279,17 +285,17 @@ class NetworkFolding:
 
     def _transformed(self, state: ModelState, clients: Sequence["_Client"]) -> Sequence["_Client"]:
         """The clients with what is folded in place of their own updates."""
-        if self.policies.transform is None:
+        if self.roles.aggregator.transform is None:
             return clients
         trained = [self._trained(state, client) for client in clients]
-        replacements = self.policies.transform(self.network, state.shared, trained)
+        replacements = self.roles.aggregator.transform(self.network, state.shared, trained)
         return [replace(client, instead=one) for client, one in zip(clients, replacements, strict=True)]
 
-    def _trained(self, state: ModelState, client: "_Client") -> Trained:
-        seen = seen_by(self.policies, self.network, state, client.participant)
+    def _trained(self, state: ModelState, client: "_Client") -> ClientUpdate:
+        seen = seen_by(self.roles, self.network, state, client.participant)
         received = extract(self.network, client.participant.spec, seen)
         change = {name: one.to(received[name].device) for name, one in self._sent_by(client).items()}
-        return Trained(
+        return ClientUpdate(
             client=client.participant,
             weight=client.weight,
             received=received,

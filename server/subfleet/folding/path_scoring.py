@@ -12,14 +12,14 @@ from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import Network
 from subfleet.elastic.paths import path_spec
 from subfleet.elastic.running_statistics import recalibrated
-from subfleet.methods.path_search import Generation, Proposing
+from subfleet.methods.path_search import Generation, ProposalContext
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.task_kinds import Objective
 from subfleet.rounds.networks import lineages_in_use
-from subfleet.rounds.requests import GenerationMade, GenerationWanted
 from subfleet.rounds.state import RunState, remembered
 from subfleet.rounds.terms import Terms
+from subfleet.rounds.work import ProposedGeneration
 from subfleet.tasks import Dataset
 
 __all__ = ["proposed_generation", "random_paths", "score_of", "scored_generation"]
@@ -28,27 +28,26 @@ _BATCH_SIZE = 256
 
 
 def scored_generation(
-    terms: Terms, state: RunState, wanted: GenerationWanted, model: ModelState, validation: Dataset | None
-) -> GenerationMade:
+    terms: Terms, state: RunState, model: ModelState, validation: Dataset | None
+) -> ProposedGeneration:
     """The next generation of the method's search, with its scores. It takes seconds to minutes.
 
     Args:
         terms: of the run.
         state: in which it was asked for.
-        wanted: what is answered.
         model: that the search is in.
         validation: samples that nothing else is told by; None where the run has none.
 
     Raises:
         ConfigError: there are no validation samples, or a path is none of the supernet.
     """
-    search, supernet = terms.policies.path_search, _supernet_in_use(terms, state)
+    search, supernet = terms.roles.networks.path_search, _supernet_in_use(terms, state)
     generation = proposed_generation(terms, state)
     if generation is None or search is None or supernet is None:
-        return GenerationMade(wanted=wanted, generation=None)
+        return ProposedGeneration(generation=None)
     ticket = secrets.token_hex(4)  # of no consequence but that no two makings share it
     if validation is None and search.federated is not None:
-        return GenerationMade(wanted=wanted, generation=generation, ticket=ticket)
+        return ProposedGeneration(generation=generation, ticket=ticket)
     if validation is None:
         raise ConfigError("there are no validation samples to score paths on; set data.validation_samples")
     shared = model.of(supernet.id).shared
@@ -56,7 +55,7 @@ def scored_generation(
     objective = terms.config.training.objective.name
     paths = (path_spec(supernet, path) for path in generation.paths)
     scores = tuple(score_of(supernet, path, shared, samples, objective=objective) for path in paths)
-    return GenerationMade(wanted=wanted, generation=generation, scores=scores, ticket=ticket)
+    return ProposedGeneration(generation=generation, scores=scores, ticket=ticket)
 
 
 def proposed_generation(terms: Terms, state: RunState) -> Generation | None:
@@ -64,13 +63,13 @@ def proposed_generation(terms: Terms, state: RunState) -> Generation | None:
 
     Then the networks that were found are declared here, as each takes half a second, for which no loop waits.
     """
-    search, supernet = terms.policies.path_search, _supernet_in_use(terms, state)
+    search, supernet = terms.roles.networks.path_search, _supernet_in_use(terms, state)
     if search is None or supernet is None:
         return None
     memory = remembered(terms, state)
-    generation = search.propose(Proposing(network=supernet, memory=memory, seed=terms.config.seed))
+    generation = search.propose(ProposalContext(network=supernet, memory=memory, seed=terms.config.seed))
     if generation is None:
-        for lineage in search.found(memory, supernet, state.folded_round):
+        for lineage in search.conclude(memory, supernet, state.folded_round):
             terms.declared(lineage)
     return generation
 

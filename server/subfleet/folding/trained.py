@@ -9,7 +9,8 @@ from torch import Tensor
 from subfleet.elastic.maps import Placement, tensor_maps
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import Network
-from subfleet.methods.policies import Participant, Policies
+from subfleet.methods.aggregator import Participant
+from subfleet.methods.roles import Roles
 from subfleet.protocol.subnet import SubnetSpec
 
 __all__ = ["as_client", "model_of", "still_untrained", "untrained_share"]
@@ -34,18 +35,19 @@ def still_untrained(untrained: Tensors, trained: Iterable[Sequence[Placement]]) 
     return {name: mark.bool() for name, mark in marks.items() if mark.any()}
 
 
-def untrained_share(policies: Policies, network: Network, state: ModelState, client: Participant) -> float:
+def untrained_share(roles: Roles, network: Network, state: ModelState, client: Participant) -> float:
     """Share of the elements of a client's subnet, as the client sees it, that no device has trained, 0 to 1.
 
     Args:
-        policies: of the run.
+        roles: of the run.
         network: the declaration.
         state: of this network.
         client: whose copies count, with its subnet.
     """
-    if not state.untrained or policies.exchange is not None:  # by which a client's elements are none of the model's
+    # With an exchange, the elements of a client are no elements of the model.
+    if not state.untrained or roles.assigner.exchange is not None:
         return 0.0
-    cohorts = policies.cohorts(network, client, state.sizes)
+    cohorts = roles.aggregator.sharing_groups(network, client, state.sizes)
     lacking = 0
     for name, place in tensor_maps(network, client.spec).items():
         copied = name in cohorts and name in state.copies.get(cohorts[name], {})
@@ -54,21 +56,19 @@ def untrained_share(policies: Policies, network: Network, state: ModelState, cli
     return lacking / sum(math.prod(shape) for shape in network.shapes(client.spec).values())
 
 
-def model_of(
-    policies: Policies, network: Network, state: ModelState, clients: Sequence[Participant]
-) -> SubnetSpec | None:
+def model_of(roles: Roles, network: Network, state: ModelState, clients: Sequence[Participant]) -> SubnetSpec | None:
     """The subnet of a folded network that is the model for all; None where there is none, and none of a supernet.
 
     Args:
-        policies: of the run.
+        roles: of the run.
         network: the declaration.
         state: with the updates of the round in it; its `model` is that of the round before.
         clients: whose updates were folded, in the order of their ids.
     """
     full = network.full_spec()
-    if policies.personal or network.choices:
+    if roles.aggregator.personal or network.choices:
         return None
-    if policies.model == "whole" or not untrained_share(policies, network, state, as_client(network, full)):
+    if roles.aggregator.model == "whole" or not untrained_share(roles, network, state, as_client(network, full)):
         return full
     known = [] if state.model is None else [state.model]
     return max((*known, *(client.spec for client in clients)), key=network.parameter_count, default=None)

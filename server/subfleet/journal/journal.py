@@ -20,7 +20,7 @@ from subfleet.journal.generations import GenerationRecord
 from subfleet.journal.reading import connected, place_of, typed_rows, typed_scalars, understood
 from subfleet.journal.records import RoundRecord
 from subfleet.journal.stored_seats import evaluated, needed_seats, was_folded
-from subfleet.methods.asking import Unfit
+from subfleet.methods.assigner import Unfit
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.messages import MAX_ROUNDS, Profile
 from subfleet.protocol.schema import canonical_json, from_plain

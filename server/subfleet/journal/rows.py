@@ -13,6 +13,7 @@ from subfleet.link.traffic import Traffic
 from subfleet.protocol.disk import needed_bytes
 from subfleet.protocol.evaluating import totals_of
 from subfleet.protocol.metric_sums import Totals
+from subfleet.protocol.task import Train
 from subfleet.protocol.task_kinds import TaskKind, metrics_of
 from subfleet.rounds.actions import Close, CloseEvaluation, CloseGeneration
 from subfleet.rounds.durations import expected_time
@@ -160,21 +161,22 @@ def _with_costs(terms: Terms, close: Close, seat: Seat, row: ClientRow, candidat
         row = replace(row, parameters=candidate.parameters)
     nested = 0 if seat.student is None else price_of(terms, close.lineages, seat.student).forward_macs
     row = replace(row, network=candidate.spec.network, forward_macs=candidate.forward_macs + nested)
-    task, update = seat.task, seat.result
-    if task is None or task.work != "train" or task.training is None:
+    update = seat.result
+    if seat.task is None or not isinstance(seat.task.work, Train):
         return row
+    training = seat.task.work.settings
     expected = expected_time(
         terms,
         seat,
         forward_macs=row.forward_macs,
-        training=task.training,
+        training=training,
         weight_bytes=candidate.weight_bytes,
         update_bytes=row.update_bytes,
     )
-    samples = 0 if update is None else min(update.sample_count, task.training.round_count(seat.sample_count))
+    samples = 0 if update is None else min(update.sample_count, training.round_count(seat.sample_count))
     return replace(
         row,
-        sample_passes=task.training.passes_over(samples),
+        sample_passes=training.passes_over(samples),
         took_s=seat.took_s or None,
         expected_training_s=expected.training_s,
         expected_downlink_s=expected.downlink_s,
@@ -198,10 +200,11 @@ def _drawn_macs(terms: Terms, close: Close, seat: Seat) -> int:
 
 def _update_bytes(terms: Terms, close: Close, seat: Seat) -> int:
     """Of the update that its task asks for; a score task asks for none."""
-    if seat.task is None or seat.task.work != "train":
+    if seat.task is None or not isinstance(seat.task.work, Train):
         return 0
+    work = seat.task.work
     network = declared_of(terms, close.lineages, seat.task.spec).network
-    return update_bytes(network, seat.task.spec, seat.task.update_codec, seat.task.sends)
+    return update_bytes(network, seat.task.spec, work.update_codec, work.sends)
 
 
 def deployed_models(terms: Terms, seats: Iterable[Seat]) -> tuple[DeployedModel, ...]:

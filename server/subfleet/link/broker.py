@@ -1,8 +1,7 @@
-"""Brokers of our own, each in its own process, on loopback only.
+"""The embedded broker, amqtt, in its own process and on loopback only.
 
-`EmbeddedBroker` is amqtt: it comes with `subfleet[server]`. `MosquittoBroker` starts the installed Mosquitto. Both are
-gone when the process that started them is gone, however that ended. The module is also the program that runs in those
-processes: `python -m subfleet.link.broker --port N`.
+It ends with the process that started it, however that ended. The module is also the program that runs in the broker's
+process: `python -m subfleet.link.broker --port N`.
 """
 
 import argparse
@@ -10,7 +9,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -22,10 +20,10 @@ from collections import UserDict
 from collections.abc import Callable, ItemsView, Iterator, Sequence
 from typing import IO
 
-from subfleet.protocol.errors import FileError, PortError, TransportError
+from subfleet.protocol.errors import PortError, TransportError
 from subfleet.protocol.exit_codes import ExitCode
 
-__all__ = ["EmbeddedBroker", "MosquittoBroker", "main", "mosquitto_binary"]
+__all__ = ["EmbeddedBroker", "main"]
 
 _HOST = "127.0.0.1"
 _START_TIMEOUT_S = 20.0
@@ -51,11 +49,16 @@ class _Subscriptions(UserDict[str, list[tuple[object, int]]]):
         return dict(self.data).items()
 
 
-class _BrokerProcess:
-    """A broker's process: starts, waits until it accepts connections, stops."""
+class EmbeddedBroker:
+    """amqtt in its own process, on loopback, for anonymous clients. Start and stop it, or use it as a context manager.
 
-    def __init__(self, name: str, port: int) -> None:
-        self._name = name
+    It keeps nothing: a broker that is started again on the same object has the same address and no retained messages.
+
+    Args:
+        port: 0 chooses a free one.
+    """
+
+    def __init__(self, port: int = 0) -> None:
         self._fixed = port != 0
         self._port = port
         self._process: subprocess.Popen[bytes] | None = None
@@ -63,21 +66,28 @@ class _BrokerProcess:
 
     @property
     def url(self) -> str:
+        """Where clients find it; valid once it was started."""
         return f"mqtt://{_HOST}:{self._port}"
 
     @property
     def pid(self) -> int | None:
+        """Number of its process; None while it does not run."""
         return None if self._process is None else self._process.pid
 
-    def start(self, arguments: Sequence[str]) -> None:
-        """Start `python -m subfleet.link.broker` with these arguments and the port."""
+    def start(self) -> None:
+        """Start it and wait until it accepts connections; nothing happens while it runs.
+
+        Raises:
+            PortError: the port is taken or may not be used.
+            TransportError: it does not start.
+        """
         if self._process is not None and self._process.poll() is None:
             return
         for attempt in range(_START_ATTEMPTS):
             if not self._fixed:
                 self._port = _free_port()
             _check_free(self._port)
-            self._launch(arguments)
+            self._launch()
             if self._wait_until_it_accepts():
                 self._fixed = True  # a broker that is started again keeps its address
                 return
@@ -85,31 +95,44 @@ class _BrokerProcess:
             self.stop()
             # Between finding a free port and listening on it somebody else may have taken it.
             if self._fixed or attempt == _START_ATTEMPTS - 1 or "in use" not in reason:
-                raise TransportError(f"the {self._name} broker did not start on port {self._port}: {reason}")
+                raise TransportError(f"the embedded broker did not start on port {self._port}: {reason}")
 
-    def stop(self, *, kill: bool = False) -> None:
+    def stop(self) -> None:
+        """Stop it; nothing happens while it does not run."""
+        self._end(subprocess.Popen.terminate)
+
+    def kill(self) -> None:
+        """Stop it as a crash would."""
+        self._end(subprocess.Popen.kill)
+
+    def __enter__(self) -> "EmbeddedBroker":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _end(self, signal_it: Callable[[subprocess.Popen[bytes]], None]) -> None:
         process, self._process = self._process, None
         if process is not None:
-            _signal(process, signal.SIGKILL if kill else signal.SIGTERM)
+            signal_it(process)
             try:
                 process.wait(_STOP_TIMEOUT_S)
             except subprocess.TimeoutExpired:
-                _signal(process, signal.SIGKILL)
+                process.kill()
                 process.wait()
             if process.stdin is not None:
                 process.stdin.close()
-            self._wait_until_silent()
         if self._stderr is not None:
             self._stderr.close()
             self._stderr = None
 
-    def _launch(self, arguments: Sequence[str]) -> None:
+    def _launch(self) -> None:
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (it lives as long as the process; stop closes it)
-        command = [sys.executable, "-m", "subfleet.link.broker", "--port", str(self._port), *arguments]
         # The pipe closes when this process ends, however it does: that is how the broker learns of it. A session of its
         # own keeps Ctrl-C from it, so that we can say goodbye over it first.
         self._process = subprocess.Popen(
-            command,
+            [sys.executable, "-m", "subfleet.link.broker", "--port", str(self._port)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=self._stderr,
@@ -124,132 +147,12 @@ class _BrokerProcess:
             time.sleep(0.05)
         return False
 
-    def _wait_until_silent(self) -> None:
-        # Mosquitto's own process is not our child, so its end cannot be waited for, but its port can.
-        deadline_s = time.monotonic() + _STOP_TIMEOUT_S
-        while time.monotonic() < deadline_s:
-            try:
-                socket.create_connection((_HOST, self._port), timeout=1).close()
-            except OSError:
-                return
-            time.sleep(0.01)
-
     def _last_words(self) -> str:
         if self._stderr is None:
             return "it said nothing"
         self._stderr.seek(0)
         lines = self._stderr.read().decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else f"it did not accept connections within {_START_TIMEOUT_S:g} seconds"
-
-
-class EmbeddedBroker:
-    """amqtt in its own process, on loopback, for anonymous clients. Start and stop it, or use it as a context manager.
-
-    It keeps nothing: a broker that is started again on the same object has the same address and no retained messages.
-
-    Args:
-        port: 0 chooses a free one.
-    """
-
-    def __init__(self, port: int = 0) -> None:
-        self._process = _BrokerProcess("embedded", port)
-
-    @property
-    def url(self) -> str:
-        """Where clients find it; valid once it was started."""
-        return self._process.url
-
-    @property
-    def pid(self) -> int | None:
-        """Number of its process; None while it does not run."""
-        return self._process.pid
-
-    def start(self) -> None:
-        """Start it and wait until it accepts connections; nothing happens while it runs.
-
-        Raises:
-            PortError: the port is taken or may not be used.
-            TransportError: it does not start.
-        """
-        self._process.start(())
-
-    def stop(self) -> None:
-        """Stop it; nothing happens while it does not run."""
-        self._process.stop()
-
-    def kill(self) -> None:
-        """Stop it as a crash would."""
-        self._process.stop(kill=True)
-
-    def __enter__(self) -> "EmbeddedBroker":
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-
-class MosquittoBroker:
-    """The installed Mosquitto in its own process, on loopback, for anonymous clients, without persistence.
-
-    Args:
-        port: 0 chooses a free one.
-        binary: path of the program; found on PATH without it.
-
-    Raises:
-        FileError: Mosquitto is not installed.
-    """
-
-    def __init__(self, port: int = 0, binary: str | None = None) -> None:
-        found = binary or mosquitto_binary()
-        if found is None:
-            raise FileError("the program 'mosquitto' is not installed; run: sudo apt-get install mosquitto")
-        self._binary = found
-        self._process = _BrokerProcess("Mosquitto", port)
-
-    @property
-    def url(self) -> str:
-        """Where clients find it; valid once it was started."""
-        return self._process.url
-
-    @property
-    def pid(self) -> int | None:
-        """Number of its process; None while it does not run."""
-        return self._process.pid
-
-    def start(self) -> None:
-        """Start it and wait until it accepts connections; nothing happens while it runs.
-
-        Raises:
-            PortError: the port is taken or may not be used.
-            TransportError: it does not start.
-        """
-        self._process.start(("--mosquitto", self._binary))
-
-    def stop(self) -> None:
-        """Stop it; nothing happens while it does not run."""
-        self._process.stop()
-
-    def kill(self) -> None:
-        """Stop it as a crash would."""
-        self._process.stop(kill=True)
-
-    def __enter__(self) -> "MosquittoBroker":
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-
-def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, number)  # it leads a group, to which Mosquitto belongs
-
-
-def mosquitto_binary() -> str | None:
-    """Path of the installed Mosquitto, or None. Debian puts it where only root's PATH looks."""
-    return shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
 
 
 def _free_port() -> int:
@@ -292,20 +195,6 @@ async def _serve_amqtt(port: int) -> None:
         await asyncio.wait_for(broker.shutdown(), _STOP_TIMEOUT_S / 2)
 
 
-def _run_mosquitto(binary: str, port: int) -> int:
-    # Mosquitto does not watch its parent, and forgets the kernel's help (PR_SET_PDEATHSIG) when it gives up root: so
-    # this process stays and watches for it. A stop signal goes to both; this one only waits for the other.
-    signal.signal(signal.SIGTERM, lambda *_: None)
-    # In memory, not on disk: there is nothing to clean up after Mosquitto, and nothing that it may not read.
-    number = os.memfd_create("mosquitto.conf", 0)
-    os.write(number, f"listener {port} {_HOST}\nallow_anonymous true\npersistence false\nlog_type error\n".encode())
-    command = [binary, "-c", f"/proc/self/fd/{number}"]
-    # No shell, and the program is the one that our own caller found.
-    mosquitto = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(number,))
-    _when_parent_ends(mosquitto.terminate)
-    return mosquitto.wait()
-
-
 def _when_parent_ends(act: Callable[[], None]) -> None:
     def watch() -> None:
         # The bare descriptor: a buffered reader that still reads holds a lock that the interpreter needs to exit.
@@ -324,10 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         epilog="example: python -m subfleet.link.broker --port 1883",
     )
     parser.add_argument("--port", type=int, required=True, help="TCP port on 127.0.0.1")
-    parser.add_argument("--mosquitto", metavar="PROGRAM", help="run this Mosquitto instead of amqtt")
     options = parser.parse_args(arguments)
-    if options.mosquitto is not None:
-        return _run_mosquitto(options.mosquitto, options.port)
     logging.basicConfig(level=logging.CRITICAL)
     asyncio.run(_serve_amqtt(options.port))
     return ExitCode.OK

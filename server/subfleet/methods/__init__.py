@@ -2,16 +2,15 @@
 
 from typing import Annotated
 
-from subfleet.methods.describing import MethodInfo, Setting
-from subfleet.methods.judging import departures_of
-from subfleet.methods.policies import Method
+from subfleet.methods.describing import MethodInfo, Setting, departures_of
+from subfleet.methods.roles import Method
 from subfleet.protocol.registry import Registry, problem_with_record
 
 __all__ = ["METHODS", "AnyMethod", "Method"]
 
 
 def _problem(found: object, name: str) -> str:
-    if problem := problem_with_record(found, name, ("INFO", "departures", "policies")):
+    if problem := problem_with_record(found, name, ("INFO", "departures", "roles")):
         return problem
     if not isinstance(getattr(found, "INFO", None), MethodInfo):
         return "its INFO must be a MethodInfo"

@@ -23,9 +23,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from subfleet.elastic.network import Network
+from subfleet.methods.aggregator import AggregationContext, Aggregator
+from subfleet.methods.assigner import Assigner
 from subfleet.methods.describing import MethodInfo, Published, Setting, those_true
-from subfleet.methods.policies import AfterRound, Policies, UpdateBytes
+from subfleet.methods.local_training import LocalTraining, UpdateBytes
+from subfleet.methods.roles import Roles
 from subfleet.methods.sizes import whole_depth
+from subfleet.methods.techniques import Techniques
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
@@ -64,27 +68,26 @@ class AnycostFL:
             raise ConfigError(f"steps is {self.steps}, but must be from 1 to 1000")
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
-        """See `subfleet.methods.policies.Method`."""
-        codec = setting.update_codec or self.codec
+        """See `subfleet.methods.roles.Method`."""
+        codec = setting.techniques.update_codec or self.codec
         return (
-            "the largest width comes first, then the densest update that the link carries, where the paper tunes both",
-            "an update counts by its samples in place of tuned coefficients",
+            "width is maximised first, then the density of updates; the paper optimises both together",
+            "updates are weighted by samples, not by optimised coefficients",
             *those_true(
                 {
                     "updates are not compressed": codec in (None, Uncompressed()),
-                    "every update is compressed alike, whatever the link (update_codec)": setting.update_codec
-                    not in (None, Uncompressed()),
+                    "all updates are compressed equally, whatever the link (update_codec)": setting.compressed,
                 }
             ),
         )
 
-    def policies(self) -> Policies:
+    def roles(self) -> Roles:
         """Sorted prefixes."""
-        return Policies(
-            space=self._space,
-            after_round=sorted_model,
-            update_codec=self.codec or Uncompressed(),
-            fit_codec=densest_codec,
+        return Roles(
+            assigner=Assigner(space=self._space),
+            training=LocalTraining(fit_codec=densest_codec),
+            aggregator=Aggregator(after_round=sort_model),
+            techniques=Techniques(update_codec=self.codec),
         )
 
     def _space(self, network: Network, rates: Sequence[float]) -> tuple[SubnetSpec, ...]:
@@ -103,7 +106,7 @@ def densest_codec(codec: AnyUpdateCodec, update_bytes: UpdateBytes, budget: Budg
     return codecs[max(0, bisect_right(codecs, budget.uplink_bytes, key=update_bytes) - 1)]
 
 
-def sorted_model(context: AfterRound) -> ModelState:
+def sort_model(context: AggregationContext) -> ModelState:
     """The model with the most important channels of every axis first; copies, moments and what is untrained follow."""
     from subfleet.elastic.permuting import importance_order, permuted  # with PyTorch, which settings do without
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from subfleet.elastic.network import Network
+from subfleet.methods.aggregator import BY_SAMPLES, Aggregator, Participant, Weighting, weigh_by
 from subfleet.methods.describing import MethodInfo, Setting
-from subfleet.methods.policies import BY_SAMPLES, Participant, Policies, Weighting, weigh_by
+from subfleet.methods.roles import Roles
 from subfleet.methods.sizes import DECLARED, FixedSize, architecture_id, with_fixed_sizes
 from subfleet.protocol.subnet import SubnetSpec
 
@@ -42,14 +43,14 @@ class Clustered:
     choice: FixedSize = "largest"
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
-        """See `subfleet.methods.policies.Method`."""
+        """See `subfleet.methods.roles.Method`."""
         return ()
 
-    def policies(self) -> Policies:
+    def roles(self) -> Roles:
         """A model for each architecture."""
-        apart = Policies(cohorts=_of_its_size, weigh=weigh_by(self.weighting), model="architecture")
-        return with_fixed_sizes(apart, self.choice)
+        aggregator = Aggregator(weigh=weigh_by(self.weighting), sharing_groups=_group_of_size, model="architecture")
+        return with_fixed_sizes(Roles(aggregator=aggregator), self.choice)
 
 
-def _of_its_size(network: Network, client: Participant, sizes: Sequence[SubnetSpec]) -> Mapping[str, str]:
+def _group_of_size(network: Network, client: Participant, sizes: Sequence[SubnetSpec]) -> Mapping[str, str]:
     return dict.fromkeys(network.shapes(client.size), architecture_id(network, client.size))

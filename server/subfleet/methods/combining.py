@@ -3,13 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from subfleet.elastic.merges import AnyStackedMerge, CoordinateMedian, TrimmedMean
+from subfleet.elastic.merges import CoordinateMedian, TrimmedMean
 from subfleet.elastic.network import Family, OfOperators
-from subfleet.elastic.server_optimisers import AnyServerOptimiser
-from subfleet.elastic.teaching import DistillationSettings
-from subfleet.methods.norms import NormPolicy
-from subfleet.methods.overrides import Overrides
-from subfleet.methods.policies import Method, shared_by_all
+from subfleet.methods.aggregator import shared_by_all
+from subfleet.methods.roles import Method
+from subfleet.methods.techniques import Techniques
 from subfleet.protocol.training import TrainingSettings
 
 __all__ = ["Combination"]
@@ -28,10 +26,7 @@ class Combination:
     method: Method
     training: TrainingSettings
     model: Family
-    norms: NormPolicy
-    merge: AnyStackedMerge | None
-    server_optimiser: AnyServerOptimiser | None
-    distillation: DistillationSettings | None
+    techniques: Techniques
     validated: bool = True
 
     def problem(self) -> str:
@@ -45,13 +40,13 @@ class Combination:
         yield from self._of_personal_models()
 
     def _of_paths(self) -> Iterator[str]:
-        policies, choices = self.method.policies(), isinstance(self.model, OfOperators) and self.model.open_choices
-        if choices and not policies.draws_paths:
+        roles, choices = self.method.roles(), isinstance(self.model, OfOperators) and self.model.open_choices
+        if choices and not roles.training.draws_paths:
             yield (
                 f"model.operators leaves {choices} blocks with a choice of operators, but method {self.method.TYPE!r} "
                 "trains one network; name one operator for each block, or take [method] type = 'fedoras'"
             )
-        if not policies.draws_paths:
+        if not roles.training.draws_paths:
             return
         if not choices:
             yield (
@@ -64,22 +59,23 @@ class Combination:
                 f"method {self.method.TYPE!r} trains a path for each batch by its loss alone; leave the objective's "
                 "proximal, distillation and class_mask out"
             )
-        if self.merge is not None:
+        merge = self.techniques.merge
+        if merge is not None:
             yield (
-                f"merge is {self.merge.TYPE!r}, but method {self.method.TYPE!r} folds each operator by the examples "
+                f"merge is {merge.TYPE!r}, but method {self.method.TYPE!r} folds each operator by the examples "
                 "that went through it, and keeps what too few clients drew; leave merge out"
             )
-        if self.distillation is not None and self.distillation.iterations:
+        if self.techniques.teaches:
             yield (
                 f"distillation teaches subnets by the whole model, but that of method {self.method.TYPE!r} is a "
                 "supernet, which predicts nothing; set distillation.iterations = 0"
             )
-        if self.norms == "calibrated":
+        if self.techniques.norms == "calibrated":
             yield (
                 f"norms are 'calibrated', but method {self.method.TYPE!r} has no one network whose norms devices could "
                 "measure; take 'averaged' or 'recalibrated'"
             )
-        search = policies.path_search
+        search = roles.networks.path_search
         if search is not None and search.federated is not None and self.model.norm == "batch":
             yield (
                 "devices are to score paths, but running statistics of a supernet are those of no path, and the server "
@@ -98,7 +94,7 @@ class Combination:
                 "leave it out, or take [method] type = 'fjord'"
             )
         try:
-            training = self.method.policies().training(self.training, 1)
+            training = self.method.roles().training.for_round(self.training, 1)
         except ValueError as error:
             yield f"method {self.method.TYPE!r} does not go with this training: {error}"
             return
@@ -110,13 +106,13 @@ class Combination:
             )
 
     def _of_copies(self) -> Iterator[str]:
-        policies = self.method.policies()
-        applied = Overrides(norms=self.norms, distillation=self.distillation).applied(policies)
-        if applied.distillation is None or not applied.distillation.iterations:
+        own = self.method.roles()
+        roles = own.with_techniques(self.techniques)
+        if not roles.techniques.teaches:
             return
-        if applied.cohorts is not shared_by_all:
+        if roles.aggregator.sharing_groups is not shared_by_all:
             apart, remedy = f"method {self.method.TYPE!r} keeps tensors of its own for clients or sizes", ""
-            if policies.cohorts is shared_by_all:
+            if own.aggregator.sharing_groups is shared_by_all:
                 apart, remedy = "norms = 'bank' keeps norms of its own for each size", ", or norms = 'averaged'"
             yield (
                 f"in-place distillation teaches subnets of one model that all share, but {apart}; set "
@@ -124,15 +120,16 @@ class Combination:
             )
 
     def _of_personal_models(self) -> Iterator[str]:
-        policies = self.method.policies()
-        if not policies.personal or policies.cohorts is shared_by_all:  # the clients of a network share it
+        aggregator = self.method.roles().aggregator
+        if not aggregator.personal or aggregator.sharing_groups is shared_by_all:  # the clients of a network share it
             return
-        if self.server_optimiser is not None:
+        merge, optimiser = self.techniques.merge, self.techniques.server_optimiser
+        if optimiser is not None:
             yield (
-                f"server_optimiser is {self.server_optimiser.TYPE!r}, which steps one model that all share, but with "
+                f"server_optimiser is {optimiser.TYPE!r}, which steps one model that all share, but with "
                 f"method {self.method.TYPE!r} each client has its own; leave server_optimiser out"
             )
-        if isinstance(self.merge, CoordinateMedian | TrimmedMean) and self.merge.otherwise == "stay":
+        if isinstance(merge, CoordinateMedian | TrimmedMean) and merge.otherwise == "stay":
             yield (
                 f"merge.otherwise is 'stay', but with method {self.method.TYPE!r} each client has tensors of its own, "
                 "which would never learn; set merge.otherwise = 'mean'"

@@ -1,16 +1,20 @@
-"""What people are told of a method: what it is, and in what it differs from its paper with its parameters."""
+"""What people are told of a method: what it is, and in what a run of it differs from its paper."""
+
+from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from subfleet.elastic.merges import AnyStackedMerge
-from subfleet.elastic.server_optimisers import AnyServerOptimiser
-from subfleet.elastic.teaching import DistillationSettings
-from subfleet.protocol.update_codecs import AnyUpdateCodec
+from subfleet.methods.techniques import Techniques
+from subfleet.protocol.update_codecs import Uncompressed
 
-__all__ = ["MethodInfo", "Published", "Setting", "status_of", "those_true"]
+if TYPE_CHECKING:
+    from subfleet.methods.roles import Method
+
+__all__ = ["MethodInfo", "Published", "Setting", "departures_of", "method_status", "status_of", "those_true"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,11 +75,12 @@ class Setting:
     norm: str = "group"
     learnable_steps: bool = False
     scaler: bool = False
-    norms: str = "averaged"
-    merge: AnyStackedMerge | None = None
-    server_optimiser: AnyServerOptimiser | None = None
-    update_codec: AnyUpdateCodec | None = None
-    distillation: DistillationSettings | None = None
+    techniques: Techniques = field(default_factory=Techniques)
+
+    @property
+    def compressed(self) -> bool:
+        """Whether the run has updates compressed, whatever the method does."""
+        return self.techniques.codec != Uncompressed()
 
 
 def status_of(departures: Sequence[str]) -> str:
@@ -86,3 +91,43 @@ def status_of(departures: Sequence[str]) -> str:
 def those_true(told: Mapping[str, bool]) -> tuple[str, ...]:
     """The sentences that hold, in order."""
     return tuple(text for text, holds in told.items() if holds)
+
+
+def departures_of(method: Method, setting: Setting) -> tuple[str, ...]:
+    """In what a method differs from its paper: by itself, and by each parameter that has not the paper's value."""
+    told = (
+        one.departure(name, attrgetter(name)(method))
+        for name, one in method.INFO.published.items()
+        if one is not None and one.matters(method)
+    )
+    return (*method.departures(setting), *filter(None, told))
+
+
+def method_status(method: Method, setting: Setting, altered: Sequence[str] = ()) -> str:
+    """Of a method in a run: "exact" where it does what its paper says, else in what it differs from it.
+
+    Args:
+        method: with its parameters.
+        setting: what of the run decides, too.
+        altered: what the run did with updates that its method would have taken as they are.
+    """
+    return status_of((*departures_of(method, setting), *_replaced(method, setting), *altered))
+
+
+def _replaced(method: Method, setting: Setting) -> tuple[str, ...]:
+    """What the run does in place of the method, where the method has no word on it itself."""
+    own, run, judged = method.roles().techniques, setting.techniques, method.INFO.judges
+    merge, optimiser, codec = run.merge, run.server_optimiser, run.update_codec
+    return those_true(
+        {
+            f"updates are aggregated by {merge.TYPE if merge else ''} in place of the mean (merge)": merge is not None,
+            f"the server's optimiser is {optimiser.TYPE if optimiser else ''} (server_optimiser)": optimiser is not None
+            and type(optimiser) is not type(own.server_optimiser),
+            f"updates are compressed by {codec.TYPE if codec else ''} (update_codec)": setting.compressed
+            and "update_codec" not in judged,
+            "norms are separate for each submodel (norms)": run.norms == "bank"
+            and setting.norm != "none"
+            and "norms" not in judged,
+            "the whole model teaches its submodels (distillation)": run.teaches and "distillation" not in judged,
+        }
+    )

@@ -19,8 +19,11 @@ from typing import ClassVar, Literal
 from subfleet.elastic.network import Network
 from subfleet.elastic.spaces import search_space, uniform_space
 from subfleet.elastic.teaching import DistillationSettings
+from subfleet.methods.aggregator import UNIFORM, Aggregator, Weighting, weigh_by
+from subfleet.methods.assigner import Assigner, Assignment, AssignmentContext, SizeSearch, WrittenSize
 from subfleet.methods.describing import MethodInfo, Published, Setting, those_true
-from subfleet.methods.policies import UNIFORM, Ask, Assigned, Policies, Weighting, Written, weigh_by
+from subfleet.methods.roles import Roles
+from subfleet.methods.techniques import Techniques
 from subfleet.protocol.errors import ConfigError
 from subfleet.search.candidates import Candidate
 from subfleet.search.fitting import INFINITE_BYTES
@@ -65,7 +68,7 @@ class DynamicSelection:
         varies=("width", "depth"),
         judges=("distillation",),
         published={
-            "search": Published(value="paper", told="the search is ours"),
+            "search": Published(value="paper", told="the search algorithm is ours"),
             "rates": None,
             "prices": None,
             "epsilon": Published(value=0.8),
@@ -90,29 +93,28 @@ class DynamicSelection:
         self._settings()
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
-        """See `subfleet.methods.policies.Method`."""
-        taught = setting.distillation or self.distillation
+        """See `subfleet.methods.roles.Method`."""
+        taught = setting.techniques.distillation or self.distillation
         taught = taught if taught is not None and taught.iterations > 0 else None
         return (
-            "a subnet without a program waits for it, and the device gets the largest that has one",
-            "activations are those of the network, with no ReLU6 behind each",
+            "while a submodel has no training program, the device gets the largest one that has",
+            "activations are the network's own, without the paper's ReLU6",
             *those_true({"nothing is distilled": taught is None}),
             *(() if taught is None else _taught_otherwise(taught)),
         )
 
-    def policies(self) -> Policies:
+    def roles(self) -> Roles:
         """A search for each client, and what the whole model teaches."""
-        return Policies(
-            search=self.search_of,
-            explore=self._explore,
-            assign=self._assign,
-            weigh=weigh_by(self.weighting),
-            distillation=self.distillation,
-            taught=lambda network, sizes: search_space(network, self.rates),
-            planned_prices=self.prices == "planned",
+        search = SizeSearch(start=self.start, explore=self._explore, planned_prices=self.prices == "planned")
+        return Roles(
+            assigner=Assigner(search=search, assign=self._assign),
+            aggregator=Aggregator(
+                weigh=weigh_by(self.weighting), taught=lambda network, sizes: search_space(network, self.rates)
+            ),
+            techniques=Techniques(distillation=self.distillation),
         )
 
-    def search_of(self, network: Network, price: PriceList, target: str) -> Search:
+    def start(self, network: Network, price: PriceList, target: str) -> Search:
         """A search that knows nothing yet."""
         space = search_space(network, self.rates)
         if self.search == "paper":
@@ -121,33 +123,33 @@ class DynamicSelection:
         settings = ParetoSettings(paper=self._settings(), built_limit=_POOL)
         return ParetoSearch.over(space, price, (target,), uniform=uniform, settings=settings)
 
-    def _explore(self, ask: Ask) -> tuple[FoundSize, ...]:
+    def _explore(self, context: AssignmentContext) -> tuple[FoundSize, ...]:
         """What the search comes by when it looks for subnets for a client."""
-        return _search_of(ask).explore(self._query(ask), ask.draw.stream("search")).found
+        return _search_of(context).explore(self._query(context), context.draw.stream("search")).found
 
-    def _assign(self, ask: Ask) -> Assigned:
+    def _assign(self, context: AssignmentContext) -> Assignment:
         """See the module. The answer depends on what is asked alone."""
-        query = self._query(ask)
-        fit = _search_of(ask).best(query)
+        query = self._query(context)
+        fit = _search_of(context).best(query)
         if fit is None:
-            return Assigned(candidate=None)
+            return Assignment(candidate=None)
         best = fit.candidate
         # Where the best one is written, this is that one, or one above it whose price was too high.
-        written = (_as_planned(ask, one) for one in ask.written.values())
-        ready = given_now(written, ask.candidates, lambda one: _allows(ask, query, one)) or best
-        return Assigned(candidate=ready, wanted=wish_of(best, ready, ask.target))
+        written = (_as_planned(context, one) for one in context.written.values())
+        ready = given_now(written, context.candidates, lambda one: _allows(context, query, one)) or best
+        return Assignment(candidate=ready, wanted=wish_of(best, ready, context.target))
 
-    def _query(self, ask: Ask) -> Query:
+    def _query(self, context: AssignmentContext) -> Query:
         """What the client can give, in prices: a budget of so much less as they tell too little."""
-        corrected = int(ask.budget.memory_bytes / self._correction(ask))
+        corrected = int(context.budget.memory_bytes / self._correction(context))
         return Query(
-            target=ask.target,
-            limits=replace(ask.budget, memory_bytes=corrected),
-            refused=ask.barred,
-            below_parameters=None if ask.below is None else ask.below.parameters,
+            target=context.target,
+            limits=replace(context.budget, memory_bytes=corrected),
+            refused=context.barred,
+            below_parameters=None if context.below is None else context.below.parameters,
         )
 
-    def _correction(self, ask: Ask) -> float:
+    def _correction(self, context: AssignmentContext) -> float:
         """Plans over prices, as high as nearly all written programs show: a search likes what is priced too low.
 
         It follows from what is asked alone, whatever was asked before.
@@ -155,8 +157,8 @@ class DynamicSelection:
         if self.prices == "estimated":
             return 1.0
         plans = (
-            (one.planned_peak_bytes, _price_of(ask, one).training_memory_bytes[ask.target])
-            for one in ask.written.values()
+            (one.planned_peak_bytes, _price_of(context, one).training_memory_bytes[context.target])
+            for one in context.written.values()
             if one.planned_peak_bytes < INFINITE_BYTES
         )
         over = sorted(planned_bytes / price_bytes for planned_bytes, price_bytes in plans)
@@ -166,36 +168,38 @@ class DynamicSelection:
         return PaperSettings(epsilon=self.epsilon, t_max=self.t_max, pool_limit=_POOL)
 
 
-def _search_of(ask: Ask) -> Search:
-    if ask.search is None:
-        raise ValueError(f"client {ask.draw.client_id!r} is asked for without the search of target {ask.target!r}")
-    return ask.search
+def _search_of(context: AssignmentContext) -> Search:
+    if context.search is None:
+        raise ValueError(
+            f"client {context.draw.client_id!r} is asked for without the search of target {context.target!r}"
+        )
+    return context.search
 
 
-def _allows(ask: Ask, query: Query, candidate: Candidate) -> bool:
+def _allows(context: AssignmentContext, query: Query, candidate: Candidate) -> bool:
     """Whether a size may be given: a written one by its plan, another one by its corrected price."""
-    known = candidate.spec.spec_id in ask.written
-    return ask.allows(candidate) and (known or fit_of(candidate, query) is not None)
+    known = candidate.spec.spec_id in context.written
+    return context.allows(candidate) and (known or fit_of(candidate, query) is not None)
 
 
-def _as_planned(ask: Ask, written: Written) -> Candidate:
+def _as_planned(context: AssignmentContext, written: WrittenSize) -> Candidate:
     """A written size with its program's own plan in place of the estimate."""
-    memory = MappingProxyType({ask.target: written.planned_peak_bytes})
-    return replace(_price_of(ask, written), training_memory_bytes=memory)
+    memory = MappingProxyType({context.target: written.planned_peak_bytes})
+    return replace(_price_of(context, written), training_memory_bytes=memory)
 
 
-def _price_of(ask: Ask, written: Written) -> Candidate:
-    return written.price or ask.price(written.size)
+def _price_of(context: AssignmentContext, written: WrittenSize) -> Candidate:
+    return written.price or context.price(written.size)
 
 
 def _taught_otherwise(taught: DistillationSettings) -> tuple[str, ...]:
     """In what the whole model teaches otherwise than published."""
     return those_true(
         {
-            "the teacher stays as it was": taught.mode == "anchored",
-            f"it teaches for {taught.iterations} steps, in the paper {_PUBLISHED.iterations}": taught.iterations
+            "the teacher is constant during distillation": taught.mode == "anchored",
+            f"distillation takes {taught.iterations} steps, in the paper {_PUBLISHED.iterations}": taught.iterations
             != _PUBLISHED.iterations,
-            "it is taught with another learning rate than 1e-3": taught.learning_rate != _PUBLISHED.learning_rate,
+            "the learning rate of distillation is not 1e-3": taught.learning_rate != _PUBLISHED.learning_rate,
             f"logits are divided by {taught.temperature:g} before they teach": taught.temperature
             != _PUBLISHED.temperature,
         }

@@ -8,13 +8,13 @@ trained keep value and moments.
 """
 
 from dataclasses import dataclass, field
-from functools import partial
 from typing import ClassVar
 
 from subfleet.elastic import server_optimisers
 from subfleet.methods.describing import MethodInfo, Published, Setting
-from subfleet.methods.policies import Policies
-from subfleet.methods.sizes import ONE_MODEL, Homogeneous, one_size
+from subfleet.methods.roles import Roles
+from subfleet.methods.sizes import ONE_MODEL, Homogeneous, one_model
+from subfleet.methods.techniques import Techniques
 
 __all__ = ["FedAdam"]
 
@@ -45,9 +45,9 @@ class FedAdam:
     model: Homogeneous = "largest"
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
-        """See `subfleet.methods.policies.Method`."""
+        """See `subfleet.methods.roles.Method`."""
         return ()
 
-    def policies(self) -> Policies:
+    def roles(self) -> Roles:
         """FedAvg with Adam on the server."""
-        return Policies(space=partial(one_size, self.model), server_optimiser=self.server)
+        return Roles(assigner=one_model(self.model), techniques=Techniques(server_optimiser=self.server))

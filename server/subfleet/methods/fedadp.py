@@ -21,18 +21,19 @@ from subfleet.elastic.axes import factors_of
 from subfleet.elastic.lineage import Copied, Inheritance, Replicated
 from subfleet.elastic.network import Network
 from subfleet.elastic.spaces import uniform_space
-from subfleet.methods.asking import stream_of
-from subfleet.methods.describing import MethodInfo, Published, Setting
-from subfleet.methods.policies import (
+from subfleet.methods.aggregator import (
     BY_SAMPLES,
-    AfterRound,
+    AggregationContext,
+    Aggregator,
+    ClientUpdate,
     Participant,
-    Policies,
     Replacement,
-    Trained,
     Weighting,
     weigh_by,
 )
+from subfleet.methods.assigner import Assigner, stream_of
+from subfleet.methods.describing import MethodInfo, Published, Setting
+from subfleet.methods.roles import Roles
 from subfleet.methods.sizes import DECLARED, FixedSize, with_fixed_sizes
 from subfleet.methods.uniting import Succession, Unions
 from subfleet.protocol.subnet import SubnetSpec
@@ -78,13 +79,13 @@ class FedADP:
         paper="FedADP: Unified Model Aggregation for Federated Learning with Heterogeneous Model Architectures, 2025",
         varies=("width", "depth"),
         published={
-            "merge": Published(value="paper", told="clients have means of copies, and the union moves by changes"),
-            "absent": Published(value="identity", told="layers that a client lacks are not its to move"),
+            "merge": Published(value="paper", told="clients receive means of copies, and changes are aggregated"),
+            "absent": Published(value="identity", told="a client does not change layers that it lacks"),
             "copies": Published(
                 value="drawn in every round",
                 told={
-                    "drawn": "neurons that are copied are drawn once for each client, all about equally often",
-                    "cyclic": "neurons are copied in turn",
+                    "drawn": "copied neurons are drawn once per client, about equally often",
+                    "cyclic": "neurons are copied in cyclic order",
                 },
             ),
             "weighting": BY_SAMPLES,
@@ -98,21 +99,22 @@ class FedADP:
     choice: FixedSize = "largest"
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
-        """See `subfleet.methods.policies.Method`."""
-        return ("the server widens and deepens, so that clients move their own networks alone",)
+        """See `subfleet.methods.roles.Method`."""
+        return ("the server widens and deepens updates, so clients train only their own networks",)
 
-    def policies(self) -> Policies:
+    def roles(self) -> Roles:
         """One union, of which each client has a copy of its own."""
         plain = self.merge == "group" and self.absent == "keep"
-        union = Policies(
-            space=_space,
-            exchange=self._exchange,
-            transform=None if plain else self._transformed,
-            after_round=partial(_remembered, self.copies),
-            weigh=weigh_by(self.weighting),
-            model="client",
+        union = Roles(
+            assigner=Assigner(space=_space, exchange=self._exchange),
+            aggregator=Aggregator(
+                weigh=weigh_by(self.weighting),
+                transform=None if plain else self._transform,
+                after_round=partial(_keep_copies, self.copies),
+                model="client",
+            ),
         )
-        unions = Unions(holds=_holds, succeeded=partial(_succeeded, self.copies), most_times=_MOST_TIMES)
+        unions = Unions(holds=_holds, succeed=partial(_succeed, self.copies), most_times=_MOST_TIMES)
         return with_fixed_sizes(union, self.choice, unions)
 
     def _exchange(self, network: Network, client: Participant, kept: Mapping[str, Tensor]) -> Exchange:
@@ -121,12 +123,12 @@ class FedADP:
         replication = _replication(self.copies, network, client, kept)
         return replication if self.merge == "group" else Narrowing(replication=replication)
 
-    def _transformed(
-        self, network: Network, state: Mapping[str, Tensor], clients: Sequence[Trained]
+    def _transform(
+        self, network: Network, state: Mapping[str, Tensor], clients: Sequence[ClientUpdate]
     ) -> Sequence[Replacement]:
         return [self._unified(network, state, client) for client in clients]
 
-    def _unified(self, network: Network, state: Mapping[str, Tensor], client: Trained) -> Replacement:
+    def _unified(self, network: Network, state: Mapping[str, Tensor], client: ClientUpdate) -> Replacement:
         """What a client's network, made as wide and deep as the union, moves that by."""
         replication = _replication_of(client.exchange)
         trained = {name: client.received[name] + one for name, one in client.change.items()}
@@ -192,7 +194,7 @@ def _name(kind: str, client_id: str, axis: str) -> str:
     return f"{kind}/{client_id}/{axis}"
 
 
-def _remembered(copies: Copies, context: AfterRound) -> ModelState:
+def _keep_copies(copies: Copies, context: AggregationContext) -> ModelState:
     """The model with what the union's neurons copy of those whose updates are in it."""
     import torch
 
@@ -204,7 +206,7 @@ def _remembered(copies: Copies, context: AfterRound) -> ModelState:
     return replace(context.after, kept=MappingProxyType(kept))
 
 
-def _succeeded(copies: Copies, succession: Succession) -> tuple[Inheritance, ModelState]:
+def _succeed(copies: Copies, succession: Succession) -> tuple[Inheritance, ModelState]:
     """A successor of which every client's network is the same copy as before: copies are made of the union's copies."""
     import torch
 

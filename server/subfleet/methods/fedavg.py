@@ -7,12 +7,12 @@ Server half: the mean of the changes, weighted by samples.
 """
 
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
+from subfleet.methods.aggregator import BY_SAMPLES, Aggregator, Weighting, weigh_by
 from subfleet.methods.describing import MethodInfo, Setting
-from subfleet.methods.policies import BY_SAMPLES, Policies, Weighting, weigh_by
-from subfleet.methods.sizes import ONE_MODEL, Homogeneous, one_size
+from subfleet.methods.roles import Roles
+from subfleet.methods.sizes import ONE_MODEL, Homogeneous, one_model
 
 __all__ = ["FedAvg"]
 
@@ -37,9 +37,9 @@ class FedAvg:
     weighting: Weighting = "samples"
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
-        """See `subfleet.methods.policies.Method`."""
+        """See `subfleet.methods.roles.Method`."""
         return ()
 
-    def policies(self) -> Policies:
+    def roles(self) -> Roles:
         """One size for everybody."""
-        return Policies(space=partial(one_size, self.model), weigh=weigh_by(self.weighting))
+        return Roles(assigner=one_model(self.model), aggregator=Aggregator(weigh=weigh_by(self.weighting)))

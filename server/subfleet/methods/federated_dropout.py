@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from subfleet.elastic.network import Network
+from subfleet.methods.aggregator import Aggregator
+from subfleet.methods.assigner import Assigner, Draw
 from subfleet.methods.describing import MethodInfo, Setting, those_true
-from subfleet.methods.policies import Draw, Policies
+from subfleet.methods.roles import Roles
 from subfleet.methods.sizes import whole_depth
 from subfleet.protocol.subnet import Explicit, IndexSet, Prefix, SubnetSpec
-from subfleet.protocol.update_codecs import Uncompressed
 
 __all__ = ["FederatedDropout"]
 
@@ -33,24 +34,25 @@ class FederatedDropout:
     )
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
-        """See `subfleet.methods.policies.Method`."""
+        """See `subfleet.methods.roles.Method`."""
         return (
-            "the kept share follows the budget instead of being one for all",
+            "the kept fraction depends on each client's budget",
             *those_true(
                 {
-                    "updates are not compressed (update_codec)": setting.update_codec in (None, Uncompressed()),
-                    "running statistics are those of random subnets, not of the model (norms)": setting.norm == "batch"
-                    and setting.norms != "recalibrated",
+                    "updates are not compressed (update_codec)": not setting.compressed,
+                    "running statistics are those of random submodels, not of the model (norms)": setting.norm
+                    == "batch"
+                    and setting.techniques.norms != "recalibrated",
                 }
             ),
         )
 
-    def policies(self) -> Policies:
+    def roles(self) -> Roles:
         """Random subnets."""
-        return Policies(space=whole_depth, place=scattered, model="whole")
+        return Roles(assigner=Assigner(space=whole_depth, place=scatter), aggregator=Aggregator(model="whole"))
 
 
-def scattered(network: Network, size: SubnetSpec, draw: Draw) -> SubnetSpec:
+def scatter(network: Network, size: SubnetSpec, draw: Draw) -> SubnetSpec:
     """The size at random places of every axis."""
     return replace(size, axes=tuple((name, _random_set(network, name, kept, draw)) for name, kept in size.axes))
 

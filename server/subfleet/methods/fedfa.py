@@ -28,9 +28,11 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from subfleet.elastic.network import Network
 from subfleet.elastic.spaces import uniform_space
 from subfleet.elastic.weight_sizes import NORMS, Central, WeightNorm
+from subfleet.methods.aggregator import Aggregator, ClientUpdate, Replacement
+from subfleet.methods.assigner import Assigner, AssignmentContext
 from subfleet.methods.describing import MethodInfo, Published, Setting, those_true
-from subfleet.methods.masking import held_classes, with_class_mask
-from subfleet.methods.policies import Ask, Policies, Replacement, Trained
+from subfleet.methods.heterofl import with_class_mask
+from subfleet.methods.roles import Roles
 from subfleet.methods.sizes import SLICES, whole_depth, with_fixed_sizes
 from subfleet.protocol.candidate_scores import MAX_CANDIDATES
 from subfleet.protocol.schema import ADDED_LATER
@@ -71,13 +73,13 @@ class FedFA:
         published={
             "grafting": Published(value=True, told="nothing is grafted"),
             "scaling": Published(value=True, told="nothing is scaled"),
-            "fidelity": Published(value="paper", told="models that nobody trained stay as they are (fidelity)"),
+            "fidelity": Published(value="paper", told="models that nobody trained do not change (fidelity)"),
             "norm": Published(value=None, told=None),
             "central": None,  # the text has three readings
-            "class_mask": Published(value=True, told="outputs of classes that a client lacks are trained as well"),
+            "class_mask": Published(value=True, told="outputs of classes that a client lacks are trained too"),
             "choice": Published(value="declared", told=None),
             "proposals": None,
-            "depth": Published(value=True, told="architectures differ in width alone"),
+            "depth": Published(value=True, told="architectures differ only in width"),
             "scaled": Published(
                 value="weights",
                 told="changes are scaled, not weights",
@@ -101,22 +103,24 @@ class FedFA:
             raise ValueError(f"proposals is {self.proposals}, but must be 2 to {MAX_CANDIDATES}")
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
-        """See `subfleet.methods.policies.Method`."""
+        """See `subfleet.methods.roles.Method`."""
         return those_true(
             {
-                "architectures are what fits the log or the first budget": self.choice == "largest",
-                f"the best scored of at most {self.proposals} sizes is taken": self.choice == "score",
+                "architectures are chosen by the log or the first budget, not declared": self.choice == "largest",
+                f"the best-scoring of at most {self.proposals} candidates is used": self.choice == "score",
                 f"what is scaled is as large as {self.norm!r} says": self.norm not in (None, NORMS["paper"]),
             }
         )
 
-    def policies(self) -> Policies:
+    def roles(self) -> Roles:
         """Grafted and scaled updates."""
-        propose = self._proposed if self.choice == "score" else None
-        base = Policies(space=self._space, propose=propose, transform=self._transform)
+        propose = self._propose if self.choice == "score" else None
+        base = Roles(
+            assigner=Assigner(space=self._space, propose=propose), aggregator=Aggregator(transform=self._transform)
+        )
         unions = replace(SLICES, holds=_is_graftable) if self.grafting else SLICES
         base = with_fixed_sizes(base, "declared" if self.choice == "declared" else "largest", unions)
-        return replace(base, training=with_class_mask, factors=held_classes) if self.class_mask else base
+        return with_class_mask(base) if self.class_mask else base
 
     def _space(self, network: Network, rates: Sequence[float]) -> tuple[SubnetSpec, ...]:
         from subfleet.elastic.grafting import check_grafting
@@ -128,20 +132,20 @@ class FedFA:
         check_grafting(network)
         return tuple(size for size in uniform_space(network, rates) if _is_graftable(network, size))
 
-    def _proposed(self, ask: Ask) -> tuple[Candidate, ...]:
+    def _propose(self, context: AssignmentContext) -> tuple[Candidate, ...]:
         """To a client that has no size yet: the largest that fits, and one drawn from each of equal parts of the rest.
 
         Their weights, and those to train on afterwards, together keep to the link's budget.
         """
-        fitting = [one for one in ask.candidates if ask.allows(one) and ask.lasts(one)]
-        if ask.previous is not None or not fitting:
+        fitting = [one for one in context.candidates if context.allows(one) and context.lasts(one)]
+        if context.previous is not None or not fitting:
             return ()
         *smaller, largest = fitting
         count = min(self.proposals - 1, len(smaller))
-        stream = ask.draw.stream("proposals")
+        stream = context.draw.stream("proposals")
         parts = (smaller[part * len(smaller) // count : (part + 1) * len(smaller) // count] for part in range(count))
         proposed = [largest]
-        left_bytes = math.inf if ask.budget.downlink_bytes is None else ask.budget.downlink_bytes
+        left_bytes = math.inf if context.budget.downlink_bytes is None else context.budget.downlink_bytes
         left_bytes -= 2 * largest.weight_bytes
         for drawn in [stream.choice(part) for part in parts]:
             if drawn.weight_bytes <= left_bytes:
@@ -150,7 +154,7 @@ class FedFA:
         return ordered(proposed)
 
     def _transform(
-        self, network: Network, state: Mapping[str, Tensor], trained: Sequence[Trained]
+        self, network: Network, state: Mapping[str, Tensor], trained: Sequence[ClientUpdate]
     ) -> Sequence[Replacement]:
         from subfleet.elastic.scaling import scale_factors, scaled_change
 
@@ -177,7 +181,7 @@ class FedFA:
             return extract(network, one.spec, state)
         return {name: change.new_zeros(change.shape) for name, change in one.change.items()}
 
-    def _grafted(self, network: Network, state: Mapping[str, Tensor], one: Trained) -> Replacement:
+    def _grafted(self, network: Network, state: Mapping[str, Tensor], one: ClientUpdate) -> Replacement:
         from subfleet.elastic.grafting import graft, grafted_change
 
         if not self.grafting:

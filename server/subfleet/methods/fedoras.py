@@ -20,16 +20,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from subfleet.elastic.cost import part_costs
 from subfleet.elastic.network import Network
+from subfleet.methods.aggregator import Aggregator, Participant
+from subfleet.methods.assigner import Assignment, AssignmentContext
 from subfleet.methods.describing import MethodInfo, Published, Setting, those_true
-from subfleet.methods.evolving import Standing
-from subfleet.methods.policies import Ask, Assigned, Participant, Policies
-from subfleet.methods.selecting import Selected, Selecting, at_random
-from subfleet.methods.sizes import one_size
+from subfleet.methods.local_training import LocalTraining
+from subfleet.methods.roles import Memory, Roles
+from subfleet.methods.run_networks import Networks, StandingContext
+from subfleet.methods.selector import Selection, SelectionContext, Selector, at_random
+from subfleet.methods.sizes import one_model
 from subfleet.methods.subspacing import Subspaces, drawn_tier
 from subfleet.methods.tier_search import TierMemory, TierSearch, tier_of
 from subfleet.protocol.errors import ConfigError
@@ -78,14 +80,14 @@ class FedorAS:
         published={
             "supernet_rounds": None,  # 500 to 750, by data set
             "subspace": Published(value=0.5),
-            "path_sampler": Published(value="greedy", told="a path is drawn evenly over all valid ones"),
-            "aggregation": Published(value="operators", told="clients average by their samples, whatever they drew"),
-            "min_contributors": Published(value=2, told={1: "an operator moves that one client alone has trained"}),
+            "path_sampler": Published(value="greedy", told="paths are drawn uniformly from all valid ones"),
+            "aggregation": Published(value="operators", told="operators are averaged by clients' samples"),
+            "min_contributors": Published(value=2, told={1: "an operator trained by a single client is aggregated"}),
             "tiers": None,  # 4 or 5, by data set
-            "tiers_by": Published(value="drawn", told="tiers follow what devices can compute"),
+            "tiers_by": Published(value="drawn", told="tiers depend on the devices' compute"),
             "search.evolution.objectives": Published(
                 value="accuracy_macs",
-                told="the search is for accuracy alone, where the paper's NSGA-II also looks for small networks",
+                told="the search maximises accuracy alone; the paper's NSGA-II also minimises size",
             ),
             "search.evolution.evaluations": None,
             "search.evolution.population": None,
@@ -95,7 +97,7 @@ class FedorAS:
             "search.scoring": None,  # both are the paper's
             "search.scoring_clients": None,
             "search.scoring_rounds": None,
-            "start": Published(value="supernet", told="networks that are found begin with fresh weights"),
+            "start": Published(value="supernet", told="searched networks start with fresh weights"),
             "tuning_epochs": Published(value=1),
             "tuning_learning_rate": Published(value=0.01),
             "tuning_rounds": Published(value=100),
@@ -124,55 +126,59 @@ class FedorAS:
             raise ConfigError(f"tuning_learning_rate is {self.tuning_learning_rate}, but must be a number of 0 or more")
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
-        """See `subfleet.methods.policies.Method`."""
+        """See `subfleet.methods.roles.Method`."""
         trimmed = "of devices' scores of a path the best and the worst quarter are left out"
         return those_true({trimmed: self.search.scoring == "devices"})
 
-    def policies(self) -> Policies:
+    def roles(self) -> Roles:
         """A subspace of the supernet for each client, then a network for each tier."""
         search = replace(self.search, tiers=self.tiers)
-        return Policies(
-            memory=TierMemory(),
-            path_search=search.path_search(self.supernet_rounds, fresh=self.start == "fresh"),
-            standing=self._standing,
-            draws_paths=True,
-            space=partial(one_size, "largest"),
-            select=self._select,
-            assign=self._assign,
-            training=self._training,
-            weigh=_examples_of if self.aggregation == "operators" else _samples_of,
-            min_contributors=lambda network: self.min_contributors if network.choices else 1,
-            factors=_by_operator if self.aggregation == "operators" else lambda network, client: {},
-            model="tier",
+        aggregator = Aggregator(
+            min_contributors=lambda network: self.min_contributors if network.choices else 1, model="tier"
+        )
+        if self.aggregation == "operators":
+            aggregator = replace(aggregator, weigh=_weigh_by_examples, factors=_by_operator)
+        return Roles(
+            networks=Networks(
+                path_search=search.path_search(self.supernet_rounds, fresh=self.start == "fresh"),
+                standing=self._standing,
+            ),
+            memory=Memory(initial=TierMemory()),
+            selector=Selector(select=self._select),
+            assigner=replace(one_model("largest"), assign=self._assign),
+            training=LocalTraining(for_round=self._for_round, draws_paths=True),
+            aggregator=aggregator,
         )
 
-    def _assign(self, ask: Ask) -> Assigned:
-        supernet = next((one for one in ask.networks.values() if one.choices), None)
+    def _assign(self, context: AssignmentContext) -> Assignment:
+        supernet = next((one for one in context.networks.values() if one.choices), None)
         if supernet is not None:
             drawn = self.tiers_by == "drawn"
             spaces = Subspaces(share=self.subspace, sampler=self.path_sampler, tiers=self.tiers, drawn=drawn)
-            return spaces.given(ask, supernet)
-        highest = self._highest(ask.draw.seed, ask.draw.client_id)
-        able = {tier_of(one.spec): one for one in ask.candidates if ask.allows(one) and tier_of(one.spec) <= highest}
-        turn = next((tier for tier in self._in_turn(ask.draw.round, able)), None)
-        return Assigned(candidate=None if turn is None else able[turn])
+            return spaces.assign(context, supernet)
+        highest = self._highest(context.draw.seed, context.draw.client_id)
+        able = {
+            tier_of(one.spec): one for one in context.candidates if context.allows(one) and tier_of(one.spec) <= highest
+        }
+        turn = next((tier for tier in self._in_turn(context.draw.round, able)), None)
+        return Assignment(candidate=None if turn is None else able[turn])
 
-    def _select(self, selecting: Selecting) -> Selected:
+    def _select(self, context: SelectionContext) -> Selection:
         """In fine-tuning those of the tier whose turn it is, and above it (section 3.3)."""
-        networks = {tier_of(one.full_spec()): one for one in selecting.networks.values()}
+        networks = {tier_of(one.full_spec()): one for one in context.networks.values()}
         if any(one.choices for one in networks.values()):
-            return at_random(selecting)
-        for tier in self._in_turn(selecting.round, networks):
+            return at_random(context)
+        for tier in self._in_turn(context.round, networks):
             macs = sum(macs for _, macs in part_costs(networks[tier]).values())
             able = [
                 one
-                for one in selecting.clients
+                for one in context.clients
                 if (one.budget.forward_macs is None or macs <= one.budget.forward_macs)
-                and tier <= self._highest(selecting.seed, one.client_id)
+                and tier <= self._highest(context.seed, one.client_id)
             ]
             if able:
-                return at_random(replace(selecting, clients=tuple(able)))
-        return at_random(selecting)
+                return at_random(replace(context, clients=tuple(able)))
+        return at_random(context)
 
     def _in_turn(self, round_number: int, tiers: Iterable[int]) -> list[int]:
         """Of these tiers the one whose round of fine-tuning it is, or that comes nearest to it, then the others."""
@@ -183,15 +189,15 @@ class FedorAS:
         """The highest tier whose network a client may have, where it is one that it can train."""
         return drawn_tier(seed, client_id, self.tiers) if self.tiers_by == "drawn" else math.inf
 
-    def _standing(self, standing: Standing) -> SubnetSpec:
+    def _standing(self, context: StandingContext) -> SubnetSpec:
         """Of the networks that a client can have, that of the highest tier."""
-        highest = self._highest(standing.seed, standing.client.client_id)
-        sizes = sorted((one.full_spec() for one in standing.networks.values()), key=tier_of)
+        highest = self._highest(context.seed, context.client.client_id)
+        sizes = sorted((one.full_spec() for one in context.networks.values()), key=tier_of)
         able = [size for size in sizes if tier_of(size) <= highest] or sizes[:1]
-        ready = [size for size in able if standing.ready(size)]
+        ready = [size for size in able if context.ready(size)]
         return (ready or able[:1])[-1]
 
-    def _training(self, settings: TrainingSettings, round_number: int) -> TrainingSettings:
+    def _for_round(self, settings: TrainingSettings, round_number: int) -> TrainingSettings:
         done = round_number - 1 - self.supernet_rounds
         if done < 0:
             return settings
@@ -207,12 +213,8 @@ def _total(examples: OperatorExamples) -> int:
     return max((sum(count for _, count in counts) for _, counts in examples), default=0)
 
 
-def _examples_of(update: Update) -> float:
+def _weigh_by_examples(update: Update) -> float:
     return float(_total(update.operator_examples) or update.sample_count)
-
-
-def _samples_of(update: Update) -> float:
-    return float(update.sample_count)
 
 
 def _by_operator(network: Network, client: Participant) -> Mapping[str, float | Tensor]:

@@ -7,12 +7,12 @@ Server half: the mean of the changes, weighted by samples.
 """
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import ClassVar
 
 from subfleet.methods.describing import MethodInfo, Setting
-from subfleet.methods.policies import Policies
-from subfleet.methods.sizes import ONE_MODEL, Homogeneous, one_size
+from subfleet.methods.local_training import LocalTraining
+from subfleet.methods.roles import Roles
+from subfleet.methods.sizes import ONE_MODEL, Homogeneous, one_model
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.training import TrainingSettings
 
@@ -43,12 +43,12 @@ class FedProx:
             raise ConfigError(f"mu is {self.mu}, but must be a number of 0 or more")
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
-        """See `subfleet.methods.policies.Method`."""
+        """See `subfleet.methods.roles.Method`."""
         return ()
 
-    def policies(self) -> Policies:
+    def roles(self) -> Roles:
         """FedAvg with a proximal term."""
-        return Policies(space=partial(one_size, self.model), training=self._training)
+        return Roles(assigner=one_model(self.model), training=LocalTraining(for_round=self._for_round))
 
-    def _training(self, settings: TrainingSettings, round_number: int) -> TrainingSettings:
+    def _for_round(self, settings: TrainingSettings, round_number: int) -> TrainingSettings:
         return replace(settings, objective=replace(settings.objective, proximal=True), proximal_mu=self.mu)

@@ -12,8 +12,10 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from subfleet.elastic.network import Network
+from subfleet.methods.aggregator import UNIFORM, Aggregator, Weighting, weigh_by
+from subfleet.methods.assigner import Assigner, Draw
 from subfleet.methods.describing import MethodInfo, Setting, those_true
-from subfleet.methods.policies import UNIFORM, Draw, Policies, Weighting, weigh_by
+from subfleet.methods.roles import Roles
 from subfleet.methods.sizes import whole_depth
 from subfleet.protocol.subnet import IndexSet, Prefix, Roll, SubnetSpec
 
@@ -39,15 +41,18 @@ class FedRolex:
     weighting: Weighting = "uniform"
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
-        """See `subfleet.methods.policies.Method`."""
-        return those_true({"channels that are normalised together roll together": setting.norm == "group"})
+        """See `subfleet.methods.roles.Method`."""
+        return those_true({"channels of a norm group roll together": setting.norm == "group"})
 
-    def policies(self) -> Policies:
+    def roles(self) -> Roles:
         """Rolling windows."""
-        return Policies(space=whole_depth, place=rolled, weigh=weigh_by(self.weighting), model="whole")
+        return Roles(
+            assigner=Assigner(space=whole_depth, place=roll),
+            aggregator=Aggregator(weigh=weigh_by(self.weighting), model="whole"),
+        )
 
 
-def rolled(network: Network, size: SubnetSpec, draw: Draw) -> SubnetSpec:
+def roll(network: Network, size: SubnetSpec, draw: Draw) -> SubnetSpec:
     """The size with its windows where the round has them: groups of channels that are normalised together roll as one.
 
     Over as many rounds as an axis has groups, every group is held equally often.

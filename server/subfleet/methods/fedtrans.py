@@ -20,22 +20,14 @@ from types import MappingProxyType
 from typing import ClassVar, Literal
 
 from subfleet.elastic.lineage import Drawn, Inheritance, Lineage
+from subfleet.methods.aggregator import BY_SAMPLES, Aggregator, Weighting, weigh_by
+from subfleet.methods.assigner import Assignment, AssignmentContext
 from subfleet.methods.describing import MethodInfo, Published, Setting, those_true
 from subfleet.methods.joint_utility import Utilities, believed, inherited, moved_utilities, odds
-from subfleet.methods.policies import (
-    BY_SAMPLES,
-    Ask,
-    Assigned,
-    Beginning,
-    Evolved,
-    Evolving,
-    Policies,
-    Standing,
-    Weighting,
-    weigh_by,
-)
-from subfleet.methods.selecting import ClosedRound
-from subfleet.methods.sizes import one_size, whole_depth
+from subfleet.methods.local_training import LocalTraining
+from subfleet.methods.roles import ClosedRound, Memory, Roles
+from subfleet.methods.run_networks import BeginContext, Evolution, EvolutionContext, Networks, StandingContext
+from subfleet.methods.sizes import one_model, whole_depth
 from subfleet.methods.soft_sharing import DecayBy, Share, SoftSharing
 from subfleet.methods.transforming import Shares, activeness, convergence, copied, moving, transformed
 from subfleet.methods.turns import trimmed_mean
@@ -128,7 +120,7 @@ class FedTrans:
             published, as far as the programs' plans allow.
         stop_rounds: a run ends where accuracy has gained too little in as many rounds; 0 has it go on to its end.
         stop_gain: the gain that is too little is below this, 0 to 1.
-        mu: coefficient of FedProx's term, by which weights are held near those received, 0 or more; 0 is without.
+        mu: coefficient of FedProx's term, by which a proximal term is added (mu), 0 or more; 0 is without.
         weighting: how much an update counts.
     """
 
@@ -138,7 +130,7 @@ class FedTrans:
         paper="Zhu et al., FedTrans: Efficient Federated Learning via Multi-Model Transformation, MLSys 2024",
         varies=(),
         published={
-            "first": Published(value="configured", told="the first model is as wide as the weakest clients can carry"),
+            "first": Published(value="configured", told="the first model is as wide as the weakest clients can train"),
             "left_behind": None,
             "alpha": Published(value=0.9),
             "beta": Published(value=0.003),
@@ -147,31 +139,31 @@ class FedTrans:
             "smoothing": None,
             "factor": Published(value=2.0),
             "inserted": Published(value=1),
-            "averaged": Published(value="all", told="of a round's losses the largest and the smallest are left out"),
-            "slopes": Published(value="first", told="models grow by their latest losses"),
-            "divided": Published(value="compute", told="what reads a widened cell is divided", matters=_warms_up),
-            "shares": Published(
-                value="equal", told="copies have shares that are drawn, by which they part", matters=_warms_up
+            "averaged": Published(value="all", told="a round's loss is a trimmed mean"),
+            "slopes": Published(value="first", told="growth depends on a model's latest losses"),
+            "divided": Published(
+                value="compute", told="weights that read a widened cell are divided", matters=_warms_up
             ),
-            "noise": Published(value=0.0, told="copies begin with noise", matters=_warms_up),
+            "shares": Published(value="equal", told="copies have drawn fractions, so they diverge", matters=_warms_up),
+            "noise": Published(value=0.0, told="noise is added to copies", matters=_warms_up),
             "cells": Published(value="active", told="cells are changed at random"),
-            "warm_up": Published(value=True, told="new models begin with weights of their own"),
+            "warm_up": Published(value=True, told="new models start with random weights"),
             "newborn": None,
             "share": Published(
                 value="crop",
                 told={
-                    "transform": "models share through the maps that they grew by",
+                    "transform": "models share weights through their growth maps",
                     "none": "nothing is shared between models",
                 },
             ),
             "decay": None,
-            "decay_by": Published(value="run", told="sharing fades with a model's own age", matters=_shares),
-            "normalised": Published(value=False, told="sharing leaves weights that agree as they are", matters=_shares),
-            "large_to_small": Published(value=False, told="large models give to small ones", matters=_shares),
-            "compatible": Published(value="macs", told="what a client can carry is measured"),
+            "decay_by": Published(value="run", told="sharing decays with a model's own age", matters=_shares),
+            "normalised": Published(value=False, told="sharing does not change weights that agree", matters=_shares),
+            "large_to_small": Published(value=False, told="large models share with small ones", matters=_shares),
+            "compatible": Published(value="macs", told="a client's capacity is measured"),
             "stop_rounds": Published(value=10),
             "stop_gain": Published(value=0.01, matters=lambda method: method.stop_rounds > 0),
-            "mu": Published(value=0.0, told="weights are held near those received"),
+            "mu": Published(value=0.0, told="a proximal term is added (mu)"),
             "weighting": BY_SAMPLES,
         },
     )
@@ -221,62 +213,57 @@ class FedTrans:
             raise ConfigError(f"beta is {self.beta}, but must be a finite number; -1e9 never has a network grow")
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
-        """See `subfleet.methods.policies.Method`."""
+        """See `subfleet.methods.roles.Method`."""
         return (
-            "a client draws a new model once its programs are written",
-            *those_true({"what is copied is drawn about equally often": self.warm_up}),
+            "a new model is assigned once its programs are exported",
+            *those_true({"copied channels are drawn about equally often": self.warm_up}),
         )
 
-    def policies(self) -> Policies:
+    def roles(self) -> Roles:
         """A network in each size that clients can carry."""
-        return Policies(
-            memory=FedTransMemory(),
-            begin=partial(_begun, self.left_behind) if self.first == "weakest" else None,
-            lasting=self.first == "weakest",
-            awaits_programs=False,
-            evolve=self._evolved,
-            remember=self._remembered,
-            standing=_standing,
-            done=self._done,
-            space=partial(one_size, "largest"),
-            assign=self._assign,
-            training=self._training if self.mu else lambda settings, round_number: settings,
-            weigh=weigh_by(self.weighting),
-            model="network",
+        weakest = self.first == "weakest"
+        return Roles(
+            networks=Networks(
+                begin=partial(_begin, self.left_behind) if weakest else None, evolve=self._evolve, standing=_standing
+            ),
+            memory=Memory(initial=FedTransMemory(), remember=self._remember, stop=self._stop),
+            assigner=replace(one_model("largest"), assign=self._assign, lasting=weakest, awaits_programs=False),
+            training=LocalTraining(for_round=self._for_round) if self.mu else LocalTraining(),
+            aggregator=Aggregator(weigh=weigh_by(self.weighting), model="network"),
         )
 
-    def _training(self, settings: TrainingSettings, round_number: int) -> TrainingSettings:
+    def _for_round(self, settings: TrainingSettings, round_number: int) -> TrainingSettings:
         return replace(settings, objective=replace(settings.objective, proximal=True), proximal_mu=self.mu)
 
-    def _assign(self, ask: Ask) -> Assigned:
+    def _assign(self, context: AssignmentContext) -> Assignment:
         """One of the networks that the client can carry whose programs are written, drawn by their utilities."""
-        memory: FedTransMemory = ask.draw.memory
-        able = [one for one in ask.candidates if self._carries(ask, one)]
+        memory: FedTransMemory = context.draw.memory
+        able = [one for one in context.candidates if self._carries(context, one)]
         if not able:
-            return Assigned(candidate=None)
-        written = [one for one in able if one.spec.spec_id in ask.written]
-        unwritten = [one for one in able if one.spec.spec_id not in ask.written]
+            return Assignment(candidate=None)
+        written = [one for one in able if one.spec.spec_id in context.written]
+        unwritten = [one for one in able if one.spec.spec_id not in context.written]
         wish = None
         if unwritten:
-            wish = Wish(program=SizedProgram(size=unwritten[-1].spec, target=ask.target), lost=1.0)
+            wish = Wish(program=SizedProgram(size=unwritten[-1].spec, target=context.target), lost=1.0)
         if not written:  # at first, when nothing is
-            return Assigned(candidate=able[0], wanted=wish if len(able) > 1 else None)
-        own = memory.utilities.get(ask.draw.client_id, {})
+            return Assignment(candidate=able[0], wanted=wish if len(able) > 1 else None)
+        own = memory.utilities.get(context.draw.client_id, {})
         chances = odds([own.get(one.spec.network, 0.0) for one in written])
-        (drawn,) = ask.draw.stream("network").choices(written, chances)
-        return Assigned(candidate=drawn, wanted=wish)
+        (drawn,) = context.draw.stream("network").choices(written, chances)
+        return Assignment(candidate=drawn, wanted=wish)
 
-    def _carries(self, ask: Ask, candidate: Candidate) -> bool:
+    def _carries(self, context: AssignmentContext, candidate: Candidate) -> bool:
         if self.compatible == "measured":
-            return ask.allows(candidate)
-        most = ask.budget.forward_macs
-        return not ask.barred(candidate) and (most is None or candidate.forward_macs <= most)
+            return context.allows(candidate)
+        most = context.budget.forward_macs
+        return not context.barred(candidate) and (most is None or candidate.forward_macs <= most)
 
-    def _evolved(self, now: Evolving) -> Evolved:
+    def _evolve(self, context: EvolutionContext) -> Evolution:
         """The networks after they have shared, and the one that grows from the newest where that learns no more."""
         from subfleet.elastic.cells import parameters_of
 
-        parameters = {name: sum(parameters_of(one).values()) for name, one in now.networks.items()}
+        parameters = {name: sum(parameters_of(one).values()) for name, one in context.networks.items()}
         sharing = SoftSharing(
             share=self.share,
             decay=self.decay,
@@ -284,21 +271,21 @@ class FedTrans:
             normalised=self.normalised,
             both_ways=self.large_to_small,
         )
-        states = {name: now.after.of(name).shared for name in now.networks}
-        living = [one for one in now.lineages if one.living]
-        shared = sharing.shared(living, now.networks, states, parameters, now.round)
-        after = now.after
+        states = {name: context.after.of(name).shared for name in context.networks}
+        living = [one for one in context.lineages if one.living]
+        shared = sharing.shared(living, context.networks, states, parameters, context.round)
+        after = context.after
         for name, weights in shared.items():
             after = after.with_network(name, replace(after.of(name), shared=weights))
-        born, wide = self._born(now, living)
+        born, wide = self._born(context, living)
         found = Grown(parameters=parameters, newest=living[-1].id, born=born.id if born else "", wide=wide)
-        return Evolved(after=after, born=(born,) if born else (), found=found)
+        return Evolution(after=after, born=(born,) if born else (), observation=found)
 
-    def _born(self, now: Evolving, living: Sequence[Lineage]) -> tuple[Lineage | None, tuple[str, ...]]:
+    def _born(self, context: EvolutionContext, living: Sequence[Lineage]) -> tuple[Lineage | None, tuple[str, ...]]:
         """The network that grows from the newest, and its cells that were made wider; None where none does."""
-        memory, network = now.memory, now.networks[living[-1].id]
-        told = believed(now.losses)
-        losses = [told[one.client_id] for one in now.clients if one.size.network == network.id]
+        memory, network = context.memory, context.networks[living[-1].id]
+        told = believed(context.losses)
+        losses = [told[one.client_id] for one in context.clients if one.size.network == network.id]
         if not losses:
             return None, ()
         row = self._moved(memory, losses)
@@ -306,34 +293,34 @@ class FedTrans:
         fallen = convergence(looked_at, gamma=self.gamma, delta=self.delta)
         if math.isinf(fallen) or fallen > self.beta:
             return None, ()
-        moved = activeness(network, now.before.of(network.id).shared, now.after.of(network.id).shared)
+        moved = activeness(network, context.before.of(network.id).shared, context.after.of(network.id).shared)
         cells = [name for name, one in moved.items() if one >= self.alpha * max(moved.values())]
         if self.cells == "random":
-            cells = now.stream("cells").sample(sorted(moved), len(cells))
+            cells = context.stream("cells").sample(sorted(moved), len(cells))
         change = transformed(network, cells, memory.wide, factor=self.factor, inserted=self.inserted)
         if change is None:
             return None, ()
         how: Inheritance = Drawn()
         if self.warm_up:
-            grown_by = copied(network, change.config, now.stream("copies"), shares=self.shares)
+            grown_by = copied(network, change.config, context.stream("copies"), shares=self.shares)
             how = replace(grown_by, noise=self.noise, divided=self.divided)
         lineage = Lineage(
             id=f"m{len(living)}",
             config=change.config,
             parent=network.id,
             map=how,
-            born_round=now.round,
+            born_round=context.round,
             reason=f"{change.told}, as its loss fell by {fallen:.4g} a round",
         )
-        return (lineage, change.wide) if now.carried_by(lineage) else (None, ())
+        return (lineage, change.wide) if context.carried_by(lineage) else (None, ())
 
     def _moved(self, memory: FedTransMemory, losses: list[float]) -> tuple[float, ...]:
         each = [1.0] * len(losses)
         loss = trimmed_mean(losses, each) if self.averaged == "trimmed" else math.fsum(losses) / len(losses)
         return moving(memory.losses, loss, self.smoothing)
 
-    def _remembered(self, memory: FedTransMemory, closed: ClosedRound) -> FedTransMemory:
-        found: Grown | None = closed.found
+    def _remember(self, memory: FedTransMemory, closed: ClosedRound) -> FedTransMemory:
+        found: Grown | None = closed.observation
         if found is None:  # a round that measures norms
             return memory
         told = believed({name: past.loss for name, past in closed.clients.items()})
@@ -354,7 +341,7 @@ class FedTrans:
             utilities = inherited(utilities, found.born, found.newest)
         return replace(after, utilities=utilities, losses=(), wide=found.wide)
 
-    def _done(self, memory: FedTransMemory) -> str:
+    def _stop(self, memory: FedTransMemory) -> str:
         if not self.stop_rounds or len(memory.accuracies) < self.stop_rounds or not memory.best:
             return ""
         gain = max(memory.accuracies) - memory.best
@@ -365,27 +352,27 @@ class FedTrans:
         )
 
 
-def _begun(left_behind: float, beginning: Beginning) -> tuple[Lineage, ...]:
+def _begin(left_behind: float, context: BeginContext) -> tuple[Lineage, ...]:
     """The configured network, as wide as enough clients can carry it; the narrowest where none is narrow enough."""
     from subfleet.elastic.resizing import settings_of_size
 
-    network, found = beginning.network, None
-    for size in reversed(whole_depth(network, beginning.rates)):
+    network, found = context.network, None
+    for size in reversed(whole_depth(network, context.rates)):
         try:
             config = settings_of_size(network, size)
         except ConfigError:  # a size that its family cannot say
             continue
         reason = f"the configured network at {size.name}, for the weakest device"
         found = Lineage(id="m0", config=config, reason=reason)
-        if len(beginning.carried_by(found)) >= (1 - left_behind) * len(beginning.clients):
+        if len(context.carried_by(found)) >= (1 - left_behind) * len(context.clients):
             break
     return () if found is None or found.config == network.config else (found,)
 
 
-def _standing(standing: Standing) -> SubnetSpec:
+def _standing(context: StandingContext) -> SubnetSpec:
     """The network of the highest utility of those that the client can have, of equals the newest."""
-    memory: FedTransMemory = standing.memory
-    own = memory.utilities.get(standing.client.client_id, {})
-    sizes = [network.full_spec() for network in standing.networks.values()]
-    ready = [(own.get(size.network, 0.0), place) for place, size in enumerate(sizes) if standing.ready(size)]
+    memory: FedTransMemory = context.memory
+    own = memory.utilities.get(context.client.client_id, {})
+    sizes = [network.full_spec() for network in context.networks.values()]
+    ready = [(own.get(size.network, 0.0), place) for place, size in enumerate(sizes) if context.ready(size)]
     return sizes[max(ready)[1]]

@@ -18,8 +18,10 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from subfleet.elastic.network import Network
+from subfleet.methods.assigner import Assigner, Assignment, AssignmentContext, Draw
 from subfleet.methods.describing import MethodInfo, Published, Setting, those_true
-from subfleet.methods.policies import Ask, Assigned, Draw, Policies
+from subfleet.methods.local_training import LocalTraining
+from subfleet.methods.roles import Roles
 from subfleet.methods.sizes import whole_depth
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import SubnetSpec
@@ -48,11 +50,11 @@ class FjORD:
         varies=("width",),
         judges=("norms",),
         published={
-            "rates": Published(value=(0.2, 0.4, 0.6, 0.8, 1.0), told="widths are others than a fifth to five fifths"),
-            "self_distillation": Published(value=True, told="nested widths are not taught"),
+            "rates": Published(value=(0.2, 0.4, 0.6, 0.8, 1.0), told="widths are not 0.2 to 1.0 in fifths"),
+            "self_distillation": Published(value=True, told="there is no self-distillation"),
             "distillation_weight": Published(
                 value=1.0,
-                told="where a client's own width is drawn, the labels count once",
+                told="labels count once when the client's own width is drawn",
                 matters=lambda method: method.self_distillation,
             ),
             "temperature": None,
@@ -70,28 +72,31 @@ class FjORD:
             raise ConfigError(f"distillation_weight is {self.distillation_weight}, but must be from 0 to 1")
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
-        """See `subfleet.methods.policies.Method`."""
-        batch, own = setting.norm == "batch", setting.norms == "bank"
+        """See `subfleet.methods.roles.Method`."""
+        batch, own = setting.norm == "batch", setting.techniques.norms == "bank"
         return (
-            "a width is drawn for every client and round instead of every batch",
+            "a width is drawn per client and round, not per batch",
             *those_true(
                 {
-                    "running statistics are those of all widths together": batch and not own,
-                    "gains and biases of norms are each width's own, too": own and setting.norm != "none",
+                    "running statistics are shared by all widths": batch and not own,
+                    "gains and biases of norms are separate for each width": own and setting.norm != "none",
                 }
             ),
         )
 
-    def policies(self) -> Policies:
+    def roles(self) -> Roles:
         """Ordered dropout."""
         if not self.self_distillation:
-            return Policies(space=self._space, assign=_any_that_fits)
-        return Policies(space=self._space, training=self._training, student=self._student)
+            return Roles(assigner=Assigner(space=self._space, assign=_any_that_fits))
+        return Roles(
+            assigner=Assigner(space=self._space),
+            training=LocalTraining(for_round=self._for_round, student=self._student),
+        )
 
     def _space(self, network: Network, rates: Sequence[float]) -> tuple[SubnetSpec, ...]:
         return whole_depth(network, self.rates)
 
-    def _training(self, settings: TrainingSettings, round_number: int) -> TrainingSettings:
+    def _for_round(self, settings: TrainingSettings, round_number: int) -> TrainingSettings:
         objective = replace(settings.objective, distillation="self", temperature=self.temperature)
         return replace(settings, objective=objective, distillation_weight=self.distillation_weight)
 
@@ -102,6 +107,6 @@ class FjORD:
         return None if drawn.spec_id == size.spec_id else drawn
 
 
-def _any_that_fits(ask: Ask) -> Assigned:
-    fitting = [one for one in ask.candidates if ask.allows(one)]
-    return Assigned(candidate=ask.draw.stream("width").choice(fitting) if fitting else None)
+def _any_that_fits(context: AssignmentContext) -> Assignment:
+    fitting = [one for one in context.candidates if context.allows(one)]
+    return Assignment(candidate=context.draw.stream("width").choice(fitting) if fitting else None)

@@ -21,8 +21,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from subfleet.elastic.network import Network
+from subfleet.methods.aggregator import UNIFORM, Aggregator, Participant, Weighting, weigh_by
 from subfleet.methods.describing import MethodInfo, Setting
-from subfleet.methods.policies import UNIFORM, Participant, Policies, Weighting, weigh_by
+from subfleet.methods.roles import Roles
 from subfleet.methods.sizes import DECLARED, FixedSize, architecture_id, with_fixed_sizes
 from subfleet.protocol.schema import ADDED_LATER
 from subfleet.protocol.subnet import SubnetSpec
@@ -57,20 +58,20 @@ class FlexiFed:
     choice: FixedSize = field(default="largest", metadata=ADDED_LATER)
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
-        """See `subfleet.methods.policies.Method`."""
-        return ("built from descriptions, as the paper's own code is not public",)
+        """See `subfleet.methods.roles.Method`."""
+        return ("implemented from the paper, which has no public code",)
 
-    def policies(self) -> Policies:
+    def roles(self) -> Roles:
         """Common layers."""
-        common = Policies(
-            cohorts=self._cohorts,
-            cohorts_by_sizes=self.sharing != "max",
+        aggregator = Aggregator(
             weigh=weigh_by(self.weighting),
+            sharing_groups=self._sharing_groups,
+            groups_by_sizes=self.sharing != "max",
             model="client",
         )
-        return with_fixed_sizes(common, self.choice)
+        return with_fixed_sizes(Roles(aggregator=aggregator), self.choice)
 
-    def _cohorts(self, network: Network, client: Participant, sizes: Sequence[SubnetSpec]) -> Mapping[str, str]:
+    def _sharing_groups(self, network: Network, client: Participant, sizes: Sequence[SubnetSpec]) -> Mapping[str, str]:
         layers = _layers(network, client.size)
         keys = _PREFIX_KEYS[self.sharing](network, client, layers, sizes)
         own = {name for name, decl in network.tensors.items() if _is_classifier(network, decl.axes)}

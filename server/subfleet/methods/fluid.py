@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from subfleet.elastic.axes import Axis, factors_of
 from subfleet.elastic.network import BUFFER_ROLES, Network
+from subfleet.methods.aggregator import ClientUpdate
+from subfleet.methods.assigner import Assigner, Assignment, AssignmentContext, Draw
 from subfleet.methods.describing import MethodInfo, Setting, those_true
 from subfleet.methods.oort import MEASURED, Durations, duration_s
-from subfleet.methods.policies import Ask, Assigned, Draw, Finding, Policies, Trained
-from subfleet.methods.selecting import ClosedRound, Selected, Selecting, at_random
+from subfleet.methods.roles import ClosedRound, Memory, Roles, RoundUpdates
+from subfleet.methods.selector import Selection, SelectionContext, Selector, at_random
 from subfleet.methods.sizes import whole_depth
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import Explicit, IndexSet, Prefix, SubnetSpec
@@ -100,52 +102,48 @@ class FLuID:
             raise ConfigError(f"increment is {self.increment}, but must be a number of 0 or more")
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
-        """See `subfleet.methods.policies.Method`."""
+        """See `subfleet.methods.roles.Method`."""
         return (
-            "a client that cannot carry the whole model trains what it carries, placed as a straggler's",
-            *those_true({"channels that are normalised together are left out together": setting.norm == "group"}),
+            "a client without room for the whole model trains a submodel, like a straggler",
+            *those_true({"channels of a norm group are left out together": setting.norm == "group"}),
         )
 
-    def policies(self) -> Policies:
+    def roles(self) -> Roles:
         """Invariant dropout."""
-        return Policies(
-            memory=FluidMemory(),
-            select=self._selected,
-            find=self._found,
-            remember=self._remembered,
-            space=_space,
-            assign=_assigned,
-            place=_placed,
+        return Roles(
+            selector=Selector(select=self._select),
+            memory=Memory(initial=FluidMemory(), observe=self._observe, remember=self._remember),
+            assigner=Assigner(space=_space, assign=_assign, place=_place),
         )
 
-    def _selected(self, selecting: Selecting) -> Selected:
-        memory: FluidMemory = selecting.memory
-        chosen = at_random(selecting).clients
-        trained = [one for one in selecting.clients if one.past is not None and not one.past.size.axes]
+    def _select(self, context: SelectionContext) -> Selection:
+        memory: FluidMemory = context.memory
+        chosen = at_random(context).clients
+        trained = [one for one in context.clients if one.past is not None and not one.past.size.axes]
         whole_s = {**memory.whole_s, **{one.client_id: duration_s(one, self.durations) for one in trained}}
         known = sorted((name for name in chosen if whole_s.get(name, 0.0) > 0), key=lambda name: (-whole_s[name], name))
         slow, others = known[: self.stragglers], known[self.stragglers :]
         shares = {name: _share(whole_s[others[0]] / whole_s[name]) for name in slow} if others else {}
-        return Selected(clients=chosen, memory=replace(memory, whole_s=whole_s, shares=shares))
+        return Selection(clients=chosen, memory=replace(memory, whole_s=whole_s, shares=shares))
 
-    def _found(self, finding: Finding) -> Changes:
+    def _observe(self, updates: RoundUpdates) -> Changes:
         """By axis, the smallest threshold with which each neuron is invariant at enough of those with everything."""
         import torch
 
-        whole = [client for client in finding.clients if not client.client.size.axes]
+        whole = [client for client in updates.clients if not client.client.size.axes]
         if not whole:
             return {}
         enough = math.ceil(self.agreeing * len(whole))
-        of_each = [_largest_changes(finding.networks[client.client.size.network], client) for client in whole]
+        of_each = [_largest_changes(updates.networks[client.client.size.network], client) for client in whole]
         found = {}
         for name in of_each[0]:
             each = torch.stack([one[name] for one in of_each])
             found[name] = tuple(float(one) for one in each.kthvalue(enough, dim=0).values)
         return found
 
-    def _remembered(self, memory: Any, closed: ClosedRound) -> FluidMemory:
+    def _remember(self, memory: Any, closed: ClosedRound) -> FluidMemory:
         known: FluidMemory = memory
-        changes: Changes = closed.found or known.changes
+        changes: Changes = closed.observation or known.changes
         slow = [one.spec for name, one in sorted(closed.clients.items()) if name in known.shares]
         return FluidMemory(
             whole_s=known.whole_s,
@@ -177,16 +175,16 @@ def _space(network: Network, rates: Sequence[float]) -> tuple[SubnetSpec, ...]:
     return whole_depth(network, sorted(kept))
 
 
-def _assigned(ask: Ask) -> Assigned:
+def _assign(context: AssignmentContext) -> Assignment:
     """The whole model, or of a straggler what its pace allows; the largest below that where it does not fit."""
-    share = ask.draw.memory.shares.get(ask.draw.client_id, 1.0)
-    most = ask.price(whole_depth(ask.networks[""], (share,))[-1]).order
+    share = context.draw.memory.shares.get(context.draw.client_id, 1.0)
+    most = context.price(whole_depth(context.networks[""], (share,))[-1]).order
     # A rate that is rounded to the size of another gives it another name; subnets have no order but "before".
-    fits = (one for one in reversed(ask.candidates) if not most < one.order and ask.allows(one))
-    return Assigned(candidate=next(fits, None))
+    fits = (one for one in reversed(context.candidates) if not most < one.order and context.allows(one))
+    return Assignment(candidate=next(fits, None))
 
 
-def _placed(network: Network, size: SubnetSpec, draw: Draw) -> SubnetSpec:
+def _place(network: Network, size: SubnetSpec, draw: Draw) -> SubnetSpec:
     """The size without invariant neurons, as far as there are enough of them."""
     return replace(size, axes=tuple((name, _kept(network.axes[name], kept, draw)) for name, kept in size.axes))
 
@@ -216,7 +214,7 @@ def _common(specs: Sequence[SubnetSpec]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(sorted(kept)) for name, kept in sorted(found.items())}
 
 
-def _largest_changes(network: Network, client: Trained) -> "dict[str, Tensor]":
+def _largest_changes(network: Network, client: ClientUpdate) -> "dict[str, Tensor]":
     """Of each neuron of every axis that may be cut, the largest change of a weight as a share of it."""
     import torch
 

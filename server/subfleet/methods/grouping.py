@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from subfleet.elastic.network import Network
-from subfleet.methods.policies import Trained
+from subfleet.methods.aggregator import ClientUpdate
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,7 +20,7 @@ Linkage = Literal["complete", "single"]
 """How far two groups are from each other: as their farthest members, or as their nearest."""
 
 
-def cosines(network: Network, clients: Sequence[Trained]) -> Matrix:
+def cosines(network: Network, clients: Sequence[ClientUpdate]) -> Matrix:
     """The cosine between the changes of each two clients, over the elements that both have.
 
     Args:

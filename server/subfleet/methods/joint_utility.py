@@ -4,7 +4,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
-from subfleet.methods.selecting import Past
+from subfleet.methods.selector import LastUpdate
 from subfleet.methods.soft_sharing import similarity
 
 __all__ = ["Utilities", "believed", "inherited", "moved_utilities", "odds"]
@@ -37,7 +37,9 @@ def believed(losses: Mapping[str, float]) -> dict[str, float]:
     return {name: min(max(loss, 0.0), largest) for name, loss in losses.items()}
 
 
-def moved_utilities(utilities: Utilities, clients: Mapping[str, Past], parameters: Mapping[str, int]) -> Utilities:
+def moved_utilities(
+    utilities: Utilities, clients: Mapping[str, LastUpdate], parameters: Mapping[str, int]
+) -> Utilities:
     """Utilities after a round (equation 4).
 
     By as many standard deviations as a client's loss is above the mean of all who trained in the round, each network's

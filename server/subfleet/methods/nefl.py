@@ -16,8 +16,10 @@ from typing import ClassVar
 
 from subfleet.elastic.network import Network
 from subfleet.elastic.norm_layers import norm_tensors
+from subfleet.methods.aggregator import UNIFORM, Aggregator, Participant, Weighting, weigh_by
+from subfleet.methods.assigner import Assigner, Assignment, AssignmentContext
 from subfleet.methods.describing import MethodInfo, Published, Setting, those_true
-from subfleet.methods.policies import UNIFORM, Ask, Assigned, Participant, Policies, Weighting, weigh_by
+from subfleet.methods.roles import Roles
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import SubnetSpec
 
@@ -51,19 +53,22 @@ class NeFL:
             raise ConfigError(f"neighbours is {self.neighbours}, but must be 0 or more")
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
-        """See `subfleet.methods.policies.Method`."""
+        """See `subfleet.methods.roles.Method`."""
         return (
-            "sizes above the largest that fits are never drawn",
+            "submodels above the largest that fits are never drawn",
             *those_true({"blocks have no learnable steps (model.learnable_steps)": not setting.learnable_steps}),
         )
 
-    def policies(self) -> Policies:
+    def roles(self) -> Roles:
         """A bank of norms and steps for each size."""
-        return Policies(assign=self._assign, cohorts=norm_bank, weigh=weigh_by(self.weighting))
+        return Roles(
+            assigner=Assigner(assign=self._assign),
+            aggregator=Aggregator(weigh=weigh_by(self.weighting), sharing_groups=norm_bank),
+        )
 
-    def _assign(self, ask: Ask) -> Assigned:
-        fitting = [one for one in ask.candidates if ask.allows(one)][-1 - self.neighbours :]
-        return Assigned(candidate=ask.draw.stream("size").choice(fitting) if fitting else None)
+    def _assign(self, context: AssignmentContext) -> Assignment:
+        fitting = [one for one in context.candidates if context.allows(one)][-1 - self.neighbours :]
+        return Assignment(candidate=context.draw.stream("size").choice(fitting) if fitting else None)
 
 
 def norm_bank(network: Network, client: Participant, sizes: Sequence[SubnetSpec]) -> Mapping[str, str]:

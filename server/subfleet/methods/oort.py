@@ -18,14 +18,21 @@ raises it when what the chosen clients are worth no longer grows.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from subfleet.methods.describing import MethodInfo, Published, Setting
-from subfleet.methods.policies import Policies
-from subfleet.methods.selecting import Available, ClosedRound, Past, Selected, Selecting, without_replacement
-from subfleet.methods.sizes import ONE_MODEL, Homogeneous, one_size
+from subfleet.methods.local_training import LocalTraining
+from subfleet.methods.roles import ClosedRound, Memory, Roles
+from subfleet.methods.selector import (
+    AvailableClient,
+    LastUpdate,
+    Selection,
+    SelectionContext,
+    Selector,
+    without_replacement,
+)
+from subfleet.methods.sizes import ONE_MODEL, Homogeneous, one_model
 from subfleet.methods.turns import Choice, had_their_share, most_believed, with_choice
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.training import TrainingSettings
@@ -37,7 +44,7 @@ Durations = Literal["measured", "expected"]
 server's clock; or "expected", by prices and what it tells of its speed and link now, which is the same for the same
 seed and logs."""
 
-MEASURED = Published(value="measured", told="durations are what prices and logs lead to expect, not what was measured")
+MEASURED = Published(value="measured", told="durations are expected from cost estimates and logs, not measured")
 """Of `Durations`, in papers that measure them."""
 
 _BEHIND = 1e-9
@@ -108,12 +115,12 @@ class Oort:
             "pacer_step": None,
             "flat": Published(
                 value="where the utility falls",
-                told="the pacer raises its percentile where the utility stays the same, as the authors' code does",
+                told="the pacer raises its percentile when utility stagnates, as in the authors' code",
             ),
             "steep": None,
             "most_often": Published(
                 value="a number of rounds, after which it is removed",
-                told="who was chosen too often for its utility rests while there are others, and is not removed",
+                told="clients selected too often pause instead of being removed",
             ),
             "durations": MEASURED,
             "model": ONE_MODEL,
@@ -152,45 +159,44 @@ class Oort:
             raise ConfigError(f"pacer_rounds is {self.pacer_rounds}, but must be 1 or more")
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
-        """See `subfleet.methods.policies.Method`."""
+        """See `subfleet.methods.roles.Method`."""
         return ()
 
-    def policies(self) -> Policies:
+    def roles(self) -> Roles:
         """FedAvg of those who are worth most."""
-        return Policies(
-            memory=OortMemory(percentile=self.percentile),
-            select=self.selected,
-            remember=self.remembered,
-            training=with_squares,
-            space=partial(one_size, self.model),
+        return Roles(
+            selector=Selector(select=self.select),
+            memory=Memory(initial=OortMemory(percentile=self.percentile), remember=self.remember),
+            assigner=one_model(self.model),
+            training=LocalTraining(for_round=with_squares),
         )
 
-    def selected(self, selecting: Selecting) -> Selected:
+    def select(self, context: SelectionContext) -> Selection:
         """The clients of a round: those worth most, and some that nobody knows."""
-        memory: OortMemory = selecting.memory
-        known = [one for one in selecting.clients if one.past is not None]
-        new = {one.client_id: one for one in selecting.clients if one.past is None}
-        tried = {name: last for name, last in memory.tried.items() if selecting.round - last <= _WAITING_ROUNDS}
-        count = min(selecting.count or len(selecting.clients), len(selecting.clients))
-        share = max(self.least_exploration, self.exploration * self.exploration_decay ** (selecting.round - 1))
+        memory: OortMemory = context.memory
+        known = [one for one in context.clients if one.past is not None]
+        new = {one.client_id: one for one in context.clients if one.past is None}
+        tried = {name: last for name, last in memory.tried.items() if context.round - last <= _WAITING_ROUNDS}
+        count = min(context.count or len(context.clients), len(context.clients))
+        share = max(self.least_exploration, self.exploration * self.exploration_decay ** (context.round - 1))
         exploring = max(min(round(share * count), len(new.keys() - tried)), count - len(known))
-        scores = self.scores(known, selecting.round, memory)
-        exploited = self._exploited(self._in_turn(scores, count, selecting), count - exploring, selecting)
+        scores = self.scores(known, context.round, memory)
+        exploited = self._exploited(self._in_turn(scores, count, context), count - exploring, context)
         # Unknown durations of 0 are those of clients that tell nothing of their pace: they stand in the middle.
         told = [seconds for one in new.values() if (seconds := one.expected_s) > 0]
         usual_s = math.fsum(told) / len(told) if told else 1.0
         speeds = {name: 1 / (one.expected_s or usual_s) for name, one in new.items()}
-        drawn = without_replacement(speeds, len(speeds), selecting.stream("exploration"))
+        drawn = without_replacement(speeds, len(speeds), context.stream("exploration"))
         explored = sorted(drawn, key=lambda name: name in tried)[:exploring]
         memory = replace(
             memory,
             exploiting=exploited,
-            choices=with_choice(memory.choices, selecting.round, exploited),
-            tried=tried | dict.fromkeys(explored, selecting.round),
+            choices=with_choice(memory.choices, context.round, exploited),
+            tried=tried | dict.fromkeys(explored, context.round),
         )
-        return Selected(clients=(*exploited, *explored), memory=memory)
+        return Selection(clients=(*exploited, *explored), memory=memory)
 
-    def scores(self, known: Sequence[Available], round_number: int, memory: OortMemory) -> Mapping[str, float]:
+    def scores(self, known: Sequence[AvailableClient], round_number: int, memory: OortMemory) -> Mapping[str, float]:
         """What clients that were folded before are worth now: 0 or more."""
         if not known:
             return {}
@@ -210,33 +216,33 @@ class Oort:
             found[one.client_id] = score
         return found
 
-    def preferred_s(self, known: Sequence[Available], memory: OortMemory) -> float:
+    def preferred_s(self, known: Sequence[AvailableClient], memory: OortMemory) -> float:
         """T: the percentile of the known clients' durations; no limit at 100."""
         if memory.percentile >= 100:
             return math.inf
         ordered = sorted(duration_s(one, self.durations) for one in known)
         return ordered[min(int(len(ordered) * memory.percentile / 100), len(ordered) - 1)]
 
-    def _in_turn(self, scores: Mapping[str, float], count: int, selecting: Selecting) -> Mapping[str, float]:
+    def _in_turn(self, scores: Mapping[str, float], count: int, context: SelectionContext) -> Mapping[str, float]:
         """The scores of those that have not had their share of rounds; of the others behind all of these."""
         had = had_their_share(
-            selecting.memory.choices,
-            round_number=selecting.round,
+            context.memory.choices,
+            round_number=context.round,
             wanted=count,
-            known=len(selecting.clients),
+            known=len(context.clients),
             most_often=self.most_often,
         )
         return {name: score * (_BEHIND if name in had else 1.0) for name, score in scores.items()}
 
-    def _exploited(self, scores: Mapping[str, float], count: int, selecting: Selecting) -> tuple[str, ...]:
+    def _exploited(self, scores: Mapping[str, float], count: int, context: SelectionContext) -> tuple[str, ...]:
         """Drawn in proportion to their scores, of those close to the best."""
         if count <= 0:
             return ()
         best = sorted(scores.values(), reverse=True)
         close = {name: score for name, score in scores.items() if score >= self.cutoff * best[count - 1]}
-        return without_replacement(close, count, selecting.stream("exploitation"))
+        return without_replacement(close, count, context.stream("exploitation"))
 
-    def remembered(self, memory: Any, closed: ClosedRound) -> OortMemory:
+    def remember(self, memory: Any, closed: ClosedRound) -> OortMemory:
         """The pacer: how long clients may take follows from whether longer rounds are worth it."""
         known: OortMemory = memory
         worth = math.fsum(_utility(closed.clients[name]) for name in known.exploiting if name in closed.clients)
@@ -254,7 +260,7 @@ class Oort:
         return OortMemory(percentile=percentile, utilities=utilities, choices=known.choices, tried=silent)
 
 
-def duration_s(client: Available, durations: Durations) -> float:
+def duration_s(client: AvailableClient, durations: Durations) -> float:
     """How long a round takes a client; what was not measured is expected."""
     if durations == "expected" or client.past is None or client.past.took_s <= 0:
         return client.expected_s
@@ -266,12 +272,12 @@ def with_squares(settings: TrainingSettings, round_number: int) -> TrainingSetti
     return replace(settings, objective=replace(settings.objective, squares=True))
 
 
-def _past(client: Available) -> Past:
+def _past(client: AvailableClient) -> LastUpdate:
     if client.past is None:
         raise ValueError(f"client {client.client_id} was never folded, so that it has no score")
     return client.past
 
 
-def _utility(past: Past) -> float:
+def _utility(past: LastUpdate) -> float:
     """Section 4.2, equation 1: |B| sqrt(1/|B| sum of squared losses)."""
     return past.sample_count * math.sqrt(past.square_loss)

@@ -12,14 +12,14 @@ from typing import Any
 from subfleet.elastic.lineage import Lineage
 from subfleet.elastic.network import Network
 
-__all__ = ["FederatedScoring", "Generation", "PathSearch", "Proposing", "ScoredGeneration"]
+__all__ = ["FederatedScoring", "Generation", "PathSearch", "ProposalContext", "ScoredGeneration"]
 
 Path = tuple[str, ...]
 """The operator of each of the network's choices, in their order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Proposing:
+class ProposalContext:
     """A search that is to propose paths, asked beside the loop.
 
     Attributes:
@@ -81,19 +81,19 @@ class PathSearch:
     """How a method searches. Each function is pure.
 
     Attributes:
-        due: of what the method remembers and a round that was folded last, whether there is something to search for
+        is_due: of what the method remembers and a round that was folded last, whether there is something to search for
             before the next one; asked in the loop.
         propose: the next generation; None where nothing is left to propose. It may take seconds.
-        scored: what is remembered once a generation has been scored.
-        passed: the same where nobody can score its tier: nothing more is proposed for that.
-        found: the networks that the paths which were found become, of what is remembered, the supernet and the round
-            that was folded last; the supernet then retires. They begin with the supernet's weights, or with first ones.
+        record: what is remembered once a generation has been scored.
+        skip: what is remembered where nobody can score a generation: nothing more is proposed for its tier.
+        conclude: of what is remembered, the supernet and the round that was aggregated last, the networks that the best
+            paths become; the supernet then retires. They begin with its weights, or with first ones.
         federated: who scores; None has the server do so on its validation data.
     """
 
-    due: Callable[[Any, int], bool]
-    propose: Callable[[Proposing], Generation | None]
-    scored: Callable[[Any, ScoredGeneration], Any]
-    passed: Callable[[Any, Generation], Any]
-    found: Callable[[Any, Network, int], Sequence[Lineage]]
+    is_due: Callable[[Any, int], bool]
+    propose: Callable[[ProposalContext], Generation | None]
+    record: Callable[[Any, ScoredGeneration], Any]
+    skip: Callable[[Any, Generation], Any]
+    conclude: Callable[[Any, Network, int], Sequence[Lineage]]
     federated: FederatedScoring | None = None

@@ -13,13 +13,13 @@ comes last, whether it answered or not.
 
 import math
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar, Literal
 
+from subfleet.methods.aggregator import UNIFORM, Aggregator, Weighting, weigh_by
 from subfleet.methods.describing import MethodInfo, Published, Setting
-from subfleet.methods.policies import UNIFORM, Policies, Weighting, weigh_by
-from subfleet.methods.selecting import Available, Selected, Selecting, without_replacement
-from subfleet.methods.sizes import ONE_MODEL, Homogeneous, one_size
+from subfleet.methods.roles import Memory, Roles
+from subfleet.methods.selector import AvailableClient, Selection, SelectionContext, Selector, without_replacement
+from subfleet.methods.sizes import ONE_MODEL, Homogeneous, one_model
 from subfleet.methods.turns import Choice, had_their_share, most_believed, with_choice
 from subfleet.protocol.errors import ConfigError
 
@@ -60,11 +60,11 @@ class PowerOfChoice:
             "losses": Published(
                 value="of the model, on all data of a client",
                 told={
-                    "reported": "clients are chosen by the losses that they told last, as the paper's rpow-d does",
-                    "evaluated": "losses are of held-out data",
+                    "reported": "clients are selected by their last reported losses (the paper's rpow-d)",
+                    "evaluated": "losses are computed on held-out data",
                 },
             ),
-            "most_often": Published(value=0.0, told="who was chosen too often for its loss comes last"),
+            "most_often": Published(value=0.0, told="clients selected too often come last"),
             "weighting": UNIFORM,
         },
     )
@@ -81,30 +81,29 @@ class PowerOfChoice:
             raise ConfigError(f"candidates is {self.candidates}, but must be a number of 1 or more")
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
-        """See `subfleet.methods.policies.Method`."""
+        """See `subfleet.methods.roles.Method`."""
         return ()
 
-    def policies(self) -> Policies:
+    def roles(self) -> Roles:
         """FedAvg of those with the largest losses."""
-        return Policies(
-            space=partial(one_size, self.model),
-            memory=ChoiceMemory(),
-            select=self._selected,
-            evaluated_first=self.losses == "evaluated",
-            weigh=weigh_by(self.weighting),
+        return Roles(
+            selector=Selector(select=self._select, needs_evaluations=self.losses == "evaluated"),
+            memory=Memory(initial=ChoiceMemory()),
+            assigner=one_model(self.model),
+            aggregator=Aggregator(weigh=weigh_by(self.weighting)),
         )
 
-    def _selected(self, selecting: Selecting) -> Selected:
-        everyone = {one.client_id: one for one in selecting.clients}
-        count = selecting.count or len(everyone)
+    def _select(self, context: SelectionContext) -> Selection:
+        everyone = {one.client_id: one for one in context.clients}
+        count = context.count or len(everyone)
         most_samples = most_believed(one.sample_count for one in everyone.values())
         weights = {name: min(float(one.sample_count), most_samples) for name, one in everyone.items()}
-        drawn = without_replacement(weights, math.ceil(self.candidates * count), selecting.stream("candidates"))
-        memory: ChoiceMemory = selecting.memory
+        drawn = without_replacement(weights, math.ceil(self.candidates * count), context.stream("candidates"))
+        memory: ChoiceMemory = context.memory
         losses = {name: self._loss(everyone[name]) for name in drawn}
         had = had_their_share(
             memory.choices,
-            round_number=selecting.round,
+            round_number=context.round,
             wanted=count,
             known=len(everyone),
             most_often=self.most_often,
@@ -115,10 +114,10 @@ class PowerOfChoice:
 
         # The draw's own order decides between equal losses.
         clients = tuple(sorted(drawn, key=place)[:count])
-        choices = with_choice(memory.choices, selecting.round, clients)
-        return Selected(clients=clients, memory=ChoiceMemory(choices=choices))
+        choices = with_choice(memory.choices, context.round, clients)
+        return Selection(clients=clients, memory=ChoiceMemory(choices=choices))
 
-    def _loss(self, client: Available) -> float:
+    def _loss(self, client: AvailableClient) -> float:
         """Of whom nothing is known comes first."""
         told = client.past if self.losses == "reported" else client.evaluation
         return math.inf if told is None else told.loss

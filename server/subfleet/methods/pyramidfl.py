@@ -15,9 +15,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from subfleet.methods.describing import MethodInfo, Setting
+from subfleet.methods.local_training import Trainee
 from subfleet.methods.oort import Oort, OortMemory, duration_s
-from subfleet.methods.policies import Policies
-from subfleet.methods.selecting import Available, ClosedRound, Selected, Selecting, Trainee
+from subfleet.methods.roles import ClosedRound, Memory, Roles
+from subfleet.methods.selector import AvailableClient, Selection, SelectionContext, Selector
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.training import TrainingSettings
 
@@ -81,24 +82,22 @@ class PyramidFL:
             raise ConfigError(f"idle is {self.idle}, but must be from 0 to 1")
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
-        """See `subfleet.methods.policies.Method`."""
-        return ("clients train on all their samples, in place of those with the largest losses",)
+        """See `subfleet.methods.roles.Method`."""
+        return ("clients train on all samples, not only on those with the largest losses",)
 
-    def policies(self) -> Policies:
+    def roles(self) -> Roles:
         """Oort's, with clients that train longer or send less."""
-        oort = self.oort.policies()
+        oort = self.oort.roles()
         return replace(
             oort,
-            memory=PyramidMemory(oort=oort.memory),
-            select=self._selected,
-            remember=self._remembered,
-            local=_local,
-            sends=_sent,
+            selector=Selector(select=self._select),
+            memory=Memory(initial=PyramidMemory(oort=oort.memory.initial), remember=self._remember),
+            training=replace(oort.training, for_client=_for_client, sends=_sent_tensors),
         )
 
-    def _selected(self, selecting: Selecting) -> Selected:
-        found = self.oort.selected(replace(selecting, memory=selecting.memory.oort))
-        chosen = [one for one in selecting.clients if one.client_id in found.clients]
+    def _select(self, context: SelectionContext) -> Selection:
+        found = self.oort.select(replace(context, memory=context.memory.oort))
+        chosen = [one for one in context.clients if one.client_id in found.clients]
         left_out = self._left_out(chosen)
         seconds = {
             one.client_id: duration_s(one, self.oort.durations) - left_out[one.client_id] * one.expected_uplink_s
@@ -106,18 +105,18 @@ class PyramidFL:
         }
         slowest_s = max(seconds.values())
         passes = {one.client_id: self._passes(one, slowest_s - seconds[one.client_id]) for one in chosen}
-        return Selected(
+        return Selection(
             clients=found.clients, memory=PyramidMemory(oort=found.memory, passes=passes, left_out=left_out)
         )
 
-    def _left_out(self, chosen: Sequence[Available]) -> dict[str, float]:
+    def _left_out(self, chosen: Sequence[AvailableClient]) -> dict[str, float]:
         """The share of its tensors that each does not send; of whom nothing is known, the smallest."""
         ranked = sorted((one for one in chosen if one.past is not None), key=_by_use)
         step = (self.most_left_out - self.least_left_out) / max(len(chosen), 1)
         shares = {one.client_id: self.least_left_out + place * step for place, one in enumerate(ranked)}
         return {one.client_id: shares.get(one.client_id, self.least_left_out) for one in chosen}
 
-    def _passes(self, client: Available, idle_s: float) -> float:
+    def _passes(self, client: AvailableClient, idle_s: float) -> float:
         """How many times the usual epochs fill the share of its idle time."""
         measured_s = 0.0 if client.past is None or self.oort.durations == "expected" else client.past.train_s
         usual_s = measured_s or client.expected_training_s
@@ -125,25 +124,25 @@ class PyramidFL:
             return 1.0
         return 1.0 + min(_MOST_PASSES, self.idle * idle_s / usual_s)
 
-    def _remembered(self, memory: Any, closed: ClosedRound) -> PyramidMemory:
-        return PyramidMemory(oort=self.oort.remembered(memory.oort, closed))
+    def _remember(self, memory: Any, closed: ClosedRound) -> PyramidMemory:
+        return PyramidMemory(oort=self.oort.remember(memory.oort, closed))
 
 
-def _by_use(client: Available) -> tuple[float, str]:
+def _by_use(client: AvailableClient) -> tuple[float, str]:
     """The more useful a client's last update was, the earlier it comes."""
     past = client.past
     use = 0.0 if past is None else past.change_norm * past.sample_count
     return -use, client.client_id
 
 
-def _local(settings: TrainingSettings, trainee: Trainee) -> TrainingSettings:
+def _for_client(settings: TrainingSettings, trainee: Trainee) -> TrainingSettings:
     passes = max(trainee.draw.memory.passes.get(trainee.draw.client_id, 1.0), 1.0)
     if settings.local_steps:
         return replace(settings, local_steps=math.floor(settings.local_steps * passes))
     return replace(settings, epochs=math.floor(settings.epochs * passes))
 
 
-def _sent(trainee: Trainee) -> frozenset[str]:
+def _sent_tensors(trainee: Trainee) -> frozenset[str]:
     """All but a drawn share of the tensors; one at least."""
     share = trainee.draw.memory.left_out.get(trainee.draw.client_id, 0.0)
     count = max(1, len(trainee.tensors) - math.floor(share * len(trainee.tensors)))

@@ -18,30 +18,18 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from subfleet.elastic.lineage import Copied, Lineage
 from subfleet.elastic.network import Network
+from subfleet.methods.aggregator import UNIFORM, Aggregator, ClientUpdate, Weighting, weigh_by
+from subfleet.methods.assigner import Assignment, AssignmentContext, largest_fitting
 from subfleet.methods.describing import MethodInfo, Published, Setting
 from subfleet.methods.grouping import Linkage, cosines, two_groups
-from subfleet.methods.policies import (
-    UNIFORM,
-    Ask,
-    Assigned,
-    Evolved,
-    Evolving,
-    Finding,
-    Policies,
-    Standing,
-    Trained,
-    Weighting,
-    largest_fitting,
-    weigh_by,
-)
-from subfleet.methods.selecting import ClosedRound
-from subfleet.methods.sizes import ONE_MODEL, Homogeneous, one_size
+from subfleet.methods.roles import ClosedRound, Memory, Roles, RoundUpdates
+from subfleet.methods.run_networks import Evolution, EvolutionContext, Networks, StandingContext
+from subfleet.methods.sizes import ONE_MODEL, Homogeneous, one_model
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import SubnetSpec
 
@@ -127,13 +115,11 @@ class Sattler:
         published={
             "mean_norm": None,
             "max_norm": None,
-            "norms": Published(value="absolute", told="thresholds are shares of the first changes"),
+            "norms": Published(value="absolute", told="thresholds are relative to the first changes"),
             "warmup_rounds": None,
             "least_clients": None,
-            "least_half": Published(value=1, told="no client is split off alone, or brings a split about alone"),
-            "linkage": Published(
-                value="single", told="clusters are grown by complete linkage, as in the authors' code"
-            ),
+            "least_half": Published(value=1, told="a single client is never split off and never causes a split"),
+            "linkage": Published(value="single", told="clusters use complete linkage, as in the authors' code"),
             "weighting": UNIFORM,
             "model": ONE_MODEL,
         },
@@ -157,39 +143,32 @@ class Sattler:
                 raise ConfigError(f"{name} is {getattr(self, name)}, but must be {least} or more")
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
-        """See `subfleet.methods.policies.Method`."""
-        return (
-            "a client that comes later joins the largest cluster, and is not tried against the models before splits",
-        )
+        """See `subfleet.methods.roles.Method`."""
+        return ("a later client joins the largest cluster without being compared with earlier models",)
 
-    def policies(self) -> Policies:
+    def roles(self) -> Roles:
         """A network for each cluster."""
-        return Policies(
-            memory=SattlerMemory(),
-            find=self._found,
-            evolve=_evolved,
-            standing=_standing,
-            remember=_remembered,
-            space=partial(one_size, self.model),
-            assign=_of_its_cluster,
-            weigh=weigh_by(self.weighting),
-            model="cluster",
+        return Roles(
+            networks=Networks(evolve=_evolve, standing=_standing),
+            memory=Memory(initial=SattlerMemory(), observe=self._observe, remember=_remember),
+            assigner=replace(one_model(self.model), assign=_assign),
+            aggregator=Aggregator(weigh=weigh_by(self.weighting), model="cluster"),
         )
 
-    def _found(self, finding: Finding) -> Found:
-        memory: SattlerMemory = finding.memory
+    def _observe(self, updates: RoundUpdates) -> Found:
+        memory: SattlerMemory = updates.memory
         splits, norms = list[Split](), dict(memory.first_norms)
-        for network_id, network in sorted(finding.networks.items()):
-            clients = [one for one in finding.clients if one.client.size.network == network_id]
+        for network_id, network in sorted(updates.networks.items()):
+            clients = [one for one in updates.clients if one.client.size.network == network_id]
             if not clients:
                 continue
             scale = norms.setdefault(network_id, self._reached(clients)) if self.norms == "relative" else 1.0
-            halves = self._halves(network, clients, scale) if finding.round > self.warmup_rounds else ()
+            halves = self._halves(network, clients, scale) if updates.round > self.warmup_rounds else ()
             if halves:
                 splits.append(_split(network_id, halves, memory.split_count + len(splits)))
         return Found(splits=tuple(splits), first_norms=MappingProxyType(norms))
 
-    def _halves(self, network: Network, clients: Sequence[Trained], scale: float) -> tuple[tuple[str, ...], ...]:
+    def _halves(self, network: Network, clients: Sequence[ClientUpdate], scale: float) -> tuple[tuple[str, ...], ...]:
         """The names of the clients of both halves, the larger first; empty where the cluster stays as it is."""
         kept, similarity = list(clients), None
         while len(kept) >= max(self.least_clients, 2 * self.least_half) and self._apart(network, kept, scale):
@@ -201,12 +180,12 @@ class Sattler:
             kept, similarity = [kept[place] for place in larger], similarity[larger, :][:, larger]
         return ()
 
-    def _apart(self, network: Network, clients: Sequence[Trained], scale: float) -> bool:
+    def _apart(self, network: Network, clients: Sequence[ClientUpdate], scale: float) -> bool:
         """Whether they agree on nothing more: their mean hardly moves, and enough of them do."""
         mean = _norm(_mean_change(network, clients).values())
         return mean < self.mean_norm * scale and self._reached(clients) > self.max_norm * scale
 
-    def _reached(self, clients: Sequence[Trained]) -> float:
+    def _reached(self, clients: Sequence[ClientUpdate]) -> float:
         """The norm that `least_half` of the clients' changes reach; of fewer clients the smallest."""
         norms = sorted((_norm(one.change.values()) for one in clients), reverse=True)
         return norms[min(self.least_half, len(norms)) - 1]
@@ -217,33 +196,35 @@ def _split(parent: str, halves: Sequence[tuple[str, ...]], count: int) -> Split:
     return Split(parent=parent, halves=((f"c{2 * count + 1}", larger), (f"c{2 * count + 2}", smaller)))
 
 
-def _evolved(evolving: Evolving) -> Evolved:
+def _evolve(context: EvolutionContext) -> Evolution:
     """Each half goes on from the split cluster's model with the mean change of its own clients."""
-    found: Found = evolving.found
-    configs = {one.id: one.config for one in evolving.lineages}
+    found: Found = context.observation
+    configs = {one.id: one.config for one in context.lineages}
     born, states = list[Lineage](), dict[str, "ModelState"]()
     for split in found.splits:
         for network_id, names in split.halves:
-            states[network_id] = replace(evolving.folded_with(split.parent, names), moments={}, kept={})
+            states[network_id] = replace(context.folded_with(split.parent, names), moments={}, kept={})
             born.append(
                 Lineage(
                     id=network_id,
                     config=configs[split.parent],
                     parent=split.parent,
                     map=Copied(),
-                    born_round=evolving.round,
+                    born_round=context.round,
                 )
             )
-    return Evolved(
-        after=evolving.after,
+    return Evolution(
+        after=context.after,
         born=tuple(born),
         states=states,
         retired=tuple(split.parent for split in found.splits),
     )
 
 
-def _remembered(memory: SattlerMemory, closed: ClosedRound) -> SattlerMemory:
-    found: Found = closed.found or Found(first_norms=memory.first_norms)  # in rounds that measure norms nobody looks
+def _remember(memory: SattlerMemory, closed: ClosedRound) -> SattlerMemory:
+    found: Found = closed.observation or Found(
+        first_norms=memory.first_norms
+    )  # in rounds that measure norms nobody looks
     own_networks = {name: past.size.network for name, past in closed.clients.items()}
     clusters, sizes = {**memory.clusters, **own_networks}, {**memory.sizes, **Counter(own_networks.values())}
     for split in found.splits:
@@ -261,23 +242,23 @@ def _remembered(memory: SattlerMemory, closed: ClosedRound) -> SattlerMemory:
     )
 
 
-def _of_its_cluster(ask: Ask) -> Assigned:
-    memory: SattlerMemory = ask.draw.memory
-    cluster = memory.clusters.get(ask.draw.client_id) or _largest_cluster(memory, ask.networks)
-    return largest_fitting(ask.of_network(cluster))
+def _assign(context: AssignmentContext) -> Assignment:
+    memory: SattlerMemory = context.draw.memory
+    cluster = memory.clusters.get(context.draw.client_id) or _largest_cluster(memory, context.networks)
+    return largest_fitting(context.of_network(cluster))
 
 
 def _largest_cluster(memory: SattlerMemory, networks: Iterable[str]) -> str:
     return min(networks, key=lambda network_id: (-memory.sizes.get(network_id, 0), network_id))
 
 
-def _standing(standing: Standing) -> SubnetSpec:
+def _standing(context: StandingContext) -> SubnetSpec:
     """What it trained last, of the network that its cluster has now: all have the same settings."""
-    memory: SattlerMemory = standing.memory
-    return replace(standing.client.spec, network=memory.clusters[standing.client.client_id])
+    memory: SattlerMemory = context.memory
+    return replace(context.client.spec, network=memory.clusters[context.client.client_id])
 
 
-def _mean_change(network: Network, clients: Sequence[Trained]) -> dict[str, Tensor]:
+def _mean_change(network: Network, clients: Sequence[ClientUpdate]) -> dict[str, Tensor]:
     """The mean of changes in the network's own shapes, each counted by its weight, of each element over its holders."""
     import torch
 

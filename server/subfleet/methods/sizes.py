@@ -3,13 +3,15 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 from subfleet.elastic.network import Network
 from subfleet.elastic.spaces import uniform_space
+from subfleet.methods.assigner import Assigner, Assignment, AssignmentContext, largest_fitting
 from subfleet.methods.describing import Published
-from subfleet.methods.policies import Ask, Assigned, Policies, largest_fitting
-from subfleet.methods.uniting import Unions, placed_in_front, with_unions
+from subfleet.methods.roles import Roles
+from subfleet.methods.uniting import Unions, place_in_front
 from subfleet.protocol.subnet import SubnetSpec
 
 __all__ = [
@@ -19,6 +21,7 @@ __all__ = [
     "FixedSize",
     "Homogeneous",
     "architecture_id",
+    "one_model",
     "one_size",
     "whole_depth",
     "with_fixed_sizes",
@@ -36,13 +39,13 @@ the architecture that it has declared, a subnet or a network of its own."""
 
 ONE_MODEL = Published(
     value="largest",
-    told={"nested": "each client trains the largest subnet that fits, in place of one model for all"},
+    told={"nested": "each client trains the largest submodel that fits, instead of one model for all"},
 )
 """Of `Homogeneous`, in papers that have one model for all, whichever that is."""
-DECLARED = Published(value="declared", told="architectures are what fits the log or the first budget")
+DECLARED = Published(value="declared", told="architectures are chosen by the log or the first budget, not declared")
 """Of `FixedSize`, in papers whose clients come with an architecture."""
 
-SLICES = Unions(holds=lambda network, size: True, succeeded=placed_in_front)
+SLICES = Unions(holds=lambda network, size: True, succeed=place_in_front)
 """Networks that clients bring are slices of their union."""
 
 
@@ -61,17 +64,23 @@ def whole_depth(network: Network, rates: Sequence[float]) -> tuple[SubnetSpec, .
     return tuple(replace(spec, name=spec.name.split(" ")[0]) for spec in kept)
 
 
-def with_fixed_sizes(policies: Policies, choice: FixedSize, unions: Unions = SLICES) -> Policies:
-    """A method's policies whose clients have one size each, chosen so; a client that it does not fit sits out.
+def one_model(model: Homogeneous) -> Assigner:
+    """The assigner of a homogeneous method."""
+    return Assigner(space=partial(one_size, model))
+
+
+def with_fixed_sizes(roles: Roles, choice: FixedSize, unions: Unions = SLICES) -> Roles:
+    """A method's roles whose clients have one size each, chosen so; a client that it does not fit sits out.
 
     Args:
-        policies: of the method.
+        roles: of the method.
         choice: of sizes.
         unions: how networks are joined that clients bring.
     """
     if choice == "declared":
-        return with_unions(replace(policies, assign=_as_declared, declarations=True), unions)
-    return replace(policies, assign=_keep_or_largest, lasting=True)
+        assigner = replace(roles.assigner, assign=_assign_declared, declarations=True)
+        return replace(roles, assigner=assigner, networks=unions.networks())
+    return replace(roles, assigner=replace(roles.assigner, assign=_keep_or_largest, lasting=True))
 
 
 def architecture_id(network: Network, size: SubnetSpec) -> str:
@@ -80,27 +89,27 @@ def architecture_id(network: Network, size: SubnetSpec) -> str:
     return hashlib.sha256(told.encode()).hexdigest()[:16]
 
 
-def _keep_or_largest(ask: Ask) -> Assigned:
-    if ask.previous is not None:
-        return _only(ask, ask.previous, "the size that it keeps")
-    if ask.lasting is None:
-        return largest_fitting(ask)
-    lasting = largest_fitting(replace(ask, budget=ask.lasting)).candidate or ask.candidates[0]
-    return _only(ask, lasting.spec, "the size that its log has room for")
+def _keep_or_largest(context: AssignmentContext) -> Assignment:
+    if context.previous is not None:
+        return _only(context, context.previous, "the size that it keeps")
+    if context.lasting is None:
+        return largest_fitting(context)
+    lasting = largest_fitting(replace(context, budget=context.lasting)).candidate or context.candidates[0]
+    return _only(context, lasting.spec, "the size that its log has room for")
 
 
-def _as_declared(ask: Ask) -> Assigned:
-    if ask.declared is None:
-        return Assigned(candidate=None, reason="it has declared no architecture")
-    return _only(ask, ask.declared, "its declared architecture")
+def _assign_declared(context: AssignmentContext) -> Assignment:
+    if context.declared is None:
+        return Assignment(candidate=None, reason="it has declared no architecture")
+    return _only(context, context.declared, "its declared architecture")
 
 
-def _only(ask: Ask, size: SubnetSpec, words: str) -> Assigned:
+def _only(context: AssignmentContext, size: SubnetSpec, words: str) -> Assignment:
     """This size or none: it is never cut to a smaller one."""
-    candidate = ask.price(size)
-    why = ask.why_not(candidate)
+    candidate = context.price(size)
+    why = context.why_not(candidate)
     if not why:
-        return Assigned(candidate=candidate)
-    if ask.below is not None:
-        why = ask.too_much
-    return Assigned(candidate=None, reason=f"{words}, {size.name!r}, {why}", only=candidate)
+        return Assignment(candidate=candidate)
+    if context.below is not None:
+        why = context.too_much
+    return Assignment(candidate=None, reason=f"{words}, {size.name!r}, {why}", only=candidate)

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from subfleet.elastic.network import Network
+from subfleet.methods.aggregator import Aggregator, Participant
 from subfleet.methods.describing import MethodInfo, Setting
-from subfleet.methods.policies import Participant, Policies
+from subfleet.methods.roles import Roles
 from subfleet.methods.sizes import FixedSize, with_fixed_sizes
 from subfleet.protocol.schema import ADDED_LATER
 from subfleet.protocol.subnet import SubnetSpec
@@ -38,12 +39,12 @@ class Standalone:
     choice: FixedSize = field(default="largest", metadata=ADDED_LATER)
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
-        """See `subfleet.methods.policies.Method`."""
-        return ("the server keeps the copies, so bytes travel that a device on its own would not send",)
+        """See `subfleet.methods.roles.Method`."""
+        return ("the server stores the copies, so bytes are sent that a device alone would not send",)
 
-    def policies(self) -> Policies:
+    def roles(self) -> Roles:
         """A copy of everything for each client."""
-        return with_fixed_sizes(Policies(cohorts=own_copies, model="client"), self.choice)
+        return with_fixed_sizes(Roles(aggregator=Aggregator(sharing_groups=own_copies, model="client")), self.choice)
 
 
 def own_copies(network: Network, client: Participant, sizes: Sequence[SubnetSpec]) -> Mapping[str, str]:

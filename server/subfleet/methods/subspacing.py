@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from subfleet.elastic.cost import part_costs
 from subfleet.elastic.network import Network
-from subfleet.methods.asking import Ask, Assigned, stream_of
+from subfleet.methods.assigner import Assignment, AssignmentContext, stream_of
 from subfleet.protocol.chains import Chain
 from subfleet.protocol.disk import TRAINED_COPIES
 from subfleet.protocol.paths import PathSampler, PathSettings
@@ -50,55 +50,55 @@ class Subspaces:
     tiers: int
     drawn: bool
 
-    def given(self, ask: Ask, network: Network) -> Assigned:
+    def assign(self, context: AssignmentContext, network: Network) -> Assignment:
         """A subspace for a client: its size is the whole supernet, whose program chains whatever is drawn."""
-        whole = next(one for one in ask.candidates if one.spec.network == network.id)
-        parts, macs = part_costs(network), self._forward_macs(ask, network)
-        chain = ask.written[whole.spec.spec_id].chain if whole.spec.spec_id in ask.written else None
+        whole = next(one for one in context.candidates if one.spec.network == network.id)
+        parts, macs = part_costs(network), self._forward_macs(context, network)
+        chain = context.written[whole.spec.spec_id].chain if whole.spec.spec_id in context.written else None
         # Of a chain that is written, the subspace is asked for what fits, but what a device cannot load it never can.
-        if (chain is None or whole.spec.spec_id in ask.refused) and (barred := ask.barred(whole)):
-            return Assigned(candidate=None, reason=f"the supernet {barred}", only=whole)
-        choices = _runnable(network, parts, macs, chain, ask.operators)
-        budget_bytes = self._budget_bytes(ask, parts)
+        if (chain is None or whole.spec.spec_id in context.refused) and (barred := context.barred(whole)):
+            return Assignment(candidate=None, reason=f"the supernet {barred}", only=whole)
+        choices = _runnable(network, parts, macs, chain, context.operators)
+        budget_bytes = self._budget_bytes(context, parts)
         for attempt in range(_MOST_DRAWS):
-            kept = draw_subspace(choices, budget_bytes, ask.draw.stream(f"subspace/{attempt}"))
+            kept = draw_subspace(choices, budget_bytes, context.draw.stream(f"subspace/{attempt}"))
             if kept is None:
-                return Assigned(candidate=None, reason=_too_little(ask, macs), only=whole)
+                return Assignment(candidate=None, reason=_too_little(context, macs), only=whole)
             if macs is not None and _least_macs(parts, kept) > macs:
                 continue
             spec = _spec_of(network, kept)
-            if self._has_room(ask, spec, chain):
+            if self._has_room(context, spec, chain):
                 paths = PathSettings(sampler=self.sampler, forward_macs=macs)
-                return Assigned(candidate=whole, placed=spec, paths=paths)
+                return Assignment(candidate=whole, placed=spec, paths=paths)
             budget_bytes *= _SHRUNK
-        return Assigned(candidate=None, reason=_too_little(ask, macs), only=whole)
+        return Assignment(candidate=None, reason=_too_little(context, macs), only=whole)
 
-    def _forward_macs(self, ask: Ask, network: Network) -> int | None:
+    def _forward_macs(self, context: AssignmentContext, network: Network) -> int | None:
         """That of its tier, which clients of a tier share (section 3.1), or its own where that is less."""
-        own, tiers = ask.budget.forward_macs, supernet_tiers(network, self.tiers)
+        own, tiers = context.budget.forward_macs, supernet_tiers(network, self.tiers)
         if self.drawn:
-            tier = tiers[drawn_tier(ask.draw.seed, ask.draw.client_id, self.tiers) - 1]
+            tier = tiers[drawn_tier(context.draw.seed, context.draw.client_id, self.tiers) - 1]
         elif own is None:
             return None
         else:
             tier = tier_for(tiers, own)
         return tier.high_macs if own is None else min(own, tier.high_macs)
 
-    def _budget_bytes(self, ask: Ask, parts: _Parts) -> float:
+    def _budget_bytes(self, context: AssignmentContext, parts: _Parts) -> float:
         """For operators: the share of them all, as far as link and disk have room beside what is always sent."""
         always = _FLOAT_BYTES * parts[""][0]
         operators = _FLOAT_BYTES * sum(count for count, _ in parts.values()) - always
-        limits = [one for one in (ask.budget.downlink_bytes, ask.budget.uplink_bytes) if one is not None]
-        if ask.budget.disk_bytes is not None:
-            program_bytes = max((one.program_bytes for one in ask.written.values()), default=0)
-            limits.append((ask.budget.disk_bytes - program_bytes) // TRAINED_COPIES)
+        limits = [one for one in (context.budget.downlink_bytes, context.budget.uplink_bytes) if one is not None]
+        if context.budget.disk_bytes is not None:
+            program_bytes = max((one.program_bytes for one in context.written.values()), default=0)
+            limits.append((context.budget.disk_bytes - program_bytes) // TRAINED_COPIES)
         return min([self.share * operators, *(one - always for one in limits)])
 
-    def _has_room(self, ask: Ask, spec: SubnetSpec, chain: Chain | None) -> bool:
+    def _has_room(self, context: AssignmentContext, spec: SubnetSpec, chain: Chain | None) -> bool:
         """Whether the leanest path has room: by the program's own plan where it is known, else by shapes."""
         if chain is None:
-            return ask.price(spec).training_memory_bytes.get(ask.target, 0) <= ask.budget.memory_bytes
-        return chain.room(chain.kept(dict(spec.choices))).least_peak_bytes <= ask.budget.memory_bytes
+            return context.price(spec).training_memory_bytes.get(context.target, 0) <= context.budget.memory_bytes
+        return chain.room(chain.kept(dict(spec.choices))).least_peak_bytes <= context.budget.memory_bytes
 
 
 def _runnable(
@@ -131,9 +131,9 @@ def _least_macs(parts: _Parts, kept: Mapping[str, tuple[str, ...]]) -> int:
     return parts[""][1] + sum(min(parts[f"{name}.{one}"][1] for one in own) for name, own in kept.items())
 
 
-def _too_little(ask: Ask, macs: int | None) -> str:
+def _too_little(context: AssignmentContext, macs: int | None) -> str:
     most = "" if macs is None else f" and {macs} multiply-accumulates"
     return (
-        f"no subspace of the supernet fits {ask.budget.memory_bytes} bytes of memory, "
-        f"{ask.budget.downlink_bytes} bytes down, {ask.budget.uplink_bytes} bytes up{most}"
+        f"no subspace of the supernet fits {context.budget.memory_bytes} bytes of memory, "
+        f"{context.budget.downlink_bytes} bytes down, {context.budget.uplink_bytes} bytes up{most}"
     )

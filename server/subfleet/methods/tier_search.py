@@ -9,7 +9,7 @@ from subfleet.elastic.cost import part_costs
 from subfleet.elastic.lineage import Chosen, Drawn, Lineage
 from subfleet.elastic.network import Network
 from subfleet.elastic.paths import path_spec, realised
-from subfleet.methods.path_search import FederatedScoring, Generation, PathSearch, Proposing, ScoredGeneration
+from subfleet.methods.path_search import FederatedScoring, Generation, PathSearch, ProposalContext, ScoredGeneration
 from subfleet.methods.subspacing import supernet_tiers
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import SubnetSpec
@@ -69,20 +69,20 @@ class TierSearch:
         """
         federated = FederatedScoring(clients=self.scoring_clients, rounds=self.scoring_rounds)
         return PathSearch(
-            due=lambda memory, folded_round: folded_round == supernet_rounds,
-            propose=self._proposed,
-            scored=_scored,
-            passed=_passed,
-            found=partial(self._found, fresh),
+            is_due=lambda memory, folded_round: folded_round == supernet_rounds,
+            propose=self._propose,
+            record=_record,
+            skip=_skip,
+            conclude=partial(self._conclude, fresh),
             federated=federated if self.scoring == "devices" else None,
         )
 
-    def _proposed(self, asked: Proposing) -> Generation | None:
-        memory: TierMemory = asked.memory
-        space = _Space.of(asked.network)
-        for tier in supernet_tiers(asked.network, self.tiers)[max(len(memory.told) - 1, 0) :]:
+    def _propose(self, context: ProposalContext) -> Generation | None:
+        memory: TierMemory = context.memory
+        space = _Space.of(context.network)
+        for tier in supernet_tiers(context.network, self.tiers)[max(len(memory.told) - 1, 0) :]:
             told = memory.told[tier.number - 1] if len(memory.told) >= tier.number else ()
-            paths = self._population(space, tier, told, asked.seed)
+            paths = self._population(space, tier, told, context.seed)
             if paths:
                 return Generation(
                     number=memory.generations + 1,
@@ -95,7 +95,7 @@ class TierSearch:
     def _population(self, space: "_Space", tier: Tier, told: Told, seed: int) -> tuple[tuple[str, ...], ...]:
         return next_population(self.evolution, space.choices, space.macs_of, tier, _read(told), seed=seed + tier.number)
 
-    def _found(self, fresh: bool, memory: TierMemory, network: Network, folded_round: int) -> tuple[Lineage, ...]:
+    def _conclude(self, fresh: bool, memory: TierMemory, network: Network, folded_round: int) -> tuple[Lineage, ...]:
         """The best path of each tier in which any was scored, as networks of their own."""
         space, found = _Space.of(network), list[Lineage]()
         for number, told in enumerate(memory.told, start=1):
@@ -121,7 +121,7 @@ def tier_of(size: SubnetSpec) -> int:
     return int(size.network.removeprefix("t") or 0)
 
 
-def _scored(memory: TierMemory, scored: ScoredGeneration) -> TierMemory:
+def _record(memory: TierMemory, scored: ScoredGeneration) -> TierMemory:
     """With the scores of a generation; tiers that it has gone beyond had nothing left to propose."""
     generation = scored.generation
     told = [*memory.told, *[()] * (generation.tier - len(memory.told))]
@@ -130,7 +130,7 @@ def _scored(memory: TierMemory, scored: ScoredGeneration) -> TierMemory:
     return replace(memory, generations=generation.number, told=tuple(told))
 
 
-def _passed(memory: TierMemory, generation: Generation) -> TierMemory:
+def _skip(memory: TierMemory, generation: Generation) -> TierMemory:
     """With the next tier begun."""
     return replace(memory, told=(*memory.told, *[()] * (generation.tier + 1 - len(memory.told))))
 

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 from subfleet.elastic.families import AnyFamily
 from subfleet.elastic.lineage import Copied, Inheritance, Lineage, Placed
 from subfleet.elastic.network import Network
-from subfleet.methods.evolving import Beginning, Evolved, Evolving, Standing
-from subfleet.methods.policies import Policies
+from subfleet.methods.run_networks import BeginContext, Evolution, EvolutionContext, Networks, StandingContext
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import SubnetSpec
 
@@ -28,7 +27,7 @@ if TYPE_CHECKING:  # methods are read where no PyTorch is
 
     from subfleet.elastic.model_state import ModelState
 
-__all__ = ["Succession", "Unions", "placed_in_front", "with_unions"]
+__all__ = ["Succession", "Unions", "place_in_front"]
 
 _MOST_PARAMETERS = 150_000_000
 """Of all unions in use together, 0.6 GB in float32: what clients claim to have takes no more of the server's memory,
@@ -68,14 +67,18 @@ class Unions:
 
     Attributes:
         holds: whether a network can be a client's as a size of a union, beyond that it is one.
-        succeeded: with what a successor begins, and how that is called.
+        succeed: with what a successor begins, and how that is called.
         most_times: how many times the parameters of the median network of its family a network may have, where what a
             client is given depends on how large the union is; above 1.
     """
 
     holds: Callable[[Network, SubnetSpec], bool]
-    succeeded: Callable[[Succession], tuple[Inheritance, ModelState]]
+    succeed: Callable[[Succession], tuple[Inheritance, ModelState]]
     most_times: float = math.inf
+
+    def networks(self) -> Networks:
+        """The networks of a method with clients that declare networks of their own."""
+        return Networks(begin=partial(_begin, self), evolve=partial(_evolve, self), standing=_own_network)
 
     def usual(self, brought: Iterable[AnyFamily], others: Sequence[AnyFamily]) -> Iterator[AnyFamily]:
         """The networks that are not far larger than the median of others of their family."""
@@ -118,14 +121,7 @@ class _Group:
         return _parameters(self.config)
 
 
-def with_unions(policies: Policies, unions: Unions) -> Policies:
-    """A method's policies for clients that declare networks of their own."""
-    return replace(
-        policies, begin=partial(_begun, unions), evolve=partial(_evolved, unions), standing=_as_it_has_declared
-    )
-
-
-def placed_in_front(succession: Succession) -> tuple[Inheritance, ModelState]:
+def place_in_front(succession: Succession) -> tuple[Inheritance, ModelState]:
     """A successor in which every client's slice is what it was: shared tensors and copies lie in front of every axis.
 
     Moments of a server optimiser begin anew, as nothing is known of what is new.
@@ -179,29 +175,33 @@ def _in_successor(succession: Succession) -> SubnetSpec | None:
     return succession.sizes.get(model.spec_id)
 
 
-def _begun(unions: Unions, beginning: Beginning) -> tuple[Lineage, ...]:
-    brought = tuple(beginning.brought.values())
+def _begin(unions: Unions, context: BeginContext) -> tuple[Lineage, ...]:
+    brought = tuple(context.brought.values())
     groups = _grouped(unions, (), unions.usual(brought, brought))
     return tuple(_lineage(group, place, 0) for place, group in enumerate(groups, start=1))
 
 
-def _evolved(unions: Unions, now: Evolving) -> Evolved:
-    if not now.brought:
-        return Evolved(after=now.after)
+def _evolve(unions: Unions, context: EvolutionContext) -> Evolution:
+    if not context.brought:
+        return Evolution(after=context.after)
     before = [
-        _Group(config=one.config, members=one.members, before=one) for one in now.lineages if one.living and one.members
+        _Group(config=one.config, members=one.members, before=one)
+        for one in context.lineages
+        if one.living and one.members
     ]
     members = tuple(member for group in before for member in group.members)
-    groups = [group for group in _grouped(unions, before, unions.usual(now.brought, members)) if group not in before]
+    groups = [
+        group for group in _grouped(unions, before, unions.usual(context.brought, members)) if group not in before
+    ]
     born, states = list[Lineage](), dict[str, "ModelState"]()
-    for place, group in enumerate(groups, start=len(now.lineages)):
-        lineage = _lineage(group, place, now.round)
+    for place, group in enumerate(groups, start=len(context.lineages)):
+        lineage = _lineage(group, place, context.round)
         if group.before is not None:
-            how, states[lineage.id] = unions.succeeded(_succession(now, group.before, lineage))
+            how, states[lineage.id] = unions.succeed(_succession(context, group.before, lineage))
             lineage = replace(lineage, parent=group.before.id, map=how)
         born.append(lineage)
     retired = tuple(group.before.id for group in groups if group.before is not None)
-    return Evolved(after=now.after, born=tuple(born), states=states, retired=retired)
+    return Evolution(after=context.after, born=tuple(born), states=states, retired=retired)
 
 
 @lru_cache(maxsize=2**10)
@@ -254,22 +254,22 @@ def _lineage(group: _Group, place: int, born_round: int) -> Lineage:
     )
 
 
-def _succession(now: Evolving, before: Lineage, lineage: Lineage) -> Succession:
+def _succession(context: EvolutionContext, before: Lineage, lineage: Lineage) -> Succession:
     from subfleet.elastic.building import network_of
     from subfleet.elastic.replication import size_in
 
-    parent, network = now.networks[before.id], replace(network_of(lineage.config), id=lineage.id)
+    parent, network = context.networks[before.id], replace(network_of(lineage.config), id=lineage.id)
     own = [network_of(one) for one in before.members]
     return Succession(
         parent=parent,
         network=network,
-        state=now.after.of(before.id),
-        stream=now.stream(f"succession/{lineage.id}"),
-        seed=now.seed,
+        state=context.after.of(before.id),
+        stream=context.stream(f"succession/{lineage.id}"),
+        seed=context.seed,
         sizes={size_in(parent, one).spec_id: size_in(network, one) for one in own},
     )
 
 
-def _as_it_has_declared(standing: Standing) -> SubnetSpec:
-    """A client's own network, of the union that has it now."""
-    return standing.declared or standing.client.spec
+def _own_network(context: StandingContext) -> SubnetSpec:
+    """A client's own network, of the union that has it context."""
+    return context.declared or context.client.spec

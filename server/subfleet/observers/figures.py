@@ -17,7 +17,7 @@ _LONGEST = 250
 def parameters_of(run: Run) -> dict[str, str]:
     """Everything that takes part in a run's outcome, by dotted key; and `accuracy_of`, what the method's model is."""
     told = {key: str(value)[:_LONGEST] for key, value in _flat(parts_of(run), "")}
-    return {**told, "accuracy_of": run.method.policies().model}
+    return {**told, "accuracy_of": run.method.roles().aggregator.model}
 
 
 def _flat(plain: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:

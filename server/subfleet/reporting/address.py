@@ -36,5 +36,5 @@ class HttpAddress:
         who = "every machine that reaches this one" if everywhere else f"every machine that reaches {self.host}"
         return (
             f"the HTTP API asks for no password: {who} can read this run's rounds, clients and models; keep "
-            "--host 127.0.0.1 unless a firewall or a proxy with a login stands before it"
+            "--http-host 127.0.0.1 unless a firewall or a proxy with a login stands before it"
         )

@@ -118,7 +118,7 @@ class Comparison:
     """An entrant beside the first one.
 
     Attributes:
-        figures: what a batch tells besides, means over the seeds, by the names of `subfleet.emulation.batch.figures`:
+        figures: what a batch tells besides, means over the seeds, by the names of `reporting.run_figures`:
             accuracies of its clients' subnets, success of a backdoor; without what some run lacks.
         costs: of all training, means over the seeds, by the names in `COSTS`; without what some run lacks.
         mean: over the seeds, of the metric that models are judged by.

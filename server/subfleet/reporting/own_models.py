@@ -3,17 +3,30 @@
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from subfleet.journal.records import DeployedModel
 from subfleet.protocol.errors import FileError
 
-__all__ = ["MODELS", "kept_models", "tried"]
+__all__ = ["MODELS", "OwnMetric", "kept_models", "tried", "tried_models"]
 
 MODELS = "models"
 """The folder of these files in a run's folder: a folder for each device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnMetric:
+    """How good a model file is.
+
+    Attributes:
+        metric: that it is judged by, a name in `subfleet.protocol.task_kinds.METRICS`.
+    """
+
+    metric: str
+    value: float
 
 
 def kept_models(folder: Path, models: Iterable[tuple[DeployedModel, Path]]) -> tuple[dict[str, Any], ...]:
@@ -60,6 +73,18 @@ def kept_models(folder: Path, models: Iterable[tuple[DeployedModel, Path]]) -> t
 def tried(row: Mapping[str, Any], metric: str, value: float) -> dict[str, Any]:
     """The row of a model that somebody has tried: by which metric its kind is judged, and what it came to."""
     return {**row, "metric": metric, "own": value, "accuracy": value if metric == "accuracy" else None}
+
+
+def tried_models(
+    folder: Path, rows: Sequence[dict[str, Any]], trial: Callable[[Sequence[Path]], Sequence[OwnMetric | None]]
+) -> tuple[dict[str, Any], ...]:
+    """The rows of models in a run's folder with what a trial of their files tells; of equal files one is tried."""
+    distinct = dict[tuple[str, str], Path]()
+    for row in rows:
+        distinct.setdefault((row["sha256"], row["target"]), folder / row["file"])
+    metrics = dict(zip(distinct, trial(list(distinct.values())), strict=True))
+    known = ((row, metrics[row["sha256"], row["target"]]) for row in rows)
+    return tuple(row if one is None else tried(row, one.metric, one.value) for row, one in known)
 
 
 def _keep(file: Path, kept: Path, first: dict[str, Path]) -> str:

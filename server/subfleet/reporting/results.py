@@ -4,7 +4,7 @@ import csv
 import dataclasses
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,14 @@ __all__ = ["round_row", "summary", "write_results"]
 _LOG = logging.getLogger(__name__)
 
 
-def write_results(folder: Path, *, name: str, result: RunResult, extra: dict[str, Any] | None = None) -> Path:
+def write_results(
+    folder: Path,
+    *,
+    name: str,
+    result: RunResult,
+    models: Sequence[Mapping[str, Any]] = (),
+    figures: Mapping[str, Any] | None = None,
+) -> Path:
     """Write summary.json, rounds.csv, clients.csv, evaluations.csv and report.html; returns the report's path.
 
     A report that cannot be drawn is a page that says so; the rest is written all the same.
@@ -32,13 +39,14 @@ def write_results(folder: Path, *, name: str, result: RunResult, extra: dict[str
         folder: made if missing.
         name: of the run, for people.
         result: how the run ended.
-        extra: further fields of summary.json.
+        models: devices' own models, see `kept_models`.
+        figures: of the run as a whole, see `run_figures`.
 
     Raises:
         FileError: the folder cannot be written.
     """
     rounds = result.rounds
-    record = {**summary(name, result), **(extra or {})}
+    record = {**summary(name, result), "models": list(models), "figures": dict(figures or {})}
     report = folder / "report.html"
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What is then to be done: plain data for `session`. Each may be done twice."""
+"""What a step asks the server to do: plain data for `session`. Each may be done twice."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,17 +9,27 @@ from subfleet.elastic.families import AnyFamily
 from subfleet.elastic.lineage import Lineage
 from subfleet.methods.model_kinds import EvaluatedModel
 from subfleet.methods.path_search import Generation
-from subfleet.protocol.messages import Receipt, Task, Update
-from subfleet.rounds.requests import Wanted
+from subfleet.protocol.messages import Receipt, Task
 from subfleet.rounds.state import GenerationScores, Seat
+from subfleet.rounds.work import (
+    CheckRequest,
+    CostRequest,
+    EvaluationRequest,
+    GenerationRequest,
+    ModelsRequest,
+    NetworksRequest,
+    ProgramRequest,
+    ScoringRequest,
+    SearchRequest,
+    TaskRequest,
+)
 
 __all__ = [
     "Action",
+    "AggregationRequest",
     "Close",
     "CloseEvaluation",
     "CloseGeneration",
-    "Fetch",
-    "Fold",
     "GoOn",
     "Reply",
     "Request",
@@ -29,10 +39,36 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """Make something beside the loop; answer with Ready or Failed."""
+class AggregationRequest:
+    """Aggregate the updates of these clients into the next model. Results in `AggregatedRound`.
 
-    wanted: Wanted
+    Attributes:
+        memory: what the method remembers.
+        lineages: of the networks that the run has had.
+        brought: networks of the round's clients that are not in the union model yet.
+    """
+
+    round: int
+    seats: tuple[Seat, ...]
+    memory: Any = None
+    lineages: tuple[Lineage, ...] = ()
+    brought: tuple[AnyFamily, ...] = ()
+
+
+Request = (
+    TaskRequest
+    | ScoringRequest
+    | EvaluationRequest
+    | ModelsRequest
+    | ProgramRequest
+    | CostRequest
+    | SearchRequest
+    | NetworksRequest
+    | GenerationRequest
+    | CheckRequest
+    | AggregationRequest
+)
+"""Work beside the loop; `Done` or `Failed` answers it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,30 +99,6 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fetch:
-    """Pull an update's blob; answer with UpdateStored or UpdateRejected."""
-
-    update: Update
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fold:
-    """Fold these updates, in this order, into the model; answer with Folded or NotFolded.
-
-    Attributes:
-        memory: what the method remembers.
-        lineages: of the networks that the run has had.
-        brought: networks that clients of the round bring and that are in no union yet.
-    """
-
-    round: int
-    seats: tuple[Seat, ...]
-    memory: Any = None
-    lineages: tuple[Lineage, ...] = ()
-    brought: tuple[AnyFamily, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Close:
     """A round is over: record it.
 
@@ -95,7 +107,7 @@ class Close:
         retries: of its tries, those that came to nothing.
         lineages: of the networks that the run had had when it began.
         model_bytes: of all tensors that the server has to keep for the next round.
-        accuracy: as in `Folded`, as are loss, metrics and model.
+        accuracy: as in `AggregatedRound`, as are loss, metrics and model.
     """
 
     round: int
@@ -144,4 +156,4 @@ class CloseGeneration:
     devices: GenerationScores | None = None
 
 
-Action = Request | GoOn | SendTask | Withdraw | Reply | Fetch | Fold | Close | CloseEvaluation | CloseGeneration
+Action = Request | GoOn | SendTask | Withdraw | Reply | Close | CloseEvaluation | CloseGeneration

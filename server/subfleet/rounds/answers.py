@@ -4,48 +4,22 @@ import math
 from typing import Literal
 
 from subfleet.protocol.evaluating import totals_of
+from subfleet.protocol.exhaustive import never
 from subfleet.protocol.messages import ArchitectureProblem, Deployed, Evaluated, Receipt, Refusal, Scores, Update
-from subfleet.protocol.task import Task, Work
+from subfleet.protocol.task import Calibrate, Deploy, Evaluate, Score, Task, Train, Work
 from subfleet.protocol.task_kinds import oddity
 from subfleet.rounds.actions import Reply
-from subfleet.rounds.exhaustive import never
 from subfleet.rounds.networks import declared_of
 from subfleet.rounds.state import Phase, RunState, Seat, Stage
+from subfleet.rounds.tasks import score_task_id
 from subfleet.rounds.terms import Terms
 
-__all__ = ["Verdict", "deploy_task_id", "evaluation_task_id", "judge", "reply", "score_task_id", "task_id"]
+__all__ = ["Verdict", "judge", "reply"]
 
 Verdict = Literal["accepted", "duplicate", "refused"]
 _Answer = Update | Refusal | Deployed | Scores | Evaluated
 MAX_HEADER_BYTES = 1024 * 1024
 """By how much an update's container may be larger than the weights that it changes."""
-
-
-def task_id(terms: Terms, state: RunState, client_id: str, attempt: int) -> str:
-    """Names a task of the open round, the same again after a crash."""
-    return f"{_try_id(terms, state)}/{client_id}/{attempt}"
-
-
-def score_task_id(terms: Terms, state: RunState, client_id: str) -> str:
-    """Names a client's one score task in this try of the open round."""
-    return f"{_try_id(terms, state)}/{client_id}/score"
-
-
-def deploy_task_id(terms: Terms, state: RunState, client_id: str) -> str:
-    """Names a client's one deploy task after the last round; a run that is given more rounds has another one."""
-    return f"{terms.run_id}/deploy/{client_id}/{state.round}"
-
-
-def evaluation_task_id(terms: Terms, state: RunState, client_id: str) -> str:
-    """Names a client's one evaluate task after a round, or in one round of scoring a generation."""
-    if state.scores is not None:
-        generation = f"{state.scores.made.wanted.number}.{state.scores.closed}.{state.scores.made.ticket}"
-        return f"{terms.run_id}/r{state.round}/{client_id}/generation{generation}"
-    return f"{terms.run_id}/r{state.round}/{client_id}/evaluate"
-
-
-def _try_id(terms: Terms, state: RunState) -> str:
-    return f"{terms.run_id}/r{state.round}.{state.retry}" if state.retry else f"{terms.run_id}/r{state.round}"
 
 
 def reply(
@@ -110,7 +84,7 @@ def _odd(terms: Terms, state: RunState, seat: Seat, task: Task, answer: _Answer)
     """What is wrong with an answer to a task; nothing where it may be believed so far."""
     match answer:
         case Update():
-            limit_bytes = MAX_HEADER_BYTES + (task.weights.size_bytes if task.weights is not None else 0)
+            limit_bytes = MAX_HEADER_BYTES + sum(blob.size_bytes for blob in task.weights)
             if answer.blob.size_bytes > limit_bytes:
                 return f"the update is {answer.blob.size_bytes} bytes, but may be {limit_bytes} at most"
             return _odd_examples(terms, state, task, answer)
@@ -119,7 +93,7 @@ def _odd(terms: Terms, state: RunState, seat: Seat, task: Task, answer: _Answer)
                 asked = len(task.programs)
                 return f"there are {len(answer.scores)} scores, but {asked} candidates were to be scored"
         case Evaluated():
-            return _odd_scores(terms, task, answer) or _odd_evaluation(terms, seat, answer)
+            return _odd_scores(terms, task, answer) or _odd_evaluation(terms, seat, task, answer)
         case _:
             pass  # nothing of them is counted
     return ""
@@ -127,14 +101,15 @@ def _odd(terms: Terms, state: RunState, seat: Seat, task: Task, answer: _Answer)
 
 def _odd_examples(terms: Terms, state: RunState, task: Task, answer: Update) -> str:
     """What counts of examples say that cannot be: each went through one operator of each choice, in each epoch."""
-    if task.paths is None or task.training is None:
+    work = task.work
+    if not isinstance(work, Train) or work.paths is None:
         return f"examples of {len(answer.operator_examples)} choices are told, but no paths were drawn" * bool(
             answer.operator_examples
         )
     kept = declared_of(terms, state.lineages, task.spec).network.operators_of(task.spec)
     if {choice for choice, _ in answer.operator_examples} != kept.keys():
         return "examples are not told for every choice of the supernet and for no other, but must be"
-    expected = task.training.passes_over(answer.sample_count)
+    expected = work.settings.passes_over(answer.sample_count)
     for choice, counts in answer.operator_examples:
         if not {operator for operator, _ in counts} <= set(kept[choice]):
             return f"examples of choice {choice!r:.80} are told of operators that its subspace lacks"
@@ -146,7 +121,7 @@ def _odd_examples(terms: Terms, state: RunState, task: Task, answer: Update) -> 
 
 def _odd_scores(terms: Terms, task: Task, answer: Evaluated) -> str:
     """What is wrong with the scores of paths; nothing where none were asked for, and none are told."""
-    asked = len(task.evaluation.population) if task.evaluation is not None else 0
+    asked = len(task.work.settings.population) if isinstance(task.work, Evaluate) else 0
     if len(answer.scores) != asked:
         return f"there are scores of {len(answer.scores)} paths, but {asked} were to be scored"
     most = answer.sample_count * _labels(terms)
@@ -161,13 +136,13 @@ def _labels(terms: Terms) -> int:
     return math.prod((*model.input_shape, model.class_count) if shape is None else shape)
 
 
-def _odd_evaluation(terms: Terms, seat: Seat, answer: Evaluated) -> str:
+def _odd_evaluation(terms: Terms, seat: Seat, task: Task, answer: Evaluated) -> str:
     """What an evaluation says that cannot be; nothing where all can."""
     if answer.sample_count > seat.sample_count:
         return f"{answer.sample_count} samples were evaluated, but the client's profile has {seat.sample_count}"
     classes, counted = terms.config.model.class_count, len(answer.class_counts)
     kind = terms.config.training.objective.kind
-    asked = seat.task is not None and seat.task.evaluation is not None and seat.task.evaluation.per_class
+    asked = isinstance(task.work, Evaluate) and task.work.settings.per_class
     if counted and (not asked or counted != classes):
         return f"{counted} classes were counted, but the model has {classes} and was asked for " + (
             "each" if asked else "none"
@@ -180,13 +155,13 @@ def _answers(work: Work, answer: _Answer) -> bool:
     if isinstance(answer, Refusal):
         return True
     match work:
-        case "train" | "calibrate":
+        case Train() | Calibrate():
             fits = isinstance(answer, Update)
-        case "score":
+        case Score():
             fits = isinstance(answer, Scores)
-        case "evaluate":
+        case Evaluate():
             fits = isinstance(answer, Evaluated)
-        case "deploy":
+        case Deploy():
             fits = isinstance(answer, Deployed)
         case _:
             never(work)
@@ -196,13 +171,13 @@ def _answers(work: Work, answer: _Answer) -> bool:
 def _awaited(work: Work) -> tuple[tuple[Phase, ...], Stage]:
     """The phases of the run and the stage of the seat in which such a task is answered."""
     match work:
-        case "train" | "calibrate":
+        case Train() | Calibrate():
             awaited: tuple[tuple[Phase, ...], Stage] = ("train",), "out"
-        case "evaluate":
+        case Evaluate():
             awaited = ("evaluate", "search"), "out"
-        case "score":
+        case Score():
             awaited = ("train",), "scoring"
-        case "deploy":
+        case Deploy():
             awaited = ("deploy",), "out"
         case _:
             never(work)

@@ -1,126 +1,137 @@
-"""What follows when something that was asked for is made, or cannot be. Pure."""
+"""What follows when work beside the loop is done, or has failed. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from subfleet.rounds.actions import Action, Request, SendTask
+from subfleet.protocol.exhaustive import never
+from subfleet.protocol.messages import Update
+from subfleet.rounds.actions import Action, AggregationRequest, SendTask, Withdraw
+from subfleet.rounds.answers import judge, reply
+from subfleet.rounds.awaiting import sent_s, with_answer
 from subfleet.rounds.beginning import begun_with
+from subfleet.rounds.closing import folded, not_folded
 from subfleet.rounds.evaluating import evaluation_made
-from subfleet.rounds.events import Failed, Ready
-from subfleet.rounds.exhaustive import never
+from subfleet.rounds.events import Done, Failed
 from subfleet.rounds.pricing import has_prices, prices_of, target_prices
 from subfleet.rounds.proposing import scoring_seat
 from subfleet.rounds.reasons import Lasts
 from subfleet.rounds.refusing import lasting_of
-from subfleet.rounds.requests import (
-    BeginningMade,
-    BeginningWanted,
-    EvaluationMade,
-    EvaluationWanted,
-    GenerationMade,
-    GenerationWanted,
-    ModelsMade,
-    ModelsWanted,
-    PricesMade,
-    PricesWanted,
-    ProgramMade,
-    ProgramWanted,
-    ScoringMade,
-    ScoringWanted,
-    SearchMade,
-    SearchWanted,
-    TaskMade,
-    TaskWanted,
-)
 from subfleet.rounds.searching import generation_failed, generation_made
-from subfleet.rounds.seating import prepared_seat, task_for_models, task_wanted
+from subfleet.rounds.seating import prepared_seat, task_wanted
 from subfleet.rounds.sizing import asking, lacking
 from subfleet.rounds.state import RunState, Seat, TargetPrices
+from subfleet.rounds.suspicion import ChangeSize
+from subfleet.rounds.tasks import deploy_task
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.weighing import models_with_room
+from subfleet.rounds.work import (
+    CheckRequest,
+    CostRequest,
+    EvaluationRequest,
+    ExportedModels,
+    GenerationRequest,
+    ModelsRequest,
+    NetworksRequest,
+    PreparedTask,
+    ProgramRequest,
+    Scorable,
+    ScoringRequest,
+    SearchRequest,
+    SearchResult,
+    TaskRequest,
+)
 from subfleet.rounds.written import ProgramFacts, WrittenProgram
 from subfleet.search.candidates import Candidate
 from subfleet.search.queue import SizedProgram
 
-__all__ = ["came", "failed", "tasks_wanted"]
+__all__ = ["tasks_wanted", "with_failure", "with_result"]
 
 Outcome = tuple[RunState, tuple[Action, ...]]
 
 
-def came(terms: Terms, state: RunState, event: Ready, now_s: float) -> Outcome:
-    """Take in what was made; what nobody waits for any more changes nothing."""
-    made = event.made
-    match made:
-        case TaskMade():
-            outcome = _task(terms, state, made, now_s)
-        case ScoringMade():
-            outcome = _scoring(terms, state, made, now_s)
-        case EvaluationMade():
-            outcome = evaluation_made(terms, state, made, now_s)
-        case ModelsMade():
-            outcome = _models(terms, state, made, now_s)
-        case ProgramMade():
-            outcome = _program(terms, state, made.wanted, made.facts), ()
-        case PricesMade():
-            prices = target_prices(terms, made.wanted, made.memory)
-            outcome = _with_prices(terms, state, made.wanted, prices)
-        case SearchMade():
-            outcome = _explored(terms, state, made)
-        case BeginningMade():
-            outcome = begun_with(terms, state, made), ()
-        case GenerationMade():
-            outcome = generation_made(terms, state, made, now_s)
+def with_result(  # noqa: C901, PLR0912 - a case for each request
+    terms: Terms, state: RunState, event: Done, now_s: float
+) -> Outcome:
+    """Take in the result of a request; one that nobody waits for any more changes nothing."""
+    request, result = event.request, event.result
+    match request:
+        case TaskRequest():
+            outcome = _task(terms, state, request, result, now_s)
+        case ScoringRequest():
+            outcome = _scoring(terms, state, request, result, now_s)
+        case EvaluationRequest():
+            outcome = evaluation_made(terms, state, request, result, now_s)
+        case ModelsRequest():
+            outcome = _models(terms, state, request, result, now_s)
+        case ProgramRequest():
+            outcome = _program(terms, state, request, result), ()
+        case CostRequest():
+            outcome = _with_prices(terms, state, request, target_prices(terms, request, result))
+        case SearchRequest():
+            outcome = _explored(terms, state, request, result)
+        case NetworksRequest():
+            outcome = begun_with(terms, state, request, result), ()
+        case GenerationRequest():
+            outcome = generation_made(terms, state, request, result, now_s)
+        case CheckRequest():
+            outcome = _update(terms, state, request.update, result, now_s)
+        case AggregationRequest():
+            outcome = folded(terms, state, request, result, now_s)
         case _:
-            never(made)
+            never(request)
     return outcome
 
 
-def failed(terms: Terms, state: RunState, event: Failed, now_s: float) -> Outcome:
-    """Go on without what cannot be made."""
-    wanted = event.wanted
-    match wanted:
-        case TaskWanted():
-            seat = state.seats.get(wanted.client_id) if state.phase == "train" else None
-            known = seat is not None and (state.round, seat.attempt) == (wanted.round, wanted.attempt)
-            outcome: Outcome = _without(terms, state, seat if known else None, event.reason), ()
-        case EvaluationWanted() | ModelsWanted():
+def with_failure(  # noqa: C901, PLR0912 - a case for each request
+    terms: Terms, state: RunState, event: Failed, now_s: float
+) -> Outcome:
+    """Go on without the result of a request."""
+    request, reason = event.request, event.reason
+    match request:
+        case TaskRequest():
+            seat = state.seats.get(request.client_id) if state.phase == "train" else None
+            known = seat is not None and (state.round, seat.attempt) == (request.round, request.attempt)
+            outcome: Outcome = _without(terms, state, seat if known else None, reason), ()
+        case EvaluationRequest() | ModelsRequest():
             # What fails late may be of another phase, in which the client has another seat.
-            phases = ("evaluate", "search") if isinstance(wanted, EvaluationWanted) else ("deploy",)
-            known = state.phase in phases and state.round == wanted.round
-            seat = state.seats.get(wanted.client_id) if known else None
-            outcome = _without(terms, state, seat, event.reason), ()
-        case ScoringWanted():
-            outcome = _scoring(terms, state, ScoringMade(wanted=wanted, candidates=()), now_s)
-        case ProgramWanted():
-            outcome = _program(terms, state, wanted, ProgramFacts.none(event.reason)), ()
-        case PricesWanted():
-            prices = target_prices(terms, wanted, None, event.reason)
-            outcome = _with_prices(terms, state, wanted, prices)
-        case SearchWanted():
-            outcome = _unexplored(state, wanted, event.reason), ()
-        case BeginningWanted():
-            outcome = begun_with(terms, state, BeginningMade(wanted=wanted, lineages=())), ()
-        case GenerationWanted():
-            outcome = generation_failed(state, wanted, event.reason, now_s), ()
+            phases = ("evaluate", "search") if isinstance(request, EvaluationRequest) else ("deploy",)
+            known = state.phase in phases and state.round == request.round
+            seat = state.seats.get(request.client_id) if known else None
+            outcome = _without(terms, state, seat, reason), ()
+        case ScoringRequest():
+            outcome = _scoring(terms, state, request, (), now_s)
+        case ProgramRequest():
+            outcome = _program(terms, state, request, ProgramFacts.none(reason)), ()
+        case CostRequest():
+            outcome = _with_prices(terms, state, request, target_prices(terms, request, None, reason))
+        case SearchRequest():
+            outcome = _unexplored(state, request, reason), ()
+        case NetworksRequest():
+            outcome = begun_with(terms, state, request, ()), ()
+        case GenerationRequest():
+            outcome = generation_failed(state, request, reason, now_s), ()
+        case CheckRequest():
+            outcome = _rejected(terms, state, request.update, reason)
+        case AggregationRequest():
+            outcome = not_folded(terms, state, request, reason, now_s)
         case _:
-            never(wanted)
+            never(request)
     return outcome
 
 
-def tasks_wanted(state: RunState) -> tuple[Request, ...]:
-    """What the tasks are made of that are not out yet."""
+def tasks_wanted(state: RunState) -> tuple[TaskRequest, ...]:
+    """The requests for the tasks that are not out yet."""
     seats = (seat for _, seat in sorted(state.seats.items()) if seat.stage == "preparing")
-    wanted = (task_wanted(state, seat) for seat in seats)
-    return tuple(Request(wanted=one) for one in wanted if one is not None)
+    requests = (task_wanted(state, seat) for seat in seats)
+    return tuple(request for request in requests if request is not None)
 
 
 def _with_seat(state: RunState, seat: Seat) -> RunState:
     return replace(state, seats=MappingProxyType({**state.seats, seat.client_id: seat}))
 
 
-def _task(terms: Terms, state: RunState, made: TaskMade, now_s: float) -> Outcome:
-    wanted = made.wanted
+def _task(terms: Terms, state: RunState, wanted: TaskRequest, made: PreparedTask, now_s: float) -> Outcome:
     seat = state.seats.get(wanted.client_id)
     if state.phase != "train" or seat is None or wanted.round != state.round or seat.stage != "preparing":
         return state, ()
@@ -150,7 +161,7 @@ def _learned(terms: Terms, state: RunState, program: SizedProgram, facts: Progra
 
 def _priced(terms: Terms, state: RunState, program: SizedProgram) -> Mapping[str, Candidate]:
     """What written programs cost by prices, with one more: told once, as each choice goes by all of them."""
-    if terms.policies.search is None or not has_prices(terms, state, program.target):
+    if terms.roles.assigner.search is None or not has_prices(terms, state, program.target):
         return state.written_prices
     price = prices_of(terms, state, program.target)(program.size)
     return MappingProxyType({**state.written_prices, program.key: price})
@@ -165,30 +176,32 @@ def _without(terms: Terms, state: RunState, seat: Seat | None, reason: str) -> R
     return _with_seat(state, replace(seat, stage="skipped", reason=reason, lasts=lasts))
 
 
-def _scoring(terms: Terms, state: RunState, made: ScoringMade, now_s: float) -> Outcome:
-    seat = state.seats.get(made.wanted.client_id)
-    if state.phase != "train" or seat is None or made.wanted.round != state.round:
+def _scoring(
+    terms: Terms, state: RunState, request: ScoringRequest, candidates: Sequence[Scorable], now_s: float
+) -> Outcome:
+    seat = state.seats.get(request.client_id)
+    if state.phase != "train" or seat is None or request.round != state.round:
         return state, ()
     if seat.stage != "scoring" or seat.task is not None:
         return state, ()
-    seat, actions = scoring_seat(terms, state, seat, made, now_s)
+    seat, actions = scoring_seat(terms, state, seat, candidates, now_s)
     return _with_seat(state, seat), actions
 
 
-def _models(terms: Terms, state: RunState, made: ModelsMade, now_s: float) -> Outcome:
-    seat = state.seats.get(made.wanted.client_id)
+def _models(terms: Terms, state: RunState, request: ModelsRequest, made: ExportedModels, now_s: float) -> Outcome:
+    seat = state.seats.get(request.client_id)
     if state.phase != "deploy" or seat is None or seat.stage != "preparing":
         return state, ()
     programs = models_with_room(seat, made.programs)
     if not programs:
         reason = f"none of its models fits the {seat.budget.disk_bytes if seat.budget else 0} bytes of its disk twice"
         return _with_seat(state, replace(seat, stage="skipped", reason=reason)), ()
-    task, targets = task_for_models(terms, state, seat, programs, now_s), {one.target for one in programs}
+    task, targets = deploy_task(terms, state, seat, programs, now_s), {one.target for one in programs}
     models = tuple(model for model in made.models if model.target in targets)
     return _with_seat(state, replace(seat, stage="out", task=task, models=models)), (SendTask(task=task),)
 
 
-def _program(terms: Terms, state: RunState, wanted: ProgramWanted, facts: ProgramFacts) -> RunState:
+def _program(terms: Terms, state: RunState, wanted: ProgramRequest, facts: ProgramFacts) -> RunState:
     """A program for later rounds; of one that cannot be written it is known that nobody can be given it."""
     if wanted.program not in state.queue:
         return state
@@ -196,15 +209,15 @@ def _program(terms: Terms, state: RunState, wanted: ProgramWanted, facts: Progra
     return _learned(terms, state, wanted.program, facts)
 
 
-def _with_prices(terms: Terms, state: RunState, wanted: PricesWanted, prices: TargetPrices) -> Outcome:
+def _with_prices(terms: Terms, state: RunState, wanted: CostRequest, prices: TargetPrices) -> Outcome:
     """Sizes can be chosen for a target; what was told of it first stays."""
     known = MappingProxyType({wanted.key: prices, **state.prices})
     return _onwards(terms, replace(state, asked=state.asked - {wanted}, prices=known))
 
 
-def _explored(terms: Terms, state: RunState, made: SearchMade) -> Outcome:
-    state = replace(state, asked=state.asked - {made.wanted})
-    if made.wanted.turn != state.turn:
+def _explored(terms: Terms, state: RunState, request: SearchRequest, made: SearchResult) -> Outcome:
+    state = replace(state, asked=state.asked - {request})
+    if request.turn != state.turn:
         return state, ()
     if state.explored_turn != state.turn:
         pool = tuple(dict.fromkeys((*state.pool, *made.found)))
@@ -213,7 +226,7 @@ def _explored(terms: Terms, state: RunState, made: SearchMade) -> Outcome:
     return _onwards(terms, replace(state, searches=made.searches, written_prices=written))
 
 
-def _unexplored(state: RunState, wanted: SearchWanted, reason: str) -> RunState:
+def _unexplored(state: RunState, wanted: SearchRequest, reason: str) -> RunState:
     """A search that fails leaves nothing to give, nor a smaller size where a server before this one had given one."""
     state = replace(state, asked=state.asked - {wanted})
     if wanted.turn != state.turn:
@@ -232,3 +245,26 @@ def _onwards(terms: Terms, state: RunState) -> Outcome:
         return state, ()
     wanted = lacking(terms, state)
     return asking(state, wanted) if wanted else (state, tasks_wanted(state))
+
+
+def _update(terms: Terms, state: RunState, update: Update, change: ChangeSize, now_s: float) -> Outcome:
+    """An update whose blob is on disk, synced and checked."""
+    verdict, reason = judge(terms, state, update)
+    answer = reply(update.client_id, update.message_id, verdict, reason)
+    if verdict != "accepted":
+        return state, (answer,)
+    seat = state.seats[update.client_id]
+    took_s = max(0.0, now_s - sent_s(terms, state, seat, "training"))
+    state = with_answer(state, update.client_id, "training", took_s)
+    seat = replace(seat, stage="done", result=update, change=change, took_s=took_s)
+    return _with_seat(state, seat), (answer, Withdraw(task_id=update.task_id))
+
+
+def _rejected(terms: Terms, state: RunState, update: Update, why: str) -> Outcome:
+    """An update whose blob is not what it should be."""
+    verdict, reason = judge(terms, state, update)
+    if verdict != "accepted":
+        return state, (reply(update.client_id, update.message_id, verdict, reason),)
+    seat = replace(state.seats[update.client_id], stage="refused", reason=why, lasts="lasting", outlier=why)
+    answer = reply(update.client_id, update.message_id, "refused", why)
+    return _with_seat(state, seat), (answer, Withdraw(task_id=update.task_id))

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
+from subfleet.protocol.task import Calibrate, Evaluate, Train
 from subfleet.rounds.members import expected
 from subfleet.rounds.punctuality import DUTIES, EXTRA_FROM, PUNCTUAL, Duty, Punctuality
 from subfleet.rounds.state import Member, RunState, Seat
@@ -171,7 +172,7 @@ def with_misses(state: RunState, duty: Duty, *, spared: Iterable[str] = ()) -> R
     done = _any_done(state)
     if duty == "training" and not done:
         return state
-    works = ("train", "calibrate") if duty == "training" else ("evaluate",)
+    works = (Train, Calibrate) if duty == "training" else (Evaluate,)
     left = set(spared)
     names = [
         name
@@ -179,7 +180,7 @@ def with_misses(state: RunState, duty: Duty, *, spared: Iterable[str] = ()) -> R
         if name not in left
         and (seat.open or seat.stage == "missing")
         and seat.task is not None
-        and seat.task.work in works
+        and isinstance(seat.task.work, works)
     ]
     return with_missing(state, names, duty, most=None if done else 1)
 

@@ -5,39 +5,41 @@ from functools import partial
 from types import MappingProxyType
 
 from subfleet.elastic.lineage import Drawn, Lineage
-from subfleet.methods.evolving import Beginning
+from subfleet.methods.run_networks import BeginContext
 from subfleet.rounds.networks import all_lineages, carried_by, with_lineages
-from subfleet.rounds.requests import BeginningMade, BeginningWanted
 from subfleet.rounds.state import RunState, Seat
 from subfleet.rounds.terms import Terms
+from subfleet.rounds.work import NetworksRequest
 
 __all__ = ["beginning_of", "begun_with", "to_begin"]
 
 
-def to_begin(terms: Terms, state: RunState) -> tuple[BeginningWanted, ...]:
+def to_begin(terms: Terms, state: RunState) -> tuple[NetworksRequest, ...]:
     """What is to be made before the first round's clients are chosen; nothing where all is there."""
     begun = state.folded_round or state.lineages or state.begun_turn == state.turn
-    if terms.policies.begin is None or begun or not _answered(state):
+    if terms.roles.networks.begin is None or begun or not _answered(state):
         return ()
-    return (BeginningWanted(turn=state.turn),)
+    return (NetworksRequest(turn=state.turn),)
 
 
-def beginning_of(terms: Terms, state: RunState, wanted: BeginningWanted) -> BeginningMade:
+def beginning_of(terms: Terms, state: RunState) -> tuple[Lineage, ...]:
     """The networks that the method begins with; the configured one retires before the first round.
 
     Args:
         terms: of the run.
         state: with the answers of the first round's clients.
-        wanted: what is answered.
+
+    Returns:
+        The lineages of the networks; none where the run begins with the configured one.
 
     Raises:
         ValueError: the method gives some that may not begin a run.
     """
     seats = _answered(state)
     found: tuple[Lineage, ...] = ()
-    if terms.policies.begin is not None:
-        found = terms.policies.begin(
-            Beginning(
+    if terms.roles.networks.begin is not None:
+        found = terms.roles.networks.begin(
+            BeginContext(
                 network=terms.network,
                 rates=terms.config.rates,
                 clients=tuple(seat.client_id for seat in seats),
@@ -51,18 +53,17 @@ def beginning_of(terms: Terms, state: RunState, wanted: BeginningWanted) -> Begi
         _check(terms, lineage)
         terms.declared(lineage)  # which takes its time here, and none later
     (first,) = all_lineages(terms, ())
-    lineages = (replace(first, retired_round=0), *found) if found else ()
-    return BeginningMade(wanted=wanted, lineages=lineages)
+    return (replace(first, retired_round=0), *found) if found else ()
 
 
-def begun_with(terms: Terms, state: RunState, made: BeginningMade) -> RunState:
+def begun_with(terms: Terms, state: RunState, request: NetworksRequest, lineages: tuple[Lineage, ...]) -> RunState:
     """The state in which the run begins so; one that has begun stays as it is.
 
     The configured network may have been given out before, in a turn that came to nothing; it leaves nothing behind.
     """
-    if state.folded_round or state.lineages or made.wanted.turn != state.turn:
+    if state.folded_round or state.lineages or request.turn != state.turn:
         return state
-    return replace(with_lineages(terms, state, made.lineages), begun_turn=state.turn)
+    return replace(with_lineages(terms, state, lineages), begun_turn=state.turn)
 
 
 def _answered(state: RunState) -> list[Seat]:

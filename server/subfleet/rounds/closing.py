@@ -14,9 +14,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from subfleet.rounds.actions import Action, Close, Fold
+from subfleet.protocol.task import Calibrate, Train
+from subfleet.rounds.actions import Action, AggregationRequest, Close
 from subfleet.rounds.evaluating import begun
-from subfleet.rounds.events import Folded, NotFolded
 from subfleet.rounds.networks import brought_anew, own_size, with_lineages
 from subfleet.rounds.retrying import fruitless, what_is_lacking
 from subfleet.rounds.selection import with_memory
@@ -24,6 +24,7 @@ from subfleet.rounds.state import Exclusion, RunState, Seat, Suspicion, remember
 from subfleet.rounds.suspicion import ChangeSize, divergence, most_suspect, outliers_of, travel, usual_change
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.weights import counted_samples
+from subfleet.rounds.work import AggregatedRound
 
 __all__ = ["begin_fold", "fold_action", "folded", "not_folded", "with_exclusion"]
 
@@ -57,9 +58,9 @@ def begin_fold(terms: Terms, state: RunState, now_s: float) -> Outcome:
     return state, (fold_action(terms, state),)
 
 
-def fold_action(terms: Terms, state: RunState) -> Fold:
+def fold_action(terms: Terms, state: RunState) -> AggregationRequest:
     """Fold the updates of a round that are not suspect."""
-    return Fold(
+    return AggregationRequest(
         round=state.round,
         seats=_of_stage(state, "done"),
         memory=remembered(terms, state),
@@ -68,27 +69,29 @@ def fold_action(terms: Terms, state: RunState) -> Fold:
     )
 
 
-def folded(terms: Terms, state: RunState, event: Folded, now_s: float) -> Outcome:
+def folded(
+    terms: Terms, state: RunState, request: AggregationRequest, result: AggregatedRound, now_s: float
+) -> Outcome:
     """Close the round; or fold it once more, where the model has diverged."""
-    if state.phase != "fold" or event.round != state.round:
+    if state.phase != "fold" or request.round != state.round:
         return state, ()
-    damaged = {name: why for name, why in event.refused.items() if name in state.seats}
+    damaged = {name: why for name, why in result.refused.items() if name in state.seats}
     state = _refused(state, damaged)
     if not _of_stage(state, "done"):
         return fruitless(terms, state, now_s), ()
-    guess = math.log(terms.config.model.class_count) if event.guess_loss is None else event.guess_loss
-    why = divergence(event.loss, state.suspicion.loss, guess, terms.config.suspicion)
-    return _again(terms, state, why, now_s) if why else _closed(terms, state, event, now_s)
+    guess = math.log(terms.config.model.class_count) if result.guess_loss is None else result.guess_loss
+    why = divergence(result.loss, state.suspicion.loss, guess, terms.config.suspicion)
+    return _again(terms, state, why, now_s) if why else _closed(terms, state, result, now_s)
 
 
-def not_folded(terms: Terms, state: RunState, event: NotFolded, now_s: float) -> Outcome:
+def not_folded(terms: Terms, state: RunState, request: AggregationRequest, reason: str, now_s: float) -> Outcome:
     """Fold once more: without the networks that clients bring, where there are any, else without the most suspect."""
-    if state.phase != "fold" or event.round != state.round:
+    if state.phase != "fold" or request.round != state.round:
         return state, ()
     if not brought_anew(terms, state):
-        return _again(terms, state, event.reason, now_s)
+        return _again(terms, state, reason, now_s)
     new = [
-        replace(seat, brought=None, reason=f"the network that it brings cannot be taken in ({event.reason})")
+        replace(seat, brought=None, reason=f"the network that it brings cannot be taken in ({reason})")
         for seat in state.seats.values()
         if seat.brought is not None and own_size(terms, state.lineages, seat) is None
     ]
@@ -105,24 +108,24 @@ def _again(terms: Terms, state: RunState, why: str, now_s: float) -> Outcome:
     return state, (fold_action(terms, state),)
 
 
-def _closed(terms: Terms, state: RunState, event: Folded, now_s: float) -> Outcome:
+def _closed(terms: Terms, state: RunState, result: AggregatedRound, now_s: float) -> Outcome:
     suspects = _of_stage(state, "suspect")
     without = "it" if len(suspects) == 1 else f"{len(suspects)} suspects"
     state = _left_out(terms, state, {one.client_id: f"{one.reason}, but not without {without}" for one in suspects})
     close = Close(
         round=state.round,
-        accuracy=event.accuracy,
-        loss=event.loss,
-        sha256=event.sha256,
+        accuracy=result.accuracy,
+        loss=result.loss,
+        sha256=result.sha256,
         seconds=now_s - state.opened_s,
         seats=tuple(seat for _, seat in sorted(state.seats.items())),
         exported=sum(known.turn >= state.turn - state.retry for known in state.written.values()),
         turn=state.turn,
         retries=state.retry,
         lineages=state.lineages,
-        model_bytes=event.model_bytes,
-        model=event.model,
-        metrics=event.metrics,
+        model_bytes=result.model_bytes,
+        model=result.model,
+        metrics=result.metrics,
     )
     done = {seat.client_id: seat for seat in _of_stage(state, "done")}
     state = replace(
@@ -134,9 +137,9 @@ def _closed(terms: Terms, state: RunState, event: Folded, now_s: float) -> Outco
         last=MappingProxyType({**state.last, **done}),
         settled=frozenset(seat.task.task_id for seat in done.values() if seat.task is not None),
         tries=replace(state.tries, waits_for=""),
-        suspicion=_remembered(terms, state, event.loss),
+        suspicion=_remembered(terms, state, result.loss),
     )
-    state = with_lineages(terms, with_memory(terms, state, event, done), event.lineages)
+    state = with_lineages(terms, with_memory(terms, state, result, done), result.lineages)
     return begun(terms, state, now_s), (close,)
 
 
@@ -202,8 +205,7 @@ def _sizes(state: RunState, *stages: str) -> dict[str, ChangeSize]:
 
 def _size(seat: Seat) -> ChangeSize:
     """How far an update moves the model, and how far its training could have moved it."""
-    training = None if seat.task is None else seat.task.training
-    if training is None:
+    if seat.task is None or not isinstance(seat.task.work, Train | Calibrate):
         return seat.change
     samples = counted_samples(seat)
-    return replace(seat.change, travel=travel(training, samples), samples=float(samples))
+    return replace(seat.change, travel=travel(seat.task.work.settings, samples), samples=float(samples))

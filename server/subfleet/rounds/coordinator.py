@@ -9,6 +9,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from subfleet.protocol.exhaustive import never
 from subfleet.protocol.messages import (
     Deployed,
     Evaluated,
@@ -20,38 +21,26 @@ from subfleet.protocol.messages import (
     Telemetry,
     Update,
 )
-from subfleet.rounds.actions import Action, Fetch, Request, SendTask, Withdraw
+from subfleet.rounds.actions import Action, SendTask, Withdraw
 from subfleet.rounds.answers import judge, reply
-from subfleet.rounds.arrivals import came, failed, tasks_wanted
+from subfleet.rounds.arrivals import tasks_wanted, with_failure, with_result
 from subfleet.rounds.awaiting import sent_s, with_answer
-from subfleet.rounds.closing import fold_action, folded, not_folded, with_exclusion
+from subfleet.rounds.closing import fold_action, with_exclusion
 from subfleet.rounds.declarations import declaration_reply, with_brought
 from subfleet.rounds.evaluating import evaluated, evaluations_wanted
-from subfleet.rounds.events import (
-    Event,
-    Failed,
-    Folded,
-    FromDevice,
-    FromServer,
-    NotFolded,
-    Ready,
-    Tick,
-    UpdateRejected,
-    UpdateStored,
-)
-from subfleet.rounds.exhaustive import never
+from subfleet.rounds.events import Done, Event, Failed, FromDevice, FromServer, Tick
 from subfleet.rounds.members import holds_lease, parted, without_strangers
 from subfleet.rounds.notices import skip_notice, skip_notices
 from subfleet.rounds.phases import advance
 from subfleet.rounds.pricing import prices_wanted
 from subfleet.rounds.proposing import scored_seat, scoring_wanted, unscored_seat
 from subfleet.rounds.refusing import reason_of, refused_seat, with_less, with_room
-from subfleet.rounds.requests import ModelsWanted, ProgramWanted
 from subfleet.rounds.seating import measured_seat
 from subfleet.rounds.sizing import asking, lacking
 from subfleet.rounds.state import Member, RunState, Seat, Swept
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.unfit import forgiven, with_unfit
+from subfleet.rounds.work import CheckRequest, ModelsRequest, ProgramRequest
 
 __all__ = ["resume_actions", "round_info", "step"]
 
@@ -101,8 +90,8 @@ def round_info(terms: Terms, state: RunState, now_s: float) -> RoundInfo | None:
 
 def resume_actions(terms: Terms, state: RunState) -> tuple[Action, ...]:
     """What is to be done again when a stored state is taken up: everything that was under way."""
-    ahead = (ProgramWanted(program=one, round=state.round) for one in state.queue)
-    actions: list[Action] = [Request(wanted=one) for one in ahead]
+    ahead = (ProgramRequest(program=one, round=state.round) for one in state.queue)
+    actions: list[Action] = [*ahead]
     if state.phase == "fold":
         return (fold_action(terms, state), *actions)
     if state.phase == "deploy":
@@ -115,10 +104,9 @@ def resume_actions(terms: Terms, state: RunState) -> tuple[Action, ...]:
         if seat.stage in ("scoring", "out") and seat.task is not None:
             actions.append(SendTask(task=seat.task))
         elif seat.stage == "scoring":
-            actions.append(Request(wanted=scoring_wanted(state, seat)))
+            actions.append(scoring_wanted(state, seat))
     # Tasks that are not out yet are asked for when a smaller size could be chosen, should one be too large.
-    wanted = lacking(terms, state)
-    return (*actions, *([Request(wanted=one) for one in wanted] if wanted else tasks_wanted(state)))
+    return (*actions, *(lacking(terms, state) or tasks_wanted(state)))
 
 
 def _sent(state: RunState) -> Iterator[SendTask]:
@@ -127,8 +115,8 @@ def _sent(state: RunState) -> Iterator[SendTask]:
 
 def _deploying(state: RunState) -> tuple[Action, ...]:
     waiting = (seat.participant for seat in state.seats.values() if seat.stage == "preparing")
-    made = (Request(wanted=ModelsWanted(participant=one, round=state.round)) for one in waiting if one is not None)
-    return (*_sent(state), *made)
+    requests = (ModelsRequest(participant=one, round=state.round) for one in waiting if one is not None)
+    return (*_sent(state), *requests)
 
 
 def _handled(terms: Terms, state: RunState, event: Event, now_s: float) -> Outcome:
@@ -179,18 +167,10 @@ def _done(terms: Terms, state: RunState, event: FromServer, now_s: float) -> Out
     match event:
         case Tick():
             outcome: Outcome = without_strangers(terms, state, now_s), ()
-        case Ready():
-            outcome = came(terms, state, event, now_s)
+        case Done():
+            outcome = with_result(terms, state, event, now_s)
         case Failed():
-            outcome = failed(terms, state, event, now_s)
-        case UpdateStored():
-            outcome = _update_stored(terms, state, event, now_s)
-        case UpdateRejected():
-            outcome = _update_rejected(terms, state, event)
-        case Folded():
-            outcome = folded(terms, state, event, now_s)
-        case NotFolded():
-            outcome = not_folded(terms, state, event, now_s)
+            outcome = with_failure(terms, state, event, now_s)
         case _:
             never(event)
     return outcome
@@ -301,32 +281,8 @@ def _refused(terms: Terms, state: RunState, refusal: Refusal) -> Outcome:
 def _update_offered(terms: Terms, state: RunState, update: Update) -> Outcome:
     verdict, reason = judge(terms, state, update)
     if verdict == "accepted":
-        return state, (Fetch(update=update),)
+        return state, (CheckRequest(update=update),)
     return state, (reply(update.client_id, update.message_id, verdict, reason),)
-
-
-def _update_stored(terms: Terms, state: RunState, event: UpdateStored, now_s: float) -> Outcome:
-    update = event.update
-    verdict, reason = judge(terms, state, update)
-    answer = reply(update.client_id, update.message_id, verdict, reason)
-    if verdict != "accepted":
-        return state, (answer,)
-    seat = state.seats[update.client_id]
-    took_s = max(0.0, now_s - sent_s(terms, state, seat, "training"))
-    state = with_answer(state, update.client_id, "training", took_s)
-    seat = replace(seat, stage="done", result=update, change=event.change, took_s=took_s)
-    return _with_seat(state, seat), (answer, Withdraw(task_id=update.task_id))
-
-
-def _update_rejected(terms: Terms, state: RunState, event: UpdateRejected) -> Outcome:
-    update = event.update
-    verdict, reason = judge(terms, state, update)
-    if verdict != "accepted":
-        return state, (reply(update.client_id, update.message_id, verdict, reason),)
-    refused = state.seats[update.client_id]
-    seat = replace(refused, stage="refused", reason=event.reason, lasts="lasting", outlier=event.reason)
-    answer = reply(update.client_id, update.message_id, "refused", event.reason)
-    return _with_seat(state, seat), (answer, Withdraw(task_id=update.task_id))
 
 
 def _reported(terms: Terms, state: RunState, deployed: Deployed) -> Outcome:

@@ -32,7 +32,7 @@ def waits_for_programs(terms: Terms, state: RunState) -> bool:
     told = terms.config.programs_from
     if told:
         return any(NEVER < told.get(one.key, NEVER) <= state.turn + 1 for one in state.queue)
-    return bool(state.queue) and terms.config.strict and terms.policies.awaits_programs
+    return bool(state.queue) and terms.config.strict and terms.roles.assigner.awaits_programs
 
 
 def counting_turns(terms: Terms, state: RunState) -> Mapping[str, int]:

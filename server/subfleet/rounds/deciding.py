@@ -1,6 +1,6 @@
 """Which limit decided what a client was given, for those who read a run's tables. Pure."""
 
-from subfleet.methods.policies import Ask
+from subfleet.methods.assigner import AssignmentContext
 from subfleet.search.candidates import Candidate
 from subfleet.search.fitting import LIMITS
 
@@ -10,7 +10,7 @@ BY_METHOD = "method"
 """A larger size would have fitted, and the method gave another."""
 
 
-def deciding_limit(ask: Ask, given: Candidate | None, only: Candidate | None = None) -> str:
+def deciding_limit(ask: AssignmentContext, given: Candidate | None, only: Candidate | None = None) -> str:
     """What keeps a client from more than it was given.
 
     A limit decides where a larger size is excluded by it alone. Where every larger size exceeds several limits, these

@@ -57,7 +57,7 @@ def declaration_of(terms: Terms, profile: Profile, before: tuple[str, ...] = ())
             reason="the method goes by declared architectures, but the device declares none; name it with "
             "--architecture, or in its profile"
         )
-    if not terms.policies.declarations:
+    if not terms.roles.assigner.declarations:
         return Declaration(
             problem="not_used",
             reason=f"the run's method {terms.config.method.TYPE!r} goes by no declarations, and gives what fits",

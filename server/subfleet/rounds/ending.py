@@ -32,4 +32,4 @@ def why_early(terms: Terms, state: RunState) -> str:
     config = terms.config
     if not 0 < state.folded_round < config.total_rounds or config.calibrates(config.total_rounds):
         return ""
-    return terms.policies.done(remembered(terms, state))
+    return terms.roles.memory.stop(remembered(terms, state))

@@ -12,12 +12,11 @@ from dataclasses import replace
 from itertools import islice
 from types import MappingProxyType
 
-from subfleet.protocol.evaluating import EvaluationSettings
-from subfleet.protocol.messages import Evaluated, Task
+from subfleet.protocol.messages import Evaluated
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
-from subfleet.rounds.actions import Action, CloseEvaluation, GoOn, Request, SendTask, Withdraw
-from subfleet.rounds.answers import evaluation_task_id, judge, reply
+from subfleet.rounds.actions import Action, CloseEvaluation, GoOn, SendTask, Withdraw
+from subfleet.rounds.answers import judge, reply
 from subfleet.rounds.awaiting import awaited, sent_s, why_closed, with_answer, with_misses
 from subfleet.rounds.ending import over
 from subfleet.rounds.fitting_plans import operators_of, planned_evaluation
@@ -25,10 +24,11 @@ from subfleet.rounds.members import expected
 from subfleet.rounds.networks import standing_for
 from subfleet.rounds.parting import closed_seats, with_absence, without_parted
 from subfleet.rounds.punctuality import Duty
-from subfleet.rounds.requests import EvaluationMade, EvaluationWanted
 from subfleet.rounds.state import LastEvaluation, RunState, Seat
+from subfleet.rounds.tasks import evaluate_task
 from subfleet.rounds.terms import Terms
-from subfleet.rounds.weighing import beyond_disk, in_task
+from subfleet.rounds.weighing import beyond_disk
+from subfleet.rounds.work import EvaluationRequest, PreparedTask
 
 __all__ = ["begun", "evaluated", "evaluating", "evaluating_seat", "evaluation_made", "evaluations_wanted"]
 
@@ -67,22 +67,24 @@ def evaluating(terms: Terms, state: RunState, now_s: float) -> Outcome:
     return state, (*parted, *closed)
 
 
-def evaluations_wanted(state: RunState, names: Iterable[str]) -> tuple[Request, ...]:
+def evaluations_wanted(state: RunState, names: Iterable[str]) -> tuple[EvaluationRequest, ...]:
     """What the tasks of some clients are made of."""
     seats = (state.seats[name] for name in sorted(names))
     return tuple(
-        Request(wanted=EvaluationWanted(participant=seat.participant, round=state.round, target=seat.runtime))
+        EvaluationRequest(participant=seat.participant, round=state.round, target=seat.runtime)
         for seat in seats
         if seat.stage == "preparing" and seat.participant is not None
     )
 
 
-def evaluation_made(terms: Terms, state: RunState, made: EvaluationMade, now_s: float) -> Outcome:
+def evaluation_made(
+    terms: Terms, state: RunState, request: EvaluationRequest, made: PreparedTask, now_s: float
+) -> Outcome:
     """Send a task, if what its program plans fits what the client had to give in its last round."""
-    seat = state.seats.get(made.wanted.client_id)
+    seat = state.seats.get(request.client_id)
     if state.phase not in ("evaluate", "search") or seat is None or seat.stage != "preparing":
         return state, ()
-    if (made.wanted.round, made.wanted.participant) != (state.round, seat.participant):
+    if (request.round, request.participant) != (state.round, seat.participant):
         return state, ()
     budget = seat.budget or Budget(memory_bytes=0)
     planned_bytes, unfit = planned_evaluation(seat, made.facts, operators_of(state, seat.client_id))
@@ -92,39 +94,10 @@ def evaluation_made(terms: Terms, state: RunState, made: EvaluationMade, now_s: 
     if planned_bytes > budget.memory_bytes:
         reason = f"to evaluate takes {planned_bytes} bytes of memory, but the budget is {budget.memory_bytes}"
         return _with_seat(state, replace(seat, stage="skipped", reason=reason)), ()
-    name = evaluation_task_id(terms, state, seat.client_id)
-    task = Task(
-        task_id=name,
-        work="evaluate",
-        run_id=terms.run_id,
-        round=state.round,
-        client_id=seat.client_id,
-        spec=made.wanted.participant.spec,
-        programs=(made.program,),
-        weights=made.weights,
-        training=None,
-        planned_peak_bytes=planned_bytes,
-        budget=in_task(budget),
-        deadline_s=max(0.0, terms.config.deadlines.evaluate_s - (now_s - state.entered_s)),
-        message_id=name,
-        retry=state.retry,
-        classes=terms.config.data.classes,
-        transform=terms.config.data.transform,
-        evaluation=_settings(terms, state),
-    )
+    task = evaluate_task(terms, state, seat, made, planned_bytes, now_s)
     if reason := beyond_disk(seat, task):
         return _with_seat(state, replace(seat, stage="skipped", reason=reason)), ()
     return _with_seat(state, replace(seat, stage="out", task=task)), (SendTask(task=task),)
-
-
-def _settings(terms: Terms, state: RunState) -> EvaluationSettings:
-    training = terms.training(state.round)
-    batch_size, objective = training.program_batch_size, training.objective
-    generation = state.scores.made.generation if state.scores is not None else None
-    if generation is not None:
-        return EvaluationSettings(batch_size=batch_size, population=generation.paths, objective=objective.name)
-    per_class = terms.config.evaluation.per_class or objective.kind.by_class
-    return EvaluationSettings(batch_size=batch_size, per_class=per_class, objective=objective.name)
 
 
 def evaluated(terms: Terms, state: RunState, answer: Evaluated, now_s: float) -> Outcome:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from subfleet.elastic.network import Network
-from subfleet.methods.asking import stream_of
+from subfleet.methods.assigner import stream_of
 from subfleet.methods.path_search import FederatedScoring, Generation
 from subfleet.methods.turns import trimmed_mean
 from subfleet.protocol.answers import Evaluated
@@ -24,10 +24,10 @@ from subfleet.rounds.awaiting import awaited, punctuality_of, with_misses
 from subfleet.rounds.evaluating import evaluating_seat, evaluations_wanted
 from subfleet.rounds.members import expected
 from subfleet.rounds.parting import without_parted
-from subfleet.rounds.requests import GenerationMade
 from subfleet.rounds.state import GenerationScores, RunState
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.weights import client_share, share_limit
+from subfleet.rounds.work import ProposedGeneration
 from subfleet.search.ranking import kendall_tau
 
 __all__ = ["begun_scoring", "mean_scores", "scored_by_devices", "smallest_supernet"]
@@ -53,7 +53,7 @@ def smallest_supernet(network: Network, generation: Generation) -> SubnetSpec:
     return replace(network.full_spec(), choices=named, name=f"supernet of {len(generation.paths)} paths")
 
 
-def begun_scoring(state: RunState, network: Network, made: GenerationMade, now_s: float) -> RunState:
+def begun_scoring(state: RunState, network: Network, made: ProposedGeneration, now_s: float) -> RunState:
     """The state in which devices are to score a generation.
 
     Raises:
@@ -119,7 +119,7 @@ def _drawn(
 ) -> Sequence[str]:
     """Those that score in the open round, and extras beside them: other ones in each, the same again after a crash."""
     able = sorted(_able(terms, state, scores, now_s))
-    name = f"{terms.config.seed}/{state.round}/{scores.made.wanted.number}/{scores.closed}/scoring"
+    name = f"{terms.config.seed}/{state.round}/{state.generations + 1}/{scores.closed}/scoring"
     extras = [one for one in able if punctuality_of(state, one, "paths").extra]
     others = sorted(set(able) - set(extras))
     drawn = stream_of(name).sample(others, min(federated.clients, len(others)))
@@ -152,7 +152,7 @@ def _closed(terms: Terms, state: RunState, scores: GenerationScores, now_s: floa
         means = (trimmed_mean(own, weights) for own in zip(*told, strict=True))
         sums = tuple(before + together * mean for before, mean in zip(sums, means, strict=True))
     asked = [seat for seat in state.seats.values() if seat.task is not None]
-    sent = (seat.task.weights for seat in asked if seat.task is not None and seat.task.weights is not None)
+    sent = (blob for seat in asked if seat.task is not None for blob in seat.task.weights)
     scores = replace(
         scores,
         closed=scores.closed + 1,

@@ -10,13 +10,14 @@ from types import MappingProxyType
 
 from subfleet.elastic.families import AnyFamily
 from subfleet.elastic.lineage import Lineage
-from subfleet.methods.policies import Participant, Standing
+from subfleet.methods.aggregator import Participant
+from subfleet.methods.run_networks import StandingContext
 from subfleet.protocol.memory import planned_for
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.rounds.counting import NEVER, counts, counts_from
-from subfleet.rounds.requests import PricesWanted
 from subfleet.rounds.state import RunState, Seat, remembered
 from subfleet.rounds.terms import Declared, Terms
+from subfleet.rounds.work import CostRequest
 from subfleet.rounds.written import NO_PROGRAM_BYTES
 from subfleet.search.candidates import Candidate, why_not
 from subfleet.search.queue import SizedProgram
@@ -108,11 +109,11 @@ def standing_for(terms: Terms, state: RunState, seat: Seat) -> Participant | Non
     known = seat.participant
     if known is None or not state.lineages:  # most runs have one network
         return known if known is None or terms.network.is_path(known.spec) else None
-    if terms.policies.standing is None:
+    if terms.roles.networks.standing is None:
         return known if any(one.id == known.spec.network and one.living for one in state.lineages) else None
     networks = MappingProxyType({one.id: terms.declared(one).network for one in lineages_in_use(terms, state)})
-    spec = terms.policies.standing(
-        Standing(
+    spec = terms.roles.networks.standing(
+        StandingContext(
             seed=terms.config.seed,
             client=known,
             networks=networks,
@@ -150,7 +151,7 @@ def with_lineages(terms: Terms, state: RunState, lineages: tuple[Lineage, ...]) 
     state = replace(state, lineages=lineages)
     living = {one.id for one in lineages_in_use(terms, state)}
     gone = [one for one in lineages if not one.living]
-    keys = {PricesWanted(target=target, lineage=one).key for one in gone for target in terms.config.targets}
+    keys = {CostRequest(target=target, lineage=one).key for one in gone for target in terms.config.targets}
     written = {key: one for key, one in state.written.items() if one.program.size.network in living}
     lost = state.written.keys() - written.keys()
     sizes = {SizedProgram(size=one.size, target=one.target).key for one in (state.written[key].program for key in lost)}

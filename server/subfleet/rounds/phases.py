@@ -7,7 +7,8 @@ from heapq import nsmallest
 from itertools import islice
 from types import MappingProxyType
 
-from subfleet.rounds.actions import Action, GoOn, Request
+from subfleet.protocol.exhaustive import never
+from subfleet.rounds.actions import Action, GoOn
 from subfleet.rounds.awaiting import (
     awaited,
     awaited_models,
@@ -22,19 +23,18 @@ from subfleet.rounds.closing import begin_fold
 from subfleet.rounds.counting import waits_for_programs
 from subfleet.rounds.ending import over
 from subfleet.rounds.evaluating import evaluating
-from subfleet.rounds.exhaustive import never
 from subfleet.rounds.members import SILENT_SINCE, expected, holds_lease, silent_members
 from subfleet.rounds.networks import standing_for
 from subfleet.rounds.notices import skip_notice
 from subfleet.rounds.parting import closed_seats, with_absence, without_parted
 from subfleet.rounds.proposing import without_late_scores
-from subfleet.rounds.requests import ModelsWanted
 from subfleet.rounds.retrying import fruitless, opened
 from subfleet.rounds.searching import search_due, searching
 from subfleet.rounds.selection import NOT_DRAWN, selected
 from subfleet.rounds.sizing import asking, lacking, sized
 from subfleet.rounds.state import Phase, RunState, Seat
 from subfleet.rounds.terms import Terms
+from subfleet.rounds.work import ModelsRequest
 
 __all__ = ["AT_ONCE", "advance"]
 
@@ -240,9 +240,7 @@ def _deploy(terms: Terms, state: RunState, now_s: float) -> Outcome:
     if names:
         new = {name: _deploy_seat(terms, state, state.last[name]) for name in names[:AT_ONCE]}
         wanted = [seat.participant for seat in new.values() if seat.stage == "preparing"]
-        actions = tuple(
-            Request(wanted=ModelsWanted(participant=one, round=state.round)) for one in wanted if one is not None
-        )
+        actions = tuple(ModelsRequest(participant=one, round=state.round) for one in wanted if one is not None)
         more = (GoOn(),) if len(names) > AT_ONCE else ()
         return replace(state, seats=MappingProxyType({**state.seats, **new})), (*actions, *more)
     state, parted = without_parted(terms, state, now_s)

@@ -8,9 +8,9 @@ from subfleet.elastic.lineage import Lineage
 from subfleet.elastic.memory_prices import MemoryPrices
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.rounds.networks import lineages_in_use
-from subfleet.rounds.requests import PricesWanted
 from subfleet.rounds.state import RunState, TargetPrices
 from subfleet.rounds.terms import Terms
+from subfleet.rounds.work import CostRequest
 from subfleet.search.candidates import Candidate, ordered
 from subfleet.search.prices import Prices, planned_memory
 from subfleet.search.query import PriceList
@@ -29,9 +29,9 @@ class _OfEach:
         return self.prices[spec.network](spec)
 
 
-def prices_wanted(terms: Terms, state: RunState, target: str) -> tuple[PricesWanted, ...]:
+def prices_wanted(terms: Terms, state: RunState, target: str) -> tuple[CostRequest, ...]:
     """The prices that are lacking before sizes can be chosen for a target: those of every network in use."""
-    if not terms.policies.planned_prices:
+    if not terms.roles.assigner.planned_prices:
         return ()
     wanted = (_wanted(target, lineage) for lineage in lineages_in_use(terms, state))
     return tuple(one for one in wanted if one.key not in state.prices)
@@ -54,24 +54,24 @@ def candidates_of(terms: Terms, state: RunState, target: str) -> Sequence[Candid
     return found[0] if len(found) == 1 else ordered([one for of_network in found for one in of_network])
 
 
-def target_prices(terms: Terms, wanted: PricesWanted, memory: MemoryPrices | None, problem: str = "") -> TargetPrices:
+def target_prices(terms: Terms, wanted: CostRequest, memory: MemoryPrices | None, problem: str = "") -> TargetPrices:
     """What prices of a network on a target come to; without any, nothing can be trained there."""
     price, space = _planned(terms, wanted.lineage, wanted.target, memory), terms.declared(wanted.lineage).space
     return TargetPrices(memory=memory, candidates=tuple(map(price, space)), problem=problem)
 
 
-def _wanted(target: str, lineage: Lineage) -> PricesWanted:
-    return PricesWanted(target=target, lineage=lineage if lineage.id else None)
+def _wanted(target: str, lineage: Lineage) -> CostRequest:
+    return CostRequest(target=target, lineage=lineage if lineage.id else None)
 
 
 def _prices(terms: Terms, state: RunState, lineage: Lineage, target: str) -> Prices:
-    if not terms.policies.planned_prices:
+    if not terms.roles.assigner.planned_prices:
         return terms.declared(lineage).price
     return _planned(terms, lineage, target, state.prices[_wanted(target, lineage).key].memory)
 
 
 def _candidates(terms: Terms, state: RunState, lineage: Lineage, target: str) -> tuple[Candidate, ...]:
-    if not terms.policies.planned_prices:
+    if not terms.roles.assigner.planned_prices:
         return terms.declared(lineage).candidates
     return state.prices[_wanted(target, lineage).key].candidates
 

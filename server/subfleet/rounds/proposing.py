@@ -4,31 +4,28 @@ FedFA (Park and Joe-Wong 2024, algorithm 1, lines 1 and 2): the server proposes 
 suits its own data, found by ZiCo (section 5.1).
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 from types import MappingProxyType
 
-from subfleet.methods.policies import Assigned
-from subfleet.protocol.candidate_scores import Scoring
+from subfleet.methods.assigner import Assignment
 from subfleet.protocol.memory import planned_for
-from subfleet.protocol.messages import Scores, Task
+from subfleet.protocol.messages import Scores
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
-from subfleet.protocol.training import OptimiserSettings, TrainingSettings
-from subfleet.rounds.actions import Action, Request, SendTask, Withdraw
-from subfleet.rounds.answers import score_task_id
+from subfleet.protocol.task import Score
+from subfleet.rounds.actions import Action, SendTask, Withdraw
 from subfleet.rounds.awaiting import any_scores, awaited_scores, limit_s, with_missing
-from subfleet.rounds.requests import Scorable, ScoringMade, ScoringWanted
 from subfleet.rounds.seating import ask_of, assigned_seat, given_seat
 from subfleet.rounds.state import RunState, Seat
+from subfleet.rounds.tasks import score_task
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.unfit import unscorable_sizes
-from subfleet.rounds.weighing import in_task
+from subfleet.rounds.work import Scorable, ScoringRequest
 
 __all__ = [
-    "BATCHES",
     "proposed_seat",
-    "score_training",
     "scored_seat",
     "scoring_seat",
     "scoring_wanted",
@@ -36,15 +33,13 @@ __all__ = [
     "without_late_scores",
 ]
 
-BATCHES = 2
-"""Whose gradients are compared (Li et al., ICLR 2023, section 4)."""
 _LEAST = 2
 """Candidates; one alone needs no score."""
 
 
 def proposed_seat(terms: Terms, state: RunState, seat: Seat) -> tuple[Seat, tuple[Action, ...]]:
     """Propose candidates to a client that has answered, where the method has some; else choose a size at once."""
-    propose = terms.policies.propose
+    propose = terms.roles.assigner.propose
     if propose is None or seat.budget is None or terms.config.calibrates(state.round):
         return assigned_seat(terms, state, seat)
     unscorable = unscorable_sizes(state, seat.client_id, seat.runtime)
@@ -52,63 +47,25 @@ def proposed_seat(terms: Terms, state: RunState, seat: Seat) -> tuple[Seat, tupl
     if len(proposals) < _LEAST:
         return assigned_seat(terms, state, seat)
     waiting = replace(seat, stage="scoring", proposals=tuple(one.spec for one in proposals))
-    return waiting, (Request(wanted=scoring_wanted(state, waiting)),)
+    return waiting, (scoring_wanted(state, waiting),)
 
 
-def scoring_wanted(state: RunState, seat: Seat) -> ScoringWanted:
+def scoring_wanted(state: RunState, seat: Seat) -> ScoringRequest:
     """What a seat's score task is made of."""
-    return ScoringWanted(client_id=seat.client_id, round=state.round, target=seat.runtime, sizes=seat.proposals)
-
-
-def score_training(training: TrainingSettings) -> TrainingSettings:
-    """The batches of a round's local training, with the plain objective and an optimiser without state.
-
-    Nothing is updated. Gradients are summed, which is how a device gets to see them.
-    """
-    objective = replace(training.objective, label_smoothing=0.0, class_mask=False, proximal=False)
-    return TrainingSettings(
-        batch_size=training.batch_size,
-        micro_batch_size=training.program_batch_size,
-        learning_rate=0.0,
-        objective=objective,
-        optimiser=OptimiserSettings(momentum=0.0),
-        recompute=training.recompute,
-        seed=training.seed,
-    )
+    return ScoringRequest(client_id=seat.client_id, round=state.round, target=seat.runtime, sizes=seat.proposals)
 
 
 def scoring_seat(
-    terms: Terms, state: RunState, seat: Seat, made: ScoringMade, now_s: float
+    terms: Terms, state: RunState, seat: Seat, candidates: Sequence[Scorable], now_s: float
 ) -> tuple[Seat, tuple[Action, ...]]:
     """Send the candidates whose programs' own plans fit the budget; with too few of them no score is needed."""
     budget = seat.budget
-    planned = {one: planned_for(one.planned_peak_bytes, one.packings, seat.packing_width) for one in made.candidates}
+    planned = {one: planned_for(one.planned_peak_bytes, one.packings, seat.packing_width) for one in candidates}
     fitting = [one for one, size_bytes in planned.items() if budget is not None and size_bytes <= budget.memory_bytes]
     fitting = _with_disk(budget, fitting)
     if budget is None or len(fitting) < _LEAST:
         return unscored_seat(terms, state, seat)
-    name = score_task_id(terms, state, seat.client_id)
-    task = Task(
-        task_id=name,
-        work="score",
-        run_id=terms.run_id,
-        round=state.round,
-        client_id=seat.client_id,
-        spec=fitting[-1].size,
-        programs=tuple(one.program for one in fitting),
-        weights=None,
-        training=score_training(terms.training(state.round)),
-        planned_peak_bytes=max(planned[one] for one in fitting),
-        budget=in_task(budget),
-        deadline_s=max(0.0, limit_s(terms, "scores") - (now_s - state.entered_s)),
-        message_id=name,
-        retry=state.retry,
-        scoring=Scoring(
-            specs=tuple(one.size for one in fitting), weights=tuple(one.weights for one in fitting), batches=BATCHES
-        ),
-        classes=terms.config.data.classes,
-        transform=terms.config.data.transform,
-    )
+    task = score_task(terms, state, seat, {one: planned[one] for one in fitting}, now_s)
     return replace(seat, task=task), (SendTask(task=task),)
 
 
@@ -127,15 +84,15 @@ def scored_seat(terms: Terms, state: RunState, seat: Seat, scores: Scores) -> tu
     if best is None:
         return unscored_seat(terms, state, seat)
     ask = ask_of(terms, state, seat)
-    return given_seat(terms, state, seat, ask, Assigned(candidate=ask.price(best)))
+    return given_seat(terms, state, seat, ask, Assignment(candidate=ask.price(best)))
 
 
 def _best(seat: Seat, scores: Scores) -> SubnetSpec | None:
-    if seat.task is None or seat.task.scoring is None:
+    if seat.task is None or not isinstance(seat.task.work, Score):
         return None
     # Candidates are ordered from smallest to largest.
     known = [(one.score, place) for place, one in enumerate(scores.scores) if one.score is not None]
-    return seat.task.scoring.specs[max(known)[1]] if known else None
+    return seat.task.work.candidates[max(known)[1]].spec if known else None
 
 
 def unscored_seat(terms: Terms, state: RunState, seat: Seat) -> tuple[Seat, tuple[Action, ...]]:

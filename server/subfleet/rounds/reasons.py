@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
-from subfleet.methods.asking import Ask
+from subfleet.methods.assigner import AssignmentContext
 from subfleet.protocol.messages import RefusalReason
 from subfleet.search.candidates import Candidate
 from subfleet.search.fitting import Limit
@@ -52,7 +52,7 @@ LASTING_LIMITS: frozenset[Limit] = frozenset(
 )
 
 
-def nothing_left(ask: Ask, only: Candidate | None = None) -> bool:
+def nothing_left(ask: AssignmentContext, only: Candidate | None = None) -> bool:
     """Whether every size is kept from a client by what lasts, so that no attempt has anything for it.
 
     Args:

@@ -40,7 +40,7 @@ def refused_seat(terms: Terms, state: RunState, seat: Seat, refusal: Refusal) ->
 def lasting_of(terms: Terms, state: RunState, seat: Seat) -> Lasts:
     """Whether a device to which a program could not be given, or of which it was refused, has nothing else left."""
     ask = ask_of(terms, state, seat)
-    assigned = terms.policies.assign(ask)
+    assigned = terms.roles.assigner.assign(ask)
     left = assigned.candidate is not None or not nothing_left(ask, assigned.only)
     return "passing" if left else "lasting"
 

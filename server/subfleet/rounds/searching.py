@@ -15,12 +15,12 @@ from dataclasses import replace
 
 from subfleet.elastic.lineage import Lineage
 from subfleet.methods.path_search import PathSearch, ScoredGeneration
-from subfleet.rounds.actions import Action, CloseGeneration, Request
+from subfleet.rounds.actions import Action, CloseGeneration
 from subfleet.rounds.federated_scoring import begun_scoring, mean_scores, scored_by_devices
 from subfleet.rounds.networks import all_lineages, lineages_in_use, with_lineages
-from subfleet.rounds.requests import GenerationMade, GenerationWanted
 from subfleet.rounds.state import RunState, remembered
 from subfleet.rounds.terms import Terms
+from subfleet.rounds.work import GenerationRequest, ProposedGeneration
 
 __all__ = ["generation_failed", "generation_made", "generation_wanted", "search_due", "searched_round", "searching"]
 
@@ -30,10 +30,10 @@ _NOBODY = "no device that can compute its paths has scored them; see that some h
 
 def search_due(terms: Terms, state: RunState) -> bool:
     """Whether a search comes before anything else: after it the supernet has retired, and there is none to search."""
-    search = terms.policies.path_search
+    search = terms.roles.networks.path_search
     if search is None or not state.folded_round or _supernet(terms, state) is None:
         return False
-    return search.due(remembered(terms, state), state.folded_round)
+    return search.is_due(remembered(terms, state), state.folded_round)
 
 
 def searching(terms: Terms, state: RunState, now_s: float) -> Outcome:
@@ -42,25 +42,27 @@ def searching(terms: Terms, state: RunState, now_s: float) -> Outcome:
     wanted = generation_wanted(state)
     if state.phase != "search" or state.scores is not None or wanted in state.asked:
         return state, actions
-    return replace(state, asked=state.asked | {wanted}), (*actions, Request(wanted=wanted))
+    return replace(state, asked=state.asked | {wanted}), (*actions, wanted)
 
 
-def generation_wanted(state: RunState) -> GenerationWanted:
+def generation_wanted(state: RunState) -> GenerationRequest:
     """The next generation, by its number."""
-    return GenerationWanted(round=state.folded_round, number=state.generations + 1)
+    return GenerationRequest(round=state.folded_round, number=state.generations + 1)
 
 
-def generation_made(terms: Terms, state: RunState, made: GenerationMade, now_s: float) -> Outcome:
+def generation_made(
+    terms: Terms, state: RunState, request: GenerationRequest, made: ProposedGeneration, now_s: float
+) -> Outcome:
     """Remember a generation's scores; or end the search, where there was nothing left to propose."""
-    state = replace(state, asked=state.asked - {made.wanted})
-    search = terms.policies.path_search
-    if state.phase != "search" or made.wanted != generation_wanted(state) or search is None:
+    state = replace(state, asked=state.asked - {request})
+    search = terms.roles.networks.path_search
+    if state.phase != "search" or request != generation_wanted(state) or search is None:
         return state, ()
     supernet = _supernet(terms, state)
     if made.generation is None:
         found = _with_found(terms, state, search, supernet)
         if found is None:
-            return generation_failed(state, made.wanted, _NOBODY, now_s), ()
+            return generation_failed(state, request, _NOBODY, now_s), ()
         return replace(found, phase="waiting", entered_s=now_s, generations=0), ()
     if search.federated is not None and supernet is not None:
         return begun_scoring(state, terms.declared(supernet).network, made, now_s), ()
@@ -73,7 +75,7 @@ def generation_made(terms: Terms, state: RunState, made: GenerationMade, now_s: 
     return _scored(terms, state, search, close, now_s)
 
 
-def generation_failed(state: RunState, wanted: GenerationWanted, reason: str, now_s: float) -> RunState:
+def generation_failed(state: RunState, wanted: GenerationRequest, reason: str, now_s: float) -> RunState:
     """A search that cannot go on ends the run: its networks would be chosen by nothing."""
     state = replace(state, asked=state.asked - {wanted})
     if state.phase != "search" or wanted != generation_wanted(state):
@@ -90,7 +92,7 @@ def searched_round(terms: Terms, state: RunState) -> int:
 
 def _with_scores(terms: Terms, state: RunState, now_s: float) -> Outcome:
     """The state with what devices have told of a generation; it is remembered when all rounds of scoring are over."""
-    search, supernet = terms.policies.path_search, _supernet(terms, state)
+    search, supernet = terms.roles.networks.path_search, _supernet(terms, state)
     if search is None or search.federated is None or supernet is None:
         return state, ()
     state, actions = scored_by_devices(terms, state, terms.declared(supernet).network, search.federated, now_s)
@@ -100,10 +102,10 @@ def _with_scores(terms: Terms, state: RunState, now_s: float) -> Outcome:
     state, generation = replace(state, scores=None), told.made.generation
     scores = mean_scores(told) or told.made.scores  # the server's own, where it has any
     if generation is not None and not scores and not told.asked:  # a tier for which there is no device
-        memory = search.passed(remembered(terms, state), generation)
+        memory = search.skip(remembered(terms, state), generation)
         return replace(state, memory=memory, entered_s=now_s), actions
     if generation is None or not scores:
-        return generation_failed(state, told.made.wanted, _NOBODY, now_s), actions
+        return generation_failed(state, generation_wanted(state), _NOBODY, now_s), actions
     close = CloseGeneration(
         round=state.folded_round, generation=generation, scores=scores, seconds=now_s - told.asked_s, devices=told
     )
@@ -113,7 +115,7 @@ def _with_scores(terms: Terms, state: RunState, now_s: float) -> Outcome:
 
 def _scored(terms: Terms, state: RunState, search: PathSearch, close: CloseGeneration, now_s: float) -> Outcome:
     scored = ScoredGeneration(generation=close.generation, scores=close.scores)
-    memory = search.scored(remembered(terms, state), scored)
+    memory = search.record(remembered(terms, state), scored)
     return replace(state, memory=memory, generations=close.generation.number, entered_s=now_s), (close,)
 
 
@@ -132,7 +134,7 @@ def _with_found(terms: Terms, state: RunState, search: PathSearch, supernet: Lin
     if supernet is None:
         raise ValueError("a search has ended of a run that has no supernet")
     network = terms.declared(supernet).network
-    found = tuple(search.found(remembered(terms, state), network, state.folded_round))
+    found = tuple(search.conclude(remembered(terms, state), network, state.folded_round))
     odd = [one.id for one in found if (one.parent, one.born_round) != (network.id, state.folded_round)]
     if odd:
         raise ValueError(f"a search has found the networks {odd}, but must find some of network {network.id!r}")

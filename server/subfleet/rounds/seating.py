@@ -4,32 +4,27 @@ from collections.abc import Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from subfleet.elastic.network import Network
-from subfleet.methods.norms import calibration_of
-from subfleet.methods.policies import Ask, Assigned, Draw, Written
-from subfleet.methods.selecting import Trainee
+from subfleet.methods.assigner import Assignment, AssignmentContext, WrittenSize
 from subfleet.protocol.memory import planned_for
-from subfleet.protocol.messages import Profile, Task, Telemetry
-from subfleet.protocol.programs import ProgramRef
+from subfleet.protocol.messages import Profile, Telemetry
 from subfleet.protocol.readings import Budget, LogLow, Reading
 from subfleet.protocol.subnet import SubnetSpec
-from subfleet.protocol.update_codecs import Uncompressed
-from subfleet.rounds.actions import Action, Request, SendTask
-from subfleet.rounds.answers import deploy_task_id, task_id
+from subfleet.rounds.actions import Action, SendTask
 from subfleet.rounds.counting import counts
 from subfleet.rounds.deciding import deciding_limit
 from subfleet.rounds.declarations import declaration_of
 from subfleet.rounds.fitting_plans import operators_of, planned_for_seat
 from subfleet.rounds.labels import class_counts_of
-from subfleet.rounds.networks import NOT_YET, declared_of, in_use, own_size, standing_for
+from subfleet.rounds.networks import NOT_YET, in_use, own_size, standing_for
 from subfleet.rounds.pricing import candidates_of, prices_of
 from subfleet.rounds.reasons import Lasts, nothing_left
-from subfleet.rounds.requests import TaskMade, TaskWanted
 from subfleet.rounds.samples import samples_problem, scale_warning
-from subfleet.rounds.state import RunState, Seat, remembered
+from subfleet.rounds.state import RunState, Seat
+from subfleet.rounds.tasks import draw_of, train_task
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.unfit import unfit_sizes
-from subfleet.rounds.weighing import in_task, objection
+from subfleet.rounds.weighing import objection
+from subfleet.rounds.work import PreparedTask, TaskRequest
 from subfleet.rounds.written import ProgramFacts
 from subfleet.search.candidates import budget_of, forward_macs_of, lacking_operators
 from subfleet.search.fitting import Limit
@@ -43,7 +38,6 @@ __all__ = [
     "given_seat",
     "measured_seat",
     "prepared_seat",
-    "task_for_models",
     "task_wanted",
 ]
 
@@ -81,7 +75,7 @@ def measured_seat(terms: Terms, state: RunState, profile: Profile, telemetry: Te
     reason = _why_not(terms, profile, seat.runtime) or odd_classes
     if terms.config.data.check == "refuse":
         reason = reason or seat.data_warning
-    if terms.policies.declarations:
+    if terms.roles.assigner.declarations:
         declared = declaration_of(terms, profile, state.brought.get(profile.client_id, ()))
         seat = replace(seat, architecture=declared.size, brought=declared.network)
         reason = reason or declared.reason
@@ -138,15 +132,15 @@ def assigned_seat(terms: Terms, state: RunState, seat: Seat) -> tuple[Seat, tupl
     if seat.brought is not None and own_size(terms, state.lineages, seat) is None:
         return replace(seat, stage="skipped", reason=NOT_YET), ()
     ask = ask_of(terms, state, seat)
-    assigned = terms.policies.assign(ask)
+    assigned = terms.roles.assigner.assign(ask)
     return given_seat(terms, state, replace(seat, first_wanted=assigned.wanted), ask, assigned)
 
 
-def task_wanted(state: RunState, seat: Seat) -> TaskWanted | None:
+def task_wanted(state: RunState, seat: Seat) -> TaskRequest | None:
     """What a seat's task is made of; None where it has no subnet yet."""
     if seat.participant is None:
         return None
-    return TaskWanted(
+    return TaskRequest(
         participant=seat.participant,
         round=state.round,
         attempt=seat.attempt,
@@ -156,7 +150,7 @@ def task_wanted(state: RunState, seat: Seat) -> TaskWanted | None:
 
 
 def prepared_seat(
-    terms: Terms, state: RunState, seat: Seat, made: TaskMade, now_s: float
+    terms: Terms, state: RunState, seat: Seat, made: PreparedTask, now_s: float
 ) -> tuple[Seat, tuple[Action, ...]]:
     """Send the task if the program's own plan fits the budget, and the runtime has what it calls; else look below."""
     facts = made.facts
@@ -168,31 +162,7 @@ def prepared_seat(
     planned_bytes, unfit = planned_for_seat(seat, facts, operators_of(state, seat.client_id))
     if unfit or planned_bytes > _room_bytes(terms, state, seat):
         return _another(terms, state, seat, facts, "memory")
-    task_name = task_id(terms, state, seat.client_id, seat.attempt)
-    calibrates, trainee = terms.config.calibrates(state.round), _trainee(terms, state, seat, seat.spec)
-    network = _network_of(terms, state, seat.spec)
-    task = Task(
-        task_id=task_name,
-        work="calibrate" if calibrates else "train",
-        run_id=terms.run_id,
-        round=state.round,
-        client_id=seat.client_id,
-        spec=seat.spec,
-        programs=(made.program,),
-        weights=made.weights,
-        training=terms.local_training(state.round, trainee, student=seat.student),
-        planned_peak_bytes=planned_bytes,
-        budget=in_task(seat.budget),
-        deadline_s=max(0.0, terms.config.deadlines.round_s - (now_s - state.entered_s)),
-        message_id=task_name,
-        update_codec=Uncompressed() if calibrates else terms.update_codec(network, seat.spec, seat.budget),
-        calibration=calibration_of(network, seat.spec) if calibrates else None,
-        retry=state.retry,
-        classes=terms.config.data.classes,
-        transform=terms.config.data.transform,
-        sends=() if calibrates else _sent(terms, trainee),
-        paths=None if calibrates else seat.paths,
-    )
+    task = train_task(terms, state, seat, made, planned_bytes, now_s)
     if (limit := objection(terms, state, seat, task)) is not None:
         return _another(terms, state, seat, facts, limit)
     return replace(seat, stage="out", task=task, reason=""), (SendTask(task=task),)
@@ -213,7 +183,7 @@ def _subspace_anew(terms: Terms, state: RunState, seat: Seat, facts: ProgramFact
     if size is None or seat.attempt + 1 >= terms.config.max_attempts:
         reason = "none of the subspaces that it was given has room, or an operator that its runtime has"
         return replace(seat, stage="skipped", size=None, spec=None, reason=reason), ()
-    known = Written(
+    known = WrittenSize(
         size=size,
         planned_peak_bytes=facts.planned_peak_bytes,
         operators=facts.operators,
@@ -222,24 +192,7 @@ def _subspace_anew(terms: Terms, state: RunState, seat: Seat, facts: ProgramFact
     )
     ask = ask_of(terms, state, seat)
     ask = replace(ask, written=MappingProxyType({**ask.written, size.spec_id: known}))
-    return given_seat(terms, state, replace(seat, attempt=seat.attempt + 1), ask, terms.policies.assign(ask))
-
-
-def _trainee(terms: Terms, state: RunState, seat: Seat, spec: SubnetSpec) -> Trainee:
-    draw, tensors = _draw(terms, state, seat), tuple(_network_of(terms, state, spec).shapes(spec))
-    return Trainee(draw=draw, size=seat.size or spec, tensors=tensors)
-
-
-def _sent(terms: Terms, trainee: Trainee) -> tuple[str, ...]:
-    """The tensors whose change the client sends, as its task names them: in order, or none where it sends all."""
-    if terms.policies.sends is None:
-        return ()
-    sent = terms.policies.sends(trainee)
-    return () if sent >= set(trainee.tensors) else tuple(name for name in trainee.tensors if name in sent)
-
-
-def _network_of(terms: Terms, state: RunState, spec: SubnetSpec) -> Network:
-    return declared_of(terms, state.lineages, spec).network
+    return given_seat(terms, state, replace(seat, attempt=seat.attempt + 1), ask, terms.roles.assigner.assign(ask))
 
 
 def _room_bytes(terms: Terms, state: RunState, seat: Seat) -> int:
@@ -266,27 +219,6 @@ def _without_operators(
     return (chosen, actions) if chosen.open else (skipped, ())
 
 
-def task_for_models(terms: Terms, state: RunState, seat: Seat, programs: Sequence[ProgramRef], now_s: float) -> Task:
-    """The task that brings a client its own models."""
-    task_name = deploy_task_id(terms, state, seat.client_id)
-    return Task(
-        task_id=task_name,
-        work="deploy",
-        run_id=terms.run_id,
-        round=state.round,
-        client_id=seat.client_id,
-        spec=seat.spec or terms.space[0],
-        programs=tuple(programs),
-        weights=None,
-        training=None,
-        planned_peak_bytes=0,
-        budget=in_task(seat.budget),
-        deadline_s=max(0.0, terms.config.deadlines.deploy_s - (now_s - state.entered_s)),
-        message_id=task_name,
-        retry=state.retry,
-    )
-
-
 def ask_of(
     terms: Terms,
     state: RunState,
@@ -295,7 +227,7 @@ def ask_of(
     below: SubnetSpec | None = None,
     below_limit: Limit = "memory",
     search: Search | None = None,
-) -> Ask:
+) -> AssignmentContext:
     """What a method is asked for a client; prices of its target must be there.
 
     Args:
@@ -310,7 +242,7 @@ def ask_of(
     last = state.last.get(seat.client_id)
     known = None if last is None else standing_for(terms, state, last)
     written = {
-        one.program.size.spec_id: Written(
+        one.program.size.spec_id: WrittenSize(
             size=one.program.size,
             planned_peak_bytes=planned_for(one.facts.planned_peak_bytes, one.facts.packings, seat.packing_width),
             operators=one.facts.operators,
@@ -322,11 +254,11 @@ def ask_of(
         for key, one in state.written.items()
         if one.program.target == seat.runtime and one.program.student is None and counts(terms, state, one)
     }
-    return Ask(
+    return AssignmentContext(
         networks=MappingProxyType({one.network.id: one.network for one in in_use(terms, state)}),
         candidates=candidates_of(terms, state, seat.runtime),
         price=price,
-        draw=_draw(terms, state, seat),
+        draw=draw_of(terms, state, seat),
         target=seat.runtime,
         budget=seat.budget or Budget(memory_bytes=0),
         previous=known.size if known is not None else None,
@@ -341,19 +273,14 @@ def ask_of(
     )
 
 
-def _draw(terms: Terms, state: RunState, seat: Seat) -> Draw:
-    memory = remembered(terms, state)
-    return Draw(seed=terms.config.seed, round=state.round, client_id=seat.client_id, memory=memory)
-
-
 def choose_below(terms: Terms, state: RunState, seat: Seat, limit: Limit) -> tuple[Seat, tuple[Action, ...]]:
     """A smaller subnet, of those that were known when the round began: nothing depends on who was answered first."""
     ask = ask_of(terms, state, seat, below=seat.size, below_limit=limit)
-    return given_seat(terms, state, seat, ask, terms.policies.assign(ask))
+    return given_seat(terms, state, seat, ask, terms.roles.assigner.assign(ask))
 
 
 def given_seat(
-    terms: Terms, state: RunState, seat: Seat, ask: Ask, assigned: Assigned
+    terms: Terms, state: RunState, seat: Seat, ask: AssignmentContext, assigned: Assignment
 ) -> tuple[Seat, tuple[Action, ...]]:
     """Give a client what was chosen for it; skipped where that is nothing."""
     if assigned.candidate is not None:
@@ -363,23 +290,23 @@ def given_seat(
         reason = (assigned.reason or _why_none(state, seat, ask))[:MOST_CHARACTERS]
         lasts: Lasts = "lasting" if nothing_left(ask, assigned.only) else "passing"
         return replace(seat, stage="skipped", size=None, spec=None, reason=reason, lasts=lasts), ()
-    size, draw = assigned.candidate.spec, _draw(terms, state, seat)
+    size, draw = assigned.candidate.spec, draw_of(terms, state, seat)
     network = ask.networks[size.network]
     given = replace(
         seat,
         stage="preparing",
         size=size,
-        spec=assigned.placed or terms.policies.place(network, size, draw),
-        student=terms.policies.student(network, size, draw),
+        spec=assigned.placed or terms.roles.assigner.place(network, size, draw),
+        student=terms.roles.training.student(network, size, draw),
         paths=assigned.paths,
         wanted=assigned.wanted,
         task=None,
     )
     wanted = task_wanted(state, given)
-    return given, (Request(wanted=wanted),) if wanted is not None else ()
+    return given, (wanted,) if wanted is not None else ()
 
 
-def _why_none(state: RunState, seat: Seat, ask: Ask) -> str:
+def _why_none(state: RunState, seat: Seat, ask: AssignmentContext) -> str:
     if seat.budget is None:
         return "it told no budget"
     problems = [one.problem for key, one in sorted(state.prices.items()) if key.endswith(seat.runtime)]

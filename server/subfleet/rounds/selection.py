@@ -7,15 +7,24 @@ from functools import lru_cache, partial
 from types import MappingProxyType
 
 from subfleet.elastic.lineage import Lineage
-from subfleet.methods.selecting import Available, ClosedRound, Evaluation, Past, Selecting, drawn_at_random
+from subfleet.methods.roles import ClosedRound
+from subfleet.methods.selector import (
+    AvailableClient,
+    Evaluation,
+    LastUpdate,
+    SelectionContext,
+    at_random,
+    drawn_at_random,
+)
 from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.task import Train
 from subfleet.protocol.training import TrainingSettings
 from subfleet.rounds.awaiting import punctuality_of
 from subfleet.rounds.durations import expected_time
-from subfleet.rounds.events import Folded
 from subfleet.rounds.networks import in_use, price_of
 from subfleet.rounds.state import LastEvaluation, RunState, Seat, remembered
 from subfleet.rounds.terms import Terms
+from subfleet.rounds.work import AggregatedRound
 from subfleet.search.candidates import Candidate
 
 __all__ = ["NOT_DRAWN", "selected", "with_memory"]
@@ -48,15 +57,15 @@ def _at_random(terms: Terms, state: RunState, names: frozenset[str]) -> frozense
 
 
 def _chosen(terms: Terms, state: RunState, able: tuple[Seat, ...]) -> tuple[RunState, frozenset[str]]:
-    names, config, select = frozenset(seat.client_id for seat in able), terms.config, terms.policies.select
+    names, config, select = frozenset(seat.client_id for seat in able), terms.config, terms.roles.selector.select
     if not able or config.calibrates(state.round):
         return state, names
-    if select is None:
+    if select is at_random:  # which needs to know nothing of the clients
         return state, _at_random(terms, state, names)
     price = _priced(terms, state.lineages)
     known = _Known(terms=terms, state=state, training=terms.training(state.round), price=price)
     found = select(
-        Selecting(
+        SelectionContext(
             clients=tuple(known.available(seat) for seat in able),
             count=config.clients_per_round,
             round=state.round,
@@ -72,20 +81,20 @@ def _chosen(terms: Terms, state: RunState, able: tuple[Seat, ...]) -> tuple[RunS
     return replace(state, memory=found.memory), chosen
 
 
-def with_memory(terms: Terms, state: RunState, event: Folded, seats: Mapping[str, Seat]) -> RunState:
+def with_memory(terms: Terms, state: RunState, event: AggregatedRound, seats: Mapping[str, Seat]) -> RunState:
     """The state with what the method remembers of a round in which the updates of these seats were folded."""
-    if terms.policies.remember is None:
+    if terms.roles.memory.remember is None:
         return state
     price = _priced(terms, state.lineages)
     past = {name: one for name, seat in sorted(seats.items()) if (one := _past(seat, price)) is not None}
     closed = ClosedRound(
-        round=event.round,
+        round=state.folded_round,
         clients=MappingProxyType(past),
         loss=event.loss,
         accuracy=event.accuracy or 0.0,
-        found=event.found,
+        observation=event.found,
     )
-    return replace(state, memory=terms.policies.remember(remembered(terms, state), closed))
+    return replace(state, memory=terms.roles.memory.remember(remembered(terms, state), closed))
 
 
 def _priced(terms: Terms, lineages: tuple[Lineage, ...]) -> Price:
@@ -116,7 +125,7 @@ class _Known:
     training: TrainingSettings
     price: Price
 
-    def available(self, seat: Seat) -> Available:
+    def available(self, seat: Seat) -> AvailableClient:
         """A client that has answered, as methods are told of it."""
         if seat.budget is None:
             raise ValueError(f"client {seat.client_id} has answered, but told no budget")
@@ -131,7 +140,7 @@ class _Known:
             weight_bytes=size.weight_bytes,
             update_bytes=size.update_bytes,
         )
-        return Available(
+        return AvailableClient(
             client_id=seat.client_id,
             sample_count=seat.sample_count,
             class_counts=seat.class_counts,
@@ -151,20 +160,18 @@ def _evaluation(last: LastEvaluation | None) -> Evaluation | None:
     return Evaluation(round=last.round, loss=told.loss, accuracy=told.accuracy, label_count=told.label_count)
 
 
-def _past(seat: Seat, price: Price) -> Past | None:
+def _past(seat: Seat, price: Price) -> LastUpdate | None:
     """What is known of an update; None of one that trained nothing."""
-    if seat.result is None or seat.size is None or seat.task is None or seat.task.training is None:
-        return None
-    if seat.task.work != "train":
+    if seat.result is None or seat.size is None or seat.task is None or not isinstance(seat.task.work, Train):
         return None
     update = seat.result
     told = update.square_loss
-    return Past(
+    return LastUpdate(
         round=update.round,
         size=seat.size,
         spec=seat.spec or seat.size,
         sample_count=min(update.sample_count, seat.sample_count),
-        epochs=seat.task.training.epochs,
+        epochs=seat.task.work.settings.epochs,
         loss=update.loss,
         square_loss=update.loss**2 if told is None else max(told, update.loss**2),
         change_norm=seat.change.weights * math.sqrt(price(seat.size).parameters),

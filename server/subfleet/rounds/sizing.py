@@ -9,12 +9,12 @@ from dataclasses import replace
 from heapq import nsmallest
 from types import MappingProxyType
 
-from subfleet.rounds.actions import Action, GoOn, Request
+from subfleet.rounds.actions import Action, GoOn
 from subfleet.rounds.pricing import prices_wanted
 from subfleet.rounds.proposing import proposed_seat
-from subfleet.rounds.requests import BeginningWanted, PricesWanted, ProgramWanted, SearchWanted
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
+from subfleet.rounds.work import CostRequest, NetworksRequest, ProgramRequest, SearchRequest
 from subfleet.search.queue import most_wanted
 
 __all__ = ["AT_ONCE", "asking", "lacking", "sized"]
@@ -25,25 +25,25 @@ AT_ONCE = 4
 Outcome = tuple[RunState, tuple[Action, ...]]
 
 
-def lacking(terms: Terms, state: RunState) -> tuple[PricesWanted | SearchWanted, ...]:
+def lacking(terms: Terms, state: RunState) -> tuple[CostRequest | SearchRequest, ...]:
     """What is to be made next before sizes can be chosen for the round's clients; nothing where all is there."""
-    policies = terms.policies
-    if policies.search is None and not policies.planned_prices:
+    search = terms.roles.assigner.search
+    if search is None:
         return ()
     targets = {seat.runtime for seat in state.seats.values() if seat.stage not in ("skipped", "missing")}
     unpriced = [wanted for target in sorted(targets) for wanted in prices_wanted(terms, state, target)]
-    if unpriced or policies.search is None or not targets:
+    if unpriced or not targets:
         return tuple(unpriced)
     found = state.explored_turn == state.turn and targets <= state.searches.keys()
-    return () if found else (SearchWanted(turn=state.turn),)
+    return () if found else (SearchRequest(turn=state.turn),)
 
 
-def asking(state: RunState, wanted: Iterable[PricesWanted | SearchWanted | BeginningWanted]) -> Outcome:
+def asking(state: RunState, wanted: Iterable[CostRequest | SearchRequest | NetworksRequest]) -> Outcome:
     """Ask for what is not being made already."""
     new = tuple(one for one in wanted if one not in state.asked)
     if not new:
         return state, ()
-    return replace(state, asked=state.asked.union(new)), tuple(Request(wanted=one) for one in new)
+    return replace(state, asked=state.asked.union(new)), new
 
 
 def sized(terms: Terms, state: RunState) -> Outcome:
@@ -74,5 +74,5 @@ def _with_wishes(terms: Terms, state: RunState) -> Outcome:
     wishes = [seat.first_wanted for seat in state.seats.values() if seat.first_wanted is not None]
     known = {*state.written, *(program.key for program in state.queue)}
     new = tuple(wish.program for wish in most_wanted(wishes, known, terms.config.exports_per_round))
-    actions = tuple(Request(wanted=ProgramWanted(program=one, round=state.round)) for one in new)
+    actions = tuple(ProgramRequest(program=one, round=state.round) for one in new)
     return replace(state, queue=(*state.queue, *new)), actions

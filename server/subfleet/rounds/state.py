@@ -37,8 +37,8 @@ from typing import Any, Literal
 from subfleet.elastic.families import AnyFamily
 from subfleet.elastic.lineage import Lineage
 from subfleet.elastic.memory_prices import MemoryPrices
-from subfleet.methods.asking import Unfit
-from subfleet.methods.policies import Participant
+from subfleet.methods.aggregator import Participant
+from subfleet.methods.assigner import Unfit
 from subfleet.protocol.memory import PackingWidth
 from subfleet.protocol.messages import MAX_SAMPLES, Evaluated, Profile, Task, Update
 from subfleet.protocol.paths import PathSettings
@@ -49,9 +49,9 @@ from subfleet.rounds.attempts import Tries
 from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.punctuality import Duty, Punctuality
 from subfleet.rounds.reasons import Lasts
-from subfleet.rounds.requests import BeginningWanted, GenerationMade, GenerationWanted, PricesWanted, SearchWanted
 from subfleet.rounds.suspicion import ChangeSize
 from subfleet.rounds.terms import Terms
+from subfleet.rounds.work import CostRequest, GenerationRequest, NetworksRequest, ProposedGeneration, SearchRequest
 from subfleet.rounds.written import ModelFile, WrittenProgram
 from subfleet.search.candidates import Candidate
 from subfleet.search.query import FoundSize, Search
@@ -245,7 +245,7 @@ class Suspicion:
 
 def remembered(terms: Terms, state: "RunState") -> Any:
     """What the method remembers: at first what it begins with."""
-    return terms.policies.memory if state.memory is None else state.memory
+    return terms.roles.memory.initial if state.memory is None else state.memory
 
 
 def _nothing() -> Mapping[str, "Seat"]:
@@ -284,7 +284,7 @@ class GenerationScores:
             own; None where nothing is ranked.
     """
 
-    made: GenerationMade
+    made: ProposedGeneration
     supernet: SubnetSpec
     asked_s: float
     sums: tuple[float, ...]
@@ -317,7 +317,7 @@ class RunState:
         written: the programs written so far, by their keys.
         explored_turn: the last turn for whose clients the search has looked; its finds are in the pool.
         wished_turn: the last turn whose clients had all been given a first size, so that their wishes were weighed.
-        prices: by `PricesWanted.key`, what memory costs there, where the method goes by `planned_prices`.
+        prices: by `CostRequest.key`, what memory costs there, where the method goes by `planned_prices`.
         searches: by target, the method's search, which has learned the pool.
         written_prices: by their keys, what programs that were written cost by prices, where the method has a search.
         generations: of the search after the last folded round, those that have been scored.
@@ -355,7 +355,7 @@ class RunState:
     written_prices: Mapping[str, Candidate] = field(default_factory=lambda: MappingProxyType({}))
     generations: int = 0
     scores: GenerationScores | None = None
-    asked: frozenset[PricesWanted | SearchWanted | BeginningWanted | GenerationWanted] = frozenset()
+    asked: frozenset[CostRequest | SearchRequest | NetworksRequest | GenerationRequest] = frozenset()
     begun_turn: int = 0
     queue: tuple[SizedProgram, ...] = ()
     written: Mapping[str, WrittenProgram] = field(default_factory=lambda: MappingProxyType({}))

@@ -9,9 +9,10 @@ from types import MappingProxyType
 from subfleet.elastic.lineage import Lineage
 from subfleet.elastic.network import Family, Network
 from subfleet.elastic.update_form import update_bytes
-from subfleet.methods.norms import calibration_training
-from subfleet.methods.policies import Policies, by_samples, without_self_distillation
-from subfleet.methods.selecting import Trainee
+from subfleet.methods.aggregator import by_samples
+from subfleet.methods.local_training import Trainee, without_self_distillation
+from subfleet.methods.roles import Roles
+from subfleet.methods.techniques import calibration_training
 from subfleet.protocol.input_statistics import InputStatistics
 from subfleet.protocol.messages import Update
 from subfleet.protocol.readings import Budget
@@ -57,7 +58,7 @@ class Terms:
 
     Attributes:
         run_id: the configured name and a part that no other run has: devices remember what they did for a run.
-        policies: of the configured method, with what the configuration says in their place.
+        roles: of the configured method, with what the configuration says in their place.
         first: the network that the run begins with.
         evaluation_inputs: what the inputs of the evaluation data are like; None where nobody has looked.
         declare: of another network the id, the settings and the members to all that follows; said before, it takes no
@@ -66,7 +67,7 @@ class Terms:
 
     config: Run
     run_id: str
-    policies: Policies
+    roles: Roles
     first: Declared
     declare: Callable[[str, Family, tuple[Family, ...]], Declared]
     evaluation_inputs: InputStatistics | None = None
@@ -100,7 +101,7 @@ class Terms:
     @property
     def log_quantile(self) -> float | None:
         """What devices are asked to tell of the logs that they replay; None asks for nothing."""
-        return self.config.log_quantile if self.policies.lasting and self.config.clock is not None else None
+        return self.config.log_quantile if self.roles.assigner.lasting and self.config.clock is not None else None
 
     @property
     def sample_bytes(self) -> int:
@@ -116,7 +117,7 @@ class Terms:
             round_number: of the round.
             student: the nested subnet of self-distillation; without one there is none.
         """
-        settings = self.policies.training(self.config.training_of(round_number), round_number)
+        settings = self.roles.training.for_round(self.config.training_of(round_number), round_number)
         settings = without_self_distillation(settings) if student is None else settings
         return calibration_training(settings) if self.config.calibrates(round_number) else settings
 
@@ -127,14 +128,14 @@ class Terms:
         general = self.training(round_number, student=student)
         if self.config.calibrates(round_number):
             return general
-        own = self.policies.local(general, trainee)
+        own = self.roles.training.for_client(general, trainee)
         numbers = {name: getattr(own, name) for name in _LOCAL}
         return replace(general, **numbers)
 
     def weigh(self, round_number: int) -> Callable[[Update], float]:
         """How much an update of a round counts by itself: measured norms are those of all samples."""
-        return by_samples if self.config.calibrates(round_number) else self.policies.weigh
+        return by_samples if self.config.calibrates(round_number) else self.roles.aggregator.weigh
 
     def update_codec(self, network: Network, size: SubnetSpec, budget: Budget) -> AnyUpdateCodec:
         """How a client with this budget writes the update of its size, which is one of the network."""
-        return self.policies.fit_codec(self.policies.update_codec, partial(update_bytes, network, size), budget)
+        return self.roles.training.fit_codec(self.roles.techniques.codec, partial(update_bytes, network, size), budget)

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from subfleet.methods.asking import Unfit
+from subfleet.methods.assigner import Unfit
 from subfleet.protocol.messages import Refusal
+from subfleet.protocol.task import Score
 from subfleet.rounds.reasons import REFUSALS
 from subfleet.rounds.state import RunState, Seat
 from subfleet.search.queue import SizedProgram
@@ -37,8 +38,8 @@ def with_unfit(state: RunState, seat: Seat, refusal: Refusal, why: str) -> RunSt
 
 
 def _keys(seat: Seat) -> tuple[str, ...]:
-    if seat.task is not None and seat.task.scoring is not None:
-        programs = (SizedProgram(size=size, target=seat.runtime) for size in seat.task.scoring.specs)
+    if seat.task is not None and isinstance(seat.task.work, Score):
+        programs = (SizedProgram(size=one.spec, target=seat.runtime) for one in seat.task.work.candidates)
         return tuple(f"{seat.client_id}/{_SCORE}/{program.key}" for program in programs)
     return () if seat.size is None else (f"{seat.client_id}/{SizedProgram(size=seat.size, target=seat.runtime).key}",)
 

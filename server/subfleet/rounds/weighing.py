@@ -1,17 +1,16 @@
 """What tasks take of a device's disk and link, by their sizes: as the device weighs them before it fetches. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from subfleet.protocol.disk import PLACED_COPIES, needed_bytes
 from subfleet.protocol.programs import ProgramRef
-from subfleet.protocol.readings import LEAST_LINK_BPS, Budget
+from subfleet.protocol.readings import LEAST_LINK_BPS
 from subfleet.protocol.task import Task
 from subfleet.rounds.state import RunState, Seat
 from subfleet.rounds.terms import Terms
 from subfleet.search.fitting import Limit
 
-__all__ = ["beyond_disk", "in_task", "models_with_room", "objection"]
+__all__ = ["beyond_disk", "models_with_room", "objection"]
 
 
 def objection(terms: Terms, state: RunState, seat: Seat, task: Task) -> Limit | None:
@@ -42,11 +41,6 @@ def models_with_room(seat: Seat, programs: Sequence[ProgramRef]) -> tuple[Progra
             kept.add(program.target)
             left_bytes -= taken_bytes
     return tuple(program for program in programs if program.target in kept)
-
-
-def in_task(budget: Budget | None) -> Budget:
-    """A device's budget as its task names it: without the disk, which older devices cannot read there."""
-    return Budget(memory_bytes=0) if budget is None else replace(budget, disk_bytes=None)
 
 
 def _too_slow(terms: Terms, state: RunState, seat: Seat, task: Task) -> bool:

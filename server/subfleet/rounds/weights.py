@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from subfleet.protocol.messages import Update
+from subfleet.protocol.task import Calibrate, Train
 from subfleet.rounds.state import Seat
 
 __all__ = ["Weight", "client_share", "counted_samples", "round_weights", "share_limit"]
@@ -110,8 +111,9 @@ def _bounded(seat: Seat) -> tuple[Update, str]:
     """A client's update with no more samples than a round of its profile's has, and what was wrong with it."""
     if seat.result is None:
         raise ValueError(f"the seat of client {seat.client_id} has no update")
-    claimed, training = seat.result.sample_count, None if seat.task is None else seat.task.training
-    known = seat.sample_count if training is None else training.round_count(seat.sample_count)
+    claimed, known = seat.result.sample_count, seat.sample_count
+    if seat.task is not None and isinstance(seat.task.work, Train | Calibrate):
+        known = seat.task.work.settings.round_count(seat.sample_count)
     if claimed <= known:
         return seat.result, ""
     of_round = "" if known == seat.sample_count else f", of which a round goes over {known}"

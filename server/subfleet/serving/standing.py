@@ -8,7 +8,7 @@ from subfleet.journal.lineages import network_records
 from subfleet.journal.outliers import counted_outliers
 from subfleet.journal.records import RunResult
 from subfleet.journal.rows import deployed_models
-from subfleet.methods.judging import method_status
+from subfleet.methods.describing import method_status
 from subfleet.rounds.counting import counting_turns
 from subfleet.rounds.ending import why_early
 from subfleet.rounds.searching import searched_round

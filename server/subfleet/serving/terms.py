@@ -9,7 +9,7 @@ from subfleet.elastic.building import network_of
 from subfleet.elastic.cost import Costs
 from subfleet.elastic.network import Family, Network
 from subfleet.elastic.replication import size_in
-from subfleet.methods.policies import Policies
+from subfleet.methods.roles import Roles
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.rounds.terms import Declared, Terms
@@ -34,23 +34,23 @@ def terms_of(config: Run, run_id: str) -> Terms:
     problem = config.training.augmentation.problem_with(config.model.input_shape)
     if problem is not None:
         raise ConfigError(problem)
-    policies, network = config.policies, network_of(config.model)
+    roles, network = config.roles, network_of(config.model)
     return Terms(
         config=config,
         run_id=run_id,
-        policies=policies,
-        first=_declared(config, policies, network, policies.space(network, config.rates)),
-        declare=cache(partial(_grown, config, policies)),
+        roles=roles,
+        first=_declared(config, roles, network, roles.assigner.space(network, config.rates)),
+        declare=cache(partial(_grown, config, roles)),
     )
 
 
-def _grown(config: Run, policies: Policies, network_id: str, family: Family, members: tuple[Family, ...]) -> Declared:
+def _grown(config: Run, roles: Roles, network_id: str, family: Family, members: tuple[Family, ...]) -> Declared:
     """A network that appeared during the run; its sizes have its id in their names."""
     network = replace(network_of(family), id=network_id)
     sizes = {one: size_in(network, network_of(one)) for one in members}
     own = {size.spec_id: _named(network, size) for size in sizes.values()}
-    space = tuple(own.values()) or policies.space(network, config.rates)
-    found = _declared(config, policies, network, space)
+    space = tuple(own.values()) or roles.assigner.space(network, config.rates)
+    found = _declared(config, roles, network, space)
     named = (replace(one, spec=replace(one.spec, name=f"{network_id} {one.spec.name}")) for one in found.candidates)
     found = replace(found, candidates=tuple(named))
     of_id = {one.spec_id: one for one in found.space}
@@ -64,13 +64,13 @@ def _named(network: Network, size: SubnetSpec) -> SubnetSpec:
     return replace(size, name=f"{config.TYPE} d{depth} {network.parameter_count(size) / 1e6:.2f}M")
 
 
-def _declared(config: Run, policies: Policies, network: Network, space: Sequence[SubnetSpec]) -> Declared:
+def _declared(config: Run, roles: Roles, network: Network, space: Sequence[SubnetSpec]) -> Declared:
     overhead_bytes = {target: config.memory_overhead_bytes.get(target, 0) for target in config.targets}
     training = config.training
     memory = estimated_memory(
         network, overhead_bytes, batch_size=training.program_batch_size, recompute=training.recompute
     )
-    price = Prices(network=network, costs=Costs(network), codec=policies.update_codec, memory=memory)
+    price = Prices(network=network, costs=Costs(network), codec=roles.techniques.codec, memory=memory)
     candidates = [price(spec) for spec in space]
     if not candidates:
         raise ConfigError("the method's space of subnets is empty; name one or more width rates")

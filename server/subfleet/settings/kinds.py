@@ -83,13 +83,13 @@ def _of_data(run: "Run") -> Iterator[str]:
 
 def _of_method(run: "Run") -> Iterator[str]:
     objective, kind = run.training.objective.name, run.training.objective.kind
-    distils = run.policies.distillation
+    distils = run.roles.techniques.distillation
     if distils is not None and distils.iterations and not kind.over_classes:
         yield (
             "in-place distillation teaches subnets the classes that the whole model predicts, but objective "
             f"{objective!r} has none; set distillation.iterations = 0"
         )
-    search = run.policies.path_search
+    search = run.roles.networks.path_search
     if search is not None and search.federated is not None and kind.labels == "numbers":
         yield (
             f"devices are to score paths, but the errors of objective {objective!r} have no bound that one device's "

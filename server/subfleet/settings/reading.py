@@ -14,7 +14,7 @@ from subfleet.protocol.toml import parse_toml
 from subfleet.settings.overrides import merged, parsed, with_override
 from subfleet.settings.published import Published, brought, published
 from subfleet.settings.run import Run
-from subfleet.settings.shipped import RUNS, shipped_text
+from subfleet.settings.shipped import shipped_names, shipped_text
 from subfleet.settings.sweeping import swept
 from subfleet.settings.validation import problems_with, validated
 
@@ -40,7 +40,7 @@ def read_runs(name_or_path: str | Path, overrides: Sequence[str] = (), seeds: Se
     """Read a TOML file, or a shipped one by its name; tables and keys are the fields of `Run`, and `[[sweep]]`.
 
     Args:
-        name_or_path: a file, or a name of `RUNS`.
+        name_or_path: a file, or a name of `shipped_names`.
         overrides: values in place of the file's, such as "training.learning_rate=0.1"; see `overrides`.
         seeds: in place of the file's; each is a run of its own.
 
@@ -57,14 +57,14 @@ def read_runs(name_or_path: str | Path, overrides: Sequence[str] = (), seeds: Se
 
 def _plain(name_or_path: str | Path, what: str, seen: tuple[str, ...] = ()) -> dict[str, Any]:
     """The plain settings of a file, upon those of the file that it is based on."""
-    named = str(name_or_path) in RUNS
+    named = str(name_or_path) in shipped_names()
     try:
         text = shipped_text(str(name_or_path)) if named else Path(name_or_path).read_text(encoding="utf-8")
         plain: dict[str, Any] = parse_toml(text)
     except OSError as error:
         raise FileError(
-            f"{what} cannot be read: {error.strerror}; name a file that exists, or one of {sorted(RUNS)}"
-            f"{did_you_mean(str(name_or_path), RUNS)}"
+            f"{what} cannot be read: {error.strerror}; name a file that exists, or one of {sorted(shipped_names())}"
+            f"{did_you_mean(str(name_or_path), shipped_names())}"
         ) from error
     except ValueError as error:
         raise ConfigError(f"{what} is not TOML: {error}; correct that line") from error
@@ -74,7 +74,7 @@ def _plain(name_or_path: str | Path, what: str, seen: tuple[str, ...] = ()) -> d
     here = (*seen, str(name_or_path))
     if not isinstance(base, str) or base in here:
         raise ConfigError(f"{what}: base is {base!r:.80}, but must name another file, or a run that we ship")
-    path = base if base in RUNS or named else Path(name_or_path).parent / base
+    path = base if base in shipped_names() or named else Path(name_or_path).parent / base
     return merged(_plain(path, f"{what}, base {base}", here), plain)
 
 

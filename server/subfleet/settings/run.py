@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Literal
 
@@ -14,9 +14,8 @@ from subfleet.methods import AnyMethod
 from subfleet.methods.combining import Combination
 from subfleet.methods.describing import Setting
 from subfleet.methods.heterofl import HeteroFL
-from subfleet.methods.norms import NormPolicy
-from subfleet.methods.overrides import Overrides
-from subfleet.methods.policies import Policies
+from subfleet.methods.roles import Roles
+from subfleet.methods.techniques import NormPolicy, Techniques
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.messages import check_client_id
 from subfleet.protocol.schema import ADDED_LATER, canonical_json
@@ -67,7 +66,7 @@ class Run:
         server_optimiser: takes the mean change of a round for a gradient; None leaves it to the method.
         update_codec: how devices write their updates; None leaves it to the method.
         distillation: what the full model teaches its subnets after each round, on noise; None leaves it to the method.
-        norms: "averaged", "bank", "recalibrated" or "calibrated", see `subfleet.methods.norms`; "recalibrated"
+        norms: "averaged", "bank", "recalibrated" or "calibrated", see `subfleet.methods.techniques`; "recalibrated"
             measures running statistics on the inputs of the evaluation data, without their labels.
         calibrate_every: with norms "calibrated", after how many rounds devices measure running statistics in a round of
             its own; after the last one they always do, and with 0 only then.
@@ -197,15 +196,12 @@ class Run:
             method=self.method,
             training=self.training,
             model=self.model,
-            norms=self.norms,
-            merge=self.merge,
-            server_optimiser=self.server_optimiser,
-            distillation=self.distillation,
+            techniques=self.techniques,
             validated=self.data.validation_samples > 0,
         )
         if problem := said.problem() or kind_problem(self):
             raise ValueError(problem)
-        if self.method.policies().evaluated_first and self.evaluation.every != 1:
+        if self.method.roles().selector.needs_evaluations and self.evaluation.every != 1:
             raise ValueError(
                 f"evaluation.every is {self.evaluation.every}, but method {self.method.TYPE!r} chooses by what devices "
                 "find after every round; set it to 1"
@@ -215,7 +211,7 @@ class Run:
         if self.model_of is not None and self.first_weights is not None:
             raise ValueError("first_weights are given beside model_of; leave one out, or set model_of.weights")
         given = self.first_weights is not None or (self.model_of is not None and self.model_of.weights)
-        if given and self.method.policies().begin is not None:
+        if given and self.method.roles().networks.begin is not None:
             raise ValueError(
                 f"the model begins with given weights, but method {self.method.TYPE!r} begins with another one, which "
                 "the weakest device can carry; set method.first to 'configured', or leave the weights out"
@@ -257,24 +253,18 @@ class Run:
             norm=self.model.norm,
             learnable_steps=self.model.learnable_steps,
             scaler=self.model.scaler,
-            norms=self.norms,
-            merge=self.merge,
-            server_optimiser=self.server_optimiser,
-            update_codec=self.update_codec,
-            distillation=self.distillation,
+            techniques=self.techniques,
         )
 
     @property
-    def policies(self) -> Policies:
-        """The steps of a round: the method's, with what this configuration says in their place."""
-        overrides = Overrides(
-            norms=self.norms,
-            merge=self.merge,
-            server_optimiser=self.server_optimiser,
-            distillation=self.distillation,
-            update_codec=self.update_codec,
-        )
-        return overrides.applied(self.method.policies())
+    def techniques(self) -> Techniques:
+        """What this configuration says in place of its method."""
+        return Techniques(**{one.name: getattr(self, one.name) for one in fields(Techniques)})
+
+    @property
+    def roles(self) -> Roles:
+        """The method's roles, with these techniques."""
+        return self.method.roles().with_techniques(self.techniques)
 
     @property
     def strict(self) -> bool:

@@ -8,7 +8,7 @@ from subfleet.methods import METHODS, AnyMethod
 from subfleet.methods.dynamic_selection import DynamicSelection
 
 OF_ONE_NETWORK: Mapping[str, type[AnyMethod]] = MappingProxyType(
-    {name: kind for name, kind in METHODS.items() if not kind().policies().draws_paths}
+    {name: kind for name, kind in METHODS.items() if not kind().roles().training.draws_paths}
 )
 """Every method that goes with a network without choices; one that draws paths of a supernet has tests of its own."""
 QUICK: Mapping[str, AnyMethod] = MappingProxyType(

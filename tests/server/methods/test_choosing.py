@@ -17,23 +17,19 @@ from hypothesis import strategies as st
 from subfleet.arrays import encode_arrays
 from subfleet.elastic.network import Network
 from subfleet.folding.folding import Folding
+from subfleet.methods.aggregator import Aggregator
+from subfleet.methods.assigner import Draw
+from subfleet.methods.local_training import LocalTraining, Trainee
 from subfleet.methods.oort import Oort, OortMemory
-from subfleet.methods.policies import Draw, Policies
 from subfleet.methods.power_of_choice import PowerOfChoice
 from subfleet.methods.pyramidfl import PyramidFL, PyramidMemory
-from subfleet.methods.selecting import (
-    Available,
-    ClosedRound,
-    Past,
-    Selected,
-    Selecting,
-    Trainee,
-    without_replacement,
-)
+from subfleet.methods.roles import ClosedRound, Roles
+from subfleet.methods.selector import AvailableClient, LastUpdate, Selection, SelectionContext, without_replacement
 from subfleet.methods.turns import Choice, had_their_share, most_believed, trimmed_mean, with_choice
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.task import Train
 from subfleet.protocol.training import TrainingSettings
 from subfleet.testing.rounds import Client, change_of, first_state, seat_of, terms_with
 from subfleet.testing.subnets import held_places
@@ -44,8 +40,8 @@ OORT = Oort(model="smallest")
 
 def past(
     loss: float = 1.0, *, samples: int = 10, round_number: int = 1, took_s: float = 0.0, moved: float = 1.0
-) -> Past:
-    return Past(
+) -> LastUpdate:
+    return LastUpdate(
         round=round_number,
         size=SubnetSpec(),
         spec=SubnetSpec(),
@@ -59,8 +55,10 @@ def past(
     )
 
 
-def client(name: str, known: Past | None = None, *, training_s: float = 1.0, samples: int = 10) -> Available:
-    return Available(
+def client(
+    name: str, known: LastUpdate | None = None, *, training_s: float = 1.0, samples: int = 10
+) -> AvailableClient:
+    return AvailableClient(
         client_id=name,
         sample_count=samples,
         budget=Budget(memory_bytes=1),
@@ -70,15 +68,14 @@ def client(name: str, known: Past | None = None, *, training_s: float = 1.0, sam
 
 
 def selecting(
-    *clients: Available, count: int, round_number: int = 2, memory: object = None, seed: int = 0
-) -> Selecting:
-    memory = OORT.policies().memory if memory is None else memory
-    return Selecting(clients=clients, count=count, round=round_number, seed=seed, memory=memory)
+    *clients: AvailableClient, count: int, round_number: int = 2, memory: object = None, seed: int = 0
+) -> SelectionContext:
+    memory = OORT.roles().memory.initial if memory is None else memory
+    return SelectionContext(clients=clients, count=count, round=round_number, seed=seed, memory=memory)
 
 
-def chosen(policies: Policies, asked: Selecting) -> Selected:
-    assert policies.select is not None
-    return policies.select(asked)
+def chosen(roles: Roles, asked: SelectionContext) -> Selection:
+    return roles.selector.select(asked)
 
 
 # --- the weighted draw ------------------------------------------------------------------------------------------------
@@ -169,16 +166,16 @@ def test_one_liar_moves_a_trimmed_mean_no_further_than_the_honest_are(
 @pytest.mark.parametrize("claim", ["loss", "samples", "both"])
 def test_a_liar_is_chosen_for_its_claims_no_more_often_than_is_stated(kind: Any, count: int, claim: str) -> None:
     """Of 20 members one claims a loss of 1e30, or 2^40 samples: 1.5 times its turn in 40 rounds, and what is drawn."""
-    policies, last, chance = kind.policies(), dict[str, Past](), random.Random(count)
-    memory, times, names = policies.memory, Counter[str](), [f"c{place:02d}" for place in range(20)]
+    roles, last, chance = kind.roles(), dict[str, LastUpdate](), random.Random(count)
+    memory, times, names = roles.memory.initial, Counter[str](), [f"c{place:02d}" for place in range(20)]
     loss, samples = (1e30 if claim != "samples" else 1.0), (2**40 if claim != "loss" else 10)
     for number in range(1, 41):
         clients = [
             client(name, last.get(name), samples=samples if name == "c07" else 5 + place)
             for place, name in enumerate(names)
         ]
-        found = chosen(policies, selecting(*clients, count=count, round_number=number, memory=memory))
-        memory, told = found.memory, dict[str, Past]()
+        found = chosen(roles, selecting(*clients, count=count, round_number=number, memory=memory))
+        memory, told = found.memory, dict[str, LastUpdate]()
         for name in found.clients:
             lies = name == "c07"
             told[name] = past(
@@ -186,8 +183,8 @@ def test_a_liar_is_chosen_for_its_claims_no_more_often_than_is_stated(kind: Any,
             )
         last |= told
         times.update(found.clients)
-        if policies.remember is not None:
-            memory = policies.remember(memory, ClosedRound(round=number, clients=told))
+        if roles.memory.remember is not None:
+            memory = roles.memory.remember(memory, ClosedRound(round=number, clients=told))
     fair = 40 * count / 20
     assert times.total() == 40 * count
     assert times["c07"] <= 1.5 * fair + 2 + 0.1 * 40
@@ -236,7 +233,7 @@ def test_measured_seconds_take_the_place_of_expected_ones_where_there_are_any() 
 def test_the_share_that_explores_falls_to_its_least(round_number: int, explored: int) -> None:
     known = [client(f"known{place:02d}", past()) for place in range(20)]
     new = [client(f"new{place:02d}") for place in range(20)]
-    found = OORT.selected(selecting(*known, *new, count=10, round_number=round_number))
+    found = OORT.select(selecting(*known, *new, count=10, round_number=round_number))
     assert sum(name.startswith("new") for name in found.clients) == explored
     assert len(set(found.clients)) == 10
     assert set(found.memory.exploiting) == {name for name in found.clients if name.startswith("known")}
@@ -244,7 +241,7 @@ def test_the_share_that_explores_falls_to_its_least(round_number: int, explored:
 
 def test_fast_clients_are_explored_rather() -> None:
     new = [client(f"c{place}", training_s=1.0 if place < 5 else 50.0) for place in range(10)]
-    counts = Counter(name for seed in range(200) for name in OORT.selected(selecting(*new, count=3, seed=seed)).clients)
+    counts = Counter(name for seed in range(200) for name in OORT.select(selecting(*new, count=3, seed=seed)).clients)
     assert min(counts[f"c{place}"] for place in range(5)) > 5 * max(counts[f"c{place}"] for place in range(5, 10))
 
 
@@ -252,19 +249,19 @@ def test_those_close_to_the_best_are_drawn_and_no_others() -> None:
     known = [client(f"c{place}", past(10.0 - place)) for place in range(10)]
     strict = replace(OORT, cutoff=1.0, least_exploration=0.0, exploration=0.0, clip=1.0)
     for seed in range(20):
-        assert set(strict.selected(selecting(*known, count=3, seed=seed)).clients) == {"c0", "c1", "c2"}
+        assert set(strict.select(selecting(*known, count=3, seed=seed)).clients) == {"c0", "c1", "c2"}
     loose = replace(strict, cutoff=0.3)
-    found = {name for seed in range(200) for name in loose.selected(selecting(*known, count=3, seed=seed)).clients}
+    found = {name for seed in range(200) for name in loose.select(selecting(*known, count=3, seed=seed)).clients}
     assert {"c0", "c3", "c5"} <= found
     assert "c9" not in found
 
 
 def worth(method: Oort, sums: list[float]) -> OortMemory:
     """What is remembered after rounds in which one client was worth these sums."""
-    memory: OortMemory = method.policies().memory
+    memory: OortMemory = method.roles().memory.initial
     for number, utility in enumerate(sums, start=1):
         memory = replace(memory, exploiting=("ada",))
-        memory = method.remembered(memory, ClosedRound(round=number, clients={"ada": past(utility, samples=1)}))
+        memory = method.remember(memory, ClosedRound(round=number, clients={"ada": past(utility, samples=1)}))
     return memory
 
 
@@ -283,9 +280,9 @@ def test_the_pacer_gives_more_time_where_nothing_more_is_gained(sums: list[float
 
 
 def test_an_update_that_was_not_chosen_for_its_worth_does_not_move_the_pacer() -> None:
-    memory = replace(OORT.policies().memory, exploiting=("ada",))
+    memory = replace(OORT.roles().memory.initial, exploiting=("ada",))
     closed = ClosedRound(round=1, clients={"ada": past(2.0, samples=1), "bob": past(100.0)})
-    assert OORT.remembered(memory, closed).utilities == (2.0,)
+    assert OORT.remember(memory, closed).utilities == (2.0,)
 
 
 @pytest.mark.parametrize(
@@ -307,7 +304,7 @@ def test_the_largest_losses_of_those_drawn_take_part(losses: list[float | None],
     ]
     method = PowerOfChoice(candidates=2.0)
     asked = selecting(*clients, count=count)
-    found = chosen(method.policies(), asked).clients
+    found = chosen(method.roles(), asked).clients
     most = most_believed(one.sample_count for one in clients)
     weights = {one.client_id: float(min(one.sample_count, most)) for one in clients}
     drawn = without_replacement(weights, 2 * count, asked.stream("candidates"))
@@ -322,7 +319,7 @@ def test_with_one_candidate_for_each_it_is_a_draw_by_samples() -> None:
     clients = [client(f"c{place}", past(float(place)), samples=place + 1) for place in range(6)]
     asked = selecting(*clients, count=3)
     weights = {one.client_id: float(one.sample_count) for one in clients}
-    found = chosen(PowerOfChoice(candidates=1.0).policies(), asked).clients
+    found = chosen(PowerOfChoice(candidates=1.0).roles(), asked).clients
     assert set(found) == set(without_replacement(weights, 3, asked.stream("candidates")))
 
 
@@ -336,15 +333,15 @@ def test_the_useful_send_more_and_the_fast_train_longer() -> None:
         client("bob", past(moved=9.0), training_s=4.0),
         client("cyd", past(moved=1.0), training_s=2.0),
     ]
-    policies = method.policies()
-    memory = chosen(policies, selecting(*clients, count=0, memory=policies.memory)).memory
+    roles = method.roles()
+    memory = chosen(roles, selecting(*clients, count=0, memory=roles.memory.initial)).memory
     assert memory.left_out == pytest.approx({"bob": 0.1, "ada": 0.1 + 0.5 / 3, "cyd": 0.1 + 1.0 / 3})
     assert memory.passes == pytest.approx({"ada": 4.0, "bob": 1.0, "cyd": 2.0})
     draw = Draw(seed=0, round=2, client_id="ada", memory=memory)
     trainee = Trainee(draw=draw, size=SubnetSpec(), tensors=("w",))
-    assert policies.local(TrainingSettings(epochs=2), trainee).epochs == 8
-    assert policies.remember is not None
-    after = policies.remember(memory, ClosedRound(round=2))
+    assert roles.training.for_client(TrainingSettings(epochs=2), trainee).epochs == 8
+    assert roles.memory.remember is not None
+    after = roles.memory.remember(memory, ClosedRound(round=2))
     assert isinstance(after, PyramidMemory)
     assert not after.passes
     assert not after.left_out
@@ -356,13 +353,16 @@ def test_a_shorter_upload_shortens_the_round() -> None:
         replace(client("ada", past(), training_s=1.0), expected_uplink_s=4.0),
         client("bob", past(), training_s=1.0),
     ]
-    policies = method.policies()
-    assert chosen(policies, selecting(*clients, count=0, memory=policies.memory)).memory.passes["bob"] == 3.0
+    roles = method.roles()
+    assert chosen(roles, selecting(*clients, count=0, memory=roles.memory.initial)).memory.passes["bob"] == 3.0
 
 
 def test_a_method_that_transforms_whole_updates_sends_no_parts_of_them() -> None:
     with pytest.raises(ValueError, match="sends leaves tensors out of updates"):
-        Policies(sends=lambda trainee: frozenset(trainee.tensors), transform=lambda network, model, trained: [])
+        Roles(
+            training=LocalTraining(sends=lambda trainee: frozenset(trainee.tensors)),
+            aggregator=Aggregator(transform=lambda network, model, trained: []),
+        )
 
 
 def test_what_is_not_sent_is_held_by_nobody(tmp_path: Path) -> None:
@@ -378,7 +378,9 @@ def test_what_is_not_sent_is_held_by_nobody(tmp_path: Path) -> None:
         assert seat.result is not None
         changes = change_of(terms, drawn, 1)
         ref = blobs.add(encode_arrays({one: changes[one].numpy() for one in tensors}))
-        seat = replace(seat, task=replace(seat.task, sends=tensors), result=replace(seat.result, blob=ref))
+        assert isinstance(seat.task.work, Train)
+        task = replace(seat.task, work=replace(seat.task.work, sends=tensors))
+        seat = replace(seat, task=task, result=replace(seat.result, blob=ref))
         seats.append(seat)
     folded = Folding(terms=terms, blobs=blobs).fold(state, 1, seats)
     assert not folded.refused

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from elastic.zico_reference import zico_score
 from elsewhere import ELSEWHERE, elsewhere
 from server.methods import test_uniting as united
 from server.methods.method_cases import QUICK
@@ -23,18 +24,17 @@ from subfleet.elastic.evaluate import evaluate
 from subfleet.elastic.merges import STACKED_MERGES, CoordinateMedian, MultiKrum, NormClipping, TrimmedMean
 from subfleet.elastic.model_state import ModelState, packed, unpacked
 from subfleet.elastic.server_optimisers import SERVER_OPTIMISERS
-from subfleet.elastic.zico import zico_score
 from subfleet.folding.checkpoint import load_checkpoint, save_checkpoint
 from subfleet.folding.devices import compute_device
 from subfleet.folding.folding import Folding
 from subfleet.folding.updates import subnet_weights
 from subfleet.folding.views import Views
 from subfleet.methods import AnyMethod
+from subfleet.methods.aggregator import Participant
 from subfleet.methods.fedadp import FedADP
 from subfleet.methods.fedavg import FedAvg
 from subfleet.methods.flexifed import FlexiFed
 from subfleet.methods.heterofl import HeteroFL
-from subfleet.methods.policies import Participant
 from subfleet.protocol.errors import ConfigError
 from subfleet.rounds.terms import Terms
 from subfleet.testing.rounds import MODEL, Client, config_with, every_size, first_state, play, seat_of, terms_with

@@ -64,7 +64,7 @@ def test_it_is_what_devices_have_trained_and_what_the_checkpoint_holds(case: str
     told, found = examined(terms, folded, samples), from_outside(terms, first, folded, samples)
     assert not found.untrained, f"{found.untrained:.1%} of {told.model.told} was trained by nobody"
     assert told.model.untrained == 0.0
-    if not terms.policies.recalibrates:
+    if not terms.roles.techniques.recalibrates:
         assert told.evaluation.accuracy == pytest.approx(found.accuracy, abs=1e-9)
 
 

@@ -26,20 +26,30 @@ from subfleet.elastic.server_optimisers import SERVER_OPTIMISERS, AnyServerOptim
 from subfleet.elastic.teaching import DistillationSettings
 from subfleet.folding.folding import Folding
 from subfleet.methods import AnyMethod
+from subfleet.methods.aggregator import Participant, as_aggregated
 from subfleet.methods.dynamic_selection import DynamicSelection
 from subfleet.methods.fedfa import FedFA
 from subfleet.methods.fjord import FjORD
 from subfleet.methods.flexifed import FlexiFed
 from subfleet.methods.heterofl import HeteroFL
 from subfleet.methods.nefl import NeFL
-from subfleet.methods.norms import NormPolicy
-from subfleet.methods.policies import Participant, as_folded
 from subfleet.methods.standalone import Standalone
+from subfleet.methods.techniques import NormPolicy
 from subfleet.protocol.training import ObjectiveSettings, TrainingSettings
 from subfleet.protocol.update_codecs import AnyUpdateCodec
 from subfleet.rounds.state import Seat
 from subfleet.rounds.terms import Terms
-from subfleet.testing.rounds import Client, config_with, first_state, held, logits, seat_of, seen, terms_with
+from subfleet.testing.rounds import (
+    Client,
+    config_with,
+    first_state,
+    held,
+    logits,
+    seat_of,
+    seen,
+    terms_with,
+    with_steps,
+)
 from subfleet.testing.subnets import same_bits
 from subfleet.transport.blob_store import BlobStore
 
@@ -84,9 +94,9 @@ class Case:
     quiet: tuple[Seat, ...]
     loud: tuple[Seat, ...]
 
-    def folded(self, state: ModelState, seats: tuple[Seat, ...], **policies: Any) -> ModelState:
-        terms = replace(self.terms, policies=replace(self.terms.policies, **policies)) if policies else self.terms
-        found = Folding(terms=terms, blobs=self.blobs).fold(state, 1, seats, terms.policies.memory)
+    def folded(self, state: ModelState, seats: tuple[Seat, ...], **roles: Any) -> ModelState:
+        terms = replace(self.terms, roles=with_steps(self.terms.roles, **roles)) if roles else self.terms
+        found = Folding(terms=terms, blobs=self.blobs).fold(state, 1, seats, terms.roles.memory.initial)
         assert not found.refused, self.name
         return found.state
 
@@ -163,18 +173,18 @@ def cases(name: str, choices: Iterable[Choice], folder: Path) -> Iterator[Case]:
 def check(case: Case) -> None:
     """A round in which everybody learned, and one in which nobody did."""
     state = first_state(case.terms.network)
-    folded = case.folded(state, case.loud, after_round=as_folded, distillation=None)
+    folded = case.folded(state, case.loud, after_round=as_aggregated, distillation=None)
     check_what_moved(case, state, folded)
     # Copies are there now, and differ from what is shared. Momentum would go on by itself.
     start = replace(folded, moments={})
-    still = case.folded(start, case.quiet, after_round=as_folded, distillation=None)
-    sorts = case.terms.policies.after_round is not as_folded
+    still = case.folded(start, case.quiet, after_round=as_aggregated, distillation=None)
+    sorts = case.terms.roles.aggregator.after_round is not as_aggregated
     after = case.folded(start, case.quiet, distillation=None) if sorts else still
     for client in case.clients:
         before = seen(case.terms, folded, client)
         assert same_bits(before, seen(case.terms, still, client)), case.name
         if sorts:
-            if case.terms.policies.exchange is not None:  # a client sees its own network alone
+            if case.terms.roles.assigner.exchange is not None:  # a client sees its own network alone
                 assert same_bits(before, seen(case.terms, after, client)), case.name
                 continue
             said = logits(case.terms, seen(case.terms, after, client))
@@ -201,7 +211,7 @@ def check_what_moved(case: Case, state: ModelState, folded: ModelState) -> None:
 def keys_of(case: Case, state: ModelState, client: Client) -> Mapping[str, str]:
     size = case.terms.space[client.size]
     who = Participant(client_id=client.name, spec=size, size=size)
-    return case.terms.policies.cohorts(case.terms.network, who, state.sizes)
+    return case.terms.roles.aggregator.sharing_groups(case.terms.network, who, state.sizes)
 
 
 @pytest.mark.slow
@@ -229,7 +239,7 @@ def test_no_merge_moves_rows_of_classes_that_nobody_holds(merge: AnyStackedMerge
     terms = terms_with(QUICK["heterofl"], MODEL, merge=merge, server_optimiser=FedAvgM())
     blobs, state = BlobStore(tmp_path), first_state(terms.network)
     seats = [seat_of(terms, client, blobs) for client in CLIENTS]
-    folded = Folding(terms=terms, blobs=blobs).fold(state, 1, seats, terms.policies.memory).state
+    folded = Folding(terms=terms, blobs=blobs).fold(state, 1, seats, terms.roles.memory.initial).state
     for name in ("head.weight", "head.bias"):
         assert torch.equal(folded.shared[name][3], state.shared[name][3])
         assert not folded.moments["mean"][name][3].any()

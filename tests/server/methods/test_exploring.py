@@ -10,7 +10,8 @@ import pytest
 from subfleet.methods.oort import Oort, OortMemory
 from subfleet.methods.power_of_choice import PowerOfChoice
 from subfleet.methods.pyramidfl import PyramidFL
-from subfleet.methods.selecting import Available, ClosedRound, Past, Selecting
+from subfleet.methods.roles import ClosedRound
+from subfleet.methods.selector import AvailableClient, LastUpdate, SelectionContext
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.schema import from_plain, to_plain
 from subfleet.protocol.subnet import SubnetSpec
@@ -20,8 +21,8 @@ KINDS = (OORT, PyramidFL(oort=OORT), PowerOfChoice())
 NAMES = tuple(f"c{place:02d}" for place in range(20))
 
 
-def past(round_number: int) -> Past:
-    return Past(
+def past(round_number: int) -> LastUpdate:
+    return LastUpdate(
         round=round_number,
         size=SubnetSpec(),
         spec=SubnetSpec(),
@@ -35,8 +36,8 @@ def past(round_number: int) -> Past:
     )
 
 
-def client(name: str, known: Past | None = None) -> Available:
-    return Available(
+def client(name: str, known: LastUpdate | None = None) -> AvailableClient:
+    return AvailableClient(
         client_id=name, sample_count=10, budget=Budget(memory_bytes=1), expected_training_s=1.0, past=known
     )
 
@@ -45,18 +46,18 @@ def played(
     kind: Any, *, silent: Collection[str], rounds: int = 40, count: int = 5
 ) -> tuple[list[tuple[str, ...]], Any]:
     """The clients that each round chooses of 20, of whom some never answer, and what is remembered at the end."""
-    policies, last, chosen = kind.policies(), dict[str, Past](), list[tuple[str, ...]]()
-    memory = policies.memory
+    roles, last, chosen = kind.roles(), dict[str, LastUpdate](), list[tuple[str, ...]]()
+    memory = roles.memory.initial
     for number in range(1, rounds + 1):
         clients = tuple(client(name, last.get(name)) for name in NAMES)
-        found = policies.select(Selecting(clients=clients, count=count, round=number, memory=memory))
+        found = roles.selector.select(SelectionContext(clients=clients, count=count, round=number, memory=memory))
         assert len(set(found.clients)) == len(found.clients) == count
         # As the journal gives it back.
-        memory = from_plain(type(policies.memory), to_plain(found.memory))
+        memory = from_plain(type(roles.memory.initial), to_plain(found.memory))
         told = {name: past(number) for name in found.clients if name not in silent}
         last |= told
-        if policies.remember is not None:
-            memory = policies.remember(memory, ClosedRound(round=number, clients=told))
+        if roles.memory.remember is not None:
+            memory = roles.memory.remember(memory, ClosedRound(round=number, clients=told))
         chosen.append(found.clients)
     return chosen, memory
 
@@ -94,19 +95,19 @@ def test_who_waits_is_explored_where_there_are_no_others() -> None:
     memory = OortMemory(percentile=30.0, tried={"ada": 4, "bob": 4})
     clients = (client("ada"), client("bob"), client("cyd", past(3)))
     for count, expected in ((1, {"cyd"}), (3, {"ada", "bob", "cyd"}), (0, {"ada", "bob", "cyd"})):
-        found = OORT.selected(Selecting(clients=clients, count=count, round=5, memory=memory))
+        found = OORT.select(SelectionContext(clients=clients, count=count, round=5, memory=memory))
         assert set(found.clients) == expected
-    newcomer = OORT.selected(Selecting(clients=(*clients, client("dan")), count=2, round=5, memory=memory))
+    newcomer = OORT.select(SelectionContext(clients=(*clients, client("dan")), count=2, round=5, memory=memory))
     assert set(newcomer.clients) == {"cyd", "dan"}
-    later = OORT.selected(Selecting(clients=clients, count=1, round=15, memory=memory))
+    later = OORT.select(SelectionContext(clients=clients, count=1, round=15, memory=memory))
     assert set(later.clients) < {"ada", "bob"}
     assert later.memory.tried == dict.fromkeys(later.clients, 15)
 
 
 def test_a_round_that_is_tried_again_explores_others() -> None:
     clients = tuple(client(name) for name in NAMES)
-    first = OORT.selected(Selecting(clients=clients, count=10, round=1, memory=OORT.policies().memory))
-    again = OORT.selected(Selecting(clients=clients, count=10, round=1, retry=1, memory=first.memory))
+    first = OORT.select(SelectionContext(clients=clients, count=10, round=1, memory=OORT.roles().memory.initial))
+    again = OORT.select(SelectionContext(clients=clients, count=10, round=1, retry=1, memory=first.memory))
     assert set(first.clients) | set(again.clients) == set(NAMES)
 
 

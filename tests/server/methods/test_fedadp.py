@@ -18,9 +18,9 @@ from subfleet.elastic.network import Network
 from subfleet.elastic.replication import Replication, size_in
 from subfleet.elastic.resizing import settings_of_size
 from subfleet.folding.views import Views
-from subfleet.methods.fedadp import FedADP, _succeeded
+from subfleet.methods.aggregator import Participant
+from subfleet.methods.fedadp import FedADP, _succeed
 from subfleet.methods.fedavg import FedAvg
-from subfleet.methods.policies import Participant
 from subfleet.methods.uniting import Succession
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.schema import from_plain
@@ -148,7 +148,7 @@ def test_a_larger_union_has_every_client_as_the_copy_that_it_was(tmp_path: Path)
     parent = terms.network
     larger = replace(network_of(replace(PLAIN, widths=(12, 20), depths=(3, 4))), id="union2")
     sizes = {one.spec_id: size_in(larger, network_of(_settings(parent, one))) for one in _whole(terms)}
-    how, grown = _succeeded(
+    how, grown = _succeed(
         "drawn",
         Succession(parent=parent, network=larger, state=state, stream=random.Random(4), seed=1, sizes=sizes),
     )
@@ -159,7 +159,7 @@ def test_a_larger_union_has_every_client_as_the_copy_that_it_was(tmp_path: Path)
         rtol=1e-5,
         atol=1e-5,
     )
-    exchange = FedADP().policies().exchange
+    exchange = FedADP().roles().assigner.exchange
     assert exchange is not None
     for client in clients:
         size = terms.space[client.size]

@@ -14,9 +14,8 @@ from subfleet.elastic.families.records.choices import ChoiceCnn
 from subfleet.elastic.network import Network
 from subfleet.elastic.paths import path_spec
 from subfleet.folding.folding import Folding
-from subfleet.methods.asking import Unfit, Written
+from subfleet.methods.assigner import Assignment, Unfit, WrittenSize
 from subfleet.methods.fedoras import FedorAS
-from subfleet.methods.policies import Assigned
 from subfleet.methods.subspacing import drawn_tier, supernet_tiers
 from subfleet.protocol.chains import Chain, Link, LinkOperator
 from subfleet.protocol.paths import OperatorExamples
@@ -62,7 +61,7 @@ def folded(terms: Terms, drawn: Sequence[Counts], folder: Path) -> tuple[dict[st
         seat = seat_of(terms, client, blobs)
         assert seat.result is not None
         seats.append(replace(seat, result=replace(seat.result, operator_examples=examples)))
-    found = Folding(terms=terms, blobs=blobs).fold(state, 1, seats, terms.policies.memory)
+    found = Folding(terms=terms, blobs=blobs).fold(state, 1, seats, terms.roles.memory.initial)
     assert not found.refused
     return dict(state.shared), dict(found.state.shared)
 
@@ -135,9 +134,9 @@ def test_plain_averaging_counts_samples_whatever_was_drawn(tmp_path: Path) -> No
 # --- what clients are sent --------------------------------------------------------------------------------------------
 
 
-def given(terms: Terms, name: str = "ada", **budget: int) -> Assigned:
+def given(terms: Terms, name: str = "ada", **budget: int) -> Assignment:
     asked = ask(terms, name)
-    return terms.policies.assign(replace(asked, budget=replace(asked.budget, **budget)))
+    return terms.roles.assigner.assign(replace(asked, budget=replace(asked.budget, **budget)))
 
 
 def parts_of(terms: Terms) -> Mapping[str, tuple[int, int]]:
@@ -193,10 +192,10 @@ def test_an_operator_that_no_path_within_the_multiplications_has_is_not_sent() -
 def test_a_device_that_cannot_load_the_supernets_program_is_not_given_it_again() -> None:
     asked = ask(TERMS, "ada")
     (whole,) = asked.candidates
-    written = Written(size=whole.spec, planned_peak_bytes=1, chain=chain_of(NETWORK))
+    written = WrittenSize(size=whole.spec, planned_peak_bytes=1, chain=chain_of(NETWORK))
     told = replace(asked, written={whole.spec.spec_id: written})
-    assert TERMS.policies.assign(told).candidate is not None
-    refused = TERMS.policies.assign(
+    assert TERMS.roles.assigner.assign(told).candidate is not None
+    refused = TERMS.roles.assigner.assign(
         replace(told, refused={whole.spec.spec_id: Unfit(limit="runtime", why="it lacks Erf")})
     )
     assert (refused.candidate, refused.reason) == (None, "the supernet was refused by the device: it lacks Erf")
@@ -226,7 +225,7 @@ def test_a_drawn_tier_is_a_clients_own_for_the_whole_run_and_bounds_its_multipli
     for number in range(30):
         asked = ask(terms, f"client-{number}")
         tier = drawn_tier(asked.draw.seed, asked.draw.client_id, 3)
-        paths = terms.policies.assign(asked).paths
+        paths = terms.roles.assigner.assign(asked).paths
         assert paths is not None
         assert paths.forward_macs == tiers[tier - 1].high_macs
         found.add(tier)

@@ -12,11 +12,12 @@ from subfleet.elastic.cost import estimate_cost, part_costs
 from subfleet.elastic.lineage import Chosen, Drawn, Lineage
 from subfleet.elastic.merges import CoordinateMedian
 from subfleet.elastic.teaching import DistillationSettings
-from subfleet.methods.evolving import Standing
+from subfleet.methods.aggregator import Participant
+from subfleet.methods.assigner import Assignment
 from subfleet.methods.fedoras import FedorAS
-from subfleet.methods.path_search import Generation, Proposing, ScoredGeneration
-from subfleet.methods.policies import Assigned, Participant
-from subfleet.methods.selecting import Available, Selecting
+from subfleet.methods.path_search import Generation, ProposalContext, ScoredGeneration
+from subfleet.methods.run_networks import StandingContext
+from subfleet.methods.selector import AvailableClient, SelectionContext
 from subfleet.methods.subspacing import drawn_tier, supernet_tiers
 from subfleet.methods.tier_search import TierMemory, TierSearch, tier_of
 from subfleet.protocol.errors import ConfigError
@@ -32,16 +33,16 @@ from subfleet.testing.rounds import ask, config_with
 
 def found_by(terms: Terms) -> tuple[Lineage, ...]:
     """The networks of a search in which each tier scored one path."""
-    search = terms.policies.path_search
+    search = terms.roles.networks.path_search
     assert search is not None
     memory = TierMemory()
     for tier, path in enumerate((("identity",) * 4, ("dsconv3",) * 4, ("mbconv3_double",) * 4), start=1):
         generation = Generation(number=tier, tier=tier, paths=(path,))
-        memory = search.scored(memory, ScoredGeneration(generation=generation, scores=(0.5,)))
-    return tuple(search.found(memory, NETWORK, 4))
+        memory = search.record(memory, ScoredGeneration(generation=generation, scores=(0.5,)))
+    return tuple(search.conclude(memory, NETWORK, 4))
 
 
-def tuning(terms: Terms, forward_macs: int | None, number: int = 1) -> Assigned:
+def tuning(terms: Terms, forward_macs: int | None, number: int = 1) -> Assignment:
     """What a client is given once the tiers' networks have been found."""
     declared = [terms.declared(one) for one in found_by(terms)]
     asked = replace(
@@ -50,7 +51,7 @@ def tuning(terms: Terms, forward_macs: int | None, number: int = 1) -> Assigned:
         candidates=tuple(candidate for one in declared for candidate in one.candidates),
         budget=Budget(memory_bytes=2**40, forward_macs=forward_macs),
     )
-    return terms.policies.assign(asked)
+    return terms.roles.assigner.assign(asked)
 
 
 def test_clients_of_a_tier_and_above_fine_tune_its_network() -> None:
@@ -73,23 +74,25 @@ def test_each_tiers_network_has_rounds_of_its_own() -> None:
     networks = {one.network.id: one.network for one in declared}
     macs = [sum(own for _, own in part_costs(one).values()) for one in networks.values()]
     clients = tuple(
-        Available(client_id=f"{name}{place}", sample_count=9, budget=Budget(memory_bytes=2**40, forward_macs=most))
+        AvailableClient(
+            client_id=f"{name}{place}", sample_count=9, budget=Budget(memory_bytes=2**40, forward_macs=most)
+        )
         for name, most in (("slow", macs[0]), ("middle", macs[1]), ("fast", None))
         for place in range(3)
     )
-    select = terms.policies.select
+    select = terms.roles.selector.select
     assert select is not None
     for number in range(5, 11):
         tier = (number - 5) % 3 + 1
-        asked = Selecting(clients=clients, count=0, round=number, networks=networks)
+        asked = SelectionContext(clients=clients, count=0, round=number, networks=networks)
         able = ("slow", "middle", "fast")[tier - 1 :]
         assert sorted(select(asked).clients) == sorted(one.client_id for one in clients if one.client_id[:-1] in able)
         found = tuning(terms, None, number).candidate
         assert found is not None
         assert tier_of(found.spec) == tier
-    none_fast = Selecting(clients=clients[:3], count=0, round=7, networks=networks)
+    none_fast = SelectionContext(clients=clients[:3], count=0, round=7, networks=networks)
     assert len(select(none_fast).clients) == 3, "where nobody can train a tier's, its round is the next lower one's"
-    supernet = Selecting(clients=clients, count=2, round=3, networks={"": terms.network})
+    supernet = SelectionContext(clients=clients, count=2, round=3, networks={"": terms.network})
     assert len(select(supernet).clients) == 2
 
 
@@ -104,14 +107,14 @@ def test_of_drawn_tiers_nobody_trains_a_network_above_its_own() -> None:
 def test_each_client_is_left_with_the_network_of_its_tier(by: str) -> None:
     terms = terms_of(tiers_by=by, tiers=3)
     networks = {one.id: terms.declared(one).network for one in found_by(terms)}
-    standing, left = terms.policies.standing, set[int]()
+    standing, left = terms.roles.networks.standing, set[int]()
     assert standing is not None
     whole = terms.network.full_spec()
     for name in (f"client-{number}" for number in range(20)):
         client = Participant(client_id=name, spec=whole, size=whole)
         tier = drawn_tier(terms.config.seed, name, 3) if by == "drawn" else 3
         for ready in ({1, 2, 3}, {1, 2}, {1}, set[int]()):
-            asked = Standing(
+            asked = StandingContext(
                 seed=terms.config.seed,
                 client=client,
                 networks=networks,
@@ -135,21 +138,21 @@ def test_fine_tuning_has_rates_of_its_own_that_fall_to_a_tenth() -> None:
     """Two tiers in turns: each has the same rates, one round after the other."""
     terms = terms_of(tiers=2, supernet_rounds=5, tuning_rounds=10, tuning_epochs=3, tuning_learning_rate=0.02)
     settings = TrainingSettings(epochs=2, learning_rate=0.1)
-    assert terms.policies.training(settings, 5) == settings
-    both = [terms.policies.training(settings, number).learning_rate for number in range(6, 34)]
+    assert terms.roles.training.for_round(settings, 5) == settings
+    both = [terms.roles.training.for_round(settings, number).learning_rate for number in range(6, 34)]
     assert both[::2] == both[1::2]
     rates = both[::2]
     assert rates[0] == pytest.approx(0.02)
     assert rates[5] == pytest.approx(0.02 * 0.55)
     assert rates[10:] == pytest.approx([0.002] * 4)
     assert all(one >= other for one, other in pairwise(rates))
-    assert terms.policies.training(settings, 6).epochs == 3
+    assert terms.roles.training.for_round(settings, 6).epochs == 3
 
 
 def test_a_search_comes_once_behind_the_last_round_of_the_supernet() -> None:
-    search = terms_of(supernet_rounds=7).policies.path_search
+    search = terms_of(supernet_rounds=7).roles.networks.path_search
     assert search is not None
-    assert [number for number in range(12) if search.due(TierMemory(), number)] == [7]
+    assert [number for number in range(12) if search.is_due(TierMemory(), number)] == [7]
 
 
 @pytest.mark.parametrize("objectives", ["accuracy", "accuracy_macs"])
@@ -157,12 +160,12 @@ def test_every_tiers_best_path_lies_in_its_bracket(objectives: Literal["accuracy
     """O7."""
     evolution = EvolutionSettings(evaluations=12, population=6, offspring=6, objectives=objectives)
     terms = terms_of(tiers=3, search=TierSearch(evolution=evolution))
-    search, memory = terms.policies.path_search, TierMemory()
+    search, memory = terms.roles.networks.path_search, TierMemory()
     assert search is not None
-    while generation := search.propose(Proposing(network=NETWORK, memory=memory, seed=3)):
+    while generation := search.propose(ProposalContext(network=NETWORK, memory=memory, seed=3)):
         scores = tuple(float(len(set(path))) for path in generation.paths)
-        memory = search.scored(memory, ScoredGeneration(generation=generation, scores=scores))
-    found = search.found(memory, NETWORK, 4)
+        memory = search.record(memory, ScoredGeneration(generation=generation, scores=scores))
+    found = search.conclude(memory, NETWORK, 4)
     assert [one.id for one in found] == ["t1", "t2", "t3"]
     for one, tier in zip(found, supernet_tiers(NETWORK, 3), strict=True):
         network = terms.declared(one).network

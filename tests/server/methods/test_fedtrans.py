@@ -19,10 +19,12 @@ from subfleet.elastic.inheriting import inherited
 from subfleet.elastic.lineage import Drawn, Lineage, Replicated
 from subfleet.elastic.model_state import ModelState
 from subfleet.methods import AnyMethod
+from subfleet.methods.aggregator import Participant
 from subfleet.methods.fedavg import FedAvg
 from subfleet.methods.fedtrans import FedTrans, FedTransMemory, Grown
-from subfleet.methods.policies import Evolved, Evolving, Participant
-from subfleet.methods.selecting import ClosedRound, Past
+from subfleet.methods.roles import ClosedRound
+from subfleet.methods.run_networks import Evolution, EvolutionContext
+from subfleet.methods.selector import LastUpdate
 from subfleet.methods.transforming import activeness, convergence, transformed
 from subfleet.protocol.errors import ConfigError
 from subfleet.testing.rounds import Client, first_state, play, terms_with
@@ -36,9 +38,9 @@ relaxed = settings(deadline=None)
 LOSSES = {"ada": 1.0, "bob": 3.0}
 
 
-def past(network: str, loss: float) -> Past:
+def past(network: str, loss: float) -> LastUpdate:
     size = replace(WHOLE, network=network)
-    return Past(
+    return LastUpdate(
         round=1,
         size=size,
         spec=size,
@@ -54,7 +56,7 @@ def past(network: str, loss: float) -> Past:
 
 def closed(found: Grown, losses: Mapping[str, float], *, accuracy: float = 0.5) -> ClosedRound:
     clients = {name: past(found.newest, loss) for name, loss in losses.items()}
-    return ClosedRound(round=1, clients=clients, found=found, accuracy=accuracy)
+    return ClosedRound(round=1, clients=clients, observation=found, accuracy=accuracy)
 
 
 def trained_by(names: Mapping[str, float], lineage: Lineage) -> tuple[Participant, ...]:
@@ -79,7 +81,7 @@ def outcome(
     carried: bool = True,
     told: Mapping[str, float] = LOSSES,
     **memory: Any,
-) -> tuple[Evolved, Evolving]:
+) -> tuple[Evolution, EvolutionContext]:
     before = first_state(TERMS.network)
     known = FedTransMemory(**{"losses": (2.0,), **memory})
     (first,) = evolving(before).lineages
@@ -91,7 +93,7 @@ def outcome(
         carried_by=lambda lineage: ("ada",) * carried,
         memory=known,
     )
-    evolve = method.policies().evolve
+    evolve = method.roles().networks.evolve
     assert evolve is not None
     return evolve(asked), asked
 
@@ -160,8 +162,8 @@ def test_exactly_the_cells_that_move_most_are_changed(
     ((before, _),), ((after, _),) = (Costs(one).of([one.full_spec()]) for one in (TERMS.network, grown))
     assert after > before
     assert (born.parent, born.born_round, born.id) == ("", 1, "m1")
-    assert answer.found.wide == tuple(name for name in cells if name in expected)
-    assert answer.found.newest == ""
+    assert answer.observation.wide == tuple(name for name in cells if name in expected)
+    assert answer.observation.newest == ""
     assert asked.carried_by(born)
 
 
@@ -179,9 +181,9 @@ def test_cells_at_random_are_as_many_others() -> None:
             carried_by=lambda lineage: ("ada",),
             memory=FedTransMemory(losses=(2.0,)),
         )
-        evolve = replace(METHOD, cells="random").policies().evolve
+        evolve = replace(METHOD, cells="random").roles().networks.evolve
         assert evolve is not None
-        drawn.add(evolve(asked).found.wide)
+        drawn.add(evolve(asked).observation.wide)
     assert len(drawn) > 2
     assert {len(cells) for cells in drawn} == {2}
 
@@ -212,7 +214,7 @@ def test_a_cell_becomes_wider_and_deeper_in_turn() -> None:
 def test_nothing_grows_that_should_not(changes: dict[str, Any], memory: dict[str, Any], carried: bool) -> None:
     answer, _ = outcome(replace(METHOD, **changes), {"section0.block1": 0.1}, carried=carried, **memory)
     assert not answer.born
-    assert answer.found.born == ""
+    assert answer.observation.born == ""
 
 
 def test_the_loss_is_that_of_the_newest_networks_clients_alone() -> None:

@@ -14,9 +14,10 @@ from server.server_rig import World, config, fleet
 
 from subfleet.elastic.building import network_of
 from subfleet.elastic.lineage import Lineage
-from subfleet.methods.asking import Written
+from subfleet.methods.aggregator import Participant
+from subfleet.methods.assigner import AssignmentContext, WrittenSize
 from subfleet.methods.fedtrans import FedTrans, FedTransMemory, Grown
-from subfleet.methods.policies import Ask, Beginning, Participant, Standing
+from subfleet.methods.run_networks import BeginContext, StandingContext
 from subfleet.methods.sizes import whole_depth
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.rounds.coordinator import step
@@ -32,7 +33,7 @@ def lineages() -> tuple[Lineage, ...]:
     return (Lineage(id="", config=TERMS.config.model), born)
 
 
-def question(name: str, number: int, *, written: tuple[str, ...]) -> Ask:
+def question(name: str, number: int, *, written: tuple[str, ...]) -> AssignmentContext:
     declared = [TERMS.declared(one) for one in lineages()]
     asked = ask(TERMS, name, round_number=number)
     sizes = {one.network.id: one.space[-1] for one in declared}
@@ -40,7 +41,7 @@ def question(name: str, number: int, *, written: tuple[str, ...]) -> Ask:
         asked,
         networks={one.network.id: one.network for one in declared},
         candidates=tuple(candidate for one in declared for candidate in one.candidates),
-        written={sizes[name].spec_id: Written(size=sizes[name], planned_peak_bytes=0) for name in written},
+        written={sizes[name].spec_id: WrittenSize(size=sizes[name], planned_peak_bytes=0) for name in written},
     )
 
 
@@ -60,13 +61,13 @@ def test_networks_are_drawn_by_their_utilities_among_those_that_are_written() ->
     assert assigned(question("ada", 1, written=()))[0] == ""
 
 
-def assigned(asked: Ask) -> tuple[str, Wish | None]:
-    found = METHOD.policies().assign(asked)
+def assigned(asked: AssignmentContext) -> tuple[str, Wish | None]:
+    found = METHOD.roles().assigner.assign(asked)
     assert found.candidate is not None
     return found.candidate.spec.network, found.wanted
 
 
-def question_size(asked: Ask, network_id: str) -> SubnetSpec:
+def question_size(asked: AssignmentContext, network_id: str) -> SubnetSpec:
     (found,) = (one.spec for one in asked.candidates if one.spec.network == network_id)
     return found
 
@@ -78,16 +79,16 @@ def test_nobody_is_given_what_it_cannot_carry(memory_bytes: int, macs: int | Non
     asked = question("ada", number, written=("", "m1"))
     budget = replace(asked.budget, memory_bytes=memory_bytes, forward_macs=macs)
     asked = replace(asked, budget=budget)
-    found = METHOD.policies().assign(asked).candidate
+    found = METHOD.roles().assigner.assign(asked).candidate
     allowed = [one for one in asked.candidates if asked.allows(one)]
     assert found in allowed if allowed else found is None
-    by_macs = replace(METHOD, compatible="macs").policies().assign(asked).candidate
+    by_macs = replace(METHOD, compatible="macs").roles().assigner.assign(asked).candidate
     within = [one for one in asked.candidates if macs is None or one.forward_macs <= macs]
     assert by_macs in within if within else by_macs is None
 
 
 def test_evaluation_takes_the_highest_utility_of_those_that_are_ready() -> None:
-    standing = METHOD.policies().standing
+    standing = METHOD.roles().networks.standing
     assert standing is not None
     networks = {one.id: TERMS.declared(one).network for one in lineages()}
     client = Participant(client_id="ada", spec=WHOLE, size=WHOLE)
@@ -99,7 +100,7 @@ def test_evaluation_takes_the_highest_utility_of_those_that_are_ready() -> None:
     ):
         memory = FedTransMemory(utilities={"ada": utilities})
         sizes = [networks[name].full_spec() for name in ready]
-        asked = Standing(seed=0, client=client, networks=networks, ready=sizes.__contains__, memory=memory)
+        asked = StandingContext(seed=0, client=client, networks=networks, ready=sizes.__contains__, memory=memory)
         assert standing(asked) == networks[expected].full_spec()
 
 
@@ -111,7 +112,7 @@ def shapes(lineage: Lineage) -> dict[str, tuple[int, ...]]:
 
 
 def test_a_run_begins_with_what_its_weakest_client_carries() -> None:
-    begin = FedTrans().policies().begin
+    begin = FedTrans().roles().networks.begin
     assert begin is not None
 
     def carried(most: int) -> tuple[Lineage, ...]:
@@ -120,7 +121,7 @@ def test_a_run_begins_with_what_its_weakest_client_carries() -> None:
             size = sum(math.prod(decl.shape) for decl in network.tensors.values())
             return ("ada", "bob") if size <= most else ("ada",)
 
-        return begin(Beginning(network=TERMS.network, rates=(0.25, 0.5, 1.0), clients=("ada", "bob"), carried_by=by))
+        return begin(BeginContext(network=TERMS.network, rates=(0.25, 0.5, 1.0), clients=("ada", "bob"), carried_by=by))
 
     assert carried(10**9) == (), "the whole of it"
     (half,) = carried(700)
@@ -150,16 +151,16 @@ def test_a_turn_that_came_to_nothing_leaves_nothing_of_the_configured_network() 
 
 
 def test_a_run_ends_where_accuracy_gains_too_little() -> None:
-    policies = replace(METHOD, stop_rounds=3, stop_gain=0.01).policies()
-    assert policies.remember is not None
+    roles = replace(METHOD, stop_rounds=3, stop_gain=0.01).roles()
+    assert roles.memory.remember is not None
     memory, ended = FedTransMemory(), []
     for accuracy in (0.1, 0.5, 0.6, 0.605, 0.6, 0.608, 0.6):
-        memory = policies.remember(memory, closed(Grown(parameters={"": 1}, newest=""), LOSSES, accuracy=accuracy))
-        ended.append(policies.done(memory))
+        memory = roles.memory.remember(memory, closed(Grown(parameters={"": 1}, newest=""), LOSSES, accuracy=accuracy))
+        ended.append(roles.memory.stop(memory))
     assert [bool(one) for one in ended] == [False, False, False, False, False, True, True]
     assert ended[5] == "its accuracy has gained 0.0080 in 3 rounds, which is less than 0.01"
-    never = replace(METHOD, stop_rounds=0).policies()
-    assert never.done(memory) == ""
+    never = replace(METHOD, stop_rounds=0).roles()
+    assert never.memory.stop(memory) == ""
 
 
 @pytest.mark.slow
@@ -199,9 +200,9 @@ def test_one_of_many_that_claims_to_have_nothing_does_not_keep_the_first_model_s
 
     def found(method: FedTrans) -> int:
         asked.clear()
-        begin = method.policies().begin
+        begin = method.roles().networks.begin
         assert begin is not None
-        begin(Beginning(network=network, rates=(0.25, 0.5, 1.0), clients=names, carried_by=carried_by))
+        begin(BeginContext(network=network, rates=(0.25, 0.5, 1.0), clients=names, carried_by=carried_by))
         return len(asked)
 
     assert found(FedTrans()) == (3 if alone else 1)

@@ -12,9 +12,11 @@ import torch
 from subfleet.elastic.axes import factors_of
 from subfleet.elastic.network import Network
 from subfleet.folding.folding import Folding
+from subfleet.methods.aggregator import ClientUpdate, Participant
+from subfleet.methods.assigner import Draw
 from subfleet.methods.fluid import FLuID, FluidMemory
-from subfleet.methods.policies import Draw, Finding, Participant, Policies, Trained
-from subfleet.methods.selecting import Available, ClosedRound, Past, Selected, Selecting
+from subfleet.methods.roles import ClosedRound, Roles, RoundUpdates
+from subfleet.methods.selector import AvailableClient, LastUpdate, Selection, SelectionContext
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import Explicit, Prefix, SubnetSpec
@@ -27,8 +29,8 @@ TERMS = terms_with(METHOD)
 WHOLE = TERMS.space[-1]
 
 
-def past(seconds: float, size: SubnetSpec = WHOLE, spec: SubnetSpec | None = None) -> Past:
-    return Past(
+def past(seconds: float, size: SubnetSpec = WHOLE, spec: SubnetSpec | None = None) -> LastUpdate:
+    return LastUpdate(
         round=1,
         size=size,
         spec=spec or size,
@@ -42,9 +44,9 @@ def past(seconds: float, size: SubnetSpec = WHOLE, spec: SubnetSpec | None = Non
     )
 
 
-def selecting(memory: FluidMemory, **seconds: float | None) -> Selecting:
+def selecting(memory: FluidMemory, **seconds: float | None) -> SelectionContext:
     clients = tuple(
-        Available(
+        AvailableClient(
             client_id=name,
             sample_count=1,
             budget=Budget(memory_bytes=1),
@@ -52,16 +54,15 @@ def selecting(memory: FluidMemory, **seconds: float | None) -> Selecting:
         )
         for name, taken in sorted(seconds.items())
     )
-    return Selecting(clients=clients, count=0, round=2, memory=memory)
+    return SelectionContext(clients=clients, count=0, round=2, memory=memory)
 
 
-def chosen(policies: Policies, asked: Selecting) -> Selected:
-    assert policies.select is not None
-    return policies.select(asked)
+def chosen(roles: Roles, asked: SelectionContext) -> Selection:
+    return roles.selector.select(asked)
 
 
 def shares(memory: FluidMemory, stragglers: int = 1, **seconds: float | None) -> dict[str, float]:
-    found = chosen(replace(METHOD, stragglers=stragglers).policies(), selecting(memory, **seconds)).memory
+    found = chosen(replace(METHOD, stragglers=stragglers).roles(), selecting(memory, **seconds)).memory
     return dict(found.shares)
 
 
@@ -87,7 +88,7 @@ def test_a_straggler_is_one_by_what_the_whole_model_took_it_however_fast_its_sub
     fast = tuple(
         replace(one, past=past(4.0, TERMS.space[0])) if one.client_id == "bob" else one for one in asked.clients
     )
-    found = chosen(METHOD.policies(), replace(asked, clients=fast)).memory
+    found = chosen(METHOD.roles(), replace(asked, clients=fast)).memory
     assert found.shares == {"bob": 0.5}
     assert found.whole_s == {"ada": 10.0, "bob": 30.0}
 
@@ -101,7 +102,7 @@ def test_several_may_be_slow_each_by_its_own_pace() -> None:
 
 def asked_with(memory: FluidMemory, name: str, memory_bytes: int = 2**40) -> SubnetSpec:
     question = ask(TERMS, name, memory_bytes=memory_bytes)
-    found = TERMS.policies.assign(replace(question, draw=replace(question.draw, memory=memory))).candidate
+    found = TERMS.roles.assigner.assign(replace(question, draw=replace(question.draw, memory=memory))).candidate
     assert found is not None
     return found.spec
 
@@ -137,7 +138,7 @@ def test_whoever_cannot_carry_the_whole_model_trains_what_it_carries() -> None:
 def placed(memory: FluidMemory, size: SubnetSpec, seed: int = 0) -> dict[str, set[int]]:
     """Of each axis that is cut, the groups that are left out."""
     draw = Draw(seed=seed, round=3, client_id="bob", memory=memory)
-    spec = TERMS.policies.place(TERMS.network, size, draw)
+    spec = TERMS.roles.assigner.place(TERMS.network, size, draw)
     TERMS.network.check(spec)
     left_out = {}
     for name, kept in spec.axes:
@@ -174,7 +175,7 @@ def test_invariant_neurons_are_left_out_first_and_those_of_before_before_all() -
         assert len(found) == wanted == count // 2
 
 
-def changes_by_hand(network: Network, trained: list[Trained], enough: int) -> dict[str, list[float]]:
+def changes_by_hand(network: Network, trained: list[ClientUpdate], enough: int) -> dict[str, list[float]]:
     """One element after the other."""
     found: dict[str, list[float]] = {}
     for name, axis in network.axes.items():
@@ -204,7 +205,7 @@ def changes_by_hand(network: Network, trained: list[Trained], enough: int) -> di
     return found
 
 
-def drawn_clients(terms: Terms, count: int) -> list[Trained]:
+def drawn_clients(terms: Terms, count: int) -> list[ClientUpdate]:
     generator = torch.Generator().manual_seed(1)
     shared = dict(first_state(terms.network).shared)
     shared["head.bias"] = torch.zeros_like(shared["head.bias"])
@@ -212,7 +213,7 @@ def drawn_clients(terms: Terms, count: int) -> list[Trained]:
     shared["stem.weight"][0, 0] = 0.0
     who = [Participant(client_id=f"c{place}", spec=WHOLE, size=WHOLE) for place in range(count)]
     return [
-        Trained(
+        ClientUpdate(
             client=one,
             weight=1.0,
             received=shared,
@@ -225,26 +226,26 @@ def drawn_clients(terms: Terms, count: int) -> list[Trained]:
 def test_a_neurons_change_is_the_largest_of_all_its_weights_at_enough_of_the_clients() -> None:
     terms = TERMS
     trained = drawn_clients(terms, 4)
-    policies = METHOD.policies()
-    assert policies.find is not None
+    roles = METHOD.roles()
+    assert roles.memory.observe is not None
     small = replace(trained[0], client=replace(trained[0].client, client_id="slow", size=terms.space[0]))
-    found = policies.find(Finding(networks={"": terms.network}, round=2, clients=(*trained, small)))
+    found = roles.memory.observe(RoundUpdates(networks={"": terms.network}, round=2, clients=(*trained, small)))
     expected = changes_by_hand(terms.network, trained, enough=3)
     assert found.keys() == expected.keys()
     for name, values in expected.items():
         assert list(found[name]) == pytest.approx(values, rel=1e-6), name
-    assert policies.find(Finding(networks={"": terms.network}, round=2, clients=(small,))) == {}
+    assert roles.memory.observe(RoundUpdates(networks={"": terms.network}, round=2, clients=(small,))) == {}
 
 
 # --- thresholds -------------------------------------------------------------------------------------------------------
 
 
-def closed(number: int, changes: tuple[float, ...] | None, **clients: Past) -> ClosedRound:
-    return ClosedRound(round=number, clients=clients, found=None if changes is None else {"inner": changes})
+def closed(number: int, changes: tuple[float, ...] | None, **clients: LastUpdate) -> ClosedRound:
+    return ClosedRound(round=number, clients=clients, observation=None if changes is None else {"inner": changes})
 
 
 def test_thresholds_begin_with_the_smallest_change_and_grow_until_enough_are_invariant() -> None:
-    remember: Any = replace(METHOD, growing_from=6, increment=1.0).policies().remember
+    remember: Any = replace(METHOD, growing_from=6, increment=1.0).roles().memory.remember
     memory = remember(FluidMemory(), closed(1, (3.0, 5.0, 4.0, 6.0)))
     assert memory.thresholds == {"inner": 3.0}
     memory = remember(memory, closed(2, (2.0, 5.0, 4.0, 6.0)))
@@ -260,13 +261,13 @@ def test_thresholds_begin_with_the_smallest_change_and_grow_until_enough_are_inv
 
 
 def test_a_round_that_found_nothing_leaves_what_was_known() -> None:
-    remember: Any = METHOD.policies().remember
+    remember: Any = METHOD.roles().memory.remember
     memory = FluidMemory(changes={"inner": (1.0, 2.0)}, thresholds={"inner": 1.5}, whole_s={"ada": 2.0})
     assert remember(memory, closed(4, None)) == replace(memory, kept={})
 
 
 def test_what_stragglers_kept_is_remembered() -> None:
-    remember: Any = METHOD.policies().remember
+    remember: Any = METHOD.roles().memory.remember
     ada, bob = (SubnetSpec(axes=(("inner", Explicit(indices=kept)),)) for kept in ((0, 1, 4), (1, 4, 5)))
     memory = FluidMemory(shares={"ada": 0.5, "bob": 0.5})
     trained = {"ada": past(1.0, TERMS.space[0], ada), "bob": past(1.0, TERMS.space[0], bob), "cyd": past(1.0)}

@@ -71,7 +71,7 @@ def test_whatever_one_client_claims_of_its_loss_moves_little(losses: list[float]
     assert told.keys() == {*honest, "eve"}
     assert all(0 <= told[name] <= 10 * max(losses) for name in told)
     assert all(told[name] <= loss for name, loss in honest.items())
-    memory, remember = FedTransMemory(), METHOD.policies().remember
+    memory, remember = FedTransMemory(), METHOD.roles().memory.remember
     assert remember is not None
     after: FedTransMemory = remember(memory, closed(Grown(parameters={"": 3}, newest=""), {**honest, "eve": claim}))
     assert after.losses[-1] <= 10 * max(losses)
@@ -81,7 +81,7 @@ def test_whatever_one_client_claims_of_its_loss_moves_little(losses: list[float]
 def test_a_client_that_claims_a_huge_loss_once_does_not_end_growth() -> None:
     """The moving loss forgets it in the rounds that are looked at."""
     method = replace(METHOD, gamma=10, delta=5, beta=0.003, smoothing=0.2)
-    remember = method.policies().remember
+    remember = method.roles().memory.remember
     assert remember is not None
     memory = FedTransMemory()
     for number in range(40):
@@ -92,7 +92,7 @@ def test_a_client_that_claims_a_huge_loss_once_does_not_end_growth() -> None:
 
 def test_a_network_that_appears_has_what_its_parent_had() -> None:
     assert inherited({"ada": {"m0": 2.0}, "bob": {}}, "m1", "m0") == {"ada": {"m0": 2.0, "m1": 2.0}, "bob": {}}
-    remember = METHOD.policies().remember
+    remember = METHOD.roles().memory.remember
     assert remember is not None
     memory = FedTransMemory(utilities={"zoe": {"": 4.0}}, losses=(1.0,))
     grown = Grown(parameters={"": 3}, newest="", born="m1", wide=("section0.block0",))
@@ -100,7 +100,7 @@ def test_a_network_that_appears_has_what_its_parent_had() -> None:
     assert after.utilities["zoe"] == {"": 4.0, "m1": 4.0}
     assert after.utilities["ada"] == {"": pytest.approx(1.0), "m1": pytest.approx(1.0)}
     assert (after.losses, after.wide) == ((), ("section0.block0",)), "the newest is another one now"
-    zero = replace(METHOD, newborn="zero").policies().remember
+    zero = replace(METHOD, newborn="zero").roles().memory.remember
     assert zero is not None
     assert "m1" not in zero(memory, closed(grown, LOSSES)).utilities["zoe"]
-    assert remember(memory, replace(closed(grown, LOSSES), found=None)) == memory
+    assert remember(memory, replace(closed(grown, LOSSES), observation=None)) == memory

@@ -17,7 +17,7 @@ FIXED = pytest.mark.parametrize("method", [FedFA(), FlexiFed(), Standalone()], i
 @FIXED
 def test_a_size_for_good_is_what_the_log_has_room_for_and_not_the_first_reading(method: AnyMethod) -> None:
     terms = terms_with(method)
-    assign, needs = terms.policies.assign, [one.training_memory_bytes["onnx"] for one in terms.candidates]
+    assign, needs = terms.roles.assigner.assign, [one.training_memory_bytes["onnx"] for one in terms.candidates]
     middle = Budget(memory_bytes=sorted(needs)[len(needs) // 2])
     kept = assign(ask(terms, "a", memory_bytes=middle.memory_bytes)).candidate
     assert kept is not None
@@ -39,17 +39,17 @@ def test_a_size_for_good_is_what_the_log_has_room_for_and_not_the_first_reading(
 @FIXED
 def test_a_program_that_plans_more_than_its_price_leads_to_a_smaller_size_for_good(method: AnyMethod) -> None:
     terms = terms_with(method)
-    first = terms.policies.assign(replace(ask(terms, "a"), lasting=Budget(memory_bytes=2**40))).candidate
+    first = terms.roles.assigner.assign(replace(ask(terms, "a"), lasting=Budget(memory_bytes=2**40))).candidate
     assert first is not None
     below = replace(ask(terms, "a"), lasting=Budget(memory_bytes=2**40), below=first)
-    second = terms.policies.assign(below).candidate
+    second = terms.roles.assigner.assign(below).candidate
     assert second is not None
     assert second.order < first.order
 
 
 def test_fedfa_has_a_size_scored_whose_weights_just_fit_beside_those_of_the_largest() -> None:
     terms = terms_with(FedFA(choice="score", proposals=2))
-    propose = terms.policies.propose
+    propose = terms.roles.assigner.propose
     assert propose is not None
     drawn, largest = propose(ask(terms, "a"))
     just_bytes = 2 * largest.weight_bytes + drawn.weight_bytes
@@ -60,7 +60,7 @@ def test_fedfa_has_a_size_scored_whose_weights_just_fit_beside_those_of_the_larg
 
 def test_fedfa_has_only_sizes_scored_that_a_log_has_room_for() -> None:
     terms = terms_with(FedFA(choice="score", proposals=16))
-    propose = terms.policies.propose
+    propose = terms.roles.assigner.propose
     assert propose is not None
     middle = terms.candidates[len(terms.candidates) // 2]
     lasting = Budget(memory_bytes=middle.training_memory_bytes["onnx"])

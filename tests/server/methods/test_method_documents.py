@@ -1,12 +1,16 @@
-"""What the documents say of methods is what they are."""
+"""The pages about methods agree with their code."""
 
 import dataclasses
+import importlib.util
 import re
+from operator import attrgetter
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from subfleet.methods import METHODS
+from subfleet.methods.describing import Setting, departures_of
 from subfleet.protocol.errors import ConfigError
 from subfleet.testing.rounds import Client, ask, first_state, play, terms_with
 from subfleet.testing.subnets import same_bits
@@ -14,28 +18,61 @@ from subfleet.testing.subnets import same_bits
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_every_method_is_listed_with_its_parameters_and_their_defaults() -> None:
-    page = (ROOT / "docs/reference/methods.md").read_text(encoding="utf-8")
-    table = page.partition("## ")[0]
-    rows = {row[0]: row for row in re.findall(r"^\| `(\w+)` \| (.*) \| (.*) \| (.*) \|$", table, re.MULTILINE)}
-    assert sorted(rows) == list(METHODS)
-    for name, kind in METHODS.items():
-        _, _, varies, parameters = rows[name]
-        assert varies == (", ".join(kind.INFO.varies) or "nothing")
-        told = dict(re.findall(r"`(\w+)(?: = ([^`]*))?`", parameters))
-        fields = {field.name: field for field in dataclasses.fields(kind)}
-        assert told.keys() == fields.keys()
-        for key, default in told.items():
-            found = getattr(kind(), key)
-            assert default in ("{...}", "") or default == _toml(found)
+def _script() -> ModuleType:
+    """What writes a method's section."""
+    spec = importlib.util.spec_from_file_location("method_section", ROOT / "scripts" / "method_section.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-def _toml(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, tuple):
-        return f"[{', '.join(map(str, value))}]"
-    return f'"{value}"' if isinstance(value, str) else str(value)
+SCRIPT = _script()
+PAGE = (ROOT / "docs/reference/methods.md").read_text(encoding="utf-8")
+METHOD_SECTIONS = dict(re.findall(r"^### (\w+)\n(.*?)(?=^##|\Z)", PAGE, re.MULTILINE | re.DOTALL))
+
+
+def test_the_page_has_a_section_and_a_row_of_the_overview_for_every_method() -> None:
+    rows = dict(re.findall(r"^\| \[`(\w+)`\]\(#\1\) \| [^|]+ \|(.*)\|$", PAGE, re.MULTILINE))
+    assert sorted(METHOD_SECTIONS) == sorted(rows) == list(METHODS)
+    assert {name: cell.strip() for name, cell in rows.items()} == {
+        name: ", ".join(kind.INFO.varies) for name, kind in METHODS.items()
+    }
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_section_begins_with_title_and_paper(name: str) -> None:
+    info = METHODS[name].INFO
+    first = METHOD_SECTIONS[name].strip().partition("\n\n")[0]
+    assert " ".join(first.split()) == f"**{info.title}** ({info.paper})."
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_section_has_every_parameter_with_its_default(name: str) -> None:
+    kind = METHODS[name]
+    rows = dict(re.findall(r"^\| `([\w.]+)` \| ([^|]+) \| [^|]+ \|$", METHOD_SECTIONS[name], re.MULTILINE))
+    elsewhere = {path for path, default in rows.items() if default == "`{...}`"}
+    for path, default in rows.items():
+        value = attrgetter(path)(kind())
+        assert dataclasses.is_dataclass(value) if path in elsewhere else default == SCRIPT.cell(value), path
+    assert rows.keys() - elsewhere == {path for path in kind.INFO.published if path.partition(".")[0] not in elsewhere}
+
+
+def test_the_script_writes_what_a_section_needs() -> None:
+    row, section = SCRIPT.overview_row(METHODS["fluid"]), SCRIPT.section(METHODS["fluid"])
+    assert row == "| [`fluid`](#fluid) | ... | width |"
+    for line in section.splitlines():  # meanings and what it does are written by hand
+        assert line.rpartition(" | ")[0].removesuffix("...") in PAGE, line
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_section_has_the_departures_of_the_defaults(name: str) -> None:
+    section, kind = METHOD_SECTIONS[name], METHODS[name]
+    listed = section.partition("**By default it differs from the paper:**\n\n")[2].partition("\n\n")[0]
+    departures = [" ".join(item.split()) for item in re.split(r"^- ", listed, flags=re.MULTILINE)[1:]]
+    assert departures == list(departures_of(kind(), Setting()))
+    assert ("it is **exact**" in section) == (not departures)
 
 
 def test_the_method_of_the_recipe_works(tmp_path: Path) -> None:
@@ -49,7 +86,7 @@ def test_the_method_of_the_recipe_works(tmp_path: Path) -> None:
     drawn = {
         found.spec.spec_id
         for number in range(80)
-        if (found := terms.policies.assign(ask(terms, "a", round_number=number)).candidate) is not None
+        if (found := terms.roles.assigner.assign(ask(terms, "a", round_number=number)).candidate) is not None
     }
     assert drawn == {size.spec_id for size in terms.space}
     state = first_state(terms.network)

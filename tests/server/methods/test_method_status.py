@@ -1,10 +1,8 @@
 """What a method says of itself follows from its parameters and the run's setting."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from operator import attrgetter
-from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
@@ -14,7 +12,7 @@ from subfleet.elastic.server_optimisers import FedYogi as YogiStep
 from subfleet.elastic.teaching import DistillationSettings
 from subfleet.methods import METHODS, AnyMethod
 from subfleet.methods.anycostfl import AnycostFL
-from subfleet.methods.describing import Published, Setting, status_of
+from subfleet.methods.describing import Published, Setting, departures_of, method_status, status_of
 from subfleet.methods.dynamic_selection import DynamicSelection
 from subfleet.methods.fedadam import FedAdam
 from subfleet.methods.fedavg import FedAvg
@@ -27,14 +25,13 @@ from subfleet.methods.fedyogi import FedYogi
 from subfleet.methods.fjord import FjORD
 from subfleet.methods.flexifed import FlexiFed
 from subfleet.methods.heterofl import HeteroFL
-from subfleet.methods.judging import departures_of, method_status
 from subfleet.methods.nefl import NeFL
 from subfleet.methods.standalone import Standalone
+from subfleet.methods.techniques import Techniques
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.update_codecs import Qsgd, TopK, Uncompressed
 from subfleet.testing.rounds import MODEL, config_with, terms_with
 
-ROOT = Path(__file__).resolve().parents[3]
 PUBLISHED = DynamicSelection(search="paper", distillation=DistillationSettings())
 
 
@@ -42,7 +39,7 @@ PUBLISHED = DynamicSelection(search="paper", distillation=DistillationSettings()
     ("method", "setting"),
     [
         (HeteroFL(), Setting()),
-        (HeteroFL(), Setting(norm="batch", norms="calibrated")),
+        (HeteroFL(), Setting(norm="batch", techniques=Techniques(norms="calibrated"))),
         (HeteroFL(), Setting(norm="none", scaler=True)),
         (FedAvg(), Setting()),
         (FedProx(), Setting()),
@@ -59,16 +56,16 @@ def test_what_does_as_its_paper_says_is_exact(method: AnyMethod, setting: Settin
 @pytest.mark.parametrize(
     ("method", "setting", "told"),
     [
-        (HeteroFL(depth=True), Setting(), "subnets leave out blocks too"),
+        (HeteroFL(depth=True), Setting(), "submodels also leave out blocks"),
         (HeteroFL(class_mask=False), Setting(), "outputs of classes that a client lacks"),
         (HeteroFL(weighting="samples"), Setting(), "by its samples"),
-        (HeteroFL(), Setting(norm="batch"), "statistics are not measured anew"),
+        (HeteroFL(), Setting(norm="batch"), "statistics are not measured again"),
         (HeteroFL(), Setting(norm="layer"), "model.scaler"),
-        (FedAvg(model="nested"), Setting(), "largest subnet that fits"),
+        (FedAvg(model="nested"), Setting(), "largest submodel that fits"),
         (FedAvg(weighting="uniform"), Setting(), "counts as 1"),
-        (FedYogi(model="nested"), Setting(), "largest subnet that fits"),
+        (FedYogi(model="nested"), Setting(), "largest submodel that fits"),
         (FjORD(distillation_weight=0.5), Setting(), "labels count once"),
-        (FjORD(self_distillation=False), Setting(norm="batch"), "all widths together"),
+        (FjORD(self_distillation=False), Setting(norm="batch"), "shared by all widths"),
         (FedRolex(), Setting(), "roll together"),
         (FedRolex(weighting="samples"), Setting(norm="none"), "by its samples"),
         (FederatedDropout(), Setting(), "not compressed"),
@@ -78,19 +75,27 @@ def test_what_does_as_its_paper_says_is_exact(method: AnyMethod, setting: Settin
         (
             DynamicSelection(),
             Setting(),
-            "with another learning rate than 1e-3; the search is ours",
+            "the learning rate of distillation is not 1e-3; the search algorithm is ours",
         ),
         (DynamicSelection(distillation=None), Setting(), "nothing is distilled"),
         (FedFA(), Setting(), "the first budget"),
-        (FedFA(choice="score", proposals=3), Setting(), "at most 3 sizes"),
+        (FedFA(choice="score", proposals=3), Setting(), "at most 3 candidates"),
         (FedFA(scaled="changes"), Setting(), "changes are scaled"),
         (FedFA(grafting=False), Setting(), "nothing is grafted"),
-        (PUBLISHED, Setting(distillation=DistillationSettings(iterations=0)), "nothing is distilled"),
-        (PUBLISHED, Setting(distillation=DistillationSettings(mode="anchored")), "the teacher stays as it was"),
-        (AnycostFL(), Setting(update_codec=Uncompressed()), "not compressed"),
-        (AnycostFL(), Setting(update_codec=TopK()), "compressed alike"),
-        (FederatedDropout(), Setting(update_codec=Uncompressed()), "not compressed"),
-        (FjORD(), Setting(norms="bank"), "each width's own"),
+        (
+            PUBLISHED,
+            Setting(techniques=Techniques(distillation=DistillationSettings(iterations=0))),
+            "nothing is distilled",
+        ),
+        (
+            PUBLISHED,
+            Setting(techniques=Techniques(distillation=DistillationSettings(mode="anchored"))),
+            "the teacher is constant during distillation",
+        ),
+        (AnycostFL(), Setting(techniques=Techniques(update_codec=Uncompressed())), "not compressed"),
+        (AnycostFL(), Setting(techniques=Techniques(update_codec=TopK())), "compressed equally"),
+        (FederatedDropout(), Setting(techniques=Techniques(update_codec=Uncompressed())), "not compressed"),
+        (FjORD(), Setting(techniques=Techniques(norms="bank")), "separate for each width"),
     ],
 )
 def test_what_departs_from_its_paper_says_so(method: AnyMethod, setting: Setting, told: str) -> None:
@@ -105,11 +110,19 @@ def test_what_departs_from_its_paper_says_so(method: AnyMethod, setting: Setting
         (PUBLISHED, Setting(), "teacher"),
         (FlexiFed(choice="declared"), Setting(), "budget"),
         (FedFA(choice="declared"), Setting(), "architectures"),
-        (FederatedDropout(), Setting(update_codec=Qsgd()), "compressed"),
+        (FederatedDropout(), Setting(techniques=Techniques(update_codec=Qsgd())), "compressed"),
         (FjORD(), Setting(), "labels"),
-        (DynamicSelection(), Setting(distillation=DistillationSettings()), "taught with another"),
-        (DynamicSelection(), Setting(distillation=DistillationSettings()), "teacher stays"),
-        (PUBLISHED, Setting(distillation=DistillationSettings(iterations=0)), "learning rate"),
+        (
+            DynamicSelection(),
+            Setting(techniques=Techniques(distillation=DistillationSettings())),
+            "learning rate of distillation",
+        ),
+        (
+            DynamicSelection(),
+            Setting(techniques=Techniques(distillation=DistillationSettings())),
+            "teacher is constant",
+        ),
+        (PUBLISHED, Setting(techniques=Techniques(distillation=DistillationSettings(iterations=0))), "learning rate"),
     ],
 )
 def test_what_does_not_depart_there_says_nothing_of_it(method: AnyMethod, setting: Setting, never: str) -> None:
@@ -122,13 +135,13 @@ def test_what_does_not_depart_there_says_nothing_of_it(method: AnyMethod, settin
         (
             FedAvg(),
             {"merge": CoordinateMedian()},
-            "updates are merged by coordinate_median in place of the mean (merge)",
+            "updates are aggregated by coordinate_median in place of the mean (merge)",
         ),
         (FedAvg(), {"server_optimiser": YogiStep()}, "the server's optimiser is fedyogi (server_optimiser)"),
         (FedAdam(), {"server_optimiser": YogiStep()}, "the server's optimiser is fedyogi (server_optimiser)"),
         (FedAvg(), {"update_codec": TopK()}, "updates are compressed by top_k (update_codec)"),
-        (FedAvg(), {"norms": "bank"}, "norms are kept per size (norms)"),
-        (HeteroFL(), {"distillation": DistillationSettings()}, "the whole model teaches its subnets (distillation)"),
+        (FedAvg(), {"norms": "bank"}, "norms are separate for each submodel (norms)"),
+        (HeteroFL(), {"distillation": DistillationSettings()}, "the whole model teaches its submodels (distillation)"),
         (FedYogi(), {"server_optimiser": YogiStep(tau=0.1)}, "exact"),
         (FedAvg(), {"update_codec": Uncompressed()}, "exact"),
         (FedAvg(), {"distillation": DistillationSettings(iterations=0)}, "exact"),
@@ -153,10 +166,10 @@ def test_everything_that_a_run_replaces_is_told_once() -> None:
 
 def test_what_a_method_judges_itself_is_not_told_twice() -> None:
     cases: tuple[tuple[AnyMethod, Setting], ...] = (
-        (NeFL(), Setting(norms="bank")),
-        (Standalone(), Setting(norms="bank")),
-        (FederatedDropout(), Setting(update_codec=Qsgd())),
-        (DynamicSelection(), Setting(distillation=DistillationSettings())),
+        (NeFL(), Setting(techniques=Techniques(norms="bank"))),
+        (Standalone(), Setting(techniques=Techniques(norms="bank"))),
+        (FederatedDropout(), Setting(techniques=Techniques(update_codec=Qsgd()))),
+        (DynamicSelection(), Setting(techniques=Techniques(distillation=DistillationSettings()))),
     )
     for method, setting in cases:
         assert method_status(method, setting) == status_of(departures_of(method, setting))
@@ -166,7 +179,12 @@ def test_a_configuration_tells_its_setting() -> None:
     assert config_with(HeteroFL()).setting == Setting()
     model = replace(MODEL, norm="batch", learnable_steps=True, scaler=True)
     told = config_with(HeteroFL(), model, norms="recalibrated", update_codec=Qsgd()).setting
-    assert told == Setting(norm="batch", learnable_steps=True, scaler=True, norms="recalibrated", update_codec=Qsgd())
+    assert told == Setting(
+        norm="batch",
+        learnable_steps=True,
+        scaler=True,
+        techniques=Techniques(norms="recalibrated", update_codec=Qsgd()),
+    )
 
 
 def test_defaults_are_those_of_the_papers_where_these_work() -> None:
@@ -256,10 +274,3 @@ def test_a_parameter_that_nobody_tells_of_is_found(monkeypatch: pytest.MonkeyPat
     silent = {**FedTrans.INFO.published, "alpha": None}
     monkeypatch.setattr(FedTrans, "INFO", replace(FedTrans.INFO, published=silent))
     assert not _tells(FedTrans(), "alpha", 0.5, alpha)
-
-
-def test_the_page_tells_the_status_of_every_method_by_default() -> None:
-    page = (ROOT / "docs/reference/methods.md").read_text(encoding="utf-8").partition("## Where they differ")[2]
-    page = page.partition("\n## ")[0]
-    rows = dict(re.findall(r"^\| `(\w+)` \| [^|]* \| ([^|]*) \|", page, re.MULTILINE))
-    assert rows == {name: status_of(departures_of(kind(), Setting())) for name, kind in METHODS.items()}

@@ -10,7 +10,9 @@ import torch
 
 from subfleet.elastic.maps import extract
 from subfleet.methods import AnyMethod
+from subfleet.methods.aggregator import as_aggregated
 from subfleet.methods.anycostfl import AnycostFL
+from subfleet.methods.assigner import Draw
 from subfleet.methods.fedadam import FedAdam
 from subfleet.methods.federated_dropout import FederatedDropout
 from subfleet.methods.fedfa import FedFA
@@ -21,9 +23,8 @@ from subfleet.methods.fjord import FjORD
 from subfleet.methods.flexifed import FlexiFed
 from subfleet.methods.heterofl import HeteroFL
 from subfleet.methods.nefl import NeFL
-from subfleet.methods.policies import Draw, as_folded
 from subfleet.methods.standalone import Standalone
-from subfleet.programs.requests import train_request
+from subfleet.programs.export_requests import train_request
 from subfleet.protocol.subnet import Explicit, Roll, SubnetSpec
 from subfleet.rounds.terms import Terms
 from subfleet.testing.rounds import (
@@ -41,6 +42,7 @@ from subfleet.testing.rounds import (
     play,
     seen,
     terms_with,
+    with_steps,
 )
 from subfleet.testing.subnets import same_bits
 
@@ -107,14 +109,18 @@ def test_fjord_draws_a_nested_student_of_every_width_that_fits() -> None:
     chosen = {
         one.spec.spec_id
         for number in range(60)
-        if (one := plain.policies.assign(ask(plain, "a", memory_bytes=memory_bytes, round_number=number)).candidate)
+        if (
+            one := plain.roles.assigner.assign(
+                ask(plain, "a", memory_bytes=memory_bytes, round_number=number)
+            ).candidate
+        )
     }
     assert chosen == {one.spec_id for one in terms.space[:3]}
 
 
 def _student(terms: Terms, size: int, number: int) -> SubnetSpec | None:
     draw = Draw(seed=SEED, round=number, client_id="a")
-    return terms.policies.student(terms.network, terms.space[size], draw)
+    return terms.roles.training.student(terms.network, terms.space[size], draw)
 
 
 @pytest.mark.slow
@@ -173,7 +179,7 @@ def test_dropout_keeps_random_groups_of_each_axis_anew_for_each_client_and_round
 def test_anycostfl_sorts_what_each_size_has_to_itself_alike(tmp_path: Path) -> None:
     """What a size has learned of a channel stays with the channel, and so does what it has not."""
     terms = terms_with(AnycostFL(), norms="bank")
-    unsorted = replace(terms, policies=replace(terms.policies, after_round=as_folded))
+    unsorted = replace(terms, roles=with_steps(terms.roles, after_round=as_aggregated))
     clients = [Client(name=name, size=size) for name, size in (("a", 1), ("b", 3), ("c", 1), ("d", 4))]
     state = first_state(terms.network)
     for number in (1, 2, 3):
@@ -197,7 +203,7 @@ def test_anycostfl_sorts_channels_and_changes_no_output(tmp_path: Path) -> None:
     state = first_state(terms.network)
     whole = [Client(name=name, size=len(terms.space) - 1, samples=count) for name, count in (("a", 3), ("b", 8))]
     moments = {"mean": {name: tensor.square() for name, tensor in state.shared.items()}}
-    unsorted = replace(terms, policies=replace(terms.policies, after_round=as_folded))
+    unsorted = replace(terms, roles=with_steps(terms.roles, after_round=as_aggregated))
     before = play(unsorted, replace(state, moments=moments), whole, tmp_path).state
     after = play(terms, replace(state, moments=moments), whole, tmp_path).state
     assert logits(terms, after.shared) == pytest.approx(logits(terms, before.shared), abs=1e-4)
@@ -269,7 +275,7 @@ def test_nefl_keeps_a_bank_of_norms_and_steps_for_each_size(tmp_path: Path) -> N
     sizes = {
         chosen.spec.spec_id
         for number in range(60)
-        if (chosen := terms.policies.assign(ask(terms, "a", round_number=number)).candidate) is not None
+        if (chosen := terms.roles.assigner.assign(ask(terms, "a", round_number=number)).candidate) is not None
     }
     assert sizes == {size.spec_id for size in terms.space[-3:]}
 
@@ -278,7 +284,7 @@ def test_nefl_keeps_a_bank_of_norms_and_steps_for_each_size(tmp_path: Path) -> N
 def test_a_fixed_architecture_is_kept_or_the_client_sits_out(method: AnyMethod) -> None:
     terms = terms_with(method)
     needs = [candidate.training_memory_bytes["onnx"] for candidate in terms.candidates]
-    assign = terms.policies.assign
+    assign = terms.roles.assigner.assign
     first = assign(ask(terms, "a", memory_bytes=needs[3])).candidate
     assert first is not None
     richer = assign(ask(terms, "a", memory_bytes=2**40, previous=first.spec)).candidate

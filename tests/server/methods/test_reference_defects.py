@@ -28,7 +28,9 @@ from subfleet.elastic.teaching import DistillationSettings
 from subfleet.export.steps import Student
 from subfleet.folding.views import Views
 from subfleet.methods import METHODS, AnyMethod
+from subfleet.methods.aggregator import Participant
 from subfleet.methods.anycostfl import AnycostFL
+from subfleet.methods.assigner import Draw, WrittenSize
 from subfleet.methods.dynamic_selection import DynamicSelection
 from subfleet.methods.fedavg import FedAvg
 from subfleet.methods.federated_dropout import FederatedDropout
@@ -37,12 +39,23 @@ from subfleet.methods.fedrolex import FedRolex
 from subfleet.methods.fjord import FjORD
 from subfleet.methods.heterofl import HeteroFL
 from subfleet.methods.nefl import NeFL
-from subfleet.methods.norms import NormPolicy, with_norms
-from subfleet.methods.policies import Draw, Participant, Written
+from subfleet.methods.techniques import NormPolicy, Techniques
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import Roll, SubnetSpec
 from subfleet.rounds.terms import Terms
-from subfleet.testing.rounds import MODEL, SEED, Client, ask, change_of, first_state, placed, play, seen, terms_with
+from subfleet.testing.rounds import (
+    MODEL,
+    SEED,
+    Client,
+    ask,
+    change_of,
+    first_state,
+    placed,
+    play,
+    seen,
+    terms_with,
+    with_steps,
+)
 from subfleet.testing.subnets import held_places
 
 VARIANTS: Mapping[str, AnyMethod] = {
@@ -98,7 +111,7 @@ def test_no_method_ever_gives_a_size_that_is_over_a_budget(name: str, data: st.D
     some = data.draw(st.lists(st.sampled_from(space), max_size=4, unique_by=lambda one: one.spec.spec_id))
     excess = st.sampled_from([0, 1, 10**6])
     written = {
-        one.spec.spec_id: Written(
+        one.spec.spec_id: WrittenSize(
             size=one.spec, planned_peak_bytes=one.training_memory_bytes["onnx"] + data.draw(excess)
         )
         for one in some
@@ -111,7 +124,7 @@ def test_no_method_ever_gives_a_size_that_is_over_a_budget(name: str, data: st.D
         written=written,
         previous=data.draw(st.none() | st.sampled_from(terms.space)),
     )
-    found = terms.policies.assign(waiting).candidate
+    found = terms.roles.assigner.assign(waiting).candidate
     if found is None:
         return
     size = terms.price(found.spec)
@@ -133,10 +146,10 @@ def test_a_budget_down_to_the_smallest_size_is_used_in_full(method: AnyMethod) -
     halves = [4 * size.parameters < total_bytes(terms)[1] / 4 for size in terms.candidates]
     assert any(halves), "the space goes below half the width"
     for place, need in enumerate(needs):
-        chosen = terms.policies.assign(ask(terms, "a", memory_bytes=need)).candidate
+        chosen = terms.roles.assigner.assign(ask(terms, "a", memory_bytes=need)).candidate
         assert chosen == terms.candidates[max(at for at, other in enumerate(needs) if other <= need)]
         assert chosen.training_memory_bytes["onnx"] == need or place not in (0, len(needs) - 1)
-    assert terms.policies.assign(ask(terms, "a", memory_bytes=min(needs) - 1)).candidate is None
+    assert terms.roles.assigner.assign(ask(terms, "a", memory_bytes=min(needs) - 1)).candidate is None
 
 
 @pytest.mark.parametrize("kind", OF_ONE_NETWORK.values(), ids=OF_ONE_NETWORK.keys())
@@ -182,7 +195,9 @@ def _fjord_steps(weight: float) -> tuple[dict[str, Tensor], dict[str, Tensor], d
     """What a step makes of the same weights without and with FjORD's student, its region, and what it trains."""
     terms = terms_with(FjORD())
     network, size = terms.network, terms.space[3]
-    drawn = (terms.policies.student(network, size, Draw(seed=SEED, round=at, client_id="a")) for at in range(1, 60))
+    drawn = (
+        terms.roles.training.student(network, size, Draw(seed=SEED, round=at, client_id="a")) for at in range(1, 60)
+    )
     inner = next(one for one in drawn if one is not None and network.parameter_count(one) < 0.4 * _count(terms, size))
     training, maps = terms.training(1, student=inner), nested_maps(network, size, inner)
     student = Student(module=build_module(network, inner), maps=maps)
@@ -290,7 +305,7 @@ def test_heterofl_trains_networks_that_its_own_code_refuses(model: Family, tmp_p
 )
 def test_a_bank_of_norms_is_each_sizes_own(method: AnyMethod, tmp_path: Path) -> None:
     terms = terms_with(method, BATCH_NORM)
-    terms = replace(terms, policies=with_norms(terms.policies, "bank"))
+    terms = replace(terms, roles=terms.roles.with_techniques(Techniques(norms="bank")))
     state = ModelState(shared=random_state(terms.network, 3))
     small, large = Client(name="a", size=0), Client(name="b", size=len(terms.space) - 1)
     norms = norm_tensors(terms.network)
@@ -338,7 +353,7 @@ def test_an_evaluation_with_measured_statistics_depends_on_no_batch_size() -> No
 def test_what_the_whole_model_teaches_stays_in_it_and_noise_leaves_no_trace_in_statistics(tmp_path: Path) -> None:
     """Plato's in-place distillation throws its result away, and keeps the noise's running statistics."""
     terms = terms_with(DynamicSelection(distillation=DistillationSettings(iterations=3)), BATCH_NORM)
-    untaught = replace(terms, policies=replace(terms.policies, distillation=None))
+    untaught = replace(terms, roles=with_steps(terms.roles, distillation=None))
     state = ModelState(shared=random_state(terms.network, 3))
     clients = [Client(name="a", size=0), Client(name="b", size=1)]
     before, after = (play(one, state, clients, tmp_path).state.shared for one in (untaught, terms))

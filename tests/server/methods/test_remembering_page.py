@@ -16,9 +16,10 @@ from safetensors.torch import load
 from server.server_rig import World, config, fleet
 
 from subfleet.elastic.model_state import unpacked
-from subfleet.methods.policies import Participant
+from subfleet.methods.aggregator import Participant
+from subfleet.protocol.task import Train
 from subfleet.testing import MethodContract
-from subfleet.testing.rounds import MODEL, Client, change_of, first_state, play, terms_with
+from subfleet.testing.rounds import MODEL, Client, change_of, first_state, play, terms_with, with_steps
 from subfleet.testing.subnets import same_bits
 
 PAGE = Path(__file__).parents[3] / "docs/reference/methods-that-remember.md"
@@ -62,8 +63,8 @@ def test_everybody_has_a_turn_and_whoever_waited_trains_longer(page: ModuleType,
     world.run()
     for device in world.devices.values():
         for task in device.tasks:
-            assert task.training is not None
-            tasks[task.round, task.client_id] = task.training.epochs
+            assert isinstance(task.work, Train)
+            tasks[task.round, task.client_id] = task.work.settings.epochs
     assert Counter(name for _, name in tasks) == dict.fromkeys(world.devices, 2)
     last = dict.fromkeys(world.devices, 0)
     for (number, name), epochs in sorted(tasks.items()):
@@ -104,7 +105,7 @@ def test_a_network_grows_out_of_the_last_one_whoever_is_killed(kills: int, page:
             task.programs[0].blob.sha256: task.spec.network
             for device in world.devices.values()
             for task in device.tasks
-            if task.work == "train"
+            if isinstance(task.work, Train)
         }
         served = {path.name for path in (world.folder / "state/blobs").rglob("*") if path.is_file()}
         kept = {network_id for sha256, network_id in programs.items() if sha256 in served}
@@ -120,7 +121,7 @@ def test_the_maps_on_the_page_go_with_any_method(page: ModuleType, tmp_path: Pat
     """Nobody trains and nothing moves; and what moves is what the client's copies stand for."""
     model = replace(MODEL, norm="batch")
     terms = terms_with(page.Rota(), model)
-    terms = replace(terms, policies=replace(terms.policies, exchange=page.copied))
+    terms = replace(terms, roles=with_steps(terms.roles, exchange=page.copied))
     state, client = first_state(terms.network), Client(name="ada", size=0)
     still = play(terms, state, [replace(client, scale=0.0)], tmp_path / "still")
     assert same_bits(still.state.shared, state.shared)

@@ -16,10 +16,12 @@ from server.server_rig import World, config, fleet
 from subfleet.elastic.lineage import Lineage
 from subfleet.elastic.maps import tensor_maps
 from subfleet.folding.folding import FoldedModel, Folding
+from subfleet.methods.aggregator import ClientUpdate, Participant
 from subfleet.methods.grouping import Linkage, cosines, two_groups
-from subfleet.methods.policies import Finding, Participant, Standing, Trained
+from subfleet.methods.roles import ClosedRound, RoundUpdates
+from subfleet.methods.run_networks import StandingContext
 from subfleet.methods.sattler import Found, Sattler, SattlerMemory, Split
-from subfleet.methods.selecting import ClosedRound, Past
+from subfleet.methods.selector import LastUpdate
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.testing.rounds import Client, ask, change_of, first_state, play, seat_of, terms_with
@@ -42,25 +44,25 @@ def direction(seed: int, size: SubnetSpec = WHOLE) -> Direction:
     return {name: one / norm for name, one in found.items()}
 
 
-def trained(name: str, change: Direction, size: SubnetSpec = WHOLE, *, weight: float = 1.0) -> Trained:
+def trained(name: str, change: Direction, size: SubnetSpec = WHOLE, *, weight: float = 1.0) -> ClientUpdate:
     client = Participant(client_id=name, spec=size, size=size)
-    return Trained(client=client, weight=weight, received={}, change=change)
+    return ClientUpdate(client=client, weight=weight, received={}, change=change)
 
 
 def times(factor: float, change: Direction) -> Direction:
     return {name: factor * one for name, one in change.items()}
 
 
-def found(method: Sattler, clients: list[Trained], memory: SattlerMemory | None = None, number: int = 1) -> Found:
-    find = method.policies().find
+def found(method: Sattler, clients: list[ClientUpdate], memory: SattlerMemory | None = None, number: int = 1) -> Found:
+    find = method.roles().memory.observe
     assert find is not None
     networks = {"": TERMS.network}
-    given = Finding(networks=networks, round=number, clients=tuple(clients), memory=memory or SattlerMemory())
+    given = RoundUpdates(networks=networks, round=number, clients=tuple(clients), memory=memory or SattlerMemory())
     outcome: Found = find(given)
     return outcome
 
 
-def opposed(scale: float = 1.0) -> list[Trained]:
+def opposed(scale: float = 1.0) -> list[ClientUpdate]:
     """Three who pull to one side, two to the other: the mean is a fifth of what each moves."""
     one = direction(1)
     names = zip(("ada", "bob", "cyd", "dan", "eve"), (1, 1, 1, -1, -1), strict=True)
@@ -150,9 +152,9 @@ def returning(method: Sattler, lie: Callable[[int, Direction], Direction]) -> tu
 
     The eight have a direction in common and as much of their own beside it, and learn less from round to round.
     """
-    policies = method.policies()
-    assert policies.find is not None
-    assert policies.remember is not None
+    roles = method.roles()
+    assert roles.memory.observe is not None
+    assert roles.memory.remember is not None
     memory, splits, common = SattlerMemory(), 0, direction(0)
     for number in range(1, 20):
         learned = {f"c{place}": times(3.0 * 0.8**number, sum_of(common, direction(place + 1))) for place in range(8)}
@@ -160,9 +162,9 @@ def returning(method: Sattler, lie: Callable[[int, Direction], Direction]) -> tu
         of = {name: memory.clusters.get(name, largest(memory)) for name in changes}
         networks = {name: replace(TERMS.network, id=name) for name in set(of.values())}
         clients = tuple(trained(name, change, replace(WHOLE, network=of[name])) for name, change in changes.items())
-        outcome = policies.find(Finding(networks=networks, round=number, clients=clients, memory=memory))
-        closed = ClosedRound(round=number, clients={name: past(of[name]) for name in of}, found=outcome)
-        memory, splits = policies.remember(memory, closed), splits + len(outcome.splits)
+        outcome = roles.memory.observe(RoundUpdates(networks=networks, round=number, clients=clients, memory=memory))
+        closed = ClosedRound(round=number, clients={name: past(of[name]) for name in of}, observation=outcome)
+        memory, splits = roles.memory.remember(memory, closed), splits + len(outcome.splits)
     return splits, memory
 
 
@@ -210,15 +212,15 @@ def test_no_client_of_its_own_kind_keeps_others_together() -> None:
 
 def test_no_client_decides_by_many_names_where_newcomers_go() -> None:
     """A device was in c1 under nine names; of those who trained last, more are in c2."""
-    policies = METHOD.policies()
-    assert policies.remember is not None
+    roles = METHOD.roles()
+    assert roles.memory.remember is not None
     memory = SattlerMemory(clusters={"ada": "c1", "bob": "c2", "cyd": "c2"})
     for number in range(1, 10):
         of = {"ada": "c1", "bob": "c2", "cyd": "c2", f"eve{number}": "c1"} if number < 9 else {"bob": "c2", "cyd": "c2"}
         clients = {name: past(network) for name, network in of.items()}
-        memory = policies.remember(memory, ClosedRound(round=number, clients=clients))
+        memory = roles.memory.remember(memory, ClosedRound(round=number, clients=clients))
     assert memory.sizes == {"c1": 2, "c2": 2}
-    memory = policies.remember(memory, ClosedRound(round=10, clients={"ada": past("c1")}))
+    memory = roles.memory.remember(memory, ClosedRound(round=10, clients={"ada": past("c1")}))
     assert memory.sizes == {"c1": 1, "c2": 2}
     assert newcomers(memory) == "c2"
 
@@ -233,7 +235,7 @@ def newcomers(memory: SattlerMemory) -> str:
         candidates=tuple(candidate for one in declared for candidate in one.candidates),
         price=lambda spec: declared[spec.network == "c2"].price(spec),
     )
-    candidate = TERMS.policies.assign(replace(question, draw=replace(question.draw, memory=memory))).candidate
+    candidate = TERMS.roles.assigner.assign(replace(question, draw=replace(question.draw, memory=memory))).candidate
     assert candidate is not None
     return candidate.spec.network
 
@@ -288,9 +290,9 @@ def test_each_half_goes_on_with_what_its_own_clients_learned(tmp_path: Path) -> 
     )
 
 
-def past(network: str) -> Past:
+def past(network: str) -> LastUpdate:
     size = replace(WHOLE, network=network)
-    return Past(
+    return LastUpdate(
         round=1,
         size=size,
         spec=size,
@@ -305,29 +307,31 @@ def past(network: str) -> Past:
 
 
 def test_who_was_not_there_goes_with_most_of_the_others() -> None:
-    policies = METHOD.policies()
-    assert policies.remember is not None
+    roles = METHOD.roles()
+    assert roles.memory.remember is not None
     memory = SattlerMemory(
         clusters={"ada": "", "zoe": "", "yan": "c7"}, first_norms={"": 1.0, "c7": 2.0}, split_count=3
     )
     split = Split(parent="", halves=(("c8", ("ada", "bob")), ("c9", ("cyd",))))
     clients = {name: past("") for name in ("ada", "bob", "cyd")}
-    closed = ClosedRound(round=4, clients=clients, found=Found(splits=(split,), first_norms=memory.first_norms))
-    after: SattlerMemory = policies.remember(memory, closed)
+    closed = ClosedRound(round=4, clients=clients, observation=Found(splits=(split,), first_norms=memory.first_norms))
+    after: SattlerMemory = roles.memory.remember(memory, closed)
     assert after.clusters == {"ada": "c8", "bob": "c8", "cyd": "c9", "zoe": "c8", "yan": "c7"}
     assert (after.split_count, after.first_norms) == (4, {"c7": 2.0})
     assert after.sizes == {"c8": 2, "c9": 1}
-    assert policies.remember(memory, replace(closed, found=None)).clusters["bob"] == "", "nothing was looked for"
+    assert roles.memory.remember(memory, replace(closed, observation=None)).clusters["bob"] == "", (
+        "nothing was looked for"
+    )
 
 
 def test_whose_cluster_was_split_has_the_same_subnet_of_its_half() -> None:
-    standing = METHOD.policies().standing
+    standing = METHOD.roles().networks.standing
     assert standing is not None
     networks = {name: replace(TERMS.network, id=name) for name in ("c1", "c2")}
     memory = SattlerMemory(clusters={"ada": "c2", "bob": "c1"})
     for name, cluster in memory.clusters.items():
         client = Participant(client_id=name, spec=TERMS.space[1], size=TERMS.space[1])
-        asked = Standing(seed=0, client=client, networks=networks, ready=lambda size: False, memory=memory)
+        asked = StandingContext(seed=0, client=client, networks=networks, ready=lambda size: False, memory=memory)
         assert standing(asked) == replace(TERMS.space[1], network=cluster)
 
 
@@ -343,7 +347,7 @@ def test_clients_have_the_sizes_of_their_cluster_and_newcomers_those_of_the_larg
     memory = SattlerMemory(clusters={"ada": "c1", "bob": "c2", "cyd": "c2"}, sizes={"c1": 1, "c2": 2})
     for name, expected in (("ada", "c1"), ("bob", "c2"), ("new", "c2")):
         draw = replace(question.draw, client_id=name, memory=memory)
-        candidate = TERMS.policies.assign(replace(question, draw=draw)).candidate
+        candidate = TERMS.roles.assigner.assign(replace(question, draw=draw)).candidate
         assert candidate is not None
         assert candidate.spec == declared[expected == "c2"].space[-1]
 

@@ -40,8 +40,8 @@ def family(
 ) -> tuple[ModelState, tuple[Lineage, ...]]:
     """Three networks, each of which grew from the one before by the server's own folding, where the model is."""
     terms = terms_with(method, **settings)
-    state, lineages, memory = first_state(terms.network).on(place), tuple[Lineage, ...](), method.policies().memory
-    remember = method.policies().remember
+    state, lineages, memory = first_state(terms.network).on(place), tuple[Lineage, ...](), method.roles().memory.initial
+    remember = method.roles().memory.remember
     assert remember is not None
     for number in range(1, 9):
         living = lineages[-1] if lineages else Lineage(id="", config=terms.config.model)
@@ -250,7 +250,7 @@ def test_each_network_has_a_server_optimiser_of_its_own(tmp_path: Path) -> None:
             assert {key: one.shape for key, one in kept.items()}.items() <= {
                 key: one.shape for key, one in own.shared.items()
             }.items()
-    training = method.policies().training(TrainingSettings(), 1)
+    training = method.roles().training.for_round(TrainingSettings(), 1)
     assert (training.objective.proximal, training.proximal_mu) == (True, 0.1)
 
 

@@ -22,11 +22,11 @@ from subfleet.folding.evolution import evolved
 from subfleet.folding.folding import Folding
 from subfleet.folding.views import Views
 from subfleet.methods import AnyMethod, uniting
+from subfleet.methods.aggregator import Participant
 from subfleet.methods.clustered import Clustered
-from subfleet.methods.evolving import Beginning, Evolved, Evolving
 from subfleet.methods.fedadp import FedADP
 from subfleet.methods.flexifed import FlexiFed
-from subfleet.methods.policies import Participant
+from subfleet.methods.run_networks import BeginContext, Evolution, EvolutionContext
 from subfleet.methods.sizes import SLICES, architecture_id
 from subfleet.methods.standalone import Standalone
 from subfleet.rounds.state import RunState
@@ -55,10 +55,10 @@ def terms_of(method: AnyMethod) -> Terms:
 
 
 def begun(terms: Terms, *brought: AnyFamily) -> tuple[Lineage, ...]:
-    assert terms.policies.begin is not None
+    assert terms.roles.networks.begin is not None
     names = [f"client{place}" for place in range(len(brought))]
-    return terms.policies.begin(
-        Beginning(
+    return terms.roles.networks.begin(
+        BeginContext(
             network=terms.network,
             rates=(1.0,),
             clients=tuple(names),
@@ -76,9 +76,9 @@ def first_model(terms: Terms, lineages: tuple[Lineage, ...]) -> ModelState:
     return _first_model(terms, RunState(lineages=lineages))
 
 
-def evolving(terms: Terms, state: ModelState, lineages: tuple[Lineage, ...], *brought: AnyFamily) -> Evolving:
+def evolving(terms: Terms, state: ModelState, lineages: tuple[Lineage, ...], *brought: AnyFamily) -> EvolutionContext:
     networks = {one.id: terms.declared(one).network for one in lineages if one.living}
-    return Evolving(
+    return EvolutionContext(
         round=2,
         seed=3,
         lineages=lineages,
@@ -94,9 +94,9 @@ def evolving(terms: Terms, state: ModelState, lineages: tuple[Lineage, ...], *br
     )
 
 
-def grown(terms: Terms, state: ModelState, lineages: tuple[Lineage, ...], *brought: AnyFamily) -> Evolved:
-    assert terms.policies.evolve is not None
-    return terms.policies.evolve(evolving(terms, state, lineages, *brought))
+def grown(terms: Terms, state: ModelState, lineages: tuple[Lineage, ...], *brought: AnyFamily) -> Evolution:
+    assert terms.roles.networks.evolve is not None
+    return terms.roles.networks.evolve(evolving(terms, state, lineages, *brought))
 
 
 @pytest.mark.parametrize("method", METHODS, ids=repr)
@@ -176,11 +176,11 @@ def trained(terms: Terms, lineage: Lineage, state: ModelState) -> ModelState:
     """Every copy that the clients have is drawn, and so is what is shared."""
     network = terms.declared(lineage).network
     own = state.of(lineage.id)
-    sizes = tuple(sorted(terms.declared(lineage).members.values())) if terms.policies.cohorts_by_sizes else ()
+    sizes = tuple(sorted(terms.declared(lineage).members.values())) if terms.roles.aggregator.groups_by_sizes else ()
     copies: dict[str, Any] = {}
     for place, family in enumerate(lineage.members):
         client = member(terms, lineage, f"client{place}", family)
-        for name, key in terms.policies.cohorts(network, client, sizes).items():
+        for name, key in terms.roles.aggregator.sharing_groups(network, client, sizes).items():
             if key:
                 copies.setdefault(key, {})[name] = drawn(network, place + 5)[name]
     return state.with_network(lineage.id, replace(own, shared=drawn(network, 1), copies=copies, sizes=sizes))

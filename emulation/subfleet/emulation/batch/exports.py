@@ -1,6 +1,6 @@
 """Programs for virtual fleets: from the cache where they are, from worker processes where they are not."""
 
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 
@@ -8,15 +8,13 @@ from subfleet.export.cache import CacheFolder, ExportCache
 from subfleet.export.pool import ExportPool
 from subfleet.export.requests import AnyRequest, EvaluateRequest, InferRequest, PriceRequest, TrainRequest
 
-__all__ = ["AwaitedExports"]
+__all__ = ["LazyExports"]
 
 
-class AwaitedExports:
-    """The exporter of a logical clock: `finish` waits until all that was asked for is there, in no logical time.
+class LazyExports:
+    """An exporter that starts its worker processes with the first request that the cache does not answer.
 
-    Nothing is answered before that, so that it makes no difference what the cache had. Worker processes start with the
-    first request that the cache does not answer: where everything was exported before, there are none. Close it, or use
-    it as a context manager.
+    Where everything was exported before, there are none. Close it, or use it as a context manager.
 
     Args:
         cache: where results are kept.
@@ -33,9 +31,8 @@ class AwaitedExports:
         self._workers = workers
         self._timeout_s = timeout_s
         self._pool: ExportPool | None = None
-        self._asked: list[tuple[Future[Path], Future[Path]]] = []  # the exporter's, and ours that waits for it
 
-    def __enter__(self) -> "AwaitedExports":
+    def __enter__(self) -> "LazyExports":
         return self
 
     def __exit__(
@@ -45,43 +42,25 @@ class AwaitedExports:
 
     def submit_training(self, request: TrainRequest) -> "Future[Path]":
         """See `Exports.submit_training`."""
-        return self._answer(self._found(request) or self._open_pool().submit_training(request))
+        return self._found(request) or self._open_pool().submit_training(request)
 
     def submit_evaluation(self, request: EvaluateRequest) -> "Future[Path]":
         """See `ExportPool.submit_evaluation`."""
-        return self._answer(self._found(request) or self._open_pool().submit_evaluation(request))
+        return self._found(request) or self._open_pool().submit_evaluation(request)
 
     def submit_inference(self, request: InferRequest, weights_path: Path, *, samples_from: str = "") -> "Future[Path]":
         """See `Exports.submit_inference`."""
         found = self._found(request)
-        if found is None:
-            found = self._open_pool().submit_inference(request, weights_path, samples_from=samples_from)
-        return self._answer(found)
+        return found or self._open_pool().submit_inference(request, weights_path, samples_from=samples_from)
 
     def submit_prices(self, request: PriceRequest) -> "Future[Path]":
         """See `Exports.submit_prices`."""
-        return self._answer(self._found(request) or self._open_pool().submit_prices(request))
-
-    def finish(self) -> None:
-        """Wait for everything that was asked for; each export has its own deadline."""
-        asked, self._asked = self._asked, []
-        wait([exported for exported, _ in asked])
-        for exported, answer in asked:
-            error = exported.exception()
-            if error is None:
-                answer.set_result(exported.result())
-            else:
-                answer.set_exception(error)
+        return self._found(request) or self._open_pool().submit_prices(request)
 
     def close(self) -> None:
         """End the worker processes."""
         if self._pool is not None:
             self._pool.close()
-
-    def _answer(self, exported: "Future[Path]") -> "Future[Path]":
-        answer: Future[Path] = Future()
-        self._asked.append((exported, answer))
-        return answer
 
     def _found(self, request: AnyRequest) -> "Future[Path] | None":
         path = self._cache.find(request)

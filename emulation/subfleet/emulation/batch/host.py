@@ -1,25 +1,29 @@
-"""Runs an emulated fleet in this process, and leaves the same folder behind as client processes do."""
+"""Runs an emulated fleet in this process, and leaves the same folder behind as every other host."""
 
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
-from subfleet.emulation.batch.exports import AwaitedExports
-from subfleet.emulation.batch.figures import whole_run
+from subfleet.emulation.batch.exports import LazyExports
+from subfleet.emulation.batch.figures import attack_figures
+from subfleet.emulation.batch.hosting import TRAINERS, shared_trainers
 from subfleet.emulation.batch.run import run_batch
 from subfleet.emulation.gathering import gathered
-from subfleet.emulation.outcome import Outcome
 from subfleet.journal.guarding import GuardedObserver
 from subfleet.journal.records import RunObserver
-from subfleet.protocol.errors import RunError
-from subfleet.reporting.results import write_results
-from subfleet.settings.kept import MODEL, SUPERNET
+from subfleet.protocol.errors import RunError, SubfleetError
+from subfleet.protocol.programs import Trainer
+from subfleet.reporting.own_models import OwnMetric
+from subfleet.reporting.run_figures import run_figures
+from subfleet.serving.outcome import Outcome, gallery_of, leave_results
+from subfleet.serving.session import Server
 from subfleet.settings.run import Run
 
 __all__ = ["run_in_batch"]
 
 
 def run_in_batch(
-    run: Run, folder: Path, observer: RunObserver, stop: threading.Event, *, exports: AwaitedExports
+    run: Run, folder: Path, observer: RunObserver, stop: threading.Event, *, exports: LazyExports
 ) -> Outcome:
     """Run an emulated fleet to the run's end.
 
@@ -38,14 +42,31 @@ def run_in_batch(
     observer.say(f"Reading the samples and logs of {len(run.fleet.each())} devices")
     experiment = gathered(run)
     folder.mkdir(parents=True, exist_ok=True)
-    result = run_batch(experiment, exports, observer=observer, stop=stop, keep=folder)
-    if not result.model:
-        raise RunError(
-            "no round of the run folded an update, so there is no model; see the reasons in the tables above"
+    tiers = {client.client_id: client.tier for client in experiment.devices}
+    trainers = {one.suffix: one for one in shared_trainers(set(TRAINERS) & set(run.deploy_targets)).values()}
+
+    def leave(server: Server, evaluation: Path) -> Outcome:
+        result, gallery = server.result().unmeasured(), gallery_of(server)
+        return leave_results(
+            folder,
+            result,
+            observer,
+            figures=lambda: run_figures(gallery, result, tiers) | attack_figures(gallery, experiment),
+            trial=lambda files: [_tried(file, trainers, evaluation, observer) for file in files],
         )
-    (folder / MODEL).write_bytes(result.model)
-    if result.supernet:
-        (folder / SUPERNET).write_bytes(result.supernet)
-    extra = {"models": list(result.models), "figures": whole_run(experiment, result)}
-    report = write_results(folder, name=folder.name, result=result.result, extra=extra)
-    return Outcome(result=result.result, folder=folder, report=report, models=result.models)
+
+    outcome = run_batch(experiment, exports, observer=observer, stop=stop, leave=leave).outcome
+    if outcome is None:
+        raise RunError("the run left no results")
+    return outcome
+
+
+def _tried(file: Path, trainers: Mapping[str, Trainer], evaluation: Path, observer: RunObserver) -> OwnMetric | None:
+    """How good a model file is; None where no runtime of this process can run it."""
+    trainer = trainers.get(file.suffix)
+    try:
+        found = None if trainer is None else trainer.predict(file, str(evaluation))
+    except SubfleetError as error:  # a model that cannot be tried is no reason to lose a run
+        observer.say(f"{file} cannot be tried: {error}")
+        return None
+    return None if found is None else OwnMetric(metric=found.headline, value=found.metrics[found.headline])

@@ -8,11 +8,10 @@ the clock goes on, ever faster, to the next time at which somebody acts.
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from subfleet import tasks
 from subfleet.agent.states import AgentSettings
@@ -23,23 +22,21 @@ from subfleet.edge_client.store import AgentStore
 from subfleet.edge_client.worker import TrainingWorker
 from subfleet.emulation.batch.announcing import announcement
 from subfleet.emulation.batch.attacking import AttackingTrainer
-from subfleet.emulation.batch.exports import AwaitedExports
+from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.hosting import shared_trainers
-from subfleet.emulation.batch.models import tried_models
 from subfleet.emulation.gathered import EmulatedDevice, GatheredRun
 from subfleet.journal.evaluations import EvaluationRecord
 from subfleet.journal.guarding import GuardedObserver, Unobserved
 from subfleet.journal.records import Progress, RoundRecord, RunObserver, RunResult
-from subfleet.methods.policies import Participant
+from subfleet.methods.aggregator import Participant
 from subfleet.protocol.errors import RunError
 from subfleet.protocol.programs import Trainer
 from subfleet.protocol.scratch import scratch_folder, scratch_places
 from subfleet.protocol.topics import Topics
-from subfleet.rounds.networks import standing_for
-from subfleet.rounds.state import RunState, Seat
-from subfleet.rounds.terms import Terms
+from subfleet.rounds.state import Seat
+from subfleet.serving.deployment import StoppedError
+from subfleet.serving.outcome import Outcome, owners_of
 from subfleet.serving.session import Server
-from subfleet.serving.terms import terms_of
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
 from subfleet.transport.base import Transport
@@ -88,7 +85,7 @@ class BatchResult:
         turns: how often every party acted.
         logical_seconds: how long the run took by its own clock.
         result: the same in the words of a server; its files are gone.
-        models: a row for each device's own model, where they were kept.
+        outcome: the results that were left, where that was asked for.
     """
 
     rounds: tuple[RoundRecord, ...]
@@ -99,18 +96,18 @@ class BatchResult:
     turns: int
     logical_seconds: float
     result: RunResult
-    models: tuple[dict[str, Any], ...] = ()
+    outcome: Outcome | None = None
 
 
 def run_batch(  # noqa: PLR0913 - what may take the place of a part, beside the run
     gathered: GatheredRun,
-    exports: AwaitedExports,
+    exports: LazyExports,
     *,
     observer: RunObserver | None = None,
     stop: threading.Event | None = None,
     trainers: Mapping[str, Trainer] | None = None,
     links: Mapping[str, Callable[[Transport], Transport]] | None = None,
-    keep: Path | None = None,
+    leave: Callable[[Server, Path], Outcome] | None = None,
 ) -> BatchResult:
     """Run a virtual fleet to its end. The same experiment gives the same bits.
 
@@ -121,7 +118,7 @@ def run_batch(  # noqa: PLR0913 - what may take the place of a part, beside the 
         stop: set it to end the run early.
         trainers: in place of the real one, by client id.
         links: what wraps a client's transport and may change what passes through it, by client id.
-        keep: folder in which devices' own models are kept, below `models/`; None keeps none.
+        leave: leaves the results of a server while its files are there; it is given the file of the evaluation data.
 
     Raises:
         RunError: the run failed, or did not end within its turns; the text says where it stood.
@@ -145,7 +142,6 @@ def run_batch(  # noqa: PLR0913 - what may take the place of a part, beside the 
         stage = _Stage(
             server=server,
             devices=devices,
-            exports=exports,
             link=link,
             notes=notes,
             clock=clock,
@@ -154,8 +150,8 @@ def run_batch(  # noqa: PLR0913 - what may take the place of a part, beside the 
         server.open()
         try:
             turns = stage.play(gathered.run.host.turns_per_round * (gathered.run.total_rounds + 1))
-            result = _result(stage, turns, terms_of(gathered.run, gathered.run.name))
-            return replace(result, models=tried_models(server.result(), keep, evaluation, notes))
+            result = _result(stage, turns)
+            return result if leave is None else replace(result, outcome=leave(server, evaluation))
         finally:
             server.close()
 
@@ -282,7 +278,6 @@ class _Stage:
 
     server: Server
     devices: Sequence[_BatchDevice]
-    exports: AwaitedExports
     link: CountingTransport
     notes: _Notes
     clock: LogicalClock
@@ -295,7 +290,7 @@ class _Stage:
             if self.server.finished:
                 return turn
             if self.stop.is_set():
-                raise RunError("the run was stopped before its end; a batch cannot be taken up, start it again")
+                raise StoppedError("the run was stopped before its end; a batch cannot be taken up, start it again")
             moved = self._turn()
             step_s = LEAST_STEP_S if moved else min(2 * step_s, MOST_STEP_S)
             self.clock.advance(step_s)
@@ -312,7 +307,6 @@ class _Stage:
         before = self.link.sent_bytes + self.link.received_bytes
         for device in self.devices:
             device.turn()
-        self.exports.finish()
         self.server.finish()
         folded = self.server.state.folded_round
         self.server.step(0.0)
@@ -321,14 +315,7 @@ class _Stage:
         return self.link.sent_bytes + self.link.received_bytes != before
 
 
-def _owners(terms: Terms, state: RunState) -> Iterator[tuple[str, Participant]]:
-    for name, seat in sorted(state.last.items()):
-        owner = standing_for(terms, state, seat)
-        if owner is not None:
-            yield name, owner
-
-
-def _result(stage: _Stage, turns: int, terms: Terms) -> BatchResult:
+def _result(stage: _Stage, turns: int) -> BatchResult:
     server, notes = stage.server, stage.notes
     if server.state.phase == "failed":
         raise RunError(server.state.failure)
@@ -339,7 +326,7 @@ def _result(stage: _Stage, turns: int, terms: Terms) -> BatchResult:
         model=path.read_bytes() if path is not None else b"",
         supernet=result.supernet_path.read_bytes() if result.supernet_path is not None else b"",
         trained=MappingProxyType(dict(sorted(notes.trained.items()))),
-        own=MappingProxyType(dict(_owners(terms, server.state))),
+        own=MappingProxyType(dict(owners_of(server))),
         turns=turns,
         logical_seconds=stage.clock(),
         result=replace(result, model_path=None, supernet_path=None).unmeasured(),

@@ -8,8 +8,10 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+from subfleet.methods.aggregator import Aggregator
+from subfleet.methods.assigner import Assigner, Assignment, AssignmentContext
 from subfleet.methods.describing import MethodInfo, Setting
-from subfleet.methods.policies import Ask, Assigned, Policies
+from subfleet.methods.roles import Roles
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.messages import Update
 
@@ -33,18 +35,18 @@ class Steady:
             raise ConfigError(f"step is {self.step}, but must be 1 or more")
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
-        """See `subfleet.methods.policies.Method`."""
+        """See `subfleet.methods.roles.Method`."""
         return ()
 
-    def policies(self) -> Policies:
+    def roles(self) -> Roles:
         """Sizes that grow slowly."""
-        return Policies(assign=self._assign, weigh=_by_root)
+        return Roles(assigner=Assigner(assign=self._assign), aggregator=Aggregator(weigh=_by_root))
 
-    def _assign(self, ask: Ask) -> Assigned:
-        ids = [one.spec.spec_id for one in ask.candidates]
-        last = ids.index(ask.previous.spec_id) if ask.previous is not None else 0
-        within = ask.candidates[: last + self.step + 1]
-        return Assigned(candidate=next((one for one in reversed(within) if ask.allows(one)), None))
+    def _assign(self, context: AssignmentContext) -> Assignment:
+        ids = [one.spec.spec_id for one in context.candidates]
+        last = ids.index(context.previous.spec_id) if context.previous is not None else 0
+        within = context.candidates[: last + self.step + 1]
+        return Assignment(candidate=next((one for one in reversed(within) if context.allows(one)), None))
 
 
 def _by_root(update: Update) -> float:

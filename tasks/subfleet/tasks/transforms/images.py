@@ -13,30 +13,13 @@ from subfleet.tasks.batches import sample_random
 __all__ = [
     "augmentation_draws",
     "augmented",
-    "channel_statistics",
     "horizontal_flip",
-    "normalise",
     "random_crop",
 ]
 
 Floats = npt.NDArray[np.float32]
 
 _ROW, _COLUMN, _FLIP = range(3)
-
-
-def channel_statistics(images: Floats) -> tuple[Floats, Floats]:
-    """Mean and standard deviation of each channel, (channels,) each."""
-    mean = images.mean((0, 2, 3), dtype=np.float64)
-    # One channel at a time: a float64 copy of all images would be twice their size.
-    deviation = [images[:, channel].std(dtype=np.float64) for channel in range(images.shape[1])]
-    return mean.astype(np.float32), np.array(deviation, np.float32)
-
-
-def normalise(images: Floats, *, mean: npt.ArrayLike, deviation: npt.ArrayLike) -> Floats:
-    """Subtract a mean from each channel and divide it by a deviation above 0, (channels,) each."""
-    means, deviations = (np.asarray(values, np.float32)[:, None, None] for values in (mean, deviation))
-    result: Floats = (images - means) / deviations
-    return result
 
 
 def random_crop(images: Floats, draws: Floats, *, padding: int) -> Floats:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["MelSettings", "band_centres_hz", "log_mel", "mel_filters"]
+__all__ = ["MelSettings", "log_mel", "mel_filters"]
 
 Floats = npt.NDArray[np.float32]
 
@@ -78,11 +78,6 @@ def mel_filters(settings: MelSettings) -> npt.NDArray[np.float64]:
     falling = (edges_hz[2:] - bins_hz) / widths_hz[1:]
     filters: npt.NDArray[np.float64] = np.clip(np.minimum(rising, falling), 0, None)
     return filters
-
-
-def band_centres_hz(settings: MelSettings) -> npt.NDArray[np.float64]:
-    """The frequency at which each band weighs 1."""
-    return _edges_hz(settings)[1:-1]
 
 
 def _edges_hz(settings: MelSettings) -> npt.NDArray[np.float64]:

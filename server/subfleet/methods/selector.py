@@ -1,33 +1,34 @@
-"""Who takes part in a round: what a method is asked, what is known of the clients, and the fair draw that is usual."""
+"""The selector of a method: which clients take part in a round. By default they are drawn at random."""
+
+from __future__ import annotations
 
 import hashlib
 import math
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 from subfleet.elastic.network import Network
-from subfleet.methods.asking import Draw, stream_of
+from subfleet.methods.assigner import stream_of
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
 
 __all__ = [
-    "Available",
-    "ClosedRound",
+    "AvailableClient",
     "Evaluation",
-    "Past",
-    "Selected",
-    "Selecting",
-    "Trainee",
+    "LastUpdate",
+    "Selection",
+    "SelectionContext",
+    "Selector",
     "at_random",
     "without_replacement",
 ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Past:
+class LastUpdate:
     """A client's last update that was folded. What the client claims in it stands within what else is known of it.
 
     Attributes:
@@ -74,7 +75,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Available:
+class AvailableClient:
     """A client that can take part now.
 
     Attributes:
@@ -96,7 +97,7 @@ class Available:
     expected_training_s: float = 0.0
     expected_downlink_s: float = 0.0
     expected_uplink_s: float = 0.0
-    past: Past | None = None
+    past: LastUpdate | None = None
     evaluation: Evaluation | None = None
 
     @property
@@ -106,7 +107,7 @@ class Available:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Selecting:
+class SelectionContext:
     """A round whose clients are to be chosen.
 
     Attributes:
@@ -119,7 +120,7 @@ class Selecting:
         networks: of the run that are in use, by id.
     """
 
-    clients: tuple[Available, ...]
+    clients: tuple[AvailableClient, ...]
     count: int
     round: int
     retry: int = 0
@@ -133,7 +134,7 @@ class Selecting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Selected:
+class Selection:
     """Who takes part.
 
     Attributes:
@@ -145,50 +146,15 @@ class Selected:
     memory: Any = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trainee:
-    """A client that is given a task, as far as its local training and what it sends may depend on it.
-
-    Attributes:
-        draw: seed, round and client, and what the method remembers.
-        size: what it trains.
-        tensors: names of the tensors of that size, in the network's order.
-    """
-
-    draw: Draw
-    size: SubnetSpec
-    tensors: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClosedRound:
-    """A round that was folded, for a method to remember of it what it will.
-
-    Attributes:
-        round: its number.
-        clients: whose updates are in the model, by id.
-        loss: of the folded model, on the server's samples; accuracy likewise.
-        found: what `Policies.find` found in the updates; None where a method looks for nothing.
-    """
-
-    round: int
-    clients: Mapping[str, Past] = field(default_factory=lambda: MappingProxyType({}))
-    loss: float = 0.0
-    accuracy: float = 0.0
-    found: Any = None
-
-
-def at_random(selecting: Selecting) -> Selected:
+def at_random(context: SelectionContext) -> Selection:
     """A sample of the clients without replacement, every one equally likely (McMahan et al. 2017, algorithm 1).
 
     Each client draws a number that follows from the seed, the round and its own id, and the lowest win. So the choice
     depends on no order, and a client that comes or goes changes no other's number.
     """
-    names = [one.client_id for one in selecting.clients]
-    drawn = drawn_at_random(
-        names, selecting.count, seed=selecting.seed, round_number=selecting.round, retry=selecting.retry
-    )
-    return Selected(clients=drawn, memory=selecting.memory)
+    names = [one.client_id for one in context.clients]
+    drawn = drawn_at_random(names, context.count, seed=context.seed, round_number=context.round, retry=context.retry)
+    return Selection(clients=drawn, memory=context.memory)
 
 
 def drawn_at_random(
@@ -216,6 +182,21 @@ def without_replacement(weights: Mapping[str, float], count: int, stream: random
         waits = stream.expovariate(1.0)
         keys[name] = waits / weight if weight > 0 else math.inf
     return tuple(sorted(keys, key=lambda name: (keys[name], name))[:count])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selector:
+    """Which clients take part in a round.
+
+    Attributes:
+        select: the clients of a round, and what is remembered from then on. It is called in the server's loop, and
+            takes a few milliseconds for a thousand clients.
+        needs_evaluations: `select` goes by how clients evaluate the model that they are to be given, so that a run must
+            have them evaluate after every round.
+    """
+
+    select: Callable[[SelectionContext], Selection] = at_random
+    needs_evaluations: bool = False
 
 
 def _draw(seed: int, turn: str, client_id: str) -> bytes:

@@ -1,23 +1,42 @@
-"""What a method is asked for a client, and what it answers: the size that the client is given."""
+"""The assigner of a method: which submodel each client of a round is given, and where it lies in the model."""
+
+from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from subfleet.elastic.network import Network
+from subfleet.elastic.spaces import uniform_space
+from subfleet.methods.aggregator import Participant
 from subfleet.protocol.chains import Chain
 from subfleet.protocol.paths import PathSettings
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.search.candidates import Candidate, exceeded_limits, lacking_operators, why_not
 from subfleet.search.fitting import INFINITE_BYTES, Limit
-from subfleet.search.query import PriceList, Search
+from subfleet.search.query import FoundSize, PriceList, Search
 from subfleet.search.queue import Wish
 
-__all__ = ["Ask", "Assigned", "Draw", "Unfit", "Written", "largest_fitting", "stream_of"]
+if TYPE_CHECKING:  # methods are read where no PyTorch is
+    from torch import Tensor
+
+    from subfleet.elastic.exchanges import Exchange
+
+__all__ = [
+    "Assigner",
+    "Assignment",
+    "AssignmentContext",
+    "Draw",
+    "SizeSearch",
+    "Unfit",
+    "WrittenSize",
+    "largest_fitting",
+    "stream_of",
+]
 
 
 def stream_of(text: str) -> random.Random:
@@ -44,7 +63,7 @@ class Draw:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class WrittenSize:
     """A size whose program is there.
 
     Attributes:
@@ -79,8 +98,8 @@ class Unfit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
-    """A client that waits for a size.
+class AssignmentContext:
+    """A client that waits for a submodel, and what is known of both.
 
     Attributes:
         networks: those that are in use, by id; most methods have one.
@@ -109,13 +128,13 @@ class Ask:
     below: Candidate | None = None
     below_limit: Limit = "memory"
     search: Search | None = None
-    written: Mapping[str, Written] = field(default_factory=lambda: MappingProxyType({}))
+    written: Mapping[str, WrittenSize] = field(default_factory=lambda: MappingProxyType({}))
     operators: tuple[str, ...] = ()
     refused: Mapping[str, Unfit] = field(default_factory=lambda: MappingProxyType({}))
     declared: SubnetSpec | None = None
     lasting: Budget | None = None
 
-    def of_network(self, network_id: str) -> "Ask":
+    def of_network(self, network_id: str) -> AssignmentContext:
         """The same of one network alone."""
         if len(self.networks) == 1:
             return self
@@ -144,7 +163,7 @@ class Ask:
         known = self.written.get(spec_id)
         return "" if known is None else self._barred_by(known, candidate)
 
-    def _barred_by(self, known: Written, candidate: Candidate) -> str:
+    def _barred_by(self, known: WrittenSize, candidate: Candidate) -> str:
         if lacking := lacking_operators(known.operators, self.operators):
             return f"calls {', '.join(lacking)}, which the device's runtime {self.target!r} lacks"
         if known.planned_peak_bytes >= INFINITE_BYTES:
@@ -169,7 +188,7 @@ class Ask:
         }
         return told[self.below_limit]
 
-    def _beyond_disk(self, candidate: Candidate, known: Written) -> bool:
+    def _beyond_disk(self, candidate: Candidate, known: WrittenSize) -> bool:
         most_bytes = self.budget.disk_bytes
         return most_bytes is not None and candidate.disk_bytes + known.program_bytes > most_bytes
 
@@ -194,8 +213,8 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Assigned:
-    """The size that a client is given.
+class Assignment:
+    """The submodel that a client is given.
 
     Attributes:
         candidate: None leaves it out of the round.
@@ -214,6 +233,67 @@ class Assigned:
     paths: PathSettings | None = None
 
 
-def largest_fitting(ask: Ask) -> Assigned:
+def largest_fitting(context: AssignmentContext) -> Assignment:
     """The largest candidate that fits."""
-    return Assigned(candidate=next((one for one in reversed(ask.candidates) if ask.allows(one)), None))
+    return Assignment(candidate=next((one for one in reversed(context.candidates) if context.allows(one)), None))
+
+
+def keep_in_front(network: Network, size: SubnetSpec, draw: Draw) -> SubnetSpec:
+    """The submodel where its size already says: at the front of every axis."""
+    return size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeSearch:
+    """How an assigner searches a space of submodels that is too large to list.
+
+    Attributes:
+        start: a search that knows nothing yet, of the network, what its submodels cost there, and the program target.
+            It is told what was found before, and is `AssignmentContext.search`.
+        explore: what the search finds for a client, to be remembered. All clients of a round are explored for before
+            any is given a submodel, so that all have the same to choose from. It may take seconds.
+        planned_prices: submodels are priced by a model of the memory planner, in place of their shapes.
+    """
+
+    start: Callable[[Network, PriceList, str], Search]
+    explore: Callable[[AssignmentContext], tuple[FoundSize, ...]]
+    planned_prices: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assigner:
+    """Which submodel each client is given. The default is the largest that fits, nested in the model.
+
+    Attributes:
+        space: a network and width rates to the submodels that may be assigned.
+        assign: chooses one of them for a client.
+        search: finds submodels beyond `space`; None searches nothing.
+        propose: candidates, from smallest to largest, that a client is to score on its own data; it then has the one
+            with the highest score, and what `assign` chooses where it returns no scores. Fewer than two propose
+            nothing; None never proposes.
+        declarations: clients have the submodels that they declare, or networks of their own. A client without a valid
+            declaration is left out. `Networks.begin` and `Networks.evolve` make unions of clients' own networks.
+        lasting: clients keep the submodel that they get first. Devices that replay a log are asked for what it has but
+            for a fraction of its time: `AssignmentContext.lasting`.
+        awaits_programs: a strict run closes no round before the programs are written that its clients requested in it;
+            otherwise rounds go on, and the summary of the run has the round from which each program counted.
+        place: a size to the submodel that has it, for one client and round.
+        exchange: where a client's network is no slice of the model, the pair of maps between the two, of the model's
+            network, the client and that network's `ModelState.kept`; None slices the model. A client has the same pair
+            in every round.
+    """
+
+    space: Callable[[Network, Sequence[float]], tuple[SubnetSpec, ...]] = uniform_space
+    assign: Callable[[AssignmentContext], Assignment] = largest_fitting
+    search: SizeSearch | None = None
+    propose: Callable[[AssignmentContext], tuple[Candidate, ...]] | None = None
+    declarations: bool = False
+    lasting: bool = False
+    awaits_programs: bool = True
+    place: Callable[[Network, SubnetSpec, Draw], SubnetSpec] = keep_in_front
+    exchange: Callable[[Network, Participant, Mapping[str, Tensor]], Exchange] | None = None
+
+    @property
+    def planned_prices(self) -> bool:
+        """Whether submodels are priced by a model of the memory planner."""
+        return self.search is not None and self.search.planned_prices

@@ -1,7 +1,4 @@
-"""Networks that appear and retire between rounds: what a method is asked after a fold, and what it answers.
-
-Where a run has several networks, a method also says which of them a client has when it trains nothing.
-"""
+"""The networks of a method: what a run begins with, and what appears and retires between rounds."""
 
 from __future__ import annotations
 
@@ -14,18 +11,19 @@ from typing import TYPE_CHECKING, Any
 from subfleet.elastic.families import AnyFamily
 from subfleet.elastic.lineage import Lineage
 from subfleet.elastic.network import Network
-from subfleet.methods.asking import stream_of
+from subfleet.methods.aggregator import ClientUpdate, Participant
+from subfleet.methods.assigner import stream_of
+from subfleet.methods.path_search import PathSearch
 from subfleet.protocol.subnet import SubnetSpec
 
 if TYPE_CHECKING:  # methods are read where no PyTorch is
     from subfleet.elastic.model_state import ModelState
-    from subfleet.methods.policies import Participant, Trained
 
-__all__ = ["Beginning", "Evolved", "Evolving", "Standing"]
+__all__ = ["BeginContext", "Evolution", "EvolutionContext", "Networks", "StandingContext"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beginning:
+class BeginContext:
     """A run whose first clients have told what they can give, before any of them is given anything.
 
     Attributes:
@@ -33,8 +31,8 @@ class Beginning:
         rates: width rates of its search space.
         clients: the ids of those that can take part, in order.
         brought: of these by their ids, the networks of their own that they have declared.
-        carried_by: as in `Evolving`, of these; a client that replays a log goes by what that has but for a share of the
-            time, where the method asks for it (`Policies.lasting`).
+        carried_by: as in `EvolutionContext`, of these; a client that replays a log goes by what that has but for
+            a fraction of the time, where `Assigner.lasting` asks for it.
     """
 
     network: Network
@@ -45,7 +43,7 @@ class Beginning:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evolving:
+class EvolutionContext:
     """A folded round, after which networks may appear or retire.
 
     Attributes:
@@ -63,7 +61,7 @@ class Evolving:
         folded_with: a network's id and the ids of some clients to its state with the updates of these alone, folded as
             all are.
         brought: networks that clients have declared and that no network in use has among its members.
-        found: what `Policies.find` found in them.
+        observation: what `Memory.observe` returned for the round's updates.
         memory: what the method remembers.
     """
 
@@ -76,10 +74,10 @@ class Evolving:
     clients: tuple[Participant, ...]
     losses: Mapping[str, float]
     carried_by: Callable[[Lineage], tuple[str, ...]]
-    trained: Callable[[], tuple[Trained, ...]]
+    trained: Callable[[], tuple[ClientUpdate, ...]]
     folded_with: Callable[[str, Collection[str]], ModelState]
     brought: tuple[AnyFamily, ...] = ()
-    found: Any = None
+    observation: Any = None
     memory: Any = None
 
     def stream(self, purpose: str) -> random.Random:
@@ -88,7 +86,7 @@ class Evolving:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evolved:
+class Evolution:
     """What becomes of the networks.
 
     Attributes:
@@ -98,18 +96,18 @@ class Evolved:
             its parent's weights in `after`.
         states: by id, in place of that with what networks that appear begin.
         retired: ids of networks that retire. At least one is in use afterwards.
-        found: what `Policies.remember` is told in place of what `Policies.find` found; None leaves it that.
+        observation: what `Memory.remember` is given in place of what `Memory.observe` returned; None leaves it that.
     """
 
     after: ModelState
     born: tuple[Lineage, ...] = ()
     states: Mapping[str, ModelState] = field(default_factory=lambda: MappingProxyType({}))
     retired: tuple[str, ...] = ()
-    found: Any = None
+    observation: Any = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class StandingContext:
     """A client that trains nothing: which network's subnet is its own, that it evaluates and is left with?
 
     Attributes:
@@ -129,3 +127,26 @@ class Standing:
     ready: Callable[[SubnetSpec], bool]
     memory: Any = None
     declared: SubnetSpec | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Networks:
+    """Which networks a run has. By default it has the configured one throughout.
+
+    Attributes:
+        begin: the networks that the run begins with, in place of the configured one: with ids, and first weights that
+            are drawn; an empty tuple leaves the configured one. It is called beside the server's loop, before the first
+            round's clients are chosen.
+        evolve: networks that appear and retire after a round, called beside the loop. `Assigner.assign` then has the
+            submodels of all networks in use to choose from, each with its network's id; all else is done for each
+            network apart. None has one network throughout.
+        standing: where a run has had several networks, the submodel of one in use that is a client's own while it
+            trains nothing. With None it is what it trained last, and a client whose network has retired counts as one
+            that has not taken part yet.
+        path_search: between two rounds, for paths of a supernet that become networks of the run; None searches none.
+    """
+
+    begin: Callable[[BeginContext], tuple[Lineage, ...]] | None = None
+    evolve: Callable[[EvolutionContext], Evolution] | None = None
+    standing: Callable[[StandingContext], SubnetSpec] | None = None
+    path_search: PathSearch | None = None

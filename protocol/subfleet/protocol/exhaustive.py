@@ -1,0 +1,14 @@
+"""Closes a match over a union, so that the type checker reports a missing case."""
+
+from typing import NoReturn
+
+__all__ = ["never"]
+
+
+def never(value: NoReturn) -> NoReturn:
+    """Stand in the last case of a match: a member of the union without a case of its own is an error of types.
+
+    Raises:
+        AssertionError: the case was reached after all.
+    """
+    raise AssertionError(f"{type(value).__name__} has no case here; add one")

@@ -1,0 +1,154 @@
+"""The server's link to its devices: messages in and out, tasks until their receipts, blobs in both directions."""
+
+import logging
+from collections.abc import Callable, Iterator
+
+from subfleet.link.announcing import Announcer
+from subfleet.link.inbox import Incoming, read_delivery
+from subfleet.link.traffic import Traffic
+from subfleet.link.uploads import Uploads
+from subfleet.protocol.blobs import Chunk
+from subfleet.protocol.messages import BlobMissing, ChunkRequest, Receipt, RoundInfo, Task, Update, encode
+from subfleet.protocol.topics import Topics
+from subfleet.rounds.events import FromDevice
+from subfleet.transport.base import Connected, Delivery, Disconnected, Transport
+from subfleet.transport.blob_store import BlobStore
+from subfleet.transport.chunk_sizes import ChunkSizes
+from subfleet.transport.complaints import Complaints
+from subfleet.transport.counting import CountingTransport
+from subfleet.transport.exchange import BlobExchange
+from subfleet.transport.outbox import Outbox
+
+__all__ = ["DeviceLink"]
+
+_LOG = logging.getLogger(__name__)
+_MESSAGES_PER_STEP = 256
+
+
+class DeviceLink:
+    """Sends and receives for one server. It belongs to the thread of the loop and never waits longer than it is told.
+
+    Args:
+        fleet: name of the fleet.
+        transport: the link to the broker, not opened yet.
+        blobs: where blobs are served from, and pulled into.
+        sizes: of the chunks that come through the broker.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        fleet: str,
+        transport: Transport,
+        blobs: BlobStore,
+        *,
+        sizes: ChunkSizes | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self._topics = topics = Topics(fleet)
+        self._clock = clock
+        self.traffic = Traffic(topics)
+        self._transport = CountingTransport(transport, on_payload=self.traffic.count)
+        self._complaints = Complaints(_LOG, clock)
+        self._exchange = BlobExchange(
+            blobs,
+            complain=self._complaints.note,
+            request_topic=lambda peer: topics.down(peer, "request"),
+            chunk_topic=lambda peer: topics.down(peer, "chunk"),
+            missing_topic=lambda peer: topics.down(peer, "missing"),
+            sizes=sizes,
+        )
+        self._uploads = Uploads(self._exchange, self._complaints.note)
+        self._outbox = Outbox()
+        self._receivers: dict[str, str] = {}  # of the tasks in the outbox
+        self._announcer = Announcer()
+
+    @property
+    def digests(self) -> frozenset[str]:
+        """Of the blobs that are being pulled."""
+        return self._uploads.digests
+
+    def open(self) -> None:
+        """Connect.
+
+        Raises:
+            TransportError: the broker cannot be reached.
+        """
+        self._transport.open((self._topics.up("+", "+"),))
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._transport.close()
+
+    def receive(self, timeout_s: float) -> Iterator[FromDevice]:
+        """What devices say to the run: everything that has come, once something comes within `timeout_s` seconds."""
+        event = self._transport.poll(timeout_s)
+        for _ in range(_MESSAGES_PER_STEP):
+            if event is None:
+                return
+            yield from self._received(event)
+            event = self._transport.poll(0.0)
+        if event is not None:
+            yield from self._received(event)
+
+    def pulled(self) -> Iterator[Update]:
+        """The updates whose blobs have come since the last call."""
+        for result in self._exchange.finished():
+            yield from self._uploads.ended(result)
+
+    def send_task(self, task: Task) -> None:
+        """Send a task again and again until its client acknowledges it."""
+        self._receivers[task.message_id] = task.client_id
+        topic = self._topics.down(task.client_id, "task")
+        self._outbox.put(task.message_id, topic, encode(task), retain=True)
+
+    def withdraw(self, task_id: str) -> None:
+        """Stop sending a task, and drop what has come of its update."""
+        self._settle(task_id)
+        self._uploads.drop(task_id)
+
+    def reply(self, client_id: str, receipt: Receipt) -> None:
+        """Send a receipt, once."""
+        self._transport.publish(self._topics.down(client_id, "receipt"), encode(receipt))
+
+    def pull(self, update: Update) -> None:
+        """Begin to pull an update's blob; `pulled` has it when it is here."""
+        self._uploads.pull(update)
+
+    def send(self, info: RoundInfo | None) -> None:
+        """Send what is due: chunks, tasks without a receipt, and the announcement of a round."""
+        now_s = self._clock()
+        for outgoing in (*self._exchange.tick(now_s), *self._outbox.due(now_s)):
+            self._transport.publish(outgoing.topic, outgoing.payload, retain=outgoing.retain)
+        if info is not None and self._announcer.due(info, now_s):
+            self._transport.publish(self._topics.all("round"), encode(info), retain=True)
+        self._complaints.tick()
+
+    def _received(self, event: Connected | Disconnected | Delivery) -> Iterator[FromDevice]:
+        if isinstance(event, Connected):
+            self._exchange.reconnected(event.message_bytes)
+            self._outbox.resend_all()
+            self._announcer.again()
+        elif isinstance(event, Disconnected):
+            _LOG.warning("the link to the broker is down: %s", event.reason)
+        elif (read := read_delivery(self._topics, event, self._complaints.note)) is not None:
+            yield from self._told(*read)
+
+    def _told(self, client_id: str, incoming: Incoming) -> Iterator[FromDevice]:
+        match incoming:
+            case Receipt():
+                # A device acknowledges its own task; the ids of others' tasks are no secret.
+                if self._receivers.get(incoming.of) == client_id:
+                    self._settle(incoming.of)
+            case ChunkRequest():
+                self._exchange.handle_request(client_id, incoming)
+            case Chunk():
+                self._exchange.handle_chunk(client_id, incoming)
+            case BlobMissing():
+                self._exchange.handle_missing(client_id, incoming)
+            case _:
+                yield incoming
+
+    def _settle(self, task_id: str) -> None:
+        self._outbox.settle(task_id)
+        self._receivers.pop(task_id, None)

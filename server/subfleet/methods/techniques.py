@@ -1,0 +1,81 @@
+"""Techniques that go with any method: norms, robust aggregation, server optimisers, update codecs, distillation."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from subfleet.elastic.merges import AnyStackedMerge
+from subfleet.elastic.network import Network
+from subfleet.elastic.norm_layers import norm_layers
+from subfleet.elastic.server_optimisers import AnyServerOptimiser
+from subfleet.elastic.teaching import DistillationSettings
+from subfleet.protocol.calibration import Calibration
+from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.training import TrainingSettings
+from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
+
+__all__ = ["NormPolicy", "Techniques", "calibration_of", "calibration_training"]
+
+NormPolicy = Literal["averaged", "bank", "recalibrated", "calibrated"]
+"""How norms are shared. "averaged": gains, biases and running statistics are averaged like weights. "bank": each size
+has its own, averaged among its clients alone. "recalibrated": averaged, and the running statistics are measured anew
+for every submodel that is evaluated or deployed (HeteroFL's static batch norm, section 3.3). "calibrated": averaged,
+and in rounds of their own devices measure the running statistics, each of its submodel on its own data."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Techniques:
+    """What a method has of these techniques, or a run in place of its method; None leaves one out, or to the method.
+
+    Attributes:
+        norms: how norms are shared; a run always says so.
+        merge: robust aggregation of every single update, in place of the weighted mean.
+        server_optimiser: takes the mean change for a gradient; without one it is added.
+        update_codec: how devices write their updates; sizes are priced by it. With the run's, every device writes by
+            it, whatever its link carries.
+        distillation: what the full model teaches its submodels after each round.
+    """
+
+    norms: NormPolicy = "averaged"
+    merge: AnyStackedMerge | None = None
+    server_optimiser: AnyServerOptimiser | None = None
+    update_codec: AnyUpdateCodec | None = None
+    distillation: DistillationSettings | None = None
+
+    @property
+    def codec(self) -> AnyUpdateCodec:
+        """The update codec; without one, updates are not compressed."""
+        return self.update_codec or Uncompressed()
+
+    @property
+    def recalibrates(self) -> bool:
+        """Whether running statistics are measured anew for every submodel that is evaluated or deployed."""
+        return self.norms == "recalibrated"
+
+    @property
+    def teaches(self) -> bool:
+        """Whether the full model teaches its submodels."""
+        return self.distillation is not None and self.distillation.iterations > 0
+
+    def over(self, own: "Techniques") -> "Techniques":
+        """These, and a method's own where they leave one to the method."""
+        return Techniques(
+            norms=self.norms,
+            merge=self.merge or own.merge,
+            server_optimiser=self.server_optimiser or own.server_optimiser,
+            update_codec=self.update_codec or own.update_codec,
+            distillation=self.distillation or own.distillation,
+        )
+
+
+def calibration_training(training: TrainingSettings) -> TrainingSettings:
+    """The settings with which the program of a round's local training measures norms: one pass that moves nothing."""
+    return replace(training, epochs=1, local_steps=0, learning_rate=0.0)
+
+
+def calibration_of(network: Network, size: SubnetSpec) -> Calibration:
+    """What a device is asked to measure of a size.
+
+    Raises:
+        ValueError: the network has no norm with running statistics; a configuration that asks for this is refused.
+    """
+    return Calibration(norms=norm_layers(network, size))

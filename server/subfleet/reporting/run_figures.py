@@ -1,0 +1,151 @@
+"""What a run comes to as a whole, as plain data: accuracies, bytes, multiplications, violations and use of budgets."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from subfleet.elastic.evaluate import evaluate
+from subfleet.elastic.model_state import ModelState
+from subfleet.folding.views import Views
+from subfleet.journal.records import ClientRow, RunResult, participation_of
+from subfleet.methods.aggregator import Participant
+from subfleet.protocol.task_kinds import better
+from subfleet.rounds.terms import Terms
+from subfleet.tasks import Dataset
+
+__all__ = ["Gallery", "run_figures", "violates"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gallery:
+    """The models that clients have in the end; each different one is evaluated once for each data set.
+
+    Attributes:
+        views: what clients see of the model.
+        state: the model after the last round.
+        samples: the server's evaluation data, without those for validation.
+        own: by client id, the client with the subnet that is its own in the end, for clients that were ever aggregated:
+            of a network that has retired it is what the method has in its place.
+        known: metrics that were evaluated before.
+    """
+
+    views: Views
+    state: ModelState
+    samples: Dataset
+    own: Mapping[str, Participant]
+    known: dict[tuple[int, tuple[str, ...]], Mapping[str, float]]
+
+    @classmethod
+    def of(cls, terms: Terms, state: ModelState, samples: Dataset, own: Mapping[str, Participant]) -> "Gallery":
+        """The models of the clients of a run."""
+        views = Views(terms=terms, samples=torch.from_numpy(samples.inputs.copy()))
+        return cls(views=views, state=state, samples=samples, own=own, known={})
+
+    def metrics(self, client: Participant, data: Dataset) -> Mapping[str, float]:
+        """Of a client's own subnet."""
+        key = (id(data), self.views.key(self.state, client))
+        if key not in self.known:
+            inputs, labels = torch.from_numpy(data.inputs.copy()), torch.from_numpy(data.labels.copy())
+            seen = self.views.for_use(self.state, client)
+            network = self.views.network_of(self.state, client)
+            objective = self.views.terms.config.training.objective
+            self.known[key] = evaluate(network, client.spec, seen, inputs, labels, objective=objective.name).metrics
+        return self.known[key]
+
+
+def run_figures(gallery: Gallery, result: RunResult, tiers: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The figures of a run that has aggregated a round, the same whichever host ran it.
+
+    Where a run is judged by another metric than accuracy, that stands in its place. A tier's accuracy is the mean,
+    over its clients that were ever aggregated, of the accuracy on the server's samples of the subnet that is each one's
+    own in the end, with the weights of the end; None where there is none. A client's own accuracy is what it found
+    with its subnet on its own held-out samples, when it was asked last.
+
+    Args:
+        gallery: the clients' models.
+        result: how the run ended.
+        tiers: by client id, the kind of device that it is summed up under; by default what each says that it is.
+
+    Returns:
+        accuracy, loss: of the last round. tiers: accuracy by tier. worst_tier, and subnets, the mean over all clients
+        of their tiers' accuracy: None where a tier has none. subnets_accuracy: of clients with a subnet, where a run is
+        judged by another metric. own: accuracy by client. own_mean, own_worst: where clients hold samples out.
+        participation: of all rounds of all clients that were to take part, the share that was aggregated;
+        least_participation: of the round with the least. never_folded: clients.
+        bytes_down, bytes_up: of all rounds. macs: multiplications of all trainings. violations, utilisation: see
+        `violates`; the mean over all tasks. parameters_lost: to programs that were not written yet. programs_written:
+        in all. over_link: tasks whose round moved more payload than a link's budget, which counts weights down and the
+        update up alone: programs, when they are new, and messages come on top.
+    """
+    rounds = result.rounds
+    rows = [row for record in rounds for row in record.clients]
+    tiers = {row.client_id: row.device for row in rows} if tiers is None else tiers
+    folded = {row.client_id for record in rounds for row in record.folded}
+    return {
+        "accuracy": rounds[-1].accuracy,
+        "metrics": rounds[-1].all_metrics,
+        "loss": rounds[-1].loss,
+        **_accuracies(gallery, result, tiers, folded),
+        "participation": participation_of(rounds),
+        "least_participation": min(record.participation for record in rounds),
+        "never_folded": len(tiers) - len(folded),
+        "bytes_down": sum(row.bytes_down for row in rows),
+        "bytes_up": sum(row.bytes_up for row in rows),
+        "macs": sum(row.training_macs for row in rows),
+        "violations": sum(violates(row) for row in rows),
+        "over_link": sum(_over_link(row) for row in rows),
+        "utilisation": _mean([used for row in rows if (used := row.utilisation) is not None]),
+        "parameters_lost": _mean([row.parameters_lost for row in rows if row.utilisation is not None]),
+        "programs_written": sum(record.programs_written for record in rounds),
+    }
+
+
+def violates(row: ClientRow) -> bool:
+    """Whether a task that was sent was beyond its budget: in planned memory, on the disk, in weights, or an update."""
+    if not row.planned_peak_bytes:
+        return False
+    if row.disk_budget_bytes is not None and row.disk_bytes > row.disk_budget_bytes:
+        return True
+    return row.planned_peak_bytes > row.budget_bytes or _beyond_links(row, row.weight_bytes, row.update_bytes)
+
+
+def _accuracies(gallery: Gallery, result: RunResult, tiers: Mapping[str, str], folded: set[str]) -> dict[str, Any]:
+    headline = gallery.views.terms.config.training.objective.kind.headline
+    of_tiers: dict[str, list[float]] = {tier: [] for tier in tiers.values()}
+    accuracies = []
+    for name, tier in tiers.items():
+        if name in gallery.own:
+            metrics = gallery.metrics(gallery.own[name], gallery.samples)
+            of_tiers[tier].append(metrics[headline])
+            accuracies.append(metrics.get("accuracy", 0.0))
+    evaluated = result.evaluations[-1].evaluated if result.evaluations else ()
+    known = {row.client_id: row.value(headline) for row in evaluated if row.client_id in folded}
+    own = {name: value for name, value in known.items() if value is not None}
+    means = {tier: _mean(values) if values else None for tier, values in of_tiers.items()}
+    each = [mean for tier in tiers.values() if (mean := means[tier]) is not None]
+    whole = len(each) == len(tiers)
+    worst = min if better(headline) > 0 else max
+    return {
+        "tiers": means,
+        "worst_tier": worst(each) if whole else None,
+        "subnets": _mean(each) if whole else None,
+        **({"subnets_accuracy": _mean(accuracies)} if any(accuracies) and headline != "accuracy" else {}),
+        "own": own,
+        **({"own_mean": _mean(list(own.values())), "own_worst": worst(own.values())} if own else {}),
+    }
+
+
+def _over_link(row: ClientRow) -> bool:
+    return bool(row.planned_peak_bytes) and _beyond_links(row, row.bytes_down, row.bytes_up)
+
+
+def _beyond_links(row: ClientRow, bytes_down: int, bytes_up: int) -> bool:
+    moved = ((bytes_down, row.downlink_budget_bytes), (bytes_up, row.uplink_budget_bytes))
+    return any(link_bytes is not None and moved_bytes > link_bytes for moved_bytes, link_bytes in moved)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if values else 0.0

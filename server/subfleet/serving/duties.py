@@ -1,0 +1,52 @@
+"""The table from what a run asks for, beside what tasks need, to the function that does it."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from subfleet.elastic.model_state import ModelState
+from subfleet.folding.aggregating import Aggregator
+from subfleet.folding.checking import Checker
+from subfleet.folding.path_scoring import scored_generation
+from subfleet.programs.worker import Duty, Threads
+from subfleet.protocol.errors import FileError, ProtocolError
+from subfleet.rounds.actions import AggregationRequest
+from subfleet.rounds.beginning import beginning_of
+from subfleet.rounds.exploring import explored
+from subfleet.rounds.state import RunState
+from subfleet.rounds.terms import Terms
+from subfleet.rounds.work import CheckRequest, GenerationRequest, NetworksRequest, SearchRequest
+from subfleet.tasks import Dataset
+
+__all__ = ["duties_of"]
+
+
+def duties_of(
+    terms: Terms, threads: Threads, aggregator: Aggregator, checker: Checker, validation: Dataset | None = None
+) -> Mapping[type, Duty]:
+    """What the server does itself, by the type of the request; `Supply.duties` are the others.
+
+    Args:
+        terms: of the run.
+        threads: in which it is done: one lane for each kind of work.
+        aggregator: of updates.
+        checker: of updates.
+        validation: samples that paths of a supernet are scored on; None where there are none.
+    """
+
+    def of_search(work: Callable[[RunState, ModelState], Any]) -> Duty:
+        function = threads.work("search", lambda _, state, model: work(state, model))
+        return Duty(work=function, failure="the search failed")
+
+    return {
+        SearchRequest: of_search(lambda state, _: explored(terms, state)),
+        NetworksRequest: of_search(lambda state, _: beginning_of(terms, state)),
+        GenerationRequest: of_search(lambda state, model: scored_generation(terms, state, model, validation)),
+        CheckRequest: Duty(
+            work=threads.work("check", checker.check),
+            failure="it could not be checked",
+            reasons=(ProtocolError, FileError),
+        ),
+        AggregationRequest: Duty(
+            work=threads.work("aggregate", aggregator.aggregate), failure="folding failed", needs_disk=True
+        ),
+    }

@@ -1,0 +1,49 @@
+"""The ZiCo score of a subnet from eager gradients: what the scores of devices are held against."""
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from subfleet.arrays import Arrays
+from subfleet.arrays.zico import zico
+from subfleet.elastic.building import build_module
+from subfleet.elastic.maps import extract
+from subfleet.elastic.network import Network
+from subfleet.elastic.zico import scored_tensors
+from subfleet.protocol.subnet import SubnetSpec
+
+
+def zico_score(
+    network: Network, spec: SubnetSpec, state: Mapping[str, Tensor], batches: Iterable[tuple[Tensor, Tensor]]
+) -> float:
+    """How well a subnet will learn: see `subfleet.arrays.zico`.
+
+    Score before training, with the state of `build_module(network, network.full_spec())`: in `init_state` the last
+    layer of every block is 0 and hides the layers before it.
+
+    Args:
+        network: the declaration.
+        spec: the subnet.
+        state: the full model's tensors by name.
+        batches: inputs (samples, *input_shape) and a class for each row of logits, or a number below 0 for none; of two
+            batches or more.
+
+    Raises:
+        ConfigError: the spec is no subnet of this network, or the state lacks one of its tensors.
+        DataError: there are fewer than two batches, or a gradient is not finite.
+    """
+    device = next(iter(state.values())).device
+    module = build_module(network, spec).to(device)
+    module.load_state_dict(extract(network, spec, state))
+    module.train()
+    parameters = dict(module.named_parameters())
+    scored = {name: parameters[name] for name in scored_tensors(network, spec)}
+    gradients: list[Arrays] = []
+    for inputs, labels in batches:
+        counted, wanted = labels >= 0, labels.to(device)
+        loss = cross_entropy(module(inputs.to(device))[counted], wanted[counted])
+        found = torch.autograd.grad(loss, list(scored.values()), materialize_grads=True)
+        gradients.append({name: gradient.cpu().numpy() for name, gradient in zip(scored, found, strict=True)})
+    return zico(gradients)

@@ -1,0 +1,150 @@
+"""Tasks on the wire: each kind of work has what it needs, and nothing of another."""
+
+import json
+
+import pytest
+from agent.agent_cases import (
+    PROGRAM,
+    blob,
+    calibrate_task,
+    deploy_task,
+    evaluate_task,
+    score_task,
+    train_task,
+)
+
+from subfleet.protocol.errors import ProtocolError
+from subfleet.protocol.messages import decode, encode
+from subfleet.protocol.schema import canonical_json, to_plain
+from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.task import ScoringCandidate, Task
+from subfleet.protocol.training import TrainingSettings
+from subfleet.protocol.update_codecs import TopKQsgd
+
+_TRAINING = {"program": to_plain(PROGRAM), "settings": to_plain(TrainingSettings())}
+"""What train and calibrate tasks have in common."""
+CANDIDATE = ScoringCandidate(spec=SubnetSpec(), program=PROGRAM, weights=blob("w"))
+
+
+@pytest.mark.parametrize(
+    ("task", "work"),
+    [
+        (
+            train_task(),
+            {
+                **_TRAINING,
+                "type": "train",
+                "paths": None,
+                "sends": [],
+                "update_codec": {"type": "none"},
+                "weights": to_plain(blob("weights t1")),
+            },
+        ),
+        (
+            calibrate_task(),
+            {
+                **_TRAINING,
+                "type": "calibrate",
+                "calibration": {"norms": [{"momentum": 0.1, "name": "norm", "positions": 4, "scale": 1.0}]},
+                "weights": to_plain(blob("weights c1")),
+            },
+        ),
+        (
+            evaluate_task(),
+            {
+                "type": "evaluate",
+                "program": to_plain(PROGRAM),
+                "settings": {"batch_size": 8, "per_class": True},
+                "weights": to_plain(blob("weights e1")),
+            },
+        ),
+        (deploy_task(), {"type": "deploy", "models": to_plain(deploy_task().programs)}),
+    ],
+    ids=["train", "calibrate", "evaluate", "deploy"],
+)
+def test_each_kind_of_work_is_written_with_its_name(task: Task, work: dict[str, object]) -> None:
+    assert json.loads(encode(task))["work"] == work
+    assert decode(encode(task)) == task
+
+
+def test_the_bytes_of_a_task_are_fixed() -> None:
+    program = b'{"blob":%s,"program_id":"p","target":"fake"}' % canonical_json(PROGRAM.blob)
+    first, second = (canonical_json(blob(f"weights s1 {part}")) for part in "ab")
+    spec = b'"spec":{"axes":[],"blocks":[],"choices":[],"name":"%s"}'
+    candidates = b'[{"program":%s,%s,"weights":%s},{"program":%s,%s,"weights":%s}]' % (
+        *(program, spec % b"w1/2 d1", first),
+        *(program, spec % b"w1 d1", second),
+    )
+    settings = canonical_json(TrainingSettings())
+    assert encode(score_task(retry=2, classes=("b", "a"))) == (
+        b'{"budget":{"downlink_bytes":null,"memory_bytes":1000,"uplink_bytes":null},'
+        b'"classes":["b","a"],"client_id":"pi","deadline_s":60.0,"kind":"task","message_id":"m-s1",'
+        b'"planned_peak_bytes":500,"retry":2,"round":1,"run_id":"run","schema":2,%s,"task_id":"s1","transform":null,'
+        b'"work":{"batches":2,"candidates":%s,"settings":%s,"type":"score"}}'
+        % (spec % b"w1/2 d1", candidates, settings)
+    )
+
+
+def test_a_task_names_the_codec_of_its_update() -> None:
+    named = train_task(update_codec=TopKQsgd(fraction=0.25, levels=3, bucket_size=64))
+    plain = json.loads(encode(named))
+    assert plain["work"]["update_codec"] == {"type": "top_k_qsgd", "fraction": 0.25, "levels": 3, "bucket_size": 64}
+    assert decode(encode(named)) == named
+    plain["work"]["update_codec"]["levels"] = 128
+    with pytest.raises(ProtocolError, match=r"Task\.work\.update_codec: levels is 128, but must be from 1 to 127"):
+        decode(json.dumps(plain).encode())
+
+
+@pytest.mark.parametrize("task", [train_task(), calibrate_task(), score_task(), evaluate_task(), deploy_task()])
+def test_a_task_has_what_its_work_needs_and_nothing_of_another(task: Task) -> None:
+    optional = {"paths", "sends", "update_codec", "batches"}
+    plain = json.loads(encode(task))
+    for name in plain["work"].keys() - optional - {"type"}:
+        others = {key: value for key, value in plain["work"].items() if key != name}
+        with pytest.raises(ProtocolError, match=f"Task.work is missing the field '{name}'"):
+            decode(json.dumps({**plain, "work": others}).encode())
+    with pytest.raises(ProtocolError, match=r"Task.work has the unknown field 'other'"):
+        decode(json.dumps({**plain, "work": {**plain["work"], "other": 1}}).encode())
+    with pytest.raises(ProtocolError, match=r"Task.work has the type 'rest', but must be one of \['train'"):
+        decode(json.dumps({**plain, "work": {**plain["work"], "type": "rest"}}).encode())
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"candidates": []}, "there are 0 candidates, but there must be 1 to 16"),
+        ({"candidates": [json.loads(canonical_json(CANDIDATE))] * 17}, "there are 17 candidates"),
+        ({"batches": 1}, "gradients of 2 or more"),
+    ],
+)
+def test_what_is_wrong_with_candidates_is_said(changes: dict[str, object], words: str) -> None:
+    plain = json.loads(encode(score_task()))
+    plain["work"] |= changes
+    with pytest.raises(ProtocolError, match=words):
+        decode(json.dumps(plain).encode())
+
+
+def test_a_deploy_task_has_a_model() -> None:
+    plain = json.loads(encode(deploy_task()))
+    plain["work"]["models"] = []
+    with pytest.raises(ProtocolError, match="there are no models, but a deploy task must have 1 or more"):
+        decode(json.dumps(plain).encode())
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"positions": 0}, "positions is 0, but must be 1 to"),
+        ({"positions": 2**40}, "but must be 1 to 2147483648"),
+        ({"momentum": 0}, "momentum is 0.0 and scale 1.0"),
+        ({"momentum": 1.5}, "momentum at most 1"),
+        ({"scale": 0}, "must be above 0"),
+        (None, "must be one or more, each once"),
+    ],
+)
+def test_what_is_wrong_with_norms_is_said(changes: dict[str, object] | None, words: str) -> None:
+    plain = json.loads(encode(calibrate_task()))
+    (norm,) = plain["work"]["calibration"]["norms"]
+    plain["work"]["calibration"]["norms"] = [norm, norm] if changes is None else [norm | changes]
+    with pytest.raises(ProtocolError, match=words):
+        decode(json.dumps(plain).encode())
