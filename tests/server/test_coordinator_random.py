@@ -274,12 +274,11 @@ class Fleet(RuleBasedStateMachine):
             assert seat.result is not None
             assert self.accepted[seat.result.task_id] == seat.result
             assert self.counted.setdefault(seat.result.task_id, fold.round) == fold.round
-        found, lineages = evolved_by(self.terms, fold)
-        after = Done(
-            request=AggregationRequest(round=fold.round, seats=()),
-            result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}, found=found, lineages=lineages),
+        seen, lineages = evolved_by(self.terms, fold)
+        result = AggregatedRound(
+            accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}, observation=seen, lineages=lineages
         )
-        self.apply(after)
+        self.apply(Done(request=AggregationRequest(round=fold.round, seats=()), result=result))
         accepted = {name for name, update in self.accepted.items() if update.round == fold.round}
         assert accepted == {seat.task.task_id for seat in fold.seats if seat.task is not None}
 

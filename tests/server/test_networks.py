@@ -223,7 +223,7 @@ def test_what_knows_one_network_alone_does_not_go_with_networks_that_change() ->
     def stays(now: EvolutionContext) -> Evolution:
         return Evolution(after=now.after)
 
-    with pytest.raises(ValueError, match="evolve changes networks, but search knows that of the beginning alone"):
+    with pytest.raises(ValueError, match="evolve changes networks, but search knows the first network alone"):
         with_steps(DynamicSelection().roles(), evolve=stays)
 
 

@@ -92,7 +92,7 @@ def with_memory(terms: Terms, state: RunState, event: AggregatedRound, seats: Ma
         clients=MappingProxyType(past),
         loss=event.loss,
         accuracy=event.accuracy or 0.0,
-        observation=event.found,
+        observation=event.observation,
     )
     return replace(state, memory=terms.roles.memory.remember(remembered(terms, state), closed))
 

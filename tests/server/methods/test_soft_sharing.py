@@ -47,7 +47,7 @@ def family(
         living = lineages[-1] if lineages else Lineage(id="", config=terms.config.model)
         drawn = seats_of(replace(terms, first=terms.declared(living)), folder, number)
         found = Folding(terms=terms, blobs=BlobStore(folder)).fold(state, number, drawn, memory, lineages)
-        memory = remember(memory, closed(found.found, LOSSES))
+        memory = remember(memory, closed(found.observation, LOSSES))
         state, lineages = found.state, found.lineages
         if len(lineages) == 3:
             return state, lineages
