@@ -54,7 +54,7 @@ def test_methods_that_work_are_ok(exports: LazyExports) -> None:
 @pytest.mark.parametrize(
     ("rounds", "said"),
     [
-        (4, "the supernet was trained, but never searched"),
+        pytest.param(4, "the supernet was trained, but never searched", marks=pytest.mark.long),
         (3, "the search has found ['t1', 't2'], but nobody trained any of them"),
     ],
 )

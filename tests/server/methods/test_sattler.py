@@ -12,7 +12,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from server.server_rig import World, config, fleet
-from sklearn.cluster import AgglomerativeClustering
 
 from subfleet.elastic.lineage import Lineage
 from subfleet.elastic.maps import tensor_maps
@@ -75,6 +74,8 @@ def opposed(scale: float = 1.0) -> list[ClientUpdate]:
 
 @given(seed=st.integers(0, 2**32 - 1), count=st.integers(2, 24), linkage=st.sampled_from(["complete", "single"]))
 def test_groups_are_those_of_scikit_learn(seed: int, count: int, linkage: Linkage) -> None:
+    from sklearn.cluster import AgglomerativeClustering
+
     drawn = np.random.default_rng(seed).random((count, count))
     similarity = np.triu(drawn, 1) + np.triu(drawn, 1).T  # no two are equal, so that nobody's order of equals shows
     reference = AgglomerativeClustering(n_clusters=2, metric="precomputed", linkage=linkage).fit(1 - similarity)
