@@ -336,7 +336,7 @@ def test_sums_of_other_norms_are_refused_by_a_run(tmp_path: Path) -> None:
 
 
 def test_a_norm_that_is_asked_for_must_make_sense() -> None:
-    with pytest.raises(ValueError, match="one or more"):
+    with pytest.raises(ValueError, match="norms is empty, but must have 1 or more"):
         calibration_of(terms_of().network, terms_of().space[0])
     with pytest.raises(ValueError, match="positions is 0"):
         NormLayer(name="norm", positions=0, momentum=0.1)

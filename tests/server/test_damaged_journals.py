@@ -194,9 +194,9 @@ def test_a_value_that_no_release_writes_is_read_or_ends_in_a_sentence(
         ("runs SET retry = -1", "counts rounds, tries and turns (2, -1,"),
         ("runs SET lineages = '[{'", "Expecting property name"),
         ("runs SET settings = '[]'", "'list' object has no attribute"),
-        ("clients SET profile = '[]'", "Profile is list, but must be an object"),
+        ("clients SET profile = '[]'", "Profile is [], but must be a table"),
         ("tasks SET seat = x'00'", "tasks.seat is b"),
-        ("programs SET written = '{}'", "WrittenProgram is missing the field"),
+        ("programs SET written = '{}'", " is missing, but must be there"),
     ],
 )
 def test_a_damaged_value_is_named_when_the_run_is_taken_up(

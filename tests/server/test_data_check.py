@@ -20,7 +20,8 @@ from subfleet.rounds.samples import peers_told, samples_problem, scale_warning
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
 from subfleet.serving.narrating import told
-from subfleet.settings.samples import DataCheck, DataSettings, transform_problem
+from subfleet.settings.rules import transform_problem
+from subfleet.settings.samples import DataCheck, DataSettings
 
 SHARES = InputStatistics(kind="numbers", minimum=0.0, maximum=1.0, mean=0.3, deviation=0.31)
 BYTES = InputStatistics(kind="numbers", minimum=0.0, maximum=255.0, mean=73.0, deviation=79.0)

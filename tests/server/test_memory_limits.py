@@ -64,5 +64,5 @@ def test_a_file_says_the_limits(tmp_path: Path) -> None:
     path.write_text(FILE.replace("300M", "300MB").replace("1G", "all"), encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
         read_run(path)
-    assert "memory_limits: every_device is 'all', but must be a size such as 300M" in str(caught.value)
-    assert "memory_limits: devices.raspberry_pi_4 is '300MB', but must be" in str(caught.value)
+    assert "memory_limits.every_device is 'all', but must be a size such as 300M" in str(caught.value)
+    assert "memory_limits.devices.raspberry_pi_4 is '300MB', but must be" in str(caught.value)

@@ -90,7 +90,7 @@ def test_a_network_is_accepted_before_there_is_a_union() -> None:
     ("changes", "words"),
     [
         ({"family": "none such"}, "none such"),
-        ({"widths": []}, "one entry for each section"),
+        ({"widths": []}, "widths is empty, but must have 1 or more"),
         ({"widths": [10**9]}, "a number above 65536"),
         (
             {

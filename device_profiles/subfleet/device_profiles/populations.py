@@ -7,8 +7,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
-from subfleet.protocol.diagnosis import from_fields
 from subfleet.protocol.errors import ConfigError, FileError
+from subfleet.protocol.schema import validated
 from subfleet.protocol.suggestion import did_you_mean
 from subfleet.protocol.toml import parse_toml
 
@@ -156,7 +156,7 @@ def parse_population(text: str, where: str) -> Population:
         plain = parse_toml(text)
     except ValueError as error:
         raise ConfigError(f"the population {where} is not valid TOML: {error}") from error
-    return from_fields(Population, plain, f"the population {where}")
+    return validated(Population, plain, f"the population {where}")
 
 
 def load_population(name_or_path: str) -> Population:

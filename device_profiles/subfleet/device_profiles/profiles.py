@@ -7,12 +7,11 @@ from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
 
-from subfleet.protocol.diagnosis import from_fields
 from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.memory import PackingWidth
 from subfleet.protocol.memory_size import bytes_of
 from subfleet.protocol.readings import Reading
-from subfleet.protocol.schema import ADDED_LATER, to_plain
+from subfleet.protocol.schema import ADDED_LATER, to_plain, validated
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.suggestion import did_you_mean
 from subfleet.protocol.toml import parse_toml
@@ -140,7 +139,7 @@ def parse_profile(text: str, where: str) -> DeviceProfile:
         plain = parse_toml(text)
     except ValueError as error:
         raise ConfigError(f"the device profile {where} is not valid TOML: {error}") from error
-    return from_fields(DeviceProfile, plain, f"the device profile {where}")
+    return validated(DeviceProfile, plain, f"the device profile {where}")
 
 
 def profile_text(profile: DeviceProfile) -> str:

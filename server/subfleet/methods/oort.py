@@ -1,4 +1,4 @@
-"""Oort: clients take part whose data teach most for the time that they take.
+"""Oort: selects the clients with the best utility per second.
 
 Lai et al., "Oort: Efficient Federated Learning via Guided Participant Selection", OSDI 2021, sections 4.2 to 4.4 and
 algorithm 1. Where the paper leaves something open, what its authors' public code does is a parameter.

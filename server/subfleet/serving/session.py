@@ -83,6 +83,7 @@ class Server:
         state_folder: where the run lives; one server at a time.
         exports: the exporter. The caller closes it.
         sizes: of the chunks that come through the broker.
+        samples: the evaluation data; None reads those that the configuration names.
         clock: seconds, monotonic.
 
     Raises:
@@ -100,9 +101,10 @@ class Server:
         state_folder: Path,
         exports: Exports,
         sizes: ChunkSizes | None = None,
+        samples: Dataset | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        config, evaluation, validation = with_evaluation(config)
+        config, evaluation, validation = with_evaluation(config, samples)
         self._samples = evaluation
         self._config = config
         self._device = compute_device(config.device)

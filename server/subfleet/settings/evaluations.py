@@ -1,11 +1,15 @@
 """When devices say how good the model is on data of their own that it was not trained on."""
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from subfleet.protocol.bounds import Range, checked
 
 __all__ = ["Evaluations"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class Evaluations:
     """When devices with held-out data evaluate the model that they would be given.
 
@@ -15,13 +19,9 @@ class Evaluations:
         per_class: they count the labels of each class, and those that were predicted rightly.
     """
 
-    every: int = 0
+    every: Annotated[int, Range(least=0, words="a number of rounds, or 0 for none between rounds")] = 0
     last: bool = True
     per_class: bool = False
-
-    def __post_init__(self) -> None:
-        if self.every < 0:
-            raise ValueError(f"every is {self.every}, but must be a number of rounds, or 0 for none between rounds")
 
     def due(self, round_number: int, total_rounds: int) -> bool:
         """Whether devices evaluate after a round."""

@@ -2,21 +2,38 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import Annotated
 
 from subfleet.elastic.families import AnyFamily
-from subfleet.protocol.memory_size import bytes_of
-from subfleet.protocol.messages import check_client_id
+from subfleet.protocol.bounds import Range, checked
+from subfleet.protocol.identifiers import ClientId
+from subfleet.protocol.memory_size import MaybeSize
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.schema import ADDED_LATER
 from subfleet.protocol.subnet import SubnetSpec
-from subfleet.protocol.topics import DEFAULT_FLEET, Topics
+from subfleet.protocol.topics import DEFAULT_FLEET, FleetName
 from subfleet.settings.attacks import Attack
 from subfleet.settings.parts import NO_PART
 
 __all__ = ["DeviceSettings", "FleetSettings"]
 
 
+def _check_resources(log: str, population: str, steady: Reading | None, profile: str) -> Iterator[str]:
+    if not (log or population or steady):
+        yield "log is missing, but must name the log that is replayed; or name population, or steady"
+    if log and (population or steady):
+        yield f"log is {log!r} beside population or steady, which take its place; leave one out"
+    if population and profile != "generic":
+        yield f"profile is {profile!r} beside population, which has its own; leave one out"
+
+
+def _check_architecture(architecture: SubnetSpec | None, network: AnyFamily | None) -> Iterator[str]:
+    if network is not None and architecture is not None:
+        yield "architecture stands beside network, but a device declares one of both; leave one out"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(_check_resources, _check_architecture)
 class DeviceSettings:
     """One emulated device, or several that are alike.
 
@@ -42,10 +59,10 @@ class DeviceSettings:
         ValueError: it is not said what the device has, or twice, or a number is out of its range.
     """
 
-    id: str
+    id: ClientId
     profile: str = "generic"
     log: str = ""
-    count: int = 1
+    count: Annotated[int, Range(least=1)] = 1
     runtime: str = "onnx"
     data: str = ""
     tier: str = ""
@@ -54,25 +71,7 @@ class DeviceSettings:
     steady: Reading | None = field(default=None, metadata=ADDED_LATER)
     attack: Attack | None = field(default=None, metadata=ADDED_LATER)
     network: AnyFamily | None = field(default=None, metadata=ADDED_LATER)
-    disk_limit: str = field(default="", metadata=ADDED_LATER)
-
-    def __post_init__(self) -> None:
-        check_client_id(self.id)
-        if self.count < 1:
-            raise ValueError(f"count is {self.count}, but must be 1 or more")
-        if not (self.log or self.population or self.steady):
-            raise ValueError("log is missing, but must name the log that is replayed; or name population, or steady")
-        if self.log and (self.population or self.steady):
-            raise ValueError(f"log is {self.log!r} beside population or steady, which take its place; leave one out")
-        if self.disk_limit:
-            try:
-                bytes_of(self.disk_limit)
-            except ValueError as error:
-                raise ValueError(f"disk_limit {error}") from None
-        if self.network is not None and self.architecture is not None:
-            raise ValueError("architecture stands beside network, but a device declares one of both; leave one out")
-        if self.population and self.profile != "generic":
-            raise ValueError(f"profile is {self.profile!r} beside population, which has its own; leave one out")
+    disk_limit: MaybeSize = field(default="", metadata=ADDED_LATER)
 
     def each(self) -> "Iterator[DeviceSettings]":
         """The devices one by one."""
@@ -83,7 +82,14 @@ class DeviceSettings:
             yield replace(self, id=f"{self.id}-{number}", count=1)
 
 
+def _check_ids(devices: tuple[DeviceSettings, ...]) -> Iterator[str]:
+    ids = [one.id for device in devices for one in device.each()]
+    if repeated := sorted({name for name in ids if ids.count(name) > 1}):
+        yield f"devices are named {repeated} more than once, but each needs an id of its own"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(_check_ids)
 class FleetSettings:
     """Who takes part.
 
@@ -95,14 +101,8 @@ class FleetSettings:
         ValueError: two devices have the same name.
     """
 
-    name: str = field(default=DEFAULT_FLEET, metadata=NO_PART)
+    name: FleetName = field(default=DEFAULT_FLEET, metadata=NO_PART)
     devices: tuple[DeviceSettings, ...] = ()
-
-    def __post_init__(self) -> None:
-        Topics(self.name)
-        ids = [device.id for device in self.each()]
-        if repeated := sorted({name for name in ids if ids.count(name) > 1}):
-            raise ValueError(f"devices are named {repeated} more than once, but each needs an id of its own")
 
     def each(self) -> tuple[DeviceSettings, ...]:
         """The devices one by one."""

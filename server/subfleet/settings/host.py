@@ -1,7 +1,9 @@
 """How an emulated fleet is run."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from subfleet.protocol.bounds import Range, checked
 
 __all__ = ["HostKind", "HostSettings"]
 
@@ -11,6 +13,7 @@ server's process, under a logical clock and without a network."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class HostSettings:
     """How an emulated fleet is run.
 
@@ -24,8 +27,4 @@ class HostSettings:
     """
 
     type: HostKind = "processes"
-    turns_per_round: int = 5000
-
-    def __post_init__(self) -> None:
-        if self.turns_per_round < 1:
-            raise ValueError(f"turns_per_round is {self.turns_per_round}, but must be 1 or more")
+    turns_per_round: Annotated[int, Range(least=1)] = 5000

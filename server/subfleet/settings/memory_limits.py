@@ -4,12 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from subfleet.protocol.memory_size import bytes_of
+from subfleet.protocol.bounds import checked
+from subfleet.protocol.memory_size import Size, bytes_of
 
 __all__ = ["MemoryLimits"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class MemoryLimits:
     """Limits as sizes such as "300M"; the closest one counts: of the client, else of its device, else of every device.
 
@@ -19,18 +21,9 @@ class MemoryLimits:
         clients: by the id of a client.
     """
 
-    every_device: str | None = None
-    devices: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    clients: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-
-    def __post_init__(self) -> None:
-        named = {f"devices.{name}": size for name, size in self.devices.items()}
-        named |= {f"clients.{name}": size for name, size in self.clients.items()}
-        for name, size in {"every_device": self.every_device, **named}.items():
-            try:
-                _ = None if size is None else bytes_of(size)
-            except ValueError as error:
-                raise ValueError(f"{name} {error}") from None
+    every_device: Size | None = None
+    devices: Mapping[str, Size] = field(default_factory=lambda: MappingProxyType({}))
+    clients: Mapping[str, Size] = field(default_factory=lambda: MappingProxyType({}))
 
     def bounded(self, offered_bytes: int, *, device: str, client_id: str) -> int:
         """What of a device's offer a run may use.

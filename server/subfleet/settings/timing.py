@@ -1,11 +1,17 @@
 """How long anything of a run may take, and the clock by which resource logs are read."""
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from subfleet.protocol.bounds import Range, checked
 
 __all__ = ["Deadlines", "LogClock"]
 
+Seconds = Annotated[float, Range(above=0)]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class LogClock:
     """A logical clock: round r reads replayed resource logs at `start_s + (r - 1) * step_s`.
 
@@ -18,6 +24,7 @@ class LogClock:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class Deadlines:
     """How long anything may take, in seconds; nothing waits for ever.
 
@@ -37,33 +44,14 @@ class Deadlines:
         longest_pause_s: at most.
     """
 
-    join_s: float = 600.0
-    measure_s: float = 30.0
-    round_s: float = 600.0
-    evaluate_s: float = 300.0
-    deploy_s: float = 300.0
-    lease_s: float = 30.0
-    forget_s: float = 3600.0
-    linger_s: float = 5.0
-    retry_s: float = 3600.0
-    pause_s: float = 1.0
-    longest_pause_s: float = 60.0
-
-    def __post_init__(self) -> None:
-        above_zero = (
-            "join_s",
-            "measure_s",
-            "round_s",
-            "evaluate_s",
-            "deploy_s",
-            "lease_s",
-            "forget_s",
-            "retry_s",
-            "pause_s",
-            "longest_pause_s",
-        )
-        for name in above_zero:
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} is {getattr(self, name)}, but must be above 0")
-        if self.linger_s < 0:
-            raise ValueError(f"linger_s is {self.linger_s}, but must be 0 or more")
+    join_s: Seconds = 600.0
+    measure_s: Seconds = 30.0
+    round_s: Seconds = 600.0
+    evaluate_s: Seconds = 300.0
+    deploy_s: Seconds = 300.0
+    lease_s: Seconds = 30.0
+    forget_s: Seconds = 3600.0
+    linger_s: Annotated[float, Range(least=0)] = 5.0
+    retry_s: Seconds = 3600.0
+    pause_s: Seconds = 1.0
+    longest_pause_s: Seconds = 60.0
