@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
 
 from subfleet.elastic.cost import part_costs
 from subfleet.elastic.lineage import Chosen, Drawn, Lineage
@@ -11,7 +11,7 @@ from subfleet.elastic.network import Network
 from subfleet.elastic.paths import path_spec, realised
 from subfleet.methods.path_search import FederatedScoring, Generation, PathSearch, ProposalContext, ScoredGeneration
 from subfleet.methods.subspacing import supernet_tiers
-from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.bounds import Range, checked
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.search.path_evolution import EvolutionSettings, best, next_population
 from subfleet.search.tiers import Tier
@@ -38,6 +38,7 @@ class TierMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class TierSearch:
     """How tiers are searched.
 
@@ -51,14 +52,9 @@ class TierSearch:
 
     evolution: EvolutionSettings = field(default_factory=EvolutionSettings)
     scoring: Literal["server", "devices"] = "server"
-    scoring_clients: int = 10
-    scoring_rounds: int = 4
+    scoring_clients: Annotated[int, Range(least=1)] = 10
+    scoring_rounds: Annotated[int, Range(least=1)] = 4
     tiers: int = 4
-
-    def __post_init__(self) -> None:
-        for name in ("scoring_clients", "scoring_rounds"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}, but must be 1 or more")
 
     def path_search(self, supernet_rounds: int, *, fresh: bool) -> PathSearch:
         """What the run is told of it.
