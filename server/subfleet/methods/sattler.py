@@ -31,6 +31,7 @@ from subfleet.methods.roles import ClosedRound, Memory, Roles, RoundUpdates
 from subfleet.methods.run_networks import Evolution, EvolutionContext, Networks, StandingContext
 from subfleet.methods.sizes import ONE_MODEL, Homogeneous, one_model
 from subfleet.protocol.bounds import Range, checked
+from subfleet.protocol.limits import Count, Positive, PositiveAmount
 from subfleet.protocol.subnet import SubnetSpec
 
 if TYPE_CHECKING:  # methods are read where no PyTorch is
@@ -125,12 +126,12 @@ class Sattler:
             "model": ONE_MODEL,
         },
     )
-    mean_norm: Annotated[float, Range(above=0)] = 0.4
-    max_norm: Annotated[float, Range(above=0)] = 1.6
+    mean_norm: PositiveAmount = 0.4
+    max_norm: PositiveAmount = 1.6
     norms: Literal["absolute", "relative"] = "absolute"
-    warmup_rounds: Annotated[int, Range(least=0)] = 20
+    warmup_rounds: Count = 20
     least_clients: Annotated[int, Range(least=2)] = 3
-    least_half: Annotated[int, Range(least=1)] = 2
+    least_half: Positive = 2
     linkage: Linkage = "complete"
     weighting: Weighting = "uniform"
     model: Homogeneous = "largest"
