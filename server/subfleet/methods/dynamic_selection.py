@@ -23,9 +23,9 @@ from subfleet.methods.aggregator import UNIFORM, Aggregator, Weighting, weigh_by
 from subfleet.methods.assigner import Assigner, Assignment, AssignmentContext, SizeSearch, WrittenSize
 from subfleet.methods.describing import MethodInfo, Published, Setting, those_true
 from subfleet.methods.roles import Roles
-from subfleet.methods.sizes import Rate
 from subfleet.methods.techniques import Techniques
 from subfleet.protocol.bounds import Range, checked
+from subfleet.protocol.limits import Count, Fraction
 from subfleet.search.candidates import Candidate
 from subfleet.search.fitting import INFINITE_BYTES
 from subfleet.search.paper import PaperSearch, PaperSettings
@@ -80,10 +80,10 @@ class DynamicSelection:
         },
     )
     search: Literal["pareto", "paper"] = "pareto"
-    rates: tuple[Rate, ...] = (0.25, 0.5, 0.75, 1.0)
+    rates: tuple[Annotated[float, Range(least=0.001, most=1)], ...] = (0.25, 0.5, 0.75, 1.0)
     prices: Literal["planned", "estimated"] = "planned"
-    epsilon: Annotated[float, Range(least=0, most=1)] = 0.8
-    t_max: Annotated[int, Range(least=0)] = 5
+    epsilon: Fraction = 0.8
+    t_max: Count = 5
     distillation: DistillationSettings | None = field(
         default_factory=lambda: DistillationSettings(mode="anchored", learning_rate=1e-4)
     )

@@ -35,7 +35,7 @@ from subfleet.methods.sizes import one_model
 from subfleet.methods.subspacing import Subspaces, drawn_tier
 from subfleet.methods.tier_search import TierMemory, TierSearch, tier_of
 from subfleet.protocol.bounds import Range, checked
-from subfleet.protocol.limits import MAX_SINGLE
+from subfleet.protocol.limits import MAX_SINGLE, Positive, PositiveFraction
 from subfleet.protocol.messages import Update
 from subfleet.protocol.paths import OperatorExamples, PathSampler
 from subfleet.protocol.subnet import SubnetSpec
@@ -104,18 +104,18 @@ class FedorAS:
             "tuning_rounds": Published(value=100),
         },
     )
-    supernet_rounds: Annotated[int, Range(least=1)] = 500
-    subspace: Annotated[float, Range(above=0, most=1)] = 0.5
+    supernet_rounds: Positive = 500
+    subspace: PositiveFraction = 0.5
     path_sampler: PathSampler = "greedy"
     aggregation: Literal["operators", "clients"] = "operators"
-    min_contributors: Annotated[int, Range(least=1)] = 2
-    tiers: Annotated[int, Range(least=1)] = 4
+    min_contributors: Positive = 2
+    tiers: Positive = 4
     tiers_by: Literal["measured", "drawn"] = "measured"
     search: TierSearch = field(default_factory=TierSearch)
     start: Literal["supernet", "fresh"] = "supernet"
-    tuning_epochs: Annotated[int, Range(least=1)] = 1
+    tuning_epochs: Positive = 1
     tuning_learning_rate: Annotated[float, Range(least=0, below=MAX_SINGLE)] = 0.01
-    tuning_rounds: Annotated[int, Range(least=1)] = 100
+    tuning_rounds: Positive = 100
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
         """See `subfleet.methods.roles.Method`."""

@@ -7,13 +7,14 @@ Server half: the mean of the changes, weighted by samples.
 """
 
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 from subfleet.methods.describing import MethodInfo, Setting
 from subfleet.methods.local_training import LocalTraining
 from subfleet.methods.roles import Roles
 from subfleet.methods.sizes import ONE_MODEL, Homogeneous, one_model
-from subfleet.protocol.bounds import Range, checked
+from subfleet.protocol.bounds import checked
+from subfleet.protocol.limits import Amount
 from subfleet.protocol.training import TrainingSettings
 
 __all__ = ["FedProx"]
@@ -36,7 +37,7 @@ class FedProx:
         varies=(),
         published={"mu": None, "model": ONE_MODEL},
     )
-    mu: Annotated[float, Range(least=0)] = 0.01
+    mu: Amount = 0.01
     model: Homogeneous = "largest"
 
     def departures(self, setting: Setting) -> tuple[str, ...]:

@@ -33,12 +33,13 @@ from subfleet.methods.transforming import Shares, activeness, convergence, copie
 from subfleet.methods.turns import trimmed_mean
 from subfleet.protocol.bounds import Range, checked
 from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.limits import Amount, Count, Fraction, Positive, PositiveFraction
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import TrainingSettings
 from subfleet.search.candidates import Candidate
 from subfleet.search.queue import SizedProgram, Wish
 
-__all__ = ["FedTrans", "FedTransMemory", "Grown"]
+__all__ = ["FedTrans", "FedTransMemory", "Growth"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +62,7 @@ class FedTransMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grown:
+class Growth:
     """What a round has come to.
 
     Attributes:
@@ -170,31 +171,31 @@ class FedTrans:
         },
     )
     first: Literal["weakest", "configured"] = "weakest"
-    left_behind: Annotated[float, Range(least=0, most=1)] = 0.1
-    alpha: Annotated[float, Range(least=0, most=1)] = 0.9
-    beta: float = 0.003
-    gamma: Annotated[int, Range(least=1)] = 10
-    delta: Annotated[int, Range(least=1)] = 5
-    smoothing: Annotated[float, Range(above=0, most=1)] = 0.2
+    left_behind: Fraction = 0.1
+    alpha: Fraction = 0.9
+    beta: Annotated[float, Range(words="such as -1e9, with which no network grows")] = 0.003
+    gamma: Positive = 10
+    delta: Positive = 5
+    smoothing: PositiveFraction = 0.2
     factor: Annotated[float, Range(above=1)] = 2.0
-    inserted: Annotated[int, Range(least=1)] = 1
+    inserted: Positive = 1
     averaged: Literal["trimmed", "all"] = "trimmed"
     slopes: Literal["latest", "first"] = "latest"
     divided: Literal["read", "compute"] = "read"
     shares: Shares = "drawn"
-    noise: Annotated[float, Range(least=0)] = 0.0
+    noise: Amount = 0.0
     cells: Literal["active", "random"] = "active"
     warm_up: bool = True
     newborn: Literal["parent", "zero"] = "parent"
     share: Share = "transform"
-    decay: Annotated[float, Range(least=0, most=1)] = 0.98
+    decay: Fraction = 0.98
     decay_by: DecayBy = "network"
     normalised: bool = True
     large_to_small: bool = False
     compatible: Literal["measured", "macs"] = "measured"
-    stop_rounds: Annotated[int, Range(least=0)] = 10
-    stop_gain: Annotated[float, Range(least=0, most=1)] = 0.01
-    mu: Annotated[float, Range(least=0)] = 0.0
+    stop_rounds: Count = 10
+    stop_gain: Fraction = 0.01
+    mu: Amount = 0.0
     weighting: Weighting = "samples"
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
@@ -263,7 +264,7 @@ class FedTrans:
         for name, weights in shared.items():
             after = after.with_network(name, replace(after.of(name), shared=weights))
         born, wide = self._born(context, living)
-        found = Grown(parameters=parameters, newest=living[-1].id, born=born.id if born else "", wide=wide)
+        found = Growth(parameters=parameters, newest=living[-1].id, born=born.id if born else "", wide=wide)
         return Evolution(after=after, born=(born,) if born else (), observation=found)
 
     def _born(self, context: EvolutionContext, living: Sequence[Lineage]) -> tuple[Lineage | None, tuple[str, ...]]:
@@ -305,7 +306,7 @@ class FedTrans:
         return moving(memory.losses, loss, self.smoothing)
 
     def _remember(self, memory: FedTransMemory, closed: ClosedRound) -> FedTransMemory:
-        found: Grown | None = closed.observation
+        found: Growth | None = closed.observation
         if found is None:  # a round that measures norms
             return memory
         told = believed({name: past.loss for name, past in closed.clients.items()})

@@ -22,8 +22,9 @@ from subfleet.methods.assigner import Assigner, Assignment, AssignmentContext, D
 from subfleet.methods.describing import MethodInfo, Published, Setting, those_true
 from subfleet.methods.local_training import LocalTraining
 from subfleet.methods.roles import Roles
-from subfleet.methods.sizes import Rate, whole_depth
+from subfleet.methods.sizes import whole_depth
 from subfleet.protocol.bounds import Length, Range, checked
+from subfleet.protocol.limits import Fraction
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import TrainingSettings
 
@@ -61,9 +62,15 @@ class FjORD:
             "temperature": None,
         },
     )
-    rates: Annotated[tuple[Rate, ...], Length(least=1)] = (0.2, 0.4, 0.6, 0.8, 1.0)
+    rates: Annotated[tuple[Annotated[float, Range(least=0.001, most=1)], ...], Length(least=1)] = (
+        0.2,
+        0.4,
+        0.6,
+        0.8,
+        1.0,
+    )
     self_distillation: bool = True
-    distillation_weight: Annotated[float, Range(least=0, most=1)] = 1.0
+    distillation_weight: Fraction = 1.0
     temperature: float = 1.0
 
     def departures(self, setting: Setting) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ over the clients that hold an element.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from subfleet.elastic.axes import Axis, factors_of
 from subfleet.elastic.network import BUFFER_ROLES, Network
@@ -26,7 +26,8 @@ from subfleet.methods.oort import MEASURED, Durations, duration_s
 from subfleet.methods.roles import ClosedRound, Memory, Roles, RoundUpdates
 from subfleet.methods.selector import Selection, SelectionContext, Selector, at_random
 from subfleet.methods.sizes import whole_depth
-from subfleet.protocol.bounds import Range, checked
+from subfleet.protocol.bounds import checked
+from subfleet.protocol.limits import Amount, Positive, PositiveFraction
 from subfleet.protocol.subnet import Explicit, IndexSet, Prefix, SubnetSpec
 
 if TYPE_CHECKING:
@@ -86,10 +87,10 @@ class FLuID:
             "durations": MEASURED,
         },
     )
-    stragglers: Annotated[int, Range(least=1)] = 1
-    agreeing: Annotated[float, Range(above=0, most=1)] = 0.75
-    growing_from: Annotated[int, Range(least=1)] = 10
-    increment: Annotated[float, Range(least=0)] = 0.2
+    stragglers: Positive = 1
+    agreeing: PositiveFraction = 0.75
+    growing_from: Positive = 10
+    increment: Amount = 0.2
     durations: Durations = "measured"
 
     def departures(self, setting: Setting) -> tuple[str, ...]:

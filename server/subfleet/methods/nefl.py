@@ -12,7 +12,7 @@ clients of the same size only. A block that nobody held stays as it was, where t
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 from subfleet.elastic.network import Network
 from subfleet.elastic.norm_layers import norm_tensors
@@ -20,7 +20,8 @@ from subfleet.methods.aggregator import UNIFORM, Aggregator, Participant, Weight
 from subfleet.methods.assigner import Assigner, Assignment, AssignmentContext
 from subfleet.methods.describing import MethodInfo, Published, Setting, those_true
 from subfleet.methods.roles import Roles
-from subfleet.protocol.bounds import Range, checked
+from subfleet.protocol.bounds import checked
+from subfleet.protocol.limits import Count
 from subfleet.protocol.subnet import SubnetSpec
 
 __all__ = ["NeFL"]
@@ -46,7 +47,7 @@ class NeFL:
         judges=("norms",),
         published={"neighbours": Published(value=2), "weighting": UNIFORM},
     )
-    neighbours: Annotated[int, Range(least=0)] = 2
+    neighbours: Count = 2
     weighting: Weighting = "uniform"
 
     def departures(self, setting: Setting) -> tuple[str, ...]:

@@ -35,6 +35,7 @@ from subfleet.methods.selector import (
 from subfleet.methods.sizes import ONE_MODEL, Homogeneous, one_model
 from subfleet.methods.turns import Choice, had_their_share, most_believed, with_choice
 from subfleet.protocol.bounds import Range, checked
+from subfleet.protocol.limits import Amount, Fraction, Positive, PositiveFraction
 from subfleet.protocol.training import TrainingSettings
 
 __all__ = ["Durations", "Oort", "OortMemory", "duration_s", "with_squares"]
@@ -127,18 +128,18 @@ class Oort:
             "model": ONE_MODEL,
         },
     )
-    exploration: Annotated[float, Range(least=0, most=1)] = 0.9
-    exploration_decay: Annotated[float, Range(above=0, most=1)] = 0.98
-    least_exploration: Annotated[float, Range(least=0, most=1)] = 0.3
-    cutoff: Annotated[float, Range(above=0, most=1)] = 0.95
-    clip: Annotated[float, Range(above=0, most=1)] = 0.95
-    penalty: Annotated[float, Range(least=0)] = 2.0
+    exploration: Fraction = 0.9
+    exploration_decay: PositiveFraction = 0.98
+    least_exploration: Fraction = 0.3
+    cutoff: PositiveFraction = 0.95
+    clip: PositiveFraction = 0.95
+    penalty: Amount = 2.0
     percentile: Annotated[float, Range(above=0, most=100)] = 30.0
-    pacer_rounds: Annotated[int, Range(least=1)] = 20
-    pacer_step: Annotated[float, Range(least=0)] = 5.0
-    flat: Annotated[float, Range(least=0)] = 0.1
-    steep: Annotated[float, Range(least=0)] = 5.0
-    most_often: Annotated[float, Range(least=0)] = 1.5
+    pacer_rounds: Positive = 20
+    pacer_step: Amount = 5.0
+    flat: Amount = 0.1
+    steep: Amount = 5.0
+    most_often: Amount = 1.5
     durations: Durations = "measured"
     model: Homogeneous = "largest"
 

@@ -22,6 +22,7 @@ from subfleet.methods.selector import AvailableClient, Selection, SelectionConte
 from subfleet.methods.sizes import ONE_MODEL, Homogeneous, one_model
 from subfleet.methods.turns import Choice, had_their_share, most_believed, with_choice
 from subfleet.protocol.bounds import Range, checked
+from subfleet.protocol.limits import Amount
 
 __all__ = ["ChoiceMemory", "PowerOfChoice"]
 
@@ -72,7 +73,7 @@ class PowerOfChoice:
     candidates: Annotated[float, Range(least=1)] = 2.0
     model: Homogeneous = "largest"
     losses: Literal["reported", "evaluated"] = "reported"
-    most_often: Annotated[float, Range(least=0)] = 1.5
+    most_often: Amount = 1.5
     weighting: Weighting = "uniform"
 
     def departures(self, setting: Setting) -> tuple[str, ...]:

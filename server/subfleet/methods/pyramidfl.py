@@ -20,6 +20,7 @@ from subfleet.methods.oort import Oort, OortMemory, duration_s
 from subfleet.methods.roles import ClosedRound, Memory, Roles
 from subfleet.methods.selector import AvailableClient, Selection, SelectionContext, Selector
 from subfleet.protocol.bounds import Range, checked
+from subfleet.protocol.limits import Fraction
 from subfleet.protocol.training import TrainingSettings
 
 __all__ = ["PyramidFL", "PyramidMemory"]
@@ -43,16 +44,13 @@ class PyramidMemory:
     left_out: Mapping[str, float] = field(default_factory=dict)
 
 
-def _check_shares(least_left_out: float, most_left_out: float) -> Iterator[str]:
+def _check_left_out(least_left_out: float, most_left_out: float) -> Iterator[str]:
     if least_left_out > most_left_out:
-        yield (
-            f"least_left_out is {least_left_out} and most_left_out {most_left_out}, but the first must be no larger "
-            "than the second"
-        )
+        yield f"least_left_out is {least_left_out}, but must be at most most_left_out {most_left_out}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-@checked(_check_shares)
+@checked(_check_left_out)
 class PyramidFL:
     """Parameters of PyramidFL.
 
@@ -79,7 +77,7 @@ class PyramidFL:
     oort: Oort = field(default_factory=Oort)
     least_left_out: Annotated[float, Range(least=0, below=1)] = 0.1
     most_left_out: Annotated[float, Range(least=0, below=1)] = 0.6
-    idle: Annotated[float, Range(least=0, most=1)] = 0.5
+    idle: Fraction = 0.5
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
         """See `subfleet.methods.roles.Method`."""

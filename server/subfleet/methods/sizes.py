@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Literal
+from typing import Literal
 
 from subfleet.elastic.network import Network
 from subfleet.elastic.spaces import uniform_space
@@ -12,7 +12,6 @@ from subfleet.methods.assigner import Assigner, Assignment, AssignmentContext, l
 from subfleet.methods.describing import Published
 from subfleet.methods.roles import Roles
 from subfleet.methods.uniting import Unions, place_in_front
-from subfleet.protocol.bounds import Range
 from subfleet.protocol.subnet import SubnetSpec
 
 __all__ = [
@@ -21,7 +20,6 @@ __all__ = [
     "SLICES",
     "FixedSize",
     "Homogeneous",
-    "Rate",
     "architecture_id",
     "one_model",
     "one_size",
@@ -33,8 +31,6 @@ Homogeneous = Literal["largest", "smallest", "nested"]
 """Which models are trained: "largest" the whole one, which leaves out a client that cannot carry it (exclusive
 learning); "smallest" the smallest of the space, by everybody; "nested" each client's largest, as in HeteroFL."""
 
-Rate = Annotated[float, Range(least=0.001, most=1)]
-"""The fraction of every axis that a width keeps."""
 FixedSize = Literal["largest", "declared"]
 """What each client has in all rounds: "largest" the largest size that fits what its log has but for a share of the
 time (`log_quantile`), and of a client that replays no log the largest that fits when it is given its first; "declared"

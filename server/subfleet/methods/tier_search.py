@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Annotated, Literal
+from typing import Literal
 
 from subfleet.elastic.cost import part_costs
 from subfleet.elastic.lineage import Chosen, Drawn, Lineage
@@ -11,7 +11,8 @@ from subfleet.elastic.network import Network
 from subfleet.elastic.paths import path_spec, realised
 from subfleet.methods.path_search import FederatedScoring, Generation, PathSearch, ProposalContext, ScoredGeneration
 from subfleet.methods.subspacing import supernet_tiers
-from subfleet.protocol.bounds import Range, checked
+from subfleet.protocol.bounds import checked
+from subfleet.protocol.limits import Positive
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.search.path_evolution import EvolutionSettings, best, next_population
 from subfleet.search.tiers import Tier
@@ -52,8 +53,8 @@ class TierSearch:
 
     evolution: EvolutionSettings = field(default_factory=EvolutionSettings)
     scoring: Literal["server", "devices"] = "server"
-    scoring_clients: Annotated[int, Range(least=1)] = 10
-    scoring_rounds: Annotated[int, Range(least=1)] = 4
+    scoring_clients: Positive = 10
+    scoring_rounds: Positive = 4
     tiers: int = 4
 
     def path_search(self, supernet_rounds: int, *, fresh: bool) -> PathSearch:
