@@ -20,7 +20,7 @@ from subfleet.methods.aggregator import ClientUpdate, Participant
 from subfleet.methods.grouping import Linkage, cosines, two_groups
 from subfleet.methods.roles import ClosedRound, RoundUpdates
 from subfleet.methods.run_networks import StandingContext
-from subfleet.methods.sattler import Found, Sattler, SattlerMemory, Split
+from subfleet.methods.sattler import Clustering, Sattler, SattlerMemory, Split
 from subfleet.methods.selector import LastUpdate
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import SubnetSpec
@@ -53,12 +53,14 @@ def times(factor: float, change: Direction) -> Direction:
     return {name: factor * one for name, one in change.items()}
 
 
-def found(method: Sattler, clients: list[ClientUpdate], memory: SattlerMemory | None = None, number: int = 1) -> Found:
+def found(
+    method: Sattler, clients: list[ClientUpdate], memory: SattlerMemory | None = None, number: int = 1
+) -> Clustering:
     find = method.roles().memory.observe
     assert find is not None
     networks = {"": TERMS.network}
     given = RoundUpdates(networks=networks, round=number, clients=tuple(clients), memory=memory or SattlerMemory())
-    outcome: Found = find(given)
+    outcome: Clustering = find(given)
     return outcome
 
 
@@ -314,7 +316,9 @@ def test_who_was_not_there_goes_with_most_of_the_others() -> None:
     )
     split = Split(parent="", halves=(("c8", ("ada", "bob")), ("c9", ("cyd",))))
     clients = {name: past("") for name in ("ada", "bob", "cyd")}
-    closed = ClosedRound(round=4, clients=clients, observation=Found(splits=(split,), first_norms=memory.first_norms))
+    closed = ClosedRound(
+        round=4, clients=clients, observation=Clustering(splits=(split,), first_norms=memory.first_norms)
+    )
     after: SattlerMemory = roles.memory.remember(memory, closed)
     assert after.clusters == {"ada": "c8", "bob": "c8", "cyd": "c9", "zoe": "c8", "yan": "c7"}
     assert (after.split_count, after.first_norms) == (4, {"c7": 2.0})
