@@ -42,11 +42,11 @@ def test_a_profile_is_read_from_a_file(tmp_path: Path) -> None:
     [
         (MINIMAL.replace("0.5", "1.5"), "memory_share is 1.5"),
         (MINIMAL.replace("0.5", "0.0"), "memory_share is 0.0"),
-        (MINIMAL.replace('["onnx"]', "[]"), "runtimes is []"),
+        (MINIMAL.replace('["onnx"]', "[]"), "runtimes is empty, but must have 1 or more"),
         (MINIMAL.replace('"board"', '""'), "name is empty"),
         (MINIMAL + "threads = 0\n", "threads is 0"),
         (MINIMAL + "macs_per_s = 0.0\n", "macs_per_s is 0.0"),
-        (MINIMAL + 'operators = ["Conv", ""]\n', "operators is ['Conv', '']"),
+        (MINIMAL + 'operators = ["Conv", ""]\n', "operators[1] is '', but must be 1 or more printable characters"),
         (MINIMAL + 'memory_limit = "300MB"\n', "memory_limit is '300MB', but must be a size such as 300M"),
         (MINIMAL + 'disk_limit = "much"\n', "disk_limit is 'much', but must be a size such as 300M"),
         (MINIMAL + "memory = 7\n", "memory is an unknown key"),

@@ -214,6 +214,18 @@ def test_a_rule_is_asked_where_the_fields_that_it_is_about_are_right() -> None:
     ]
 
 
+def test_a_rule_goes_by_the_defaults_of_fields_that_are_left_out() -> None:
+    assert [one.sentence() for one in problems_with(Drawing, {"least": 20, "title": 1})] == [
+        "title is 1, but must be text",
+        "most is 9, but must be 20 or more",
+    ]
+
+
+def test_a_dataclass_is_checked_from_below() -> None:
+    with pytest.raises(TypeError, match="write @checked below @dataclass"):
+        checked()(Circle)
+
+
 def test_a_record_that_is_made_in_python_is_held_to_the_same() -> None:
     with pytest.raises(InvalidError) as caught:
         Drawing(least=5, most=3, opacity=math.nan, colour="blue", frame=Circle())  # type: ignore[arg-type]  # it is wrong
@@ -240,6 +252,7 @@ def test_what_was_refused_before_is_told_with_the_rest() -> None:
 
 def test_nothing_more_is_looked_for_after_a_hundred_problems() -> None:
     assert len(problems_with(Drawing, {"points": [0] * 100_000})) == 100
+    assert len(problems_with(Drawing, {"shares": [2.0] * 100_000})) == 100
     with pytest.raises(ProtocolError, match=r"^Drawing\.points\[0\] is 0, but must be a list of 2$"):
         from_plain(Drawing, {"points": [0] * 100_000})
 

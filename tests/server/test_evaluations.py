@@ -32,8 +32,7 @@ from subfleet.rounds.suspicion import ChangeSize
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.work import AggregatedRound, CheckRequest, EvaluationRequest, PreparedTask, TaskRequest
 from subfleet.rounds.written import ProgramFacts
-from subfleet.settings.evaluations import Evaluations
-from subfleet.settings.timing import Deadlines
+from subfleet.settings.timing import Deadlines, Evaluations
 
 HELD_OUT = 10
 EACH = Evaluations(every=1)

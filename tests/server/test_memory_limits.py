@@ -8,7 +8,7 @@ from server.coordinator_cases import profile, telemetry, terms_of
 from subfleet.protocol.errors import ConfigError
 from subfleet.rounds.offers import measured_seat
 from subfleet.rounds.state import RunState
-from subfleet.settings.memory_limits import MemoryLimits
+from subfleet.settings.fleet import MemoryLimits
 from subfleet.settings.reading import read_run
 
 OFFERED_BYTES = 1_000_000_000

@@ -37,8 +37,8 @@ from subfleet.rounds.progress import Measuring
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.work import NetworksRequest
-from subfleet.settings.evaluations import Evaluations
 from subfleet.settings.published import network_brought
+from subfleet.settings.timing import Evaluations
 from subfleet.transport.memory import Faults
 
 SMALL = replace(MODEL, widths=(4,), depths=(1,), norm="none")

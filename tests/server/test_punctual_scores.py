@@ -35,7 +35,7 @@ from subfleet.rounds.live import Punctuality
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.work import EvaluationRequest
-from subfleet.settings.evaluations import Evaluations
+from subfleet.settings.timing import Evaluations
 
 # --- evaluations --------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from subfleet.methods.heterofl import HeteroFL
 from subfleet.protocol.readings import Budget, LogLow
 from subfleet.rounds.coordinator import round_info, step
 from subfleet.rounds.seating import ask_of
-from subfleet.settings.memory_limits import MemoryLimits
+from subfleet.settings.fleet import MemoryLimits
 from subfleet.settings.timing import LogClock
 
 

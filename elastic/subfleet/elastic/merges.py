@@ -7,10 +7,9 @@ from types import MappingProxyType
 from typing import Annotated, ClassVar, Literal
 
 from subfleet.protocol.bounds import Range, checked
+from subfleet.protocol.limits import Count, Positive, PositiveAmount
 
 __all__ = ["STACKED_MERGES", "AnyStackedMerge", "CoordinateMedian", "MultiKrum", "NormClipping", "TrimmedMean"]
-
-LeastClients = Annotated[int, Range(least=1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +25,7 @@ class NormClipping:
     """
 
     TYPE: ClassVar[str] = "norm_clipping"
-    max_norm: Annotated[float, Range(above=0)]
+    max_norm: PositiveAmount
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +43,7 @@ class CoordinateMedian:
     """
 
     TYPE: ClassVar[str] = "coordinate_median"
-    least_clients: LeastClients = 3
+    least_clients: Positive = 3
     otherwise: Literal["mean", "stay"] = "mean"
 
 
@@ -64,7 +63,7 @@ class TrimmedMean:
 
     TYPE: ClassVar[str] = "trimmed_mean"
     fraction: Annotated[float, Range(least=0, below=0.5)] = 0.1
-    least_clients: LeastClients = 3
+    least_clients: Positive = 3
     otherwise: Literal["mean", "stay"] = "mean"
 
 
@@ -84,7 +83,7 @@ class MultiKrum:
     """
 
     TYPE: ClassVar[str] = "multi_krum"
-    malicious_count: Annotated[int, Range(least=0)] = 1
+    malicious_count: Count = 1
 
 
 AnyStackedMerge = NormClipping | CoordinateMedian | TrimmedMean | MultiKrum

@@ -22,6 +22,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, ClassVar, Protocol
 
 from subfleet.protocol.bounds import Range, checked
+from subfleet.protocol.limits import Fraction, PositiveAmount
 
 if TYPE_CHECKING:  # settings are read where no PyTorch is; what is computed takes tensors as they come
     from torch import Tensor
@@ -37,7 +38,6 @@ __all__ = [
     "ServerOptimiser",
 ]
 
-Rate = Annotated[float, Range(above=0)]
 Decay = Annotated[float, Range(least=0, below=1)]
 
 Moments: typing.TypeAlias = "Mapping[str, Mapping[str, Tensor]]"
@@ -131,7 +131,7 @@ class FedAvgM:
     """
 
     TYPE: ClassVar[str] = "fedavgm"
-    learning_rate: Rate = 1.0
+    learning_rate: PositiveAmount = 1.0
     momentum: Decay = 0.9
 
     step = _step
@@ -158,9 +158,9 @@ class FedAdagrad:
     """
 
     TYPE: ClassVar[str] = "fedadagrad"
-    learning_rate: Rate = 0.01
+    learning_rate: PositiveAmount = 0.01
     beta1: Decay = 0.0
-    tau: Rate = 1e-3
+    tau: PositiveAmount = 1e-3
 
     starts = _adaptive_starts
     step = _step
@@ -183,10 +183,10 @@ class FedAdam:
     """
 
     TYPE: ClassVar[str] = "fedadam"
-    learning_rate: Rate = 0.01
+    learning_rate: PositiveAmount = 0.01
     beta1: Decay = 0.9
-    beta2: Annotated[float, Range(least=0, most=1)] = 0.99
-    tau: Rate = 1e-3
+    beta2: Fraction = 0.99
+    tau: PositiveAmount = 1e-3
 
     starts = _adaptive_starts
     step = _step
@@ -210,10 +210,10 @@ class FedYogi:
     """
 
     TYPE: ClassVar[str] = "fedyogi"
-    learning_rate: Rate = 0.01
+    learning_rate: PositiveAmount = 0.01
     beta1: Decay = 0.9
-    beta2: Annotated[float, Range(least=0, most=1)] = 0.99
-    tau: Rate = 1e-3
+    beta2: Fraction = 0.99
+    tau: PositiveAmount = 1e-3
 
     starts = _adaptive_starts
     step = _step

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from subfleet.protocol.bounds import Range, checked
+from subfleet.protocol.limits import Amount, Count, PositiveAmount
 
 __all__ = ["DistillationSettings"]
 
@@ -26,7 +27,7 @@ class DistillationSettings:
     """
 
     mode: Literal["shared", "anchored", "copies"] = "shared"
-    iterations: Annotated[int, Range(least=0)] = 100
+    iterations: Count = 100
     batch_size: Annotated[int, Range(least=2)] = 64
-    learning_rate: Annotated[float, Range(least=0)] = 1e-3
-    temperature: Annotated[float, Range(above=0)] = 1.0
+    learning_rate: Amount = 1e-3
+    temperature: PositiveAmount = 1.0

@@ -13,15 +13,15 @@ from subfleet.protocol.limits import (
     Amount,
     ClassCounts,
     Count,
+    Fraction,
     Loss,
     MessageId,
     RunId,
     Samples,
-    Share,
     TaskId,
 )
 from subfleet.protocol.metric_sums import MetricSums
-from subfleet.protocol.paths import OperatorExamples, PathScore
+from subfleet.protocol.paths import PathScore, ReportedExamples
 from subfleet.protocol.reasons import RefusalReason
 from subfleet.protocol.schema import ADDED_LATER
 
@@ -79,7 +79,7 @@ class Update:
     seconds: float
     message_id: MessageId = field(default_factory=new_message_id)
     square_loss: Loss | None = field(default=None, metadata=ADDED_LATER)
-    operator_examples: OperatorExamples = field(default=(), metadata=ADDED_LATER)
+    operator_examples: ReportedExamples = field(default=(), metadata=ADDED_LATER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +142,7 @@ class Evaluated:
     round: int
     client_id: ClientId
     loss: Loss
-    accuracy: Share
+    accuracy: Fraction
     sample_count: Samples
     label_count: LabelCount
     measured_peak_bytes: Count

@@ -19,8 +19,10 @@ import inspect
 import math
 import types
 import typing
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
+from itertools import islice
 from operator import itemgetter
 from typing import Any, Protocol, TypeVar
 
@@ -28,6 +30,7 @@ from subfleet.protocol.errors import InvalidError, Problem, SubfleetError
 from subfleet.protocol.suggestion import did_you_mean
 
 __all__ = [
+    "MOST_PROBLEMS",
     "NAMED_ONCE",
     "Bound",
     "Condition",
@@ -50,6 +53,8 @@ Rules = tuple[Rule, ...]
 """Rules of a record: what concerns several of its fields."""
 _WHOLE = ("record",)
 """Parameters of a rule about the whole record."""
+MOST_PROBLEMS = 100
+"""Nothing more is looked for after so many."""
 
 
 class Bound(Protocol):
@@ -164,7 +169,7 @@ class Each:
         names = list(value if self.key is None else map(self.key, value))
         if len(set(names)) == len(names):
             return ""
-        repeated = next(name for name in names if names.count(name) > 1)
+        repeated = next(name for name, count in Counter(names).items() if count > 1)
         return f"names {repeated!r:.80} more than once, but must name each once"
 
 
@@ -185,7 +190,7 @@ def checked(*rules: Rule) -> Callable[[type[T]], type[T]]:
         if dataclasses.is_dataclass(kind):
             raise TypeError(f"{kind.__name__} is a dataclass already; write @checked below @dataclass")
         kind.__post_init__ = _check  # type: ignore[attr-defined]  # which dataclass looks for
-        kind.RULES = rules  # type: ignore[attr-defined]  # which `_checks` looks for
+        kind.__rules__ = rules  # type: ignore[attr-defined]  # which `_checks` looks for
         return kind
 
     return decorate
@@ -245,7 +250,7 @@ def _checks(kind: Any) -> _Checks:
     hints = typing.get_type_hints(kind, include_extras=True)
     fields = tuple(field.name for field in dataclasses.fields(kind))
     tests = ((name, _test(hints[name])) for name in fields)
-    rules: Rules = getattr(kind, "RULES", ())
+    rules: Rules = getattr(kind, "__rules__", ())
     named = [(rule, tuple(inspect.signature(rule).parameters)) for rule in rules]
     return _Checks(
         fields=fields,
@@ -363,22 +368,23 @@ def _test_numbers(test: _Test, value: Any) -> _Found:
 
 
 def _test_items(test: _Test, value: Any) -> list[Problem]:
-    return [one for place, item in enumerate(value) if (found := test(item)) for one in _under(place, found)]
+    return _named((place, test(item)) for place, item in enumerate(value))
 
 
 def _test_places(tests: tuple[_Test | None, ...], value: Any) -> list[Problem]:
     pairs = enumerate(zip(tests, value, strict=True))
-    return [one for place, (test, item) in pairs if test and (found := test(item)) for one in _under(place, found)]
+    return _named((place, test(item)) for place, (test, item) in pairs if test is not None)
 
 
 def _test_mapping(key_test: _Test | None, item_test: _Test | None, value: Any) -> list[Problem]:
-    problems: list[Problem] = []
-    for key, item in value.items():
-        if key_test is not None and (text := key_test(key)):
-            problems.append(Problem(text=f"has the key {key!r:.80}, which {text}"))
-        if item_test is not None and (found := item_test(item)):
-            problems += _under(key, found)
-    return problems
+    texts = (f"has the key {key!r:.80}, which {text}" for key in value if key_test and (text := key_test(key)))
+    problems = [Problem(text=text) for text in islice(texts, MOST_PROBLEMS)]
+    return problems + ([] if item_test is None else _named((key, item_test(item)) for key, item in value.items()))
+
+
+def _named(found: Iterable[tuple[str | int, _Found]]) -> list[Problem]:
+    """What is wrong inside a value, by the keys at which it is."""
+    return list(islice((one for key, problems in found if problems for one in _under(key, problems)), MOST_PROBLEMS))
 
 
 def _finite(value: float) -> str:

@@ -5,6 +5,7 @@ from operator import attrgetter
 from typing import Annotated
 
 from subfleet.protocol.bounds import Each, Length, Range, checked
+from subfleet.protocol.limits import PositiveAmount, PositiveFraction
 
 __all__ = ["Calibration", "NormLayer", "sum_names"]
 
@@ -23,8 +24,8 @@ class NormLayer:
 
     name: str
     positions: Annotated[int, Range(least=1, most=2**31)]
-    momentum: Annotated[float, Range(above=0, most=1)]
-    scale: Annotated[float, Range(above=0)] = 1.0
+    momentum: PositiveFraction
+    scale: PositiveAmount = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

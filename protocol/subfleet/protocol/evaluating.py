@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Protocol
 
 from subfleet.protocol.bounds import Range, Rules, checked
-from subfleet.protocol.limits import ClassCounts, Count, Loss, Positive, Samples, Share
+from subfleet.protocol.limits import ClassCounts, Count, Fraction, Loss, Positive, Samples
 from subfleet.protocol.metric_sums import MetricSums, Totals, check_sums
 from subfleet.protocol.paths import PathScore
 from subfleet.protocol.schema import ADDED_LATER
@@ -127,7 +127,7 @@ class EvaluationResult:
     """
 
     loss: Loss
-    accuracy: Share
+    accuracy: Fraction
     sample_count: Samples
     label_count: LabelCount
     measured_peak_bytes: Count

@@ -15,16 +15,18 @@ __all__ = [
     "Amount",
     "ClassCounts",
     "Count",
+    "Fraction",
     "Loss",
     "MessageId",
     "Positive",
+    "PositiveAmount",
+    "PositiveFraction",
     "RunId",
     "Samples",
     "Seconds",
     "SessionId",
     "Shape",
     "Shapes",
-    "Share",
     "TaskId",
 ]
 
@@ -58,7 +60,9 @@ ClassCounts = Annotated[tuple[int, ...], Length(most=MAX_COUNTED_CLASSES)]
 Count = Annotated[int, Range(least=0)]
 Positive = Annotated[int, Range(least=1)]
 Amount = Annotated[float, Range(least=0)]
-Share = Annotated[float, Range(least=0, most=1)]
+PositiveAmount = Annotated[float, Range(above=0)]
+Fraction = Annotated[float, Range(least=0, most=1)]
+PositiveFraction = Annotated[float, Range(above=0, most=1)]
 Samples = Annotated[int, Range(least=1, most=MAX_SAMPLES)]
 Loss = Annotated[float, Range(least=0, below=MAX_LOSS, words="a number of single precision, 0 or more")]
 Seconds = Annotated[float, Range(least=0, most=MAX_SECONDS)]

@@ -26,6 +26,8 @@ from subfleet.protocol.limits import (
     Count,
     MessageId,
     Positive,
+    PositiveAmount,
+    PositiveFraction,
     RunId,
     Samples,
     Seconds,
@@ -156,11 +158,11 @@ class Profile:
     class_counts: Annotated[tuple[Count, ...], Length(most=65_536)]
     input_shape: Shape
     memory_total_bytes: int
-    memory_share: Annotated[float, Range(above=0, most=1)]
+    memory_share: PositiveFraction
     software: Annotated[dict[str, str], Length(most=64), NAMES] = field(default_factory=dict)
     message_id: MessageId = field(default_factory=new_message_id)
     operators: Annotated[tuple[str, ...], Length(most=1024), SHOWN_NAMES] = field(default=(), metadata=ADDED_LATER)
-    macs_per_s: Annotated[float, Range(above=0)] | None = field(default=None, metadata=ADDED_LATER)
+    macs_per_s: PositiveAmount | None = field(default=None, metadata=ADDED_LATER)
     architecture: SubnetSpec | None = field(default=None, metadata=ADDED_LATER)
     memory_limit_bytes: Positive | None = field(default=None, metadata=ADDED_LATER)
     class_names: ClassNames = field(default=(), metadata=ADDED_LATER)

@@ -4,19 +4,21 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from subfleet.protocol.bounds import NAMED_ONCE, Range, checked
-from subfleet.protocol.limits import Count, Loss, Share
+from subfleet.protocol.limits import Count, Fraction, Loss
 
-__all__ = ["OperatorExamples", "PathSampler", "PathScore", "PathSettings"]
+__all__ = ["OperatorExamples", "PathSampler", "PathScore", "PathSettings", "ReportedExamples"]
 
 PathSampler = Literal["greedy", "exact", "reject"]
 """How a path is drawn: operator by operator within what is left (FedorAS, equation 3); uniformly over all valid paths;
 or anew until one is valid (Guo et al. 2020, section 3.3)."""
 
-Examples = Annotated[int, Range(least=0, most=2**53)]
-OperatorExamples = Annotated[
-    tuple[tuple[str, Annotated[tuple[tuple[str, Examples], ...], NAMED_ONCE]], ...], NAMED_ONCE
-]
+OperatorExamples = tuple[tuple[str, tuple[tuple[str, int], ...]], ...]
 """By choice and operator, how many examples went through it, epochs counted (FedorAS, section 3.1)."""
+_Examples = Annotated[int, Range(least=0, most=2**53)]
+ReportedExamples = Annotated[
+    tuple[tuple[str, Annotated[tuple[tuple[str, _Examples], ...], NAMED_ONCE]], ...], NAMED_ONCE
+]
+"""The same, as a device reports it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,4 +46,4 @@ class PathScore:
     """
 
     loss: Loss
-    accuracy: Share
+    accuracy: Fraction

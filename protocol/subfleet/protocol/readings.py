@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from subfleet.protocol.bounds import Length, checked
-from subfleet.protocol.limits import Amount, Count, Share
+from subfleet.protocol.limits import Amount, Count, Fraction
 from subfleet.protocol.schema import ADDED_LATER
 
 __all__ = ["LEAST_LINK_BPS", "Budget", "LogLow", "Reading"]
@@ -40,7 +40,7 @@ class Reading:
     latency_s: Amount | None = None
     cpu_load: Amount | None = None
     temperature_c: float | None = None
-    battery_fraction: Share | None = None
+    battery_fraction: Fraction | None = None
     charging: bool | None = None
     network: Annotated[str, Length(most=MAX_NETWORK_CHARACTERS)] | None = None
     available: bool = True

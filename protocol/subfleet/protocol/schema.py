@@ -19,7 +19,7 @@ from functools import cache, partial
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from subfleet.protocol.bounds import choice_problem, is_union, problems_with_values
+from subfleet.protocol.bounds import MOST_PROBLEMS, choice_problem, is_union, problems_with_values
 from subfleet.protocol.errors import (
     ConfigError,
     InvalidError,
@@ -60,8 +60,6 @@ MAX_INTEGER = 2**63 - 1
 """Larger integers are refused: no count, size or time of ours needs them, and other languages cannot hold them."""
 MAX_TEXT_CHARACTERS = 4096
 """Longer strings are refused: names, paths and reasons are shorter, and a receipt repeats the id that it answers."""
-_MOST_PROBLEMS = 100
-"""Nothing more is looked for after so many."""
 
 
 def to_plain(value: Any) -> Any:
@@ -242,7 +240,7 @@ def _read_record(kind: type, plain: Any, problems: list[Problem]) -> Any:
     before = len(problems)
     values = _read_fields(kind, plain, problems)
     if len(problems) > before:
-        problems += problems_with_values(kind, values)
+        problems += problems_with_values(kind, _defaults(kind, plain) | values)
         return _NOTHING
     try:
         return kind(**values)
@@ -253,12 +251,19 @@ def _read_record(kind: type, plain: Any, problems: list[Problem]) -> Any:
     return _NOTHING
 
 
+def _defaults(kind: type, plain: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that fields have which plain data leave out."""
+    fields = [field for field in dataclasses.fields(kind) if field.name not in plain]
+    made = {one.name: one.default_factory() for one in fields if one.default_factory is not dataclasses.MISSING}
+    return made | {one.name: one.default for one in fields if one.default is not dataclasses.MISSING}
+
+
 def _read_fields(kind: type, plain: Mapping[str, Any], problems: list[Problem]) -> dict[str, Any]:
     """The values of those fields that are right."""
     fields, required = _fields(kind)
     values = {}
     for name, item in plain.items():
-        if len(problems) >= _MOST_PROBLEMS:
+        if len(problems) >= MOST_PROBLEMS:
             break
         if name in fields:
             value = _read_at(name, fields[name], item, problems)
@@ -323,7 +328,7 @@ def _read_items(read: _Read, plain: Any, problems: list[Problem]) -> Any:
         return _refuse(plain, "a list", problems)
     before, values = len(problems), []
     for place, item in enumerate(plain):
-        if len(problems) >= _MOST_PROBLEMS:
+        if len(problems) >= MOST_PROBLEMS:
             break
         values.append(_read_at(place, read, item, problems))
     return tuple(values) if len(problems) == before else _NOTHING
@@ -342,7 +347,7 @@ def _read_mapping(read_key: _Read, read_item: _Read, plain: Any, problems: list[
         return _refuse(plain, "a table", problems)
     before, values = len(problems), {}
     for key, item in plain.items():
-        if len(problems) >= _MOST_PROBLEMS:
+        if len(problems) >= MOST_PROBLEMS:
             break
         wrong: list[Problem] = []
         name = read_key(key, wrong)

@@ -1,13 +1,13 @@
 """How a client trains, as plain data: the objective, the optimiser, and the numbers of one round."""
 
+import fractions
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from fractions import Fraction
 from typing import Annotated, Literal
 
 from subfleet.protocol.bounds import Range, checked
-from subfleet.protocol.limits import MAX_SINGLE
+from subfleet.protocol.limits import MAX_SINGLE, Count, Fraction, Positive, PositiveFraction
 from subfleet.protocol.schema import ADDED_LATER
 from subfleet.protocol.task_kinds import TASK_KINDS, Objective, TaskKind
 
@@ -15,7 +15,7 @@ __all__ = ["AugmentationSettings", "ObjectiveSettings", "OptimiserSettings", "Tr
 
 Distillation = Literal["none", "self", "mutual"]
 Single = Annotated[float, Range(least=0, below=MAX_SINGLE, words="0 or more, of single precision, below 2^128")]
-Positive = Annotated[float, Range(above=0, below=MAX_SINGLE, words="above 0, below 2^128")]
+PositiveSingle = Annotated[float, Range(above=0, below=MAX_SINGLE, words="above 0, below 2^128")]
 Decay = Annotated[float, Range(least=0, below=1)]
 
 
@@ -50,7 +50,7 @@ class ObjectiveSettings:
     class_mask: bool = False
     proximal: bool = False
     distillation: Distillation = "none"
-    temperature: Positive = 1.0
+    temperature: PositiveSingle = 1.0
     squares: bool = field(default=False, metadata=ADDED_LATER)
 
     @property
@@ -98,12 +98,12 @@ class OptimiserSettings:
 
     name: Literal["sgd", "adam", "adamw"] = "sgd"
     momentum: Decay = 0.9
-    dampening: Annotated[float, Range(least=0, most=1)] = 0.0
+    dampening: Fraction = 0.0
     nesterov: bool = False
     weight_decay: Single = 0.0
     beta1: Decay = 0.9
     beta2: Decay = 0.999
-    epsilon: Positive = 1e-8
+    epsilon: PositiveSingle = 1e-8
     max_gradient_norm: Single = 0.0
 
 
@@ -126,7 +126,7 @@ class AugmentationSettings:
     """
 
     name: Literal["none", "crop", "flip", "crop_and_flip"] = "none"
-    padding: Annotated[int, Range(least=0)] = 0
+    padding: Count = 0
 
     @property
     def crops(self) -> bool:
@@ -206,9 +206,9 @@ class TrainingSettings:
             pass, or goes over them again; 0 goes by epochs.
     """
 
-    epochs: Annotated[int, Range(least=1)] = 1
-    batch_size: Annotated[int, Range(least=1)] = 16
-    micro_batch_size: Annotated[int, Range(least=0)] = 0
+    epochs: Positive = 1
+    batch_size: Positive = 16
+    micro_batch_size: Count = 0
     learning_rate: Single = 0.1
     objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
     optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
@@ -217,12 +217,12 @@ class TrainingSettings:
     augmentation: AugmentationSettings = field(default=AugmentationSettings(), metadata=ADDED_LATER)
     recompute: bool = False
     seed: int = 0
-    round_share: Annotated[float, Range(above=0, most=1)] = field(default=1.0, metadata=ADDED_LATER)
-    local_steps: Annotated[int, Range(least=0)] = field(default=0, metadata=ADDED_LATER)
+    round_share: PositiveFraction = field(default=1.0, metadata=ADDED_LATER)
+    local_steps: Count = field(default=0, metadata=ADDED_LATER)
 
     def round_count(self, sample_count: int) -> int:
         """Of so many samples, those that a round goes over: 1 or more, where there is one."""
-        return math.ceil(Fraction(str(self.round_share)) * sample_count)
+        return math.ceil(fractions.Fraction(str(self.round_share)) * sample_count)
 
     def step_count(self, trained_count: int) -> int:
         """Optimiser steps where a round goes over so many samples."""

@@ -18,7 +18,7 @@ LEAST_FRACTION = 1e-6
 
 Levels = Annotated[int, Range(least=1, most=MAX_LEVELS)]
 BucketSize = Annotated[int, Range(least=1, most=MAX_BUCKET_SIZE)]
-Fraction = Annotated[float, Range(least=LEAST_FRACTION, most=1)]
+SentFraction = Annotated[float, Range(least=LEAST_FRACTION, most=1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class TopK:
     """
 
     TYPE: ClassVar[str] = "top_k"
-    fraction: Fraction = 0.1
+    fraction: SentFraction = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class TopKQsgd:
     """
 
     TYPE: ClassVar[str] = "top_k_qsgd"
-    fraction: Fraction = 0.1
+    fraction: SentFraction = 0.1
     levels: Levels = MAX_LEVELS
     bucket_size: BucketSize = 512
 

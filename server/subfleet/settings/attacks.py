@@ -7,13 +7,12 @@ with a trigger to the attacker's class (Bagdasaryan et al., "How To Backdoor Fed
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from subfleet.protocol.bounds import Range, checked
+from subfleet.protocol.bounds import checked
+from subfleet.protocol.limits import Amount, Count, Fraction, PositiveAmount
 
 __all__ = ["Attack", "Backdoor", "LabelShuffling"]
-
-Seed = Annotated[int, Range(least=0)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +26,8 @@ class LabelShuffling:
     """
 
     TYPE: ClassVar[str] = "label_shuffling"
-    strength: Annotated[float, Range(least=0)] = 20.0
-    seed: Seed = 0
+    strength: Amount = 20.0
+    seed: Count = 0
 
 
 def _check_weight(weight: float, total_weight: float) -> Iterator[str]:
@@ -50,11 +49,11 @@ class Backdoor:
     """
 
     TYPE: ClassVar[str] = "backdoor"
-    target: Annotated[int, Range(least=0)] = 0
-    fraction: Annotated[float, Range(least=0, most=1)] = 0.5
-    weight: Annotated[float, Range(above=0)] = 1.0
+    target: Count = 0
+    fraction: Fraction = 0.5
+    weight: PositiveAmount = 1.0
     total_weight: float = 1.0
-    seed: Seed = 0
+    seed: Count = 0
 
 
 Attack = LabelShuffling | Backdoor

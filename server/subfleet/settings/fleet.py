@@ -1,13 +1,15 @@
-"""The fleet of a run: its name, and for emulated ones its devices. Nothing of it is needed for real devices."""
+"""The fleet of a run: its name, what its devices may use, and for an emulated one its devices and where they run."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated
+from types import MappingProxyType
+from typing import Literal
 
 from subfleet.elastic.families import AnyFamily
-from subfleet.protocol.bounds import Range, checked
+from subfleet.protocol.bounds import checked
 from subfleet.protocol.identifiers import ClientId
-from subfleet.protocol.memory_size import MaybeSize
+from subfleet.protocol.limits import Positive
+from subfleet.protocol.memory_size import MaybeSize, Size, bytes_of
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.schema import ADDED_LATER
 from subfleet.protocol.subnet import SubnetSpec
@@ -15,7 +17,11 @@ from subfleet.protocol.topics import DEFAULT_FLEET, FleetName
 from subfleet.settings.attacks import Attack
 from subfleet.settings.parts import NO_PART
 
-__all__ = ["DeviceSettings", "FleetSettings"]
+__all__ = ["DeviceSettings", "FleetSettings", "HostKind", "HostSettings", "MemoryLimits"]
+
+HostKind = Literal["processes", "batch"]
+"""Where the devices of an emulated fleet are: "processes", one for each, with a real broker; or "batch", all in the
+server's process, under a logical clock and without a network."""
 
 
 def _check_resources(log: str, population: str, steady: Reading | None, profile: str) -> Iterator[str]:
@@ -62,7 +68,7 @@ class DeviceSettings:
     id: ClientId
     profile: str = "generic"
     log: str = ""
-    count: Annotated[int, Range(least=1)] = 1
+    count: Positive = 1
     runtime: str = "onnx"
     data: str = ""
     tier: str = ""
@@ -107,3 +113,48 @@ class FleetSettings:
     def each(self) -> tuple[DeviceSettings, ...]:
         """The devices one by one."""
         return tuple(one for device in self.devices for one in device.each())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
+class HostSettings:
+    """How an emulated fleet is run.
+
+    Attributes:
+        type: where its devices are.
+        turns_per_round: of a batch: how often every party may act in one round, on average over the run, before the
+            run is given up; a quiet round takes about ten.
+
+    Raises:
+        ValueError: a number is out of its range.
+    """
+
+    type: HostKind = "processes"
+    turns_per_round: Positive = 5000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
+class MemoryLimits:
+    """Limits as sizes such as "300M"; the closest one counts: of the client, else of its device, else of every device.
+
+    Attributes:
+        every_device: of each device that no other limit names; None is none.
+        devices: by the name of a device profile, such as "raspberry_pi_4".
+        clients: by the id of a client.
+    """
+
+    every_device: Size | None = None
+    devices: Mapping[str, Size] = field(default_factory=lambda: MappingProxyType({}))
+    clients: Mapping[str, Size] = field(default_factory=lambda: MappingProxyType({}))
+
+    def bounded(self, offered_bytes: int, *, device: str, client_id: str) -> int:
+        """What of a device's offer a run may use.
+
+        Args:
+            offered_bytes: the device's own budget.
+            device: the name of its profile.
+            client_id: its id.
+        """
+        limit = self.clients.get(client_id) or self.devices.get(device) or self.every_device
+        return offered_bytes if limit is None else min(offered_bytes, bytes_of(limit))

@@ -17,10 +17,10 @@ from subfleet.protocol.metric_sums import MAX_MEASURED_OUTPUTS
 from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.transform import DataTransform
 from subfleet.protocol.update_codecs import AnyUpdateCodec
-from subfleet.settings.evaluations import Evaluations
 from subfleet.settings.first_model import FirstWeights, ModelOf
 from subfleet.settings.fleet import FleetSettings
 from subfleet.settings.samples import DataSettings
+from subfleet.settings.timing import Evaluations
 from subfleet.tasks import shape_problem
 
 if TYPE_CHECKING:

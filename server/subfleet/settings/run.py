@@ -18,24 +18,20 @@ from subfleet.methods.techniques import NormPolicy, Techniques
 from subfleet.protocol.bounds import Length, Range, checked
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.identifiers import ClientId
+from subfleet.protocol.limits import Count, Positive, PositiveAmount, PositiveFraction
 from subfleet.protocol.schema import ADDED_LATER, canonical_json
 from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.update_codecs import AnyUpdateCodec
-from subfleet.settings.evaluations import Evaluations
 from subfleet.settings.first_model import FirstWeights, ModelOf
-from subfleet.settings.fleet import DeviceSettings, FleetSettings
-from subfleet.settings.host import HostSettings
-from subfleet.settings.memory_limits import MemoryLimits
+from subfleet.settings.fleet import DeviceSettings, FleetSettings, HostSettings, MemoryLimits
 from subfleet.settings.parts import NO_PART, parts_of
 from subfleet.settings.rules import RUN_RULES, label_shape_of
 from subfleet.settings.samples import DataSettings
 from subfleet.settings.suspicion import SuspicionSettings
-from subfleet.settings.timing import Deadlines, LogClock
+from subfleet.settings.timing import Deadlines, Evaluations, LogClock
 
 __all__ = ["Run"]
 
-Count = Annotated[int, Range(least=1)]
-Share = Annotated[float, Range(above=0, most=1)]
 Limit = Annotated[float, Range(least=0, words="0 for no limit, or above 0")]
 
 RUNTIME_OVERHEAD_BYTES: Mapping[str, int] = MappingProxyType(
@@ -115,32 +111,32 @@ class Run:
     data: DataSettings
     fleet: FleetSettings = field(default_factory=FleetSettings)
     host: HostSettings = field(default_factory=HostSettings, metadata=NO_PART)
-    rounds: Count = 5
+    rounds: Positive = 5
     evaluation: Evaluations = field(default_factory=Evaluations)
-    min_clients: Count = field(default=2, metadata=NO_PART)
+    min_clients: Positive = field(default=2, metadata=NO_PART)
     clients_per_round: Annotated[int, Range(least=0, words="0 for all, or above 0")] = 0
     training: TrainingSettings = field(default_factory=TrainingSettings)
-    learning_rate_decay: Share = 1.0
+    learning_rate_decay: PositiveFraction = 1.0
     method: AnyMethod = field(default_factory=HeteroFL)
     merge: AnyStackedMerge | None = None
     server_optimiser: AnyServerOptimiser | None = None
     update_codec: AnyUpdateCodec | None = None
     distillation: DistillationSettings | None = None
     norms: NormPolicy = "averaged"
-    calibrate_every: Annotated[int, Range(least=0)] = 0
-    rates: Annotated[tuple[Share, ...], Length(least=1)] = (0.25, 0.5, 0.75, 1.0)
+    calibrate_every: Count = 0
+    rates: Annotated[tuple[PositiveFraction, ...], Length(least=1)] = (0.25, 0.5, 0.75, 1.0)
     seed: int = 0
-    max_client_share: Share | None = None
+    max_client_share: PositiveFraction | None = None
     suspicion: SuspicionSettings = field(default_factory=SuspicionSettings)
-    quorum: Share = 1.0
-    communication_s: Annotated[float, Range(above=0)] = 10.0
+    quorum: PositiveFraction = 1.0
+    communication_s: PositiveAmount = 10.0
     log_quantile: Annotated[float, Range(least=0, below=1)] = 0.1
     training_s: Limit = 0.0
     batch_s: Limit = 0.0
     clock: LogClock | None = None
     deadlines: Deadlines = field(default_factory=Deadlines, metadata=NO_PART)
-    max_attempts: Count = 3
-    exports_per_round: Count = 4
+    max_attempts: Positive = 3
+    exports_per_round: Positive = 4
     programs_from: dict[str, Annotated[int, Range(least=0, words="a turn, or 0 for never")]] = field(
         default_factory=dict
     )
@@ -149,7 +145,7 @@ class Run:
     deploy_quantisation: Literal["none", "dynamic", "static"] = "none"
     memory_overhead_bytes: dict[str, int] = field(default_factory=lambda: dict(RUNTIME_OVERHEAD_BYTES))
     memory_limits: MemoryLimits = field(default_factory=MemoryLimits)
-    keep_rounds: Count = field(default=2, metadata=NO_PART)
+    keep_rounds: Positive = field(default=2, metadata=NO_PART)
     observers: tuple[str, ...] = field(default=(), metadata=NO_PART)
     device: Literal["cpu", "cuda"] = "cpu"
     model_of: ModelOf | None = field(default=None, metadata=NO_PART)

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from subfleet.protocol.bounds import Range, checked
 from subfleet.protocol.class_names import ClassNames
+from subfleet.protocol.limits import Count, Positive, PositiveAmount
 from subfleet.protocol.schema import ADDED_LATER
 from subfleet.protocol.transform import DataTransform
 
@@ -35,10 +36,10 @@ class PartitionSettings:
     """
 
     name: Partition = "iid"
-    alpha: Annotated[float, Range(above=0)] = 0.5
-    min_samples: Annotated[int, Range(least=0)] = 1
-    classes_per_client: Annotated[int, Range(least=1)] = 2
-    shards_per_client: Annotated[int, Range(least=1)] = 2
+    alpha: PositiveAmount = 0.5
+    min_samples: Count = 1
+    classes_per_client: Positive = 2
+    shards_per_client: Positive = 2
 
 
 def _check_source(test: str, name: str) -> Iterator[str]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 from subfleet.protocol.bounds import Condition, Range, checked
+from subfleet.protocol.limits import Count, Positive
 from subfleet.protocol.schema import ADDED_LATER
 
 __all__ = ["Outliers", "SuspicionSettings"]
@@ -39,13 +40,13 @@ class SuspicionSettings:
     change_factor: Annotated[
         float, Range(above=1, words="above 1; with outliers 'report' or 'off' every change counts as it is")
     ] = 5.0
-    remembered_rounds: Annotated[int, Range(least=1)] = 5
+    remembered_rounds: Positive = 5
     loss_factor: Annotated[
         float,
         Condition(accepts=lambda factor: factor == 0 or 1 < factor < math.inf, words="above 1, or 0 for no limit"),
     ] = 10.0
-    exclusion_rounds: Annotated[int, Range(least=0)] = 3
-    spoiled_tries: Annotated[int, Range(least=1)] = 3
+    exclusion_rounds: Count = 3
+    spoiled_tries: Positive = 3
 
     @property
     def alters(self) -> bool:

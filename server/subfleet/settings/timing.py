@@ -1,13 +1,12 @@
-"""How long anything of a run may take, and the clock by which resource logs are read."""
+"""When things of a run happen: deadlines, the clock by which resource logs are read, evaluations on devices."""
 
 from dataclasses import dataclass
 from typing import Annotated
 
 from subfleet.protocol.bounds import Range, checked
+from subfleet.protocol.limits import Amount, PositiveAmount
 
-__all__ = ["Deadlines", "LogClock"]
-
-Seconds = Annotated[float, Range(above=0)]
+__all__ = ["Deadlines", "Evaluations", "LogClock"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,14 +43,34 @@ class Deadlines:
         longest_pause_s: at most.
     """
 
-    join_s: Seconds = 600.0
-    measure_s: Seconds = 30.0
-    round_s: Seconds = 600.0
-    evaluate_s: Seconds = 300.0
-    deploy_s: Seconds = 300.0
-    lease_s: Seconds = 30.0
-    forget_s: Seconds = 3600.0
-    linger_s: Annotated[float, Range(least=0)] = 5.0
-    retry_s: Seconds = 3600.0
-    pause_s: Seconds = 1.0
-    longest_pause_s: Seconds = 60.0
+    join_s: PositiveAmount = 600.0
+    measure_s: PositiveAmount = 30.0
+    round_s: PositiveAmount = 600.0
+    evaluate_s: PositiveAmount = 300.0
+    deploy_s: PositiveAmount = 300.0
+    lease_s: PositiveAmount = 30.0
+    forget_s: PositiveAmount = 3600.0
+    linger_s: Amount = 5.0
+    retry_s: PositiveAmount = 3600.0
+    pause_s: PositiveAmount = 1.0
+    longest_pause_s: PositiveAmount = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
+class Evaluations:
+    """When devices with held-out data evaluate the model that they would be given.
+
+    Attributes:
+        every: after how many rounds, 0 or more; 0 is not between rounds.
+        last: also after the last round.
+        per_class: they count the labels of each class, and those that were predicted rightly.
+    """
+
+    every: Annotated[int, Range(least=0, words="a number of rounds, or 0 for none between rounds")] = 0
+    last: bool = True
+    per_class: bool = False
+
+    def due(self, round_number: int, total_rounds: int) -> bool:
+        """Whether devices evaluate after a round."""
+        return (self.last and round_number >= total_rounds) or (self.every > 0 and round_number % self.every == 0)

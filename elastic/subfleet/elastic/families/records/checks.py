@@ -8,16 +8,14 @@ from typing import Annotated, Protocol
 
 from subfleet.elastic.families.records.blocks import OF_BLOCKS, OF_SECTIONS_OR_BLOCKS
 from subfleet.elastic.network import Family
-from subfleet.protocol.bounds import Each, Length, Range
+from subfleet.protocol.bounds import Each, Length
+from subfleet.protocol.limits import Count, Positive
 
-__all__ = ["BlockNumbers", "Count", "Counts", "MaybeCounts", "Width", "check_image", "check_settings", "check_symbols"]
+__all__ = ["BlockNumbers", "Counts", "MaybeCounts", "check_image", "check_settings", "check_symbols"]
 
-Count = Annotated[int, Range(least=1)]
-Counts = Annotated[tuple[Count, ...], Length(least=1)]
-MaybeCounts = tuple[Count, ...]
-Width = Annotated[int, Range(least=0)]
-"""A setting that takes another one's value where it is 0."""
-BlockNumbers = tuple[Annotated[tuple[Annotated[int, Range(least=0)], ...], Each()], ...]
+Counts = Annotated[tuple[Positive, ...], Length(least=1)]
+MaybeCounts = tuple[Positive, ...]
+BlockNumbers = tuple[Annotated[tuple[Count, ...], Each()], ...]
 
 
 class _Sectioned(Family, Protocol):

@@ -8,18 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from subfleet.elastic.families.records.checks import (
-    Count,
-    Counts,
-    MaybeCounts,
-    Width,
-    check_image,
-    check_settings,
-    check_symbols,
-)
+from subfleet.elastic.families.records.checks import Counts, MaybeCounts, check_image, check_settings, check_symbols
 from subfleet.elastic.network import Places
 from subfleet.protocol.bounds import Length, checked
 from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.limits import Count, Positive
 
 if TYPE_CHECKING:
     from subfleet.elastic.families.blueprint import Blueprint
@@ -105,14 +98,14 @@ class ChoiceCnn:
     learnable_steps: ClassVar[bool] = False
     scaler: ClassVar[bool] = False
     input_shape: Counts
-    class_count: Count
+    class_count: Positive
     widths: Counts
     depths: Counts
     last_widths: Annotated[MaybeCounts, Length(least=1, most=1)]
     operators: Operators = (_CNN_L,)
-    stem_stride: Count = 1
+    stem_stride: Positive = 1
     reduction: Literal["convolution", "pool"] = "convolution"
-    group_size: Count = 4
+    group_size: Positive = 4
     norm: Literal["group", "batch", "none"] = "group"
 
     @property
@@ -161,11 +154,11 @@ class ChoiceRnn:
     learnable_steps: ClassVar[bool] = False
     scaler: ClassVar[bool] = False
     input_shape: Counts
-    class_count: Count
+    class_count: Positive
     widths: Counts
     depths: Counts
-    vocabulary: Count
-    embedding_width: Width = 0
+    vocabulary: Positive
+    embedding_width: Count = 0
     operators: Operators = (SEQUENCE_OPERATORS,)
     norm: Literal["none"] = "none"
 

@@ -3,17 +3,10 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from subfleet.elastic.families.records.checks import (
-    BlockNumbers,
-    Count,
-    Counts,
-    MaybeCounts,
-    Width,
-    check_image,
-    check_settings,
-)
+from subfleet.elastic.families.records.checks import BlockNumbers, Counts, MaybeCounts, check_image, check_settings
 from subfleet.elastic.network import Places
 from subfleet.protocol.bounds import Condition, Length, checked
+from subfleet.protocol.limits import Count, Positive
 from subfleet.protocol.schema import ADDED_LATER
 
 if TYPE_CHECKING:
@@ -53,16 +46,16 @@ class MobileNetV2:
     TYPE: ClassVar[str] = "mobilenet_v2"
     PREDICTS: ClassVar[Places] = "sample"
     input_shape: Counts
-    class_count: Count
+    class_count: Positive
     widths: Counts
     depths: Counts
-    group_size: Count = 4
+    group_size: Positive = 4
     norm: Literal["group", "batch", "none"] = "group"
     hidden_widths: MaybeCounts = ()
     kernels: MaybeCounts = ()
     strides: MaybeCounts = ()
-    stem_width: Width = 0
-    stem_stride: Count = 1
+    stem_width: Count = 0
+    stem_stride: Positive = 1
     last_widths: Annotated[MaybeCounts, Length(most=1)] = ()
     learnable_steps: bool = False
     scaler: bool = False
@@ -104,17 +97,17 @@ class MobileNetV3:
     TYPE: ClassVar[str] = "mobilenet_v3"
     PREDICTS: ClassVar[Places] = "sample"
     input_shape: Counts
-    class_count: Count
+    class_count: Positive
     widths: Counts
     depths: Counts
-    group_size: Count = 4
+    group_size: Positive = 4
     norm: Literal["group", "batch", "none"] = "group"
     hidden_widths: MaybeCounts = ()
-    squeezed_widths: tuple[Width, ...] = ()
+    squeezed_widths: tuple[Count, ...] = ()
     kernels: MaybeCounts = ()
     strides: MaybeCounts = ()
-    stem_width: Width = 0
-    stem_stride: Count = 1
+    stem_width: Count = 0
+    stem_stride: Positive = 1
     last_widths: Annotated[
         MaybeCounts, Condition(accepts=lambda widths: len(widths) in (0, 2), words="empty or two numbers")
     ] = ()
@@ -158,17 +151,17 @@ class EfficientNetV2:
     TYPE: ClassVar[str] = "efficientnet_v2"
     PREDICTS: ClassVar[Places] = "sample"
     input_shape: Counts
-    class_count: Count
+    class_count: Positive
     widths: Counts
     depths: Counts
-    group_size: Count = 4
+    group_size: Positive = 4
     norm: Literal["group", "batch", "none"] = "group"
     hidden_widths: MaybeCounts = ()
-    squeezed_widths: tuple[Width, ...] = ()
+    squeezed_widths: tuple[Count, ...] = ()
     kernels: MaybeCounts = ()
     strides: MaybeCounts = ()
-    stem_width: Width = 0
-    stem_stride: Count = 1
+    stem_width: Count = 0
+    stem_stride: Positive = 1
     last_widths: Annotated[MaybeCounts, Length(most=1)] = ()
     learnable_steps: bool = False
     scaler: bool = False

@@ -4,17 +4,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from subfleet.elastic.families.records.checks import (
-    BlockNumbers,
-    Count,
-    Counts,
-    MaybeCounts,
-    check_image,
-    check_settings,
-)
+from subfleet.elastic.families.records.checks import BlockNumbers, Counts, MaybeCounts, check_image, check_settings
 from subfleet.elastic.families.records.genotypes import STAND_IN, edges_of
 from subfleet.elastic.network import Places
 from subfleet.protocol.bounds import checked
+from subfleet.protocol.limits import Positive
 from subfleet.protocol.schema import ADDED_LATER
 
 if TYPE_CHECKING:
@@ -55,12 +49,12 @@ class NasBench201:
     PREDICTS: ClassVar[Places] = "sample"
     learnable_steps: ClassVar[bool] = False
     input_shape: Counts
-    class_count: Count
+    class_count: Positive
     widths: Counts
     depths: Counts
     cell: str = STAND_IN
     hidden_widths: MaybeCounts = ()
-    group_size: Count = 4
+    group_size: Positive = 4
     norm: Literal["group", "batch", "none"] = "group"
     scaler: bool = False
     block_numbers: BlockNumbers = field(default=(), metadata=ADDED_LATER)

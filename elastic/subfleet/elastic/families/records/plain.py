@@ -3,17 +3,10 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from subfleet.elastic.families.records.checks import (
-    BlockNumbers,
-    Count,
-    Counts,
-    MaybeCounts,
-    Width,
-    check_image,
-    check_settings,
-)
+from subfleet.elastic.families.records.checks import BlockNumbers, Counts, MaybeCounts, check_image, check_settings
 from subfleet.elastic.network import Places
 from subfleet.protocol.bounds import checked
+from subfleet.protocol.limits import Count, Positive
 from subfleet.protocol.schema import ADDED_LATER
 
 if TYPE_CHECKING:
@@ -50,10 +43,10 @@ class Vgg:
     PREDICTS: ClassVar[Places] = "sample"
     learnable_steps: ClassVar[bool] = False
     input_shape: Counts
-    class_count: Count
+    class_count: Positive
     widths: Counts
     depths: Counts
-    group_size: Count = 4
+    group_size: Positive = 4
     norm: Literal["group", "batch", "none"] = "group"
     kernels: MaybeCounts = ()
     scaler: bool = False
@@ -91,13 +84,13 @@ class DsCnn:
     PREDICTS: ClassVar[Places] = "sample"
     learnable_steps: ClassVar[bool] = False
     input_shape: Counts
-    class_count: Count
+    class_count: Positive
     widths: Counts
     depths: Counts
-    group_size: Count = 4
+    group_size: Positive = 4
     norm: Literal["group", "batch", "none"] = "group"
     kernels: MaybeCounts = ()
-    stem_width: Width = 0
+    stem_width: Count = 0
     scaler: bool = False
     block_numbers: BlockNumbers = field(default=(), metadata=ADDED_LATER)
     layer_widths: MaybeCounts = field(default=(), metadata=ADDED_LATER)
@@ -134,10 +127,10 @@ class Fcn:
     PREDICTS: ClassVar[Places] = "pixel"
     learnable_steps: ClassVar[bool] = False
     input_shape: Counts
-    class_count: Count
+    class_count: Positive
     widths: Counts
     depths: Counts
-    group_size: Count = 4
+    group_size: Positive = 4
     norm: Literal["group", "batch", "none"] = "group"
     kernels: MaybeCounts = ()
     scaler: bool = False

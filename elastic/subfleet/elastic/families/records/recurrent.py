@@ -3,9 +3,10 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from subfleet.elastic.families.records.checks import BlockNumbers, Count, Counts, Width, check_settings, check_symbols
+from subfleet.elastic.families.records.checks import BlockNumbers, Counts, check_settings, check_symbols
 from subfleet.elastic.network import Places
 from subfleet.protocol.bounds import checked
+from subfleet.protocol.limits import Count, Positive
 from subfleet.protocol.schema import ADDED_LATER
 
 if TYPE_CHECKING:
@@ -38,12 +39,12 @@ class Lstm:
     learnable_steps: ClassVar[bool] = False
     scaler: ClassVar[bool] = False
     input_shape: Counts
-    class_count: Count
+    class_count: Positive
     widths: Counts
     depths: Counts
-    vocabulary: Count
+    vocabulary: Positive
     norm: Literal["none"] = "none"
-    embedding_width: Width = 0
+    embedding_width: Count = 0
     block_numbers: BlockNumbers = field(default=(), metadata=ADDED_LATER)
 
     def blueprint(self) -> "Blueprint":

@@ -3,17 +3,10 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from subfleet.elastic.families.records.checks import (
-    BlockNumbers,
-    Count,
-    Counts,
-    MaybeCounts,
-    Width,
-    check_image,
-    check_settings,
-)
+from subfleet.elastic.families.records.checks import BlockNumbers, Counts, MaybeCounts, check_image, check_settings
 from subfleet.elastic.network import Places
 from subfleet.protocol.bounds import checked
+from subfleet.protocol.limits import Count, Positive
 from subfleet.protocol.schema import ADDED_LATER
 
 if TYPE_CHECKING:
@@ -48,13 +41,13 @@ class Mlp:
     TYPE: ClassVar[str] = "mlp"
     PREDICTS: ClassVar[Places] = "sample"
     input_shape: Counts
-    class_count: Count
+    class_count: Positive
     widths: Counts
     depths: Counts
-    group_size: Count = 4
+    group_size: Positive = 4
     norm: Literal["group", "batch", "none"] = "group"
     hidden_widths: MaybeCounts = ()
-    stem_width: Width = 0
+    stem_width: Count = 0
     learnable_steps: bool = False
     scaler: bool = False
     block_numbers: BlockNumbers = field(default=(), metadata=ADDED_LATER)
@@ -93,17 +86,17 @@ class PreactResNet:
     TYPE: ClassVar[str] = "preact_resnet"
     PREDICTS: ClassVar[Places] = "sample"
     input_shape: Counts
-    class_count: Count
+    class_count: Positive
     widths: Counts
     depths: Counts
-    group_size: Count = 4
+    group_size: Positive = 4
     norm: Literal["group", "batch", "none"] = "group"
     block: Literal["basic", "bottleneck"] = "basic"
     hidden_widths: MaybeCounts = ()
     kernels: MaybeCounts = ()
     strides: MaybeCounts = ()
-    stem_width: Width = 0
-    stem_stride: Count = 1
+    stem_width: Count = 0
+    stem_stride: Positive = 1
     learnable_steps: bool = False
     scaler: bool = False
     block_numbers: BlockNumbers = field(default=(), metadata=ADDED_LATER)

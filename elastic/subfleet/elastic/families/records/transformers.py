@@ -6,16 +6,15 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from subfleet.elastic.families.records.checks import (
     BlockNumbers,
-    Count,
     Counts,
     MaybeCounts,
-    Width,
     check_image,
     check_settings,
     check_symbols,
 )
 from subfleet.elastic.network import Places
 from subfleet.protocol.bounds import checked
+from subfleet.protocol.limits import Count, Positive
 from subfleet.protocol.schema import ADDED_LATER
 
 if TYPE_CHECKING:
@@ -63,14 +62,14 @@ class Vit:
     TYPE: ClassVar[str] = "vit"
     PREDICTS: ClassVar[Places] = "sample"
     input_shape: Counts
-    class_count: Count
+    class_count: Positive
     widths: Counts
     depths: Counts
     heads: Counts
-    patch: Count
+    patch: Positive
     norm: Literal["layer"] = "layer"
     hidden_widths: MaybeCounts = ()
-    head_width: Width = 0
+    head_width: Count = 0
     learnable_steps: bool = False
     scaler: bool = False
     block_numbers: BlockNumbers = field(default=(), metadata=ADDED_LATER)
@@ -108,14 +107,14 @@ class Bert:
     TYPE: ClassVar[str] = "bert"
     PREDICTS: ClassVar[Places] = "token"
     input_shape: Counts
-    class_count: Count
+    class_count: Positive
     widths: Counts
     depths: Counts
     heads: Counts
-    vocabulary: Count
+    vocabulary: Positive
     norm: Literal["layer"] = "layer"
     hidden_widths: MaybeCounts = ()
-    head_width: Width = 0
+    head_width: Count = 0
     learnable_steps: bool = False
     scaler: bool = False
     block_numbers: BlockNumbers = field(default=(), metadata=ADDED_LATER)
@@ -151,14 +150,14 @@ class BertClassifier:
     TYPE: ClassVar[str] = "bert_classifier"
     PREDICTS: ClassVar[Places] = "sample"
     input_shape: Counts
-    class_count: Count
+    class_count: Positive
     widths: Counts
     depths: Counts
     heads: Counts
-    vocabulary: Count
+    vocabulary: Positive
     norm: Literal["layer"] = "layer"
     hidden_widths: MaybeCounts = ()
-    head_width: Width = 0
+    head_width: Count = 0
     learnable_steps: bool = False
     scaler: bool = False
     block_numbers: BlockNumbers = field(default=(), metadata=ADDED_LATER)
@@ -194,14 +193,14 @@ class Decoder:
     TYPE: ClassVar[str] = "decoder"
     PREDICTS: ClassVar[Places] = "token"
     input_shape: Counts
-    class_count: Count
+    class_count: Positive
     widths: Counts
     depths: Counts
     heads: Counts
-    vocabulary: Count
+    vocabulary: Positive
     norm: Literal["layer"] = "layer"
     hidden_widths: MaybeCounts = ()
-    head_width: Width = 0
+    head_width: Count = 0
     learnable_steps: bool = False
     scaler: bool = False
     block_numbers: BlockNumbers = field(default=(), metadata=ADDED_LATER)
