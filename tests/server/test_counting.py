@@ -15,7 +15,7 @@ from subfleet.export.requests import EvaluateRequest, TrainRequest
 from subfleet.methods.fedtrans import FedTrans
 from subfleet.protocol.errors import ConfigError
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.counting import NEVER, counting_turns
+from subfleet.rounds.networks import NEVER, counting_turns
 from subfleet.search.queue import SizedProgram
 from subfleet.settings.kept import keep_run, kept_run, replayed_run
 from subfleet.settings.run import Run
