@@ -209,7 +209,7 @@ def test_a_worker_evaluates_what_a_task_names(tmp_path: Path) -> None:
     store = AgentStore(tmp_path / "device")
     program = ProgramRef(program_id="p", target="onnx", blob=store.blobs.add(job.program_path.read_bytes()))
     weights = store.blobs.add(job.weights_path.read_bytes())
-    task = evaluate_task(programs=(program,), weights=weights, evaluation=job.settings)
+    task = evaluate_task(program=program, weights=weights, settings=job.settings)
     worker = TrainingWorker(
         {"onnx": trainer}, blobs=store.blobs, work_folder=store.work_folder, data="none", held_out=job.data
     )
