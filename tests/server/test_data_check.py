@@ -58,7 +58,7 @@ def test_a_device_on_another_scale_is_told_of_and_takes_part(odd: InputStatistic
     assert str(SHARES) in warning
     assert not any(name in text for text in said for name in ("ada: its", "cyd: its"))
     assert {name: seat.stage for name, seat in state.seats.items()} == dict.fromkeys(CLIENTS, "preparing")
-    assert {name for name, seat in state.seats.items() if seat.data_warning} == {"bob"}
+    assert {name for name, seat in state.seats.items() if seat.offer.data_warning} == {"bob"}
 
 
 def test_a_device_on_another_scale_is_refused_before_it_is_trained() -> None:

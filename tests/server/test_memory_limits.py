@@ -28,9 +28,9 @@ OFFERED_BYTES = 1_000_000_000
 def test_the_closest_limit_bounds_what_a_device_offers(limits: MemoryLimits, budget_bytes: int) -> None:
     terms = terms_of(memory_limits=limits)
     seat = measured_seat(terms, RunState(), profile("ada"), telemetry(terms, "ada", memory_bytes=OFFERED_BYTES))
-    assert seat.budget is not None
-    assert (seat.budget.memory_bytes, seat.memory_budget_bytes) == (budget_bytes, budget_bytes)
-    assert seat.memory_free_bytes == OFFERED_BYTES
+    assert seat.offer.budget is not None
+    assert (seat.offer.budget.memory_bytes, seat.offer.memory_budget_bytes) == (budget_bytes, budget_bytes)
+    assert seat.offer.memory_free_bytes == OFFERED_BYTES
 
 
 def test_a_run_is_only_taken_up_with_the_same_limits() -> None:

@@ -218,8 +218,8 @@ def paths(misses: Mapping[str, int]) -> tuple[RunState, tuple[Action, ...]]:
 
 
 def closed_rounds(state: RunState) -> int:
-    assert state.scores is not None
-    return state.scores.closed
+    assert state.live.scores is not None
+    return state.live.scores.closed
 
 
 @pytest.mark.parametrize(("misses", "seconds"), [(0, 300.0), (1, 75.0), (2, 0.0)])

@@ -155,7 +155,7 @@ class _Fold:
             before=self.before,
             after=after,
             clients=clients,
-            losses={seat.client_id: seat.result.loss for seat in self.seats if seat.result is not None},
+            losses={seat.client_id: seat.update.loss for seat in self.seats if seat.update is not None},
             carried_by=partial(carried_by, self.folding.terms, self.seats),
             trained=self._trained,
             folded_with=self._folded_with,

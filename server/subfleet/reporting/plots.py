@@ -50,7 +50,7 @@ def budget_plot(rounds: Sequence[RoundRecord]) -> str:
                 alpha=0.8,
                 label=client,
             )
-        axes.set(xlabel="memory budget (MB)", ylabel="parameters of the subnet (thousands)", xscale="log")
+        axes.set(xlabel="memory budget (MB)", ylabel="parameters of the submodel (thousands)", xscale="log")
         axes.xaxis.set_minor_locator(LogLocator(subs=(2, 5)))
         for axis_ticks in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
             axis_ticks(lambda value, _: f"{value:g}")

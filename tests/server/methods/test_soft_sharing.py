@@ -57,7 +57,13 @@ def family(
 def seats_of(terms: Terms, folder: Path, number: int) -> list[Seat]:
     blobs, place = BlobStore(folder), len(terms.space) - 1
     drawn = [seat_of(terms, Client(name=name, size=place), blobs, number) for name in LOSSES]
-    return [replace(seat, runtime="onnx", budget=Budget(memory_bytes=2**40)) for seat in drawn]
+    return [
+        replace(
+            seat,
+            offer=replace(seat.offer, runtime="onnx", budget=Budget(memory_bytes=2**40)),
+        )
+        for seat in drawn
+    ]
 
 
 class Line:
