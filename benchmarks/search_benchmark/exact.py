@@ -11,8 +11,8 @@ from search_benchmark.spaces import TARGET, Case
 from subfleet.export.request_steps import training_step_of
 from subfleet.export.targets.onnx import OnnxTarget
 from subfleet.export.tracing import trace
-from subfleet.methods.assigner import WrittenSize
-from subfleet.methods.roles import AssignmentContext, Draw, Roles
+from subfleet.methods.assigner import AssignmentContext, Draw, WrittenSize
+from subfleet.methods.roles import Roles
 from subfleet.programs.export_requests import train_request
 from subfleet.protocol.schema import canonical_json
 from subfleet.protocol.subnet import SubnetSpec

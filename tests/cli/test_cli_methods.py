@@ -31,12 +31,12 @@ def checks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, dict[st
 
 
 def test_every_method_is_listed_with_its_paper() -> None:
-    done = CliRunner().invoke(app, ["methods"], env={"COLUMNS": "200"})
+    done = CliRunner().invoke(app, ["methods"], env={"COLUMNS": "3000"})  # wide enough that no cell is wrapped
     assert done.exit_code == 0, done.output
     words = " ".join(done.output.replace("│", " ").split())
     for name, kind in METHODS.items():
         assert name in words
-        assert kind.INFO.paper.split(",")[0] in words
+        assert kind.INFO.paper in words
     assert "check" not in done.output
 
 
@@ -67,7 +67,7 @@ def test_a_methods_parameters_are_shown_beside_what_its_paper_has() -> None:
     assert ["alpha", "0.9", "0.9"] in rows
     assert ["shares", "drawn", "equal"] in rows
     assert ["delta", "5", "open"] in rows
-    assert "copies have shares that are drawn" in done.output
+    assert "copies have drawn fractions" in done.output
     told = CliRunner().invoke(app, ["methods", "pyramidfl", "--json"])
     assert json.loads(told.stdout)["parameters"]["oort.cutoff"] == {"default": 0.95, "paper": 0.95}
     assert CliRunner().invoke(app, ["methods", "fedavg", "--check"]).exit_code == ExitCode.CONFIG

@@ -17,11 +17,12 @@ from subfleet.emulation.gathered import GatheredRun
 from subfleet.emulation.method_checks import accepted_norms, check_methods, verdict_of
 from subfleet.link.traffic import Traffic
 from subfleet.methods import METHODS
-from subfleet.methods.aggregator import as_aggregated
+from subfleet.methods.aggregator import AggregationContext, as_aggregated
+from subfleet.methods.assigner import Assignment, AssignmentContext, largest_fitting
 from subfleet.methods.fedavg import FedAvg
 from subfleet.methods.fedoras import FedorAS
 from subfleet.methods.heterofl import HeteroFL
-from subfleet.methods.roles import AggregationContext, Assignment, AssignmentContext, Roles, largest_fitting
+from subfleet.methods.roles import Roles
 from subfleet.methods.techniques import NormPolicy
 from subfleet.methods.tier_search import TierSearch
 from subfleet.protocol.errors import ConfigError
@@ -53,7 +54,7 @@ def test_methods_that_work_are_ok(exports: LazyExports) -> None:
 @pytest.mark.parametrize(
     ("rounds", "said"),
     [
-        (4, "the supernet was trained, but never searched"),
+        pytest.param(4, "the supernet was trained, but never searched", marks=pytest.mark.long),
         (3, "the search has found ['t1', 't2'], but nobody trained any of them"),
     ],
 )
@@ -94,7 +95,7 @@ def test_what_moves_in_a_copy_where_none_of_its_clients_trained_is_seen(
         return replace(context.after, copies={key: _with_last(own) for key, own in context.after.copies.items()})
 
     _with_steps(monkeypatch, after_round=moving)
-    monkeypatch.setattr(method_checks, "as_folded", moving)
+    monkeypatch.setattr(method_checks, "as_aggregated", moving)
     assert verdict_of(METHOD, exports, "bank").endswith("moved where nobody trained it")
     _with_steps(monkeypatch, after_round=as_aggregated)
     assert verdict_of(METHOD, exports, "bank") == "ok"

@@ -1,6 +1,7 @@
 """Evaluations on the wire: fixed bytes, what is left out for readers of before, and claims that cannot be."""
 
 import json
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -8,10 +9,10 @@ import pytest
 from agent.agent_cases import EVALUATION, profile
 
 from subfleet.protocol.errors import ProtocolError
-from subfleet.protocol.evaluating import MAX_COUNTED_CLASSES, MAX_LABELS, EvaluationSettings
-from subfleet.protocol.limits import MAX_LOSS
+from subfleet.protocol.evaluating import MAX_LABELS, EvaluationSettings, totals_of
+from subfleet.protocol.limits import MAX_COUNTED_CLASSES, MAX_LOSS
 from subfleet.protocol.messages import MAX_CONTROL_BYTES, MAX_SAMPLES, Evaluated, decode, encode
-from subfleet.protocol.metric_sums import MAX_MEASURED_OUTPUTS, MAX_SCORED_OUTPUTS, SCORE_BINS, MetricSums
+from subfleet.protocol.metric_sums import MAX_MEASURED_OUTPUTS, MAX_SCORED_OUTPUTS, SCORE_BINS, MetricSums, Totals
 from subfleet.protocol.training import ObjectiveSettings
 
 ERRORS = ("absolute_errors", "squared_errors", "targets", "squared_targets")
@@ -53,9 +54,9 @@ CLAIMS = [
     ({"loss": 1e39}, r"loss is 1e\+39, but must be a number of single precision, 0 or more"),
     ({"accuracy": 1.01}, "accuracy is 1.01, but must be from 0 to 1"),
     ({"accuracy": -0.01}, "accuracy is -0.01"),
-    ({"sample_count": 0}, "sample_count is 0, but must be 1 to"),
+    ({"sample_count": 0}, "sample_count is 0, but must be from 1 to"),
     ({"sample_count": MAX_SAMPLES + 1}, "sample_count is"),
-    ({"label_count": 0}, "label_count is 0, but must be 1 to"),
+    ({"label_count": 0}, "label_count is 0, but must be from 1 to"),
     ({"label_count": MAX_LABELS + 1}, "label_count is"),
     ({"measured_peak_bytes": -1}, "measured_peak_bytes is -1"),
     ({"class_counts": [1, 4], "class_correct": [0, 2]}, "class_counts add up to 5, but label_count is 4"),
@@ -153,3 +154,13 @@ def test_a_plain_objective_has_nothing_that_only_training_has() -> None:
     )
     assert trained.plain == ObjectiveSettings(name="next_token")
     assert trained.plain.plain == trained.plain
+
+
+def test_a_claimed_accuracy_is_a_number_of_labels_again() -> None:
+    """Of 0.29 and 100 labels: their product is a little less than 29."""
+    told = totals_of(replace(EVALUATED, accuracy=0.29, label_count=100, class_counts=(), class_correct=()))
+    assert (told.correct, told.label_count, told.loss, told.mean_loss) == (29, 100, 25.0, 0.25)
+
+
+def test_of_no_labels_there_is_no_mean_loss() -> None:
+    assert math.isnan(Totals(label_count=0, loss=0.0).mean_loss)

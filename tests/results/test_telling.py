@@ -90,11 +90,13 @@ def test_what_it_took_in_sentences() -> None:
         "A round was expected to take 2.00 s on average (deviation 0.50 s), a device's part of it 1.00 s on average "
     )
     for paced, grounds in (
-        (0.0, "by links alone, as no device tells its pace"),
         (0.5, "by links, and paces that 50% of the trainings have"),
         (1.0, "by links and paces"),
     ):
         assert list(times_text(replace(costs, paced=paced))) == [f"{expected}(deviation 0.25 s), {grounds}"]
+    assert list(times_text(costs)) == [
+        "No device profile has a speed (macs_per_s), so the time of a round is not estimated"
+    ]
     assert list(times_text(RunCosts())) == []
 
 

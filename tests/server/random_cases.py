@@ -13,24 +13,25 @@ from server.server_rig import MODEL, prices_of
 from subfleet.elastic.building import network_of
 from subfleet.elastic.lineage import Copied, Lineage
 from subfleet.elastic.unions import union_of
+from subfleet.journal.stored_state import state_changes, state_of
 from subfleet.methods import AnyMethod
 from subfleet.methods.fedadp import FedADP
 from subfleet.methods.fedfa import FedFA
 from subfleet.methods.fedoras import FedorAS
-from subfleet.methods.fedtrans import Grown
-from subfleet.methods.sattler import Found, SattlerMemory, Split
+from subfleet.methods.fedtrans import Growth
+from subfleet.methods.sattler import Clustering, SattlerMemory, Split
 from subfleet.methods.tier_search import TierSearch
 from subfleet.protocol.exhaustive import never
 from subfleet.protocol.messages import Evaluated, Task, Update
 from subfleet.protocol.paths import OperatorExamples, PathScore
 from subfleet.protocol.programs import ProgramRef
-from subfleet.protocol.schema import canonical_json, from_plain, parse_json
+from subfleet.protocol.schema import canonical_json
 from subfleet.protocol.task import Evaluate, Train
 from subfleet.rounds.actions import Action, AggregationRequest, Reply
 from subfleet.rounds.events import Done
 from subfleet.rounds.networks import all_lineages
-from subfleet.rounds.persistent import PersistentMap
-from subfleet.rounds.state import Member, RunState
+from subfleet.rounds.progress import Searching
+from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.work import (
     CostRequest,
@@ -45,9 +46,8 @@ from subfleet.rounds.work import (
 )
 from subfleet.rounds.written import ProgramFacts
 from subfleet.search.path_evolution import EvolutionSettings
-from subfleet.settings.evaluations import Evaluations
 from subfleet.settings.samples import DataSettings
-from subfleet.settings.timing import Deadlines
+from subfleet.settings.timing import Deadlines, Evaluations
 from subfleet.testing.rounds import SUPERNET
 
 PRICES = prices_of(network_of(MODEL))
@@ -108,7 +108,7 @@ def _united(terms: Terms, fold: AggregationRequest) -> tuple[Lineage, ...]:
     return (*kept, born)
 
 
-def _split(terms: Terms, fold: AggregationRequest) -> tuple[Found, tuple[Lineage, ...]]:
+def _split(terms: Terms, fold: AggregationRequest) -> tuple[Clustering, tuple[Lineage, ...]]:
     """Those of Sattler's are split wherever two clients are in one."""
     clusters: dict[str, list[str]] = {}
     for seat in fold.seats:
@@ -134,15 +134,15 @@ def _split(terms: Terms, fold: AggregationRequest) -> tuple[Found, tuple[Lineage
         for split in splits
         for name, _ in split.halves
     )
-    return Found(splits=tuple(splits)), (*kept, *born) if splits else fold.lineages
+    return Clustering(splits=tuple(splits)), (*kept, *born) if splits else fold.lineages
 
 
-def _grown(terms: Terms, fold: AggregationRequest) -> tuple[Grown, tuple[Lineage, ...]]:
+def _grown(terms: Terms, fold: AggregationRequest) -> tuple[Growth, tuple[Lineage, ...]]:
     """One of FedTrans' grows from the newest in every other round."""
     before = all_lineages(terms, fold.lineages)
     living = [one.id for one in before if one.living]
     born = f"m{len(living)}" if fold.round % 2 else ""
-    found = Grown(parameters=dict(zip(living, range(1, 9), strict=False)), newest=living[-1], born=born)
+    found = Growth(parameters=dict(zip(living, range(1, 9), strict=False)), newest=living[-1], born=born)
     if not born:
         return found, fold.lineages
     child = Lineage(id=born, config=MODEL, parent=living[-1], map=Copied(), born_round=fold.round)
@@ -232,24 +232,9 @@ def update_of(terms: Terms, task: Task) -> Update:
 
 def survived(state: RunState, now_s: float) -> RunState:
     """What the journal keeps of a state, when a server starts anew."""
-    members = {name: Member(profile=member.profile) for name, member in state.members.items() if member.profile}
-    nothing: Any = MappingProxyType({})
-    memory = state.memory
-    if memory is not None:
-        memory = from_plain(type(memory), parse_json(canonical_json(memory), max_bytes=2**20))
-    lineages = from_plain(tuple[Lineage, ...], parse_json(canonical_json(state.lineages), max_bytes=2**20))
-    assert lineages == state.lineages, "the journal has the run's networks"
-    assert memory == state.memory, "what the method remembers is what the journal has"
-    return replace(
-        state,
-        members=PersistentMap(members),
-        entered_s=now_s,
-        opened_s=now_s,
-        prices=nothing,
-        searches=nothing,
-        written_prices=nothing,
-        asked=frozenset(),
-        memory=memory,
-        scores=None,
-        seats=nothing if state.phase == "search" else state.seats,
-    )
+    changes = state_changes(RunState(), state)
+    loaded = state_of([(one.part, one.key, one.text) for one in changes if one.text is not None], type(state.memory))
+    assert loaded.lineages == state.lineages, "the journal has the run's networks"
+    assert loaded.memory == state.memory, "what the method remembers is what the journal has"
+    scoring = isinstance(state.at, Searching)  # which starts anew
+    return replace(loaded.restarted(now_s), seats=MappingProxyType({}) if scoring else loaded.seats)

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from server.test_assignment import CANDIDATES, PLAN, ask, budgets
 
-from subfleet.methods.assigner import Unfit, WrittenSize
-from subfleet.methods.roles import AssignmentContext, largest_fitting
+from subfleet.methods.assigner import AssignmentContext, Unfit, WrittenSize, largest_fitting
 from subfleet.protocol.readings import Budget
 from subfleet.rounds.deciding import BY_METHOD, deciding_limit
 from subfleet.search.candidates import Candidate

@@ -15,11 +15,12 @@ from subfleet.elastic.paths import path_spec
 from subfleet.elastic.running_statistics import recalibrated
 from subfleet.folding.path_scoring import score_of, scored_generation
 from subfleet.folding.views import Views
+from subfleet.methods.aggregator import Participant
 from subfleet.methods.fedoras import FedorAS
-from subfleet.methods.roles import Participant
 from subfleet.methods.tier_search import TierSearch
 from subfleet.protocol.task_kinds import Objective
 from subfleet.protocol.training import ObjectiveSettings, TrainingSettings
+from subfleet.rounds.progress import Searching
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
 from subfleet.search.path_evolution import EvolutionSettings
@@ -103,7 +104,7 @@ def test_a_generation_is_scored_by_accuracy_or_where_symbols_are_predicted_by_lo
     network, state = terms.network, init_state(terms.network, 4)
     made = scored_generation(
         terms,
-        RunState(round=1, folded_round=1, phase="search"),
+        RunState(round=1, folded_round=1, at=Searching()),
         ModelState(shared=state),
         Dataset(inputs=inputs.numpy(), labels=labels.numpy()),
     )

@@ -8,9 +8,8 @@ import pytest
 from server.coordinator_cases import terms_of
 from server.server_rig import search_of
 
-from subfleet.methods.assigner import WrittenSize
+from subfleet.methods.assigner import AssignmentContext, Draw, WrittenSize
 from subfleet.methods.dynamic_selection import DynamicSelection
-from subfleet.methods.roles import AssignmentContext, Draw
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import Prefix, SubnetSpec
 from subfleet.rounds.written import NO_PROGRAM_BYTES

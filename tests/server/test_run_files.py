@@ -18,7 +18,7 @@ from subfleet.settings.kept import keep_run, kept_run
 from subfleet.settings.overrides import merged, parsed, with_override
 from subfleet.settings.parts import parts_of
 from subfleet.settings.reading import read_run, read_runs
-from subfleet.settings.shipped import RUNS
+from subfleet.settings.shipped import shipped_names
 from subfleet.settings.sweeping import seeds_of
 
 PLAIN = st.recursive(
@@ -45,7 +45,7 @@ def test_there_is_a_run_for_every_method_and_it_says_so() -> None:
     grown = {f"fedtrans-{name}" for name in ("ablation", "game", "heterogeneity", "models", "sensitivity", "vit")}
     united = {"fedadp-game", "fedadp-vgg", "fedadp-vgg-small"}
     kinds = {"classification", "multi-label", "regression", "regression-several", "segmentation", "sequence"}
-    assert set(RUNS) == {*METHODS, *games, *grown, *united, *kinds, "quickstart", "fleet"}
+    assert set(shipped_names()) == {*METHODS, *games, *grown, *united, *kinds, "quickstart", "fleet"}
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def test_each_pair_of_size_and_student_is_one_program_of_the_round_that_wrote_it
     for _ in range(5):
         state, written = played(terms, state)
         pairs = {
-            (seat.size.spec_id, "" if seat.student is None else seat.student.spec_id)
+            (seat.size.spec_id, "" if seat.given is None or seat.given.student is None else seat.given.student.spec_id)
             for seat in state.last.values()
             if seat.size is not None
         }
@@ -72,4 +72,4 @@ def test_a_device_with_memory_for_the_smallest_network_alone_takes_part_in_every
     world.run()
     rows = [row for record in world.server.result().rounds for row in record.clients]
     assert [row.status for row in rows] == ["folded"] * 6 * len(behaviours)
-    assert world.server.result().method_status == "a width is drawn for every client and round instead of every batch"
+    assert world.server.result().method_status == "a width is drawn per client and round, not per batch"

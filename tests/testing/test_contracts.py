@@ -16,18 +16,10 @@ from subfleet.elastic.axes import Axis
 from subfleet.elastic.families.blueprint import Blueprint, Sizes
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import Network
+from subfleet.methods.aggregator import AggregationContext, Aggregator, ClientUpdate, Replacement
+from subfleet.methods.assigner import Assigner, Assignment, AssignmentContext, Draw
 from subfleet.methods.describing import MethodInfo, Setting
-from subfleet.methods.roles import (
-    AggregationContext,
-    Aggregator,
-    Assigner,
-    Assignment,
-    AssignmentContext,
-    ClientUpdate,
-    Draw,
-    Replacement,
-    Roles,
-)
+from subfleet.methods.roles import Roles
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.tasks import Dataset
 from subfleet.tasks.named_dataset import NamedDataset, TrainTest

@@ -16,7 +16,14 @@ from subfleet.protocol.programs import DataSummary
 from subfleet.protocol.schema import canonical_json, parse_json
 from subfleet.protocol.subnet import MAX_SPEC_BYTES, parse_spec
 
-__all__ = ["default_client_id", "description", "packing_width_of", "profile_with", "with_declaration"]
+__all__ = [
+    "announced_profile",
+    "default_client_id",
+    "description",
+    "packing_width_of",
+    "profile_with",
+    "with_declaration",
+]
 
 _SOFTWARE = ("subfleet", "onnxruntime", "onnxruntime-gpu", "subfleet-executorch", "executorch", "numpy", "paho-mqtt")
 
@@ -121,37 +128,53 @@ def description(
     Raises:
         ConfigError: the profile says what no server would keep.
     """
-    total_bytes = profile.memory_total_bytes
-    if total_bytes is None:
-        total_bytes = (meter if isinstance(meter, LiveMeter) else LiveMeter()).memory_total_bytes()
+    if profile.memory_total_bytes is None:
+        live = meter if isinstance(meter, LiveMeter) else LiveMeter()
+        profile = replace(profile, memory_total_bytes=live.memory_total_bytes())
     session_id = new_message_id()
     try:
-        return Profile(
-            client_id=client_id,
-            session_id=session_id,
-            device=profile.name,
-            runtimes=(target,),
-            sample_count=summary.sample_count,
-            class_counts=summary.class_counts,
-            input_shape=summary.input_shape,
-            memory_total_bytes=total_bytes,
-            memory_share=profile.memory_share,
-            memory_limit_bytes=profile.memory_limit_bytes,
-            software={"python": platform.python_version(), **_versions()},
-            message_id=f"profile.{session_id}",
-            operators=profile.operators,
-            macs_per_s=profile.macs_per_s,
-            architecture=profile.architecture,
-            network=profile.network,
-            class_names=summary.class_names,
-            other_input_shapes=summary.other_input_shapes,
-            packing_width=packing_width_of(profile),
-            held_out_count=0 if held_out is None else held_out.sample_count,
-            inputs=summary.inputs,
-            sizes_differ=summary.sizes_differ,
-        )
+        told = announced_profile(client_id, session_id, profile, target, summary, held_out)
     except ValueError as error:
         raise ConfigError(f"this device cannot be announced: {error}; correct its device profile") from error
+    return replace(told, software={"python": platform.python_version(), **_versions()})
+
+
+def announced_profile(
+    client_id: str,
+    session_id: str,
+    profile: DeviceProfile,
+    target: str,
+    summary: DataSummary,
+    held_out: DataSummary | None,
+) -> Profile:
+    """What a device tells the server of itself, but for its software: it follows from these alone.
+
+    Raises:
+        ValueError: the profile says what no server would keep.
+    """
+    return Profile(
+        client_id=client_id,
+        session_id=session_id,
+        device=profile.name,
+        runtimes=(target,),
+        sample_count=summary.sample_count,
+        class_counts=summary.class_counts,
+        input_shape=summary.input_shape,
+        memory_total_bytes=profile.memory_total_bytes or 0,
+        memory_share=profile.memory_share,
+        memory_limit_bytes=profile.memory_limit_bytes,
+        message_id=f"profile.{session_id}",
+        operators=profile.operators,
+        macs_per_s=profile.macs_per_s,
+        architecture=profile.architecture,
+        network=profile.network,
+        class_names=summary.class_names,
+        other_input_shapes=summary.other_input_shapes,
+        packing_width=packing_width_of(profile),
+        held_out_count=0 if held_out is None else held_out.sample_count,
+        inputs=summary.inputs,
+        sizes_differ=summary.sizes_differ,
+    )
 
 
 def _versions() -> dict[str, str]:

@@ -67,7 +67,14 @@ def run_processes(
             yield [fleet.check]
             fleet.wait(LEAVE_S)  # clients hear of the end, and leave, while their models are tried
 
-    deployment = Deployment(run=_served(run, files), folder=folder, exports=exports, clients=clients, broker=broker)
+    deployment = Deployment(
+        run=_served(run, files),
+        folder=folder,
+        exports=exports,
+        clients=clients,
+        broker=broker,
+        samples=gathering.evaluation,
+    )
     tiers = {device.client_id: device.tier for device in gathering.devices}
     with deployed(deployment, observer, stop) as (server, result):
         return leave_results(

@@ -19,7 +19,7 @@ from subfleet.elastic.network import Network
 from subfleet.folding.examining import Examined, Examiner
 from subfleet.folding.folding import FoldedModel
 from subfleet.folding.views import Views
-from subfleet.methods.roles import Participant
+from subfleet.methods.aggregator import Participant
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms

@@ -13,11 +13,13 @@ from subfleet.elastic.model_state import packed, unpacked
 from subfleet.elastic.network import BUFFER_ROLES, Family, Network
 from subfleet.elastic.teaching import DistillationSettings
 from subfleet.methods import AnyMethod
-from subfleet.methods.aggregator import as_aggregated
-from subfleet.methods.assigner import WrittenSize
+from subfleet.methods.aggregator import Participant, as_aggregated
+from subfleet.methods.assigner import AssignmentContext, Draw, WrittenSize
 from subfleet.methods.describing import MethodInfo, Setting
-from subfleet.methods.roles import AssignmentContext, ClosedRound, Draw, Participant, Techniques, Trainee
+from subfleet.methods.local_training import Trainee
+from subfleet.methods.roles import ClosedRound
 from subfleet.methods.selector import AvailableClient, LastUpdate, SelectionContext
+from subfleet.methods.techniques import Techniques
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.registry import problem_with_record
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json

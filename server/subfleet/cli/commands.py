@@ -16,7 +16,7 @@ from subfleet.cli.data import data
 from subfleet.cli.failures import reporting
 from subfleet.cli.keeping import runs as kept_runs
 from subfleet.protocol.errors import ConfigError, ExportError, RunError
-from subfleet.settings.host import HostKind
+from subfleet.settings.fleet import HostKind
 
 __all__ = ["app"]
 
@@ -211,10 +211,11 @@ def example(
     """Print a run that we ship, to start one of your own from."""
     with reporting(verbose=verbose):
         from subfleet.protocol.suggestion import did_you_mean
-        from subfleet.settings.shipped import RUNS, shipped_text
+        from subfleet.settings.shipped import shipped_names, shipped_text
 
-        if name not in RUNS:
-            raise ConfigError(f"there is no run {name!r:.80}; choose one of {sorted(RUNS)}{did_you_mean(name, RUNS)}")
+        known = shipped_names()
+        if name not in known:
+            raise ConfigError(f"there is no run {name!r:.80}; choose one of {sorted(known)}{did_you_mean(name, known)}")
         typer.echo(shipped_text(name), nl=False)
 
 
@@ -275,7 +276,7 @@ def _checked_methods() -> dict[str, dict[str, str]]:
 def examples(json: Json = False, verbose: Verbose = False) -> None:
     """List the runs that we ship, which `subfleet run` and `subfleet serve` know by name."""
     with reporting(verbose=verbose):
-        from subfleet.settings.shipped import RUNS, shipped_text
+        from subfleet.settings.shipped import shipped_names, shipped_text
 
-        told = {name: shipped_text(name).partition("\n")[0].removeprefix("# ") for name in RUNS}
+        told = {name: shipped_text(name).partition("\n")[0].removeprefix("# ") for name in shipped_names()}
         typer.echo(json_module.dumps(told) if json else "\n".join(f"{name}: {text}" for name, text in told.items()))

@@ -7,12 +7,17 @@ import numpy as np
 from subfleet.protocol.errors import DataError
 from subfleet.settings.run import Run
 from subfleet.tasks import DataForm, Dataset, read_dataset
+from subfleet.tasks.data_form import in_form
 
 __all__ = ["with_evaluation"]
 
 
-def with_evaluation(config: Run) -> tuple[Run, Dataset, Dataset | None]:
-    """Read the evaluation data of a run as its model takes them.
+def with_evaluation(config: Run, samples: Dataset | None = None) -> tuple[Run, Dataset, Dataset | None]:
+    """The evaluation data of a run as its model takes them.
+
+    Args:
+        config: of the run.
+        samples: the data, where somebody has read them; None reads what the run names.
 
     Returns:
         The run, whose `data.classes` are from now on those of the data where it named none and they do: they are part
@@ -36,7 +41,8 @@ def with_evaluation(config: Run) -> tuple[Run, Dataset, Dataset | None]:
         transform=config.data.transform,
     )
     try:
-        dataset = read_dataset(config.data.evaluated_on, form)
+        source = config.data.evaluated_on
+        dataset = read_dataset(source, form) if samples is None else in_form(samples, form, source)
     except DataError as error:
         raise DataError(f"data.test: {error}") from error
     if kind.labels == "probabilities" and not ((dataset.labels >= 0) & (dataset.labels <= 1)).all():

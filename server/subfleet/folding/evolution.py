@@ -6,7 +6,7 @@ from types import MappingProxyType
 from subfleet.elastic.inheriting import inherited
 from subfleet.elastic.lineage import Lineage
 from subfleet.elastic.model_state import ModelState
-from subfleet.methods.roles import Evolution, EvolutionContext
+from subfleet.methods.run_networks import Evolution, EvolutionContext
 from subfleet.rounds.terms import Terms
 
 __all__ = ["evolved"]

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from subfleet.elastic.network import Network
+from subfleet.methods.aggregator import BY_SAMPLES, Aggregator, Participant, Weighting, weigh_by
 from subfleet.methods.describing import MethodInfo, Setting
-from subfleet.methods.roles import BY_SAMPLES, Aggregator, Participant, Roles, Weighting, weigh_by
+from subfleet.methods.roles import Roles
 from subfleet.methods.sizes import DECLARED, FixedSize, architecture_id, with_fixed_sizes
 from subfleet.protocol.subnet import SubnetSpec
 

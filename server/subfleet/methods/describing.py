@@ -120,12 +120,14 @@ def _replaced(method: Method, setting: Setting) -> tuple[str, ...]:
     merge, optimiser, codec = run.merge, run.server_optimiser, run.update_codec
     return those_true(
         {
-            f"updates are merged by {merge.TYPE if merge else ''} in place of the mean (merge)": merge is not None,
+            f"updates are aggregated by {merge.TYPE if merge else ''} in place of the mean (merge)": merge is not None,
             f"the server's optimiser is {optimiser.TYPE if optimiser else ''} (server_optimiser)": optimiser is not None
             and type(optimiser) is not type(own.server_optimiser),
             f"updates are compressed by {codec.TYPE if codec else ''} (update_codec)": setting.compressed
             and "update_codec" not in judged,
-            "norms are kept per size (norms)": run.norms == "bank" and setting.norm != "none" and "norms" not in judged,
-            "the whole model teaches its subnets (distillation)": run.teaches and "distillation" not in judged,
+            "norms are separate for each submodel (norms)": run.norms == "bank"
+            and setting.norm != "none"
+            and "norms" not in judged,
+            "the whole model teaches its submodels (distillation)": run.teaches and "distillation" not in judged,
         }
     )

@@ -14,25 +14,18 @@ and until it is written the device gets the largest subnet with a program that f
 import math
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from subfleet.elastic.network import Network
 from subfleet.elastic.spaces import search_space, uniform_space
 from subfleet.elastic.teaching import DistillationSettings
-from subfleet.methods.assigner import SizeSearch, WrittenSize
+from subfleet.methods.aggregator import UNIFORM, Aggregator, Weighting, weigh_by
+from subfleet.methods.assigner import Assigner, Assignment, AssignmentContext, SizeSearch, WrittenSize
 from subfleet.methods.describing import MethodInfo, Published, Setting, those_true
-from subfleet.methods.roles import (
-    UNIFORM,
-    Aggregator,
-    Assigner,
-    Assignment,
-    AssignmentContext,
-    Roles,
-    Techniques,
-    Weighting,
-    weigh_by,
-)
-from subfleet.protocol.errors import ConfigError
+from subfleet.methods.roles import Roles
+from subfleet.methods.techniques import Techniques
+from subfleet.protocol.bounds import Range, checked
+from subfleet.protocol.limits import Count, Fraction
 from subfleet.search.candidates import Candidate
 from subfleet.search.fitting import INFINITE_BYTES
 from subfleet.search.paper import PaperSearch, PaperSettings
@@ -54,6 +47,7 @@ _PUBLISHED = DistillationSettings()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class DynamicSelection:
     """Parameters of dynamic model selection.
 
@@ -76,7 +70,7 @@ class DynamicSelection:
         varies=("width", "depth"),
         judges=("distillation",),
         published={
-            "search": Published(value="paper", told="the search is ours"),
+            "search": Published(value="paper", told="the search algorithm is ours"),
             "rates": None,
             "prices": None,
             "epsilon": Published(value=0.8),
@@ -86,27 +80,22 @@ class DynamicSelection:
         },
     )
     search: Literal["pareto", "paper"] = "pareto"
-    rates: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0)
+    rates: tuple[Annotated[float, Range(least=0.001, most=1)], ...] = (0.25, 0.5, 0.75, 1.0)
     prices: Literal["planned", "estimated"] = "planned"
-    epsilon: float = 0.8
-    t_max: int = 5
+    epsilon: Fraction = 0.8
+    t_max: Count = 5
     distillation: DistillationSettings | None = field(
         default_factory=lambda: DistillationSettings(mode="anchored", learning_rate=1e-4)
     )
     weighting: Weighting = "uniform"
-
-    def __post_init__(self) -> None:
-        if not all(0.001 <= rate <= 1 for rate in self.rates):
-            raise ConfigError(f"rates are {list(self.rates)}, but must be numbers from 0.001 to 1")
-        self._settings()
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
         """See `subfleet.methods.roles.Method`."""
         taught = setting.techniques.distillation or self.distillation
         taught = taught if taught is not None and taught.iterations > 0 else None
         return (
-            "a subnet without a program waits for it, and the device gets the largest that has one",
-            "activations are those of the network, with no ReLU6 behind each",
+            "while a submodel has no training program, the device gets the largest one that has",
+            "activations are the network's own, without the paper's ReLU6",
             *those_true({"nothing is distilled": taught is None}),
             *(() if taught is None else _taught_otherwise(taught)),
         )
@@ -204,10 +193,10 @@ def _taught_otherwise(taught: DistillationSettings) -> tuple[str, ...]:
     """In what the whole model teaches otherwise than published."""
     return those_true(
         {
-            "the teacher stays as it was": taught.mode == "anchored",
-            f"it teaches for {taught.iterations} steps, in the paper {_PUBLISHED.iterations}": taught.iterations
+            "the teacher is constant during distillation": taught.mode == "anchored",
+            f"distillation takes {taught.iterations} steps, in the paper {_PUBLISHED.iterations}": taught.iterations
             != _PUBLISHED.iterations,
-            "it is taught with another learning rate than 1e-3": taught.learning_rate != _PUBLISHED.learning_rate,
+            "the learning rate of distillation is not 1e-3": taught.learning_rate != _PUBLISHED.learning_rate,
             f"logits are divided by {taught.temperature:g} before they teach": taught.temperature
             != _PUBLISHED.temperature,
         }

@@ -12,8 +12,9 @@ from typing import ClassVar
 
 from subfleet.elastic import server_optimisers
 from subfleet.methods.describing import MethodInfo, Published, Setting
-from subfleet.methods.roles import Roles, Techniques
+from subfleet.methods.roles import Roles
 from subfleet.methods.sizes import ONE_MODEL, Homogeneous, one_model
+from subfleet.methods.techniques import Techniques
 
 __all__ = ["FedAdam"]
 

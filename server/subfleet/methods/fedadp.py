@@ -21,20 +21,19 @@ from subfleet.elastic.axes import factors_of
 from subfleet.elastic.lineage import Copied, Inheritance, Replicated
 from subfleet.elastic.network import Network
 from subfleet.elastic.spaces import uniform_space
-from subfleet.methods.assigner import stream_of
-from subfleet.methods.describing import MethodInfo, Published, Setting
-from subfleet.methods.roles import (
+from subfleet.methods.aggregator import (
     BY_SAMPLES,
     AggregationContext,
     Aggregator,
-    Assigner,
     ClientUpdate,
     Participant,
     Replacement,
-    Roles,
     Weighting,
     weigh_by,
 )
+from subfleet.methods.assigner import Assigner, stream_of
+from subfleet.methods.describing import MethodInfo, Published, Setting
+from subfleet.methods.roles import Roles
 from subfleet.methods.sizes import DECLARED, FixedSize, with_fixed_sizes
 from subfleet.methods.uniting import Succession, Unions
 from subfleet.protocol.subnet import SubnetSpec
@@ -80,13 +79,13 @@ class FedADP:
         paper="FedADP: Unified Model Aggregation for Federated Learning with Heterogeneous Model Architectures, 2025",
         varies=("width", "depth"),
         published={
-            "merge": Published(value="paper", told="clients have means of copies, and the union moves by changes"),
-            "absent": Published(value="identity", told="layers that a client lacks are not its to move"),
+            "merge": Published(value="paper", told="clients receive means of copies, and changes are aggregated"),
+            "absent": Published(value="identity", told="a client does not change layers that it lacks"),
             "copies": Published(
                 value="drawn in every round",
                 told={
-                    "drawn": "neurons that are copied are drawn once for each client, all about equally often",
-                    "cyclic": "neurons are copied in turn",
+                    "drawn": "copied neurons are drawn once per client, about equally often",
+                    "cyclic": "neurons are copied in cyclic order",
                 },
             ),
             "weighting": BY_SAMPLES,
@@ -101,7 +100,7 @@ class FedADP:
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
         """See `subfleet.methods.roles.Method`."""
-        return ("the server widens and deepens, so that clients move their own networks alone",)
+        return ("the server widens and deepens updates, so clients train only their own networks",)
 
     def roles(self) -> Roles:
         """One union, of which each client has a copy of its own."""

@@ -9,8 +9,9 @@ Server half: the mean of the changes, weighted by samples.
 from dataclasses import dataclass
 from typing import ClassVar
 
+from subfleet.methods.aggregator import BY_SAMPLES, Aggregator, Weighting, weigh_by
 from subfleet.methods.describing import MethodInfo, Setting
-from subfleet.methods.roles import BY_SAMPLES, Aggregator, Roles, Weighting, weigh_by
+from subfleet.methods.roles import Roles
 from subfleet.methods.sizes import ONE_MODEL, Homogeneous, one_model
 
 __all__ = ["FedAvg"]

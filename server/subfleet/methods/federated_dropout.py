@@ -11,8 +11,10 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from subfleet.elastic.network import Network
+from subfleet.methods.aggregator import Aggregator
+from subfleet.methods.assigner import Assigner, Draw
 from subfleet.methods.describing import MethodInfo, Setting, those_true
-from subfleet.methods.roles import Aggregator, Assigner, Draw, Roles
+from subfleet.methods.roles import Roles
 from subfleet.methods.sizes import whole_depth
 from subfleet.protocol.subnet import Explicit, IndexSet, Prefix, SubnetSpec
 
@@ -34,11 +36,12 @@ class FederatedDropout:
     def departures(self, setting: Setting) -> tuple[str, ...]:
         """See `subfleet.methods.roles.Method`."""
         return (
-            "the kept share follows the budget instead of being one for all",
+            "the kept fraction depends on each client's budget",
             *those_true(
                 {
                     "updates are not compressed (update_codec)": not setting.compressed,
-                    "running statistics are those of random subnets, not of the model (norms)": setting.norm == "batch"
+                    "running statistics are those of random submodels, not of the model (norms)": setting.norm
+                    == "batch"
                     and setting.techniques.norms != "recalibrated",
                 }
             ),

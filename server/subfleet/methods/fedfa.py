@@ -23,15 +23,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from subfleet.elastic.network import Network
 from subfleet.elastic.spaces import uniform_space
 from subfleet.elastic.weight_sizes import NORMS, Central, WeightNorm
+from subfleet.methods.aggregator import Aggregator, ClientUpdate, Replacement
+from subfleet.methods.assigner import Assigner, AssignmentContext
 from subfleet.methods.describing import MethodInfo, Published, Setting, those_true
 from subfleet.methods.heterofl import with_class_mask
-from subfleet.methods.roles import Aggregator, Assigner, AssignmentContext, ClientUpdate, Replacement, Roles
+from subfleet.methods.roles import Roles
 from subfleet.methods.sizes import SLICES, whole_depth, with_fixed_sizes
+from subfleet.protocol.bounds import Range, checked
 from subfleet.protocol.candidate_scores import MAX_CANDIDATES
 from subfleet.protocol.schema import ADDED_LATER
 from subfleet.protocol.subnet import SubnetSpec
@@ -46,6 +49,7 @@ __all__ = ["FedFA"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class FedFA:
     """Parameters of FedFA.
 
@@ -71,13 +75,13 @@ class FedFA:
         published={
             "grafting": Published(value=True, told="nothing is grafted"),
             "scaling": Published(value=True, told="nothing is scaled"),
-            "fidelity": Published(value="paper", told="models that nobody trained stay as they are (fidelity)"),
+            "fidelity": Published(value="paper", told="models that nobody trained do not change (fidelity)"),
             "norm": Published(value=None, told=None),
             "central": None,  # the text has three readings
-            "class_mask": Published(value=True, told="outputs of classes that a client lacks are trained as well"),
+            "class_mask": Published(value=True, told="outputs of classes that a client lacks are trained too"),
             "choice": Published(value="declared", told=None),
             "proposals": None,
-            "depth": Published(value=True, told="architectures differ in width alone"),
+            "depth": Published(value=True, told="architectures differ only in width"),
             "scaled": Published(
                 value="weights",
                 told="changes are scaled, not weights",
@@ -92,20 +96,16 @@ class FedFA:
     central: Central = "absolute"
     class_mask: bool = True
     choice: Literal["largest", "score", "declared"] = field(default="largest", metadata=ADDED_LATER)
-    proposals: int = field(default=4, metadata=ADDED_LATER)
+    proposals: Annotated[int, Range(least=2, most=MAX_CANDIDATES)] = field(default=4, metadata=ADDED_LATER)
     depth: bool = field(default=True, metadata=ADDED_LATER)
     scaled: Literal["weights", "changes"] = field(default="weights", metadata=ADDED_LATER)
-
-    def __post_init__(self) -> None:
-        if not 2 <= self.proposals <= MAX_CANDIDATES:
-            raise ValueError(f"proposals is {self.proposals}, but must be 2 to {MAX_CANDIDATES}")
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
         """See `subfleet.methods.roles.Method`."""
         return those_true(
             {
-                "architectures are what fits the log or the first budget": self.choice == "largest",
-                f"the best scored of at most {self.proposals} sizes is taken": self.choice == "score",
+                "architectures are chosen by the log or the first budget, not declared": self.choice == "largest",
+                f"the best-scoring of at most {self.proposals} candidates is used": self.choice == "score",
                 f"what is scaled is as large as {self.norm!r} says": self.norm not in (None, NORMS["paper"]),
             }
         )

@@ -20,28 +20,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from subfleet.elastic.cost import part_costs
 from subfleet.elastic.network import Network
+from subfleet.methods.aggregator import Aggregator, Participant
+from subfleet.methods.assigner import Assignment, AssignmentContext
 from subfleet.methods.describing import MethodInfo, Published, Setting, those_true
-from subfleet.methods.roles import (
-    Aggregator,
-    Assignment,
-    AssignmentContext,
-    LocalTraining,
-    Memory,
-    Networks,
-    Participant,
-    Roles,
-)
-from subfleet.methods.run_networks import StandingContext
+from subfleet.methods.local_training import LocalTraining
+from subfleet.methods.roles import Memory, Roles
+from subfleet.methods.run_networks import Networks, StandingContext
 from subfleet.methods.selector import Selection, SelectionContext, Selector, at_random
 from subfleet.methods.sizes import one_model
 from subfleet.methods.subspacing import Subspaces, drawn_tier
 from subfleet.methods.tier_search import TierMemory, TierSearch, tier_of
-from subfleet.protocol.errors import ConfigError
-from subfleet.protocol.limits import MAX_SINGLE
+from subfleet.protocol.bounds import Range, checked
+from subfleet.protocol.limits import MAX_SINGLE, Positive, PositiveFraction
 from subfleet.protocol.messages import Update
 from subfleet.protocol.paths import OperatorExamples, PathSampler
 from subfleet.protocol.subnet import SubnetSpec
@@ -57,6 +51,7 @@ _LAST_RATE = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class FedorAS:
     """Parameters of FedorAS. A run's rounds are those of the supernet, then those of fine-tuning, tiers in turns.
 
@@ -86,14 +81,14 @@ class FedorAS:
         published={
             "supernet_rounds": None,  # 500 to 750, by data set
             "subspace": Published(value=0.5),
-            "path_sampler": Published(value="greedy", told="a path is drawn evenly over all valid ones"),
-            "aggregation": Published(value="operators", told="clients average by their samples, whatever they drew"),
-            "min_contributors": Published(value=2, told={1: "an operator moves that one client alone has trained"}),
+            "path_sampler": Published(value="greedy", told="paths are drawn uniformly from all valid ones"),
+            "aggregation": Published(value="operators", told="operators are averaged by clients' samples"),
+            "min_contributors": Published(value=2, told={1: "an operator trained by a single client is aggregated"}),
             "tiers": None,  # 4 or 5, by data set
-            "tiers_by": Published(value="drawn", told="tiers follow what devices can compute"),
+            "tiers_by": Published(value="drawn", told="tiers depend on the devices' compute"),
             "search.evolution.objectives": Published(
                 value="accuracy_macs",
-                told="the search is for accuracy alone, where the paper's NSGA-II also looks for small networks",
+                told="the search maximises accuracy alone; the paper's NSGA-II also minimises size",
             ),
             "search.evolution.evaluations": None,
             "search.evolution.population": None,
@@ -103,33 +98,24 @@ class FedorAS:
             "search.scoring": None,  # both are the paper's
             "search.scoring_clients": None,
             "search.scoring_rounds": None,
-            "start": Published(value="supernet", told="networks that are found begin with fresh weights"),
+            "start": Published(value="supernet", told="searched networks start with fresh weights"),
             "tuning_epochs": Published(value=1),
             "tuning_learning_rate": Published(value=0.01),
             "tuning_rounds": Published(value=100),
         },
     )
-    supernet_rounds: int = 500
-    subspace: float = 0.5
+    supernet_rounds: Positive = 500
+    subspace: PositiveFraction = 0.5
     path_sampler: PathSampler = "greedy"
     aggregation: Literal["operators", "clients"] = "operators"
-    min_contributors: int = 2
-    tiers: int = 4
+    min_contributors: Positive = 2
+    tiers: Positive = 4
     tiers_by: Literal["measured", "drawn"] = "measured"
     search: TierSearch = field(default_factory=TierSearch)
     start: Literal["supernet", "fresh"] = "supernet"
-    tuning_epochs: int = 1
-    tuning_learning_rate: float = 0.01
-    tuning_rounds: int = 100
-
-    def __post_init__(self) -> None:
-        for name in ("supernet_rounds", "min_contributors", "tiers", "tuning_epochs", "tuning_rounds"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}, but must be 1 or more")
-        if not 0 < self.subspace <= 1:
-            raise ConfigError(f"subspace is {self.subspace}, but must be above 0, and 1 at most")
-        if not 0 <= self.tuning_learning_rate < MAX_SINGLE:
-            raise ConfigError(f"tuning_learning_rate is {self.tuning_learning_rate}, but must be a number of 0 or more")
+    tuning_epochs: Positive = 1
+    tuning_learning_rate: Annotated[float, Range(least=0, below=MAX_SINGLE)] = 0.01
+    tuning_rounds: Positive = 100
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
         """See `subfleet.methods.roles.Method`."""

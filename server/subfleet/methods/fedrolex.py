@@ -12,8 +12,10 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from subfleet.elastic.network import Network
+from subfleet.methods.aggregator import UNIFORM, Aggregator, Weighting, weigh_by
+from subfleet.methods.assigner import Assigner, Draw
 from subfleet.methods.describing import MethodInfo, Setting, those_true
-from subfleet.methods.roles import UNIFORM, Aggregator, Assigner, Draw, Roles, Weighting, weigh_by
+from subfleet.methods.roles import Roles
 from subfleet.methods.sizes import whole_depth
 from subfleet.protocol.subnet import IndexSet, Prefix, Roll, SubnetSpec
 
@@ -40,7 +42,7 @@ class FedRolex:
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
         """See `subfleet.methods.roles.Method`."""
-        return those_true({"channels that are normalised together roll together": setting.norm == "group"})
+        return those_true({"channels of a norm group roll together": setting.norm == "group"})
 
     def roles(self) -> Roles:
         """Rolling windows."""

@@ -17,39 +17,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from subfleet.elastic.lineage import Drawn, Inheritance, Lineage
+from subfleet.methods.aggregator import BY_SAMPLES, Aggregator, Weighting, weigh_by
+from subfleet.methods.assigner import Assignment, AssignmentContext
 from subfleet.methods.describing import MethodInfo, Published, Setting, those_true
 from subfleet.methods.joint_utility import Utilities, believed, inherited, moved_utilities, odds
-from subfleet.methods.roles import (
-    BY_SAMPLES,
-    Aggregator,
-    Assignment,
-    AssignmentContext,
-    BeginContext,
-    ClosedRound,
-    Evolution,
-    EvolutionContext,
-    LocalTraining,
-    Memory,
-    Networks,
-    Roles,
-    StandingContext,
-    Weighting,
-    weigh_by,
-)
+from subfleet.methods.local_training import LocalTraining
+from subfleet.methods.roles import ClosedRound, Memory, Roles
+from subfleet.methods.run_networks import BeginContext, Evolution, EvolutionContext, Networks, StandingContext
 from subfleet.methods.sizes import one_model, whole_depth
 from subfleet.methods.soft_sharing import DecayBy, Share, SoftSharing
 from subfleet.methods.transforming import Shares, activeness, convergence, copied, moving, transformed
 from subfleet.methods.turns import trimmed_mean
+from subfleet.protocol.bounds import Range, checked
 from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.limits import Amount, Count, Fraction, Positive, PositiveFraction
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import TrainingSettings
 from subfleet.search.candidates import Candidate
 from subfleet.search.queue import SizedProgram, Wish
 
-__all__ = ["FedTrans", "FedTransMemory", "Grown"]
+__all__ = ["FedTrans", "FedTransMemory", "Growth"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +62,7 @@ class FedTransMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grown:
+class Growth:
     """What a round has come to.
 
     Attributes:
@@ -97,6 +87,7 @@ def _shares(method: FedTrans) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class FedTrans:
     """Parameters of FedTrans. Where its text leaves one open, the default says so.
 
@@ -132,7 +123,7 @@ class FedTrans:
             published, as far as the programs' plans allow.
         stop_rounds: a run ends where accuracy has gained too little in as many rounds; 0 has it go on to its end.
         stop_gain: the gain that is too little is below this, 0 to 1.
-        mu: coefficient of FedProx's term, by which weights are held near those received, 0 or more; 0 is without.
+        mu: coefficient of FedProx's term, by which a proximal term is added (mu), 0 or more; 0 is without.
         weighting: how much an update counts.
     """
 
@@ -142,7 +133,7 @@ class FedTrans:
         paper="Zhu et al., FedTrans: Efficient Federated Learning via Multi-Model Transformation, MLSys 2024",
         varies=(),
         published={
-            "first": Published(value="configured", told="the first model is as wide as the weakest clients can carry"),
+            "first": Published(value="configured", told="the first model is as wide as the weakest clients can train"),
             "left_behind": None,
             "alpha": Published(value=0.9),
             "beta": Published(value=0.003),
@@ -151,84 +142,67 @@ class FedTrans:
             "smoothing": None,
             "factor": Published(value=2.0),
             "inserted": Published(value=1),
-            "averaged": Published(value="all", told="of a round's losses the largest and the smallest are left out"),
-            "slopes": Published(value="first", told="models grow by their latest losses"),
-            "divided": Published(value="compute", told="what reads a widened cell is divided", matters=_warms_up),
-            "shares": Published(
-                value="equal", told="copies have shares that are drawn, by which they part", matters=_warms_up
+            "averaged": Published(value="all", told="a round's loss is a trimmed mean"),
+            "slopes": Published(value="first", told="growth depends on a model's latest losses"),
+            "divided": Published(
+                value="compute", told="weights that read a widened cell are divided", matters=_warms_up
             ),
-            "noise": Published(value=0.0, told="copies begin with noise", matters=_warms_up),
+            "shares": Published(value="equal", told="copies have drawn fractions, so they diverge", matters=_warms_up),
+            "noise": Published(value=0.0, told="noise is added to copies", matters=_warms_up),
             "cells": Published(value="active", told="cells are changed at random"),
-            "warm_up": Published(value=True, told="new models begin with weights of their own"),
+            "warm_up": Published(value=True, told="new models start with random weights"),
             "newborn": None,
             "share": Published(
                 value="crop",
                 told={
-                    "transform": "models share through the maps that they grew by",
+                    "transform": "models share weights through their growth maps",
                     "none": "nothing is shared between models",
                 },
             ),
             "decay": None,
-            "decay_by": Published(value="run", told="sharing fades with a model's own age", matters=_shares),
-            "normalised": Published(value=False, told="sharing leaves weights that agree as they are", matters=_shares),
-            "large_to_small": Published(value=False, told="large models give to small ones", matters=_shares),
-            "compatible": Published(value="macs", told="what a client can carry is measured"),
+            "decay_by": Published(value="run", told="sharing decays with a model's own age", matters=_shares),
+            "normalised": Published(value=False, told="sharing does not change weights that agree", matters=_shares),
+            "large_to_small": Published(value=False, told="large models share with small ones", matters=_shares),
+            "compatible": Published(value="macs", told="a client's capacity is measured"),
             "stop_rounds": Published(value=10),
             "stop_gain": Published(value=0.01, matters=lambda method: method.stop_rounds > 0),
-            "mu": Published(value=0.0, told="weights are held near those received"),
+            "mu": Published(value=0.0, told="a proximal term is added (mu)"),
             "weighting": BY_SAMPLES,
         },
     )
     first: Literal["weakest", "configured"] = "weakest"
-    left_behind: float = 0.1
-    alpha: float = 0.9
-    beta: float = 0.003
-    gamma: int = 10
-    delta: int = 5
-    smoothing: float = 0.2
-    factor: float = 2.0
-    inserted: int = 1
+    left_behind: Fraction = 0.1
+    alpha: Fraction = 0.9
+    beta: Annotated[float, Range(words="such as -1e9, with which no network grows")] = 0.003
+    gamma: Positive = 10
+    delta: Positive = 5
+    smoothing: PositiveFraction = 0.2
+    factor: Annotated[float, Range(above=1)] = 2.0
+    inserted: Positive = 1
     averaged: Literal["trimmed", "all"] = "trimmed"
     slopes: Literal["latest", "first"] = "latest"
     divided: Literal["read", "compute"] = "read"
     shares: Shares = "drawn"
-    noise: float = 0.0
+    noise: Amount = 0.0
     cells: Literal["active", "random"] = "active"
     warm_up: bool = True
     newborn: Literal["parent", "zero"] = "parent"
     share: Share = "transform"
-    decay: float = 0.98
+    decay: Fraction = 0.98
     decay_by: DecayBy = "network"
     normalised: bool = True
     large_to_small: bool = False
     compatible: Literal["measured", "macs"] = "measured"
-    stop_rounds: int = 10
-    stop_gain: float = 0.01
-    mu: float = 0.0
+    stop_rounds: Count = 10
+    stop_gain: Fraction = 0.01
+    mu: Amount = 0.0
     weighting: Weighting = "samples"
-
-    def __post_init__(self) -> None:
-        for name in ("left_behind", "alpha", "decay", "stop_gain"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}, but must be from 0 to 1")
-        for name, least in (("gamma", 1), ("delta", 1), ("inserted", 1), ("stop_rounds", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name} is {getattr(self, name)}, but must be {least} or more")
-        if not 0 < self.smoothing <= 1:
-            raise ConfigError(f"smoothing is {self.smoothing}, but must be above 0, and 1 at most")
-        if not 1 < self.factor < math.inf:
-            raise ConfigError(f"factor is {self.factor}, but must be a number above 1")
-        for name in ("noise", "mu"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError(f"{name} is {getattr(self, name)}, but must be a number of 0 or more")
-        if not math.isfinite(self.beta):
-            raise ConfigError(f"beta is {self.beta}, but must be a finite number; -1e9 never has a network grow")
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
         """See `subfleet.methods.roles.Method`."""
         return (
-            "a client draws a new model once its programs are written",
-            *those_true({"what is copied is drawn about equally often": self.warm_up}),
+            "a new model is assigned once its programs are exported",
+            *those_true({"copied channels are drawn about equally often": self.warm_up}),
         )
 
     def roles(self) -> Roles:
@@ -290,7 +264,7 @@ class FedTrans:
         for name, weights in shared.items():
             after = after.with_network(name, replace(after.of(name), shared=weights))
         born, wide = self._born(context, living)
-        found = Grown(parameters=parameters, newest=living[-1].id, born=born.id if born else "", wide=wide)
+        found = Growth(parameters=parameters, newest=living[-1].id, born=born.id if born else "", wide=wide)
         return Evolution(after=after, born=(born,) if born else (), observation=found)
 
     def _born(self, context: EvolutionContext, living: Sequence[Lineage]) -> tuple[Lineage | None, tuple[str, ...]]:
@@ -332,7 +306,7 @@ class FedTrans:
         return moving(memory.losses, loss, self.smoothing)
 
     def _remember(self, memory: FedTransMemory, closed: ClosedRound) -> FedTransMemory:
-        found: Grown | None = closed.observation
+        found: Growth | None = closed.observation
         if found is None:  # a round that measures norms
             return memory
         told = believed({name: past.loss for name, past in closed.clients.items()})

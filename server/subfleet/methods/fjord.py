@@ -15,13 +15,16 @@ its gradient, and the program is that of the labels alone. So the smallest width
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from subfleet.elastic.network import Network
+from subfleet.methods.assigner import Assigner, Assignment, AssignmentContext, Draw
 from subfleet.methods.describing import MethodInfo, Published, Setting, those_true
-from subfleet.methods.roles import Assigner, Assignment, AssignmentContext, Draw, LocalTraining, Roles
+from subfleet.methods.local_training import LocalTraining
+from subfleet.methods.roles import Roles
 from subfleet.methods.sizes import whole_depth
-from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.bounds import Length, Range, checked
+from subfleet.protocol.limits import Fraction
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import TrainingSettings
 
@@ -29,6 +32,7 @@ __all__ = ["FjORD"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class FjORD:
     """Parameters of FjORD.
 
@@ -48,36 +52,36 @@ class FjORD:
         varies=("width",),
         judges=("norms",),
         published={
-            "rates": Published(value=(0.2, 0.4, 0.6, 0.8, 1.0), told="widths are others than a fifth to five fifths"),
-            "self_distillation": Published(value=True, told="nested widths are not taught"),
+            "rates": Published(value=(0.2, 0.4, 0.6, 0.8, 1.0), told="widths are not 0.2 to 1.0 in fifths"),
+            "self_distillation": Published(value=True, told="there is no self-distillation"),
             "distillation_weight": Published(
                 value=1.0,
-                told="where a client's own width is drawn, the labels count once",
+                told="labels count once when the client's own width is drawn",
                 matters=lambda method: method.self_distillation,
             ),
             "temperature": None,
         },
     )
-    rates: tuple[float, ...] = (0.2, 0.4, 0.6, 0.8, 1.0)
+    rates: Annotated[tuple[Annotated[float, Range(least=0.001, most=1)], ...], Length(least=1)] = (
+        0.2,
+        0.4,
+        0.6,
+        0.8,
+        1.0,
+    )
     self_distillation: bool = True
-    distillation_weight: float = 1.0
+    distillation_weight: Fraction = 1.0
     temperature: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not self.rates or not all(0.001 <= rate <= 1 for rate in self.rates):
-            raise ConfigError(f"FjORD's rates are {list(self.rates)}, but must be numbers from 0.001 to 1")
-        if not 0 <= self.distillation_weight <= 1:
-            raise ConfigError(f"distillation_weight is {self.distillation_weight}, but must be from 0 to 1")
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
         """See `subfleet.methods.roles.Method`."""
         batch, own = setting.norm == "batch", setting.techniques.norms == "bank"
         return (
-            "a width is drawn for every client and round instead of every batch",
+            "a width is drawn per client and round, not per batch",
             *those_true(
                 {
-                    "running statistics are those of all widths together": batch and not own,
-                    "gains and biases of norms are each width's own, too": own and setting.norm != "none",
+                    "running statistics are shared by all widths": batch and not own,
+                    "gains and biases of norms are separate for each width": own and setting.norm != "none",
                 }
             ),
         )

@@ -21,8 +21,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from subfleet.elastic.network import Network
+from subfleet.methods.aggregator import UNIFORM, Aggregator, Participant, Weighting, weigh_by
 from subfleet.methods.describing import MethodInfo, Setting
-from subfleet.methods.roles import UNIFORM, Aggregator, Participant, Roles, Weighting, weigh_by
+from subfleet.methods.roles import Roles
 from subfleet.methods.sizes import DECLARED, FixedSize, architecture_id, with_fixed_sizes
 from subfleet.protocol.schema import ADDED_LATER
 from subfleet.protocol.subnet import SubnetSpec
@@ -58,7 +59,7 @@ class FlexiFed:
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
         """See `subfleet.methods.roles.Method`."""
-        return ("built from descriptions, as the paper's own code is not public",)
+        return ("implemented from the paper, which has no public code",)
 
     def roles(self) -> Roles:
         """Common layers."""

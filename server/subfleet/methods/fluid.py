@@ -19,22 +19,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from subfleet.elastic.axes import Axis, factors_of
 from subfleet.elastic.network import BUFFER_ROLES, Network
+from subfleet.methods.aggregator import ClientUpdate
+from subfleet.methods.assigner import Assigner, Assignment, AssignmentContext, Draw
 from subfleet.methods.describing import MethodInfo, Setting, those_true
 from subfleet.methods.oort import MEASURED, Durations, duration_s
-from subfleet.methods.roles import (
-    Assigner,
-    Assignment,
-    AssignmentContext,
-    ClientUpdate,
-    ClosedRound,
-    Draw,
-    Memory,
-    Roles,
-    RoundUpdates,
-)
+from subfleet.methods.roles import ClosedRound, Memory, Roles, RoundUpdates
 from subfleet.methods.selector import Selection, SelectionContext, Selector, at_random
 from subfleet.methods.sizes import whole_depth
-from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.bounds import checked
+from subfleet.protocol.limits import Amount, Positive, PositiveFraction
 from subfleet.protocol.subnet import Explicit, IndexSet, Prefix, SubnetSpec
 
 if TYPE_CHECKING:
@@ -69,6 +62,7 @@ class FluidMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class FLuID:
     """Parameters of FLuID.
 
@@ -93,27 +87,17 @@ class FLuID:
             "durations": MEASURED,
         },
     )
-    stragglers: int = 1
-    agreeing: float = 0.75
-    growing_from: int = 10
-    increment: float = 0.2
+    stragglers: Positive = 1
+    agreeing: PositiveFraction = 0.75
+    growing_from: Positive = 10
+    increment: Amount = 0.2
     durations: Durations = "measured"
-
-    def __post_init__(self) -> None:
-        if self.stragglers < 1 or self.growing_from < 1:
-            raise ConfigError(
-                f"stragglers is {self.stragglers} and growing_from {self.growing_from}, but both must be 1 or more"
-            )
-        if not 0 < self.agreeing <= 1:
-            raise ConfigError(f"agreeing is {self.agreeing}, but must be above 0 and at most 1")
-        if not 0 <= self.increment < math.inf:
-            raise ConfigError(f"increment is {self.increment}, but must be a number of 0 or more")
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
         """See `subfleet.methods.roles.Method`."""
         return (
-            "a client that cannot carry the whole model trains what it carries, placed as a straggler's",
-            *those_true({"channels that are normalised together are left out together": setting.norm == "group"}),
+            "a client without room for the whole model trains a submodel, like a straggler",
+            *those_true({"channels of a norm group are left out together": setting.norm == "group"}),
         )
 
     def roles(self) -> Roles:

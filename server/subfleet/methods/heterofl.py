@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from subfleet.elastic.network import Network, TensorDecl
 from subfleet.elastic.spaces import uniform_space
+from subfleet.methods.aggregator import UNIFORM, Aggregator, Participant, Weighting, weigh_by
+from subfleet.methods.assigner import Assigner
 from subfleet.methods.describing import MethodInfo, Published, Setting, those_true
-from subfleet.methods.roles import UNIFORM, Aggregator, Assigner, Participant, Roles, Weighting, weigh_by
+from subfleet.methods.roles import Roles
 from subfleet.methods.sizes import whole_depth
 from subfleet.protocol.training import TrainingSettings
 
@@ -46,8 +48,8 @@ class HeteroFL:
         varies=("width",),
         published={
             "weighting": UNIFORM,
-            "class_mask": Published(value=True, told="outputs of classes that a client lacks are trained as well"),
-            "depth": Published(value=False, told="subnets leave out blocks too"),
+            "class_mask": Published(value=True, told="outputs of classes that a client lacks are trained too"),
+            "depth": Published(value=False, told="submodels also leave out blocks"),
         },
     )
     weighting: Weighting = "uniform"
@@ -62,7 +64,7 @@ class HeteroFL:
         return those_true(
             {
                 "nothing is scaled in training (model.scaler)": not scaled,
-                "running statistics are not measured anew (norms)": not measured,
+                "running statistics are not measured again (norms)": not measured,
             }
         )
 

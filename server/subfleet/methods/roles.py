@@ -14,59 +14,16 @@ from typing import Any, ClassVar, Protocol
 
 from subfleet.elastic.network import Network
 from subfleet.elastic.norm_layers import norm_tensors
-from subfleet.methods.aggregator import (
-    BY_SAMPLES,
-    UNIFORM,
-    AggregationContext,
-    Aggregator,
-    ClientUpdate,
-    Participant,
-    Replacement,
-    Weighting,
-    weigh_by,
-)
-from subfleet.methods.assigner import Assigner, Assignment, AssignmentContext, Draw, largest_fitting
+from subfleet.methods.aggregator import Aggregator, ClientUpdate, Participant
+from subfleet.methods.assigner import Assigner
 from subfleet.methods.describing import MethodInfo, Setting
-from subfleet.methods.local_training import LocalTraining, Trainee, as_priced
-from subfleet.methods.run_networks import BeginContext, Evolution, EvolutionContext, Networks, StandingContext
-from subfleet.methods.selector import LastUpdate, Selection, SelectionContext, Selector, at_random
+from subfleet.methods.local_training import LocalTraining, as_priced
+from subfleet.methods.run_networks import Networks
+from subfleet.methods.selector import LastUpdate, Selector
 from subfleet.methods.techniques import Techniques
 from subfleet.protocol.subnet import SubnetSpec
 
-__all__ = [
-    "BY_SAMPLES",
-    "UNIFORM",
-    "AggregationContext",
-    "Aggregator",
-    "Assigner",
-    "Assignment",
-    "AssignmentContext",
-    "BeginContext",
-    "ClientUpdate",
-    "ClosedRound",
-    "Draw",
-    "Evolution",
-    "EvolutionContext",
-    "LastUpdate",
-    "LocalTraining",
-    "Memory",
-    "Method",
-    "Networks",
-    "Participant",
-    "Replacement",
-    "Roles",
-    "RoundUpdates",
-    "Selection",
-    "SelectionContext",
-    "Selector",
-    "StandingContext",
-    "Techniques",
-    "Trainee",
-    "Weighting",
-    "at_random",
-    "largest_fitting",
-    "weigh_by",
-]
+__all__ = ["ClosedRound", "Memory", "Method", "Roles", "RoundUpdates"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

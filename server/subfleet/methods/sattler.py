@@ -19,32 +19,19 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from subfleet.elastic.lineage import Copied, Lineage
 from subfleet.elastic.network import Network
+from subfleet.methods.aggregator import UNIFORM, Aggregator, ClientUpdate, Weighting, weigh_by
+from subfleet.methods.assigner import Assignment, AssignmentContext, largest_fitting
 from subfleet.methods.describing import MethodInfo, Published, Setting
 from subfleet.methods.grouping import Linkage, cosines, two_groups
-from subfleet.methods.roles import (
-    UNIFORM,
-    Aggregator,
-    Assignment,
-    AssignmentContext,
-    ClientUpdate,
-    ClosedRound,
-    Evolution,
-    EvolutionContext,
-    Memory,
-    Networks,
-    Roles,
-    RoundUpdates,
-    StandingContext,
-    Weighting,
-    largest_fitting,
-    weigh_by,
-)
+from subfleet.methods.roles import ClosedRound, Memory, Roles, RoundUpdates
+from subfleet.methods.run_networks import Evolution, EvolutionContext, Networks, StandingContext
 from subfleet.methods.sizes import ONE_MODEL, Homogeneous, one_model
-from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.bounds import Range, checked
+from subfleet.protocol.limits import Count, Positive, PositiveAmount
 from subfleet.protocol.subnet import SubnetSpec
 
 if TYPE_CHECKING:  # methods are read where no PyTorch is
@@ -52,7 +39,7 @@ if TYPE_CHECKING:  # methods are read where no PyTorch is
 
     from subfleet.elastic.model_state import ModelState
 
-__all__ = ["Found", "Sattler", "SattlerMemory", "Split"]
+__all__ = ["Clustering", "Sattler", "SattlerMemory", "Split"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +76,7 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class Clustering:
     """What a round's updates say of the clusters.
 
     Attributes:
@@ -102,6 +89,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class Sattler:
     """Parameters of clustered federated learning. Their defaults are those of the authors' code.
 
@@ -129,40 +117,28 @@ class Sattler:
         published={
             "mean_norm": None,
             "max_norm": None,
-            "norms": Published(value="absolute", told="thresholds are shares of the first changes"),
+            "norms": Published(value="absolute", told="thresholds are relative to the first changes"),
             "warmup_rounds": None,
             "least_clients": None,
-            "least_half": Published(value=1, told="no client is split off alone, or brings a split about alone"),
-            "linkage": Published(
-                value="single", told="clusters are grown by complete linkage, as in the authors' code"
-            ),
+            "least_half": Published(value=1, told="a single client is never split off and never causes a split"),
+            "linkage": Published(value="single", told="clusters use complete linkage, as in the authors' code"),
             "weighting": UNIFORM,
             "model": ONE_MODEL,
         },
     )
-    mean_norm: float = 0.4
-    max_norm: float = 1.6
+    mean_norm: PositiveAmount = 0.4
+    max_norm: PositiveAmount = 1.6
     norms: Literal["absolute", "relative"] = "absolute"
-    warmup_rounds: int = 20
-    least_clients: int = 3
-    least_half: int = 2
+    warmup_rounds: Count = 20
+    least_clients: Annotated[int, Range(least=2)] = 3
+    least_half: Positive = 2
     linkage: Linkage = "complete"
     weighting: Weighting = "uniform"
     model: Homogeneous = "largest"
 
-    def __post_init__(self) -> None:
-        for name in ("mean_norm", "max_norm"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ConfigError(f"{name} is {getattr(self, name)}, but must be a number above 0")
-        for name, least in (("warmup_rounds", 0), ("least_clients", 2), ("least_half", 1)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name} is {getattr(self, name)}, but must be {least} or more")
-
     def departures(self, setting: Setting) -> tuple[str, ...]:
         """See `subfleet.methods.roles.Method`."""
-        return (
-            "a client that comes later joins the largest cluster, and is not tried against the models before splits",
-        )
+        return ("a later client joins the largest cluster without being compared with earlier models",)
 
     def roles(self) -> Roles:
         """A network for each cluster."""
@@ -173,7 +149,7 @@ class Sattler:
             aggregator=Aggregator(weigh=weigh_by(self.weighting), model="cluster"),
         )
 
-    def _observe(self, updates: RoundUpdates) -> Found:
+    def _observe(self, updates: RoundUpdates) -> Clustering:
         memory: SattlerMemory = updates.memory
         splits, norms = list[Split](), dict(memory.first_norms)
         for network_id, network in sorted(updates.networks.items()):
@@ -184,7 +160,7 @@ class Sattler:
             halves = self._halves(network, clients, scale) if updates.round > self.warmup_rounds else ()
             if halves:
                 splits.append(_split(network_id, halves, memory.split_count + len(splits)))
-        return Found(splits=tuple(splits), first_norms=MappingProxyType(norms))
+        return Clustering(splits=tuple(splits), first_norms=MappingProxyType(norms))
 
     def _halves(self, network: Network, clients: Sequence[ClientUpdate], scale: float) -> tuple[tuple[str, ...], ...]:
         """The names of the clients of both halves, the larger first; empty where the cluster stays as it is."""
@@ -216,7 +192,7 @@ def _split(parent: str, halves: Sequence[tuple[str, ...]], count: int) -> Split:
 
 def _evolve(context: EvolutionContext) -> Evolution:
     """Each half goes on from the split cluster's model with the mean change of its own clients."""
-    found: Found = context.observation
+    found: Clustering = context.observation
     configs = {one.id: one.config for one in context.lineages}
     born, states = list[Lineage](), dict[str, "ModelState"]()
     for split in found.splits:
@@ -240,7 +216,7 @@ def _evolve(context: EvolutionContext) -> Evolution:
 
 
 def _remember(memory: SattlerMemory, closed: ClosedRound) -> SattlerMemory:
-    found: Found = closed.observation or Found(
+    found: Clustering = closed.observation or Clustering(
         first_norms=memory.first_norms
     )  # in rounds that measure norms nobody looks
     own_networks = {name: past.size.network for name, past in closed.clients.items()}

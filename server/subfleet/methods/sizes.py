@@ -8,8 +8,9 @@ from typing import Literal
 
 from subfleet.elastic.network import Network
 from subfleet.elastic.spaces import uniform_space
+from subfleet.methods.assigner import Assigner, Assignment, AssignmentContext, largest_fitting
 from subfleet.methods.describing import Published
-from subfleet.methods.roles import Assigner, Assignment, AssignmentContext, Roles, largest_fitting
+from subfleet.methods.roles import Roles
 from subfleet.methods.uniting import Unions, place_in_front
 from subfleet.protocol.subnet import SubnetSpec
 
@@ -38,10 +39,10 @@ the architecture that it has declared, a subnet or a network of its own."""
 
 ONE_MODEL = Published(
     value="largest",
-    told={"nested": "each client trains the largest subnet that fits, in place of one model for all"},
+    told={"nested": "each client trains the largest submodel that fits, instead of one model for all"},
 )
 """Of `Homogeneous`, in papers that have one model for all, whichever that is."""
-DECLARED = Published(value="declared", told="architectures are what fits the log or the first budget")
+DECLARED = Published(value="declared", told="architectures are chosen by the log or the first budget, not declared")
 """Of `FixedSize`, in papers whose clients come with an architecture."""
 
 SLICES = Unions(holds=lambda network, size: True, succeed=place_in_front)

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from subfleet.elastic.network import Network
+from subfleet.methods.aggregator import Aggregator, Participant
 from subfleet.methods.describing import MethodInfo, Setting
-from subfleet.methods.roles import Aggregator, Participant, Roles
+from subfleet.methods.roles import Roles
 from subfleet.methods.sizes import FixedSize, with_fixed_sizes
 from subfleet.protocol.schema import ADDED_LATER
 from subfleet.protocol.subnet import SubnetSpec
@@ -39,7 +40,7 @@ class Standalone:
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
         """See `subfleet.methods.roles.Method`."""
-        return ("the server keeps the copies, so bytes travel that a device on its own would not send",)
+        return ("the server stores the copies, so bytes are sent that a device alone would not send",)
 
     def roles(self) -> Roles:
         """A copy of everything for each client."""

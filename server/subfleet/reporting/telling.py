@@ -28,7 +28,7 @@ _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 def reached_text(result: RunResult) -> str:
     """How good the model is that a run ended with, and what that model is, in words."""
     if not result.rounds:
-        return "No round was folded, so that nothing is known of the model"
+        return "No round was aggregated, so the model was not evaluated"
     title = METRICS[result.headline].title
     return f"Test {title} of {result.rounds[-1].model_told}: {result.told.removeprefix(f'{title} ')}"
 
@@ -102,16 +102,16 @@ def times_text(costs: RunCosts) -> Iterator[str]:
     """Sentences on the time of rounds: what was measured, and what was expected."""
     if costs.rounds is not None and costs.clients is not None:
         yield f"A round took {_timing(costs.rounds)}, a device's part of it {_timing(costs.clients)}"
-    if costs.expected_rounds is not None and costs.expected_clients is not None:
+    if costs.training_macs and not costs.paced:
+        yield "No device profile has a speed (macs_per_s), so the time of a round is not estimated"
+    elif costs.expected_rounds is not None and costs.expected_clients is not None:
         rounds, clients = _timing(costs.expected_rounds), _timing(costs.expected_clients)
-        yield f"A round was expected to take {rounds}, a device's part of it {clients}, {_grounds(costs.paced)}"
-
-
-def _grounds(paced: float) -> str:
-    """What expected times follow from."""
-    if not paced:
-        return "by links alone, as no device tells its pace"
-    return "by links and paces" if paced == 1 else f"by links, and paces that {paced:.0%} of the trainings have"
+        grounds = (
+            "by links and paces"
+            if costs.paced == 1
+            else f"by links, and paces that {costs.paced:.0%} of the trainings have"
+        )
+        yield f"A round was expected to take {rounds}, a device's part of it {clients}, {grounds}"
 
 
 def amount(number: float) -> str:

@@ -55,7 +55,7 @@ class Attendance:
                 yield f"client {name} is away: {one.reason}"
         for name, one in before.items():
             if one.kind in _SAID and (name not in self._away or self._away[name].kind not in _SAID):
-                yield f"client {name} is there again" if name in state.members else f"client {name} is forgotten"
+                yield f"client {name} is there again" if name in state.live.members else f"client {name} is forgotten"
 
     def awaited(self, state: RunState) -> tuple[str, ...]:
         """The clients that are away and whose answers the open round waits for: name, reason and when last heard."""

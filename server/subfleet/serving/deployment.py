@@ -16,6 +16,7 @@ from subfleet.protocol.topics import Topics
 from subfleet.serving.broker import try_broker
 from subfleet.serving.session import Server
 from subfleet.settings.run import Run
+from subfleet.tasks import Dataset
 from subfleet.transport.address import BrokerAddress, mqtt_client_id, parse_url
 from subfleet.transport.base import Transport
 from subfleet.transport.chunk_sizes import KNOWN_BROKERS, ChunkSizes, KnownBroker
@@ -49,6 +50,7 @@ class Deployment:
         broker: where one is that is there already; None starts an embedded one on loopback.
         embedded_port: of that one; 0 takes a free port.
         wait: for the broker, where it is not there at the start.
+        samples: the evaluation data, where somebody has read them.
     """
 
     run: Run
@@ -58,6 +60,7 @@ class Deployment:
     broker: BrokerAddress | None = None
     embedded_port: int = 0
     wait: bool = False
+    samples: Dataset | None = None
 
 
 @contextmanager
@@ -93,7 +96,15 @@ def deployed(
         link = ClaimingTransport(link, server_place(topics, run.name), tell=observer.say)
         link = RatedTransport(link, topics, Complaints(_LOG).note)
         sizes = ChunkSizes.remembered(KnownBroker(state / KNOWN_BROKERS, address.where))
-        server = Server(run, link, observer, state_folder=state, exports=deployment.exports, sizes=sizes)
+        server = Server(
+            run,
+            link,
+            observer,
+            state_folder=state,
+            exports=deployment.exports,
+            sizes=sizes,
+            samples=deployment.samples,
+        )
         checks = stack.enter_context(deployment.clients(address))
         watch = stack.enter_context(Watch([*checks, *mend], stop))
         if deployment.broker is not None:

@@ -83,6 +83,7 @@ class Server:
         state_folder: where the run lives; one server at a time.
         exports: the exporter. The caller closes it.
         sizes: of the chunks that come through the broker.
+        samples: the evaluation data; None reads those that the configuration names.
         clock: seconds, monotonic.
 
     Raises:
@@ -100,9 +101,10 @@ class Server:
         state_folder: Path,
         exports: Exports,
         sizes: ChunkSizes | None = None,
+        samples: Dataset | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        config, evaluation, validation = with_evaluation(config)
+        config, evaluation, validation = with_evaluation(config, samples)
         self._samples = evaluation
         self._config = config
         self._device = compute_device(config.device)
@@ -249,7 +251,7 @@ class Server:
         until_s = self._clock() + self._config.deadlines.linger_s
         while not stop.is_set() and self._clock() < until_s:
             self.step(_POLL_S)
-            if all(member.heard_s is None for member in self._state.members.values()):
+            if all(member.heard_s is None for member in self._state.live.members.values()):
                 break
 
     def _apply(self, event: Event) -> None:

@@ -5,18 +5,16 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from subfleet.elastic.families import FAMILIES, preset
-from subfleet.protocol.diagnosis import refusal_of
-from subfleet.protocol.errors import ConfigError, FileError, ProtocolError
-from subfleet.protocol.schema import to_plain
+from subfleet.elastic.families import FAMILIES
+from subfleet.protocol.errors import ConfigError, FileError, Problem, ProtocolError
+from subfleet.protocol.schema import Refused, problems_with, unknown_key, validated
 from subfleet.protocol.suggestion import did_you_mean
 from subfleet.protocol.toml import parse_toml
 from subfleet.settings.overrides import merged, parsed, with_override
 from subfleet.settings.published import Published, brought, published
 from subfleet.settings.run import Run
-from subfleet.settings.shipped import RUNS, shipped_text
+from subfleet.settings.shipped import shipped_names, shipped_text
 from subfleet.settings.sweeping import swept
-from subfleet.settings.validation import problems_with, validated
 
 __all__ = ["read_run", "read_runs"]
 
@@ -40,7 +38,7 @@ def read_runs(name_or_path: str | Path, overrides: Sequence[str] = (), seeds: Se
     """Read a TOML file, or a shipped one by its name; tables and keys are the fields of `Run`, and `[[sweep]]`.
 
     Args:
-        name_or_path: a file, or a name of `RUNS`.
+        name_or_path: a file, or a name of `shipped_names`.
         overrides: values in place of the file's, such as "training.learning_rate=0.1"; see `overrides`.
         seeds: in place of the file's; each is a run of its own.
 
@@ -57,14 +55,14 @@ def read_runs(name_or_path: str | Path, overrides: Sequence[str] = (), seeds: Se
 
 def _plain(name_or_path: str | Path, what: str, seen: tuple[str, ...] = ()) -> dict[str, Any]:
     """The plain settings of a file, upon those of the file that it is based on."""
-    named = str(name_or_path) in RUNS
+    named = str(name_or_path) in shipped_names()
     try:
         text = shipped_text(str(name_or_path)) if named else Path(name_or_path).read_text(encoding="utf-8")
         plain: dict[str, Any] = parse_toml(text)
     except OSError as error:
         raise FileError(
-            f"{what} cannot be read: {error.strerror}; name a file that exists, or one of {sorted(RUNS)}"
-            f"{did_you_mean(str(name_or_path), RUNS)}"
+            f"{what} cannot be read: {error.strerror}; name a file that exists, or one of {sorted(shipped_names())}"
+            f"{did_you_mean(str(name_or_path), shipped_names())}"
         ) from error
     except ValueError as error:
         raise ConfigError(f"{what} is not TOML: {error}; correct that line") from error
@@ -74,47 +72,43 @@ def _plain(name_or_path: str | Path, what: str, seen: tuple[str, ...] = ()) -> d
     here = (*seen, str(name_or_path))
     if not isinstance(base, str) or base in here:
         raise ConfigError(f"{what}: base is {base!r:.80}, but must name another file, or a run that we ship")
-    path = base if base in RUNS or named else Path(name_or_path).parent / base
+    path = base if base in shipped_names() or named else Path(name_or_path).parent / base
     return merged(_plain(path, f"{what}, base {base}", here), plain)
 
 
 def _checked(plain: dict[str, Any], what: str) -> Run:
-    plain, problems = _with_preset(plain)
-    plain, more = _with_networks(plain)
-    problems += more
-    if problems:
-        raise refusal_of(what, [*problems, *problems_with(Run, plain)])
-    return validated(Run, plain, what)
+    return validated(Run, _with_networks(_with_preset(plain)), what)
 
 
-def _with_preset(plain: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The configuration with the published network that `model.preset` names, and what is said of it besides."""
+def _with_preset(plain: dict[str, Any]) -> dict[str, Any]:
+    """The configuration with the published network that `model.preset` names."""
     model = plain.get("model")
     if not isinstance(model, dict) or "preset" not in model:
-        return plain, []
+        return plain
     try:
-        return {**plain, "model": published(model)}, []
+        return {**plain, "model": published(model)}
     except (ConfigError, ProtocolError) as error:
-        # Nothing is known of the network then: any other stands in for it, so that the rest of the file is heard.
-        stand_in = to_plain(preset("resnet18", input_shape=(3, 32, 32), class_count=10))
-        known = {field.name for kind in FAMILIES.values() for field in fields(kind)}
-        unknown = {key: value for key, value in model.items() if key not in known | stand_in.keys() | {"preset"}}
-        named = {key: model[key] for key in model.keys() & {field.name for field in fields(Published)}}
-        return {**plain, "model": stand_in | unknown}, problems_with(Published, named, "model") or [f"model: {error}"]
+        own = {field.name for field in fields(Published)}
+        known = own.union(field.name for kind in FAMILIES.values() for field in fields(kind))
+        problems = problems_with(Published, {key: model[key] for key in model.keys() & own})
+        unnamed = Problem(text=str(error), is_sentence=True)
+        unknown = (unknown_key(key, known) for key in sorted(model.keys() - known))
+        return {**plain, "model": Refused(problems=(*(problems or [unnamed]), *unknown))}
 
 
-def _with_networks(plain: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def _with_networks(plain: dict[str, Any]) -> dict[str, Any]:
     """The configuration with what its devices leave open of networks of their own."""
     fleet, model = plain.get("fleet"), plain.get("model")
     devices = fleet.get("devices") if isinstance(fleet, dict) else None
     if not isinstance(fleet, dict) or not isinstance(model, dict) or not isinstance(devices, list):
-        return plain, []
-    found, problems = [*devices], []
-    for place, device in enumerate(devices):
-        if isinstance(device, dict) and isinstance(device.get("network"), dict):
-            try:
-                found[place] = {**device, "network": brought(device["network"], model)}
-            except ConfigError as error:
-                problems.append(f"fleet.devices[{place}].network: {error}")
-                found[place] = {key: value for key, value in device.items() if key != "network"}
-    return {**plain, "fleet": {**fleet, "devices": found}}, problems
+        return plain
+    return {**plain, "fleet": {**fleet, "devices": [_with_network(device, model) for device in devices]}}
+
+
+def _with_network(device: Any, model: dict[str, Any]) -> Any:
+    if not isinstance(device, dict) or not isinstance(device.get("network"), dict):
+        return device
+    try:
+        return {**device, "network": brought(device["network"], model)}
+    except ConfigError as error:
+        return {**device, "network": Refused(problems=(Problem(text=str(error), is_sentence=True),))}

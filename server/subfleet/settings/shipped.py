@@ -1,38 +1,17 @@
-"""The runs that come with the package, by name."""
+"""The runs that come with the package: every TOML file in the folder `runs`, by its name."""
 
-from collections.abc import Mapping
+from functools import cache
 from importlib import resources
-from types import MappingProxyType
 
-__all__ = ["RUNS", "shipped_text"]
+__all__ = ["shipped_names", "shipped_text"]
 
-_METHODS = (
-    *(
-        "anycostfl",
-        "clustered",
-        "dynamic_selection",
-        "fedadam",
-        "fedadp",
-        "fedavg",
-        "federated_dropout",
-        "fedfa",
-        "fedoras",
-        "fedprox",
-    ),
-    *("fedrolex", "fedyogi", "fjord", "flexifed", "fluid", "heterofl", "nefl", "oort", "power_of_choice", "pyramidfl"),
-    *("fedtrans", "sattler", "standalone"),
-)
-_LEAGUE = ("league", "league-both", "league-depth", "league-width")
-_FEDTRANS = (
-    *("fedtrans-ablation", "fedtrans-game", "fedtrans-heterogeneity", "fedtrans-models", "fedtrans-sensitivity"),
-    "fedtrans-vit",
-)
-_FEDADP = ("fedadp-game", "fedadp-vgg", "fedadp-vgg-small")
-_KINDS = ("classification", "multi-label", "regression", "regression-several", "segmentation", "sequence")
-RUNS: Mapping[str, str] = MappingProxyType(
-    {name: f"{name}.toml" for name in ("quickstart", "fleet", *_METHODS, *_LEAGUE, *_FEDTRANS, *_FEDADP, *_KINDS)}
-)
-"""Name to file in the package's `runs` folder."""
+
+@cache
+def shipped_names() -> tuple[str, ...]:
+    """The names of the shipped runs, "quickstart" first and the others in alphabetical order."""
+    files = (file.name for file in (resources.files("subfleet.settings") / "runs").iterdir())
+    names = (name.removesuffix(".toml") for name in files if name.endswith(".toml"))
+    return tuple(sorted(names, key=lambda name: (name != "quickstart", name)))
 
 
 def shipped_text(name: str) -> str:
@@ -41,4 +20,6 @@ def shipped_text(name: str) -> str:
     Raises:
         KeyError: there is none of that name.
     """
-    return (resources.files("subfleet.settings") / "runs" / RUNS[name]).read_text(encoding="utf-8")
+    if name not in shipped_names():
+        raise KeyError(name)
+    return (resources.files("subfleet.settings") / "runs" / f"{name}.toml").read_text(encoding="utf-8")

@@ -30,11 +30,11 @@ from subfleet.folding.folding import Folding
 from subfleet.folding.updates import subnet_weights
 from subfleet.folding.views import Views
 from subfleet.methods import AnyMethod
+from subfleet.methods.aggregator import Participant
 from subfleet.methods.fedadp import FedADP
 from subfleet.methods.fedavg import FedAvg
 from subfleet.methods.flexifed import FlexiFed
 from subfleet.methods.heterofl import HeteroFL
-from subfleet.methods.roles import Participant
 from subfleet.protocol.errors import ConfigError
 from subfleet.rounds.terms import Terms
 from subfleet.testing.rounds import MODEL, Client, config_with, every_size, first_state, play, seat_of, terms_with

@@ -26,14 +26,13 @@ from subfleet.elastic.server_optimisers import SERVER_OPTIMISERS, AnyServerOptim
 from subfleet.elastic.teaching import DistillationSettings
 from subfleet.folding.folding import Folding
 from subfleet.methods import AnyMethod
-from subfleet.methods.aggregator import as_aggregated
+from subfleet.methods.aggregator import Participant, as_aggregated
 from subfleet.methods.dynamic_selection import DynamicSelection
 from subfleet.methods.fedfa import FedFA
 from subfleet.methods.fjord import FjORD
 from subfleet.methods.flexifed import FlexiFed
 from subfleet.methods.heterofl import HeteroFL
 from subfleet.methods.nefl import NeFL
-from subfleet.methods.roles import Participant
 from subfleet.methods.standalone import Standalone
 from subfleet.methods.techniques import NormPolicy
 from subfleet.protocol.training import ObjectiveSettings, TrainingSettings

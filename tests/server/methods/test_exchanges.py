@@ -21,8 +21,10 @@ from subfleet.elastic.network import Family, Network
 from subfleet.elastic.replication import Replication
 from subfleet.folding.updates import subnet_weights
 from subfleet.folding.views import Views
+from subfleet.methods.aggregator import Participant
+from subfleet.methods.assigner import Assigner
 from subfleet.methods.describing import MethodInfo, Setting
-from subfleet.methods.roles import Assigner, Participant, Roles
+from subfleet.methods.roles import Roles
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.testing import MethodContract
 from subfleet.testing.rounds import MODEL, Client, change_of, every_size, first_state, play, terms_with

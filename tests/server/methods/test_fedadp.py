@@ -18,9 +18,9 @@ from subfleet.elastic.network import Network
 from subfleet.elastic.replication import Replication, size_in
 from subfleet.elastic.resizing import settings_of_size
 from subfleet.folding.views import Views
+from subfleet.methods.aggregator import Participant
 from subfleet.methods.fedadp import FedADP, _succeed
 from subfleet.methods.fedavg import FedAvg
-from subfleet.methods.roles import Participant
 from subfleet.methods.uniting import Succession
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.schema import from_plain

@@ -12,9 +12,10 @@ from subfleet.elastic.cost import estimate_cost, part_costs
 from subfleet.elastic.lineage import Chosen, Drawn, Lineage
 from subfleet.elastic.merges import CoordinateMedian
 from subfleet.elastic.teaching import DistillationSettings
+from subfleet.methods.aggregator import Participant
+from subfleet.methods.assigner import Assignment
 from subfleet.methods.fedoras import FedorAS
 from subfleet.methods.path_search import Generation, ProposalContext, ScoredGeneration
-from subfleet.methods.roles import Assignment, Participant
 from subfleet.methods.run_networks import StandingContext
 from subfleet.methods.selector import AvailableClient, SelectionContext
 from subfleet.methods.subspacing import drawn_tier, supernet_tiers

@@ -1,10 +1,11 @@
 """The pages about methods agree with their code."""
 
 import dataclasses
+import importlib.util
 import re
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import pytest
 
@@ -17,6 +18,17 @@ from subfleet.testing.subnets import same_bits
 ROOT = Path(__file__).resolve().parents[3]
 
 
+def _script() -> ModuleType:
+    """What writes a method's section."""
+    spec = importlib.util.spec_from_file_location("method_section", ROOT / "scripts" / "method_section.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+SCRIPT = _script()
 PAGE = (ROOT / "docs/reference/methods.md").read_text(encoding="utf-8")
 METHOD_SECTIONS = dict(re.findall(r"^### (\w+)\n(.*?)(?=^##|\Z)", PAGE, re.MULTILINE | re.DOTALL))
 
@@ -43,8 +55,15 @@ def test_a_section_has_every_parameter_with_its_default(name: str) -> None:
     elsewhere = {path for path, default in rows.items() if default == "`{...}`"}
     for path, default in rows.items():
         value = attrgetter(path)(kind())
-        assert dataclasses.is_dataclass(value) if path in elsewhere else default == _cell(value), path
+        assert dataclasses.is_dataclass(value) if path in elsewhere else default == SCRIPT.cell(value), path
     assert rows.keys() - elsewhere == {path for path in kind.INFO.published if path.partition(".")[0] not in elsewhere}
+
+
+def test_the_script_writes_what_a_section_needs() -> None:
+    row, section = SCRIPT.overview_row(METHODS["fluid"]), SCRIPT.section(METHODS["fluid"])
+    assert row == "| [`fluid`](#fluid) | ... | width |"
+    for line in section.splitlines():  # meanings and what it does are written by hand
+        assert line.rpartition(" | ")[0].removesuffix("...") in PAGE, line
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -54,23 +73,6 @@ def test_a_section_has_the_departures_of_the_defaults(name: str) -> None:
     departures = [" ".join(item.split()) for item in re.split(r"^- ", listed, flags=re.MULTILINE)[1:]]
     assert departures == list(departures_of(kind(), Setting()))
     assert ("it is **exact**" in section) == (not departures)
-
-
-def _cell(value: object) -> str:
-    """A default as the page's tables have it: TOML in backticks, or none."""
-    return "none" if value is None else f"`{_toml(value)}`"
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, tuple):
-        return f"[{', '.join(map(str, value))}]"
-    if dataclasses.is_dataclass(value):
-        kind = [f'type = "{value.TYPE}"'] if hasattr(value, "TYPE") else []
-        changed = [field for field in dataclasses.fields(value) if getattr(value, field.name) != field.default]
-        return f"{{ {', '.join([*kind, *(f'{one.name} = {_toml(getattr(value, one.name))}' for one in changed)])} }}"
-    return f'"{value}"' if isinstance(value, str) else str(value)
 
 
 def test_the_method_of_the_recipe_works(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from subfleet.elastic.maps import extract
 from subfleet.methods import AnyMethod
 from subfleet.methods.aggregator import as_aggregated
 from subfleet.methods.anycostfl import AnycostFL
+from subfleet.methods.assigner import Draw
 from subfleet.methods.fedadam import FedAdam
 from subfleet.methods.federated_dropout import FederatedDropout
 from subfleet.methods.fedfa import FedFA
@@ -22,7 +23,6 @@ from subfleet.methods.fjord import FjORD
 from subfleet.methods.flexifed import FlexiFed
 from subfleet.methods.heterofl import HeteroFL
 from subfleet.methods.nefl import NeFL
-from subfleet.methods.roles import Draw
 from subfleet.methods.standalone import Standalone
 from subfleet.programs.export_requests import train_request
 from subfleet.protocol.subnet import Explicit, Roll, SubnetSpec

@@ -28,8 +28,9 @@ from subfleet.elastic.teaching import DistillationSettings
 from subfleet.export.steps import Student
 from subfleet.folding.views import Views
 from subfleet.methods import METHODS, AnyMethod
+from subfleet.methods.aggregator import Participant
 from subfleet.methods.anycostfl import AnycostFL
-from subfleet.methods.assigner import WrittenSize
+from subfleet.methods.assigner import Draw, WrittenSize
 from subfleet.methods.dynamic_selection import DynamicSelection
 from subfleet.methods.fedavg import FedAvg
 from subfleet.methods.federated_dropout import FederatedDropout
@@ -38,7 +39,6 @@ from subfleet.methods.fedrolex import FedRolex
 from subfleet.methods.fjord import FjORD
 from subfleet.methods.heterofl import HeteroFL
 from subfleet.methods.nefl import NeFL
-from subfleet.methods.roles import Draw, Participant
 from subfleet.methods.techniques import NormPolicy, Techniques
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import Roll, SubnetSpec

@@ -16,7 +16,7 @@ from safetensors.torch import load
 from server.server_rig import World, config, fleet
 
 from subfleet.elastic.model_state import unpacked
-from subfleet.methods.roles import Participant
+from subfleet.methods.aggregator import Participant
 from subfleet.protocol.task import Train
 from subfleet.testing import MethodContract
 from subfleet.testing.rounds import MODEL, Client, change_of, first_state, play, terms_with, with_steps

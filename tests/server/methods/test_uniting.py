@@ -22,10 +22,10 @@ from subfleet.folding.evolution import evolved
 from subfleet.folding.folding import Folding
 from subfleet.folding.views import Views
 from subfleet.methods import AnyMethod, uniting
+from subfleet.methods.aggregator import Participant
 from subfleet.methods.clustered import Clustered
 from subfleet.methods.fedadp import FedADP
 from subfleet.methods.flexifed import FlexiFed
-from subfleet.methods.roles import Participant
 from subfleet.methods.run_networks import BeginContext, Evolution, EvolutionContext
 from subfleet.methods.sizes import SLICES, architecture_id
 from subfleet.methods.standalone import Standalone

@@ -132,7 +132,9 @@ def run_batch(  # noqa: PLR0913 - what may take the place of a part, beside the 
         tasks.write_npz(evaluation, gathered.evaluation)
         link, notes = CountingTransport(broker.client("server")), _Notes(observer or Unobserved())
         state, described = folder / "server", _served(gathered, evaluation)
-        server = Server(described, link, notes, state_folder=state, exports=exports, clock=clock)
+        server = Server(
+            described, link, notes, state_folder=state, exports=exports, clock=clock, samples=gathered.evaluation
+        )
         topics = Topics(gathered.run.fleet.name)
         able = {**shared, **(trainers or {})}
         devices = [

@@ -1,0 +1,59 @@
+"""Writes what docs/reference/methods.md has of a method, as far as its class knows: a row of the overview, a section.
+
+Example: python scripts/method_section.py fedprox
+"""
+
+import dataclasses
+import inspect
+import re
+import sys
+from operator import attrgetter
+from typing import Any
+
+from subfleet.methods import METHODS, Method
+from subfleet.methods.describing import Setting, departures_of
+
+EXACT = "With the default parameters it is **exact**: it does what the paper says."
+
+
+def toml(value: Any) -> str:
+    """A value as a configuration has it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(str, value))}]"
+    if dataclasses.is_dataclass(value):
+        kind = [f'type = "{value.TYPE}"'] if hasattr(value, "TYPE") else []
+        changed = [field for field in dataclasses.fields(value) if getattr(value, field.name) != field.default]
+        return f"{{ {', '.join([*kind, *(f'{one.name} = {toml(getattr(value, one.name))}' for one in changed)])} }}"
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def cell(value: object) -> str:
+    """A default in a table: TOML in backticks, or none."""
+    return "none" if value is None else f"`{toml(value)}`"
+
+
+def overview_row(kind: type[Method]) -> str:
+    """The row of the overview, without the line that says what the method does."""
+    return f"| [`{kind.TYPE}`](#{kind.TYPE}) | ... | {', '.join(kind.INFO.varies)} |"
+
+
+def section(kind: type[Method]) -> str:
+    """The section, without what the method does and when to use it; meanings are those of the class's docstring."""
+    info, method = kind.INFO, kind()
+    meanings = dict(re.findall(r"^    (\w+): (.+(?:\n {8,}.+)*)", inspect.getdoc(kind) or "", re.MULTILINE))
+    rows = [
+        f"| `{path}` | {cell(attrgetter(path)(method))} | {' '.join(meanings.get(path, '...').split())} |"
+        for path in info.published
+    ]
+    listed = "\n".join(f"- {one}" for one in departures_of(method, Setting()))
+    fidelity = f"**By default it differs from the paper:**\n\n{listed}" if listed else EXACT
+    table = ["\n".join(["| parameter | default | meaning |", "|---|---|---|", *rows])] if rows else []
+    parts = [f"### {kind.TYPE}", f"**{info.title}** ({info.paper}).", "...", "**Use it** ...", *table, fidelity]
+    return "\n\n".join(parts)
+
+
+if __name__ == "__main__":
+    named = METHODS.named(sys.argv[1])
+    sys.stdout.write(f"{overview_row(named)}\n\n{section(named)}\n")
