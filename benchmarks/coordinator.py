@@ -43,9 +43,9 @@ from subfleet.methods.fedoras import FedorAS
 from subfleet.programs.export_requests import train_request
 from subfleet.protocol.training import TrainingSettings
 from subfleet.serving.terms import terms_of
-from subfleet.settings.evaluations import Evaluations
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
+from subfleet.settings.timing import Evaluations
 
 RESULTS = Path(__file__).parent / "results" / "coordinator.md"
 MODEL: Family = PreactResNet(input_shape=(3, 32, 32), class_count=10, widths=(64, 128, 256, 512), depths=(2, 2, 2, 2))

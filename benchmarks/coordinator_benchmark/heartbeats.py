@@ -16,8 +16,9 @@ from subfleet.protocol.messages import encode
 from subfleet.protocol.topics import Topics
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Tick
+from subfleet.rounds.live import LiveState, Member
 from subfleet.rounds.persistent import PersistentMap
-from subfleet.rounds.state import Member, RunState
+from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
 from subfleet.serving.session import Server
 from subfleet.settings.run import Run
@@ -28,12 +29,12 @@ __all__ = ["bytes_per_member", "heartbeat_us", "server_heartbeat_us"]
 _BEATS, _TRIES = 2000, 7
 
 
-def _members(terms: Terms, count: int) -> PersistentMap[Member]:
-    return PersistentMap(
-        {
-            name: Member(profile=profile(terms, name), session_id=f"{name}-1", heard_s=1.0, noted_s=1.0)
-            for name in (f"client{number}" for number in range(count))
-        }
+def _fleet(terms: Terms, count: int) -> RunState:
+    names = [f"client{number}" for number in range(count)]
+    members = {name: Member(session_id=f"{name}-1", heard_s=1.0, noted_s=1.0) for name in names}
+    return RunState(
+        profiles=PersistentMap({name: profile(terms, name) for name in names}),
+        live=LiveState(members=PersistentMap(members)),
     )
 
 
@@ -45,7 +46,7 @@ def heartbeat_us(terms: Terms, count: int, *, spoil: bool) -> float:
         count: of the members.
         spoil: copy all members with each heartbeat.
     """
-    state, _ = step(terms, RunState(members=_members(terms, count)), Tick(), 1.0)
+    state, _ = step(terms, _fleet(terms, count), Tick(), 1.0)
     beats = [presence(f"client{7 * number % count}") for number in range(_BEATS if not spoil else 50)]
     took = []
     for _ in range(_TRIES):
@@ -53,7 +54,8 @@ def heartbeat_us(terms: Terms, count: int, *, spoil: bool) -> float:
         for beat in beats:
             state, _ = step(terms, state, beat, 2.0)
             if spoil:
-                state = replace(state, members=PersistentMap({**state.members}))
+                live = replace(state.live, members=PersistentMap({**state.live.members}))
+                state = replace(state, live=live)
         took.append(1e6 * (time.thread_time() - begun_s) / len(beats))
     return median(took)
 
@@ -61,10 +63,10 @@ def heartbeat_us(terms: Terms, count: int, *, spoil: bool) -> float:
 def bytes_per_member(terms: Terms, count: int) -> float:
     """Memory of a state for each of so many members, their profiles included."""
     tracemalloc.start()
-    members = _members(terms, count)
+    fleet = _fleet(terms, count)
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    return held / len(members)
+    return held / len(fleet.profiles)
 
 
 class _Nothing:
@@ -122,9 +124,9 @@ def server_heartbeat_us(config: Run, terms: Terms, count: int, folder: Path) -> 
         for name in names:
             say("presence", name, encode(presence(name)))
             say("profile", name, encode(profile(terms, name)))
-            if len(server.state.members) % 100 == 0:
+            if len(server.state.live.members) % 100 == 0:
                 server.step(0.0)
-        while len(server.state.members) < count or any(one.profile is None for one in server.state.members.values()):
+        while len(server.state.profiles) < count:
             server.step(0.0)
         took = []
         for _ in range(_TRIES):

@@ -20,8 +20,8 @@ from step_benchmark.programs import ProgramStep
 from step_benchmark.stepping import Start
 from subfleet.protocol.programs import Program
 from subfleet.protocol.silence import imported
-from subfleet.trainers.onnx_session import OnnxSession
-from subfleet.trainers.sessions import Array, RunProgram, SessionLayout, StepSession, hosted
+from subfleet.trainers.onnx import OnnxRuntime
+from subfleet.trainers.runtime import Array, CopiedPrograms, RunArrays
 
 onnxruntime = imported("onnxruntime")
 STEPS = 12
@@ -67,30 +67,36 @@ def _table(title: str, kind: str, times_ms: Sequence[tuple[str, float]], total_m
 
 def _profile_onnx(program: Program, start: Start, samples: Samples, threads: int) -> list[Event]:
     """Through ONNX Runtime's own profiler, with the trainer's settings."""
-    sessions: list[onnxruntime.InferenceSession] = []
     with tempfile.TemporaryDirectory() as folder:
-
-        def open_profiled(opened: Program, layout: SessionLayout, count: int) -> StepSession:
-            options = onnxruntime.SessionOptions()
-            options.intra_op_num_threads = count
-            options.inter_op_num_threads = 1
-            options.enable_mem_pattern = False
-            options.enable_mem_reuse = False
-            options.add_session_config_entry("session.intra_op.allow_spinning", "1" if threads > 1 else "0")
-            options.add_session_config_entry("session.force_spinning_stop", "1")
-            options.enable_profiling = True
-            options.profile_file_prefix = str(Path(folder) / "step")
-            providers = ["CPUExecutionProvider"]
-            sessions.append(onnxruntime.InferenceSession(bytes(opened.body), options, providers=providers))
-            return OnnxSession(onnxruntime, sessions[0], opened.manifest, layout)
-
-        step = ProgramStep(program, start, threads=threads, opener=open_profiled)
+        profiled: Any = _Profiled(f"{folder}/step")
+        step = ProgramStep(program, start, threads=threads, programs=OnnxRuntime(profiled, "cpu").programs(threads))
         batch = step.prepare(samples)
         for _ in range(STEPS):
             step.step(batch)
         step.finish()
-        records = json.loads(Path(sessions[0].end_profiling()).read_text())
+        records = json.loads(Path(profiled.sessions[0].end_profiling()).read_text())
     return _onnx_events(records)
+
+
+class _Profiled:
+    """The package `onnxruntime`, whose sessions profile what they run."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self.sessions: list[onnxruntime.InferenceSession] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(onnxruntime, name)
+
+    def SessionOptions(self) -> Any:  # noqa: N802 - the package's name
+        options = onnxruntime.SessionOptions()
+        options.enable_profiling = True
+        options.profile_file_prefix = self._prefix
+        return options
+
+    def InferenceSession(self, *arguments: Any, **named: Any) -> Any:  # noqa: N802 - likewise
+        self.sessions.append(onnxruntime.InferenceSession(*arguments, **named))
+        return self.sessions[-1]
 
 
 def _onnx_events(records: Sequence[Mapping[str, object]]) -> list[Event]:
@@ -128,7 +134,7 @@ def _profile_executorch(program: Program, start: Start, samples: Samples, thread
     body = bytes(program.body)
     module = portable_lib._load_for_executorch_from_buffer(body, enable_etdump=True)  # noqa: SLF001 - likewise
 
-    def load(loaded: Program, _: int) -> RunProgram:
+    def load(loaded: Program, _: int) -> RunArrays:
         names = [value.name for value in loaded.manifest.inputs]
         results = [value.name for value in loaded.manifest.outputs]
 
@@ -138,7 +144,7 @@ def _profile_executorch(program: Program, start: Start, samples: Samples, thread
 
         return run
 
-    step = ProgramStep(program, start, threads=threads, opener=hosted(load))
+    step = ProgramStep(program, start, threads=threads, programs=CopiedPrograms(load, threads))
     batch = step.prepare(samples)
     for _ in range(STEPS):
         step.step(batch)

@@ -1,4 +1,4 @@
-"""Exported programs: written by the exporter, run by the trainers' own sessions, found again in the cache."""
+"""Exported programs: written by the exporter, run by the trainer's own sessions, found again in the cache."""
 
 import statistics
 import tempfile
@@ -21,9 +21,12 @@ from subfleet.export.steps import SampleSpec, training_step
 from subfleet.protocol.programs import Program, encode_program
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
-from subfleet.trainers import executorch, onnx
-from subfleet.trainers.sessions import OpenSession, SessionLayout, StepSession
-from subfleet.trainers.step_layout import step_layout
+from subfleet.trainers.executorch import load_executorch
+from subfleet.trainers.loaded import Loaded
+from subfleet.trainers.onnx import load_onnx
+from subfleet.trainers.program_layout import places_of, read_layout
+from subfleet.trainers.runtime import Programs, Runtime
+from subfleet.trainers.session import Session
 
 Array = npt.NDArray[np.generic]
 TARGETS = ("onnx", "executorch")
@@ -76,27 +79,36 @@ def cached_lookup_ms(program: Program) -> tuple[float, float]:
     return times_ms[0], statistics.median(times_ms[1:])
 
 
-def open_session(program: Program, layout: SessionLayout, threads: int) -> StepSession:
-    """The session that a device's trainer trains with, with the trainer's own settings."""
-    if program.manifest.target == "onnx":
-        runtime = onnx._prepare("cpu")  # noqa: SLF001 - what the trainer does, without its data and files
-        return onnx._open(runtime, "cpu", program, layout, threads)  # noqa: SLF001
-    return executorch.find_runtime().open_session(program, layout, threads)
+def load_runtime(target: str) -> Runtime:
+    """The runtime that a device's trainer trains with, with the trainer's own settings."""
+    return load_onnx("cpu") if target == "onnx" else load_executorch()
 
 
 class ProgramStep:
     """A loaded program with its carried tensors, run as a device's trainer does. See `Stepper`."""
 
-    def __init__(self, program: Program, start: Start, *, threads: int, opener: OpenSession = open_session) -> None:
-        self._layout = step_layout(program.manifest)
-        self._session = opener(program, self._layout, threads)
-        self._stored = {value.name: start.state[value.tensor].numpy() for value in self._layout.stored}
+    def __init__(self, program: Program, start: Start, *, threads: int, programs: Programs | None = None) -> None:
+        target = program.manifest.target
+        programs = load_runtime(target).programs(threads) if programs is None else programs
+        whole = read_layout(program.manifest)
+        load = programs.open(program)
+        self._layout = whole.for_training
+        self._loaded = Loaded(
+            sha256="",
+            target=target,
+            threads=threads,
+            layout=whole,
+            programs=programs,
+            runs={name: load(name) for name in whole.programs},
+        )
+        self._path = tuple(places_of(whole.chain.links))
+        self._weights = {value.tensor: start.state[value.tensor].numpy() for value in self._layout.stored}
         self._constants: dict[str, Array] = {self._layout.learning_rate.name: np.array(start.learning_rate, np.float32)}
         self.begin()
 
     def begin(self) -> None:
         """Start from the first weights."""
-        self._session.begin(self._stored, self._constants)
+        self._session = Session(self._loaded, self._loaded.layout.chain.links, self._weights, self._constants)
 
     def prepare(self, samples: Samples) -> dict[str, Array]:
         """A batch as the program takes it: a smaller one is padded with its first sample, and masked."""
@@ -111,13 +123,13 @@ class ProgramStep:
 
     def step(self, batch: Mapping[str, Array]) -> float:
         """Take one step; the loss before it."""
-        return float(self._session.step(batch)[self._layout.loss])
+        return float(self._session.step(self._path, batch)[self._layout.loss])
 
     def finish(self) -> Weights:
         """Parameters and floating buffers as they stand."""
-        stored = self._session.finish()
+        found = self._session.finish()
         return {
-            value.tensor: np.array(stored[value.name], np.float64)
+            value.tensor: np.array(found[value.tensor], np.float64)
             for value in self._layout.stored
             if value.dtype == "F32"
         }

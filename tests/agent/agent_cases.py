@@ -3,12 +3,20 @@
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-from subfleet.agent.actions import Action, Measure
-from subfleet.agent.events import BlobArrived, EvaluationEnded, Event, LinkUp, Measured, Received, Scored, Trained
-from subfleet.agent.saved import Saved
-from subfleet.agent.states import AgentSettings, AgentState
+from subfleet.agent.actions import Action, Measure, MeasureForRound, MeasureForTask, Weigh
+from subfleet.agent.events import (
+    BlobArrived,
+    EvaluationEnded,
+    Event,
+    LinkUp,
+    Measured,
+    Received,
+    Scored,
+    Trained,
+    Weighed,
+)
+from subfleet.agent.states import AgentSettings, AgentState, Saved
 from subfleet.agent.stepping import start, step
-from subfleet.agent.weighing import Weigh, Weighed
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.calibration import Calibration, NormLayer
 from subfleet.protocol.candidate_scores import CandidateScore
@@ -173,7 +181,7 @@ class Agent:
     def measured(self, measure: Measure) -> Measured:
         return Measured(
             measure=measure,
-            log_time_s=measure.log_time_s,
+            log_time_s=log_time_of(measure),
             reading=Reading(memory_free_bytes=self.free_bytes, downlink_bps=self.downlink_bps),
             memory_budget_bytes=self.free_bytes // 2,
         )
@@ -207,6 +215,16 @@ class Agent:
 
     def finish(self, task: Task) -> tuple[Action, ...]:
         return self.step(Trained(task_id=task.task_id, result=RESULT, blob=blob(f"update {task.task_id}")))
+
+
+def log_time_of(measure: Measure) -> float | None:
+    """Where a replayed log is to be read."""
+    match measure:
+        case MeasureForRound(info=info):
+            return info.log_time_s
+        case MeasureForTask(log_time_s=log_time_s):
+            return log_time_s
+    return None
 
 
 def connected(**changes: Any) -> Agent:

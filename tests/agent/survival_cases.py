@@ -4,10 +4,9 @@ from dataclasses import dataclass, field, replace
 
 from agent.agent_cases import Agent, announce, one, profile, train_task
 
-from subfleet.agent.actions import Action, Keep, Measure, Publish, Save, Train
+from subfleet.agent.actions import Action, Keep, MeasureForRound, Publish, Save, StartWork
 from subfleet.agent.events import LinkUp, Stopping, Tick
-from subfleet.agent.saved import Saved
-from subfleet.agent.states import AgentSettings
+from subfleet.agent.states import AgentSettings, Saved
 from subfleet.protocol.messages import Refusal, Task, Telemetry
 from subfleet.protocol.readings import LogLow
 
@@ -39,7 +38,7 @@ class Board:
         for action in actions:
             if isinstance(action, Save):
                 self.disk = action.saved
-            elif isinstance(action, Train):
+            elif isinstance(action, StartWork):
                 assert self.disk.survival.working is not None, "a work is written down before it is begun"
                 assert self.disk.survival.working.task_id == action.task.task_id
                 self.begun.append(action.task.task_id)
@@ -56,7 +55,7 @@ class Board:
     def measure(self, number: int, log_low_bytes: int | None = None) -> Telemetry:
         """What the device tells at the announcement of a round."""
         actions = self.note(self.agent.step_heard(announce(number)))
-        measured = self.agent.measured(one(actions, Measure))
+        measured = self.agent.measured(one(actions, MeasureForRound))
         if log_low_bytes is not None:
             measured = replace(measured, log_low=LogLow(memory_budget_bytes=log_low_bytes))
         message = one(self.note(self.agent.step(measured)), Keep).message

@@ -16,10 +16,9 @@ from agent.agent_cases import (
     train_task,
 )
 
-from subfleet.agent.actions import Fetch, Keep, Measure, Prune, Publish, Save, Settle, StopTraining, Train
+from subfleet.agent.actions import Fetch, Keep, MeasureForTask, Prune, Publish, Save, Settle, StartWork, StopWork
 from subfleet.agent.events import WorkFailed
-from subfleet.agent.saved import Saved
-from subfleet.agent.states import AgentSettings
+from subfleet.agent.states import AgentSettings, Saved
 from subfleet.protocol.messages import Evaluated, Receipt, Refusal, Task, Update
 from subfleet.protocol.schema import from_plain, to_plain
 
@@ -43,8 +42,8 @@ def test_an_evaluation_from_task_to_receipt() -> None:
         blob("weights e1"),
     }
     actions = agent.fetch_all()
-    assert one(actions, Measure).purpose == "task"
-    assert (one(actions, Train).task, one(actions, Train).memory_limit_bytes) == (task, 1000)
+    assert one(actions, MeasureForTask)
+    assert (one(actions, StartWork).task, one(actions, StartWork).memory_limit_bytes) == (task, 1000)
     agent.now_s += 7.0
     actions = agent.evaluate(task)
     message = one(actions, Keep).message
@@ -85,11 +84,11 @@ def test_a_training_follows_in_the_same_round_and_takes_the_place_of_an_evaluati
     agent = connected()
     agent.train(evaluate_task())
     agent.evaluate(evaluate_task())
-    assert one(agent.train(train_task()), Train).task.work.TYPE == "train"
+    assert one(agent.train(train_task()), StartWork).task.work.TYPE == "train"
     assert isinstance(one(agent.finish(train_task()), Keep).message, Update)
     other = connected()
     other.train(evaluate_task())
-    assert one(other.train(train_task()), StopTraining).task_id == "e1"
+    assert one(other.train(train_task()), StopWork).task_id == "e1"
     actions = other.evaluate(evaluate_task())
     assert not any(isinstance(action, Keep) for action in actions)
     assert other.state.running is None
@@ -104,7 +103,7 @@ def test_a_device_without_held_out_data_says_so_at_once() -> None:
     assert refusal.reason == "data"
     assert refusal.detail == "this device has no held-out data to evaluate on; name some with --held-out when it joins"
     assert not any(isinstance(action, Fetch) for action in actions), "nothing is fetched for it"
-    assert one(agent.train(train_task("t2")), Train).task.work.TYPE == "train"
+    assert one(agent.train(train_task("t2")), StartWork).task.work.TYPE == "train"
 
 
 @pytest.mark.parametrize(
@@ -118,7 +117,7 @@ def test_an_evaluation_that_the_device_cannot_do_is_refused(task: Task, reason: 
     agent = connected()
     actions = agent.train(task)
     assert one(actions, Keep).message.reason == reason
-    assert not any(isinstance(action, Train) for action in actions)
+    assert not any(isinstance(action, StartWork) for action in actions)
 
 
 def test_an_evaluation_that_fails_is_refused() -> None:
@@ -143,7 +142,7 @@ def test_a_new_start_sends_kept_evaluations_again_and_does_unanswered_ones_anew(
     agent = connected()
     agent.train(evaluate_task())
     again = connected(saved=agent.state.saved())
-    assert one(again.hear(announce(1, "train")) + again.fetch_all(), Train).task == evaluate_task()
+    assert one(again.hear(announce(1, "train")) + again.fetch_all(), StartWork).task == evaluate_task()
     message = one(again.evaluate(evaluate_task()), Keep).message
     once_more = Agent(saved=again.state.saved())
     assert once_more.first == (Keep(message=message),)
@@ -152,7 +151,7 @@ def test_a_new_start_sends_kept_evaluations_again_and_does_unanswered_ones_anew(
 def test_an_evaluation_writes_nothing_to_the_disk_but_what_it_fetches() -> None:
     fetched_bytes = sum(part.size_bytes for part in evaluate_task().blobs)
     agent = connected(room_bytes=fetched_bytes)
-    assert one(agent.train(evaluate_task()), Train).task == evaluate_task()
+    assert one(agent.train(evaluate_task()), StartWork).task == evaluate_task()
     assert one(connected(room_bytes=fetched_bytes - 1).train(evaluate_task()), Keep).message.reason == "disk"
     assert one(connected(room_bytes=fetched_bytes).train(train_task()), Keep).message.reason == "disk"
 

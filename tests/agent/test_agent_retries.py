@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from agent.agent_cases import announce, connected, deploy_task, kinds, one, train_task
 
-from subfleet.agent.actions import Fetch, Keep, Measure, Publish, Settle, StopTraining
+from subfleet.agent.actions import Fetch, Keep, MeasureForRound, Publish, Settle, StopWork
 from subfleet.protocol.messages import Receipt, RoundInfo
 
 
@@ -17,7 +17,7 @@ def test_a_round_that_is_tried_again_is_answered_again_at_its_new_log_time() -> 
     agent = connected()
     first = one(agent.hear(announce(1)), Keep).message
     actions = agent.hear(again())
-    assert one(actions, Measure).log_time_s == 20.0
+    assert one(actions, MeasureForRound).info.log_time_s == 20.0
     assert one(actions, Settle).message_id == first.message_id
     second = one(actions, Keep).message
     assert (second.round, second.retry, second.log_time_s) == (1, 1, 20.0)
@@ -52,7 +52,7 @@ def test_a_training_of_an_earlier_try_is_stopped_when_the_next_one_is_announced(
     agent = connected()
     task = train_task()
     agent.train(task)
-    assert one(agent.hear(again(1)), StopTraining).task_id == task.task_id
+    assert one(agent.hear(again(1)), StopWork).task_id == task.task_id
     assert agent.state.job is None
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from agent.agent_cases import SCORES, Agent, announce, blob, connected, deploy_task, one, score_task, train_task
 
-from subfleet.agent.actions import Fetch, Keep, Measure, Prune, Publish, Save, Settle, StopTraining, Train
+from subfleet.agent.actions import Fetch, Keep, MeasureForTask, Prune, Publish, Save, Settle, StartWork, StopWork
 from subfleet.agent.events import Scored
 from subfleet.protocol.candidate_scores import CandidateScore
 from subfleet.protocol.messages import Receipt, Scores, Task, Update, decode, encode
@@ -30,8 +30,8 @@ def test_candidates_from_task_to_receipt() -> None:
     wanted = {blob("program"), blob("weights s1 a"), blob("weights s1 b")}
     assert {action.blob for action in agent.hear(task) if isinstance(action, Fetch)} == wanted
     actions = agent.fetch_all()
-    assert one(actions, Measure).purpose == "task"
-    assert (one(actions, Train).task, one(actions, Train).memory_limit_bytes) == (task, 1000)
+    assert one(actions, MeasureForTask)
+    assert (one(actions, StartWork).task, one(actions, StartWork).memory_limit_bytes) == (task, 1000)
     assert agent.state.saved().blobs() == {one.sha256 for one in wanted}
     agent.now_s += 7.0
     actions = agent.score(task)
@@ -49,14 +49,14 @@ def test_candidates_come_again_as_a_duplicate_and_the_training_follows_in_the_sa
     assert one(agent.hear(score_task()), Publish) == duplicate(score_task())
     agent.score(score_task())
     assert agent.hear(score_task()) == (duplicate(score_task()),)
-    assert one(agent.train(train_task()), Train).task.work.TYPE == "train"
+    assert one(agent.train(train_task()), StartWork).task.work.TYPE == "train"
     assert isinstance(one(agent.finish(train_task()), Keep).message, Update)
 
 
 def test_a_training_takes_the_place_of_candidates_and_their_scores_are_thrown_away() -> None:
     agent = connected()
     agent.train(score_task())
-    assert one(agent.train(train_task()), StopTraining).task_id == "s1"
+    assert one(agent.train(train_task()), StopWork).task_id == "s1"
     actions = agent.score(score_task())
     assert not any(isinstance(action, Keep) for action in actions)
     assert agent.state.running is None
@@ -73,7 +73,7 @@ def test_candidates_that_the_device_cannot_try_are_refused(task: Task, reason: s
     agent = connected()
     actions = agent.train(task)
     assert one(actions, Keep).message.reason == reason
-    assert not any(isinstance(action, Train) for action in actions)
+    assert not any(isinstance(action, StartWork) for action in actions)
 
 
 def test_scores_that_nobody_waits_for_are_not_sent_again() -> None:
@@ -88,7 +88,7 @@ def test_a_new_start_sends_kept_scores_again_and_scores_unanswered_candidates_an
     agent = connected()
     agent.train(score_task())
     again = connected(saved=agent.state.saved())
-    assert one(again.hear(announce(1, "train")) + again.fetch_all(), Train).task == score_task()
+    assert one(again.hear(announce(1, "train")) + again.fetch_all(), StartWork).task == score_task()
     scores = one(again.score(score_task()), Keep).message
     once_more = Agent(saved=again.state.saved())
     assert once_more.first == (Keep(message=scores),)

@@ -8,7 +8,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from subfleet.agent.actions import Action, Fetch, Keep, Leave, Measure, Place, Save, Settle, Train
+from subfleet.agent.actions import Action, Fetch, Keep, Leave, Measure, Place, Save, Settle, StartWork, Weigh
 from subfleet.agent.events import (
     BlobArrived,
     BlobFailed,
@@ -23,9 +23,7 @@ from subfleet.agent.events import (
     Trained,
     WorkFailed,
 )
-from subfleet.agent.saved import Saved
-from subfleet.agent.states import AgentSettings
-from subfleet.agent.weighing import Weigh
+from subfleet.agent.states import AgentSettings, Saved
 from subfleet.protocol.disk import needed_bytes
 from subfleet.protocol.messages import Message, Receipt, Refusal, RoundInfo, Scores, Task, Update
 
@@ -63,7 +61,7 @@ class AgentMachine(RuleBasedStateMachine):
     def check(self, action: Action) -> None:
         if isinstance(action, Save):
             self.on_disk = action.saved
-        elif isinstance(action, Train):
+        elif isinstance(action, StartWork):
             assert self.worker is None, "one task at a time"
             assert action.task.task_id not in self.trained, "no task is trained twice in one process"
             assert action.task.planned_peak_bytes <= action.memory_limit_bytes

@@ -23,14 +23,15 @@ from subfleet.agent.actions import (
     Fetch,
     Keep,
     Leave,
-    Measure,
+    MeasureForRound,
+    MeasureForTask,
     Place,
     Prune,
     Publish,
     Save,
     Settle,
-    StopTraining,
-    Train,
+    StartWork,
+    StopWork,
 )
 from subfleet.agent.events import BlobArrived, BlobFailed, LinkDown, LinkUp, Placed, Tick, Trained, WorkFailed
 from subfleet.agent.states import AgentSettings
@@ -69,7 +70,7 @@ def test_heartbeats_and_live_telemetry_come_at_their_intervals_and_only_while_co
 def test_an_announcement_is_answered_at_once_with_a_reading_at_its_log_time() -> None:
     agent = connected()
     actions = agent.hear(announce(2))
-    assert one(actions, Measure).log_time_s == 10.0
+    assert one(actions, MeasureForRound).info.log_time_s == 10.0
     telemetry = one(actions, Keep).message
     assert (telemetry.run_id, telemetry.round, telemetry.log_time_s) == ("run", 2, 10.0)
     assert telemetry.memory_budget_bytes == 1000
@@ -106,8 +107,8 @@ def test_a_training_from_task_to_receipt() -> None:
     assert {action.blob for action in actions if isinstance(action, Fetch)} == {blob("program"), blob("weights t1")}
     assert kinds(agent.see(BlobArrived(sha256=blob("program").sha256))) == []
     actions = agent.see(BlobArrived(sha256=blob("weights t1").sha256))
-    assert one(actions, Measure).purpose == "task"
-    assert one(actions, Train).memory_limit_bytes == 1000
+    assert one(actions, MeasureForTask)
+    assert one(actions, StartWork).memory_limit_bytes == 1000
     agent.now_s += 7.0
     actions = agent.finish(task)
     update = one(actions, Keep).message
@@ -146,7 +147,7 @@ def test_a_training_waits_for_the_announcement_of_its_round() -> None:
 def test_the_planned_peak_must_fit_the_budget_of_now(free_bytes: int, refused: bool) -> None:
     agent = connected(free_bytes=free_bytes)
     actions = agent.train(train_task())
-    assert any(isinstance(action, Train) for action in actions) is not refused
+    assert any(isinstance(action, StartWork) for action in actions) is not refused
     if refused:
         refusal = one(actions, Keep).message
         assert (refusal.reason, refusal.available_bytes) == ("memory", 499)
@@ -202,7 +203,7 @@ def test_a_task_without_an_answer_at_its_deadline_is_refused_and_its_training_st
     agent.train(train_task())
     agent.now_s += 60.0
     actions = agent.see(Tick())
-    assert one(actions, StopTraining).task_id == "t1"
+    assert one(actions, StopWork).task_id == "t1"
     assert one(actions, Keep).message.reason == "compute"
 
 
@@ -222,10 +223,10 @@ def test_a_newer_task_replaces_the_older_one_and_waits_until_the_worker_is_free(
     agent = connected()
     agent.train(train_task("t1"))
     actions = agent.hear(train_task("t2", planned_peak_bytes=100)) + agent.fetch_all()
-    assert one(actions, StopTraining).task_id == "t1"
-    assert not any(isinstance(action, Train) for action in actions)
+    assert one(actions, StopWork).task_id == "t1"
+    assert not any(isinstance(action, StartWork) for action in actions)
     actions = agent.see(WorkFailed(task_id="t1", reason="failed", detail="stopped"))
-    assert one(actions, Train).task.task_id == "t2"
+    assert one(actions, StartWork).task.task_id == "t2"
     assert not any(isinstance(action, Keep) for action in actions)
     assert agent.hear(train_task("t1"))[-1] == Publish(message=receipt_of(train_task("t1"), "duplicate"))
 
@@ -244,7 +245,7 @@ def test_a_round_that_moves_on_ends_the_training_and_keeps_the_update_of_the_rou
     agent.train(train_task("t1", 1))
     agent.finish(train_task("t1", 1))
     agent.train(train_task("t2", 2))
-    assert one(agent.hear(announce(3)), StopTraining).task_id == "t2"
+    assert one(agent.hear(announce(3)), StopWork).task_id == "t2"
     assert agent.state.job is None
     updates = [entry.message for entry in agent.state.pending if isinstance(entry.message, Update)]
     assert [update.task_id for update in updates] == ["t1"]
@@ -373,7 +374,7 @@ def test_a_new_start_sends_kept_answers_again_and_trains_the_unanswered_task_ane
     assert [type(action.message) for action in again.first if isinstance(action, Keep)] == [Update]
     again.see(LinkUp())
     actions = again.fetch_all()
-    assert one(actions, Train).task.task_id == "t2"
+    assert one(actions, StartWork).task.task_id == "t2"
     assert again.hear(train_task("t1", 1))[0].message.status == "duplicate"  # type: ignore[union-attr]  # a Publish
 
 

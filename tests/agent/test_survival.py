@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from subfleet.agent.actions import Train
+from subfleet.agent.actions import StartWork
 from subfleet.agent.events import Stopping, WorkFailed
-from subfleet.agent.saved import Saved
+from subfleet.agent.states import Saved
 from subfleet.agent.survival import Begun, Ceiling, Survival
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.messages import Task
@@ -145,7 +145,7 @@ def test_a_newer_task_is_begun_when_it_takes_no_more_than_what_was_learned() -> 
         "the program needs 251 bytes, but the device gives 250 bytes since its process ended while it worked"
     )
     actions = board.agent.train(train_task("t3", 1, planned_peak_bytes=250))
-    assert one(actions, Train).memory_limit_bytes == 250
+    assert one(actions, StartWork).memory_limit_bytes == 250
 
 
 def test_a_budget_that_is_smaller_anyway_is_told_as_such() -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from agent.agent_cases import announce, connected, one
 
-from subfleet.agent.actions import Keep, Measure
+from subfleet.agent.actions import Keep, MeasureForRound
 from subfleet.protocol.readings import LogLow
 
 
@@ -13,8 +13,8 @@ def test_what_a_log_has_is_told_to_who_asks_for_it() -> None:
     plain = one(agent.hear(announce(1)), Keep).message
     assert plain.log_low is None
     actions = agent.hear(announce(2, log_quantile=0.2))
-    measure = one(actions, Measure)
-    assert measure.log_quantile == 0.2
+    measure = one(actions, MeasureForRound)
+    assert measure.info.log_quantile == 0.2
     low = LogLow(memory_budget_bytes=7, downlink_bps=8.0, uplink_bps=9.0)
     told = agent.step(replace(agent.measured(measure), log_low=low))
     assert one(told, Keep).message.log_low == low

@@ -111,7 +111,7 @@ def test_what_is_missing_is_told_in_one_sentence(tmp_path: Path) -> None:
     ("change", "words"),
     [
         ({"weight": "weight = 0"}, r"kinds\[0\].*weight is 0"),
-        ({"wight": "wight = 2"}, r"kinds\[0\] has the unknown field 'wight'"),
+        ({"wight": "wight = 2"}, r"kinds\[0\].wight is an unknown key; did you mean 'weight'"),
         ({"logs": ""}, "must have logs, or else memory and link"),
         ({"link": 'link = { file = "x" }'}, "must have logs, or else memory and link"),
     ],

@@ -1,7 +1,5 @@
 """Device profiles: what ships is sound, and what is wrong is named."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -44,16 +42,16 @@ def test_a_profile_is_read_from_a_file(tmp_path: Path) -> None:
     [
         (MINIMAL.replace("0.5", "1.5"), "memory_share is 1.5"),
         (MINIMAL.replace("0.5", "0.0"), "memory_share is 0.0"),
-        (MINIMAL.replace('["onnx"]', "[]"), "runtimes is []"),
+        (MINIMAL.replace('["onnx"]', "[]"), "runtimes is empty, but must have 1 or more"),
         (MINIMAL.replace('"board"', '""'), "name is empty"),
         (MINIMAL + "threads = 0\n", "threads is 0"),
         (MINIMAL + "macs_per_s = 0.0\n", "macs_per_s is 0.0"),
-        (MINIMAL + 'operators = ["Conv", ""]\n', "operators is ['Conv', '']"),
+        (MINIMAL + 'operators = ["Conv", ""]\n', "operators[1] is '', but must be 1 or more printable characters"),
         (MINIMAL + 'memory_limit = "300MB"\n', "memory_limit is '300MB', but must be a size such as 300M"),
         (MINIMAL + 'disk_limit = "much"\n', "disk_limit is 'much', but must be a size such as 300M"),
         (MINIMAL + "memory = 7\n", "memory is an unknown key"),
         (MINIMAL.replace('name = "board"\n', ""), "name is missing"),
-        (MINIMAL + "threads = true\n", "threads is True, but must be int"),
+        (MINIMAL + "threads = true\n", "threads is True, but must be a whole number"),
         ("name = ", "not valid TOML"),
     ],
 )
@@ -71,27 +69,9 @@ def test_all_keys_and_types_that_are_wrong_are_told_at_once() -> None:
     assert str(caught.value).split("\n  - ") == [
         "the device profile board.toml has 4 problems:",
         "thread is an unknown key; did you mean 'threads'?",
+        "cores is 'four', but must be a whole number",
+        "memory_limit is 300, but must be text",
         "title is missing, but must be there",
-        "cores is 'four', but must be int",
-        "memory_limit is 300, but must be str",
-    ]
-
-
-@pytest.mark.slow
-def test_a_device_without_pydantic_reads_profiles_and_hears_what_is_wrong() -> None:
-    program = (
-        "import sys\n"
-        "sys.modules['pydantic'] = sys.modules['pydantic_core'] = None\n"
-        "from subfleet.device_profiles.profiles import load_profile, parse_profile\n"
-        "print(load_profile('laptop').name)\n"
-        "try:\n    parse_profile(sys.argv[1], 'board.toml')\n"
-        "except Exception as error:\n    print(type(error).__name__, error)\n"
-    )
-    command = [sys.executable, "-c", program, MINIMAL + "cors = 2\n"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.splitlines() == [
-        "laptop",
-        "ConfigError the device profile board.toml: cors is an unknown key; did you mean 'cores'?",
     ]
 
 
@@ -136,6 +116,6 @@ axes = [["stream", {type = "prefix", size = 4}]]
     assert parse_profile(told, "board.toml").architecture == SubnetSpec(
         axes=(("stream", Prefix(size=4)),), blocks=("b1",)
     )
-    with pytest.raises(ConfigError, match="prefix size is 0"):
+    with pytest.raises(ConfigError, match=r"architecture.axes\[0\]\[1\].size is 0"):
         parse_profile(told.replace("size = 4", "size = 0"), "board.toml")
     assert load_profile("laptop").architecture is None

@@ -76,7 +76,7 @@ def test_an_empty_cell_is_unknown_and_a_written_one_has_its_unit() -> None:
         (HEADER.replace("# note: n", "# device: e") + ROW, "2 lines '# device"),
         (HEADER.replace("# note: n", "# owner: n") + ROW, "line 5 names 'owner'"),
         (HEADER.replace("t_s,", "") + ROW, "line 6 must name the columns"),
-        (HEADER, "0 rows"),
+        (HEADER, "rows is empty, but must have 1 or more"),
         (HEADER + ROW + "\n", "line 8 has 1 cells"),
         (HEADER + ROW.replace("1000", "1e3"), "line 7 column memory_free_bytes is '1e3'"),
         (HEADER + ROW.replace("1000", "-1"), "line 7: memory_free_bytes is -1"),

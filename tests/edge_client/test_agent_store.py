@@ -12,7 +12,7 @@ import pytest
 from agent.agent_cases import RESULT, announce, blob, deploy_task, score_task, train_task
 
 from subfleet.agent.events import Scored, WorkFailed
-from subfleet.agent.saved import Saved
+from subfleet.agent.states import Saved
 from subfleet.edge_client.store import KEPT_RUNS, AgentStore
 from subfleet.edge_client.work import Finished
 from subfleet.edge_client.worker import TrainingWorker

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from trainers.recording_program import manifest
 
-from subfleet.agent.saved import Saved
+from subfleet.agent.states import Saved
 from subfleet.device import describing, runtimes
 from subfleet.device.capture import CaptureOptions, capture
 from subfleet.device.describing import default_client_id, profile_with

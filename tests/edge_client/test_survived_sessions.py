@@ -8,7 +8,7 @@ import pytest
 from agent.agent_cases import announce
 from edge_client.fleet_rig import Rig
 
-from subfleet.agent.saved import Saved
+from subfleet.agent.states import Saved
 from subfleet.agent.survival import Survival
 from subfleet.edge_client.store import AgentStore
 from subfleet.protocol.errors import FileError

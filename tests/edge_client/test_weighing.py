@@ -20,8 +20,9 @@ from agent.agent_cases import (
 )
 from edge_client.fleet_rig import PROGRAM, WEIGHTS, Rig
 
-from subfleet.agent.actions import Keep, Prune
-from subfleet.agent.weighing import HEADER_BYTES, Weigh, Weighed, objection
+from subfleet.agent.actions import Keep, Prune, Weigh
+from subfleet.agent.events import Weighed
+from subfleet.agent.weighing import HEADER_BYTES, objection
 from subfleet.edge_client.store import STATE_BYTES, AgentStore
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.disk import needed_bytes

@@ -211,7 +211,7 @@ def test_only_a_path_of_a_supernet_is_realised() -> None:
         ({"operators": (("conv1", "conv9"),)}, "conv9"),
         ({"operators": ((),)}, "operators"),
         ({"operators": (("conv1",), ("conv1",))}, "operators"),
-        ({"last_widths": (4, 4)}, "last_widths are"),
+        ({"last_widths": (4, 4)}, "last_widths has 2 items"),
         ({"widths": (4, 7)}, "widths are"),
     ],
 )

@@ -64,7 +64,7 @@ def test_a_record_comes_back_from_plain_data(config: Family) -> None:
     ],
 )
 def test_a_family_has_no_setting_of_another(config: Family, others: dict[str, object]) -> None:
-    with pytest.raises(ProtocolError, match=f"unknown field '{next(iter(others))}'"):
+    with pytest.raises(ProtocolError, match=f"{next(iter(others))} is an unknown key"):
         from_plain(OPEN, {**to_plain(config), **to_plain(others)})
 
 
@@ -73,9 +73,9 @@ def test_a_record_refuses_what_no_network_can_have(config: Family) -> None:
     for change, said in (
         ({"class_count": 0}, "class_count is 0"),
         ({"input_shape": ()}, "input_shape"),
-        ({"depths": (0,) * len(config.depths)}, "1 block or more"),
-        ({"widths": ()}, "at least one"),
-        ({"widths": (-4,) * len(config.depths)}, "must be 1 or more"),
+        ({"depths": (0,) * len(config.depths)}, r"depths\[0\] is 0, but must be 1 or more"),
+        ({"widths": ()}, "widths is empty, but must have 1 or more"),
+        ({"widths": (-4,) * len(config.depths)}, r"widths\[0\] is -4, but must be 1 or more"),
         ({"norm": "batches"}, "norm is 'batches'"),
     ):
         with pytest.raises(ConfigError, match=said):

@@ -175,9 +175,9 @@ def test_a_network_that_would_have_to_pass_on_more_than_a_layer_gives_is_no_size
     [
         (
             {"layer_widths": (4, 6)},
-            r"layer_widths is \(4, 6\), but must be empty or one number of 1 or more",
+            r"layer_widths is \(4, 6\), but must be empty or have one number for each of the 3 blocks",
         ),
-        ({"layer_widths": (4, 0, 4)}, "one number of 1 or more for each of the 3 blocks"),
+        ({"layer_widths": (4, 0, 4)}, r"layer_widths\[1\] is 0, but must be 1 or more"),
         ({"layer_widths": (4, 6, 5)}, r"widths are \(4,\), but must be \(5,\), which the last layers of the sections"),
         ({"norm": "group"}, r"widths are \(4, 4, 6, 4\), but must be multiples of group_size 4"),
     ],

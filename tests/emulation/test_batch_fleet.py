@@ -41,7 +41,7 @@ from subfleet.protocol.schema import canonical_json
 from subfleet.protocol.subnet import Prefix, SubnetSpec
 from subfleet.protocol.topics import Topics
 from subfleet.serving.session import Server
-from subfleet.settings.host import HostSettings
+from subfleet.settings.fleet import HostSettings
 from subfleet.settings.samples import DataSettings
 from subfleet.settings.timing import Deadlines, LogClock
 from subfleet.trainers.onnx import OnnxTrainer

@@ -19,10 +19,10 @@ from subfleet.emulation.batch.host import run_in_batch
 from subfleet.emulation.gathering import gathered
 from subfleet.export.cache import CacheFolder
 from subfleet.journal.guarding import Unobserved
-from subfleet.settings.changes import changed_settings
 from subfleet.settings.kept import keep_run, kept_run
 from subfleet.settings.parts import parts_of
 from subfleet.settings.reading import read_runs
+from subfleet.settings.resuming import changed_settings
 from subfleet.settings.run import Run
 from subfleet.settings.taking import networks_of, with_model
 

@@ -7,7 +7,7 @@ import pytest
 
 from subfleet.emulation.batch.hosting import SharedHost, shared_trainers
 from subfleet.protocol.errors import ConfigError
-from subfleet.trainers.kept import LoadedSession
+from subfleet.trainers.loaded import Loaded
 
 
 @dataclass(frozen=True)
@@ -15,9 +15,9 @@ class Nothing:
     """Stands for a session and its layout."""
 
 
-def loaded(sha256: str, threads: int = 1) -> LoadedSession:
+def loaded(sha256: str, threads: int = 1) -> Loaded:
     nothing: Any = Nothing()
-    return LoadedSession(sha256=sha256, threads=threads, layout=nothing, session=nothing, least_bytes=0)
+    return Loaded(sha256=sha256, target="onnx", threads=threads, layout=nothing, programs=nothing)
 
 
 def test_a_session_serves_the_next_job_of_its_program_and_threads() -> None:

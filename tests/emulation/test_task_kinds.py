@@ -82,7 +82,7 @@ def test_it_ends_with_the_metrics_of_its_kind_and_shows_them(played: Played) -> 
     json.dumps(told, allow_nan=False)
     assert f"{last.value:.4g}"[:5] in reached_text(played.result.result)
     page = report_html(played.name, played.result.result, {})
-    assert all(words in page for words in (last.told, "of the full model", "What devices found"))
+    assert all(words in page for words in (last.told, "of the full model", "Evaluation by devices"))
     assert set(figures(played.gathered, played.result)["own"]) == {"laptop", "phone", "pi-4"}
 
 

@@ -20,7 +20,7 @@ from subfleet.export.memory.onnx_blocks import requests_of
 from subfleet.export.memory.onnx_run import run_onnx, session_options
 from subfleet.export.memory.onnx_scratch import Scratch, scratch_of
 from subfleet.protocol.programs import ValueInfo
-from subfleet.trainers import onnx as trainer
+from subfleet.trainers.onnx_sessions import open_session
 
 pytestmark = [pytest.mark.slow, pytest.mark.export]
 MEBIBYTE = 2**20
@@ -190,7 +190,7 @@ def test_the_arena_grows_as_the_runtime_says(tmp_path: Path) -> None:
 def test_the_plan_is_made_with_the_settings_of_the_trainer() -> None:
     planned = session_options()
     body = program([("Exp", ["x"], ["y"])], {"x": (1,)}, ["y"])
-    used = trainer._session(onnxruntime, body, 1).get_session_options()
+    used = open_session(onnxruntime, body, 1).get_session_options()
     for setting in (
         "enable_cpu_mem_arena",
         "enable_mem_pattern",

@@ -19,7 +19,7 @@ from subfleet.journal.records import RoundRecord
 from subfleet.link.broker import EmbeddedBroker
 from subfleet.observers.figures import figures_of
 from subfleet.reporting.address import HttpAddress
-from subfleet.settings.host import HostKind
+from subfleet.settings.fleet import HostKind
 from subfleet.settings.kept import keep_run, make_folder
 from subfleet.settings.reading import read_run
 from subfleet.settings.run import Run

@@ -115,7 +115,7 @@ def test_how_good_the_model_is_for_each_device_stands_in_the_summary(
     assert found["accuracy"]["worst_tier_mean"] == min(found["accuracy"]["tiers"].values())
     assert len(found["accuracy"]["tiers"]) == 5
     assert "the mean accuracy on held-out samples of their own is" in printed
-    assert "What devices found" in (folder / "report.html").read_text(encoding="utf-8")
+    assert "Evaluation by devices" in (folder / "report.html").read_text(encoding="utf-8")
     with (folder / "evaluations.csv").open(encoding="utf-8", newline="") as file:
         told = {row["client_id"]: float(row["accuracy"]) for row in csv.DictReader(file)}
     assert told == values

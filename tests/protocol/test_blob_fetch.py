@@ -19,7 +19,7 @@ from subfleet.protocol.blobs import (
     decode_chunk,
     encode_chunk,
 )
-from subfleet.protocol.errors import ProtocolError, TooLargeError
+from subfleet.protocol.errors import InvalidError, ProtocolError, TooLargeError
 from subfleet.protocol.topics import CHUNK, Topics
 
 _DIGEST = "ab" * 32
@@ -200,13 +200,13 @@ def test_a_chunk_above_the_limit_is_refused() -> None:
     ("sha256", "size_bytes"), [("", 1), ("AB" * 32, 1), (_DIGEST + "\n", 1), (_DIGEST, 0), (_DIGEST, -1)]
 )
 def test_what_names_no_blob_is_refused(sha256: str, size_bytes: int) -> None:
-    with pytest.raises(ProtocolError):
+    with pytest.raises(InvalidError, match=r"sha256 is .*, but must be 64 hex|size_bytes is .*, but must be 1 or more"):
         BlobRef(sha256=sha256, size_bytes=size_bytes)
 
 
 @pytest.mark.parametrize(("offset", "length"), [(-1, 1), (0, 0), (0, -1)])
 def test_what_is_no_range_is_refused(offset: int, length: int) -> None:
-    with pytest.raises(ValueError, match="a byte range is"):
+    with pytest.raises(ValueError, match=r"offset is .*, but must be 0 or more|length is .*, but must be 1 or more"):
         ByteRange(offset=offset, length=length)
 
 

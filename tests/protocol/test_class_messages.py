@@ -67,13 +67,13 @@ def test_the_bytes_of_class_names_are_fixed() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"class_counts": [1, -1]}, "a class count is -1, but must be 0 or more"),
+        ({"class_counts": [1, -1]}, r"class_counts\[1\] is -1, but must be 0 or more"),
         ({"class_counts": [1, 2], "class_names": ["a"]}, "there are 1 class names for 2 class counts"),
-        ({"class_counts": [1, 2], "class_names": ["a", "a"]}, "'a' is named twice"),
+        ({"class_counts": [1, 2], "class_names": ["a", "a"]}, "has 'a' twice"),
         ({"class_counts": [1], "class_names": ["\u001b[2J"]}, "printable"),
         ({"class_counts": [1], "class_names": ["a" * 65]}, "1 to 64"),
-        ({"other_input_shapes": [[1]] * 9}, "other_input_shapes may have 8 shapes of 16 sizes at most"),
-        ({"other_input_shapes": [[1] * 17]}, "other_input_shapes may have 8 shapes of 16 sizes at most"),
+        ({"other_input_shapes": [[1]] * 9}, "other_input_shapes has 9 items, but may have 8 at most"),
+        ({"other_input_shapes": [[1] * 17]}, r"other_input_shapes\[0\] has 17 items, but may have 16 at most"),
     ],
 )
 def test_what_is_wrong_with_the_classes_of_a_profile_is_said(changes: dict[str, object], words: str) -> None:
@@ -83,5 +83,5 @@ def test_what_is_wrong_with_the_classes_of_a_profile_is_said(changes: dict[str, 
 
 def test_a_task_with_classes_that_cannot_be_is_refused() -> None:
     plain = json.loads(encode(_task(classes=("a", "b"))))
-    with pytest.raises(ProtocolError, match="'a' is named twice"):
+    with pytest.raises(ProtocolError, match="has 'a' twice"):
         decode(json.dumps({**plain, "classes": ["a", "a"]}).encode())

@@ -56,5 +56,5 @@ def test_absurd_statistics_are_refused_as_a_message(wrong: dict[str, object]) ->
 
 def test_a_sample_that_takes_more_than_any_device_has_is_refused() -> None:
     plain = json.loads(encode(_ROUND))
-    with pytest.raises(ProtocolError, match="sample_bytes are"):
+    with pytest.raises(ProtocolError, match="sample_bytes is"):
         decode(json.dumps({**plain, "sample_bytes": 2**40}).encode())

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from subfleet.agent.saved import Saved
+from subfleet.agent.states import Saved
 from subfleet.edge_client.store import AgentStore
 from subfleet.journal.places import Places
 from subfleet.protocol.disks import lock, sync_folder

@@ -8,8 +8,8 @@ import pytest
 from agent.agent_cases import EVALUATION, profile
 
 from subfleet.protocol.errors import ProtocolError
-from subfleet.protocol.evaluating import MAX_COUNTED_CLASSES, MAX_LABELS, EvaluationSettings
-from subfleet.protocol.limits import MAX_LOSS
+from subfleet.protocol.evaluating import MAX_LABELS, EvaluationSettings
+from subfleet.protocol.limits import MAX_COUNTED_CLASSES, MAX_LOSS
 from subfleet.protocol.messages import MAX_CONTROL_BYTES, MAX_SAMPLES, Evaluated, decode, encode
 from subfleet.protocol.metric_sums import MAX_MEASURED_OUTPUTS, MAX_SCORED_OUTPUTS, SCORE_BINS, MetricSums
 from subfleet.protocol.training import ObjectiveSettings
@@ -53,9 +53,9 @@ CLAIMS = [
     ({"loss": 1e39}, r"loss is 1e\+39, but must be a number of single precision, 0 or more"),
     ({"accuracy": 1.01}, "accuracy is 1.01, but must be from 0 to 1"),
     ({"accuracy": -0.01}, "accuracy is -0.01"),
-    ({"sample_count": 0}, "sample_count is 0, but must be 1 to"),
+    ({"sample_count": 0}, "sample_count is 0, but must be from 1 to"),
     ({"sample_count": MAX_SAMPLES + 1}, "sample_count is"),
-    ({"label_count": 0}, "label_count is 0, but must be 1 to"),
+    ({"label_count": 0}, "label_count is 0, but must be from 1 to"),
     ({"label_count": MAX_LABELS + 1}, "label_count is"),
     ({"measured_peak_bytes": -1}, "measured_peak_bytes is -1"),
     ({"class_counts": [1, 4], "class_correct": [0, 2]}, "class_counts add up to 5, but label_count is 4"),

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from subfleet.protocol.blobs import BlobRef
+from subfleet.protocol.bounds import Length
 from subfleet.protocol.errors import ProtocolError
-from subfleet.protocol.limits import MAX_NAME_CHARACTERS, PRESENCE_LIMITS, PROFILE_LIMITS, TELEMETRY_LIMITS
+from subfleet.protocol.limits import MAX_NAME_CHARACTERS
 from subfleet.protocol.messages import Message, Presence, Profile, Telemetry, Update, decode, encode
 from subfleet.protocol.readings import LogLow, Reading
 from subfleet.protocol.subnet import SubnetSpec
@@ -36,11 +37,23 @@ TELEMETRY = Telemetry(
     reading=Reading(),
     memory_budget_bytes=1,
 )
-CASES = [
-    (message, name, most)
-    for message, limits in ((PRESENCE, PRESENCE_LIMITS), (PROFILE, PROFILE_LIMITS), (TELEMETRY, TELEMETRY_LIMITS))
-    for name, most in limits.items()
-]
+
+
+def limits(message: Message) -> dict[str, int]:
+    """By field, how long a text, a list or a mapping may be."""
+    hints = typing.get_type_hints(type(message), include_extras=True)
+    found = {}
+    for field in dataclasses.fields(message):
+        parts = (hints[field.name], *typing.get_args(hints[field.name]))  # also where None may stand in its place
+        bounds = [bound for part in parts for bound in getattr(part, "__metadata__", ())]
+        for bound in bounds:
+            if isinstance(bound, Length):
+                assert bound.most is not None
+                found[field.name] = bound.most
+    return found
+
+
+CASES = [(message, name, most) for message in (PRESENCE, PROFILE, TELEMETRY) for name, most in limits(message).items()]
 
 
 def _of_length(kind: Any, length: int) -> object:
@@ -48,7 +61,8 @@ def _of_length(kind: Any, length: int) -> object:
         return "x" * length
     if typing.get_origin(kind) is dict:
         return {f"k{place}": "v" for place in range(length)}
-    return ["x" if typing.get_args(kind)[0] is str else 1] * length
+    (item, *_) = typing.get_args(kind)
+    return [{str: "x", int: 1}.get(item, [1])] * length
 
 
 def _said(message: Message, name: str, value: object) -> bytes:
@@ -92,14 +106,13 @@ def test_a_declared_architecture_is_limited_as_a_whole() -> None:
 
 def test_every_text_list_and_mapping_of_these_messages_has_a_limit() -> None:
     # Each by its own rules.
-    bounded = {"client_id", "architecture", "reading", "log_low", "class_names", "other_input_shapes", "packing_width"}
-    bounded |= {"inputs"}
+    bounded = {"client_id", "architecture", "reading", "log_low", "class_names", "packing_width", "inputs"}
     assert set(typing.get_type_hints(LogLow).values()) <= set(NUMBERS)
-    for message, limits in ((PRESENCE, PRESENCE_LIMITS), (PROFILE, PROFILE_LIMITS), (TELEMETRY, TELEMETRY_LIMITS)):
+    for message in (PRESENCE, PROFILE, TELEMETRY):
         hints = typing.get_type_hints(type(message))
         kinds = {field.name: hints[field.name] for field in dataclasses.fields(message)}
         free = {name for name, kind in kinds.items() if kind not in NUMBERS}
-        assert free - bounded == set(limits), message.KIND
+        assert free - bounded == set(limits(message)), message.KIND
 
 
 def _update(**changes: object) -> bytes:

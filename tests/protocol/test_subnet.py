@@ -35,15 +35,15 @@ def test_an_axis_that_is_not_named_is_whole() -> None:
     ("make", "words"),
     [
         (lambda: Prefix(size=0), "must be 1 or more"),
-        (lambda: Roll(start=-1, size=1), "start must be 0 or more"),
-        (lambda: Explicit(indices=()), "one or more different"),
-        (lambda: Explicit(indices=(1, 1)), "one or more different"),
+        (lambda: Roll(start=-1, size=1), "start is -1, but must be 0 or more"),
+        (lambda: Explicit(indices=()), "indices is empty, but must have 1 or more"),
+        (lambda: Explicit(indices=(1, 1)), "must be different numbers of 0 or more"),
         (lambda: SubnetSpec(axes=(("b", Full()), ("a", Full()))), "sorted by name"),
         (lambda: SubnetSpec(axes=(("a", Full()), ("a", Full()))), "each once"),
-        (lambda: SubnetSpec(blocks=("a", "a")), "named once"),
-        (lambda: SubnetSpec(choices=(("a", ("x",)), ("a", ("y",)))), "each may be named once"),
-        (lambda: SubnetSpec(choices=(("a", ("x", "x")),)), "each may be named once"),
-        (lambda: SubnetSpec(choices=(("a", ()),)), "keeps no operator"),
+        (lambda: SubnetSpec(blocks=("a", "a")), "must name each once"),
+        (lambda: SubnetSpec(choices=(("a", ("x",)), ("a", ("y",)))), "must name each once"),
+        (lambda: SubnetSpec(choices=(("a", ("x", "x")),)), "must name each once"),
+        (lambda: SubnetSpec(choices=(("a", ()),)), r"choices\[0\]\[1\] is empty, but must have 1 or more"),
     ],
 )
 def test_what_cannot_be_is_refused(make: object, words: str) -> None:

@@ -91,7 +91,7 @@ def test_a_task_names_the_codec_of_its_update() -> None:
     assert plain["work"]["update_codec"] == {"type": "top_k_qsgd", "fraction": 0.25, "levels": 3, "bucket_size": 64}
     assert decode(encode(named)) == named
     plain["work"]["update_codec"]["levels"] = 128
-    with pytest.raises(ProtocolError, match=r"Task\.work\.update_codec: levels is 128, but must be from 1 to 127"):
+    with pytest.raises(ProtocolError, match=r"Task\.work\.update_codec\.levels is 128, but must be from 1 to 127"):
         decode(json.dumps(plain).encode())
 
 
@@ -101,9 +101,9 @@ def test_a_task_has_what_its_work_needs_and_nothing_of_another(task: Task) -> No
     plain = json.loads(encode(task))
     for name in plain["work"].keys() - optional - {"type"}:
         others = {key: value for key, value in plain["work"].items() if key != name}
-        with pytest.raises(ProtocolError, match=f"Task.work is missing the field '{name}'"):
+        with pytest.raises(ProtocolError, match=rf"Task\.work\.{name} is missing, but must be there"):
             decode(json.dumps({**plain, "work": others}).encode())
-    with pytest.raises(ProtocolError, match=r"Task.work has the unknown field 'other'"):
+    with pytest.raises(ProtocolError, match=r"Task\.work\.other is an unknown key"):
         decode(json.dumps({**plain, "work": {**plain["work"], "other": 1}}).encode())
     with pytest.raises(ProtocolError, match=r"Task.work has the type 'rest', but must be one of \['train'"):
         decode(json.dumps({**plain, "work": {**plain["work"], "type": "rest"}}).encode())
@@ -112,9 +112,12 @@ def test_a_task_has_what_its_work_needs_and_nothing_of_another(task: Task) -> No
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"candidates": []}, "there are 0 candidates, but there must be 1 to 16"),
-        ({"candidates": [json.loads(canonical_json(CANDIDATE))] * 17}, "there are 17 candidates"),
-        ({"batches": 1}, "gradients of 2 or more"),
+        ({"candidates": []}, "candidates is empty, but must have 1 or more"),
+        (
+            {"candidates": [json.loads(canonical_json(CANDIDATE))] * 17},
+            "candidates has 17 items, but may have 16 at most",
+        ),
+        ({"batches": 1}, "batches is 1, but must be 2 or more"),
     ],
 )
 def test_what_is_wrong_with_candidates_is_said(changes: dict[str, object], words: str) -> None:
@@ -127,19 +130,19 @@ def test_what_is_wrong_with_candidates_is_said(changes: dict[str, object], words
 def test_a_deploy_task_has_a_model() -> None:
     plain = json.loads(encode(deploy_task()))
     plain["work"]["models"] = []
-    with pytest.raises(ProtocolError, match="there are no models, but a deploy task must have 1 or more"):
+    with pytest.raises(ProtocolError, match=r"Task\.work\.models is empty, but must have 1 or more"):
         decode(json.dumps(plain).encode())
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"positions": 0}, "positions is 0, but must be 1 to"),
-        ({"positions": 2**40}, "but must be 1 to 2147483648"),
-        ({"momentum": 0}, "momentum is 0.0 and scale 1.0"),
-        ({"momentum": 1.5}, "momentum at most 1"),
-        ({"scale": 0}, "must be above 0"),
-        (None, "must be one or more, each once"),
+        ({"positions": 0}, "positions is 0, but must be from 1 to"),
+        ({"positions": 2**40}, "but must be from 1 to 2147483648"),
+        ({"momentum": 0}, "momentum is 0.0, but must be above 0 and at most 1"),
+        ({"momentum": 1.5}, "momentum is 1.5, but must be above 0 and at most 1"),
+        ({"scale": 0}, "scale is 0.0, but must be above 0"),
+        (None, "norms names 'norm' more than once"),
     ],
 )
 def test_what_is_wrong_with_norms_is_said(changes: dict[str, object] | None, words: str) -> None:

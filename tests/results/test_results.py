@@ -190,7 +190,7 @@ def test_the_report_needs_nothing_else_and_escapes_what_it_shows(tmp_path: Path)
     assert "a&lt;b" in report
     assert "&lt;tiny&gt;" in report
     assert "<th>limit</th>" in report
-    assert "Devices took part in <b>50.0%</b> of the rounds" in report
+    assert "Participation: <b>50.0%</b>." in report
     assert report.count("1 of 2 devices took part (1 skipped: memory)") == 2
     assert report.count("<td>memory</td>") == 4
     assert "<script" not in report
@@ -240,11 +240,11 @@ def test_what_the_accuracy_is_that_of_stands_in_every_file(tmp_path: Path) -> No
         assert [row["model"] for row in csv.DictReader(file)] == ["the model", words]
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert f"Test accuracy of {words}: 0.5000" in page
-    assert f"Accuracy of {words} on the held-out samples." in page
+    assert f"Accuracy of {words} on the evaluation samples." in page
     assert reached_text(result) == f"Test accuracy of {words}: 0.5000"
     nothing = dataclasses.replace(RESULT, accuracy=None, rounds=())
     assert summary_of("test", nothing)["accuracy"] is None
-    assert reached_text(nothing) == "No round was folded, so that nothing is known of the model"
+    assert reached_text(nothing) == "No round was aggregated, so the model was not evaluated"
 
 
 def test_what_nobody_has_measured_is_empty_wherever_it_would_stand(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from server.fake_device import CLASSES, PLENTY_BYTES, SHAPE
@@ -19,7 +20,9 @@ from subfleet.rounds.beginning import beginning_of
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Done, Event, Failed
 from subfleet.rounds.exploring import explored
+from subfleet.rounds.live import LiveState, Member
 from subfleet.rounds.networks import lineages_in_use
+from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.seating import task_wanted
 from subfleet.rounds.state import RunState, Seat, remembered
 from subfleet.rounds.terms import Terms
@@ -38,7 +41,7 @@ from subfleet.rounds.work import (
     TaskRequest,
 )
 from subfleet.rounds.written import ProgramFacts
-from subfleet.search.queue import SizedProgram
+from subfleet.search.queue import SizedProgram, Wish
 from subfleet.serving.terms import terms_of as planned
 from subfleet.settings.timing import Deadlines
 
@@ -64,6 +67,13 @@ def profile(name: str) -> Profile:
         memory_total_bytes=PLENTY_BYTES,
         memory_share=1.0,
     )
+
+
+def known(*profiles: Profile, **of_member: Any) -> RunState:
+    """A run that knows these clients, each heard as `of_member` says."""
+    members = PersistentMap({one.client_id: Member(**of_member) for one in profiles})
+    declared = PersistentMap({one.client_id: one for one in profiles})
+    return RunState(profiles=declared, live=LiveState(members=members))
 
 
 def joined(terms: Terms, state: RunState, name: str, now_s: float) -> RunState:
@@ -143,6 +153,17 @@ def written_ahead(
 def size_of(seat: Seat) -> str:
     """Identity of what a client was given."""
     return "" if seat.size is None else seat.size.spec_id
+
+
+def scaled(seat: Seat, scale: float) -> Seat:
+    """A client's place in a round, its update counting less."""
+    assert seat.trained is not None
+    return replace(seat, trained=replace(seat.trained, scale=scale))
+
+
+def wish_of(seat: Seat) -> Wish | None:
+    """What a client would rather have been given."""
+    return None if seat.given is None else seat.given.wanted
 
 
 def training(terms: Terms) -> RunState:

@@ -39,8 +39,8 @@ def after_misses(count: int, *took_s: float) -> Punctuality:
 
 
 def with_record(state: RunState, name: str, duty: Duty, known: Punctuality) -> RunState:
-    member = replace(state.members[name], punctuality=MappingProxyType({duty: known}))
-    return replace(state, members=state.members.updated({name: member}))
+    member = replace(state.live.members[name], punctuality=MappingProxyType({duty: known}))
+    return replace(state, live=replace(state.live, members=state.live.members.updated({name: member})))
 
 
 def missed(state: RunState, name: str, duty: Duty = "training") -> int:
@@ -81,7 +81,7 @@ def ticked(terms: Terms, state: RunState, now_s: float) -> RunState:
 
 def closes_after(terms: Terms, state: RunState, seconds: float) -> RunState:
     """The state after the phase has closed, neither before this time nor after it."""
-    phase, entered_s = state.phase, state.entered_s
+    phase, entered_s = state.phase, state.live.entered_s
     if seconds:
         state = ticked(terms, state, entered_s + seconds - 0.5)
         assert state.phase == phase

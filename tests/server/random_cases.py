@@ -13,6 +13,7 @@ from server.server_rig import MODEL, prices_of
 from subfleet.elastic.building import network_of
 from subfleet.elastic.lineage import Copied, Lineage
 from subfleet.elastic.unions import union_of
+from subfleet.journal.stored_state import state_changes, state_of
 from subfleet.methods import AnyMethod
 from subfleet.methods.fedadp import FedADP
 from subfleet.methods.fedfa import FedFA
@@ -24,13 +25,13 @@ from subfleet.protocol.exhaustive import never
 from subfleet.protocol.messages import Evaluated, Task, Update
 from subfleet.protocol.paths import OperatorExamples, PathScore
 from subfleet.protocol.programs import ProgramRef
-from subfleet.protocol.schema import canonical_json, from_plain, parse_json
+from subfleet.protocol.schema import canonical_json
 from subfleet.protocol.task import Evaluate, Train
 from subfleet.rounds.actions import Action, AggregationRequest, Reply
 from subfleet.rounds.events import Done
 from subfleet.rounds.networks import all_lineages
-from subfleet.rounds.persistent import PersistentMap
-from subfleet.rounds.state import Member, RunState
+from subfleet.rounds.progress import Searching
+from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.work import (
     CostRequest,
@@ -45,9 +46,8 @@ from subfleet.rounds.work import (
 )
 from subfleet.rounds.written import ProgramFacts
 from subfleet.search.path_evolution import EvolutionSettings
-from subfleet.settings.evaluations import Evaluations
 from subfleet.settings.samples import DataSettings
-from subfleet.settings.timing import Deadlines
+from subfleet.settings.timing import Deadlines, Evaluations
 from subfleet.testing.rounds import SUPERNET
 
 PRICES = prices_of(network_of(MODEL))
@@ -232,24 +232,9 @@ def update_of(terms: Terms, task: Task) -> Update:
 
 def survived(state: RunState, now_s: float) -> RunState:
     """What the journal keeps of a state, when a server starts anew."""
-    members = {name: Member(profile=member.profile) for name, member in state.members.items() if member.profile}
-    nothing: Any = MappingProxyType({})
-    memory = state.memory
-    if memory is not None:
-        memory = from_plain(type(memory), parse_json(canonical_json(memory), max_bytes=2**20))
-    lineages = from_plain(tuple[Lineage, ...], parse_json(canonical_json(state.lineages), max_bytes=2**20))
-    assert lineages == state.lineages, "the journal has the run's networks"
-    assert memory == state.memory, "what the method remembers is what the journal has"
-    return replace(
-        state,
-        members=PersistentMap(members),
-        entered_s=now_s,
-        opened_s=now_s,
-        prices=nothing,
-        searches=nothing,
-        written_prices=nothing,
-        asked=frozenset(),
-        memory=memory,
-        scores=None,
-        seats=nothing if state.phase == "search" else state.seats,
-    )
+    changes = state_changes(RunState(), state)
+    loaded = state_of([(one.part, one.key, one.text) for one in changes if one.text is not None], type(state.memory))
+    assert loaded.lineages == state.lineages, "the journal has the run's networks"
+    assert loaded.memory == state.memory, "what the method remembers is what the journal has"
+    scoring = isinstance(state.at, Searching)  # which starts anew
+    return replace(loaded.restarted(now_s), seats=MappingProxyType({}) if scoring else loaded.seats)

@@ -109,4 +109,4 @@ def test_what_a_real_broker_keeps_of_them_counts_for_nothing(tmp_path: Path, url
             device.transport.close()
         server.close()
     assert server.state.phase == "finished"
-    assert set(server.state.members) == {"ada", "bob"}
+    assert set(server.state.live.members) == {"ada", "bob"}

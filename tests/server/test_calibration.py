@@ -45,7 +45,7 @@ from subfleet.protocol.training import TrainingSettings
 from subfleet.rounds.actions import Action, AggregationRequest, SendTask
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Done
-from subfleet.rounds.state import RunState
+from subfleet.rounds.state import RunState, Submodel, Trained
 from subfleet.rounds.suspicion import ChangeSize
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.work import AggregatedRound, CheckRequest, TaskRequest
@@ -210,7 +210,7 @@ def answered(terms: Terms, folder: Path) -> tuple[Folding, RunState, dict[str, d
     """Every client has sent its sums; the first has a smaller size."""
     blobs = BlobStore(folder)
     state, _ = measured_round(terms, 2)
-    small = replace(state.seats["ada"], size=terms.space[0], spec=terms.space[0])
+    small = replace(state.seats["ada"], given=Submodel(size=terms.space[0], spec=terms.space[0]))
     state = replace(state, seats={**state.seats, "ada": small})
     said = {}
     for place, name in enumerate(CLIENTS):
@@ -220,7 +220,9 @@ def answered(terms: Terms, folder: Path) -> tuple[Folding, RunState, dict[str, d
         assert isinstance(task.work, Calibrate)
         said[name] = sums(task.work.calibration, terms.network.shapes(task.spec), 5 + place, name)
         answer = replace(update(terms, state, name), blob=blobs.add(encode_arrays(said[name])))
-        state = replace(state, seats={**state.seats, name: replace(state.seats[name], stage="done", result=answer)})
+        state = replace(
+            state, seats={**state.seats, name: replace(state.seats[name], stage="done", trained=Trained(update=answer))}
+        )
     unlimited = replace(terms, config=replace(terms.config, max_client_share=1.0))
     folding = Folding(terms=unlimited, blobs=blobs)
     return folding, state, said
@@ -276,7 +278,7 @@ def test_a_copy_has_the_statistics_of_its_own_clients(tmp_path: Path) -> None:
 
 def test_an_answer_that_is_gone_from_the_disk_is_left_out(tmp_path: Path) -> None:
     folding, state, said = answered(PLAN, tmp_path)
-    result = state.seats["bob"].result
+    result = state.seats["bob"].update
     assert result is not None
     folding.blobs.path(result.blob).unlink()
     model = drawn_state(PLAN)
@@ -336,7 +338,7 @@ def test_sums_of_other_norms_are_refused_by_a_run(tmp_path: Path) -> None:
 
 
 def test_a_norm_that_is_asked_for_must_make_sense() -> None:
-    with pytest.raises(ValueError, match="one or more"):
+    with pytest.raises(ValueError, match="norms is empty, but must have 1 or more"):
         calibration_of(terms_of().network, terms_of().space[0])
     with pytest.raises(ValueError, match="positions is 0"):
         NormLayer(name="norm", positions=0, momentum=0.1)

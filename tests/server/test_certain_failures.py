@@ -45,9 +45,9 @@ Answers = Mapping[str, tuple[RefusalReason, str]]
 def attempt(terms: Terms, state: RunState, answers: Answers) -> RunState:
     """One more attempt of the open round, in which each client answers whatever it is given with the same refusal."""
     if state.phase == "waiting":
-        state, _ = step(terms, state, Tick(), state.entered_s + 100.0)
+        state, _ = step(terms, state, Tick(), state.live.entered_s + 100.0)
     assert state.phase == "measure"
-    now_s = state.entered_s
+    now_s = state.live.entered_s
     for name in answers:
         state, _ = step(terms, state, telemetry(terms, name, state.round, retry=state.retry), now_s)
     if state.phase == "measure":
@@ -139,7 +139,7 @@ def test_a_device_that_failed_and_then_may_do_something_begins_anew() -> None:
 
 def test_fewer_devices_than_a_round_begins_with_end_no_run() -> None:
     state = attempt(PLAN, measuring(PLAN), all_say("data"))
-    state, _ = step(PLAN, state, Tick(), state.entered_s + 100.0)
+    state, _ = step(PLAN, state, Tick(), state.live.entered_s + 100.0)
     # One of three says nothing any more, so that the second attempt is of two.
     state = attempt(PLAN, state, dict.fromkeys(CLIENTS[:2], ("data", "no")))
     assert state.seats["cyd"].stage == "missing"
@@ -148,7 +148,7 @@ def test_fewer_devices_than_a_round_begins_with_end_no_run() -> None:
 
 def test_a_healthy_device_that_joins_before_the_second_attempt_has_ended_brings_the_run_on() -> None:
     state = attempt(PLAN, measuring(PLAN), all_say("data"))
-    state = joined(PLAN, state, "dan", state.entered_s)
+    state = joined(PLAN, state, "dan", state.live.entered_s)
     state = attempt(PLAN, state, {**all_say("data"), "dan": ("memory", "not now")})
     assert state.phase == "waiting"
     for _ in range(2):
@@ -158,7 +158,7 @@ def test_a_healthy_device_that_joins_before_the_second_attempt_has_ended_brings_
 
 def test_a_device_that_starts_anew_is_given_two_attempts_again() -> None:
     state = attempt(PLAN, measuring(PLAN), all_say("data"))
-    state, _ = step(PLAN, state, replace(profile("ada"), session_id="ada-2"), state.entered_s)
+    state, _ = step(PLAN, state, replace(profile("ada"), session_id="ada-2"), state.live.entered_s)
     assert set(state.tries.failing) == {"bob", "cyd"}
     state = attempt(PLAN, state, all_say("data"))
     assert state.phase == "waiting"
@@ -201,11 +201,11 @@ def test_a_device_that_is_not_available_now_is_waited_for() -> None:
     state = measuring(PLAN)
     for _ in range(3):
         if state.phase == "waiting":
-            state, _ = step(PLAN, state, Tick(), state.entered_s + 100.0)
+            state, _ = step(PLAN, state, Tick(), state.live.entered_s + 100.0)
         for name in CLIENTS:
             told = telemetry(PLAN, name, state.round, retry=state.retry)
             told = replace(told, reading=replace(told.reading, available=False))
-            state, _ = step(PLAN, state, told, state.entered_s)
+            state, _ = step(PLAN, state, told, state.live.entered_s)
         assert state.phase == "waiting"
 
 
@@ -215,11 +215,13 @@ def test_sizes_that_cannot_be_exported_end_the_run_with_the_reason_that_the_expo
         attempts += 1
         assert attempts <= len(PLAN.space) + 2
         if state.phase == "waiting":
-            state, _ = step(PLAN, state, Tick(), state.entered_s + 100.0)
+            state, _ = step(PLAN, state, Tick(), state.live.entered_s + 100.0)
         for name in CLIENTS:
-            state, _ = step(PLAN, state, telemetry(PLAN, name, retry=state.retry), state.entered_s)
+            state, _ = step(PLAN, state, telemetry(PLAN, name, retry=state.retry), state.live.entered_s)
         for name in [name for name, seat in state.seats.items() if seat.stage == "preparing"]:
-            state, _ = step(PLAN, state, task_failed(state, name, "export failed: no lowering of Fft"), state.entered_s)
+            state, _ = step(
+                PLAN, state, task_failed(state, name, "export failed: no lowering of Fft"), state.live.entered_s
+            )
     assert "export failed: no lowering of Fft" in state.failure
 
 
@@ -227,13 +229,13 @@ def test_updates_that_cannot_be_used_are_the_same_again() -> None:
     state = measuring(PLAN)
     for number in (1, 2):
         if state.phase == "waiting":
-            state, _ = step(PLAN, state, Tick(), state.entered_s + 100.0)
+            state, _ = step(PLAN, state, Tick(), state.live.entered_s + 100.0)
         for name in CLIENTS:
-            state, _ = step(PLAN, state, telemetry(PLAN, name, retry=state.retry), state.entered_s)
+            state, _ = step(PLAN, state, telemetry(PLAN, name, retry=state.retry), state.live.entered_s)
         for name in CLIENTS:
-            state, _ = step(PLAN, state, prepared(PLAN, state, name), state.entered_s)
+            state, _ = step(PLAN, state, prepared(PLAN, state, name), state.live.entered_s)
             event = Failed(request=CheckRequest(update=update(PLAN, state, name)), reason="tensor 'a' is not finite")
-            state, _ = step(PLAN, state, event, state.entered_s)
+            state, _ = step(PLAN, state, event, state.live.entered_s)
         assert state.retry == number
     assert state.phase == "failed"
     assert "refused: tensor 'a' is not finite" in state.failure

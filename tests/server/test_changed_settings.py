@@ -12,8 +12,8 @@ from server.server_rig import config
 from subfleet.elastic.server_optimisers import FedAdam
 from subfleet.methods.fedavg import FedAvg
 from subfleet.protocol.schema import canonical_json
-from subfleet.settings.changes import changed_settings
 from subfleet.settings.reading import read_run
+from subfleet.settings.resuming import changed_settings
 from subfleet.settings.samples import DataSettings
 from subfleet.settings.timing import LogClock
 

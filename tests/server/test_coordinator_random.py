@@ -271,15 +271,14 @@ class Fleet(RuleBasedStateMachine):
         assert self.fold is not None
         fold, self.fold = self.fold, None
         for seat in fold.seats:
-            assert seat.result is not None
-            assert self.accepted[seat.result.task_id] == seat.result
-            assert self.counted.setdefault(seat.result.task_id, fold.round) == fold.round
-        found, lineages = evolved_by(self.terms, fold)
-        after = Done(
-            request=AggregationRequest(round=fold.round, seats=()),
-            result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}, found=found, lineages=lineages),
+            assert seat.update is not None
+            assert self.accepted[seat.update.task_id] == seat.update
+            assert self.counted.setdefault(seat.update.task_id, fold.round) == fold.round
+        seen, lineages = evolved_by(self.terms, fold)
+        result = AggregatedRound(
+            accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}, observation=seen, lineages=lineages
         )
-        self.apply(after)
+        self.apply(Done(request=AggregationRequest(round=fold.round, seats=()), result=result))
         accepted = {name for name, update in self.accepted.items() if update.round == fold.round}
         assert accepted == {seat.task.task_id for seat in fold.seats if seat.task is not None}
 
@@ -340,7 +339,7 @@ class Fleet(RuleBasedStateMachine):
         assert sum(told) <= len(self.scored)
         if self.state.phase == "search":
             assert self.state.generations == len(self.generations)
-            assert self.state.scores is not None or any(isinstance(job, GenerationRequest) for job in self.jobs)
+            assert self.state.live.scores is not None or any(isinstance(job, GenerationRequest) for job in self.jobs)
 
     @invariant()
     def nothing_is_of_a_network_that_has_retired(self) -> None:

@@ -30,11 +30,10 @@ from subfleet.rounds.actions import AggregationRequest, GoOn, SendTask, Withdraw
 from subfleet.rounds.answers import MAX_HEADER_BYTES
 from subfleet.rounds.coordinator import round_info, step
 from subfleet.rounds.events import Done, Failed, Tick
-from subfleet.rounds.members import expected
-from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.phases import AT_ONCE
+from subfleet.rounds.progress import Finished, Measuring
 from subfleet.rounds.seating import ask_of
-from subfleet.rounds.state import Member, RunState
+from subfleet.rounds.state import RunState
 from subfleet.rounds.suspicion import ChangeSize
 from subfleet.rounds.work import AggregatedRound, CheckRequest, ModelsRequest, TaskRequest
 from subfleet.settings.timing import Deadlines
@@ -85,20 +84,9 @@ def test_too_few_clients_fail_at_the_deadline() -> None:
     assert "1 of 3 clients" in state.failure
 
 
-def test_clients_of_before_count_for_nothing_until_they_speak() -> None:
-    """A journal names them, and a strict run waits for them in its rounds; but a round needs clients that are there."""
-    gone = PersistentMap({name: Member(profile=profile(name)) for name in ("bob", "cyd")})
-    terms = terms_of(min_clients=2)
-    state, _ = step(terms, RunState(members=gone), Tick(), 1.0)
-    state = joined(terms, state, "ada", 1.0)
-    assert state.phase == "waiting"
-    state = joined(terms, state, "bob", 2.0)
-    assert (state.phase, sorted(expected(terms, state, 2.0))) == ("measure", ["ada", "bob", "cyd"])
-
-
 def test_the_end_of_a_client_that_nobody_knows_is_no_news() -> None:
     gone = Presence(client_id="eve", session_id="", online=False)
-    assert step(PLAN, RunState(), gone, 1.0)[0].members == {}
+    assert step(PLAN, RunState(), gone, 1.0)[0].live.members == {}
 
 
 def test_telemetry_is_accepted_once_and_only_for_the_open_round() -> None:
@@ -134,7 +122,7 @@ def test_the_silent_are_missing_after_the_deadline_and_late_telemetry_is_refused
     state, _ = step(PLAN, state, Tick(), 1.0 + PLAN.config.deadlines.measure_s)
     assert state.phase == "train"
     assert state.seats["bob"].stage == "missing"
-    assert state.members["bob"].silent_since == 1
+    assert state.live.members["bob"].silent_since == 1
     assert replies(step(PLAN, state, telemetry(PLAN, "bob"), 40.0)[1]) == ["refused"]
 
 
@@ -295,9 +283,9 @@ def _task(state: RunState, name: str) -> Task:
 def test_a_will_of_an_earlier_session_says_nothing() -> None:
     state = training(PLAN)
     old = Presence(client_id="ada", session_id="ada-0", online=False)
-    assert step(PLAN, state, old, 3.0)[0].members["ada"].heard_s is not None
+    assert step(PLAN, state, old, 3.0)[0].live.members["ada"].heard_s is not None
     will = Presence(client_id="ada", session_id="ada-1", online=False)
-    assert step(PLAN, state, will, 3.0)[0].members["ada"].heard_s is None
+    assert step(PLAN, state, will, 3.0)[0].live.members["ada"].heard_s is None
 
 
 def test_a_client_past_its_lease_is_waited_for_in_a_strict_run_alone() -> None:
@@ -306,7 +294,9 @@ def test_a_client_past_its_lease_is_waited_for_in_a_strict_run_alone() -> None:
         state = RunState()
         for name, heard_s in (("cyd", 0.0), ("ada", 9.0), ("bob", 9.0)):
             state = joined(terms, state, name, heard_s)
-        state = replace(state, phase="measure", round=1, entered_s=9.0, seats=MappingProxyType({}))
+        state = replace(
+            state, at=Measuring(), round=1, live=replace(state.live, entered_s=9.0), seats=MappingProxyType({})
+        )
         for name in ("ada", "bob"):
             state, _ = step(terms, state, telemetry(terms, name), 12.0)
         assert state.phase == phase
@@ -364,20 +354,9 @@ def test_what_everyone_is_told() -> None:
     assert (info.round, info.phase, info.log_time_s) == (1, "measure", 0.0)
     assert info.deadline_s == PLAN.config.deadlines.measure_s - 2.0
     assert round_info(PLAN, RunState(), 0.0) is None
-    finished = round_info(PLAN, replace(state, phase="finished"), 3.0)
+    finished = round_info(PLAN, replace(state, at=Finished()), 3.0)
     assert finished is not None
     assert finished.phase == "finished"
-
-
-def test_a_profile_that_comes_again_changes_nothing() -> None:
-    terms = terms_of()
-    state = joined(terms, RunState(), "ada", 1.0)
-    known = state.members["ada"].profile
-    assert known is not None
-    again, _ = step(terms, state, replace(known), 2.0)
-    assert again.members is state.members
-    changed, _ = step(terms, state, replace(known, sample_count=99), 2.0)
-    assert changed.members["ada"].profile != known
 
 
 def test_models_that_cannot_be_made_skip_a_client_that_had_a_second_task() -> None:

@@ -17,10 +17,10 @@ from subfleet.protocol.errors import ConfigError
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.counting import NEVER, counting_turns
 from subfleet.search.queue import SizedProgram
-from subfleet.settings.evaluations import Evaluations
 from subfleet.settings.kept import keep_run, kept_run, replayed_run
 from subfleet.settings.run import Run
 from subfleet.settings.summary import SUMMARY
+from subfleet.settings.timing import Evaluations
 from subfleet.testing.rounds import with_steps
 
 GROWING = FedTrans(first="configured", gamma=1, delta=1, beta=1e9, stop_rounds=0, noise=0.1)

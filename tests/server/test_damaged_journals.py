@@ -188,15 +188,15 @@ def test_a_value_that_no_release_writes_is_read_or_ends_in_a_sentence(
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ("runs SET phase = 'train\n'", "the run's phase is"),
-        ("runs SET round = 'x'", "runs.round is 'x', but must be of the type INTEGER"),
-        ("runs SET round = 4", "the run is in round 4 after the fold of round 1"),
-        ("runs SET retry = -1", "counts rounds, tries and turns (2, -1,"),
-        ("runs SET lineages = '[{'", "Expecting property name"),
+        ("state SET value = '{\"type\":\"trai\"}' WHERE part = 'at'", "at has the type 'trai', but must be one of"),
+        ("state SET value = x'00'", "state.value is b"),
+        ("state SET value = '4' WHERE part = 'round'", "the run is in round 4 after the fold of round 1"),
+        ("state SET value = '-1' WHERE part = 'wished_turn'", "counts rounds, tries and turns (2, 0, 0, 0, -1)"),
+        ("state SET value = '[{' WHERE part = 'suspicion'", "Expecting property name"),
+        ("state SET part = 'lasting' WHERE part = 'last'", "'lasting' is no part of a state; known are"),
         ("runs SET settings = '[]'", "'list' object has no attribute"),
-        ("clients SET profile = '[]'", "Profile is list, but must be an object"),
-        ("tasks SET seat = x'00'", "tasks.seat is b"),
-        ("programs SET written = '{}'", "WrittenProgram is missing the field"),
+        ("state SET value = '[]' WHERE part = 'profiles'", "is [], but must be a table"),
+        ("state SET value = '{}' WHERE part = 'written'", " is missing, but must be there"),
     ],
 )
 def test_a_damaged_value_is_named_when_the_run_is_taken_up(

@@ -20,7 +20,8 @@ from subfleet.rounds.samples import peers_told, samples_problem, scale_warning
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
 from subfleet.serving.narrating import told
-from subfleet.settings.samples import DataCheck, DataSettings, transform_problem
+from subfleet.settings.rules import transform_problem
+from subfleet.settings.samples import DataCheck, DataSettings
 
 SHARES = InputStatistics(kind="numbers", minimum=0.0, maximum=1.0, mean=0.3, deviation=0.31)
 BYTES = InputStatistics(kind="numbers", minimum=0.0, maximum=255.0, mean=73.0, deviation=79.0)
@@ -57,7 +58,7 @@ def test_a_device_on_another_scale_is_told_of_and_takes_part(odd: InputStatistic
     assert str(SHARES) in warning
     assert not any(name in text for text in said for name in ("ada: its", "cyd: its"))
     assert {name: seat.stage for name, seat in state.seats.items()} == dict.fromkeys(CLIENTS, "preparing")
-    assert {name for name, seat in state.seats.items() if seat.data_warning} == {"bob"}
+    assert {name for name, seat in state.seats.items() if seat.offer.data_warning} == {"bob"}
 
 
 def test_a_device_on_another_scale_is_refused_before_it_is_trained() -> None:

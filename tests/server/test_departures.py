@@ -15,9 +15,10 @@ from subfleet.protocol.messages import Presence, decode, encode
 from subfleet.rounds.actions import Withdraw
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Tick
+from subfleet.rounds.live import Member
 from subfleet.rounds.members import absences, expected
-from subfleet.rounds.persistent import PersistentMap
-from subfleet.rounds.state import Member, RunState
+from subfleet.rounds.progress import Finished
+from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
 from subfleet.serving.narrating import Attendance, Pace
 from subfleet.settings.timing import Deadlines
@@ -42,7 +43,7 @@ def stages(state: RunState) -> dict[str, tuple[str, str]]:
 
 def begun(terms: Terms) -> tuple[RunState, float]:
     state = training(terms)
-    return state, max(member.heard_s or 0.0 for member in state.members.values())
+    return state, max(member.heard_s or 0.0 for member in state.live.members.values())
 
 
 def test_a_goodbye_ends_the_wait_at_once_where_a_round_closes_at_a_quorum() -> None:
@@ -75,10 +76,10 @@ def test_a_will_is_only_a_hint_and_ends_no_wait_before_the_deadline(terms: Terms
     state, _ = step(terms, state, word("ada"), now_s + 1)
     state, _ = step(terms, state, Tick(), now_s + 500)
     assert stages(state)["ada"] == (stage, "")
-    state, _ = step(terms, state, Tick(), state.entered_s + 600)
+    state, _ = step(terms, state, Tick(), state.live.entered_s + 600)
     assert {name: reason for name, (_, reason) in stages(state).items() if name in ("ada", "bob")} == {
         "ada": "no answer came in time: its connection broke, says the broker (its will)",
-        "bob": f"no answer came in time: no heartbeat for {state.entered_s - now_s:.0f} s",
+        "bob": f"no answer came in time: no heartbeat for {state.live.entered_s - now_s:.0f} s",
     }
 
 
@@ -95,9 +96,11 @@ def test_each_reason_has_its_words() -> None:
     state, now_s = begun(STRICT)
     state, _ = step(STRICT, state, goodbye("ada"), now_s + 5)
     state, _ = step(STRICT, state, word("bob"), now_s + 6)
-    members = state.members.updated({"eve": Member(profile=profile("eve")), "stranger": Member(session_id="s")})
+    live = replace(
+        state.live, members=state.live.members.updated({"eve": Member(), "stranger": Member(session_id="s")})
+    )
     last = {"eve": replace(state.seats["ada"], client_id="eve")}
-    state = replace(state, members=members, last=last)
+    state = replace(state, profiles=state.profiles.updated({"eve": profile("eve")}), live=live, last=last)
     assert {one.client_id: (one.kind, one.told(now_s + 41)) for one in absences(STRICT, state, now_s + 41)} == {
         "ada": ("goodbye", f"{WHY}, last seen 36 s ago"),
         "bob": ("will", "its connection broke, says the broker (its will), last seen 35 s ago"),
@@ -118,7 +121,7 @@ def test_who_goes_and_who_comes_back_is_said_once_and_kept_in_the_journal(tmp_pa
     terms = replace(STRICT, run_id=run_id)
     attendance, pace = Attendance(terms, engine), Pace(3, lambda: 0.0)
     state, now_s = begun(terms)
-    Journal(engine, run_id).save(RunState(), replace(RunState(), members=state.members))
+    Journal(engine, run_id).save(RunState(), RunState(profiles=state.profiles))
     assert list(attendance.look(state, now_s)) == []
     state, _ = step(terms, state, goodbye("ada"), now_s + 0.5)
     assert list(attendance.look(state, now_s + 0.9)) == [], "a second is not over"
@@ -158,8 +161,8 @@ def test_when_the_run_is_over_nobody_is_told_that_everyone_leaves(tmp_path: Path
     engine = open_database(tmp_path)
     run_id = begin_run(engine, name="test", settings="{}", round_count=2)
     terms = replace(STRICT, run_id=run_id)
-    state = joined(terms, RunState(members=PersistentMap({})), "eve", 1.0)
-    state, _ = step(terms, replace(state, phase="finished"), word("eve", reason="the run is over"), 2.0)
+    state = joined(terms, RunState(), "eve", 1.0)
+    state, _ = step(terms, replace(state, at=Finished()), word("eve", reason="the run is over"), 2.0)
     assert list(Attendance(terms, engine).look(state, 3.0)) == []
     assert [one.reason for one in kept_absences(engine, run_id).values()] == ["it said goodbye (the run is over)"]
     engine.dispose()

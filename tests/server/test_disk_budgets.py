@@ -163,9 +163,7 @@ def test_a_refusal_with_a_number_is_answered_with_what_fits_and_teaches_the_roun
     assert (later.seats["ada"].size, later.seats["ada"].limit) == (PLAN.space[1], "disk")
     told, _ = assigned(PLAN, state, SIZES[-1] + 100)
     assert told.seats["ada"].size == PLAN.space[-1], "what it tells itself is newer"
-    profile = state.members["ada"].profile
-    assert profile is not None
-    anew, _ = step(PLAN, state, replace(profile, session_id="ada-2"), 5.0)
+    anew, _ = step(PLAN, state, replace(state.profiles["ada"], session_id="ada-2"), 5.0)
     assert anew.disks == {}
 
 
@@ -210,8 +208,8 @@ def test_a_device_is_sent_the_models_for_which_it_has_room_its_own_first(
 ) -> None:
     state, _ = assigned(PLAN, measuring(PLAN), None)
     seat = state.seats["ada"]
-    assert seat.budget is not None
-    seat = replace(seat, budget=replace(seat.budget, disk_bytes=disk_bytes))
+    assert seat.offer.budget is not None
+    seat = replace(seat, offer=replace(seat.offer, budget=replace(seat.offer.budget, disk_bytes=disk_bytes)))
     models = (
         ProgramRef(program_id="e", target="executorch", blob=blob("e", 500)),
         ProgramRef(program_id="o", target="onnx", blob=blob("o", 1000)),
@@ -239,9 +237,9 @@ def test_a_model_that_does_not_fit_is_skipped_with_the_reason(disk_bytes: int) -
     )
     assert state.phase == "deploy"
     seat = state.seats["ada"]
-    assert seat.budget is not None
+    assert seat.offer.budget is not None
     assert seat.participant is not None
-    seat = replace(seat, budget=replace(seat.budget, disk_bytes=disk_bytes))
+    seat = replace(seat, offer=replace(seat.offer, budget=replace(seat.offer.budget, disk_bytes=disk_bytes)))
     state = replace(state, seats={**state.seats, "ada": seat})
     program = ProgramRef(program_id="o", target="onnx", blob=blob("o", 1000))
     model = ModelFile(target="onnx", file="model.onnx", max_abs_diff=None)

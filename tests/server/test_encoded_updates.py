@@ -30,7 +30,7 @@ from subfleet.protocol.messages import Task
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.task import Train
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Qsgd, TopK, TopKQsgd, Uncompressed
-from subfleet.rounds.state import RunState, Seat
+from subfleet.rounds.state import RunState, Seat, Trained
 from subfleet.rounds.terms import Terms
 from subfleet.serving.terms import terms_of as planned
 from subfleet.settings.reading import read_run
@@ -76,7 +76,9 @@ def seats(blobs: BlobStore, codec: AnyUpdateCodec, scale: float = 0.1, *, decode
         if decoded:
             change = read_change(UpdateForm.of(NETWORK, task.spec, codec), blobs, ref)
             ref = blobs.add(encode_arrays({key: tensor.numpy() for key, tensor in change.items()}))
-        found.append(replace(seat, stage="done", task=task, result=replace(update(PLAN, state, name), blob=ref)))
+        found.append(
+            replace(seat, stage="done", task=task, trained=Trained(update=replace(update(PLAN, state, name), blob=ref)))
+        )
     return found
 
 

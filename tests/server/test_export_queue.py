@@ -17,6 +17,7 @@ from server.coordinator_cases import (
     terms_of,
     update,
     wanted_of,
+    wish_of,
     written_ahead,
 )
 from server.methods.method_cases import QUICK
@@ -138,10 +139,8 @@ def test_a_size_is_wanted_and_written_for_each_runtime_by_itself() -> None:
     wishes = Wishes(ada=2, bob=2, cyd=2)
     terms = wishing(wishes, exports_per_round=1)
     state = measuring(terms)
-    other = state.members["cyd"].profile
-    assert other is not None
-    member = replace(state.members["cyd"], profile=replace(other, runtimes=("executorch",)))
-    state = replace(state, members=state.members.updated({"cyd": member}))
+    other = replace(state.profiles["cyd"], runtimes=("executorch",))
+    state = replace(state, profiles=state.profiles.updated({"cyd": other}))
     state, first = asked(terms, state)
     state, _ = folded(terms, written(terms, trained(terms, state)[0]))
     state, second = asked(terms, state)
@@ -169,7 +168,7 @@ def test_nothing_is_begun_twice_whatever_is_under_way_or_written() -> None:
     assert places(terms, last) == [3]
     assert places(terms, state.queue) == [2, 3]
     assert state.seats["ada"].size == terms.space[1]
-    assert state.seats["ada"].wanted is None
+    assert wish_of(state.seats["ada"]) is None
 
 
 def test_what_is_written_is_not_written_again_even_where_a_method_asks_for_it() -> None:
@@ -178,7 +177,7 @@ def test_what_is_written_is_not_written_again_even_where_a_method_asks_for_it() 
     state, _ = folded(terms, written(terms, trained(terms, state)[0]))
     state, again = asked(terms, state)
     assert (len(begun), again, state.queue) == (1, [], ())
-    assert state.seats["ada"].wanted == Wish(program=SizedProgram(size=terms.space[2], target="onnx"), lost=0.28)
+    assert wish_of(state.seats["ada"]) == Wish(program=SizedProgram(size=terms.space[2], target="onnx"), lost=0.28)
 
 
 def test_a_program_counts_from_the_next_round_on() -> None:
@@ -311,7 +310,9 @@ def test_a_size_that_cannot_be_written_is_neither_given_nor_queued_again() -> No
 def test_a_search_gets_what_it_wanted_one_round_later_and_the_records_say_so() -> None:
     terms = terms_of(method=SEARCH)
     state = _searched_once(terms)
-    wanted = {name: None if seat.wanted is None else seat.wanted.program.size for name, seat in state.seats.items()}
+    wanted = {
+        name: None if (wish := wish_of(seat)) is None else wish.program.size for name, seat in state.seats.items()
+    }
     state, close = folded(terms, written(terms, state))
     record = round_record(terms, close, Traffic(Topics()))
     # Three first programs, of which clients may share one, and those for the next round.
@@ -361,10 +362,10 @@ def test_the_journal_gives_back_pool_plans_and_queue_and_the_search_goes_on_alik
     loaded = Journal(open_database(tmp_path), run_id).load(9.0)
     assert (loaded.pool, loaded.queue, dict(loaded.written)) == (state.pool, state.queue, dict(state.written))
     there, back = (
-        _told(fresh, folded(fresh, replace(one, members=state.members))[0], BUDGETS)
+        _told(fresh, folded(fresh, replace(one, live=replace(one.live, members=state.live.members)))[0], BUDGETS)
         for fresh, one in ((terms, state), (terms_of(method=SEARCH, exports_per_round=2, quorum=0.9), loaded))
     )
-    assert [(seat.size, seat.wanted) for seat in there[0].seats.values()] == [
-        (seat.size, seat.wanted) for seat in back[0].seats.values()
+    assert [(seat.size, wish_of(seat)) for seat in there[0].seats.values()] == [
+        (seat.size, wish_of(seat)) for seat in back[0].seats.values()
     ]
     assert (there[1], there[0].pool) == (back[1], back[0].pool)

@@ -51,7 +51,12 @@ def test_extras_are_asked_beside_those_that_are_wanted(method: Oort | None, want
     everyone, extras = (*CLIENTS, "dan", "eve", "fay"), ("cyd", "dan", "eve")
     for name, count in zip(extras, (2, 8, 9), strict=True):
         state = with_record(state, name, "training", after_misses(count))
-    plain = replace(state, members=PersistentMap({name: state.members[name] for name in ("ada", "bob", "fay")}))
+    plain = replace(
+        state,
+        live=replace(
+            state.live, members=PersistentMap({name: state.live.members[name] for name in ("ada", "bob", "fay")})
+        ),
+    )
     state = given_tasks(terms, state, 2.0, *everyone)
     chosen = {name for name, seat in state.seats.items() if seat.stage == "out"}
     assert len(chosen & set(extras)) == wanted
@@ -118,13 +123,13 @@ def test_an_announcement_waits_for_telemetry_until_its_deadline_once_and_a_quart
     third = (0.0, "it has not answered the last 2 announcements, and nobody waits for it")
     for count, (seconds, reason) in enumerate((LATE, second, third), 1):
         assert state.phase == "measure"
-        state = untold(terms, state, state.entered_s)
+        state = untold(terms, state, state.live.entered_s)
         state = closes_after(terms, state, seconds) if seconds else state
         assert (state.phase, state.seats["cyd"].reason, missed(state, "cyd", "telemetry")) == ("train", reason, count)
         for name in OTHERS:
-            state, _ = step(terms, state, prepared(terms, state, name), state.entered_s)
-        state = folded(terms, trained(terms, state, state.entered_s, *OTHERS), state.entered_s + 1)
-        state, _ = step(terms, state, Presence(client_id="cyd", session_id="cyd-1", online=True), state.entered_s)
+            state, _ = step(terms, state, prepared(terms, state, name), state.live.entered_s)
+        state = folded(terms, trained(terms, state, state.live.entered_s, *OTHERS), state.live.entered_s + 1)
+        state, _ = step(terms, state, Presence(client_id="cyd", session_id="cyd-1", online=True), state.live.entered_s)
 
 
 def test_telemetry_makes_up_for_what_was_missed() -> None:

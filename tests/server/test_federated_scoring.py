@@ -44,6 +44,7 @@ from subfleet.protocol.task import Evaluate
 from subfleet.protocol.topics import Topics
 from subfleet.rounds.actions import CloseGeneration, Reply, Request, SendTask
 from subfleet.rounds.coordinator import resume_actions, step
+from subfleet.rounds.ending import taken_up
 from subfleet.rounds.events import Done, Tick
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
@@ -69,9 +70,9 @@ def test_devices_are_sent_the_smallest_supernet_that_holds_the_paths() -> None:
     state, actions = opened()
     wanted = wanted_of(EvaluationRequest, actions)
     assert len(wanted) == len(state.seats) == 2
-    assert state.scores is not None
-    assert state.scores.made.generation is not None
-    paths = state.scores.made.generation.paths
+    assert state.live.scores is not None
+    assert state.live.scores.made.generation is not None
+    paths = state.live.scores.made.generation.paths
     for place, (name, choice) in enumerate(BY_DEVICES.network.choices.items()):
         held = dict(wanted[0].participant.spec.choices).get(name, choice.operators)
         assert set(held) == {path[place] for path in paths}
@@ -85,8 +86,8 @@ def test_scores_are_means_over_labels_of_all_rounds_and_rank_against_the_servers
     """However many labels a device says to have counted, it has no more than its share of them."""
     terms = terms_with(replace(SCORING, scoring_rounds=2), max_client_share=share)
     state, actions = opened(terms)
-    assert state.scores is not None
-    central = state.scores.made.scores
+    assert state.live.scores is not None
+    central = state.live.scores.made.scores
     asked, record = list[set[str]](), None
     for now_s in (7.0, 8.0):
         state = sent(state, actions, terms, now_s)
@@ -147,8 +148,8 @@ def test_a_device_that_refuses_or_is_silent_holds_nobody_up(central: bool) -> No
     assert after.generations == 1
     late, actions = step(terms, state, Tick(), 57.0)  # nobody has told anything
     if central:
-        assert state.scores is not None
-        assert [one.scores for one in actions if isinstance(one, CloseGeneration)] == [state.scores.made.scores]
+        assert state.live.scores is not None
+        assert [one.scores for one in actions if isinstance(one, CloseGeneration)] == [state.live.scores.made.scores]
     else:
         assert late.phase == "failed"
         assert late.failure.endswith(f"cannot be scored: {NOBODY}")
@@ -160,7 +161,11 @@ def test_a_tier_that_no_device_can_compute_has_no_network() -> None:
     state, actions = supernet_round(terms)
     poor = {
         name: replace(
-            seat, budget=Budget(memory_bytes=2**40, forward_macs=supernet_tiers(terms.network, 2)[0].high_macs)
+            seat,
+            offer=replace(
+                seat.offer,
+                budget=Budget(memory_bytes=2**40, forward_macs=supernet_tiers(terms.network, 2)[0].high_macs),
+            ),
         )
         for name, seat in state.last.items()
     }
@@ -172,7 +177,7 @@ def test_a_tier_that_no_device_can_compute_has_no_network() -> None:
         for name in sorted(state.seats):
             state, actions = step(terms, state, scored(state, terms, name, (0.1, 0.2, 0.3)), now_s)
             tiers += [one.generation.tier for one in actions if isinstance(one, CloseGeneration)]
-        if state.scores is not None:  # nobody could be asked
+        if state.live.scores is not None:  # nobody could be asked
             now_s += terms.config.deadlines.evaluate_s
             state, actions = step(terms, state, Tick(), now_s)
         if state.phase != "search":
@@ -223,13 +228,15 @@ def test_a_server_that_starts_anew_has_the_generation_scored_by_tasks_of_other_n
     state = sent(state, actions, BY_DEVICES, 6.0)
     journal.save(before, state)
     names = {task(state, name).task_id for name in state.seats}
-    taken_up = journal.load(0.0)
-    assert (taken_up.phase, taken_up.scores, dict(taken_up.seats)) == ("search", None, {})
-    assert not any(isinstance(one, SendTask) for one in resume_actions(BY_DEVICES, taken_up))
-    asked = replace(taken_up, members=state.members, last=state.last)  # who took part is there again
+    anew = taken_up(BY_DEVICES, journal.load(0.0))
+    assert (anew.phase, anew.live.scores, dict(anew.seats)) == ("search", None, {})
+    assert not any(isinstance(one, SendTask) for one in resume_actions(BY_DEVICES, anew))
+    asked = replace(
+        anew, live=replace(anew.live, members=state.live.members), last=state.last
+    )  # who took part is there again
     asked, actions = step(BY_DEVICES, asked, Tick(), 1.0)
-    again = [one for one in actions if isinstance(one, Request)]
-    assert again == [made.request]
+    wanted = [one for one in actions if isinstance(one, Request)]
+    assert wanted == [made.request]
     asked, actions = step(BY_DEVICES, asked, changed(made, ticket="cd"), 2.0)
     asked = sent(asked, actions, BY_DEVICES, 2.0)
     assert len(asked.seats) == 2

@@ -194,7 +194,7 @@ def test_weights_that_are_others_begin_nothing(
         (("model_of.run=a", "model_of.weights=true", "method.type=fedtrans"), "set method.first to 'configured'"),
         (("model_of.run=a", "first_weights.file=a", "first_weights.sha256=a"), "given beside model_of"),
         (("model_of.network=m1",), "model_of.run is missing"),
-        (("model_of.run=",), "model_of: run is ''"),
+        (("model_of.run=",), "model_of.run is empty"),
         (("model_of.run=a", "model_of.weight=true"), "did you mean 'weights'"),
     ],
 )

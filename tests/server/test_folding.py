@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from server.coordinator_cases import scaled as at_scale
 from server.coordinator_cases import terms_of, training, update
 from server.fake_device import small_change
 from torch import Tensor
@@ -30,7 +31,7 @@ from subfleet.methods.heterofl import HeteroFL
 from subfleet.methods.standalone import Standalone
 from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.update_codecs import Uncompressed
-from subfleet.rounds.state import Seat
+from subfleet.rounds.state import Seat, Trained
 from subfleet.rounds.suspicion import ChangeSize
 from subfleet.rounds.terms import Terms
 from subfleet.testing.rounds import with_steps
@@ -66,8 +67,8 @@ def _seats(
             replace(
                 seat,
                 stage="done",
-                sample_count=count,
-                result=replace(update(terms, state, name), blob=ref, sample_count=count),
+                offer=replace(seat.offer, sample_count=count),
+                trained=Trained(update=replace(update(terms, state, name), blob=ref, sample_count=count)),
             )
         )
     return seats
@@ -168,7 +169,7 @@ def test_the_order_of_seats_does_not_matter_and_no_seat_changes_nothing(tmp_path
 def test_a_median_is_not_moved_by_one_client(tmp_path: Path) -> None:
     blobs = BlobStore(tmp_path)
     seats = _seats(blobs, {"ada": 3, "bob": 10, "cyd": 7})
-    arrays = [decode_arrays(blobs.path(seat.result.blob).read_bytes()) for seat in seats if seat.result is not None]
+    arrays = [decode_arrays(blobs.path(seat.update.blob).read_bytes()) for seat in seats if seat.update is not None]
     roles = with_steps(HeteroFL().roles(), merge=CoordinateMedian())
     folding = Folding(terms=replace(PLAN, roles=roles), blobs=blobs)
     folded = folding.fold(ModelState(shared=STATE), 1, seats).state.shared
@@ -181,8 +182,8 @@ def test_an_update_that_cannot_be_added_is_found_among_many(tmp_path: Path) -> N
     blobs = BlobStore(tmp_path)
     seats = _seats(blobs, {"ada": 3, "bob": 10, "cyd": 7})
     huge = {name: np.full(tensor.shape, 1e30, np.float32) for name, tensor in STATE.items()}
-    assert seats[1].result is not None
-    seats[1] = replace(seats[1], result=replace(seats[1].result, blob=blobs.add(encode_arrays(huge))))
+    assert seats[1].update is not None
+    seats[1] = replace(seats[1], trained=Trained(update=replace(seats[1].update, blob=blobs.add(encode_arrays(huge)))))
     folded = fold(HeteroFL(), seats, blobs)
     assert set(folded.refused) == {"bob"}
     without = fold(HeteroFL(), [seats[0], seats[2]], blobs)
@@ -192,8 +193,8 @@ def test_an_update_that_cannot_be_added_is_found_among_many(tmp_path: Path) -> N
 def test_an_update_that_the_disk_has_damaged_is_left_out(tmp_path: Path) -> None:
     blobs = BlobStore(tmp_path)
     seats = _seats(blobs, {"ada": 3, "bob": 10})
-    assert seats[0].result is not None
-    path = blobs.path(seats[0].result.blob)
+    assert seats[0].update is not None
+    path = blobs.path(seats[0].update.blob)
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
@@ -234,10 +235,10 @@ def test_what_may_just_be_folded_is_accepted_and_folded(tmp_path: Path) -> None:
     blobs = BlobStore(tmp_path)
     seats = _seats(blobs, {"ada": 3, "bob": 10})
     largest = _change(**{FIRST: np.full(STATE[FIRST].shape, -MAGNITUDES[FIRST].largest_change, dtype=np.float32)})
-    assert seats[1].result is not None
+    assert seats[1].update is not None
     ref = blobs.add(largest)
     check_update(WHOLE, blobs.path(ref), magnitudes=MAGNITUDES)
-    seats[1] = replace(seats[1], result=replace(seats[1].result, blob=ref))
+    seats[1] = replace(seats[1], trained=Trained(update=replace(seats[1].update, blob=ref)))
     assert not fold(HeteroFL(), seats, blobs).refused
 
 
@@ -251,16 +252,16 @@ def test_a_scaled_update_counts_as_a_smaller_one_of_fewer_samples(
     """With powers of two to the bit, whatever else a method does with changes and weights."""
     blobs = BlobStore(tmp_path)
     scaled = _seats(blobs, {"ada": 3, "bob": 16, "cyd": 7})
-    scaled[1] = replace(scaled[1], scale=0.25, outlier="it is far")
+    scaled[1] = replace(at_scale(scaled[1], 0.25), outlier="it is far")
     smaller = _seats(blobs, {"ada": 3, "bob": 4, "cyd": 7})
-    assert smaller[1].result is not None
-    arrays = decode_arrays(blobs.path(smaller[1].result.blob).read_bytes())
+    assert smaller[1].update is not None
+    arrays = decode_arrays(blobs.path(smaller[1].update.blob).read_bytes())
     quarters: dict[str, Any] = {name: np.multiply(array, np.float32(0.25)) for name, array in arrays.items()}
     ref = blobs.add(encode_arrays(quarters))
-    smaller[1] = replace(smaller[1], result=replace(smaller[1].result, blob=ref))
+    smaller[1] = replace(smaller[1], trained=Trained(update=replace(smaller[1].update, blob=ref)))
     changes: dict[str, Any] = {} if merge is None else {"merge": merge}
     found, expected = (fold(method, seats, blobs, **changes).state.shared for seats in (scaled, smaller))
-    unscaled = fold(method, [scaled[0], replace(scaled[1], scale=1.0), scaled[2]], blobs, **changes).state.shared
+    unscaled = fold(method, [scaled[0], at_scale(scaled[1], 1.0), scaled[2]], blobs, **changes).state.shared
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     assert not all(torch.equal(found[name], unscaled[name]) for name in unscaled)
 
@@ -268,7 +269,7 @@ def test_a_scaled_update_counts_as_a_smaller_one_of_fewer_samples(
 def test_what_a_client_has_to_itself_is_never_scaled(tmp_path: Path) -> None:
     blobs = BlobStore(tmp_path)
     seats = _seats(blobs, {"ada": 3, "bob": 16, "cyd": 7})
-    scaled = [seats[0], replace(seats[1], scale=0.25, outlier="it is far"), seats[2]]
+    scaled = [seats[0], replace(at_scale(seats[1], 0.25), outlier="it is far"), seats[2]]
     found, expected = (fold(Standalone(), one, blobs).state.copies for one in (scaled, seats))
     assert found.keys() == expected.keys() == {"ada", "bob", "cyd"}
     for client_id, copies in expected.items():

@@ -5,14 +5,16 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from server.coordinator_cases import PLAN_DEADLINES, profile, telemetry, terms_of
+from server.coordinator_cases import PLAN_DEADLINES, joined, known, profile, telemetry, terms_of
 
 from subfleet.protocol.messages import Presence, Profile
 from subfleet.rounds import coordinator
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Tick
+from subfleet.rounds.live import LiveState, Member
 from subfleet.rounds.persistent import PersistentMap
-from subfleet.rounds.state import Member, RunState
+from subfleet.rounds.progress import Waiting
+from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
 
 keys = st.text(max_size=3)
@@ -41,13 +43,10 @@ def test_a_persistent_map_is_the_mapping_that_it_stands_for(
 
 
 def fleet_of(terms: Terms, count: int) -> RunState:
-    members = {
-        f"client{number}": Member(
-            profile=profile(f"client{number}"), session_id=f"client{number}-1", heard_s=1.0, noted_s=1.0
-        )
-        for number in range(count)
-    }
-    return step(terms, RunState(members=PersistentMap(members)), Tick(), 2.0)[0]
+    names = [f"client{number}" for number in range(count)]
+    members = {name: Member(session_id=f"{name}-1", heard_s=1.0, noted_s=1.0) for name in names}
+    state = replace(known(*map(profile, names)), live=LiveState(members=PersistentMap(members)))
+    return step(terms, state, Tick(), 2.0)[0]
 
 
 @pytest.mark.parametrize("count", [10, 3000])
@@ -61,20 +60,24 @@ def test_a_heartbeat_shares_all_other_members_and_looks_at_none(
     monkeypatch.setattr(coordinator, "advance", lambda *_: pytest.fail("the whole fleet was looked at"))
     heard = Presence(client_id="client7", session_id="client7-1", online=True)
     regular = replace(telemetry(terms, "client7"), run_id=None, round=None)
-    known = state.members["client7"].profile
-    assert known is not None
-    for event in (heard, regular, replace(known)):
+    for event in (heard, regular, replace(state.profiles["client7"])):
         after, actions = step(terms, state, event, 3.0)
         assert actions == ()
-        assert list(after.members.changed(state.members)) == ([] if isinstance(event, Profile) else ["client7"])
-        own = [branch for branch, old in zip(after.members.root, state.members.root, strict=True) if branch is not old]
+        assert list(after.live.members.changed(state.live.members)) == (
+            [] if isinstance(event, Profile) else ["client7"]
+        )
+        own = [
+            branch
+            for branch, old in zip(after.live.members.root, state.live.members.root, strict=True)
+            if branch is not old
+        ]
         assert len(own) <= 1
         assert sum(leaf is not old for branch in own for leaf, old in zip(branch, _old(state, after), strict=True)) <= 1
         assert after.seats is state.seats
 
 
 def _old(state: RunState, after: RunState) -> tuple[object, ...]:
-    pairs = zip(after.members.root, state.members.root, strict=True)
+    pairs = zip(after.live.members.root, state.live.members.root, strict=True)
     return next(old for branch, old in pairs if branch is not old)
 
 
@@ -87,7 +90,7 @@ def test_whose_word_moves_the_run_moves_it_at_once() -> None:
     assert step(terms, state, profile("new"), 3.0)[0].phase == "measure"
     state = fleet_of(terms, 3)
     assert state.phase == "measure"
-    lapsed = replace(state, phase="waiting", round=0)
+    lapsed = replace(state, at=Waiting(), round=0)
     late_s = 1.0 + PLAN_DEADLINES.lease_s + 1
     for number in range(3):
         assert lapsed.phase == "waiting"
@@ -95,3 +98,13 @@ def test_whose_word_moves_the_run_moves_it_at_once() -> None:
         said = Presence(client_id=name, session_id=f"{name}-1", online=True)
         lapsed, _ = step(terms, lapsed, said, late_s)
     assert lapsed.phase == "measure"
+
+
+def test_a_profile_that_comes_again_changes_nothing() -> None:
+    terms = terms_of()
+    state = joined(terms, RunState(), "ada", 1.0)
+    told = state.profiles["ada"]
+    again, _ = step(terms, state, replace(told), 2.0)
+    assert again is state
+    changed, _ = step(terms, state, replace(told, sample_count=99), 2.0)
+    assert changed.profiles["ada"] != told

@@ -77,7 +77,7 @@ def test_half_a_character_is_dropped_before_the_journal_meets_it(tmp_path: Path)
     payload = encode(profile).replace(b'"fake"', b'"\\ud800"')
     _eve(world).publish("subfleet/1/main/up/eve/profile", payload)
     world.run()
-    assert "eve" not in world.server.state.members
+    assert "eve" not in world.server.state.live.members
 
 
 @pytest.mark.slow

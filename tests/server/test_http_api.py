@@ -1,7 +1,6 @@
 import datetime
 import socket
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -53,7 +52,7 @@ def test_who_is_away_stands_with_reason_and_time_in_the_api_and_on_the_page(
     monkeypatch.setattr(api, "_now", lambda: start + datetime.timedelta(seconds=41))
     run_id = begin_run(engine, name="test", settings="{}", round_count=2)
     state = world.server.state
-    Journal(engine, run_id).save(RunState(), replace(RunState(), members=state.members))
+    Journal(engine, run_id).save(RunState(), RunState(profiles=state.profiles))
     away = [
         AbsenceRecord(client_id="ada", kind="goodbye", reason="it said goodbye (it was stopped)", seen_at=start),
         AbsenceRecord(client_id="bob", kind="silent", reason="no heartbeat for 30 s", seen_at=start),

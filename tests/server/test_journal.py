@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from server.coordinator_cases import CLIENTS, terms_of, training, update
 
-from subfleet.journal import database
-from subfleet.journal import journal as store
+from subfleet.journal import database, stored_state
 from subfleet.journal.database import DATABASE_NAME, open_database
 from subfleet.journal.journal import Journal, begin_run
 from subfleet.journal.rows import round_record
@@ -24,8 +23,10 @@ from subfleet.protocol.topics import Topics
 from subfleet.rounds.actions import AggregationRequest
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Done
+from subfleet.rounds.live import LiveState, Member
 from subfleet.rounds.persistent import PersistentMap
-from subfleet.rounds.state import Member, RunState, Seat
+from subfleet.rounds.progress import Aggregating, Waiting
+from subfleet.rounds.state import RunState, Seat
 from subfleet.rounds.suspicion import ChangeSize
 from subfleet.rounds.work import AggregatedRound, CheckRequest
 
@@ -39,8 +40,8 @@ def _journal(folder: Path) -> Journal:
 
 def _known(state: RunState, now_s: float) -> RunState:
     """The part of a state that outlives a server."""
-    members = {name: Member(profile=member.profile, noted_s=now_s) for name, member in state.members.items()}
-    return replace(state, members=PersistentMap(members), entered_s=now_s, opened_s=now_s)
+    members = {name: Member(noted_s=now_s) for name in state.live.members}
+    return replace(state, live=LiveState(members=PersistentMap(members), entered_s=now_s, opened_s=now_s))
 
 
 @pytest.mark.slow
@@ -115,7 +116,10 @@ def test_a_step_that_changes_nothing_durable_writes_nothing(tmp_path: Path) -> N
     journal.save(RunState(), state)
     log = tmp_path / f"{DATABASE_NAME}-wal"
     size = log.stat().st_size
-    heard = replace(state, members=PersistentMap({**state.members}), entered_s=77.0)
+    heard = replace(
+        state,
+        live=replace(state.live, members=PersistentMap({**state.live.members}), entered_s=77.0),
+    )
     journal.save(state, heard)
     assert log.stat().st_size == size
 
@@ -145,8 +149,7 @@ def test_a_file_that_is_no_database_is_one_sentence(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        # As the first release had it.
-        *[(f"ALTER TABLE runs DROP COLUMN {name}", name) for name in ("pool", "queue", "unfit")],
+        *[(f"ALTER TABLE runs DROP COLUMN {name}", name) for name in ("retry", "lost", "waits_for")],
         ("ALTER TABLE runs ADD COLUMN plans TEXT", "plans"),
         ("ALTER TABLE tasks ADD COLUMN energy_j REAL", "energy_j"),
     ],
@@ -177,20 +180,24 @@ def test_a_database_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> No
 def test_a_long_run_is_taken_up_from_a_few_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = _journal(tmp_path)
     after = start = training(PLAN)
+    last: dict[str, Seat] = {}
     for number in range(1, 31):
         # The last client took part in the first rounds alone.
         names = CLIENTS if number <= 5 else CLIENTS[:-1]
         seats = {name: replace(start.seats[name], stage="done", attempt=number) for name in names}
-        after = replace(start, round=number, phase="fold", seats=MappingProxyType(seats))
-        journal.save(replace(start, seats=MappingProxyType({})), after)
-    journal.save(after, replace(after, phase="waiting", folded_round=30, seats=MappingProxyType({})))
+        before = replace(after, round=number, folded_round=number - 1, at=Aggregating(), seats=MappingProxyType(seats))
+        journal.save(after, before)
+        last |= seats
+        known = MappingProxyType({**last})
+        after = replace(before, at=Waiting(), folded_round=number, last=known, seats=MappingProxyType({}))
+        journal.save(before, after)
     read: list[object] = []
 
-    def counted(kind: type[Any], plain: Any) -> Any:
+    def counted(kind: type[Any], plain: Any, where: str) -> Any:
         read.append(kind)
-        return from_plain(kind, plain)
+        return from_plain(kind, plain, where)
 
-    monkeypatch.setattr(store, "from_plain", counted)
+    monkeypatch.setattr(stored_state, "from_plain", counted)
     loaded = journal.load(0.0)
     assert {name: seat.attempt for name, seat in loaded.last.items()} == dict(zip(CLIENTS, (30, 30, 5), strict=True))
     assert read.count(Seat) == len(CLIENTS)

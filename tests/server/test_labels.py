@@ -84,7 +84,7 @@ def test_a_device_with_other_classes_is_skipped_with_the_reason(
 def test_a_device_with_some_of_the_classes_is_told_all_names_in_its_task() -> None:
     terms = terms_of(data=naming(NAMES))
     state, seat = seat_of(terms, with_classes("dog"))
-    assert (seat.stage, seat.class_counts) == ("preparing", (0, 0, 5))
+    assert (seat.stage, seat.offer.class_counts) == ("preparing", (0, 0, 5))
     state, _ = step(terms, state, prepared(terms, state, "ada"), 2.0)
     assert task(state, "ada").classes == NAMES
 

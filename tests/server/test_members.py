@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 import pytest
-from server.coordinator_cases import CLIENTS, joined, profile, terms_of, training
+from server.coordinator_cases import CLIENTS, joined, known, profile, terms_of, training
 from server.server_rig import World, config, fleet
 
 from subfleet.journal.database import open_database
@@ -16,8 +16,10 @@ from subfleet.protocol.messages import Presence, encode
 from subfleet.rounds import members
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Tick
+from subfleet.rounds.live import LiveState, Member
 from subfleet.rounds.persistent import PersistentMap
-from subfleet.rounds.state import Member, RunState
+from subfleet.rounds.progress import Waiting
+from subfleet.rounds.state import RunState
 from subfleet.settings.timing import Deadlines
 
 PLAN = terms_of(deadlines=Deadlines(lease_s=30.0, forget_s=100.0))
@@ -28,24 +30,24 @@ def test_who_never_took_part_and_is_silent_is_forgotten() -> None:
     ghost = Presence(client_id="ghost", session_id="s", online=True)
     state, _ = step(PLAN, state, ghost, 1.0)
     state, _ = step(PLAN, state, Tick(), 31.0)
-    assert set(state.members) == {"eve", "ghost"}
+    assert set(state.live.members) == {"eve", "ghost"}
     state, _ = step(PLAN, state, Tick(), 31.1)  # it never said what it is
-    assert set(state.members) == {"eve"}
+    assert set(state.live.members) == {"eve"}
     gone = Presence(client_id="eve", session_id="eve-1", online=False)
     state, _ = step(PLAN, state, gone, 50.0)
-    assert set(step(PLAN, state, Tick(), 150.0)[0].members) == {"eve"}
-    assert step(PLAN, state, Tick(), 150.1)[0].members == {}
+    assert set(step(PLAN, state, Tick(), 150.0)[0].live.members) == {"eve"}
+    assert step(PLAN, state, Tick(), 150.1)[0].live.members == {}
 
 
 def test_who_is_heard_who_has_a_seat_and_who_took_part_stay() -> None:
     state = training(PLAN)
     seated, _ = step(PLAN, state, Tick(), 500.0)
-    assert set(seated.members) == set(CLIENTS)
+    assert set(seated.live.members) == set(CLIENTS)
     later = replace(state, seats=MappingProxyType({}), last=MappingProxyType({"ada": state.seats["ada"]}))
-    later = replace(later, phase="waiting", round=0)
+    later = replace(later, at=Waiting(), round=0)
     later, _ = step(PLAN, later, Presence(client_id="bob", session_id="bob-1", online=True), 490.0)
     later, _ = step(PLAN, later, Tick(), 500.0)
-    assert set(later.members) == {"ada", "bob"}
+    assert set(later.live.members) == {"ada", "bob"}
 
 
 def test_beyond_a_number_those_go_first_that_were_silent_for_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,18 +57,17 @@ def test_beyond_a_number_those_go_first_that_were_silent_for_the_longest(monkeyp
     for number in range(50):
         state = joined(terms, state, f"eve-{number}", float(number))
         state, _ = step(terms, state, Tick(), float(number))
-        assert len(state.members) <= 3
-    assert set(state.members) == {"eve-47", "eve-48", "eve-49"}
+        assert len(state.live.members) <= 3
+    assert set(state.live.members) == {"eve-47", "eve-48", "eve-49"}
 
 
 def test_large_profiles_are_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(members, "MOST_VALUES", 1000)
-    large = {
-        f"eve-{number}": Member(profile=replace(profile(f"eve-{number}"), class_counts=(1,) * 300), noted_s=number)
-        for number in range(9)
-    }
-    state, _ = step(terms_of(), RunState(members=PersistentMap(large)), Tick(), 9.0)
-    assert set(state.members) == {"eve-6", "eve-7", "eve-8"}
+    large = [replace(profile(f"eve-{number}"), class_counts=(1,) * 300) for number in range(9)]
+    heard = {one.client_id: Member(noted_s=number) for number, one in enumerate(large)}
+    state = replace(known(*large), live=LiveState(members=PersistentMap(heard)))
+    state, _ = step(terms_of(), state, Tick(), 9.0)
+    assert set(state.live.members) == {"eve-6", "eve-7", "eve-8"}
 
 
 def test_the_journal_forgets_them_too(tmp_path: Path) -> None:
@@ -74,10 +75,10 @@ def test_the_journal_forgets_them_too(tmp_path: Path) -> None:
     journal = Journal(engine, begin_run(engine, name="test", settings="{}", round_count=2))
     known = joined(PLAN, joined(PLAN, RunState(), "eve", 1.0), "bob", 90.0)
     journal.save(RunState(), known)
-    assert {name: member.noted_s for name, member in journal.load(7.0).members.items()} == {"bob": 7.0, "eve": 7.0}
+    assert {name: member.noted_s for name, member in journal.load(7.0).live.members.items()} == {"bob": 7.0, "eve": 7.0}
     after, _ = step(PLAN, known, Tick(), 102.0)
     journal.save(known, after)
-    assert set(journal.load(7.0).members) == {"bob"} == set(after.members)
+    assert set(journal.load(7.0).live.members) == {"bob"} == set(after.live.members)
 
 
 @pytest.mark.slow
@@ -97,9 +98,19 @@ def test_one_bad_sender_costs_one_line_a_minute_and_no_memory(
             stranger = Presence(client_id=f"e{number}", session_id="s", online=True)
             eve.publish(f"subfleet/1/main/up/e{number}/presence", encode(stranger))
             world.server.step(0.0)
-            assert len(world.server.state.members) <= 51
+            assert len(world.server.state.live.members) <= 51
     lines = [record.getMessage() for record in caplog.records if "eve" in record.getMessage()]
     assert len(lines) == 1
     assert "device has 4000 characters, but may have 128 at most" in lines[0]
     world.run()
     assert {row.status for row in world.server.result().rounds[0].clients} == {"folded"}
+
+
+def test_clients_of_before_count_for_nothing_until_they_speak() -> None:
+    """A journal names them, and a strict run waits for them in its rounds; but a round needs clients that are there."""
+    terms = terms_of(min_clients=2)
+    state, _ = step(terms, known(profile("bob"), profile("cyd")), Tick(), 1.0)
+    state = joined(terms, state, "ada", 1.0)
+    assert state.phase == "waiting"
+    state = joined(terms, state, "bob", 2.0)
+    assert (state.phase, sorted(members.expected(terms, state, 2.0))) == ("measure", ["ada", "bob", "cyd"])

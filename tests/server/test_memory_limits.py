@@ -8,7 +8,7 @@ from server.coordinator_cases import profile, telemetry, terms_of
 from subfleet.protocol.errors import ConfigError
 from subfleet.rounds.seating import measured_seat
 from subfleet.rounds.state import RunState
-from subfleet.settings.memory_limits import MemoryLimits
+from subfleet.settings.fleet import MemoryLimits
 from subfleet.settings.reading import read_run
 
 OFFERED_BYTES = 1_000_000_000
@@ -28,9 +28,9 @@ OFFERED_BYTES = 1_000_000_000
 def test_the_closest_limit_bounds_what_a_device_offers(limits: MemoryLimits, budget_bytes: int) -> None:
     terms = terms_of(memory_limits=limits)
     seat = measured_seat(terms, RunState(), profile("ada"), telemetry(terms, "ada", memory_bytes=OFFERED_BYTES))
-    assert seat.budget is not None
-    assert (seat.budget.memory_bytes, seat.memory_budget_bytes) == (budget_bytes, budget_bytes)
-    assert seat.memory_free_bytes == OFFERED_BYTES
+    assert seat.offer.budget is not None
+    assert (seat.offer.budget.memory_bytes, seat.offer.memory_budget_bytes) == (budget_bytes, budget_bytes)
+    assert seat.offer.memory_free_bytes == OFFERED_BYTES
 
 
 def test_a_run_is_only_taken_up_with_the_same_limits() -> None:
@@ -64,5 +64,5 @@ def test_a_file_says_the_limits(tmp_path: Path) -> None:
     path.write_text(FILE.replace("300M", "300MB").replace("1G", "all"), encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
         read_run(path)
-    assert "memory_limits: every_device is 'all', but must be a size such as 300M" in str(caught.value)
-    assert "memory_limits: devices.raspberry_pi_4 is '300MB', but must be" in str(caught.value)
+    assert "memory_limits.every_device is 'all', but must be a size such as 300M" in str(caught.value)
+    assert "memory_limits.devices.raspberry_pi_4 is '300MB', but must be" in str(caught.value)

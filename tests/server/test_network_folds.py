@@ -44,10 +44,10 @@ def test_an_update_that_is_refused_in_one_network_leaves_the_other_its_bits(tmp_
     blobs = BlobStore(tmp_path)
     state, lineages = grown(COPY, first_state(TERMS.network))
     seats = [seat_of(TERMS, Client(name="ada", size=0), blobs), seat_in(COPY, Client(name="bob", size=0), blobs)]
-    assert seats[1].result is not None
+    assert seats[1].update is not None
     folding = Folding(terms=TERMS, blobs=blobs)
     expected = folding.fold(state, 1, seats, None, lineages).state.of("").shared
-    blobs.path(seats[1].result.blob).write_bytes(b"no longer")
+    blobs.path(seats[1].update.blob).write_bytes(b"no longer")
     folded = folding.fold(state, 1, seats, None, lineages)
     assert set(folded.refused) == {"bob"}
     assert [one.client_id for one in folded.clients] == ["ada"]

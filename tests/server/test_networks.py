@@ -40,7 +40,7 @@ from subfleet.rounds.networks import (
     with_lineages,
 )
 from subfleet.rounds.pricing import candidates_of, prices_of, prices_wanted, target_prices
-from subfleet.rounds.state import RunState
+from subfleet.rounds.state import RunState, Submodel
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.unfit import unfit_sizes, with_unfit
 from subfleet.rounds.work import CostRequest
@@ -223,7 +223,7 @@ def test_what_knows_one_network_alone_does_not_go_with_networks_that_change() ->
     def stays(now: EvolutionContext) -> Evolution:
         return Evolution(after=now.after)
 
-    with pytest.raises(ValueError, match="evolve changes networks, but search knows that of the beginning alone"):
+    with pytest.raises(ValueError, match="evolve changes networks, but search knows the first network alone"):
         with_steps(DynamicSelection().roles(), evolve=stays)
 
 
@@ -276,9 +276,9 @@ def retiring(terms: Terms) -> tuple[RunState, RunState]:
     seat = state.seats["ada"]
     for size in sizes.values():
         no = replace(refusal(terms, state, "ada"), reason="runtime")
-        state = with_unfit(state, replace(seat, size=size, spec=size), no, "no")
+        state = with_unfit(state, replace(seat, given=Submodel(size=size, spec=size)), no, "no")
     last = {
-        name: replace(seat, client_id=name, size=size, spec=size)
+        name: replace(seat, client_id=name, given=Submodel(size=size, spec=size))
         for name, size in zip(CLIENTS, sizes.values(), strict=True)
     }
     state = replace(
@@ -343,7 +343,7 @@ def test_prices_are_asked_for_of_each_network() -> None:
     wanted = prices_wanted(terms, state, "onnx")
     assert [one.key for one in wanted] == ["onnx", "a/onnx"]
     known = {one.key: target_prices(terms, one, None, "no") for one in wanted}
-    assert prices_wanted(terms, replace(state, prices=known), "onnx") == ()
+    assert prices_wanted(terms, replace(state, live=replace(state.live, prices=known)), "onnx") == ()
     assert [one.spec.network for one in known["a/onnx"].candidates] == ["a"] * len(terms.space)
 
 
@@ -376,7 +376,10 @@ def test_what_a_client_trained_last_is_ready_and_what_was_written_in_a_turn_coun
         return standing.client.spec
 
     told = replace(terms, roles=with_steps(terms.roles, standing=stands))
-    seat = replace(after.last["ada"], runtime="onnx", budget=Budget(memory_bytes=2**40))
+    seat = replace(
+        after.last["ada"],
+        offer=replace(after.last["ada"].offer, runtime="onnx", budget=Budget(memory_bytes=2**40)),
+    )
     assert seat.size is not None
     other = terms.declared(after.lineages[2]).space[0]
     for turn, nothing_written, expected in ((2, False, True), (1, False, False), (2, True, False)):

@@ -34,11 +34,12 @@ from subfleet.rounds.coordinator import step
 from subfleet.rounds.declarations import MOST_NETWORKS
 from subfleet.rounds.events import Done, Failed, Tick
 from subfleet.rounds.networks import NOT_YET, brought_anew
+from subfleet.rounds.progress import Measuring
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.work import NetworksRequest
-from subfleet.settings.evaluations import Evaluations
 from subfleet.settings.published import network_brought
+from subfleet.settings.timing import Evaluations
 from subfleet.transport.memory import Faults
 
 SMALL = replace(MODEL, widths=(4,), depths=(1,), norm="none")
@@ -90,7 +91,7 @@ def test_a_network_is_accepted_before_there_is_a_union() -> None:
     ("changes", "words"),
     [
         ({"family": "none such"}, "none such"),
-        ({"widths": []}, "one entry for each section"),
+        ({"widths": []}, "widths is empty, but must have 1 or more"),
         ({"widths": [10**9]}, "a number above 65536"),
         (
             {
@@ -170,7 +171,7 @@ def test_who_brings_nothing_and_who_declares_a_subnet_of_a_model_that_is_not_tra
 
 def test_who_comes_with_another_network_waits_for_the_end_of_the_round() -> None:
     state = measured(TERMS, declared(TERMS, SMALL, SMALL, None), *CLIENTS)
-    state = replace(state, phase="measure", seats={}, round=2, folded_round=1)
+    state = replace(state, at=Measuring(), seats={}, round=2, folded_round=1)
     for name, family in zip(CLIENTS, (SMALL, WIDE, WIDE), strict=True):
         state, _ = step(TERMS, state, replace(profile(name), network=told(family)), 3.0)
     state = measured(TERMS, state, *CLIENTS)
@@ -230,8 +231,10 @@ def test_a_member_may_declare_so_many_networks_and_no_more_even_if_it_leaves_in_
         state, _ = step(TERMS, before, Presence(client_id="eve", session_id=f"eve-{number}", online=True), 1.0)
         state, _ = step(TERMS, state, told_now, 1.0)
         state, _ = step(TERMS, state, telemetry(TERMS, "eve", max(state.round, 1), retry=state.retry), 2.0)
-        assert (state.seats["eve"].brought is None) == (number > MOST_NETWORKS)
-        state = replace(state, seats=MappingProxyType({}), members=state.members.without({"eve"}))
+        assert (state.seats["eve"].offer.brought is None) == (number > MOST_NETWORKS)
+        state = replace(
+            state, seats=MappingProxyType({}), live=replace(state.live, members=state.live.members.without({"eve"}))
+        )
     assert len(state.brought["eve"]) == MOST_NETWORKS
 
 

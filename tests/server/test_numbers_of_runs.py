@@ -9,12 +9,11 @@ import pytest
 from server.server_rig import config
 
 from subfleet.protocol.errors import ConfigError
-from subfleet.protocol.schema import to_plain
+from subfleet.protocol.schema import problems_with, to_plain
 from subfleet.protocol.training import TrainingSettings
 from subfleet.settings.overrides import with_override
 from subfleet.settings.reading import read_run, read_runs
 from subfleet.settings.run import Run
-from subfleet.settings.validation import problems_with
 
 SHIPPED = ("quickstart", "fedtrans-game", "oort", "fluid", "fedyogi")
 """With methods, codecs, clocks, populations and partitions of many kinds."""
@@ -39,7 +38,7 @@ def test_no_number_of_a_run_may_be_infinite_or_none_at_all(name: str) -> None:
     assert len(places) > 60
     for keys in places:
         for value in (math.nan, math.inf, -math.inf):
-            problems = problems_with(Run, with_override(plain, keys, value))
+            problems = [problem.sentence() for problem in problems_with(Run, with_override(plain, keys, value))]
             assert any(f"is {value}, but must be" in problem for problem in problems), keys
 
 
@@ -59,10 +58,9 @@ def test_a_momentum_out_of_its_range_is_refused(value: str) -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_what_python_makes_is_held_to_the_same(value: float) -> None:
     for changes in ({"communication_s": value}, {"rates": (0.5, value)}):
-        with pytest.raises(ValueError, match=r"is (nan|inf), but must be a finite number|rates are"):
+        with pytest.raises(ValueError, match=r"(communication_s|rates\[1\]) is (nan|inf), but must be a finite number"):
             config(**changes)
     with pytest.raises(ValueError, match="learning_rate is"):
         TrainingSettings(learning_rate=value)
-    deadlines = dataclasses.replace(config().deadlines, retry_s=value)
-    with pytest.raises(ValueError, match=r"deadlines\.retry_s is"):
-        config(deadlines=deadlines)
+    with pytest.raises(ValueError, match="retry_s is"):
+        dataclasses.replace(config().deadlines, retry_s=value)

@@ -5,6 +5,7 @@ from types import MappingProxyType
 
 from subfleet.journal.guarding import GuardedObserver, Unobserved
 from subfleet.journal.records import Progress, RoundRecord
+from subfleet.rounds.progress import Measuring, Training
 from subfleet.rounds.state import RunState, Seat, Stage
 from subfleet.serving.narrating import Pace
 
@@ -18,7 +19,7 @@ class Clock:
 
 def state(number: int, *stages: Stage) -> RunState:
     seats = {str(place): Seat(client_id=str(place), device="d", stage=stage) for place, stage in enumerate(stages)}
-    return RunState(round=number, phase="train", seats=MappingProxyType(seats))
+    return RunState(round=number, at=Training(), seats=MappingProxyType(seats))
 
 
 def test_rounds_devices_and_time_left() -> None:
@@ -57,7 +58,7 @@ def test_a_round_that_was_taken_up_in_its_midst_tells_nothing_of_how_long_rounds
         assert found is not None
         assert found.left_s is None
         clock.now_s += seconds
-        pace.progress(RunState(round=number + 1, phase="measure"))
+        pace.progress(RunState(round=number + 1, at=Measuring()))
     last = pace.progress(state(5, "out"))
     assert last is not None
     assert last.left_s == 60.0

@@ -20,6 +20,7 @@ from subfleet.methods.fedoras import FedorAS
 from subfleet.methods.tier_search import TierSearch
 from subfleet.protocol.task_kinds import Objective
 from subfleet.protocol.training import ObjectiveSettings, TrainingSettings
+from subfleet.rounds.progress import Searching
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
 from subfleet.search.path_evolution import EvolutionSettings
@@ -103,7 +104,7 @@ def test_a_generation_is_scored_by_accuracy_or_where_symbols_are_predicted_by_lo
     network, state = terms.network, init_state(terms.network, 4)
     made = scored_generation(
         terms,
-        RunState(round=1, folded_round=1, phase="search"),
+        RunState(round=1, folded_round=1, at=Searching()),
         ModelState(shared=state),
         Dataset(inputs=inputs.numpy(), labels=labels.numpy()),
     )

@@ -35,7 +35,7 @@ from subfleet.rounds.punctuality import Punctuality
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.work import EvaluationRequest
-from subfleet.settings.evaluations import Evaluations
+from subfleet.settings.timing import Evaluations
 
 # --- evaluations --------------------------------------------------------------------------------------------------
 
@@ -218,8 +218,8 @@ def paths(misses: Mapping[str, int]) -> tuple[RunState, tuple[Action, ...]]:
 
 
 def closed_rounds(state: RunState) -> int:
-    assert state.scores is not None
-    return state.scores.closed
+    assert state.live.scores is not None
+    return state.live.scores.closed
 
 
 @pytest.mark.parametrize(("misses", "seconds"), [(0, 300.0), (1, 75.0), (2, 0.0)])

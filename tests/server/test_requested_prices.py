@@ -31,6 +31,7 @@ from subfleet.rounds.coordinator import resume_actions, step
 from subfleet.rounds.events import Done, Failed, Tick
 from subfleet.rounds.exploring import explored
 from subfleet.rounds.persistent import PersistentMap
+from subfleet.rounds.progress import Waiting
 from subfleet.rounds.sizing import AT_ONCE
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import CostRequest, SearchRequest, TaskRequest
@@ -77,7 +78,7 @@ def test_prices_are_asked_for_once_and_a_search_when_they_are_there() -> None:
     found = explored(PLAN, state)
     state, actions = step(PLAN, state, Done(request=FIRST, result=found), 4.0)
     assert [one.client_id for one in wanted_of(TaskRequest, actions)] == list(CLIENTS)
-    assert (state.pool, state.asked) == (found.found, frozenset())
+    assert (state.pool, state.live.requested) == (found.found, frozenset())
     again, actions = step(PLAN, state, Done(request=FIRST, result=found), 4.0)
     assert (again.pool, wanted_of(SearchRequest, actions)) == (state.pool, []), "what comes twice counts once"
 
@@ -130,7 +131,7 @@ def stored(state: RunState, folder: Path) -> RunState:
 def test_a_server_that_is_killed_asks_for_prices_again_and_gives_the_same_sizes(tmp_path: Path) -> None:
     for place, state in enumerate((asked()[0], priced(asked()[0])[0])):
         found = stored(state, tmp_path / str(place))
-        assert (found.prices, found.searches, found.asked) == ({}, {}, frozenset())
+        assert (found.live.prices, found.live.searches, found.live.requested) == ({}, {}, frozenset())
         assert wanted_of(CostRequest, resume_actions(PLAN, found)) == [ONNX]
         found, actions = priced(found)
         assert wanted_of(SearchRequest, actions) == [FIRST]
@@ -165,9 +166,17 @@ def test_models_are_refused_without_prices(tmp_path: Path) -> None:
     state = given()
     last = {name: replace(seat, stage="done") for name, seat in state.seats.items()}
     total = PLAN.config.total_rounds
-    state = replace(state, phase="waiting", round=total, folded_round=total, seats={}, last=last)
+    state = replace(state, at=Waiting(), round=total, folded_round=total, seats={}, last=last)
     state, _ = step(PLAN, state, Tick(), 9.0)
-    state, _ = step(PLAN, replace(state, prices={}, searches={}), prepared(PLAN, state, "ada", models=True), 9.0)
+    state, _ = step(
+        PLAN,
+        replace(
+            state,
+            live=replace(state.live, prices={}, searches={}),
+        ),
+        prepared(PLAN, state, "ada", models=True),
+        9.0,
+    )
     _, actions = step(PLAN, state, refusal(PLAN, state, "ada"), 9.0)
     assert (state.phase, replies(actions)) == ("deploy", ["accepted"])
 
@@ -194,10 +203,13 @@ def test_a_few_are_given_sizes_in_each_step_and_their_choices_are_those_of_one_s
     one = state.seats["ada"]
     count = 2 * AT_ONCE + 1
     names = [f"c{number:02}" for number in range(count)]
-    waiting = {name: replace(one, client_id=name, stage="answered", size=None, spec=None) for name in names}
-    members = dict.fromkeys(names, state.members["ada"])
+    waiting = {name: replace(one, client_id=name, stage="answered", given=None) for name in names}
+    members = dict.fromkeys(names, state.live.members["ada"])
     state = replace(
-        state, wished_turn=0, seats=MappingProxyType(waiting), members=PersistentMap(members), entered_s=2.0
+        state,
+        wished_turn=0,
+        seats=MappingProxyType(waiting),
+        live=replace(state.live, members=PersistentMap(members), entered_s=2.0),
     )
     sized = []
     while any(seat.stage == "answered" for seat in state.seats.values()):

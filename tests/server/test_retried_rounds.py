@@ -75,7 +75,7 @@ def silent(terms: Terms, state: RunState, now_s: float) -> RunState:
     """Everybody is given a task, and nobody answers."""
     for name in CLIENTS:
         state, _ = step(terms, state, prepared(terms, state, name), now_s)
-    return step(terms, state, Tick(), state.entered_s + terms.config.deadlines.round_s)[0]
+    return step(terms, state, Tick(), state.live.entered_s + terms.config.deadlines.round_s)[0]
 
 
 def unusable(terms: Terms, state: RunState, now_s: float) -> RunState:
@@ -109,12 +109,12 @@ def test_a_round_without_anything_to_fold_is_tried_again_under_its_number(
     state = end(LIVE, measuring_again(LIVE, measuring(LIVE), 2.0), 3.0)
     assert (state.phase, state.round, state.folded_round, state.retry) == ("waiting", 1, 0, 1)
     assert state.tries.waits_for == f"ada, bob, cyd {why}"
-    early, _ = step(LIVE, state, Tick(), state.entered_s + 0.9)
+    early, _ = step(LIVE, state, Tick(), state.live.entered_s + 0.9)
     assert early.phase == "waiting"
-    assert round_info(LIVE, early, state.entered_s) is None
-    state, _ = step(LIVE, early, Tick(), state.entered_s + 1.0)
+    assert round_info(LIVE, early, state.live.entered_s) is None
+    state, _ = step(LIVE, early, Tick(), state.live.entered_s + 1.0)
     assert (state.phase, state.round, dict(state.seats)) == ("measure", 1, {})
-    info = round_info(LIVE, state, state.entered_s)
+    info = round_info(LIVE, state, state.live.entered_s)
     assert info is not None
     assert (info.round, info.retry, info.phase, info.message_id) == (1, 1, "measure", "run/1.1/measure")
 
@@ -129,17 +129,17 @@ def test_pauses_double_up_to_the_longest_and_the_run_fails_at_its_deadline_with_
     terms = terms_of(clock=None, deadlines=Deadlines(retry_s=40.0, pause_s=2.0, longest_pause_s=9.0))
     state, pauses = measuring(terms), []
     while state.phase != "failed":
-        state = starved(terms, state, state.entered_s)
-        paused_s = state.tries.pause_s
+        state = starved(terms, state, state.live.entered_s)
+        paused_s = state.live.retries.pause_s
         if state.phase == "waiting":
             pauses.append(paused_s)
-            state, _ = step(terms, state, Tick(), state.entered_s + paused_s)
+            state, _ = step(terms, state, Tick(), state.live.entered_s + paused_s)
     assert pauses == [2.0, 4.0, 8.0, 9.0, 9.0, 9.0]
     assert state.failure.startswith(
         "round 1 left nothing to fold for 40 s, in 7 tries (ada, bob, cyd skipped: no subnet"
     )
     assert "start the server again" in state.failure
-    info = round_info(terms, state, state.entered_s)
+    info = round_info(terms, state, state.live.entered_s)
     assert info is not None
     assert info.phase == "finished"
 
@@ -151,7 +151,7 @@ def test_the_deadline_of_the_next_round_begins_anew() -> None:
     state = folded(terms, measuring_again(terms, state, 20.0), 20.0)
     assert (state.phase, state.round, state.retry, state.tries.waits_for) == ("measure", 2, 0, "")
     state = starved(terms, state, 44.0)
-    assert (state.phase, state.retry, state.tries.pause_s) == ("waiting", 1, 1.0)
+    assert (state.phase, state.retry, state.live.retries.pause_s) == ("waiting", 1, 1.0)
 
 
 def folded(terms: Terms, state: RunState, now_s: float) -> RunState:
@@ -192,13 +192,13 @@ def test_the_deadline_counts_the_seconds_of_replayed_logs() -> None:
 
 def test_what_logs_did_not_decide_takes_time_under_a_logical_clock_as_well() -> None:
     state = refused(LOGS, measuring_again(LOGS, measuring(LOGS), 2.0), 3.0)
-    assert (state.phase, state.tries.pause_s) == ("waiting", 1.0)
+    assert (state.phase, state.live.retries.pause_s) == ("waiting", 1.0)
 
 
 def test_a_clock_that_stands_still_is_no_reason_to_try_at_once() -> None:
     terms = terms_of(clock=LogClock(step_s=0.0))
     state = starved(terms, measuring(terms), 2.0)
-    assert (state.phase, state.tries.pause_s) == ("waiting", 1.0)
+    assert (state.phase, state.live.retries.pause_s) == ("waiting", 1.0)
 
 
 def test_answers_to_an_earlier_try_do_not_count() -> None:
@@ -267,7 +267,7 @@ def test_the_journal_knows_the_tries_and_forgets_who_answered_in_them(tmp_path: 
         assert (loaded.phase, loaded.round, dict(loaded.seats)) == (after.phase, after.round, dict(after.seats))
         assert (loaded.retry, loaded.turn) == (after.retry, after.turn)
         assert loaded.tries.waits_for == after.tries.waits_for
-        assert loaded.tries.since_s is None  # a server that starts again has its deadlines anew
+        assert loaded.live.retries.since_s is None  # a server that starts again has its deadlines anew
         return after
 
     state = moved(RunState(), training(LIVE))

@@ -131,7 +131,7 @@ def test_candidates_that_fit_are_proposed_before_anything_is_trained() -> None:
 
 def test_candidates_are_planned_for_the_width_of_the_devices_kernels() -> None:
     state, _ = proposed()
-    seat = replace(state.seats["ada"], packing_width=32)
+    seat = replace(state.seats["ada"], offer=replace(state.seats["ada"].offer, packing_width=32))
     state = replace(state, seats=MappingProxyType({**state.seats, "ada": seat}))
     _, actions = step(PLAN, state, candidates(state, "ada", packings=(Packing(width=32, more_bytes=500),)), 3.0)
     assert [one.task.planned_peak_bytes for one in actions if isinstance(one, SendTask)] == [1503]
@@ -250,7 +250,7 @@ def test_programs_that_plan_too_much_are_not_scored() -> None:
 def test_a_candidate_may_plan_the_whole_budget_and_no_byte_more() -> None:
     state, _ = proposed()
     whole = candidates(state, "ada")
-    budget = state.seats["ada"].budget
+    budget = state.seats["ada"].offer.budget
     assert budget is not None
     for more, scored in ((0, 3), (1, 2)):
         last = replace(whole.result[2], planned_peak_bytes=budget.memory_bytes + more)

@@ -26,7 +26,7 @@ from subfleet.protocol.topics import Topics
 from subfleet.rounds.actions import Close, CloseGeneration
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Failed, Tick
-from subfleet.rounds.state import RunState, Seat
+from subfleet.rounds.state import RunState, Seat, Trained
 from subfleet.rounds.work import GenerationRequest
 from subfleet.testing.rounds import SUPERNET
 
@@ -36,7 +36,7 @@ def test_generations_are_asked_for_one_at_a_time_and_what_is_found_takes_the_pla
     assert state.phase == "search"
     assert wanted_of(GenerationRequest, actions) == [GenerationRequest(round=1, number=1)]
     waiting, more = step(BY_SERVER, state, Tick(), 5.5)
-    assert (waiting.asked, more) == (state.asked, ())
+    assert (waiting.live.requested, more) == (state.live.requested, ())
     state, closed = searched(BY_SERVER, state, actions)
     assert [one.generation.number for one in closed] == list(range(1, len(closed) + 1))
     assert {one.generation.tier for one in closed} == {1, 2}
@@ -56,7 +56,7 @@ def test_a_round_of_the_supernet_takes_what_the_paths_that_were_drawn_take(place
     close = next(one for one in supernet_round(terms)[1] if isinstance(one, Close))
     seats, expected = list[Seat](), dict[str, tuple[float, int]]()
     for seat in close.seats:
-        assert seat.result is not None
+        assert seat.update is not None
         assert seat.spec is not None
         kept, paths = terms.network.operators_of(seat.spec), list[list[str]]()
         for turn in range(2):  # of its examples a quarter went along the one path, and all others along the other
@@ -66,7 +66,7 @@ def test_a_round_of_the_supernet_takes_what_the_paths_that_were_drawn_take(place
             (name, tuple(added({one[at]: count} for one, count in zip(paths, counts, strict=True)).items()))
             for at, name in enumerate(kept)
         )
-        seats.append(replace(seat, result=replace(seat.result, operator_examples=told)))
+        seats.append(replace(seat, trained=Trained(update=replace(seat.update, operator_examples=told))))
         macs = [estimate_cost(terms.network, path_spec(terms.network, one), batch_size=1).forward_macs for one in paths]
         mean = sum(count * one for count, one in zip(counts, macs, strict=True)) / HELD_OUT
         parts = Costs(terms.network).of_parts(terms.network.full_spec())

@@ -107,7 +107,9 @@ def test_methods_are_told_what_the_server_knows_and_not_what_clients_claim() -> 
     claims["cyd"] = replace(update(terms, state, "cyd"), sample_count=4, loss=3.0, train_seconds=1e6, seconds=1e6)
     for name, claim in claims.items():
         state, _ = step(terms, state, Done(request=CheckRequest(update=claim), result=ChangeSize()), 5.0)
-        assert state.seats[name].took_s == 3.0, "since second 2, by the server's clock"
+        trained = state.seats[name].trained
+        assert trained is not None
+        assert trained.took_s == 3.0, "since second 2, by the server's clock"
     step(
         terms,
         state,

@@ -67,7 +67,7 @@ def test_a_file_gives_a_complete_configuration(tmp_path: Path) -> None:
     [
         ("rounds = 3", "runds = 3", "runds is an unknown key; did you mean 'rounds'?"),
         ("step_s = 30.0", "pace = 30.0", "clock.pace is an unknown key; known are ['start_s', 'step_s']"),
-        ("rounds = 3", 'rounds = "3"', "rounds is '3', but must be int"),
+        ("rounds = 3", 'rounds = "3"', "rounds is '3', but must be a whole number"),
         ('data.test = "test.npz"', "", "data is missing"),
         ('family = "mlp"', 'family = "mpl"', "model has the family 'mpl', but must be one of"),
         ('data.test = "test.npz"', "data.held_out = 0.1", "data: test and name are empty, but one must be there"),
@@ -118,19 +118,19 @@ def test_everything_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
     expected = [
         "data is missing, but must be there",
         "runds is an unknown key; did you mean 'rounds'?",
-        "client id 'a/b' must be 1 to 64 letters",
+        "name is 'a/b', but must be 1 to 64 letters",
         "min_clients is 0, but must be 1 or more",
         "quorum is 2.0, but must be above 0",
         "communication_s is 0.0, but must be above 0",
         "model.depth is an unknown key; did you mean 'depths'?",
-        "model: class_count is 0, but must be 1 or more",
-        "training.epochs is '2', but must be int",
-        "training.optimiser: momentum is 1.5",
-        "training.optimiser: weight_decay is -1.0",
+        "model.class_count is 0, but must be 1 or more",
+        "training.epochs is '2', but must be a whole number",
+        "training.optimiser.momentum is 1.5",
+        "training.optimiser.weight_decay is -1.0",
         "method has the type 'fedavgg', but must be one of",
         "clock.step is an unknown key; did you mean 'step_s'?",
-        "deadlines: round_s is 0.0, but must be above 0",
-        "deadlines: lease_s is -1.0, but must be above 0",
+        "deadlines.round_s is 0.0, but must be above 0",
+        "deadlines.lease_s is -1.0, but must be above 0",
     ]
     assert [[text for text in problems if text.startswith(words)] for words in expected] == [
         [text] for text in sorted(problems, key=lambda text: [text.startswith(words) for words in expected].index(True))
@@ -201,7 +201,7 @@ def test_a_preset_names_a_published_network_and_may_be_changed(tmp_path: Path) -
     with pytest.raises(ConfigError) as caught:
         read_run(_file(tmp_path, (WHOLE[:start] + wrong + WHOLE[end:]).replace("rounds = 3", "rounds = 0")))
     assert sorted(str(caught.value).split("\n  - ")[1:]) == [
-        "model.class_count is 'ten', but must be int",
+        "model.class_count is 'ten', but must be a whole number",
         "model.groups is an unknown key; did you mean 'group_size'?",
         "model.input_shape is missing, but must be there",
         "rounds is 0, but must be 1 or more",

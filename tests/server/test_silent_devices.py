@@ -4,7 +4,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 import pytest
-from server.coordinator_cases import joined, measuring, prepared, profile, telemetry, terms_of, update
+from server.coordinator_cases import joined, known, measuring, prepared, profile, telemetry, terms_of, update
 
 from subfleet.journal.rows import round_record
 from subfleet.link.traffic import Traffic
@@ -14,8 +14,8 @@ from subfleet.rounds.actions import AggregationRequest, Close
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Done, Tick
 from subfleet.rounds.members import expected
-from subfleet.rounds.persistent import PersistentMap
-from subfleet.rounds.state import Member, RunState
+from subfleet.rounds.progress import Waiting
+from subfleet.rounds.state import RunState
 from subfleet.rounds.suspicion import ChangeSize
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.work import AggregatedRound, CheckRequest
@@ -117,8 +117,15 @@ def test_of_a_journal_only_those_count_who_took_part_or_are_heard() -> None:
     """A run with a quorum does not wait for whom only its journal knows."""
     terms = terms_of(min_clients=2, rounds=5, quorum=0.99)
     state, _ = closed(terms, begun(terms, measuring(terms), 2.0, *OTHERS, "cyd"), 2.0, *OTHERS, "cyd")
-    known = {name: Member(profile=profile(name), noted_s=3.0) for name in (*OTHERS, "cyd", "ghost")}
-    state = replace(state, phase="waiting", round=1, members=PersistentMap(known), seats=MappingProxyType({}))
+    before = known(*map(profile, (*OTHERS, "cyd", "ghost")), noted_s=3.0)
+    state = replace(
+        state,
+        at=Waiting(),
+        round=1,
+        profiles=before.profiles,
+        live=replace(state.live, members=before.live.members),
+        seats=MappingProxyType({}),
+    )
     for name in OTHERS:
         state = joined(terms, state, name, 3.0)
     _, close = closed(terms, begun(terms, state, 3.0, *OTHERS), 3.0, *OTHERS)
@@ -140,7 +147,7 @@ def test_who_never_took_part_is_forgotten_though_rounds_tell_of_it() -> None:
     state = begun(terms, state, now_s, *OTHERS)
     state, _ = step(terms, state, Tick(), now_s + 101.0)
     assert state.phase == "train"
-    assert set(state.members) == set(OTHERS)
+    assert set(state.live.members) == set(OTHERS)
 
 
 def test_logs_are_replayed_at_once_though_somebody_is_silent() -> None:

@@ -11,7 +11,7 @@ from subfleet.methods.heterofl import HeteroFL
 from subfleet.protocol.readings import Budget, LogLow
 from subfleet.rounds.coordinator import round_info, step
 from subfleet.rounds.seating import ask_of
-from subfleet.settings.memory_limits import MemoryLimits
+from subfleet.settings.fleet import MemoryLimits
 from subfleet.settings.timing import LogClock
 
 
@@ -43,7 +43,7 @@ def test_what_a_log_has_is_bounded_by_the_limits_of_the_run_and_told_to_the_meth
         (terms_of(method=HeteroFL(), clock=clock), None),
     ):
         state, _ = step(terms, measuring(terms), replace(telemetry(terms, "ada"), log_low=low), 2.0)
-        assert state.seats["ada"].lasting == expected
+        assert state.seats["ada"].offer.lasting == expected
         assert ask_of(terms, state, state.seats["ada"]).lasting == expected
 
 

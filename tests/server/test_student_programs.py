@@ -45,7 +45,7 @@ def test_each_pair_of_size_and_student_is_one_program_of_the_round_that_wrote_it
     for _ in range(5):
         state, written = played(terms, state)
         pairs = {
-            (seat.size.spec_id, "" if seat.student is None else seat.student.spec_id)
+            (seat.size.spec_id, "" if seat.given is None or seat.given.student is None else seat.given.student.spec_id)
             for seat in state.last.values()
             if seat.size is not None
         }

@@ -22,6 +22,7 @@ from server.coordinator_cases import (
     terms_of,
     update,
     wanted_of,
+    wish_of,
     written_ahead,
 )
 from server.server_rig import World, config, fleet
@@ -54,9 +55,7 @@ EVERY = dict.fromkeys(range(len(PLAN.space)), ("Erf", *CALLED))
 
 def told(state: RunState, name: str, **changes: Any) -> RunState:
     """A client tells its profile again, with changes."""
-    before = state.members[name].profile
-    assert before is not None
-    return step(PLAN, state, replace(before, **changes), 1.0)[0]
+    return step(PLAN, state, replace(state.profiles[name], **changes), 1.0)[0]
 
 
 def assigned(terms: Terms, state: RunState) -> tuple[RunState, tuple[Action, ...]]:
@@ -129,11 +128,11 @@ def test_what_says_nothing_of_the_program_is_not_remembered(reason: RefusalReaso
 def test_a_task_that_a_device_has_no_time_for_is_followed_by_a_smaller_one(reason: RefusalReason) -> None:
     """As often as a round has attempts; what can be fetched in time says nothing of the memory."""
     state, _ = assigned(PLAN, measuring(PLAN))
-    budget, tried = state.seats["ada"].budget, []
+    budget, tried = state.seats["ada"].offer.budget, []
     while state.seats["ada"].stage == "preparing":
         tried.append(size_of(state.seats["ada"]))
         state = refused(state, reason)
-        assert state.seats["ada"].budget == budget
+        assert state.seats["ada"].offer.budget == budget
         if state.seats["ada"].stage == "preparing":
             assert state.seats["ada"].limit == reason
     assert tried == [size.spec_id for size in reversed(PLAN.space[-PLAN.config.max_attempts :])]
@@ -317,7 +316,8 @@ def test_a_search_gives_and_wants_nothing_that_the_device_lacks() -> None:
     state = told(measuring(terms), "ada", operators=("Conv",))
     state, exports = assigned(terms, replace(state, written=known(terms, {3: CALLED, 2: ("Conv",)})))
     assert (state.seats["ada"].size, state.seats["bob"].size) == (terms.space[2], terms.space[3])
-    assert state.seats["ada"].wanted is None or state.seats["ada"].wanted.program.size != terms.space[3]
+    wish = wish_of(state.seats["ada"])
+    assert wish is None or wish.program.size != terms.space[3]
     assert all(one.program.size != terms.space[3] for one in wanted_of(ProgramRequest, exports))
 
 
@@ -338,10 +338,9 @@ def test_a_budget_by_the_batch_is_the_same_for_few_samples_and_for_many() -> Non
 
 
 def budget_of(terms: Terms, samples: int) -> int | None:
-    profile = measuring(terms).members["ada"].profile
-    assert profile is not None
+    profile = measuring(terms).profiles["ada"]
     known = replace(profile, macs_per_s=60_000.0, sample_count=samples)
-    budget = measured_seat(terms, RunState(), known, telemetry(terms, "ada", 1)).budget
+    budget = measured_seat(terms, RunState(), known, telemetry(terms, "ada", 1)).offer.budget
     return None if budget is None else budget.forward_macs
 
 

@@ -6,10 +6,10 @@ from fractions import Fraction
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from server.coordinator_cases import CLIENTS, terms_of, training, update
+from server.coordinator_cases import CLIENTS, scaled, terms_of, training, update
 
 from subfleet.methods.aggregator import by_samples
-from subfleet.rounds.state import Seat
+from subfleet.rounds.state import Seat, Trained
 from subfleet.rounds.weights import round_weights, share_limit
 
 PLAN = terms_of()
@@ -23,8 +23,8 @@ def _seats(known: dict[str, int], claimed: dict[str, int]) -> list[Seat]:
         replace(
             state.seats[name],
             stage="done",
-            sample_count=count,
-            result=replace(update(PLAN, state, name), sample_count=claimed[name]),
+            offer=replace(state.seats[name].offer, sample_count=count),
+            trained=Trained(update=replace(update(PLAN, state, name), sample_count=claimed[name])),
         )
         for name, count in known.items()
     ]
@@ -124,7 +124,7 @@ def test_what_a_profile_claims_is_capped_too() -> None:
 
 def test_a_scaled_update_weighs_less_before_shares_are_capped() -> None:
     seats = _seats({"ada": 10, "bob": 10, "cyd": 80}, {"ada": 10, "bob": 10, "cyd": 80})
-    seats = [replace(seat, scale=0.25, outlier="it is far") if seat.client_id == "bob" else seat for seat in seats]
+    seats = [replace(scaled(seat, 0.25), outlier="it is far") if seat.client_id == "bob" else seat for seat in seats]
     found = round_weights(by_samples, seats, 0.5)
     assert {name: one.counted for name, one in found.items()} == {"ada": 10, "bob": 2.5, "cyd": 12.5}
     assert found["bob"].lowered == "scaled by 0.25, as it is far"
@@ -141,9 +141,14 @@ def test_by_default_a_claim_is_worth_three_equal_shares(count: int, share: float
     names = [f"c{place:03d}" for place in range(count)]
     samples = dict.fromkeys(names, 10) | {"c001": 2**40}
     (one,) = _seats({"ada": 10}, {"ada": 10})
-    assert one.result is not None
+    assert one.update is not None
     seats = [
-        replace(one, client_id=name, sample_count=told, result=replace(one.result, client_id=name, sample_count=told))
+        replace(
+            one,
+            client_id=name,
+            offer=replace(one.offer, sample_count=told),
+            trained=Trained(update=replace(one.update, client_id=name, sample_count=told)),
+        )
         for name, told in samples.items()
     ]
     weights = round_weights(by_samples, seats, None)

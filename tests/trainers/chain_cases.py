@@ -29,7 +29,7 @@ from subfleet.protocol.tensors import Tensor as Stored
 from subfleet.protocol.tensors import encode_container
 from subfleet.protocol.training import OptimiserSettings, TrainingSettings
 from subfleet.tasks import Dataset, write_npz
-from subfleet.trainers.sessions import Array, RunProgram
+from subfleet.trainers.runtime import Array, RunArrays
 
 BATCH, WIDTH, INPUTS, CLASSES = 4, 6, 5, 3
 MOMENTUM, CLIP = 0.5, 0.4
@@ -225,7 +225,7 @@ class Pieces:
     loads: list[str] = field(default_factory=list)
     runs: list[str] = field(default_factory=list)
 
-    def load(self, program: Program, threads: int) -> RunProgram:
+    def load(self, program: Program, threads: int) -> RunArrays:
         name = bytes(program.body).decode()
         piece, step = name.split("/")
         if piece in self.refused:

@@ -17,7 +17,7 @@ from subfleet.protocol.memory import MemoryPlan
 from subfleet.protocol.programs import Program, ProgramManifest, TrainJob, ValueInfo, encode_program
 from subfleet.protocol.training import TrainingSettings
 from subfleet.tasks import Dataset, write_npz
-from subfleet.trainers.sessions import RunProgram
+from subfleet.trainers.runtime import RunArrays
 
 Array = npt.NDArray[np.generic]
 TOKENS = 3
@@ -75,7 +75,7 @@ class Recorder:
     loads: list[int] = field(default_factory=list)
     runs: list[dict[str, Any]] = field(default_factory=list)
 
-    def load(self, program: Program, threads: int) -> RunProgram:
+    def load(self, program: Program, threads: int) -> RunArrays:
         self.loads.append(threads)
         accumulate = any(value.role == "gradient" for value in program.manifest.inputs)
 

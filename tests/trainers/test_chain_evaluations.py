@@ -5,21 +5,21 @@ from pathlib import Path
 
 import pytest
 import torch
+from trainers.array_runtime import ArrayRuntime
 from trainers.chain_cases import BATCH, Pieces, Supernet, chain, losses, samples, start, write_evaluate_job
 
 from subfleet.protocol.errors import LoadError, MemoryLimitError, ProtocolError
 from subfleet.protocol.evaluating import EvaluationResult
 from subfleet.protocol.programs import EvaluateJob
-from subfleet.trainers.chain_evaluating import evaluate_paths
-from subfleet.trainers.chain_programs import hosted_pieces
+from subfleet.trainers.evaluating import evaluate_job
 from subfleet.trainers.kept import Slot
 
 POPULATION = (("dense", "added", "dense"), ("identity", "identity", "added"), ("dense", "added", "dense"))
 
 
 def evaluate(job: EvaluateJob, pieces: Pieces | None = None) -> EvaluationResult:
-    opened = hosted_pieces((pieces or Pieces()).load)
-    return evaluate_paths(job, lambda: False, target="pieces", open_pieces=opened, slot=Slot())
+    runtime = ArrayRuntime((pieces or Pieces()).load)
+    return evaluate_job(job, lambda: False, target="pieces", runtime=runtime, host=Slot())
 
 
 def test_each_path_of_a_population_is_evaluated_as_plain_pytorch_does(tmp_path: Path) -> None:

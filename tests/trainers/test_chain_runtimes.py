@@ -25,8 +25,8 @@ from subfleet.protocol.programs import EvaluateJob, TrainJob, encode_program
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings, TrainingSettings
 from subfleet.tasks import Dataset, iter_batches, split_batch, write_npz
-from subfleet.trainers.chain_layout import Place
-from subfleet.trainers.chain_session import ChainSession
+from subfleet.trainers.program_layout import Place
+from subfleet.trainers.session import Session
 
 pytestmark = [pytest.mark.export, pytest.mark.slow]
 RUNTIMES = ("onnx", "executorch", "torch")
@@ -163,13 +163,13 @@ def plain(case: Case, job: TrainJob, paths: Sequence[dict[str, str]]) -> dict[st
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
     """The operators of every path, call by call."""
     found: list[dict[str, str]] = []
-    original = ChainSession.step
+    original = Session.step
 
-    def step(self: ChainSession, path: Sequence[Place], *rest: object, **named: object) -> object:
+    def step(self: Session, path: Sequence[Place], *rest: object, **named: object) -> object:
         found.append({place.link: place.operator.name for place in path if place.operator.name})
         return original(self, path, *rest, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(ChainSession, "step", step)
+    monkeypatch.setattr(Session, "step", step)
     return found
 
 

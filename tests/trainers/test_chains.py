@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from trainers.array_runtime import ArrayRuntime
 from trainers.chain_cases import (
     BATCH,
     CHOICES,
@@ -33,10 +34,9 @@ from subfleet.protocol.paths import PathSettings
 from subfleet.protocol.programs import TrainJob, TrainResult
 from subfleet.protocol.training import OptimiserSettings
 from subfleet.tasks import iter_batches, split_batch
-from subfleet.trainers.chain_programs import hosted_pieces
-from subfleet.trainers.chain_session import ChainSession
-from subfleet.trainers.chain_training import train_chain
 from subfleet.trainers.kept import Slot
+from subfleet.trainers.session import Session
+from subfleet.trainers.training import train_job
 
 Drawn = list[tuple[str, ...]]
 Floats = npt.NDArray[np.float32]
@@ -50,19 +50,19 @@ PEAKS = {"dense": 300, "added": 500, "identity": 100}
 def drawn(monkeypatch: pytest.MonkeyPatch) -> Drawn:
     """The operators of every path, in the order of the programs' calls."""
     found: Drawn = []
-    original = ChainSession.step
+    original = Session.step
 
-    def step(self: ChainSession, path: Sequence[object], *rest: object, **named: object) -> object:
+    def step(self: Session, path: Sequence[object], *rest: object, **named: object) -> object:
         found.append(tuple(place.operator.name for place in path if place.link in CHOICES))  # type: ignore[attr-defined]
         return original(self, path, *rest, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(ChainSession, "step", step)
+    monkeypatch.setattr(Session, "step", step)
     return found
 
 
 def train(job: TrainJob, pieces: Pieces | None = None, slot: Slot | None = None) -> TrainResult:
-    loaded = hosted_pieces((pieces or Pieces()).load)
-    return train_chain(job, lambda: False, target="pieces", open_pieces=loaded, slot=slot or Slot())
+    runtime = ArrayRuntime((pieces or Pieces()).load)
+    return train_job(job, lambda: False, target="pieces", runtime=runtime, host=slot or Slot())
 
 
 def trained(job: TrainJob) -> dict[str, Floats]:
@@ -122,20 +122,20 @@ def test_a_chain_trains_what_plain_pytorch_trains_along_its_paths(tmp_path: Path
 
 def test_what_is_not_drawn_keeps_its_momentum_and_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[set[str], dict[str, bytes]]] = []
-    original = ChainSession.step
+    original = Session.step
 
-    def step(self: ChainSession, path: Sequence[object], *rest: object, **named: object) -> object:
+    def step(self: Session, path: Sequence[object], *rest: object, **named: object) -> object:
         told = original(self, path, *rest, **named)  # type: ignore[arg-type]
         state = {
             f"{place.link}.{place.operator.name}.{name}": array.tobytes()
             for place, held in self._held.items()
-            for name, array in {**held.tensors, **held.states}.items()
-            if place.link in CHOICES
+            for (role, name), array in held.items()
+            if place.link in CHOICES and role != "gradient"
         }
         seen.append(({f"{one.link}.{one.operator.name}." for one in path}, state))  # type: ignore[attr-defined]
         return told
 
-    monkeypatch.setattr(ChainSession, "step", step)
+    monkeypatch.setattr(Session, "step", step)
     train(write_train_job(tmp_path, replace(SETTINGS, epochs=4)))
     moved = 0
     for (_, before), (path, after) in pairwise(seen):
@@ -256,6 +256,5 @@ def test_a_learning_rate_of_zero_changes_no_weight(tmp_path: Path) -> None:
 
 def draw_within(job: TrainJob, limit_bytes: int, pieces: Pieces) -> None:
     """Train where memory is not measured, so that the plan alone keeps the limit."""
-    loaded = hosted_pieces(pieces.load)
     job = replace(job, memory_limit_bytes=limit_bytes)
-    train_chain(job, lambda: False, target="pieces", open_pieces=loaded, slot=SharedHost())
+    train_job(job, lambda: False, target="pieces", runtime=ArrayRuntime(pieces.load), host=SharedHost())

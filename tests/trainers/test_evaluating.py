@@ -296,7 +296,8 @@ def spoiled(plain: ProgramManifest) -> dict[str, ProgramManifest]:
 def test_a_manifest_that_is_no_evaluation_is_refused(tmp_path: Path) -> None:
     job = write_job(tmp_path, CASES["mlp"], "onnx")
     manifest = decode_program(job.program_path.read_bytes()).manifest
-    assert evaluation_layout(manifest).read == ("loss", "correct", "count", "logits")
+    layout = evaluation_layout(manifest)
+    assert (layout.loss, layout.correct, layout.count, layout.logits) == ("loss", "correct", "count", "logits")
     for name, odd in spoiled(manifest).items():
         with pytest.raises(ProtocolError):
             pytest.fail(f"{name}: {evaluation_layout(odd)}")

@@ -18,22 +18,25 @@ from subfleet.protocol.memory import MemoryPlan
 from subfleet.protocol.programs import Program, encode_program
 from subfleet.protocol.training import TrainingSettings
 from subfleet.trainers.executorch import ExecutorchTrainer
-from subfleet.trainers.executorch_runtime import ExecutorchRuntime
 from subfleet.trainers.memory import release_free_memory
-from subfleet.trainers.step_layout import step_layout
+from subfleet.trainers.program_layout import places_of
+from subfleet.trainers.runtime import Runtime
+from subfleet.trainers.session import Session
 
 pytest.importorskip("executorch")
+from trainers.array_runtime import loaded_program
 from trainers.hidden_binding import NO_BINDING
-from trainers.pte_cases import Types, big, scattered, write
+from trainers.pte_cases import BIG, Types, scattered, write
 from trainers.softmax_program import BATCH, CLASSES, SHAPE, manifest, samples, weights, write_job
 from trainers.softmax_pte import pte_program
 
 pytestmark = [pytest.mark.export, pytest.mark.slow]
 Array = npt.NDArray[Any]
+MODEL = Path("model.pte")
 
 
 @pytest.fixture(params=["native", "bindings"])
-def runtime(request: pytest.FixtureRequest) -> ExecutorchRuntime:
+def runtime(request: pytest.FixtureRequest) -> Runtime:
     if request.param == "native":
         pytest.importorskip("subfleet_executorch", reason=NO_BINDING)
         from subfleet.trainers.executorch_native import NativeRuntime
@@ -85,89 +88,99 @@ def reference(steps: int) -> tuple[Array, float]:
     return weight, loss
 
 
-def test_a_program_gets_no_tensor_from_outside_its_own_bytes(runtime: ExecutorchRuntime) -> None:
+def test_a_program_gets_no_tensor_from_outside_its_own_bytes(runtime: Runtime) -> None:
     """No path stands in such programs; a host hands them a second file, and ours hands them none."""
 
     def one_prediction() -> Array:
-        return runtime.open_model(scattered(), 1).infer(np.ones((2, 3), np.float32))
+        return runtime.open_model(MODEL, scattered(), 1).infer(np.ones((2, 3), np.float32))
 
     with pytest.raises(TrainingError, match="refused"):
         one_prediction()
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_steps_follow_a_reference_again_and_again(runtime: ExecutorchRuntime, program: Program, threads: int) -> None:
-    session = runtime.open_session(program, step_layout(program.manifest), threads)
+def test_steps_follow_a_reference_again_and_again(runtime: Runtime, program: Program, threads: int) -> None:
+    loaded = loaded_program(runtime, program, threads)
+    links = loaded.layout.chain.links
+    path = tuple(places_of(links))
     weight, loss = reference(4)
-    given = stored()
+    given = weights()
     for _ in range(2):
-        session.begin(given, {})
+        session = Session(loaded, links, given, {})
         read: Mapping[str, Array] = {}
         for _ in range(4):
-            read = session.step(fed())
+            read = session.step(path, fed())
         finished = session.finish()
-        np.testing.assert_allclose(np.asarray(finished["weight"], np.float64), weight, atol=1e-6)
+        np.testing.assert_allclose(np.asarray(finished["head.weight"], np.float64), weight, atol=1e-6)
         assert float(read["loss"]) == pytest.approx(loss, abs=1e-6)
-    np.testing.assert_array_equal(given["weight"], stored()["weight"])
+    np.testing.assert_array_equal(given["head.weight"], weights()["head.weight"])
 
 
-def test_a_model_is_run(runtime: ExecutorchRuntime) -> None:
+def test_a_model_is_run(runtime: Runtime) -> None:
     import torch
 
     class Doubling(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x * 2
 
-    model = runtime.open_model(write(Doubling(), (torch.ones(2, 3),), planned=True), 1)
-    assert model.shapes.inputs == model.shapes.outputs == (("float32", (2, 3)),)
+    model = runtime.open_model(MODEL, write(Doubling(), (torch.ones(2, 3),), planned=True), 1)
+    assert (model.batch_size, model.form.sample_shape, model.form.dtype) == (2, (3,), "float32")
     first = model.infer(np.ones((2, 3), np.float32))
     model.infer(np.zeros((2, 3), np.float32))
     np.testing.assert_array_equal(first, np.full((2, 3), 2))
 
 
 @pytest.mark.parametrize("body", [b"no program" * 100, b""])
-def test_a_body_that_is_no_program_is_refused(runtime: ExecutorchRuntime, program: Program, body: bytes) -> None:
+def test_a_body_that_is_no_program_is_refused(runtime: Runtime, program: Program, body: bytes) -> None:
     with pytest.raises(TrainingError, match=r"refused .* exported again"):
-        runtime.open_session(replace(program, body=body), step_layout(program.manifest), 1)
+        loaded_program(runtime, replace(program, body=body))
     with pytest.raises(TrainingError, match=r"refused .* exported again"):
-        runtime.open_session(replace(program, body=program.body[:-500]), step_layout(program.manifest), 1)
+        loaded_program(runtime, replace(program, body=program.body[:-500]))
 
 
-def test_a_program_of_another_manifest_is_refused(runtime: ExecutorchRuntime, program: Program) -> None:
+def test_a_program_of_another_manifest_is_refused(runtime: Runtime, program: Program) -> None:
     import torch
 
     arguments = (torch.ones(2, 3), torch.ones(3, dtype=torch.int64), torch.ones(3, dtype=torch.bool))
     other = write(Types(), arguments, planned=False)
     with pytest.raises(TrainingError, match="has 3 inputs, but its manifest names 8"):
-        runtime.open_session(replace(program, body=other), step_layout(program.manifest), 1)
+        loaded_program(runtime, replace(program, body=other))
     plain = manifest("executorch")
     inputs = (replace(plain.inputs[0], shape=(BATCH, *SHAPE[::-1])), *plain.inputs[1:])
     odd = replace(plain, inputs=inputs)
     with pytest.raises(TrainingError, match=r"'samples' is float32 of shape .* its manifest says"):
-        runtime.open_session(Program(manifest=odd, body=program.body), step_layout(odd), 1)
+        loaded_program(runtime, Program(manifest=odd, body=program.body))
 
 
-def test_memory_is_given_back(runtime: ExecutorchRuntime) -> None:
-    body = big()
-    runtime.open_model(body, 1).infer(np.ones(1, np.float32))
+def test_memory_is_given_back(runtime: Runtime) -> None:
+    import torch
+
+    class Wide(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.sum(x.repeat(1, BIG) + 1)
+
+    body = write(Wide(), (torch.ones(1, 1),), planned=False)
+    runtime.open_model(MODEL, body, 1).infer(np.ones((1, 1), np.float32))
     gc.collect()
     before = resident_bytes()
-    model = runtime.open_model(body, 1)
-    model.infer(np.ones(1, np.float32))
+    model = runtime.open_model(MODEL, body, 1)
+    model.infer(np.ones((1, 1), np.float32))
     assert resident_bytes() - before > 25_000_000
     del model
     gc.collect()
     assert resident_bytes() - before < 3_000_000
 
 
-def test_a_thousand_trainings_do_not_grow(runtime: ExecutorchRuntime, program: Program) -> None:
-    session = runtime.open_session(program, step_layout(program.manifest), 1)
+def test_a_thousand_trainings_do_not_grow(runtime: Runtime, program: Program) -> None:
+    loaded = loaded_program(runtime, program)
+    links = loaded.layout.chain.links
+    path = tuple(places_of(links))
     values = fed()
 
     def train(count: int) -> None:
         for _ in range(count):
-            session.begin(stored(), {})
-            session.step(values)
+            session = Session(loaded, links, weights(), {})
+            session.step(path, values)
             session.finish()
 
     train(100)
@@ -217,7 +230,7 @@ def test_a_program_that_takes_more_than_its_plan_is_refused(program: Program) ->
 
     small = replace(program, manifest=replace(program.manifest, memory=MemoryPlan(weights_bytes=100)))
     with pytest.raises(TrainingError, match="OutOfResources"):
-        NativeRuntime().open_session(small, step_layout(small.manifest), 1)
+        loaded_program(NativeRuntime(), small)
 
 
 def test_a_value_that_is_no_tensor_is_a_refused_program(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,14 @@
 
 import gc
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from trainers.array_runtime import ArrayRuntime
 from trainers.recording_program import Recorder, manifest, texts, write_recording_job
 from trainers.softmax_program import BATCH, program, samples, weights, write_job
 
@@ -16,14 +17,17 @@ from subfleet.arrays import decode_arrays, encode_arrays
 from subfleet.protocol.errors import FileError, MemoryLimitError, ProtocolError, TrainingError
 from subfleet.protocol.programs import Program, TrainJob, TrainResult, encode_program
 from subfleet.protocol.training import TrainingSettings
-from subfleet.trainers.kept import LoadedSession, Slot
+from subfleet.trainers.kept import Slot
+from subfleet.trainers.loaded import Loaded
 from subfleet.trainers.memory import MemoryWatch, release_free_memory
 from subfleet.trainers.onnx import OnnxTrainer
-from subfleet.trainers.sessions import SessionLayout
-from subfleet.trainers.step_layout import step_layout
-from subfleet.trainers.training import run_training, train_job
+from subfleet.trainers.prediction import Model
+from subfleet.trainers.program_layout import read_layout
+from subfleet.trainers.runtime import Operands, RunProgram, Value
+from subfleet.trainers.training import train_job
 
 MEBIBYTE = 2**20
+Array = npt.NDArray[np.generic]
 SETTINGS = TrainingSettings(epochs=1, batch_size=4, learning_rate=0.05, seed=5)
 ONNX_SETTINGS = TrainingSettings(epochs=2, batch_size=BATCH, learning_rate=0.1, seed=5)
 
@@ -36,8 +40,8 @@ class Bench:
     slot: Slot = field(default_factory=Slot)
 
     def train(self, job: TrainJob, *, stopped: bool = False) -> TrainResult:
-        load = self.recorder.load
-        return run_training(job, lambda: stopped, target="recording", load=load, slot=self.slot)
+        runtime = ArrayRuntime(self.recorder.load)
+        return train_job(job, lambda: stopped, target="recording", runtime=runtime, host=self.slot)
 
 
 def test_the_next_job_of_the_same_program_swaps_its_weights_in(tmp_path: Path) -> None:
@@ -95,35 +99,52 @@ def test_a_job_that_failed_keeps_nothing(tmp_path: Path) -> None:
 
 @dataclass
 class Hoarder:
-    """A session that holds some memory for as long as it is loaded."""
+    """A runtime, and its programs, that hold some memory for as long as they are loaded."""
 
     size_bytes: int
-    made: list["weakref.ref[Hoarder]"]
-    layout: SessionLayout
-    stored: Mapping[str, npt.NDArray[np.generic]] = field(default_factory=dict)
+    made: list["weakref.ref[Hoard]"]
+    name: str = "hoarder"
 
-    def __post_init__(self) -> None:
-        self.hoard = np.ones(self.size_bytes, np.uint8)
-        self.made.append(weakref.ref(self))
+    def programs(self, threads: int) -> "Hoard":
+        hoard = Hoard(np.ones(self.size_bytes, np.uint8))
+        self.made.append(weakref.ref(hoard))
+        return hoard
 
-    def begin(self, stored: Mapping[str, npt.NDArray[np.generic]], constants: object) -> None:
-        self.stored = {name: array.copy() for name, array in stored.items()}
-
-    def step(self, fed: object, *, last: bool = False) -> Mapping[str, npt.NDArray[np.generic]]:
-        return {name: np.ones((), np.float32) for name in self.layout.read}
-
-    def gradients(self) -> Mapping[str, npt.NDArray[np.generic]]:
+    def open_model(self, path: Path, body: bytes, threads: int) -> Model:
         raise NotImplementedError
 
-    def finish(self) -> Mapping[str, npt.NDArray[np.generic]]:
-        return self.stored
+
+@dataclass(eq=False)
+class Hoard:
+    """See `Programs`: they change nothing."""
+
+    held: npt.NDArray[np.uint8]
+
+    def open(self, package: Program) -> Callable[[str], RunProgram]:
+        outputs = [value.name for value in package.manifest.outputs]
+
+        def run(operands: Operands, fed: Mapping[str, Value], *, last: bool = False) -> Mapping[str, Value]:
+            return {name: operands.spare.get(name, np.ones((), np.float32)) for name in outputs}
+
+        return lambda _: run
+
+    def hold(self, array: Array) -> Array:
+        return array
+
+    def twin(self, value: Array) -> Array:
+        return value
+
+    def array(self, value: Array) -> Array:
+        return value
 
 
-def hoard(job: TrainJob, slot: Slot, made: list["weakref.ref[Hoarder]"], size_bytes: int) -> TrainResult:
-    def load(program: Program, layout: SessionLayout, threads: int) -> Hoarder:
-        return Hoarder(size_bytes, made, layout)
+def hoard(job: TrainJob, slot: Slot, made: list["weakref.ref[Hoard]"], size_bytes: int) -> TrainResult:
+    return train_job(job, lambda: False, target="recording", runtime=Hoarder(size_bytes, made), host=slot)
 
-    return train_job(job, lambda: False, target="recording", open_session=load, slot=slot)
+
+def loaded() -> Loaded:
+    layout, programs = read_layout(manifest(4)), Hoard(np.ones(1, np.uint8))
+    return Loaded(sha256="a", target="recording", threads=1, layout=layout, programs=programs)
 
 
 @pytest.mark.slow
@@ -211,26 +232,18 @@ def test_onnx_runtime_keeps_its_session_and_trains_the_same_bits(
     assert decode_arrays(kept)["head.bias"].any()
 
 
-def test_a_layout_is_kept_with_its_session() -> None:
-    slot = Slot()
-    layout = step_layout(manifest(4))
-    hoarder = Hoarder(1, [], layout)
-    slot.keep(
-        LoadedSession(sha256="a", threads=1, layout=layout, session=hoarder, least_bytes=1),
-        held_bytes=5,
-        limit_bytes=20,
-    )
+def test_a_layout_is_kept_with_its_programs() -> None:
+    slot, package = Slot(), loaded()
+    slot.keep(package, held_bytes=5, limit_bytes=20)
     assert slot.held_bytes == 5
     kept = slot.take("a", 1)
     assert kept is not None
-    assert isinstance(kept.loaded, LoadedSession)
-    assert kept.loaded.layout is layout
+    assert kept.loaded is package
     assert slot.take("a", 1) is None
 
 
 @pytest.mark.parametrize(("held_bytes", "kept"), [(5, True), (6, False)])
 def test_a_session_is_kept_that_holds_a_quarter_of_the_limit_and_no_byte_more(held_bytes: int, kept: bool) -> None:
-    slot, layout = Slot(), step_layout(manifest(4))
-    loaded = LoadedSession(sha256="a", threads=1, layout=layout, session=Hoarder(1, [], layout), least_bytes=1)
-    slot.keep(loaded, held_bytes=held_bytes, limit_bytes=20)
+    slot = Slot()
+    slot.keep(loaded(), held_bytes=held_bytes, limit_bytes=20)
     assert (slot.held_bytes, slot.take("a", 1) is not None) == (held_bytes if kept else 0, kept)

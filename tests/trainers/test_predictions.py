@@ -9,7 +9,7 @@ import pytest
 from subfleet.protocol.errors import DataError, TrainingError
 from subfleet.protocol.programs import Prediction
 from subfleet.tasks import Dataset
-from subfleet.trainers.prediction import ModelForm, predict_dataset
+from subfleet.trainers.prediction import Model, ModelForm, predict_dataset
 
 Array = npt.NDArray[np.generic]
 FORM = ModelForm(sample_shape=(2,))
@@ -25,7 +25,7 @@ def predicted(
         numbers = np.asarray(samples).reshape(batch_size, -1)[:, 0].astype(np.int64)
         return np.concatenate([logits, np.full((1, *logits.shape[1:]), 9, np.float32)])[numbers - 1]
 
-    return predict_dataset(infer, dataset, batch_size=batch_size, form=form)
+    return predict_dataset(Model(form=form, batch_size=batch_size, infer=infer), dataset)
 
 
 def numbered(count: int) -> npt.NDArray[np.float32]:

@@ -154,7 +154,7 @@ def spoiled(program: Program, **changes: object) -> Program:
         ({"family": "os.system"}, "family 'os.system', but must be one of"),
         ({"batch_size": 3}, "not those of its manifest, first"),
         ({"accumulate": True}, "not those of its manifest, first"),
-        ({"recompute": 3}, "must be bool"),
+        ({"recompute": 3}, "must be true or false"),
     ],
 )
 def test_a_body_that_is_not_what_its_manifest_says_is_refused(

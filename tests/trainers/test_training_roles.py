@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from trainers.array_runtime import ArrayRuntime
 from trainers.recording_program import CLASSES, TOKENS, VOCABULARY, WEIGHTS, Recorder, texts, write_recording_job
 
 from subfleet.arrays import decode_arrays, encode_arrays, numpy_dtype
@@ -16,8 +17,9 @@ from subfleet.protocol.programs import Program, TrainJob, TrainResult
 from subfleet.protocol.training import ObjectiveSettings, TrainingSettings
 from subfleet.tasks import Dataset, StepOrigin, iter_batches, step_random, write_npz
 from subfleet.trainers.job_files import read_program
-from subfleet.trainers.sessions import RunProgram
-from subfleet.trainers.training import run_training
+from subfleet.trainers.kept import Slot
+from subfleet.trainers.runtime import RunArrays
+from subfleet.trainers.training import train_job
 
 SETTINGS = TrainingSettings(
     epochs=2,
@@ -31,7 +33,7 @@ SETTINGS = TrainingSettings(
 
 
 def train(job: TrainJob, recorder: Recorder) -> TrainResult:
-    return run_training(job, lambda: False, target="recording", load=recorder.load)
+    return train_job(job, lambda: False, target="recording", runtime=ArrayRuntime(recorder.load), host=Slot())
 
 
 def test_every_step_is_fed_what_its_roles_mean(tmp_path: Path) -> None:
@@ -127,7 +129,7 @@ def test_parts_of_batches_train_as_whole_ones(tmp_path: Path, count: int, part: 
 @pytest.mark.parametrize("part", [0, 2])
 def test_a_loss_that_is_not_finite_is_told_with_its_step(tmp_path: Path, part: int) -> None:
     class Diverging(Recorder):
-        def load(self, program: Program, threads: int) -> RunProgram:
+        def load(self, program: Program, threads: int) -> RunArrays:
             run = super().load(program, threads)
             return lambda values: {**run(values), "loss": np.float32(np.nan if self.runs[2:] else 1.0)}
 

@@ -3,15 +3,25 @@
 Only additions, products and `Random.random` are used, so that a seed gives the same bits on every machine and Python.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
+
+from subfleet.protocol.bounds import checked
+from subfleet.protocol.limits import Count, Positive, PositiveAmount
 
 __all__ = ["AppSwitchMemory"]
 
 _ROUND_BYTES = 4096  # memory comes in pages
 
 
+def _check_range(low_bytes: int, high_bytes: int) -> Iterator[str]:
+    if low_bytes >= high_bytes:
+        yield f"low_bytes is {low_bytes}, but must be below high_bytes {high_bytes}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(_check_range)
 class AppSwitchMemory:
     """Free memory that returns to a level, while the level jumps whenever another application comes to the front.
 
@@ -28,17 +38,11 @@ class AppSwitchMemory:
     """
 
     seed: int
-    low_bytes: int
+    low_bytes: Positive
     high_bytes: int
-    dwell_s: float = 60.0
-    settle_s: float = 8.0
-    noise_bytes: int = 2 * 2**20
-
-    def __post_init__(self) -> None:
-        if not 0 < self.low_bytes < self.high_bytes:
-            raise ValueError(f"the range is {self.low_bytes} to {self.high_bytes}, but must grow and start above 0")
-        if self.dwell_s <= 0 or self.settle_s <= 0 or self.noise_bytes < 0:
-            raise ValueError("dwell_s and settle_s must be above 0 and noise_bytes 0 or more")
+    dwell_s: PositiveAmount = 60.0
+    settle_s: PositiveAmount = 8.0
+    noise_bytes: Count = 2 * 2**20
 
     def describe(self) -> str:
         """What a log's header says of it: name, seed and every parameter."""

@@ -11,16 +11,18 @@
 Units are in the column names, an empty cell is an unknown value, booleans are 0 and 1, and times grow.
 """
 
-import dataclasses
-import math
+import itertools
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Annotated
 
+from subfleet.protocol.bounds import Condition, Length, checked
 from subfleet.protocol.errors import FileError
+from subfleet.protocol.limits import Amount
 from subfleet.protocol.readings import Reading
 
 __all__ = [
@@ -40,9 +42,22 @@ MAX_LOG_BYTES = 256 * 2**20
 _MAGIC = "# subfleet-log "
 _NETWORK = re.compile(r"[A-Za-z0-9_.-]{1,32}")
 Cell = int | float | bool | str
+Line = Annotated[
+    str,
+    Condition(
+        accepts=lambda text: bool(text) and text == text.strip() and len(text.splitlines()) == 1,
+        words="one line that neither starts nor ends blank",
+    ),
+]
+
+
+def _check_network(reading: Reading) -> Iterator[str]:
+    if reading.network is not None and _NETWORK.fullmatch(reading.network) is None:
+        yield f"network is {reading.network!r:.80}, but must be 1 to 32 letters, digits, '_', '.' or '-'"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(_check_network)
 class LogRow:
     """One sample.
 
@@ -51,22 +66,19 @@ class LogRow:
         reading: what the device had to give then.
     """
 
-    t_s: float
+    t_s: Amount
     reading: Reading
 
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.t_s) and self.t_s >= 0):
-            raise ValueError(f"t_s is {self.t_s}, but must be a finite number of 0 or more")
-        for field in dataclasses.fields(self.reading):
-            value = getattr(self.reading, field.name)
-            if isinstance(value, float) and not math.isfinite(value):
-                raise ValueError(f"{field.name} is {value}, but must be a finite number")
-        network = self.reading.network
-        if network is not None and _NETWORK.fullmatch(network) is None:
-            raise ValueError(f"network is {network!r:.80}, but must be 1 to 32 letters, digits, '_', '.' or '-'")
+
+def _check_order(rows: tuple[LogRow, ...]) -> Iterator[str]:
+    for earlier, later in itertools.pairwise(rows):
+        if later.t_s <= earlier.t_s:
+            yield f"t_s is {later.t_s} after {earlier.t_s}, but must grow from row to row"
+            return
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(_check_order)
 class ResourceLog:
     """A log and where it comes from.
 
@@ -78,23 +90,11 @@ class ResourceLog:
         rows: one or more, in growing time.
     """
 
-    device: str
-    source: str
-    licence: str
-    notes: tuple[str, ...] = ()
-    rows: tuple[LogRow, ...]
-
-    def __post_init__(self) -> None:
-        for text in (self.device, self.source, self.licence, *self.notes):
-            if not text or text != text.strip() or len(text.splitlines()) != 1:
-                raise ValueError(
-                    f"a header line is {text!r:.80}, but must be one line that neither starts nor ends blank"
-                )
-        if not self.rows:
-            raise ValueError("a log has 0 rows, but must have 1 or more")
-        for earlier, later in zip(self.rows, self.rows[1:], strict=False):
-            if later.t_s <= earlier.t_s:
-                raise ValueError(f"t_s is {later.t_s} after {earlier.t_s}, but must grow from row to row")
+    device: Line
+    source: Line
+    licence: Line
+    notes: tuple[Line, ...] = ()
+    rows: Annotated[tuple[LogRow, ...], Length(least=1)]
 
 
 def _read_bool(cell: str) -> bool:

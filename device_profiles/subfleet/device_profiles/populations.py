@@ -1,14 +1,17 @@
 """Populations: a TOML file that says from which profiles and logs the devices of an emulated fleet are taken."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
+from operator import attrgetter
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import Annotated, Literal
 
-from subfleet.protocol.diagnosis import from_fields
+from subfleet.protocol.bounds import Each, Length, Range, checked
 from subfleet.protocol.errors import ConfigError, FileError
+from subfleet.protocol.limits import Positive, PositiveAmount
+from subfleet.protocol.schema import validated
 from subfleet.protocol.suggestion import did_you_mean
 from subfleet.protocol.toml import parse_toml
 
@@ -18,7 +21,13 @@ POPULATIONS: Mapping[str, str] = MappingProxyType({name: f"{name}.toml" for name
 """The shipped populations: name to file in the package's `data/populations` folder."""
 
 
+def _check_rows(row_column: str, row_with: str, row_without: str) -> Iterator[str]:
+    if (row_with or row_without) and not row_column:
+        yield "row_column is empty, but must name the column that row_with and row_without are about"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(_check_rows)
 class MemoryTable:
     """Measured free memory in a table of its own form.
 
@@ -34,25 +43,17 @@ class MemoryTable:
     """
 
     file: str
-    columns: tuple[str, ...]
-    unit_bytes: int = 1
+    columns: Annotated[tuple[str, ...], Length(least=1)]
+    unit_bytes: Positive = 1
     used_percent: str = ""
     row_column: str = ""
     row_with: str = ""
     row_without: str = ""
-    every: int = 1
-
-    def __post_init__(self) -> None:
-        if not self.columns:
-            raise ValueError("columns are empty, but must name one column or more")
-        for name in ("unit_bytes", "every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, but must be 1 or more")
-        if (self.row_with or self.row_without) and not self.row_column:
-            raise ValueError("row_column is empty, but must name the column that row_with and row_without are about")
+    every: Positive = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class LinkTable:
     """Measured links: traces in the form that `subfleet.device_profiles.ghent` reads.
 
@@ -63,17 +64,21 @@ class LinkTable:
     """
 
     file: str
-    traces: int = 0
-    uplink_share: float = 0.2
+    traces: Annotated[int, Range(least=0, words="0 for all, or above 0")] = 0
+    uplink_share: PositiveAmount = 0.2
 
-    def __post_init__(self) -> None:
-        if self.traces < 0:
-            raise ValueError(f"traces is {self.traces}, but must be 0 for all, or above 0")
-        if not self.uplink_share > 0:
-            raise ValueError(f"uplink_share is {self.uplink_share}, but must be above 0")
+
+def _check_source(
+    logs: tuple[str, ...], links: tuple[str, ...], memory: MemoryTable | None, link: LinkTable | None
+) -> Iterator[str]:
+    if bool(logs) == (memory is not None) or (memory is None) != (link is None):
+        yield "a kind of device must have logs, or else memory and link"
+    if links and not logs:
+        yield "links are named beside a link, but only those of logs can be replaced; leave links out"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(_check_source)
 class Kind:
     """A kind of device in a population.
 
@@ -92,29 +97,18 @@ class Kind:
         ValueError: it has both kinds of memory or none, or a number is out of its range.
     """
 
-    name: str
-    weight: float = 1.0
+    name: Annotated[str, Length(least=1)]
+    weight: PositiveAmount = 1.0
     profile: str = "generic"
     logs: tuple[str, ...] = ()
     links: tuple[str, ...] = ()
     memory: MemoryTable | None = None
     link: LinkTable | None = None
-    median_budget_bytes: int | None = None
-
-    def __post_init__(self) -> None:
-        if not self.name:
-            raise ValueError("name is empty, but must name the kind of device")
-        if not 0 < self.weight < float("inf"):
-            raise ValueError(f"weight is {self.weight}, but must be a number above 0")
-        if bool(self.logs) == (self.memory is not None) or (self.memory is None) != (self.link is None):
-            raise ValueError("a kind of device must have logs, or else memory and link")
-        if self.links and not self.logs:
-            raise ValueError("links are named beside a link, but only those of logs can be replaced; leave links out")
-        if self.median_budget_bytes is not None and self.median_budget_bytes < 1:
-            raise ValueError(f"median_budget_bytes is {self.median_budget_bytes}, but must be 1 or more")
+    median_budget_bytes: Positive | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class Population:
     """Devices that a fleet is taken from.
 
@@ -132,18 +126,11 @@ class Population:
 
     name: str
     title: str
-    kinds: tuple[Kind, ...]
+    kinds: Annotated[tuple[Kind, ...], Length(least=1), Each(key=attrgetter("name"))]
     dealing: Literal["drawn", "even"] = "drawn"
-    step_s: float = 5.0
+    step_s: PositiveAmount = 5.0
     source: str = "none"
     licence: str = "none"
-
-    def __post_init__(self) -> None:
-        names = [kind.name for kind in self.kinds]
-        if not names or len(set(names)) != len(names):
-            raise ValueError(f"kinds are named {names}, but there must be one or more, each with a name of its own")
-        if not 0 < self.step_s < float("inf"):
-            raise ValueError(f"step_s is {self.step_s}, but must be a number above 0")
 
 
 def parse_population(text: str, where: str) -> Population:
@@ -156,7 +143,7 @@ def parse_population(text: str, where: str) -> Population:
         plain = parse_toml(text)
     except ValueError as error:
         raise ConfigError(f"the population {where} is not valid TOML: {error}") from error
-    return from_fields(Population, plain, f"the population {where}")
+    return validated(Population, plain, f"the population {where}")
 
 
 def load_population(name_or_path: str) -> Population:

@@ -6,13 +6,16 @@ from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
+from typing import Annotated
 
-from subfleet.protocol.diagnosis import from_fields
+from subfleet.protocol.bounds import Each, Length, checked
 from subfleet.protocol.errors import ConfigError, FileError
+from subfleet.protocol.identifiers import Shown
+from subfleet.protocol.limits import Positive, PositiveAmount, PositiveFraction
 from subfleet.protocol.memory import PackingWidth
-from subfleet.protocol.memory_size import bytes_of
+from subfleet.protocol.memory_size import Size, bytes_of
 from subfleet.protocol.readings import Reading
-from subfleet.protocol.schema import ADDED_LATER, to_plain
+from subfleet.protocol.schema import ADDED_LATER, to_plain, validated
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.suggestion import did_you_mean
 from subfleet.protocol.toml import parse_toml
@@ -36,6 +39,7 @@ PROFILES: Mapping[str, str] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class DeviceProfile:
     """A kind of device.
 
@@ -65,43 +69,22 @@ class DeviceProfile:
         sources: where the figures come from.
     """
 
-    name: str
+    name: Annotated[str, Length(least=1)]
     title: str
-    memory_share: float
-    runtimes: tuple[str, ...]
-    threads: int = 1
+    memory_share: PositiveFraction
+    runtimes: Annotated[tuple[str, ...], Length(least=1), Each()]
+    threads: Positive = 1
     provider: str = "cpu"
-    memory_total_bytes: int | None = None
-    cores: int | None = None
-    macs_per_s: float | None = None
-    memory_limit: str | None = None
-    disk_limit: str = field(default="2G", metadata=ADDED_LATER)
-    operators: tuple[str, ...] = ()
+    memory_total_bytes: Positive | None = None
+    cores: Positive | None = None
+    macs_per_s: PositiveAmount | None = None
+    memory_limit: Size | None = None
+    disk_limit: Size = field(default="2G", metadata=ADDED_LATER)
+    operators: tuple[Annotated[str, Shown], ...] = ()
     architecture: SubnetSpec | None = field(default=None, metadata=ADDED_LATER)
     packing_width: PackingWidth | None = field(default=None, metadata=ADDED_LATER)
     sources: tuple[str, ...] = ()
     network: str = field(default="", metadata=ADDED_LATER)
-
-    def __post_init__(self) -> None:
-        if not self.name:
-            raise ValueError("name is empty, but must name the device")
-        if not 0 < self.memory_share <= 1:
-            raise ValueError(f"memory_share is {self.memory_share}, but must be above 0 and at most 1")
-        for name in ("memory_limit", "disk_limit"):
-            try:
-                getattr(self, f"{name}_bytes")
-            except ValueError as error:
-                raise ValueError(f"{name} {error}") from None
-        if not self.runtimes or len(set(self.runtimes)) != len(self.runtimes):
-            raise ValueError(f"runtimes is {list(self.runtimes)}, but must name 1 or more, each once")
-        if self.macs_per_s is not None and self.macs_per_s <= 0:
-            raise ValueError(f"macs_per_s is {self.macs_per_s}, but must be above 0")
-        if not all(name and name.isprintable() for name in self.operators):
-            raise ValueError(f"operators is {list(self.operators)!r:.200}, but must be names of printable characters")
-        for name in ("threads", "memory_total_bytes", "cores"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}, but must be 1 or more")
 
     @property
     def memory_limit_bytes(self) -> int | None:
@@ -140,7 +123,7 @@ def parse_profile(text: str, where: str) -> DeviceProfile:
         plain = parse_toml(text)
     except ValueError as error:
         raise ConfigError(f"the device profile {where} is not valid TOML: {error}") from error
-    return from_fields(DeviceProfile, plain, f"the device profile {where}")
+    return validated(DeviceProfile, plain, f"the device profile {where}")
 
 
 def profile_text(profile: DeviceProfile) -> str:

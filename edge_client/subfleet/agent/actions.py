@@ -1,13 +1,11 @@
 """What the agent can ask for: plain, frozen data."""
 
 from dataclasses import dataclass
-from typing import Literal
 
-from subfleet.agent.saved import Saved
-from subfleet.agent.weighing import Weigh
+from subfleet.agent.states import Saved
 from subfleet.protocol.answers import Answer
 from subfleet.protocol.blobs import BlobRef
-from subfleet.protocol.messages import Message, Telemetry
+from subfleet.protocol.messages import Message, RoundInfo, Telemetry
 from subfleet.protocol.task import Task
 
 __all__ = [
@@ -17,13 +15,17 @@ __all__ = [
     "Keep",
     "Leave",
     "Measure",
+    "MeasureForRound",
+    "MeasureForTask",
+    "MeasureRegularly",
     "Place",
     "Prune",
     "Publish",
     "Save",
     "Settle",
-    "StopTraining",
-    "Train",
+    "StartWork",
+    "StopWork",
+    "Weigh",
 ]
 
 
@@ -64,37 +66,60 @@ class CancelFetch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measure:
-    """Read the device's resources; `Measured` answers.
+class Weigh:
+    """Find out how much of the disk a task would take; `Weighed` answers.
 
     Attributes:
-        purpose: "round" answers an announcement, "task" is the check before training, "live" is the regular one.
-        log_time_s: where a replayed log is to be read; None: where it was read last.
-        run_id: for "round", of the announcement, as are round, retry and log_quantile.
-        task_id: for "task", whose check it is.
-        pinned: for "round", digests of the blobs that stay whatever needs room.
+        pinned: digests of the blobs that stay whatever needs room: those of the task, and updates without a receipt.
     """
 
-    purpose: Literal["round", "task", "live"]
-    log_time_s: float | None = None
-    run_id: str | None = None
-    round: int | None = None
-    retry: int = 0
-    task_id: str = ""
-    log_quantile: float | None = None
-    pinned: frozenset[str] = frozenset()
+    task: Task
+    pinned: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Train:
-    """Do a task in the worker; `Trained`, `Scored`, `EvaluationEnded` or `WorkFailed` answers."""
+class MeasureForRound:
+    """Read the device's resources for an announcement; `Measured` answers.
+
+    Attributes:
+        info: the announcement, which says where a replayed log is to be read.
+        pinned: digests of the blobs that stay whatever needs room.
+    """
+
+    info: RoundInfo
+    pinned: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureForTask:
+    """Read the device's resources before work on a task begins; `Measured` answers.
+
+    Attributes:
+        log_time_s: where a replayed log is to be read; None: where it was read last.
+    """
+
+    task_id: str
+    log_time_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureRegularly:
+    """Read the device's resources, as is done every few seconds; `Measured` answers."""
+
+
+Measure = MeasureForRound | MeasureForTask | MeasureRegularly
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartWork:
+    """Have the worker do a task; `Trained`, `Scored`, `EvaluationEnded` or `WorkFailed` answers."""
 
     task: Task
     memory_limit_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StopTraining:
+class StopWork:
     """Tell the worker to stop; it still answers."""
 
     task_id: str
@@ -126,5 +151,5 @@ class Leave:
     """The run is over and nothing is left to do."""
 
 
-_Send = Publish | Keep | Settle
-Action = _Send | Weigh | Fetch | CancelFetch | Measure | Train | StopTraining | Place | Save | Prune | Leave
+_OnDisk = Weigh | Place | Save | Prune
+Action = Publish | Keep | Settle | Fetch | CancelFetch | Measure | StartWork | StopWork | _OnDisk | Leave

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Literal
 
+from subfleet.agent.actions import MeasureForRound
 from subfleet.agent.events import EvaluationEnded, Measured, Placed, Scored, Trained
 from subfleet.agent.states import AgentSettings, Job
 from subfleet.protocol.messages import (
@@ -12,6 +13,7 @@ from subfleet.protocol.messages import (
     Receipt,
     Refusal,
     RefusalReason,
+    RoundInfo,
     Scores,
     Task,
     Telemetry,
@@ -44,28 +46,27 @@ def receipt(
 
 def telemetry(settings: AgentSettings, event: Measured, now_s: float) -> Telemetry:
     """What was measured; one id per try of a round, and one per moment outside rounds."""
-    measure = event.measure
-    message_id = f"telemetry.{settings.session_id}.{now_s:.3f}"
-    if measure.run_id is not None and measure.round is not None:
-        message_id = telemetry_id(settings, measure.run_id, measure.round, measure.retry)
+    info = event.measure.info if isinstance(event.measure, MeasureForRound) else None
+    regular_id = f"telemetry.{settings.session_id}.{now_s:.3f}"
     return Telemetry(
         client_id=settings.client_id,
         session_id=settings.session_id,
-        run_id=measure.run_id,
-        round=measure.round,
+        run_id=None if info is None else info.run_id,
+        round=None if info is None else info.round,
         log_time_s=event.log_time_s,
         reading=event.reading,
         memory_budget_bytes=event.memory_budget_bytes,
-        message_id=message_id,
-        retry=measure.retry,
+        message_id=regular_id if info is None else telemetry_id(settings, info),
+        retry=0 if info is None else info.retry,
         log_low=event.log_low,
         disk_budget_bytes=event.disk_budget_bytes,
     )
 
 
-def telemetry_id(settings: AgentSettings, run_id: str, round_number: int, retry: int) -> str:
-    """Names the telemetry for a try of a round."""
-    return f"telemetry.{settings.session_id}.{run_id}.{round_number}" + (f".{retry}" if retry else "")
+def telemetry_id(settings: AgentSettings, info: RoundInfo) -> str:
+    """The id of the telemetry that answers an announcement."""
+    name = f"telemetry.{settings.session_id}.{info.run_id}.{info.round}"
+    return name + (f".{info.retry}" if info.retry else "")
 
 
 def update(settings: AgentSettings, job: Job, event: Trained, now_s: float) -> Update:

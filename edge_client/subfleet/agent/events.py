@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from subfleet.agent.actions import Measure
-from subfleet.agent.weighing import Weighed
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.candidate_scores import CandidateScore
 from subfleet.protocol.messages import Message, RefusalReason
@@ -13,6 +12,7 @@ from subfleet.protocol.readings import LogLow, Reading
 __all__ = [
     "BlobArrived",
     "BlobFailed",
+    "Ended",
     "EvaluationEnded",
     "Event",
     "LinkDown",
@@ -24,6 +24,7 @@ __all__ = [
     "Stopping",
     "Tick",
     "Trained",
+    "Weighed",
     "WorkFailed",
 ]
 
@@ -46,6 +47,20 @@ class Received:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Weighed:
+    """The answer to `Weigh`.
+
+    Attributes:
+        lacking: digests of the task's blobs that are not here as a whole.
+        room_bytes: what may be written, once all that is not pinned has gone.
+    """
+
+    task_id: str
+    lacking: frozenset[str]
+    room_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BlobArrived:
     """A blob is here, whole and checked."""
 
@@ -63,7 +78,7 @@ class BlobFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What a `Measure` found.
+    """The answer to a `Measure`.
 
     Attributes:
         measure: what was asked.
@@ -140,5 +155,7 @@ class Stopping:
     """The process is about to end on purpose; it stops the work that is under way."""
 
 
-_Ended = Trained | Scored | EvaluationEnded | Placed | WorkFailed
-Event = LinkUp | LinkDown | Received | Weighed | BlobArrived | BlobFailed | Measured | _Ended | Tick | Stopping
+Ended = Trained | Scored | EvaluationEnded | Placed | WorkFailed
+"""How work on a task can end."""
+
+Event = LinkUp | LinkDown | Received | Weighed | BlobArrived | BlobFailed | Measured | Ended | Tick | Stopping

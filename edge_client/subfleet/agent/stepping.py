@@ -11,12 +11,21 @@ no number and touches no file, so that every sequence of events can be tried in 
 - every wait has a deadline.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from types import MappingProxyType
-from typing import Any
 
-from subfleet.agent.actions import Action, Keep, Leave, Measure, Prune, Publish, Save, Settle
+from subfleet.agent.actions import (
+    Action,
+    Keep,
+    Leave,
+    MeasureForRound,
+    MeasureForTask,
+    MeasureRegularly,
+    Prune,
+    Publish,
+    Save,
+    Settle,
+)
 from subfleet.agent.announcements import is_before, is_over, is_past, is_stale
 from subfleet.agent.composing import presence, receipt, telemetry
 from subfleet.agent.events import (
@@ -33,29 +42,25 @@ from subfleet.agent.events import (
     Stopping,
     Tick,
     Trained,
+    Weighed,
     WorkFailed,
 )
-from subfleet.agent.saved import Saved
-from subfleet.agent.states import AgentSettings, AgentState, Job, Pending
+from subfleet.agent.states import AgentSettings, AgentState, Job, Pending, Saved
 from subfleet.agent.survival import Survival
-from subfleet.agent.weighing import Weighed
 from subfleet.agent.working import (
     Step,
     advance,
     drop_job,
-    on_blob_arrived,
-    on_blob_failed,
-    on_found,
-    on_placed,
+    on_blob,
+    on_ended,
     on_task_measured,
-    on_trained,
     on_weighed,
-    on_work_failed,
     refuse,
     refuse_fatal,
 )
 from subfleet.protocol.answers import Answer
 from subfleet.protocol.evaluating import NO_HELD_OUT
+from subfleet.protocol.exhaustive import never
 from subfleet.protocol.messages import Receipt, RoundInfo, Task, Telemetry
 from subfleet.protocol.task import Deploy, Evaluate
 
@@ -88,7 +93,7 @@ def start(settings: AgentSettings, saved: Saved, now_s: float) -> Step:
 
 def step(settings: AgentSettings, state: AgentState, event: Event, now_s: float) -> Step:
     """What an event leads to. Whatever must outlive the process is saved before anything is sent."""
-    after, actions = _HANDLERS[type(event)](settings, state, event, now_s)
+    after, actions = _handled(settings, state, event, now_s)
     after, more = advance(after)
     actions += more
     before_saved, saved = state.saved(), after.saved()
@@ -99,10 +104,36 @@ def step(settings: AgentSettings, state: AgentState, event: Event, now_s: float)
     return after, actions
 
 
+def _handled(settings: AgentSettings, state: AgentState, event: Event, now_s: float) -> Step:
+    match event:
+        case LinkUp():
+            outcome = _on_link_up(settings, state, now_s)
+        case LinkDown():
+            outcome = replace(state, connected=False), ()
+        case Tick():
+            outcome = _on_tick(settings, state, now_s)
+        case Stopping():
+            # Whoever stops the process on purpose must not look like what kills it; the next start takes up the task.
+            outcome = replace(state, survival=state.survival.stopped()), ()
+        case Received():
+            outcome = _on_received(settings, state, event, now_s)
+        case Weighed():
+            outcome = on_weighed(settings, state, event, now_s)
+        case BlobArrived() | BlobFailed():
+            outcome = on_blob(settings, state, event, now_s)
+        case Measured():
+            outcome = _on_measured(settings, state, event, now_s)
+        case Trained() | Scored() | EvaluationEnded() | Placed() | WorkFailed():
+            outcome = on_ended(settings, state, event, now_s)
+        case _:
+            never(event)
+    return outcome
+
+
 # --- link and time ----------------------------------------------------------------------------------------------------
 
 
-def _on_link_up(settings: AgentSettings, state: AgentState, _event: LinkUp, now_s: float) -> Step:
+def _on_link_up(settings: AgentSettings, state: AgentState, now_s: float) -> Step:
     state = replace(
         state, connected=True, round_at_s=None, heartbeat_due_s=now_s + settings.heartbeat_s, telemetry_due_s=now_s
     )
@@ -117,28 +148,19 @@ def _signs_of_life(settings: AgentSettings, now_s: float) -> tuple[Action, ...]:
     )
 
 
-def _on_link_down(_settings: AgentSettings, state: AgentState, _event: LinkDown, _now_s: float) -> Step:
-    return replace(state, connected=False), ()
-
-
-def _on_tick(settings: AgentSettings, state: AgentState, _event: Tick, now_s: float) -> Step:
+def _on_tick(settings: AgentSettings, state: AgentState, now_s: float) -> Step:
     state, actions = _expire(settings, state, now_s)
     if state.connected and now_s >= state.heartbeat_due_s:
         state = replace(state, heartbeat_due_s=now_s + settings.heartbeat_s)
         actions += _signs_of_life(settings, now_s)
     if state.connected and now_s >= state.telemetry_due_s:
         state = replace(state, telemetry_due_s=now_s + settings.telemetry_s)
-        actions += (Measure(purpose="live"),)
+        actions += (MeasureRegularly(),)
     if state.job is not None or state.running is not None or state.pending:
         state = replace(state, busy_at_s=now_s)
     if _may_leave(settings, state, now_s):
         actions += (Leave(),)
     return state, actions
-
-
-def _on_stopping(_settings: AgentSettings, state: AgentState, _event: Stopping, _now_s: float) -> Step:
-    """Whoever stops the process on purpose must not look like what kills it; the task is taken up by the next start."""
-    return replace(state, survival=state.survival.stopped()), ()
 
 
 def _expire(settings: AgentSettings, state: AgentState, now_s: float) -> Step:
@@ -183,16 +205,7 @@ def _on_round(state: AgentState, info: RoundInfo, now_s: float) -> Step:
         state, more = drop_job(state)
         actions += more
     if info.phase == "measure":
-        measure = Measure(
-            purpose="round",
-            run_id=info.run_id,
-            round=info.round,
-            retry=info.retry,
-            log_time_s=info.log_time_s,
-            log_quantile=info.log_quantile,
-            pinned=state.saved().pinned(),
-        )
-        actions += (measure,)
+        actions += (MeasureForRound(info=info, pinned=state.saved().pinned()),)
     over_at_s = (state.finished_at_s or now_s) if info.phase == "finished" else None
     return replace(state, finished_at_s=over_at_s), actions
 
@@ -232,17 +245,26 @@ def _settle(state: AgentState, done: Callable[[Telemetry | Answer], bool]) -> St
 
 def _on_measured(settings: AgentSettings, state: AgentState, event: Measured, now_s: float) -> Step:
     state = replace(state, reading=event.reading)
-    measure, survival = event.measure, state.survival
-    if measure.purpose == "round" and measure.run_id is not None and measure.round is not None:
-        survival = survival.measured(measure.run_id, measure.round, event.memory_budget_bytes)
-        state = replace(state, survival=survival)
-    event = _offered(survival, event)
-    if measure.purpose == "task":
-        return on_task_measured(settings, state, event, now_s)
-    message = telemetry(settings, event, now_s)
+    measure = event.measure
+    if isinstance(measure, MeasureForRound):
+        run_id, number = measure.info.run_id, measure.info.round
+        state = replace(state, survival=state.survival.measured(run_id, number, event.memory_budget_bytes))
+    event = _offered(state.survival, event)
+    match measure:
+        case MeasureForTask(task_id=task_id):
+            outcome = on_task_measured(settings, state, task_id, event.memory_budget_bytes, now_s)
+        case MeasureRegularly():
+            outcome = state, (Publish(message=telemetry(settings, event, now_s)),)
+        case MeasureForRound():
+            outcome = _answered(settings, state, telemetry(settings, event, now_s), now_s)
+        case _:
+            never(measure)
+    return outcome
+
+
+def _answered(settings: AgentSettings, state: AgentState, message: Telemetry, now_s: float) -> Step:
+    """Send what was measured for an announcement, unless nobody waits for it any more."""
     info = state.round
-    if measure.purpose == "live":
-        return state, (Publish(message=message),)
     if info is None or is_over(message, info):
         return state, ()
     others = tuple(entry for entry in state.pending if entry.message.message_id != message.message_id)
@@ -256,23 +278,3 @@ def _offered(survival: Survival, event: Measured) -> Measured:
     if low is not None:
         low = replace(low, memory_budget_bytes=survival.offered_bytes(low.memory_budget_bytes))
     return replace(event, memory_budget_bytes=survival.offered_bytes(event.memory_budget_bytes), log_low=low)
-
-
-_HANDLERS: Mapping[type[Event], Callable[[AgentSettings, AgentState, Any, float], Step]] = MappingProxyType(
-    {
-        LinkUp: _on_link_up,
-        LinkDown: _on_link_down,
-        Tick: _on_tick,
-        Stopping: _on_stopping,
-        Received: _on_received,
-        Weighed: on_weighed,
-        BlobArrived: on_blob_arrived,
-        BlobFailed: on_blob_failed,
-        Measured: _on_measured,
-        Trained: on_trained,
-        Scored: on_found,
-        EvaluationEnded: on_found,
-        Placed: on_placed,
-        WorkFailed: on_work_failed,
-    }
-)

@@ -9,6 +9,8 @@ and a little more after each round that it survives.
 
 from dataclasses import dataclass, replace
 
+from subfleet.protocol.bounds import checked
+from subfleet.protocol.limits import Count
 from subfleet.protocol.messages import RoundInfo
 from subfleet.protocol.task import Task, Train
 
@@ -21,6 +23,7 @@ REGAINED_SHARE = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class Begun:
     """A work that was begun.
 
@@ -30,10 +33,7 @@ class Begun:
     """
 
     task_id: str
-    memory_bytes: int
-
-    def __post_init__(self) -> None:
-        _check_bytes("memory_bytes", self.memory_bytes)
+    memory_bytes: Count
 
     @classmethod
     def of(cls, task: Task, memory_limit_bytes: int) -> "Begun":
@@ -43,6 +43,7 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class Ceiling:
     """The most that the device offers, since its process died at more.
 
@@ -54,15 +55,11 @@ class Ceiling:
         survived: whether the process has lived through that round so far.
     """
 
-    memory_bytes: int
-    free_bytes: int
+    memory_bytes: Count
+    free_bytes: Count
     run_id: str = ""
     round: int = 0
     survived: bool = False
-
-    def __post_init__(self) -> None:
-        _check_bytes("memory_bytes", self.memory_bytes)
-        _check_bytes("free_bytes", self.free_bytes)
 
     def in_round(self, run_id: str, number: int) -> "Ceiling":
         """As a round begins: a sixteenth higher where the process survived the round before."""
@@ -147,8 +144,3 @@ class Survival:
 
     def _lost(self) -> tuple[Begun, ...]:
         return self.deaths if self.working is None else (*self.deaths, self.working)
-
-
-def _check_bytes(name: str, size_bytes: int) -> None:
-    if size_bytes < 0:
-        raise ValueError(f"{name} is {size_bytes}, but must be 0 or more")

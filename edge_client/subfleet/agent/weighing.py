@@ -7,42 +7,17 @@ alone.
 from collections.abc import Set
 from dataclasses import dataclass
 
+from subfleet.agent.events import Weighed
 from subfleet.protocol.disk import needed_bytes
 from subfleet.protocol.messages import RefusalReason
 from subfleet.protocol.readings import LEAST_LINK_BPS, Reading
 from subfleet.protocol.task import Task, Train
 from subfleet.protocol.update_codecs import Uncompressed
 
-__all__ = ["HEADER_BYTES", "Objection", "Weigh", "Weighed", "objection"]
+__all__ = ["HEADER_BYTES", "Objection", "objection"]
 
 HEADER_BYTES = 1024 * 1024
 """By how much a container may be larger than the weights that a budget was held against."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Weigh:
-    """Find out what a task would take of the disk; `Weighed` answers.
-
-    Attributes:
-        pinned: digests of what must stay whatever needs room: blobs of the task, and updates without a receipt.
-    """
-
-    task: Task
-    pinned: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Weighed:
-    """What a `Weigh` found.
-
-    Attributes:
-        lacking: digests of the task's blobs that are not here as a whole.
-        room_bytes: what may be written, once all that is not pinned has gone.
-    """
-
-    task_id: str
-    lacking: frozenset[str]
-    room_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,30 +1,43 @@
 """What becomes of the task in hand: how it moves on, and what ends it. Pure, as all of the agent.
 
-A task is weighed, fetched, measured for and done, in that order, and ends in one answer. Each handler is a row of the
-table in `stepping`, and changes nothing where its event is about a task that is not in hand any more.
+A task is weighed, fetched, measured for and done, in that order, and ends in one answer. An event changes nothing where
+it is about a task that is not in hand any more.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from subfleet.agent.actions import Action, CancelFetch, Fetch, Keep, Measure, Place, Prune, StopTraining, Train
+from subfleet.agent.actions import (
+    Action,
+    CancelFetch,
+    Fetch,
+    Keep,
+    MeasureForTask,
+    Place,
+    Prune,
+    StartWork,
+    StopWork,
+    Weigh,
+)
 from subfleet.agent.announcements import is_open
 from subfleet.agent.composing import deployed, evaluated, refusal, scores, update
 from subfleet.agent.events import (
     BlobArrived,
     BlobFailed,
+    Ended,
     EvaluationEnded,
-    Measured,
     Placed,
     Scored,
     Trained,
+    Weighed,
     WorkFailed,
 )
 from subfleet.agent.states import AgentSettings, AgentState, Pending
 from subfleet.agent.survival import FATAL_DEATHS
-from subfleet.agent.weighing import Weigh, Weighed, objection
+from subfleet.agent.weighing import objection
 from subfleet.protocol.answers import Answer
+from subfleet.protocol.exhaustive import never
 from subfleet.protocol.messages import RefusalReason, Task
 from subfleet.protocol.task import Deploy
 
@@ -32,14 +45,10 @@ __all__ = [
     "Step",
     "advance",
     "drop_job",
-    "on_blob_arrived",
-    "on_blob_failed",
-    "on_found",
-    "on_placed",
+    "on_blob",
+    "on_ended",
     "on_task_measured",
-    "on_trained",
     "on_weighed",
-    "on_work_failed",
     "refuse",
     "refuse_fatal",
 ]
@@ -65,7 +74,7 @@ def advance(state: AgentState) -> Step:
         else:
             job = replace(job, stage="measuring")
             log_time_s = state.round.log_time_s if state.round is not None else None
-            actions += (Measure(purpose="task", task_id=job.task.task_id, log_time_s=log_time_s),)
+            actions += (MeasureForTask(task_id=job.task.task_id, log_time_s=log_time_s),)
     return replace(state, job=job), actions
 
 
@@ -83,27 +92,22 @@ def on_weighed(settings: AgentSettings, state: AgentState, event: Weighed, now_s
     return replace(state, job=job), tuple(Fetch(blob=blob) for blob in blobs)
 
 
-def on_blob_arrived(_settings: AgentSettings, state: AgentState, event: BlobArrived, _now_s: float) -> Step:
-    """One blob less is lacking."""
+def on_blob(settings: AgentSettings, state: AgentState, event: BlobArrived | BlobFailed, now_s: float) -> Step:
+    """One blob less is lacking; or a task with a blob that cannot be had is refused."""
     if state.job is None or event.sha256 not in state.job.lacking:
         return state, ()
+    if isinstance(event, BlobFailed):
+        return refuse(settings, state, event.reason, event.detail, now_s)
     job = replace(state.job, lacking=state.job.lacking - {event.sha256})
     return replace(state, job=job), ()
 
 
-def on_blob_failed(settings: AgentSettings, state: AgentState, event: BlobFailed, now_s: float) -> Step:
-    """Refuse a task with a blob that cannot be had."""
-    if state.job is None or event.sha256 not in state.job.lacking:
-        return state, ()
-    return refuse(settings, state, event.reason, event.detail, now_s)
-
-
-def on_task_measured(settings: AgentSettings, state: AgentState, event: Measured, now_s: float) -> Step:
+def on_task_measured(settings: AgentSettings, state: AgentState, task_id: str, budget_bytes: int, now_s: float) -> Step:
     """Begin the work where its planned peak fits what is free now; refuse it where it does not."""
     job = state.job
-    if job is None or job.stage != "measuring" or job.task.task_id != event.measure.task_id:
+    if job is None or job.stage != "measuring" or job.task.task_id != task_id:
         return state, ()
-    budget_bytes, planned_bytes = event.memory_budget_bytes, job.task.planned_peak_bytes
+    planned_bytes = job.task.planned_peak_bytes
     if planned_bytes > budget_bytes:
         detail = f"the program needs {planned_bytes} bytes, but {budget_bytes} bytes are free for training now"
         ceiling = state.survival.ceiling
@@ -115,20 +119,35 @@ def on_task_measured(settings: AgentSettings, state: AgentState, event: Measured
         return refuse(settings, state, "memory", detail, now_s, budget_bytes)
     survival = state.survival.began(job.task, budget_bytes)
     state = replace(state, job=replace(job, stage="working"), running=job.task.task_id, survival=survival)
-    return state, (Train(task=job.task, memory_limit_bytes=budget_bytes),)
+    return state, (StartWork(task=job.task, memory_limit_bytes=budget_bytes),)
 
 
-def on_trained(settings: AgentSettings, state: AgentState, event: Trained, now_s: float) -> Step:
-    """Answer with the update; a loss that is not finite is a refusal."""
+def on_ended(settings: AgentSettings, state: AgentState, event: Ended, now_s: float) -> Step:
+    """Answer with the result, or with a refusal where there is none that can be sent."""
     state = _worker_free(state, event)
-    job, result = state.job, event.result
+    job = state.job
     if job is None or job.task.task_id != event.task_id:
-        # Nobody waits for it any more; its blob goes with the others that no file names.
-        return state, (Prune(keep=state.saved().blobs()),)
-    if not (math.isfinite(result.loss) and math.isfinite(result.accuracy)):
-        detail = f"the loss is {result.loss} after {result.step_count} steps; try a smaller learning rate"
-        return refuse(settings, state, "diverged", detail, now_s)
-    return _answer_with(settings, _keeping(state, job.task), lambda: update(settings, job, event, now_s), now_s)
+        # Nobody waits for it any more; an update's blob goes with the others that no file names.
+        return state, ((Prune(keep=state.saved().blobs()),) if isinstance(event, Trained) else ())
+    match event:
+        case Trained(result=result):
+            if not (math.isfinite(result.loss) and math.isfinite(result.accuracy)):
+                detail = f"the loss is {result.loss} after {result.step_count} steps; try a smaller learning rate"
+                return refuse(settings, state, "diverged", detail, now_s)
+            state = _keeping(state, job.task)
+            outcome = _answer_with(settings, state, lambda: update(settings, job, event, now_s), now_s)
+        case Scored():
+            outcome = _answer_with(settings, state, lambda: scores(settings, job, event, now_s), now_s)
+        case EvaluationEnded():
+            state = _keeping(state, job.task)
+            outcome = _answer_with(settings, state, lambda: evaluated(settings, job, event, now_s), now_s)
+        case Placed():
+            outcome = _answer_with(settings, state, lambda: deployed(settings, job, event), now_s)
+        case WorkFailed():
+            outcome = refuse(settings, state, event.reason, event.detail, now_s, event.available_bytes)
+        case _:
+            never(event)
+    return outcome
 
 
 def _keeping(state: AgentState, task: Task) -> AgentState:
@@ -137,34 +156,7 @@ def _keeping(state: AgentState, task: Task) -> AgentState:
     return replace(state, programs=_with(state.programs, program, KEPT_PROGRAMS))
 
 
-def on_found(settings: AgentSettings, state: AgentState, event: Scored | EvaluationEnded, now_s: float) -> Step:
-    """Answer with what was found: there is no blob."""
-    state = _worker_free(state, event)
-    job = state.job
-    if job is None or job.task.task_id != event.task_id:
-        return state, ()
-    if isinstance(event, Scored):
-        return _answer_with(settings, state, lambda: scores(settings, job, event, now_s), now_s)
-    return _answer_with(settings, _keeping(state, job.task), lambda: evaluated(settings, job, event, now_s), now_s)
-
-
-def on_placed(settings: AgentSettings, state: AgentState, event: Placed, now_s: float) -> Step:
-    """Answer that the models are in place."""
-    job = state.job
-    if job is None or job.task.task_id != event.task_id:
-        return state, ()
-    return _answer_with(settings, state, lambda: deployed(settings, job, event), now_s)
-
-
-def on_work_failed(settings: AgentSettings, state: AgentState, event: WorkFailed, now_s: float) -> Step:
-    """Refuse the task with what the worker says of it."""
-    state = _worker_free(state, event)
-    if state.job is None or state.job.task.task_id != event.task_id:
-        return state, ()
-    return refuse(settings, state, event.reason, event.detail, now_s, event.available_bytes)
-
-
-def _worker_free(state: AgentState, event: Trained | Scored | EvaluationEnded | WorkFailed) -> AgentState:
+def _worker_free(state: AgentState, event: Ended) -> AgentState:
     if state.running != event.task_id:
         return state
     in_hand = state.job is not None and state.job.task.task_id == event.task_id
@@ -233,7 +225,7 @@ def drop_job(state: AgentState) -> Step:
         return state, ()
     actions: tuple[Action, ...] = tuple(CancelFetch(blob=blob) for blob in job.task.blobs if blob.sha256 in job.lacking)
     if state.running == job.task.task_id:
-        actions += (StopTraining(task_id=job.task.task_id),)
+        actions += (StopWork(task_id=job.task.task_id),)
     return replace(state, job=None, done=_with(state.done, job.task.task_id)), actions
 
 

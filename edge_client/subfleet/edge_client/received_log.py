@@ -56,7 +56,7 @@ class ReceivedLog:
     def _told(self, answer: Receipt) -> None:
         """Why the device has no task in the round; a reason of an earlier round says nothing of this one."""
         info = self._round
-        if info is None or answer.of != telemetry_id(self._settings, info.run_id, info.round, info.retry):
+        if info is None or answer.of != telemetry_id(self._settings, info):
             return
         if answer.reason != self._skipped:
             self._skipped = answer.reason

@@ -3,10 +3,9 @@
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
 
 from subfleet.agent.actions import (
     Action,
@@ -15,13 +14,17 @@ from subfleet.agent.actions import (
     Keep,
     Leave,
     Measure,
+    MeasureForRound,
+    MeasureForTask,
+    MeasureRegularly,
     Place,
     Prune,
     Publish,
     Save,
     Settle,
-    StopTraining,
-    Train,
+    StartWork,
+    StopWork,
+    Weigh,
 )
 from subfleet.agent.composing import presence
 from subfleet.agent.events import (
@@ -40,7 +43,6 @@ from subfleet.agent.events import (
 )
 from subfleet.agent.states import AgentSettings
 from subfleet.agent.stepping import start, step
-from subfleet.agent.weighing import Weigh
 from subfleet.device.meters import Meter
 from subfleet.device_profiles.profiles import memory_budget_bytes
 from subfleet.edge_client.answer_log import log_answer
@@ -49,6 +51,7 @@ from subfleet.edge_client.store import AgentStore
 from subfleet.edge_client.work import Finished, Outcome, Worker
 from subfleet.protocol.blobs import decode_chunk
 from subfleet.protocol.errors import FileError, ProtocolError
+from subfleet.protocol.exhaustive import never
 from subfleet.protocol.messages import BlobMissing, ChunkRequest, RefusalReason, decode, encode
 from subfleet.protocol.readings import LogLow, Reading
 from subfleet.protocol.topics import CHUNK, Topics
@@ -133,23 +136,6 @@ class Session:
         )
         self._received = ReceivedLog(settings)
         self._events: deque[Event] = deque()
-        self._doers: Mapping[type[Action], Callable[[Any], None]] = MappingProxyType(
-            {
-                Publish: self._send,
-                Keep: self._keep,
-                Settle: self._settle,
-                Weigh: self._weigh,
-                Fetch: self._fetch,
-                CancelFetch: self._cancel_fetch,
-                Measure: self._measure,
-                Train: self._train,
-                StopTraining: self._stop_training,
-                Place: self._place,
-                Save: self._save,
-                Prune: self._prune,
-                Leave: self._leave,
-            }
-        )
         self._state, actions = start(settings, device.store.load(), clock())
         self._perform(actions)
 
@@ -287,7 +273,44 @@ class Session:
 
     def _perform(self, actions: tuple[Action, ...]) -> None:
         for action in actions:
-            self._doers[type(action)](action)
+            self._do(action)
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case Publish():
+                self._send(action)
+            case Keep():
+                self._keep(action)
+            case Settle():
+                self._outbox.settle(action.message_id)
+            case Fetch():
+                self._fetch(action)
+            case CancelFetch():
+                self._exchange.cancel(action.blob)
+            case MeasureForRound() | MeasureForTask() | MeasureRegularly():
+                self._measure(action)
+            case StartWork():
+                data_bytes = self._settings.data_bytes_in(self._state.round)
+                self._worker.start(action.task, action.memory_limit_bytes, data_bytes)
+            case StopWork():
+                self._worker.stop()
+            case Leave():
+                self._left = True
+            case _:
+                self._do_on_disk(action)
+
+    def _do_on_disk(self, action: Save | Prune | Weigh | Place) -> None:
+        match action:
+            case Save():
+                self._store.save(action.saved)
+            case Prune():
+                self._prune(action)
+            case Weigh():
+                self._weigh(action)
+            case Place():
+                self._place(action)
+            case _:
+                never(action)
 
     def _send(self, action: Publish) -> None:
         topic = self._topics.up(self._settings.client_id, action.message.KIND)
@@ -298,9 +321,6 @@ class Session:
         log_answer(message)
         topic = self._topics.up(self._settings.client_id, message.KIND)
         self._outbox.put(message.message_id, topic, encode(message))
-
-    def _settle(self, action: Settle) -> None:
-        self._outbox.settle(action.message_id)
 
     def _weigh(self, action: Weigh) -> None:
         try:
@@ -316,26 +336,26 @@ class Session:
             return
         self._exchange.fetch(SERVER, action.blob)
 
-    def _cancel_fetch(self, action: CancelFetch) -> None:
-        self._exchange.cancel(action.blob)
-
     def _measure(self, action: Measure) -> None:
-        log_time_s, reading = self._meter.read(action.log_time_s)
-        low = None if action.log_quantile is None else self._meter.low(action.log_quantile)
+        at_s = quantile = disk_bytes = None
+        if isinstance(action, MeasureForRound):
+            at_s, quantile = action.info.log_time_s, action.info.log_quantile
+            disk_bytes = self._disk_budget_bytes(action.pinned)
+        elif isinstance(action, MeasureForTask):
+            at_s = action.log_time_s
+        log_time_s, reading = self._meter.read(at_s)
+        log_low, budget_bytes = None, self._memory_budget_bytes
+        if quantile is not None and (low := self._meter.low(quantile)) is not None:
+            down_bps, up_bps = low.downlink_bps, low.uplink_bps
+            log_low = LogLow(memory_budget_bytes=budget_bytes(low), downlink_bps=down_bps, uplink_bps=up_bps)
         self._events.append(
             Measured(
                 measure=action,
                 log_time_s=log_time_s,
                 reading=reading,
-                memory_budget_bytes=self._memory_budget_bytes(reading),
-                disk_budget_bytes=self._disk_budget_bytes(action),
-                log_low=None
-                if low is None
-                else LogLow(
-                    memory_budget_bytes=self._memory_budget_bytes(low),
-                    downlink_bps=low.downlink_bps,
-                    uplink_bps=low.uplink_bps,
-                ),
+                memory_budget_bytes=budget_bytes(reading),
+                disk_budget_bytes=disk_bytes,
+                log_low=log_low,
             )
         )
 
@@ -348,21 +368,12 @@ class Session:
             data_bytes=self._settings.data_bytes_in(self._state.round),
         )
 
-    def _disk_budget_bytes(self, action: Measure) -> int | None:
-        if action.purpose != "round":
-            return None
+    def _disk_budget_bytes(self, pinned: Set[str]) -> int | None:
         try:
-            return self._store.disk_budget_bytes(action.pinned)
+            return self._store.disk_budget_bytes(pinned)
         except FileError as error:
             _LOG.warning("what may be written cannot be told: %s", error)
             return None
-
-    def _train(self, action: Train) -> None:
-        data_bytes = self._settings.data_bytes_in(self._state.round)
-        self._worker.start(action.task, action.memory_limit_bytes, data_bytes)
-
-    def _stop_training(self, _action: StopTraining) -> None:
-        self._worker.stop()
 
     def _place(self, action: Place) -> None:
         task_id = action.task.task_id
@@ -373,18 +384,12 @@ class Session:
         except ProtocolError as error:
             self._events.append(WorkFailed(task_id=task_id, reason="program", detail=str(error)))
 
-    def _save(self, action: Save) -> None:
-        self._store.save(action.saved)
-
     def _prune(self, action: Prune) -> None:
         try:
             self._store.blobs.prune(set(action.keep))
         except OSError as error:
             # What is left over costs room, and goes with the next ones; it is no reason to end.
             _LOG.warning("blobs that nobody needs cannot be removed: %s", error)
-
-    def _leave(self, _action: Leave) -> None:
-        self._left = True
 
     def _send_due(self) -> None:
         if not self._connected:

@@ -24,8 +24,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TextIO
 
-from subfleet.agent.saved import Saved
-from subfleet.agent.weighing import Weigh, Weighed
+from subfleet.agent.actions import Weigh
+from subfleet.agent.events import Weighed
+from subfleet.agent.states import Saved
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.disk import needed_bytes
 from subfleet.protocol.disks import lock, sync_folder

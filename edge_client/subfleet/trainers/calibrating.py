@@ -5,21 +5,21 @@ its batch has, padding left out. From statistics of zero this is the batch's own
 the number of its values are its sum and its sum of squares. These add up over batches, in float64.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
 
 from subfleet.arrays import numpy_dtype
 from subfleet.protocol.calibration import Calibration, NormLayer, sum_names
-from subfleet.protocol.errors import ProtocolError, TrainingError
+from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.programs import TrainJob
-from subfleet.tasks import Dataset
 from subfleet.trainers.feeding import Call, calls_of, check_settings, constant_values
+from subfleet.trainers.job_context import JobContext
 from subfleet.trainers.job_files import read_weights, write_arrays
-from subfleet.trainers.kept import Host, LoadedSession
-from subfleet.trainers.memory import Watch
-from subfleet.trainers.sessions import Array
+from subfleet.trainers.program_layout import places_of
+from subfleet.trainers.runtime import Array
+from subfleet.trainers.session import Session
 from subfleet.trainers.step_layout import StepLayout
 from subfleet.trainers.tally import Tally
 
@@ -29,33 +29,31 @@ _MEAN, _VARIANCE = "running_mean", "running_var"
 _Doubles = npt.NDArray[np.float64]
 
 
-def calibrate(
-    job: TrainJob, stopped: Callable[[], bool], dataset: Dataset, loaded: LoadedSession, slot: Host, watch: Watch
-) -> Tally:
+def calibrate(job: TrainJob, context: JobContext) -> Tally:
     """Write the sums of one pass over the data; see `train_job` for what it raises."""
-    layout, session = loaded.for_training, loaded.session
+    loaded, dataset, host = context.loaded, context.dataset, context.host
+    layout, links = loaded.layout.for_training, loaded.layout.chain.links
     if job.calibration is None:
         raise ProtocolError("the job names no norms, but must to be calibrated")
+    loaded.layout.check_paths(named=False)
+    loaded.load_within(links, job, drops=False)
     check_settings(job.settings, layout)
     _check_norms(job.calibration, layout, job)
-    weights = read_weights(job.weights_path, layout.weights)
+    weights = dict(read_weights(job.weights_path, layout.weights))
     constants = constant_values(job.settings, layout, dataset, weights)
-    stored = {value.name: weights[value.tensor] for value in layout.stored}
-    del weights
-    sums = {norm.name: _Sums(norm) for norm in job.calibration.norms}
-    slot.release()
-    tally, started_s = Tally(), slot.now_s()
+    path, sums = tuple(places_of(links)), {norm.name: _Sums(norm) for norm in job.calibration.norms}
+    host.release()
+    tally, started_s = Tally(), host.now_s()
     for call in calls_of(job, layout, dataset):
-        if stopped():
-            raise TrainingError(f"measuring was stopped after {tally.step_count} steps; its task must be taken up anew")
-        session.begin(stored | _zero_statistics(layout, sums), constants)
-        stored.clear()
-        tally.take(call, session.step(call.fed, last=call.last), layout)
+        context.check_stopped(f"measuring was stopped after {tally.step_count} steps")
+        session = Session(loaded, links, weights | _zero_statistics(layout, sums), constants)
+        weights.clear()
+        tally.take(call, session.step(path, call.fed, last=call.last), layout)
         # The weights are those that were given: they need not be held twice.
-        stored |= session.finish()
-        _add(sums, call, stored, layout)
-        watch.check()
-    tally.end(slot.now_s() - started_s)
+        weights |= session.finish()
+        _add(sums, call, weights, layout)
+        context.watch.check()
+    tally.end(host.now_s() - started_s)
     write_arrays(job.output_path, {name: array for one in sums.values() for name, array in one.arrays().items()})
     return tally
 
@@ -101,14 +99,13 @@ def _check_norms(calibration: Calibration, layout: StepLayout, job: TrainJob) ->
 
 def _zero_statistics(layout: StepLayout, norms: Mapping[str, object]) -> dict[str, Array]:
     return {
-        value.name: np.zeros(value.shape, numpy_dtype(value.dtype))
+        value.tensor: np.zeros(value.shape, numpy_dtype(value.dtype))
         for value in layout.stored
         if value.tensor.rpartition(".")[0] in norms and value.role == "buffer"
     }
 
 
-def _add(sums: Mapping[str, _Sums], call: Call, stored: Mapping[str, Array], layout: StepLayout) -> None:
-    by_tensor = {value.tensor: stored[value.name] for value in layout.stored if value.role == "buffer"}
+def _add(sums: Mapping[str, _Sums], call: Call, weights: Mapping[str, Array], layout: StepLayout) -> None:
     samples = int(np.count_nonzero(call.fed[layout.sample_mask.name]))
     for name, one in sums.items():
-        one.add(samples, by_tensor[f"{name}.{_MEAN}"], by_tensor[f"{name}.{_VARIANCE}"])
+        one.add(samples, weights[f"{name}.{_MEAN}"], weights[f"{name}.{_VARIANCE}"])

@@ -1,75 +1,126 @@
 """Evaluates a model on a device's held-out data, with the same runtimes that train: one loop for all of them."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import fmean
 
 import numpy as np
 
-from subfleet.protocol.errors import DivergedError, ProtocolError, TrainingError
+from subfleet.protocol.chains import Link
+from subfleet.protocol.errors import DivergedError, LoadError, MemoryLimitError, ProtocolError, TrainingError
 from subfleet.protocol.evaluating import EvaluationSettings
+from subfleet.protocol.paths import PathScore
 from subfleet.protocol.programs import EvaluateJob, EvaluationResult
 from subfleet.protocol.task_kinds import TASK_KINDS
 from subfleet.tasks import Dataset, split_batch
 from subfleet.tasks.dataset import Labels
 from subfleet.tasks.metrics import Tally
 from subfleet.trainers.evaluation_layout import EvaluationLayout
-from subfleet.trainers.job_data import read_data
+from subfleet.trainers.job_context import job_context
 from subfleet.trainers.job_files import read_weights
 from subfleet.trainers.kept import Host
-from subfleet.trainers.sessions import Array, OpenSession
-from subfleet.trainers.training import loaded_session
+from subfleet.trainers.loaded import Loaded
+from subfleet.trainers.program_layout import Path, places_of
+from subfleet.trainers.runtime import Array, Runtime
+from subfleet.trainers.session import Session
 
-__all__ = ["LabelSums", "batches_of", "check_batch_size", "evaluate_job"]
+__all__ = ["LabelSums", "evaluate_job"]
 
 _ROUNDING = 1e-5
 """A loss of nothing may be this much below 0."""
 
 
 def evaluate_job(
-    job: EvaluateJob, stopped: Callable[[], bool], *, target: str, open_session: OpenSession, slot: Host
+    job: EvaluateJob, stopped: Callable[[], bool], *, target: str, runtime: Runtime, host: Host
 ) -> EvaluationResult:
-    """How good a model is on a device's held-out data. Nothing is trained, and no file is written.
+    """How good a model is on a device's held-out data, or each path of a population. Nothing is trained or written.
 
-    The data set is read before measuring begins, as in a training; the program, the weights, which are held once, the
-    runtime's session and the steps count.
+    The weights are held once, as they are. Each batch goes along all paths before the next one is read. Of a path there
+    are its features at two links at a time, so that a population takes no more memory than its largest path. See
+    `job_context` for what counts as memory.
 
     Args:
-        job: what to evaluate.
-        stopped: asked between steps.
+        job: what to evaluate; its settings may name a population.
+        stopped: asked between paths.
         target: what the program must be written for.
-        open_session: loads a program.
-        slot: the process that it runs in.
+        runtime: that runs it.
+        host: the process that it runs in.
 
     Raises:
-        MemoryLimitError: the process grew beyond the limit, or what the program takes alone is beyond it.
+        MemoryLimitError: a path has no room, or the process grew beyond the limit.
         MemoryError: the system refused memory below the limit.
-        LoadError: the runtime refuses the program.
-        TrainingError: the program failed, was stopped, or tells what cannot be.
+        LoadError: the runtime refuses the program, or an operator of the population.
+        TrainingError: a program failed, was stopped, or tells what cannot be.
         DataError: the data do not fit the program.
-        ProtocolError: program, weights and settings do not fit each other.
+        ProtocolError: program, population, weights and settings do not fit each other.
         FileError: a file of the job cannot be read.
     """
-    dataset = read_data(job, target)
-    with loaded_session(job, target=target, open_session=open_session, slot=slot) as (loaded, watch):
-        layout, session = loaded.for_evaluation, loaded.session
-        check_batch_size(job, layout)
-        weights = read_weights(job.weights_path, layout.weights)
-        session.begin({}, {value.name: weights[value.tensor] for value in layout.weights})
-        del weights
-        # What loading left behind would stay beneath the steps' peak.
-        slot.release()
-        sums = LabelSums(layout, job.settings)
-        for fed, labels, last in batches_of(dataset, layout):
-            if stopped():
-                raise TrainingError("evaluating was stopped; its task must be taken up anew")
-            sums.add(session.step(fed, last=last), labels)
+    with job_context(job, stopped, target=target, runtime=runtime, host=host) as context:
+        loaded, layout = context.loaded, context.loaded.layout.for_evaluation
+        loaded.layout.check_paths(named=bool(job.settings.population))
+        _check_settings(job, layout)
+        links = loaded.layout.links(dict(job.choices))
+        paths = [_path(links, operators) for operators in job.settings.population or ((),)]
+        _load(job, loaded, links, paths, drops=not host.shared)
+        session = Session(loaded, links, read_weights(job.weights_path, loaded.layout.weights(links)), {})
+        host.release()  # what loading left behind would stay beneath the steps' peak
+        sums = [LabelSums(layout, job.settings) for _ in paths]
+        for fed, labels, last in _batches_of(context.dataset, layout):
+            for path, own in zip(paths, sums, strict=True):
+                context.check_stopped("evaluating was stopped")
+                own.add(session.evaluate(path, fed, last=last and own is sums[-1]), labels)
+                context.watch.check()
             del fed  # before the next one is made
-            watch.check()
-        session.finish()
-    return sums.result(sample_count=len(dataset), measured_peak_bytes=watch.growth_bytes())
+        del session
+    peak_bytes = context.watch.growth_bytes()
+    results = [own.result(sample_count=len(context.dataset), measured_peak_bytes=peak_bytes) for own in sums]
+    return _mean(results) if job.settings.population else results[0]
 
 
-def check_batch_size(job: EvaluateJob, layout: EvaluationLayout) -> None:
+def _mean(results: Sequence[EvaluationResult]) -> EvaluationResult:
+    """The means over a population, with the score of each path."""
+    return EvaluationResult(
+        loss=fmean(one.loss for one in results),
+        accuracy=fmean(one.accuracy for one in results),
+        sample_count=results[0].sample_count,
+        label_count=results[0].label_count,
+        measured_peak_bytes=results[0].measured_peak_bytes,
+        scores=tuple(PathScore(loss=one.loss, accuracy=one.accuracy) for one in results),
+    )
+
+
+def _path(links: Sequence[Link], operators: Sequence[str]) -> Path:
+    """A path by the operators of its choices."""
+    choices = [link.name for link in links if link.open]
+    if len(operators) != len(choices):
+        raise ProtocolError(f"a path names {len(operators)} operators, but the subspace has {len(choices)} choices")
+    named = dict(zip(choices, operators, strict=True))
+    path = tuple(place for place in places_of(links) if place.operator.name == named.get(place.link, ""))
+    if len(path) != len(links):
+        known = {(place.link, place.operator.name) for place in path}
+        odd = next(one for one in named.items() if one not in known)
+        raise ProtocolError(f"a path names the operator {odd[1]!r:.80} of {odd[0]!r:.80}, which the subspace lacks")
+    return path
+
+
+def _load(job: EvaluateJob, loaded: Loaded, links: Sequence[Link], paths: Sequence[Path], *, drops: bool) -> None:
+    """Load what the paths go through, where the largest of them has room."""
+    used = {(place.link, place.operator.name) for path in paths for place in path}
+    needed = tuple(
+        Link(name=link.name, operators=tuple(one for one in link.operators if (link.name, one.name) in used))
+        for link in links
+    )
+    held_bytes = loaded.layout.chain.room(links).held_bytes
+    for path in paths:
+        needed_bytes = held_bytes + max(place.operator.kept_bytes + place.operator.peak_bytes for place in path)
+        if needed_bytes > job.memory_limit_bytes:
+            raise MemoryLimitError(needed_bytes=needed_bytes, limit_bytes=job.memory_limit_bytes)
+    if loaded.load(needed, job, drops=drops) != needed:
+        why = next(iter(loaded.refused.values()))
+        raise LoadError(f"a path of the population cannot be run: {why}")
+
+
+def _check_settings(job: EvaluateJob, layout: EvaluationLayout) -> None:
     """Compare a task's batch size and kind of labels with its program; raises ProtocolError where they differ."""
     classes = TASK_KINDS[job.settings.objective].over_classes
     if classes != (layout.label.dtype == "I64"):
@@ -82,7 +133,7 @@ def check_batch_size(job: EvaluateJob, layout: EvaluationLayout) -> None:
         )
 
 
-def batches_of(dataset: Dataset, layout: EvaluationLayout) -> Iterator[tuple[Mapping[str, Array], Labels, bool]]:
+def _batches_of(dataset: Dataset, layout: EvaluationLayout) -> Iterator[tuple[Mapping[str, Array], Labels, bool]]:
     """What is fed for each batch in order, the labels of its real samples, and whether it is the last."""
     count = len(dataset)
     starts = range(0, count, layout.batch_size)

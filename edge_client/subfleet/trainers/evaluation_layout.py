@@ -1,8 +1,6 @@
 """How the values of an evaluation program fit together: what is fed, and what is read. Nothing is carried."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.programs import ProgramManifest, Role, ValueInfo
@@ -16,7 +14,7 @@ _GIVEN: frozenset[Role] = frozenset({"loss", "correct", "count", "logits"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationLayout:
-    """The values of an evaluation by what they are for; see `Role` for their meaning, and `SessionLayout`.
+    """The values of an evaluation by what they are for; see `Role` for their meaning.
 
     Attributes:
         batch_size: samples that the program takes at once.
@@ -36,31 +34,6 @@ class EvaluationLayout:
     correct: str
     count: str
     logits: str
-
-    @property
-    def read(self) -> tuple[str, ...]:
-        """Names of the outputs that are read after every step: all of them."""
-        return self.loss, self.correct, self.count, self.logits
-
-    @property
-    def stored(self) -> tuple[ValueInfo, ...]:
-        """Nothing: no weight changes."""
-        return ()
-
-    @property
-    def zeroed(self) -> tuple[ValueInfo, ...]:
-        """Nothing."""
-        return ()
-
-    @property
-    def gradients(self) -> tuple[ValueInfo, ...]:
-        """Nothing."""
-        return ()
-
-    @property
-    def carried(self) -> Mapping[str, str]:
-        """Nothing."""
-        return MappingProxyType({})
 
 
 def evaluation_layout(manifest: ProgramManifest) -> EvaluationLayout:

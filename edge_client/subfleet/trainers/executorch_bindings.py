@@ -15,10 +15,10 @@ except ImportError:  # ExecuTorch before 1.5
 
 from subfleet.protocol.errors import TrainingError
 from subfleet.protocol.programs import Program
-from subfleet.trainers.chain_programs import PieceRuntime, hosted_pieces
-from subfleet.trainers.executorch_runtime import KERNELS, METHOD, MethodShapes, check_note, misfit
+from subfleet.trainers.executorch_methods import KERNELS, METHOD, MethodShapes, check_manifest, check_note, model_of
 from subfleet.trainers.library_pages import map_library
-from subfleet.trainers.sessions import Array, RunProgram, SessionLayout, StepSession, hosted
+from subfleet.trainers.prediction import Model
+from subfleet.trainers.runtime import Array, CopiedPrograms, RunArrays
 
 __all__ = ["BindingsRuntime"]
 
@@ -29,7 +29,7 @@ _DTYPES: Mapping[int, str] = {0: "uint8", 4: "int64", 6: "float32", 7: "float64"
 
 
 class BindingsRuntime:
-    """See `ExecutorchRuntime`."""
+    """See `Runtime`."""
 
     def __init__(self) -> None:
         map_library(Path(bindings.__file__).parents[2], without=KERNELS)
@@ -38,45 +38,22 @@ class BindingsRuntime:
 
     @property
     def name(self) -> str:
-        """See `ExecutorchRuntime.name`."""
+        """See `Runtime.name`."""
         return f"ExecuTorch {version('executorch')} with PyTorch"
 
-    def open_session(self, program: Program, layout: SessionLayout, threads: int) -> StepSession:
-        """See `ExecutorchRuntime.open_session`."""
-        return hosted(_load)(program, layout, threads)
+    def programs(self, threads: int) -> CopiedPrograms:
+        """See `Runtime.programs`."""
+        return CopiedPrograms(_load, threads)
 
-    def open_pieces(self, threads: int) -> PieceRuntime:
-        """See `ExecutorchRuntime.open_pieces`."""
-        return hosted_pieces(_load)(threads)
-
-    def open_model(self, body: bytes, threads: int) -> "BindingsModel":
-        """See `ExecutorchRuntime.open_model`."""
+    def open_model(self, path: Path, body: bytes, threads: int) -> Model:
+        """See `Runtime.open_model`."""
         _set_threads(threads)
-        return BindingsModel(_LoadedProgram(body))
+        program = _LoadedProgram(body)
 
+        def infer(samples: Array) -> Array:
+            return np.array(program.execute([_tensor(samples)])[0].numpy())
 
-class BindingsModel:
-    """See `Model`."""
-
-    def __init__(self, program: "_LoadedProgram") -> None:
-        self._program = program
-
-    @property
-    def shapes(self) -> MethodShapes:
-        """See `Model.shapes`."""
-        return self._program.shapes(METHOD)
-
-    def infer(self, samples: Array) -> Array:
-        """See `Model.infer`."""
-        return np.array(self._program.execute([_tensor(samples)])[0].numpy())
-
-    def note(self, name: str) -> str:
-        """See `Model.note`."""
-        if name not in self._program.method_names:
-            return ""
-        check_note(name, self._program.shapes(name))
-        text: torch.Tensor = self._program.execute([], name)[0]
-        return text.numpy().tobytes().decode(errors="replace")
+        return model_of(path, program.shapes(METHOD), note=program.note, infer=infer)
 
 
 class _LoadedProgram:
@@ -112,6 +89,18 @@ class _LoadedProgram:
         handed = {tensor.data_ptr() for tensor in given}
         return [result.clone() if result.data_ptr() in handed else result for result in results]
 
+    def note(self, name: str) -> str:
+        """The text that a method of this name gives, a tensor of bytes; empty where there is no such method.
+
+        Raises:
+            TrainingError: the runtime failed, or the method gives something else.
+        """
+        if name not in self.method_names:
+            return ""
+        check_note(name, self.shapes(name))
+        text: torch.Tensor = self.execute([], name)[0]
+        return text.numpy().tobytes().decode(errors="replace")
+
     def _method(self, name: str) -> Any:
         if name not in self._methods:
             self._methods[name] = _guarded(lambda: self._program.load_method(name))
@@ -128,12 +117,10 @@ def _shapes(meta: Any) -> MethodShapes:
     )
 
 
-def _load(program: Program, threads: int) -> RunProgram:
+def _load(program: Program, threads: int) -> RunArrays:
     _set_threads(threads)
     loaded = _LoadedProgram(bytes(program.body))
-    wrong = misfit(program.manifest, loaded.shapes(METHOD))
-    if wrong:
-        raise TrainingError(f"{wrong}; it must be exported again")
+    check_manifest(program.manifest, loaded.shapes(METHOD))
     inputs = [value.name for value in program.manifest.inputs]
     outputs = [value.name for value in program.manifest.outputs]
 

@@ -13,7 +13,7 @@ from subfleet.protocol.training import TrainingSettings
 from subfleet.tasks import Dataset, StepOrigin, iter_batches, round_part, split_batch, step_random
 from subfleet.tasks.dataset import Labels
 from subfleet.tasks.transforms.images import augmentation_draws, augmented
-from subfleet.trainers.sessions import Array
+from subfleet.trainers.runtime import Array
 from subfleet.trainers.step_layout import COEFFICIENTS, StepLayout
 
 _Indices = npt.NDArray[np.int64]

@@ -4,26 +4,22 @@ import numpy as np
 
 from subfleet.protocol.errors import DataError, FileError
 from subfleet.tasks import DataForm, Dataset, read_dataset
-from subfleet.trainers.job_files import read_program
-from subfleet.trainers.layouts import AnyJob, AnyLayout, layout_for
+from subfleet.trainers.program_layout import AnyJob, AnyLayout
 from subfleet.trainers.step_layout import StepLayout
 
 __all__ = ["read_data"]
 
 
-def read_data(job: AnyJob, target: str) -> Dataset:
+def read_data(job: AnyJob, layout: AnyLayout) -> Dataset:
     """Read the data set of a job in the form that its program takes, with the run's classes.
 
     Args:
         job: what to train, to score or to evaluate.
-        target: what the program must be written for.
+        layout: of its program.
 
     Raises:
         DataError: the data cannot be read or used, or do not fit the program or the run's classes.
-        ProtocolError: the program is for something else.
-        FileError: the program cannot be read.
     """
-    layout = layout_for(job, read_program(job.program_path, target).manifest)
     form = DataForm(
         input_shape=layout.input.shape[1:],
         class_count=_class_count(layout) if layout.label.dtype == "I64" else 0,

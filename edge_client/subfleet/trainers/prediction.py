@@ -17,9 +17,10 @@ from subfleet.protocol.transform import DATA_TRANSFORM, DataTransform, transform
 from subfleet.tasks import DataForm, Dataset, read_dataset
 from subfleet.tasks.dataset import Labels
 from subfleet.tasks.metrics import Tally
-from subfleet.trainers.sessions import Array
 
-__all__ = ["FREE_BATCH_SIZE", "ModelForm", "model_form", "predict_dataset", "read_model"]
+__all__ = ["FREE_BATCH_SIZE", "Model", "ModelForm", "model_form", "predict_dataset", "read_model"]
+
+_Array = npt.NDArray[np.generic]
 
 FREE_BATCH_SIZE = 64
 """Samples at once where a model leaves the batch open: enough to be fast, few enough for a small device."""
@@ -87,6 +88,22 @@ class ModelForm:
         return dataset
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A loaded inference model.
+
+    Attributes:
+        form: what its file says of itself.
+        batch_size: samples of every run.
+        infer: runs it: inputs of shape (batch_size, *sample shape) to outputs of shape (batch_size, *label shape,
+            classes), or, where labels are targets, (batch_size, *label shape). The outputs are the caller's.
+    """
+
+    form: ModelForm
+    batch_size: int
+    infer: Callable[[_Array], _Array]
+
+
 def model_form(
     path: Path, note: Callable[[str], str], *, sample_shape: tuple[int, ...], dtype: str | None = None
 ) -> ModelForm:
@@ -116,22 +133,18 @@ def model_form(
     return ModelForm(sample_shape=sample_shape, classes=classes, objective=objective, dtype=dtype, transform=done)
 
 
-def predict_dataset(
-    infer: Callable[[Array], Array], dataset: Dataset, *, batch_size: int, form: ModelForm
-) -> Prediction:
-    """Run a model over a data set, batch by batch.
+def predict_dataset(model: Model, dataset: Dataset) -> Prediction:
+    """Run a model over a data set, batch by batch; the last batch is filled up with zeros, whose outputs are dropped.
 
     Args:
-        infer: inputs of shape (batch_size, *sample shape) to outputs of shape (batch_size, *label shape, classes), or,
-            where labels are targets, (batch_size, *label shape).
+        model: to run.
         dataset: samples and their labels, in the form that the model takes.
-        batch_size: of every call; the last batch is filled up with zeros, whose outputs are dropped.
-        form: what the model's file says of itself.
 
     Raises:
         DataError: labels are of another kind or shape than the model's outputs.
         TrainingError: the model takes no samples, or its output does not fit the names.
     """
+    form, batch_size = model.form, model.batch_size
     if batch_size < 1:
         raise TrainingError(f"the model takes batches of {batch_size}, but must take 1 sample or more at once")
     kind = form.kind(dataset.labels)
@@ -140,7 +153,7 @@ def predict_dataset(
             f"labels are {dataset.labels.dtype}, but a model of objective {form.objective!r} predicts "
             f"{'classes; use class indices' if kind.over_classes else 'numbers; use targets'}"
         )
-    outputs = np.concatenate([_outputs(infer, dataset, start, batch_size) for start in _starts(dataset, batch_size)])
+    outputs = np.concatenate([_outputs(model, dataset, start) for start in range(0, len(dataset), batch_size)])
     labels = _fitting(dataset, outputs, kind, form.classes)
     tally = Tally(kind, outputs.shape[-1], by_class=True)
     tally.add(outputs, labels)
@@ -156,16 +169,13 @@ def predict_dataset(
     )
 
 
-def _starts(dataset: Dataset, batch_size: int) -> range:
-    return range(0, len(dataset), batch_size)
-
-
-def _outputs(infer: Callable[[Array], Array], dataset: Dataset, start: int, batch_size: int) -> npt.NDArray[np.float32]:
+def _outputs(model: Model, dataset: Dataset, start: int) -> npt.NDArray[np.float32]:
     """Of one batch, without those of what it was filled up with."""
+    batch_size = model.batch_size
     part = dataset.inputs[start : start + batch_size]
     missing = batch_size - len(part)
     padded = np.concatenate([part, np.zeros((missing, *part.shape[1:]), part.dtype)]) if missing else part
-    found = infer(padded)
+    found = model.infer(padded)
     if found.shape[:1] != (batch_size,) or not np.issubdtype(found.dtype, np.floating):
         raise TrainingError(
             f"the model gives {found.dtype} of shape {found.shape}, but must give outputs of shape ({batch_size}, ...)"

@@ -3,14 +3,14 @@
 from collections.abc import Callable, Mapping
 
 from subfleet.arrays.zico import zico
-from subfleet.protocol.errors import TrainingError
 from subfleet.protocol.programs import ScoreJob
 from subfleet.trainers.feeding import batches_to_score, check_settings, constant_values
-from subfleet.trainers.job_data import read_data
+from subfleet.trainers.job_context import job_context
 from subfleet.trainers.job_files import read_weights
 from subfleet.trainers.kept import Host
-from subfleet.trainers.sessions import Array, OpenSession
-from subfleet.trainers.training import loaded_session
+from subfleet.trainers.program_layout import places_of
+from subfleet.trainers.runtime import Array, Runtime
+from subfleet.trainers.session import Session
 
 __all__ = ["score_job"]
 
@@ -18,9 +18,7 @@ _LAYER_DIMENSIONS = 2
 """Of a layer's weight, or more; biases and norms have fewer."""
 
 
-def score_job(
-    job: ScoreJob, stopped: Callable[[], bool], *, target: str, open_session: OpenSession, slot: Host
-) -> float:
+def score_job(job: ScoreJob, stopped: Callable[[], bool], *, target: str, runtime: Runtime, host: Host) -> float:
     """The ZiCo score of a candidate on a device's own data; see `subfleet.arrays.zico`. Nothing is trained.
 
     Every batch starts from the given weights, buffers and gradients of zero, and no part of it lets the optimiser take
@@ -30,8 +28,8 @@ def score_job(
         job: what to score.
         stopped: asked between steps.
         target: what the program must be written for.
-        open_session: loads a program.
-        slot: the process that it runs in.
+        runtime: that runs it.
+        host: the process that it runs in.
 
     Raises:
         MemoryLimitError: the process grew beyond the limit, or what the program takes alone is beyond it.
@@ -42,23 +40,24 @@ def score_job(
         ProtocolError: program, weights and settings do not fit each other.
         FileError: a file of the job cannot be read.
     """
-    dataset = read_data(job, target)
     gradients: list[Mapping[str, Array]] = []
-    with loaded_session(job, target=target, open_session=open_session, slot=slot) as (loaded, watch):
-        layout, session = loaded.for_training, loaded.session
+    with job_context(job, stopped, target=target, runtime=runtime, host=host) as context:
+        loaded, dataset = context.loaded, context.dataset
+        layout, links = loaded.layout.for_training, loaded.layout.chain.links
+        loaded.layout.check_paths(named=False)
+        loaded.load_within(links, job, drops=False)
         check_settings(job.settings, layout)
+        path = tuple(places_of(links))
         for parts in batches_to_score(job, layout, dataset):
             weights = read_weights(job.weights_path, layout.weights)
-            constants = constant_values(job.settings, layout, dataset, weights)
-            session.begin({value.name: weights[value.tensor] for value in layout.stored}, constants)
-            del weights, constants
+            session = Session(loaded, links, weights, constant_values(job.settings, layout, dataset, weights))
+            del weights
             for fed in parts:
-                if stopped():
-                    raise TrainingError("scoring was stopped; its task must be taken up anew")
-                session.step(fed)
-                watch.check()
+                context.check_stopped("scoring was stopped")
+                session.step(path, fed)
+                context.watch.check()
             found = session.gradients()
-            session.finish()
+            del session
             gradients.append({name: array for name, array in found.items() if array.ndim >= _LAYER_DIMENSIONS})
             del found
         return zico(gradients)

@@ -61,11 +61,6 @@ class StepLayout:
     squares: str
 
     @property
-    def read(self) -> tuple[str, ...]:
-        """Names of the outputs that are read after every step."""
-        return tuple(name for name in (self.loss, self.correct, self.count, self.squares) if name)
-
-    @property
     def weights(self) -> tuple[ValueInfo, ...]:
         """What weights consist of, as inputs."""
         return (*self.stored, *self.frozen)
@@ -74,11 +69,6 @@ class StepLayout:
     def buffers(self) -> frozenset[str]:
         """Names of the stored tensors that are no weights."""
         return frozenset(value.tensor for value in self.stored if value.role == "buffer")
-
-    @property
-    def gradients(self) -> tuple[ValueInfo, ...]:
-        """Gradients that are summed over the parts of a batch, as inputs; none in programs that sum none."""
-        return tuple(value for value in self.zeroed if value.role == "gradient")
 
     @property
     def accumulates(self) -> bool:

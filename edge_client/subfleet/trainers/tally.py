@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from subfleet.protocol.errors import DivergedError, TrainingError
 from subfleet.trainers.feeding import Call
-from subfleet.trainers.sessions import Array
+from subfleet.trainers.runtime import Array
 from subfleet.trainers.step_layout import StepLayout
 
 __all__ = ["Tally"]

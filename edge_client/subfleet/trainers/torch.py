@@ -1,147 +1,76 @@
-"""Trains and predicts with PyTorch itself, on the CPU or a CUDA device, where it is installed anyway.
+"""PyTorch itself, on the CPU or a CUDA device, where it is installed anyway.
 
 It runs the very step that the programs of other targets are traced from, so it is also what they are compared with.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from subfleet.protocol.errors import ConfigError, MissingExtraError, ProtocolError, TrainingError
-from subfleet.protocol.loading import unloadable
-from subfleet.protocol.programs import (
-    DataSummary,
-    EvaluateJob,
-    EvaluationResult,
-    Prediction,
-    ScoreJob,
-    TrainJob,
-    TrainResult,
+from subfleet.protocol.errors import (
+    ConfigError,
+    ExportError,
+    MissingExtraError,
+    ProtocolError,
+    SubfleetError,
+    TrainingError,
 )
-from subfleet.tasks import describe_source
-from subfleet.trainers.chain_evaluating import evaluate_paths
-from subfleet.trainers.chain_training import train_chain
-from subfleet.trainers.evaluating import evaluate_job
-from subfleet.trainers.kept import Host, Slot
-from subfleet.trainers.prediction import FREE_BATCH_SIZE, ModelForm, predict_dataset, read_model
-from subfleet.trainers.scoring import score_job
-from subfleet.trainers.sessions import Array
-from subfleet.trainers.torch_session import TorchPieces, guarded, open_session, tensor_of
-from subfleet.trainers.training import train_job
+from subfleet.protocol.loading import unloadable
+from subfleet.protocol.programs import Program
+from subfleet.trainers.prediction import FREE_BATCH_SIZE, Model, ModelForm
+from subfleet.trainers.runtime import Array, Operands, RunProgram, RuntimeKind, Value
+from subfleet.trainers.trainer import RuntimeTrainer
 
-__all__ = ["TorchTrainer"]
+if TYPE_CHECKING:
+    from subfleet.export.steps import Step
 
-# This trainer is for machines that have PyTorch anyway; a device is sent to what it can run without.
+__all__ = ["TorchRuntime", "TorchTrainer", "load_torch"]
+
+_Read = TypeVar("_Read")
+# This runtime is for machines that have PyTorch anyway; a device is sent to what it can run without.
 _REMEDY = "use ONNX Runtime, which devices have: --runtime onnx for training, and .onnx models"
+# What PyTorch's CPU allocator says where the system gave no memory; it raises no MemoryError.
+_NO_MEMORY = ("can't allocate memory", "out of memory")
 
 
-class TorchTrainer:
-    """The trainer of programs and models for PyTorch.
+class TorchRuntime:
+    """See `Runtime`.
 
     Args:
         provider: the device that computes: "cpu" or "cuda".
-        host: the process that it trains in; without one, a device's own.
     """
 
-    target: ClassVar[str] = "torch"
-    suffix: ClassVar[str] = ".safetensors"
-    providers: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
-
-    def __init__(self, provider: str = "cpu", host: Host | None = None) -> None:
+    def __init__(self, provider: str) -> None:
         self._provider = provider
-        self._host = Slot() if host is None else host
-        self._is_prepared = False
 
     @property
-    def held_bytes(self) -> int:
-        """Memory that the session kept for the next job holds."""
-        return self._host.held_bytes
-
-    def describe_runtime(self) -> str:
-        """See `Trainer.describe_runtime`."""
-        self._prepare()
+    def name(self) -> str:
+        """See `Runtime.name`."""
         import torch
 
         return f"PyTorch {torch.__version__} on {self._provider}"
 
-    def describe(self, data: str) -> DataSummary:
-        """Summarise a data set; see `describe_source` for what it raises.
+    def programs(self, threads: int) -> "_TorchPrograms":
+        """See `Runtime.programs`."""
+        return _TorchPrograms(self._provider, threads)
 
-        PyTorch is loaded here too, so that the memory that is free from now on is what training can really have.
-
-        Raises:
-            MissingExtraError: PyTorch is not installed.
-            ConfigError: it has no such device.
-        """
-        self._prepare()
-        return describe_source(data)
-
-    def train(self, job: TrainJob, stopped: Callable[[], bool]) -> TrainResult:
-        """Train; see `train_job`, and for jobs with paths `train_chain`, for what it does and raises.
-
-        Raises:
-            MissingExtraError: PyTorch is not installed.
-            ConfigError: it has no such device.
-        """
-        # Before anything is measured: the library is there whatever subnet is trained.
-        self._prepare()
-        if job.paths is not None:
-            open_pieces = partial(TorchPieces, self._provider)
-            return train_chain(job, stopped, target=self.target, open_pieces=open_pieces, slot=self._host)
-        opens = partial(open_session, self._provider)
-        return train_job(job, stopped, target=self.target, open_session=opens, slot=self._host)
-
-    def score(self, job: ScoreJob, stopped: Callable[[], bool]) -> float:
-        """Score a candidate; see `score_job` for what it does and raises.
-
-        Raises:
-            MissingExtraError: PyTorch is not installed.
-            ConfigError: it has no such device.
-        """
-        self._prepare()
-        opens = partial(open_session, self._provider)
-        return score_job(job, stopped, target=self.target, open_session=opens, slot=self._host)
-
-    def evaluate(self, job: EvaluateJob, stopped: Callable[[], bool]) -> EvaluationResult:
-        """Evaluate a model, or the paths of a population; see `evaluate_job` and `evaluate_paths` for what that raises.
-
-        Raises:
-            MissingExtraError: PyTorch is not installed.
-            ConfigError: it has no such device.
-        """
-        self._prepare()
-        if job.settings.population:
-            open_pieces = partial(TorchPieces, self._provider)
-            return evaluate_paths(job, stopped, target=self.target, open_pieces=open_pieces, slot=self._host)
-        opens = partial(open_session, self._provider)
-        return evaluate_job(job, stopped, target=self.target, open_session=opens, slot=self._host)
-
-    def predict(self, model_path: Path, data: str, threads: int = 1) -> Prediction:
-        """Run a model, a tensor container that names its network, over a data set.
-
-        Raises:
-            MissingExtraError: PyTorch is not installed.
-            ConfigError: it has no such device.
-            FileError: model or data cannot be read.
-            DataError: the data do not fit the model.
-            TrainingError: the file is no such model.
-        """
-        self._prepare()
+    def open_model(self, path: Path, body: bytes, threads: int) -> Model:
+        """See `Runtime.open_model`: a tensor container that names its network."""
         import torch
 
         from subfleet.export.targets.torch import read_torch_model
 
         torch.set_num_threads(threads)
         try:
-            described, module = read_torch_model(read_model(model_path))
+            described, module = read_torch_model(body)
         except (ConfigError, ProtocolError) as error:
-            raise TrainingError(f"model {str(model_path)!r} cannot be used: {error}") from error
+            raise TrainingError(f"model {str(path)!r} cannot be used: {error}") from error
         module.to(self._provider)
 
         def infer(samples: Array) -> Array:
             with torch.no_grad():
-                logits = guarded(lambda: module(tensor_of(samples, self._provider)))
+                logits = _guarded(lambda: module(_tensor(samples, self._provider)))
             found: Array = logits.cpu().numpy()
             return found
 
@@ -151,15 +80,105 @@ class TorchTrainer:
             objective=described.objective,
             transform=described.transform,
         )
-        return predict_dataset(infer, form.data(data), batch_size=FREE_BATCH_SIZE, form=form)
-
-    def _prepare(self) -> None:
-        if not self._is_prepared:
-            _prepare(self._provider)
-            self._is_prepared = True
+        return Model(form=form, batch_size=FREE_BATCH_SIZE, infer=infer)
 
 
-def _prepare(provider: str) -> None:
+class _TorchPrograms:
+    """See `Programs`. Their values are tensors on the device that computes."""
+
+    def __init__(self, provider: str, threads: int) -> None:
+        self._provider = provider
+        self._threads = threads
+
+    def open(self, package: Program) -> Callable[[str], RunProgram]:
+        """See `Programs.open`."""
+        from subfleet.export.chains.reading import read_torch_pieces
+        from subfleet.export.targets.torch import read_torch_step
+
+        if package.manifest.chain is not None:
+            steps = _read(package, read_torch_pieces)
+            return lambda name: partial(self._run, steps[name])
+        step = _read(package, read_torch_step)
+        return lambda _: partial(self._run, step)
+
+    def hold(self, array: Array) -> Value:
+        """See `Programs.hold`."""
+        return _tensor(array, self._provider)
+
+    def twin(self, value: Value) -> None:
+        """See `Programs.twin`."""
+
+    def array(self, value: Value) -> Array:
+        """See `Programs.array`."""
+        found: Array = value.cpu().numpy()
+        return found
+
+    def _run(
+        self, step: "Step", operands: Operands, fed: Mapping[str, Value], *, last: bool = False
+    ) -> Mapping[str, Value]:
+        import torch
+
+        del last
+        torch.set_num_threads(self._threads)  # with every run, as it belongs to the thread that asks
+        values = {**operands.values, **fed}
+        arguments = [
+            value if isinstance(value, torch.Tensor) else _tensor(value, self._provider)
+            for value in (values[info.name] for info in step.inputs)
+        ]
+        with torch.device(self._provider):
+            results = _guarded(lambda: step.run(*arguments))
+        return {info.name: result for info, result in zip(step.outputs, results, strict=True)}
+
+
+def _read(package: Program, read: Callable[[Program], _Read]) -> _Read:
+    from subfleet.export.versions import FORMAT_VERSION
+
+    written = package.manifest.versions.get("subfleet.export")
+    if written != str(FORMAT_VERSION):
+        raise TrainingError(
+            f"the program is of format {written}, but this trainer runs format {FORMAT_VERSION}; use the same release "
+            "of Subfleet on server and device"
+        )
+    try:
+        return read(package)
+    except (ConfigError, ExportError, ProtocolError) as error:
+        raise TrainingError(f"PyTorch's program cannot be used: {error}; it must be exported again") from error
+
+
+def _tensor(array: Array, provider: str) -> Any:
+    """An array as a tensor on a device; on the CPU it is the array's memory where that may be written."""
+    import torch
+
+    return torch.from_numpy(array if array.flags.writeable else array.copy()).to(provider)
+
+
+def _guarded(call: Callable[[], Any]) -> Any:
+    """Call PyTorch.
+
+    Raises:
+        MemoryError: the system gave no memory.
+        TrainingError: anything else went wrong.
+    """
+    try:
+        return call()
+    except (MemoryError, SubfleetError):
+        raise
+    # PyTorch raises RuntimeError for most failures, and others where arguments do not fit.
+    except Exception as error:
+        if any(words in str(error) for words in _NO_MEMORY):
+            raise MemoryError(str(error)) from error
+        reason = str(error).strip().partition("\n")[0]
+        raise TrainingError(f"PyTorch refused the program ({reason:.300}); it must be exported again") from error
+
+
+def load_torch(provider: str) -> TorchRuntime:
+    """Import PyTorch and make it load what it loads with its first step, which is there whatever is trained.
+
+    Raises:
+        MissingExtraError: PyTorch is not installed.
+        BrokenError: it cannot be loaded.
+        ConfigError: it has no such device.
+    """
     try:
         import torch
 
@@ -173,5 +192,11 @@ def _prepare(provider: str) -> None:
             f"the provider 'cuda' needs a CUDA device, but PyTorch {torch.__version__} finds none; install a build "
             "with CUDA and its driver, or leave --provider out"
         )
-    # What PyTorch loads with its first step is there whatever is trained.
     run_smallest_step(provider)
+    return TorchRuntime(provider)
+
+
+TorchTrainer = partial(
+    RuntimeTrainer, RuntimeKind(target="torch", suffix=".safetensors", providers=("cpu", "cuda"), load=load_torch)
+)
+"""Makes the trainer of programs and models for PyTorch; takes `provider` and `host` as `RuntimeTrainer` does."""

@@ -1,11 +1,13 @@
 """Where the networks of a run come from, as plain data: which network each grew from, by which map, and when."""
 
-import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from subfleet.elastic.families import AnyFamily
-from subfleet.protocol.identifiers import check_client_id
+from subfleet.protocol.bounds import checked
+from subfleet.protocol.identifiers import NetworkId
+from subfleet.protocol.limits import Amount
 from subfleet.protocol.schema import ADDED_LATER
 
 __all__ = ["Chosen", "Copied", "Drawn", "Inheritance", "Lineage", "Placed", "Replicated"]
@@ -19,6 +21,7 @@ class Copied:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class Replicated:
     """A wider or deeper network begins as one that computes what its parent does.
 
@@ -38,13 +41,9 @@ class Replicated:
 
     TYPE: ClassVar[str] = "replicated"
     sources: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    noise: float = 0.0
+    noise: Amount = 0.0
     divided: Literal["read", "compute"] = field(default="read", metadata=ADDED_LATER)
     shares: tuple[tuple[str, tuple[float, ...]], ...] = field(default=(), metadata=ADDED_LATER)
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.noise < math.inf:
-            raise ValueError(f"noise is {self.noise}, but must be 0 or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +74,18 @@ Inheritance = Copied | Replicated | Placed | Chosen | Drawn
 """The map from a parent's weights to those that a network begins with."""
 
 
+def _check_rounds(id: str, born_round: int, retired_round: int | None) -> Iterator[str]:  # noqa: A002 - the field's name
+    if retired_round is not None and retired_round < born_round:
+        yield f"network {id!r} was retired in round {retired_round}, but appeared in {born_round}"
+
+
+def _check_map(record: "Lineage") -> Iterator[str]:
+    if record.parent is None and not isinstance(record.map, Drawn):
+        yield f"network {record.id!r} has no parent, so that its weights must be drawn"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(_check_rounds, _check_map)
 class Lineage:
     """One network of a run.
 
@@ -94,7 +104,7 @@ class Lineage:
         ValueError: the rounds contradict each other, or a network without a parent inherits.
     """
 
-    id: str
+    id: NetworkId
     config: AnyFamily
     parent: str | None = None
     map: Inheritance = Drawn()
@@ -102,16 +112,6 @@ class Lineage:
     retired_round: int | None = None
     reason: str = ""
     members: tuple[AnyFamily, ...] = field(default=(), metadata=ADDED_LATER)
-
-    def __post_init__(self) -> None:
-        if self.id:
-            check_client_id(self.id)
-        if self.retired_round is not None and self.retired_round < self.born_round:
-            raise ValueError(
-                f"network {self.id!r} was retired in round {self.retired_round}, but appeared in {self.born_round}"
-            )
-        if self.parent is None and not isinstance(self.map, Drawn):
-            raise ValueError(f"network {self.id!r} has no parent, so that its weights must be drawn")
 
     @property
     def living(self) -> bool:

@@ -1,18 +1,19 @@
 """Settings of merges that need every single update; `subfleet.elastic.stacked` computes them."""
 
-import math
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.bounds import Range, checked
+from subfleet.protocol.limits import Count, Positive, PositiveAmount
 
 __all__ = ["STACKED_MERGES", "AnyStackedMerge", "CoordinateMedian", "MultiKrum", "NormClipping", "TrimmedMean"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class NormClipping:
     """The weighted mean of updates, each scaled down to a largest length.
 
@@ -24,14 +25,11 @@ class NormClipping:
     """
 
     TYPE: ClassVar[str] = "norm_clipping"
-    max_norm: float
-
-    def __post_init__(self) -> None:
-        if not 0 < self.max_norm < math.inf:
-            raise ConfigError(f"max_norm is {self.max_norm}, but must be a number above 0")
+    max_norm: PositiveAmount
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class CoordinateMedian:
     """The median of each element over the clients that hold it, without weights.
 
@@ -45,14 +43,12 @@ class CoordinateMedian:
     """
 
     TYPE: ClassVar[str] = "coordinate_median"
-    least_clients: int = 3
+    least_clients: Positive = 3
     otherwise: Literal["mean", "stay"] = "mean"
-
-    def __post_init__(self) -> None:
-        _check_least_clients(self.least_clients)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class TrimmedMean:
     """The mean of each element over the clients that hold it, less its largest and smallest values; without weights.
 
@@ -66,17 +62,13 @@ class TrimmedMean:
     """
 
     TYPE: ClassVar[str] = "trimmed_mean"
-    fraction: float = 0.1
-    least_clients: int = 3
+    fraction: Annotated[float, Range(least=0, below=0.5)] = 0.1
+    least_clients: Positive = 3
     otherwise: Literal["mean", "stay"] = "mean"
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.fraction < 0.5:
-            raise ConfigError(f"fraction is {self.fraction}, but must be at least 0 and below a half")
-        _check_least_clients(self.least_clients)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class MultiKrum:
     """The weighted mean of the clients whose updates lie closest to their neighbours.
 
@@ -91,11 +83,7 @@ class MultiKrum:
     """
 
     TYPE: ClassVar[str] = "multi_krum"
-    malicious_count: int = 1
-
-    def __post_init__(self) -> None:
-        if self.malicious_count < 0:
-            raise ConfigError(f"malicious_count is {self.malicious_count}, but must be 0 or more")
+    malicious_count: Count = 1
 
 
 AnyStackedMerge = NormClipping | CoordinateMedian | TrimmedMean | MultiKrum
@@ -104,8 +92,3 @@ AnyStackedMerge = NormClipping | CoordinateMedian | TrimmedMean | MultiKrum
 STACKED_MERGES: Mapping[str, type[AnyStackedMerge]] = MappingProxyType(
     {kind.TYPE: kind for kind in typing.get_args(AnyStackedMerge)}
 )
-
-
-def _check_least_clients(least_clients: int) -> None:
-    if least_clients < 1:
-        raise ConfigError(f"least_clients is {least_clients}, but must be 1 or more")

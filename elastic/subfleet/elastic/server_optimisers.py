@@ -15,14 +15,14 @@ moment, by a bit; nor do running statistics of norms have moments: they take the
 
 from __future__ import annotations
 
-import math
 import typing
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Annotated, ClassVar, Protocol
 
-from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.bounds import Range, checked
+from subfleet.protocol.limits import Fraction, PositiveAmount
 
 if TYPE_CHECKING:  # settings are read where no PyTorch is; what is computed takes tensors as they come
     from torch import Tensor
@@ -37,6 +37,8 @@ __all__ = [
     "Moments",
     "ServerOptimiser",
 ]
+
+Decay = Annotated[float, Range(least=0, below=1)]
 
 Moments: typing.TypeAlias = "Mapping[str, Mapping[str, Tensor]]"
 """Of each kind ("mean", "square") a tensor like the model's, by name. Empty before the first round."""
@@ -119,6 +121,7 @@ def _adaptive(settings: _Adaptive, mean: Tensor, square: Tensor, change: Tensor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class FedAvgM:
     """FedAvg with momentum; with momentum 0 and rate 1 it is FedAvg, bit by bit.
 
@@ -128,11 +131,8 @@ class FedAvgM:
     """
 
     TYPE: ClassVar[str] = "fedavgm"
-    learning_rate: float = 1.0
-    momentum: float = 0.9
-
-    def __post_init__(self) -> None:
-        _check(self)
+    learning_rate: PositiveAmount = 1.0
+    momentum: Decay = 0.9
 
     step = _step
 
@@ -147,6 +147,7 @@ class FedAvgM:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class FedAdagrad:
     """Sums of squares.
 
@@ -157,12 +158,9 @@ class FedAdagrad:
     """
 
     TYPE: ClassVar[str] = "fedadagrad"
-    learning_rate: float = 0.01
-    beta1: float = 0.0
-    tau: float = 1e-3
-
-    def __post_init__(self) -> None:
-        _check(self)
+    learning_rate: PositiveAmount = 0.01
+    beta1: Decay = 0.0
+    tau: PositiveAmount = 1e-3
 
     starts = _adaptive_starts
     step = _step
@@ -173,6 +171,7 @@ class FedAdagrad:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class FedAdam:
     """A decaying mean of squares.
 
@@ -184,13 +183,10 @@ class FedAdam:
     """
 
     TYPE: ClassVar[str] = "fedadam"
-    learning_rate: float = 0.01
-    beta1: float = 0.9
-    beta2: float = 0.99
-    tau: float = 1e-3
-
-    def __post_init__(self) -> None:
-        _check(self)
+    learning_rate: PositiveAmount = 0.01
+    beta1: Decay = 0.9
+    beta2: Fraction = 0.99
+    tau: PositiveAmount = 1e-3
 
     starts = _adaptive_starts
     step = _step
@@ -202,6 +198,7 @@ class FedAdam:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class FedYogi:
     """A mean of squares that grows fast and decays slowly.
 
@@ -213,13 +210,10 @@ class FedYogi:
     """
 
     TYPE: ClassVar[str] = "fedyogi"
-    learning_rate: float = 0.01
-    beta1: float = 0.9
-    beta2: float = 0.99
-    tau: float = 1e-3
-
-    def __post_init__(self) -> None:
-        _check(self)
+    learning_rate: PositiveAmount = 0.01
+    beta1: Decay = 0.9
+    beta2: Fraction = 0.99
+    tau: PositiveAmount = 1e-3
 
     starts = _adaptive_starts
     step = _step
@@ -248,21 +242,3 @@ def _moved(old: Tensor, folded: Tensor, held: Tensor, step: Tensor) -> Tensor:
     stepped = folded.where(step == _change(old, folded), (old.double() + step).to(old.dtype))
     # A step of 0 is left out as well: -0.0 + 0.0 would not be -0.0.
     return stepped.where(held & (step != 0), old)
-
-
-_RANGES: Mapping[str, tuple[Callable[[float], bool], str]] = MappingProxyType(
-    {
-        "learning_rate": (lambda value: 0 < value < math.inf, "a number above 0"),
-        "tau": (lambda value: 0 < value < math.inf, "a number above 0"),
-        "momentum": (lambda value: 0 <= value < 1, "at least 0 and below 1"),
-        "beta1": (lambda value: 0 <= value < 1, "at least 0 and below 1"),
-        "beta2": (lambda value: 0 <= value <= 1, "from 0 to 1"),
-    }
-)
-
-
-def _check(settings: AnyServerOptimiser) -> None:
-    for setting in fields(settings):
-        value, (fits, wanted) = getattr(settings, setting.name), _RANGES[setting.name]
-        if not fits(value):
-            raise ConfigError(f"{setting.name} is {value}, but must be {wanted}")

@@ -1,14 +1,16 @@
 """Settings of in-place distillation; `subfleet.elastic.distillation` computes it."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.bounds import Range, checked
+from subfleet.protocol.limits import Amount, Count, PositiveAmount
 
 __all__ = ["DistillationSettings"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class DistillationSettings:
     """How the full model teaches.
 
@@ -25,21 +27,7 @@ class DistillationSettings:
     """
 
     mode: Literal["shared", "anchored", "copies"] = "shared"
-    iterations: int = 100
-    batch_size: int = 64
-    learning_rate: float = 1e-3
-    temperature: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.mode not in ("shared", "anchored", "copies"):
-            raise ConfigError(f"the distillation mode is {self.mode!r}, but must be 'shared', 'anchored' or 'copies'")
-        if self.iterations < 0 or self.batch_size < 2:
-            raise ConfigError(
-                f"distillation has {self.iterations} iterations of {self.batch_size} samples, but must have 0 or more "
-                "of 2 or more"
-            )
-        if not (0 <= self.learning_rate < float("inf") and 0 < self.temperature < float("inf")):
-            raise ConfigError(
-                f"distillation has learning_rate {self.learning_rate} and temperature {self.temperature}, but they "
-                "must be finite, the one 0 or more and the other above 0"
-            )
+    iterations: Count = 100
+    batch_size: Annotated[int, Range(least=2)] = 64
+    learning_rate: Amount = 1e-3
+    temperature: PositiveAmount = 1.0

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from subfleet.export.cache import CacheFolder
 from subfleet.journal.records import RunObserver
 from subfleet.observers import observed
-from subfleet.settings.host import HostKind
+from subfleet.settings.fleet import HostKind
 from subfleet.settings.run import Run
 from subfleet.transport.address import BrokerAddress
 

@@ -31,7 +31,7 @@ from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.task import Train
 from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
-from subfleet.rounds.state import Seat
+from subfleet.rounds.state import Offer, Seat, Submodel, Trained
 from subfleet.rounds.terms import Terms
 from subfleet.serving.terms import terms_of
 from subfleet.settings.run import Run
@@ -193,11 +193,10 @@ def seat_of(terms: Terms, client: Client, blobs: BlobStore, round_number: int = 
         client_id=client.name,
         device="drawn",
         stage="done",
-        class_counts=client.classes,
-        size=terms.space[client.size],
-        spec=placed(terms, client, round_number),
+        offer=Offer(class_counts=client.classes),
+        given=Submodel(size=terms.space[client.size], spec=placed(terms, client, round_number)),
         task=_task(client, placed(terms, client, round_number), ref, round_number),
-        result=result,
+        trained=Trained(update=result),
     )
 
 

@@ -12,8 +12,10 @@ from pathlib import Path
 from subfleet.elastic.memory_prices import MemoryPrices
 from subfleet.export.jobs import figure_path
 from subfleet.export.requests import MODEL_SUFFIXES, AnyRequest, InferRequest, PriceRequest
+from subfleet.protocol.bounds import checked
 from subfleet.protocol.disks import lock
 from subfleet.protocol.errors import FileError, ProtocolError
+from subfleet.protocol.limits import Positive
 from subfleet.protocol.programs import program_id_of
 
 __all__ = ["DEFAULT_LIMIT_BYTES", "CacheFolder", "ExportCache", "is_whole", "only_one_exports"]
@@ -29,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class CacheFolder:
     """Where exported programs are kept between runs.
 
@@ -38,11 +41,7 @@ class CacheFolder:
     """
 
     path: Path
-    limit_bytes: int = DEFAULT_LIMIT_BYTES
-
-    def __post_init__(self) -> None:
-        if self.limit_bytes < 1:
-            raise ValueError(f"limit_bytes is {self.limit_bytes}, but must be 1 or more")
+    limit_bytes: Positive = DEFAULT_LIMIT_BYTES
 
 
 class ExportCache:

@@ -1,14 +1,16 @@
 """What is asked of the exporter: plain data with a content id, so that equal requests are exported once."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import ClassVar, Literal
 
 from subfleet.elastic.families import AnyFamily
 from subfleet.export.versions import tool_versions
-from subfleet.protocol.class_names import check_class_names
+from subfleet.protocol.bounds import checked
+from subfleet.protocol.class_names import ClassNames
+from subfleet.protocol.limits import Positive
 from subfleet.protocol.model_notes import notes_of
 from subfleet.protocol.schema import ADDED_LATER, canonical_json, to_plain
 from subfleet.protocol.subnet import SubnetSpec
@@ -38,7 +40,13 @@ def _content_id(request: "TrainRequest | EvaluateRequest | InferRequest") -> str
     return hashlib.sha256(canonical_json([request.TYPE, plain, tool_versions(request.target)])).hexdigest()
 
 
+def _check_parts(one_part: bool, accumulate: bool) -> Iterator[str]:
+    if one_part and not accumulate:
+        yield "one_part is set, but says how many micro-batches a batch has; set accumulate, too"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(_check_parts)
 class TrainRequest:
     """A training program: it depends on the subnet's shape, never on its weights.
 
@@ -59,19 +67,13 @@ class TrainRequest:
     model: AnyFamily
     spec: SubnetSpec
     target: str
-    batch_size: int
+    batch_size: Positive
     objective: ObjectiveSettings
     optimiser: OptimiserSettings
     accumulate: bool = False
     recompute: bool = False
     student: SubnetSpec | None = None
     one_part: bool = field(default=False, metadata=ADDED_LATER)
-
-    def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size is {self.batch_size}, but must be 1 or more")
-        if self.one_part and not self.accumulate:
-            raise ValueError("one_part is set, but says how many micro-batches a batch has; set accumulate, too")
 
     @property
     def program_id(self) -> str:
@@ -84,7 +86,13 @@ class TrainRequest:
         return f"{self.program_id}.program"
 
 
+def _check_objective(objective: ObjectiveSettings) -> Iterator[str]:
+    if objective != objective.plain:  # else programs that are alike would have different ids
+        yield "the objective of an evaluation has terms of training; use objective.plain"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(_check_objective)
 class EvaluateRequest:
     """A program that tells how good a subnet is on labelled samples: it depends on the subnet's shape alone.
 
@@ -100,14 +108,8 @@ class EvaluateRequest:
     model: AnyFamily
     spec: SubnetSpec
     target: str
-    batch_size: int
+    batch_size: Positive
     objective: ObjectiveSettings
-
-    def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size is {self.batch_size}, but must be 1 or more")
-        if self.objective != self.objective.plain:  # else programs that are alike would have different ids
-            raise ValueError("the objective of an evaluation has terms of training; use objective.plain")
 
     @property
     def program_id(self) -> str:
@@ -152,7 +154,21 @@ class PriceRequest:
         return f"{self.program_id}.prices"
 
 
+def _check_quantisation(quantisation: str, samples_sha256: str) -> Iterator[str]:
+    if (quantisation == "none") != (not samples_sha256):
+        yield (
+            f"quantisation is {quantisation!r} and samples_sha256 {samples_sha256!r}, but 8-bit models need "
+            "quantisation samples and others take none"
+        )
+
+
+def _check_classes(classes: tuple[str, ...], model: AnyFamily) -> Iterator[str]:
+    if classes and len(classes) != model.class_count:
+        yield f"there are {len(classes)} class names, but the network has {model.class_count}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(_check_quantisation, _check_classes)
 class InferRequest:
     """An inference model with its weights inside.
 
@@ -177,19 +193,9 @@ class InferRequest:
     weights_sha256: str
     quantisation: Literal["none", "dynamic", "static"] = "none"
     samples_sha256: str = ""
-    classes: tuple[str, ...] = field(default=(), metadata=ADDED_LATER)
+    classes: ClassNames = field(default=(), metadata=ADDED_LATER)
     objective: Objective = field(default="cross_entropy", metadata=ADDED_LATER)
     transform: DataTransform | None = field(default=None, metadata=ADDED_LATER)
-
-    def __post_init__(self) -> None:
-        if (self.quantisation == "none") != (not self.samples_sha256):
-            raise ValueError(
-                f"quantisation is {self.quantisation!r} and samples_sha256 {self.samples_sha256!r}, but "
-                "8-bit models need quantisation samples and others take none"
-            )
-        if self.classes and len(self.classes) != self.model.class_count:
-            raise ValueError(f"there are {len(self.classes)} class names, but the network has {self.model.class_count}")
-        check_class_names(self.classes)
 
     @property
     def notes(self) -> Mapping[str, str]:

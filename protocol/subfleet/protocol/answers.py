@@ -1,16 +1,27 @@
 """What a device answers to a task, as messages: each ends its task, and is kept until its receipt."""
 
-import math
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from subfleet.protocol.blobs import BlobRef
+from subfleet.protocol.bounds import Length, Range, checked
 from subfleet.protocol.candidate_scores import MAX_CANDIDATES, CandidateScore
-from subfleet.protocol.evaluating import check_claims
-from subfleet.protocol.identifiers import check_client_id, new_message_id
-from subfleet.protocol.limits import ANSWER_LIMITS, MAX_LOSS, MAX_SAMPLES, check_lengths
+from subfleet.protocol.evaluating import CLAIM_RULES, LabelCount
+from subfleet.protocol.identifiers import ClientId, new_message_id
+from subfleet.protocol.limits import (
+    MAX_LOSS,
+    Amount,
+    ClassCounts,
+    Count,
+    Fraction,
+    Loss,
+    MessageId,
+    RunId,
+    Samples,
+    TaskId,
+)
 from subfleet.protocol.metric_sums import MetricSums
-from subfleet.protocol.paths import OperatorExamples, PathScore, check_examples
+from subfleet.protocol.paths import PathScore, ReportedExamples
 from subfleet.protocol.reasons import RefusalReason
 from subfleet.protocol.schema import ADDED_LATER
 
@@ -18,6 +29,7 @@ __all__ = ["Answer", "Deployed", "Evaluated", "Refusal", "RefusalReason", "Score
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class Refusal:
     """A device does not do a task, and why.
 
@@ -26,21 +38,18 @@ class Refusal:
     """
 
     KIND: ClassVar[str] = "refusal"
-    task_id: str
-    run_id: str
+    task_id: TaskId
+    run_id: RunId
     round: int
-    client_id: str
+    client_id: ClientId
     reason: RefusalReason
     detail: str
     available_bytes: int | None = None
-    message_id: str = field(default_factory=new_message_id)
-
-    def __post_init__(self) -> None:
-        check_client_id(self.client_id)
-        check_lengths(self, ANSWER_LIMITS)
+    message_id: MessageId = field(default_factory=new_message_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class Update:
     """A trained change of a subnet's weights; the server pulls its blob and answers with a receipt.
 
@@ -56,35 +65,25 @@ class Update:
     """
 
     KIND: ClassVar[str] = "update"
-    task_id: str
-    run_id: str
+    task_id: TaskId
+    run_id: RunId
     round: int
-    client_id: str
+    client_id: ClientId
     blob: BlobRef
-    sample_count: int
+    sample_count: Samples
     step_count: int
-    loss: float
+    loss: Annotated[float, Range(above=-MAX_LOSS, below=MAX_LOSS, words="a number of single precision")]
     accuracy: float
     measured_peak_bytes: int
     train_seconds: float
     seconds: float
-    message_id: str = field(default_factory=new_message_id)
-    square_loss: float | None = field(default=None, metadata=ADDED_LATER)
-    operator_examples: OperatorExamples = field(default=(), metadata=ADDED_LATER)
-
-    def __post_init__(self) -> None:
-        check_client_id(self.client_id)
-        check_lengths(self, ANSWER_LIMITS)
-        if not 1 <= self.sample_count <= MAX_SAMPLES:
-            raise ValueError(f"sample_count is {self.sample_count}, but must be 1 to {MAX_SAMPLES}")
-        if not abs(self.loss) < MAX_LOSS:
-            raise ValueError(f"loss is {self.loss}, but must be a number of single precision")
-        if self.square_loss is not None and not 0 <= self.square_loss < MAX_LOSS:
-            raise ValueError(f"square_loss is {self.square_loss}, but must be a number of single precision, 0 or more")
-        check_examples(self.operator_examples)
+    message_id: MessageId = field(default_factory=new_message_id)
+    square_loss: Loss | None = field(default=None, metadata=ADDED_LATER)
+    operator_examples: ReportedExamples = field(default=(), metadata=ADDED_LATER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class Scores:
     """What a device found for the candidates of a score task, in their order.
 
@@ -94,38 +93,30 @@ class Scores:
     """
 
     KIND: ClassVar[str] = "scores"
-    task_id: str
-    run_id: str
+    task_id: TaskId
+    run_id: RunId
     round: int
-    client_id: str
-    scores: tuple[CandidateScore, ...]
+    client_id: ClientId
+    scores: Annotated[tuple[CandidateScore, ...], Length(least=1, most=MAX_CANDIDATES)]
     seconds: float
-    message_id: str = field(default_factory=new_message_id)
-
-    def __post_init__(self) -> None:
-        check_client_id(self.client_id)
-        check_lengths(self, ANSWER_LIMITS)
-        if not 1 <= len(self.scores) <= MAX_CANDIDATES:
-            raise ValueError(f"there are {len(self.scores)} scores, but must be 1 to {MAX_CANDIDATES}")
+    message_id: MessageId = field(default_factory=new_message_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class Deployed:
     """A device has fetched the inference models of a deploy task and checked their digests."""
 
     KIND: ClassVar[str] = "deployed"
-    task_id: str
-    run_id: str
-    client_id: str
+    task_id: TaskId
+    run_id: RunId
+    client_id: ClientId
     files: tuple[str, ...]
-    message_id: str = field(default_factory=new_message_id)
-
-    def __post_init__(self) -> None:
-        check_client_id(self.client_id)
-        check_lengths(self, ANSWER_LIMITS)
+    message_id: MessageId = field(default_factory=new_message_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(*CLAIM_RULES)
 class Evaluated:
     """What a device found when it evaluated a model, as it was sent, on its held-out data.
 
@@ -146,28 +137,21 @@ class Evaluated:
     """
 
     KIND: ClassVar[str] = "evaluated"
-    task_id: str
-    run_id: str
+    task_id: TaskId
+    run_id: RunId
     round: int
-    client_id: str
-    loss: float
-    accuracy: float
-    sample_count: int
-    label_count: int
-    measured_peak_bytes: int
-    seconds: float
-    class_counts: tuple[int, ...] = ()
-    class_correct: tuple[int, ...] = ()
-    message_id: str = field(default_factory=new_message_id)
+    client_id: ClientId
+    loss: Loss
+    accuracy: Fraction
+    sample_count: Samples
+    label_count: LabelCount
+    measured_peak_bytes: Count
+    seconds: Amount
+    class_counts: ClassCounts = ()
+    class_correct: ClassCounts = ()
+    message_id: MessageId = field(default_factory=new_message_id)
     scores: tuple[PathScore, ...] = field(default=(), metadata=ADDED_LATER)
     sums: MetricSums = field(default=MetricSums(), metadata=ADDED_LATER)
-
-    def __post_init__(self) -> None:
-        check_client_id(self.client_id)
-        check_lengths(self, ANSWER_LIMITS)
-        check_claims(self)
-        if not 0 <= self.seconds < math.inf:
-            raise ValueError(f"seconds is {self.seconds}, but must be a number of 0 or more")
 
 
 Answer = Update | Refusal | Deployed | Scores | Evaluated

@@ -6,12 +6,14 @@ no file and no socket.
 """
 
 import hashlib
-import re
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from subfleet.protocol.bounds import checked
 from subfleet.protocol.errors import ProtocolError, TooLargeError
+from subfleet.protocol.identifiers import Digest
+from subfleet.protocol.limits import Count, Positive
 
 __all__ = [
     "CHUNK_BYTES",
@@ -41,12 +43,12 @@ _MOST_WINDOW_CHUNKS = 64  # that one request may name
 _BARREN = 2  # so often in a row nothing came: then less is asked for at once
 _LONGEST_BACKOFF = 4
 _LONGEST_PATIENCE_S = 60.0  # one long stall must not teach it to wait for ever
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 _CHUNK_HEADER = struct.Struct("<4s32sQ")
 _CHUNK_MAGIC = b"SFC1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class BlobRef:
     """The name and size of a blob.
 
@@ -55,14 +57,8 @@ class BlobRef:
         size_bytes: length of the content, 1 or more.
     """
 
-    sha256: str
-    size_bytes: int
-
-    def __post_init__(self) -> None:
-        if _DIGEST.fullmatch(self.sha256) is None:
-            raise ProtocolError(f"a blob's sha256 is {self.sha256!r:.80}, but must be 64 hexadecimal digits")
-        if self.size_bytes < 1:
-            raise ProtocolError(f"a blob's size is {self.size_bytes} bytes, but must be 1 or more")
+    sha256: Digest
+    size_bytes: Positive
 
     @staticmethod
     def of(content: bytes | memoryview) -> "BlobRef":
@@ -71,15 +67,12 @@ class BlobRef:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class ByteRange:
     """A range of a blob: `length` bytes from `offset` on."""
 
-    offset: int
-    length: int
-
-    def __post_init__(self) -> None:
-        if self.offset < 0 or self.length < 1:
-            raise ValueError(f"a byte range is ({self.offset}, {self.length}), but must be (0 or more, 1 or more)")
+    offset: Count
+    length: Positive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

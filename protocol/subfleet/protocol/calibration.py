@@ -1,13 +1,17 @@
 """What is asked of a device that measures the running statistics of norms on its own data, as plain data."""
 
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import Annotated
+
+from subfleet.protocol.bounds import Each, Length, Range, checked
+from subfleet.protocol.limits import PositiveAmount, PositiveFraction
 
 __all__ = ["Calibration", "NormLayer", "sum_names"]
 
-_MOST_POSITIONS = 2**31
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class NormLayer:
     """A norm with running statistics.
 
@@ -19,29 +23,17 @@ class NormLayer:
     """
 
     name: str
-    positions: int
-    momentum: float
-    scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.positions <= _MOST_POSITIONS:
-            raise ValueError(f"positions is {self.positions}, but must be 1 to {_MOST_POSITIONS}")
-        if not 0 < self.momentum <= 1 or not self.scale > 0:
-            raise ValueError(
-                f"momentum is {self.momentum} and scale {self.scale}, but they must be above 0, and momentum at most 1"
-            )
+    positions: Annotated[int, Range(least=1, most=2**31)]
+    momentum: PositiveFraction
+    scale: PositiveAmount = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class Calibration:
     """The norms whose inputs are to be summed up, one or more."""
 
-    norms: tuple[NormLayer, ...]
-
-    def __post_init__(self) -> None:
-        names = [norm.name for norm in self.norms]
-        if not names or len(set(names)) != len(names):
-            raise ValueError(f"norms are {names!r:.200}, but must be one or more, each once")
+    norms: Annotated[tuple[NormLayer, ...], Length(least=1), Each(key=attrgetter("name"))]
 
 
 def sum_names(norm: str) -> tuple[str, str, str]:

@@ -1,6 +1,9 @@
 """How well candidates are expected to learn on a device's data, as the device reports it."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+
+from subfleet.protocol.bounds import checked
 
 __all__ = ["MAX_CANDIDATES", "CandidateScore"]
 
@@ -8,7 +11,13 @@ MAX_CANDIDATES = 16
 """Of one task."""
 
 
+def _check_reason(score: float | None, reason: str) -> Iterator[str]:
+    if (score is None) != bool(reason):
+        yield f"score is {score} and reason {reason!r:.80}, but one of them must be given"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(_check_reason)
 class CandidateScore:
     """How well a candidate is expected to learn.
 
@@ -19,7 +28,3 @@ class CandidateScore:
 
     score: float | None
     reason: str = ""
-
-    def __post_init__(self) -> None:
-        if (self.score is None) != bool(self.reason):
-            raise ValueError(f"score is {self.score} and reason {self.reason!r:.80}, but one of them must be given")

@@ -8,8 +8,12 @@ the optimiser's step is a piece of its own, as clipping looks at the gradients o
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import Annotated
 
+from subfleet.protocol.bounds import Each, Length, checked
 from subfleet.protocol.errors import ProtocolError
+from subfleet.protocol.limits import Count
 
 __all__ = ["Chain", "ChainRoom", "Link", "LinkOperator", "Step", "program_name"]
 
@@ -23,6 +27,7 @@ def program_name(piece: str, step: Step) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class LinkOperator:
     """One way to compute a link.
 
@@ -41,15 +46,16 @@ class LinkOperator:
     name: str
     piece: str
     prefix: str
-    weight_bytes: int = 0
-    state_bytes: int = 0
-    kept_bytes: int = 0
-    peak_bytes: int = 0
-    forward_macs: int = 0
+    weight_bytes: Count = 0
+    state_bytes: Count = 0
+    kept_bytes: Count = 0
+    peak_bytes: Count = 0
+    forward_macs: Count = 0
     needs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class Link:
     """One part of a chain.
 
@@ -59,7 +65,7 @@ class Link:
     """
 
     name: str
-    operators: tuple[LinkOperator, ...]
+    operators: Annotated[tuple[LinkOperator, ...], Each(key=attrgetter("name"))]
 
     @property
     def open(self) -> bool:
@@ -67,7 +73,17 @@ class Link:
         return bool(self.operators and self.operators[0].name)
 
 
+def _check_pieces(links: tuple[Link, ...], runtime_bytes: tuple[tuple[str, int], ...]) -> Iterator[str]:
+    pieces = {name for name, _ in runtime_bytes}
+    for link in links:
+        if not link.operators:
+            yield f"link {link.name!r:.80} has no operators, but must have one or more"
+        if unknown := sorted({one.piece for one in link.operators} - pieces - {""}):
+            yield f"link {link.name!r:.80} names the piece {unknown[0]!r:.80}, but must name one of runtime_bytes"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(_check_pieces)
 class Chain:
     """What a chain consists of and what that takes of a device's memory; its programs are told apart from it.
 
@@ -77,29 +93,9 @@ class Chain:
         runtime_bytes: what the runtime takes for the programs of each piece, by the piece's name.
     """
 
-    links: tuple[Link, ...]
-    fixed_bytes: int
-    runtime_bytes: tuple[tuple[str, int], ...]
-
-    def __post_init__(self) -> None:
-        names = [link.name for link in self.links]
-        if len(set(names)) < len(names) or not self.links:
-            raise ProtocolError(f"a chain's links are {names}, but must be one or more, each of a name of its own")
-        counts = (self.fixed_bytes, *(size_bytes for _, size_bytes in self.runtime_bytes), *self._counts())
-        if min(counts) < 0:
-            raise ProtocolError("a chain tells of bytes and multiplications below 0, but they must be 0 or more")
-        pieces = {name for name, _ in self.runtime_bytes}
-        for link in self.links:
-            if len({one.name for one in link.operators}) < len(link.operators) or not link.operators:
-                raise ProtocolError(f"link {link.name!r:.80} of a chain must have one or more operators, each once")
-            unknown = {one.piece for one in link.operators} - pieces - {""}
-            if unknown:
-                raise ProtocolError(f"link {link.name!r:.80} of a chain names the piece {sorted(unknown)[0]!r:.80}")
-
-    def _counts(self) -> Iterator[int]:
-        for link in self.links:
-            for one in link.operators:
-                yield from (one.weight_bytes, one.state_bytes, one.kept_bytes, one.peak_bytes, one.forward_macs)
+    links: Annotated[tuple[Link, ...], Length(least=1), Each(key=attrgetter("name"))]
+    fixed_bytes: Count
+    runtime_bytes: tuple[tuple[str, Count], ...]
 
     def kept(self, choices: Mapping[str, Collection[str]]) -> "tuple[Link, ...]":
         """The links with what a subspace keeps of each choice; a choice that is not named keeps all.

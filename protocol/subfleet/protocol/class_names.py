@@ -5,7 +5,9 @@ name. Data that name their classes are mapped by these names, never by the order
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Annotated
 
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json
@@ -13,7 +15,7 @@ from subfleet.protocol.schema import canonical_json, from_plain, parse_json
 __all__ = [
     "CLASS_NAMES",
     "MAX_NAMES_BYTES",
-    "check_class_counts",
+    "ClassNames",
     "check_class_names",
     "class_names_of_text",
     "class_places",
@@ -30,38 +32,38 @@ _NUMBER = re.compile(r"[0-9]{1,18}")
 _SHOWN = 10
 
 
+class _Names:
+    """The bound of `ClassNames`."""
+
+    def problem(self, names: Sequence[str]) -> str:
+        """See `Bound`."""
+        for name in names:
+            if not 1 <= len(name) <= MAX_NAME_CHARACTERS or not name.isprintable() or name != name.strip():
+                return (
+                    f"has {name!r:.80}, but a name must be 1 to {MAX_NAME_CHARACTERS} printable characters, with no "
+                    "space at its ends"
+                )
+        if repeated := [name for name, count in Counter(names).items() if count > 1]:
+            return f"has {repeated[0]!r} twice, but each class must have a name of its own"
+        size_bytes = len(canonical_json(names))
+        if size_bytes > MAX_NAMES_BYTES:
+            return f"takes {size_bytes} bytes, but may take {MAX_NAMES_BYTES}; shorten the names"
+        return ""
+
+
+_NAMES = _Names()
+ClassNames = Annotated[tuple[str, ...], _NAMES]
+"""Names of classes that can be shown, told apart and sent."""
+
+
 def check_class_names(names: Sequence[str]) -> None:
     """Refuse names that cannot be shown, told apart or sent.
 
     Raises:
         ValueError: a name is empty, too long, not printable or there twice; or all together are too long.
     """
-    seen: set[str] = set()
-    for name in names:
-        if not 1 <= len(name) <= MAX_NAME_CHARACTERS or not name.isprintable() or name != name.strip():
-            raise ValueError(
-                f"a class is named {name!r:.80}, but a name must be 1 to {MAX_NAME_CHARACTERS} printable characters, "
-                "with no space at its ends"
-            )
-        if name in seen:
-            raise ValueError(f"the class {name!r} is named twice, but each must have a name of its own")
-        seen.add(name)
-    size_bytes = len(canonical_json(names))
-    if size_bytes > MAX_NAMES_BYTES:
-        raise ValueError(f"the names of classes take {size_bytes} bytes, but may take {MAX_NAMES_BYTES}; shorten them")
-
-
-def check_class_counts(counts: Sequence[int], names: Sequence[str]) -> None:
-    """Refuse counts below 0, and names that are none, or not those of the classes that are counted.
-
-    Raises:
-        ValueError: says what is wrong.
-    """
-    if min(counts, default=0) < 0:
-        raise ValueError(f"a class count is {min(counts)}, but must be 0 or more")
-    if names and len(names) != len(counts):
-        raise ValueError(f"there are {len(names)} class names for {len(counts)} class counts")
-    check_class_names(names)
+    if text := _NAMES.problem(names):
+        raise ValueError(f"the list of class names {text}")
 
 
 def in_natural_order(names: Iterable[str]) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 SubfleetError                 every error that we raise on purpose; carries the exit code of its process
 ├── ConfigError               the configuration is wrong: correct it
+│   └── InvalidError          values of a record are out of their bounds, or contradict each other
 ├── FileError                 a file or folder is missing, unreadable or unwritable
 │   └── NoRoomError           a folder may hold no more: ask for less
 ├── DataError                 training data cannot be used
@@ -22,6 +23,8 @@ SubfleetError                 every error that we raise on purpose; carries the 
 └── RunError                  a run cannot go on
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from subfleet.protocol.exit_codes import ExitCode
@@ -33,11 +36,13 @@ __all__ = [
     "DivergedError",
     "ExportError",
     "FileError",
+    "InvalidError",
     "LoadError",
     "MemoryLimitError",
     "MissingExtraError",
     "NoRoomError",
     "PortError",
+    "Problem",
     "ProtocolError",
     "RunError",
     "SubfleetError",
@@ -61,6 +66,41 @@ class ConfigError(SubfleetError):
     """A configuration value is wrong."""
 
     exit_code = ExitCode.CONFIG
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """Something that is wrong with a record.
+
+    Attributes:
+        text: what is wrong.
+        keys: that lead to the value, from the record on.
+        is_sentence: the text is a sentence by itself; else it is a clause that follows the name of the value.
+    """
+
+    text: str
+    keys: tuple[str | int, ...] = ()
+    is_sentence: bool = False
+
+    def under(self, key: str | int) -> "Problem":
+        """The same, seen from the record or the list that has this one at a key."""
+        return replace(self, keys=(key, *self.keys))
+
+    def sentence(self, where: str = "") -> str:
+        """In words; `where` leads to the record that the keys begin at."""
+        steps = (f"[{key}]" if isinstance(key, int) else f".{key:.80}" for key in self.keys)
+        path = f"{where}{''.join(steps)}".removeprefix(".")
+        if self.is_sentence:
+            return f"{path}: {self.text}" if path else self.text
+        return f"{path or 'it'} {self.text}"
+
+
+class InvalidError(ConfigError, ValueError):
+    """Values of a record are out of their bounds, or contradict each other."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        super().__init__("; ".join(problem.sentence() for problem in problems))
+        self.problems = tuple(problems)
 
 
 class FileError(SubfleetError):

@@ -1,21 +1,23 @@
 """What is asked of a device that evaluates a model on its held-out data, and what it found, as plain data."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Annotated, Protocol
 
-from subfleet.protocol.limits import EVALUATION_LIMITS, MAX_COUNTED_CLASSES, MAX_LOSS, MAX_SAMPLES, check_lengths
+from subfleet.protocol.bounds import Range, Rules, checked
+from subfleet.protocol.limits import ClassCounts, Count, Fraction, Loss, Positive, Samples
 from subfleet.protocol.metric_sums import MetricSums, Totals, check_sums
 from subfleet.protocol.paths import PathScore
 from subfleet.protocol.schema import ADDED_LATER
 from subfleet.protocol.task_kinds import Objective
 
 __all__ = [
-    "MAX_COUNTED_CLASSES",
+    "CLAIM_RULES",
     "NO_HELD_OUT",
     "Claims",
     "EvaluationResult",
     "EvaluationSettings",
-    "check_claims",
+    "LabelCount",
     "totals_of",
 ]
 
@@ -23,9 +25,11 @@ NO_HELD_OUT = "this device has no held-out data to evaluate on; name some with -
 """Why a device evaluates nothing."""
 MAX_LABELS = 2**50
 """Of one client: a label for each token of its samples."""
+LabelCount = Annotated[int, Range(least=1, most=MAX_LABELS)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class EvaluationSettings:
     """How a device evaluates: nothing is trained, and samples are taken in their order, as they are.
 
@@ -38,14 +42,10 @@ class EvaluationSettings:
         objective: of the training, which says what labels are.
     """
 
-    batch_size: int
+    batch_size: Positive
     per_class: bool = False
     population: tuple[tuple[str, ...], ...] = field(default=(), metadata=ADDED_LATER)
     objective: Objective = field(default="cross_entropy", metadata=ADDED_LATER)
-
-    def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size is {self.batch_size}, but must be 1 or more")
 
 
 class Claims(Protocol):
@@ -92,35 +92,17 @@ class Claims(Protocol):
         ...
 
 
-def check_claims(claims: Claims) -> None:
-    """Refuse what no evaluation can have found.
-
-    Raises:
-        ValueError: a number is out of its range, or numbers contradict each other; the text says which.
-    """
-    if not 0 <= claims.loss < MAX_LOSS:
-        raise ValueError(f"loss is {claims.loss}, but must be a number of single precision, 0 or more")
-    if not 0 <= claims.accuracy <= 1:
-        raise ValueError(f"accuracy is {claims.accuracy}, but must be from 0 to 1")
-    if not 1 <= claims.sample_count <= MAX_SAMPLES:
-        raise ValueError(f"sample_count is {claims.sample_count}, but must be 1 to {MAX_SAMPLES}")
-    if not 1 <= claims.label_count <= MAX_LABELS:
-        raise ValueError(f"label_count is {claims.label_count}, but must be 1 to {MAX_LABELS}")
-    if claims.measured_peak_bytes < 0:
-        raise ValueError(f"measured_peak_bytes is {claims.measured_peak_bytes}, but must be 0 or more")
-    _check_classes(claims)
-    check_sums(claims.sums)
+def _check_classes(class_counts: tuple[int, ...], class_correct: tuple[int, ...], label_count: int) -> Iterator[str]:
+    if len(class_counts) != len(class_correct):
+        yield f"there are {len(class_counts)} class_counts and {len(class_correct)} class_correct, but must be as many"
+    elif any(not 0 <= right <= count for count, right in zip(class_counts, class_correct, strict=True)):
+        yield "each of class_correct must be 0 up to that of class_counts, but one is not"
+    if sum(class_counts) > label_count:
+        yield f"class_counts add up to {sum(class_counts)}, but label_count is {label_count}"
 
 
-def _check_classes(claims: Claims) -> None:
-    check_lengths(claims, EVALUATION_LIMITS)
-    counts, correct = claims.class_counts, claims.class_correct
-    if len(counts) != len(correct):
-        raise ValueError(f"there are {len(counts)} class_counts and {len(correct)} class_correct, but must be as many")
-    if any(not 0 <= right <= count for count, right in zip(counts, correct, strict=True)):
-        raise ValueError("each of class_correct must be 0 up to that of class_counts, but one is not")
-    if sum(counts) > claims.label_count:
-        raise ValueError(f"class_counts add up to {sum(counts)}, but label_count is {claims.label_count}")
+CLAIM_RULES: Rules = (_check_classes, check_sums)
+"""By which the numbers of `Claims` do not contradict each other."""
 
 
 def totals_of(claims: Claims) -> Totals:
@@ -136,6 +118,7 @@ def totals_of(claims: Claims) -> Totals:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(*CLAIM_RULES)
 class EvaluationResult:
     """What came of an evaluation in a trainer; `subfleet.protocol.answers.Evaluated` says what the numbers are.
 
@@ -143,15 +126,12 @@ class EvaluationResult:
         scores: of each path of a population, in its order; loss and accuracy are then their means.
     """
 
-    loss: float
-    accuracy: float
-    sample_count: int
-    label_count: int
-    measured_peak_bytes: int
-    class_counts: tuple[int, ...] = ()
-    class_correct: tuple[int, ...] = ()
+    loss: Loss
+    accuracy: Fraction
+    sample_count: Samples
+    label_count: LabelCount
+    measured_peak_bytes: Count
+    class_counts: ClassCounts = ()
+    class_correct: ClassCounts = ()
     scores: tuple[PathScore, ...] = ()
     sums: MetricSums = field(default_factory=MetricSums)
-
-    def __post_init__(self) -> None:
-        check_claims(self)

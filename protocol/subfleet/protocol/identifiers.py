@@ -1,21 +1,36 @@
-"""Names of clients and messages."""
+"""Names of clients and messages, and bounds of names."""
 
 import re
 import uuid
+from typing import Annotated
 
+from subfleet.protocol.bounds import Condition
 from subfleet.protocol.errors import ProtocolError
 
-__all__ = ["check_client_id", "new_message_id"]
+__all__ = ["ClientId", "Digest", "NetworkId", "Printable", "Shown", "check_client_id", "new_message_id"]
 
 _CLIENT_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")  # it stands in topics and paths: neither ".." nor "-x"
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+_FORM = "1 to 64 letters, digits, '_', '.' or '-', not '.' or '-' first"
+ClientId = Annotated[str, Condition(accepts=lambda name: _CLIENT_ID.fullmatch(name) is not None, words=_FORM)]
+NetworkId = Annotated[
+    str, Condition(accepts=lambda name: not name or _CLIENT_ID.fullmatch(name) is not None, words=f"empty, or {_FORM}")
+]
+"""Empty for the network that a run begins with."""
+Digest = Annotated[
+    str, Condition(accepts=lambda digest: _DIGEST.fullmatch(digest) is not None, words="64 hexadecimal digits")
+]
+"""A SHA-256."""
+Printable = Condition(accepts=str.isprintable, words="made of printable characters")
+"""What is shown in terminals, where control characters act."""
+Shown = Condition(accepts=lambda name: bool(name) and name.isprintable(), words="1 or more printable characters")
 
 
 def check_client_id(client_id: str) -> str:
     """Return the id, or raise ProtocolError: 1 to 64 letters, digits, '_', '.' and '-', not '.' or '-' first."""
     if _CLIENT_ID.fullmatch(client_id) is None:
-        raise ProtocolError(
-            f"client id {client_id!r:.80} must be 1 to 64 letters, digits, '_', '.' or '-', not '.' or '-' first"
-        )
+        raise ProtocolError(f"client id {client_id!r:.80} must be {_FORM}")
     return client_id
 
 

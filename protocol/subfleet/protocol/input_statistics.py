@@ -6,13 +6,17 @@ handful of samples, and its numbers differ by a factor of a few; another scale d
 where pictures do not.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from subfleet.protocol.bounds import Range, checked
 
 __all__ = ["InputStatistics", "scale_problem"]
 
 MAX_VALUE = 2.0**128
 """Inputs are single precision, or indices: all are smaller."""
+Value = Annotated[float, Range(least=-MAX_VALUE, most=MAX_VALUE)]
 _ROUNDING = 1e-3
 """Statistics are sums of rounded numbers: a mean may lie beyond the maximum by a share of it."""
 
@@ -27,7 +31,23 @@ _ABOVE_UNIT = 2.0
 """What lies beyond these is not on the scale of 0 to 1: standardised pictures begin at -0.4 or below."""
 
 
+def _check_statistics(record: "InputStatistics") -> Iterator[str]:
+    minimum, maximum = record.minimum, record.maximum
+    if minimum > maximum:
+        yield f"minimum is {minimum:g}, but must be at most maximum {maximum:g}"
+        return
+    slack = _ROUNDING * max(abs(minimum), abs(maximum))
+    if not minimum - slack <= record.mean <= maximum + slack:
+        yield f"mean is {record.mean:g}, but must lie from {minimum:g} to {maximum:g}"
+    # Half of them at either end deviate most (Popoviciu's inequality).
+    if not 0 <= record.deviation <= (maximum - minimum) / 2 + slack:
+        yield f"deviation is {record.deviation:g}, but cannot be that from {minimum:g} to {maximum:g}"
+    if record.kind == "indices" and minimum < 0:
+        yield f"minimum is {minimum:g}, but must be 0 or more for indices"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(_check_statistics)
 class InputStatistics:
     """Of all values of all inputs, as they were read and scaled, before a run's transform.
 
@@ -43,29 +63,10 @@ class InputStatistics:
     """
 
     kind: Literal["numbers", "indices"]
-    minimum: float
-    maximum: float
+    minimum: Value
+    maximum: Value
     mean: float
     deviation: float
-
-    def __post_init__(self) -> None:
-        if not -MAX_VALUE <= self.minimum <= self.maximum <= MAX_VALUE:
-            raise ValueError(
-                f"inputs are said to go from {self.minimum:g} to {self.maximum:g}, but must be finite, in this order"
-            )
-        slack = _ROUNDING * max(abs(self.minimum), abs(self.maximum))
-        if not self.minimum - slack <= self.mean <= self.maximum + slack:
-            raise ValueError(
-                f"the mean of inputs is {self.mean:g}, but must lie from {self.minimum:g} to {self.maximum:g}"
-            )
-        # Half of them at either end deviate most (Popoviciu's inequality).
-        if not 0 <= self.deviation <= (self.maximum - self.minimum) / 2 + slack:
-            raise ValueError(
-                f"the deviation of inputs is {self.deviation:g}, but cannot be that from {self.minimum:g} to "
-                f"{self.maximum:g}"
-            )
-        if self.kind == "indices" and self.minimum < 0:
-            raise ValueError(f"indices are said to begin at {self.minimum:g}, but must be 0 or more")
 
     def __str__(self) -> str:
         return f"{self.minimum:.3g} to {self.maximum:.3g} with a deviation of {self.deviation:.3g}"

@@ -1,10 +1,12 @@
 """The memory that a program is planned to take on a device, by what it is for."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
-from typing import Literal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Annotated, Literal
 
-from subfleet.protocol.errors import ProtocolError
+from subfleet.protocol.bounds import Each, checked
+from subfleet.protocol.limits import Count
 from subfleet.protocol.schema import ADDED_LATER
 
 __all__ = ["USUAL_WIDTH", "MemoryPlan", "Packing", "PackingWidth", "planned_for"]
@@ -37,7 +39,15 @@ def planned_for(peak_bytes: int, packings: Sequence[Packing], width: PackingWidt
     return peak_bytes + sum(one.more_bytes for one in packings if one.width == width)
 
 
+def _check_packings(record: "MemoryPlan") -> Iterator[str]:
+    if any(one.width == USUAL_WIDTH for one in record.packings):
+        yield f"packings have the width {USUAL_WIDTH}, but that is the one that the plan itself is told for"
+    if any(record.peak_bytes + one.more_bytes < 0 for one in record.packings):
+        yield "packings leave less than 0 bytes, but must leave 0 or more"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(_check_packings)
 class MemoryPlan:
     """By how much a trainer's process grows while it loads a program and trains with it, at the moment of its peak.
 
@@ -56,26 +66,13 @@ class MemoryPlan:
         ProtocolError: a part is below 0.
     """
 
-    weights_bytes: int = 0
-    optimiser_bytes: int = 0
-    fed_bytes: int = 0
-    activation_bytes: int = 0
-    workspace_bytes: int = 0
-    runtime_bytes: int = 0
-    packings: tuple[Packing, ...] = field(default=(), metadata=ADDED_LATER)
-
-    def __post_init__(self) -> None:
-        for name in (one.name for one in fields(self) if one.name != "packings"):
-            size_bytes = getattr(self, name)
-            if size_bytes < 0:
-                raise ProtocolError(f"a memory plan's {name} is {size_bytes}, but must be 0 or more")
-        widths = [one.width for one in self.packings]
-        if len({USUAL_WIDTH, *widths}) <= len(widths):
-            raise ProtocolError(
-                f"a memory plan's packings have the widths {widths}, but each once, without {USUAL_WIDTH}"
-            )
-        if any(self.peak_bytes + one.more_bytes < 0 for one in self.packings):
-            raise ProtocolError("a memory plan's packings must leave 0 bytes or more")
+    weights_bytes: Count = 0
+    optimiser_bytes: Count = 0
+    fed_bytes: Count = 0
+    activation_bytes: Count = 0
+    workspace_bytes: Count = 0
+    runtime_bytes: Count = 0
+    packings: Annotated[tuple[Packing, ...], Each(key=attrgetter("width"))] = field(default=(), metadata=ADDED_LATER)
 
     @property
     def peak_bytes(self) -> int:

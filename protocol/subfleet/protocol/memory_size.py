@@ -4,14 +4,29 @@ import re
 from collections.abc import Mapping
 from fractions import Fraction
 from types import MappingProxyType
+from typing import Annotated
 
-__all__ = ["bytes_of"]
+from subfleet.protocol.bounds import Condition
+
+__all__ = ["MaybeSize", "Size", "bytes_of"]
 
 _UNITS: Mapping[str, int] = MappingProxyType(
     {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 )
 _SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)(|[KMG]i?)")
 _LARGEST_BYTES = 2**60
+_FORM = "a size such as 300M: a number of bytes, or of K, M, G (powers of 1000), Ki, Mi or Gi (powers of 1024)"
+
+
+def _bytes(text: str) -> int | None:
+    found = _SIZE.fullmatch(text)
+    size = Fraction(found[1]) * _UNITS[found[2]] if found else Fraction(0)
+    return int(size) if 1 <= size <= _LARGEST_BYTES and size.denominator == 1 else None
+
+
+Size = Annotated[str, Condition(accepts=lambda text: _bytes(text) is not None, words=_FORM)]
+MaybeSize = Annotated[str, Condition(accepts=lambda text: not text or _bytes(text) is not None, words=_FORM)]
+"""A size, or empty."""
 
 
 def bytes_of(text: str) -> int:
@@ -20,11 +35,7 @@ def bytes_of(text: str) -> int:
     Raises:
         ValueError: it is no such size, no whole number of bytes, 0, or above 2**60.
     """
-    found = _SIZE.fullmatch(text)
-    size = Fraction(found[1]) * _UNITS[found[2]] if found else Fraction(0)
-    if not 1 <= size <= _LARGEST_BYTES or size.denominator != 1:
-        raise ValueError(
-            f"is {text!r:.40}, but must be a size such as 300M: a number of bytes, or of K, M, G (powers of 1000), Ki, "
-            "Mi or Gi (powers of 1024)"
-        )
-    return int(size)
+    size_bytes = _bytes(text)
+    if size_bytes is None:
+        raise ValueError(f"is {text!r:.40}, but must be {_FORM}")
+    return size_bytes

@@ -5,30 +5,35 @@ All metadata is in the payload, so that MQTT 3.1.1 and 5 carry them alike. Long 
 """
 
 import gzip
-import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from subfleet.protocol.answers import Answer, Deployed, Evaluated, Refusal, Scores, Update
 from subfleet.protocol.blobs import BlobRef, ByteRange
-from subfleet.protocol.class_names import check_class_counts
+from subfleet.protocol.bounds import Length, Range, checked
+from subfleet.protocol.class_names import ClassNames
 from subfleet.protocol.errors import ProtocolError
-from subfleet.protocol.identifiers import check_client_id, new_message_id
+from subfleet.protocol.identifiers import ClientId, Printable, Shown, check_client_id, new_message_id
 from subfleet.protocol.input_statistics import InputStatistics
 from subfleet.protocol.limits import (
     MAX_SAMPLES,
-    PRESENCE_LIMITS,
-    PROFILE_LIMITS,
-    RECEIPT_LIMITS,
-    ROUND_LIMITS,
-    TELEMETRY_LIMITS,
-    check_lengths,
-    check_names,
-    check_seconds,
-    check_shapes,
+    NAMES,
+    SHOWN_NAMES,
+    Amount,
+    Count,
+    MessageId,
+    Positive,
+    PositiveAmount,
+    PositiveFraction,
+    RunId,
+    Samples,
+    Seconds,
+    SessionId,
+    Shape,
+    Shapes,
 )
 from subfleet.protocol.memory import PackingWidth
 from subfleet.protocol.readings import LogLow, Reading
@@ -76,8 +81,11 @@ _GZIP, _GZIP_WINDOW = b"\x1f\x8b", 31
 MAX_SAMPLE_BYTES = 2**32
 MAX_ROUNDS = 2**31
 
+RoundCount = Annotated[int, Range(least=0, below=MAX_ROUNDS)]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class Presence:
     """A device is there (retained), or is gone (its will). A lease renewed by heartbeats; the will is only a hint.
 
@@ -87,18 +95,33 @@ class Presence:
     """
 
     KIND: ClassVar[str] = "presence"
-    client_id: str
-    session_id: str
+    client_id: ClientId
+    session_id: SessionId
     online: bool
-    message_id: str = field(default_factory=new_message_id)
-    reason: str = field(default="", metadata=ADDED_LATER)
+    message_id: MessageId = field(default_factory=new_message_id)
+    reason: Annotated[str, Length(most=128)] = field(default="", metadata=ADDED_LATER)
 
-    def __post_init__(self) -> None:
-        check_client_id(self.client_id)
-        check_lengths(self, PRESENCE_LIMITS)
+
+def _check_network(network: str, architecture: SubnetSpec | None) -> Iterator[str]:
+    if network and architecture is not None:
+        yield "a profile declares an architecture and a network of its own, but must name one of both"
+
+
+def _check_architecture(architecture: SubnetSpec | None) -> Iterator[str]:
+    spec_bytes = 0 if architecture is None else len(canonical_json(architecture))
+    if spec_bytes > MAX_SPEC_BYTES:
+        yield f"architecture has {spec_bytes} bytes, but may have {MAX_SPEC_BYTES} at most"
+    if architecture is not None and not architecture.name.isprintable():
+        yield f"architecture.name is {architecture.name!r:.80}, but must be made of printable characters"
+
+
+def _check_class_names(class_counts: tuple[int, ...], class_names: tuple[str, ...]) -> Iterator[str]:
+    if class_names and len(class_names) != len(class_counts):
+        yield f"there are {len(class_names)} class names for {len(class_counts)} class counts"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(_check_network, _check_architecture, _check_class_names)
 class Profile:
     """What a device is (retained): it changes only when the agent starts anew.
 
@@ -127,57 +150,32 @@ class Profile:
     """
 
     KIND: ClassVar[str] = "profile"
-    client_id: str
-    session_id: str
-    device: str
-    runtimes: tuple[str, ...]
-    sample_count: int
-    class_counts: tuple[int, ...]
-    input_shape: tuple[int, ...]
+    client_id: ClientId
+    session_id: SessionId
+    device: Annotated[str, Length(most=128), Printable]
+    runtimes: Annotated[tuple[str, ...], Length(least=1, most=16), SHOWN_NAMES]
+    sample_count: Samples
+    class_counts: Annotated[tuple[Count, ...], Length(most=65_536)]
+    input_shape: Shape
     memory_total_bytes: int
-    memory_share: float
-    software: dict[str, str] = field(default_factory=dict)
-    message_id: str = field(default_factory=new_message_id)
-    operators: tuple[str, ...] = field(default=(), metadata=ADDED_LATER)
-    macs_per_s: float | None = field(default=None, metadata=ADDED_LATER)
+    memory_share: PositiveFraction
+    software: Annotated[dict[str, str], Length(most=64), NAMES] = field(default_factory=dict)
+    message_id: MessageId = field(default_factory=new_message_id)
+    operators: Annotated[tuple[str, ...], Length(most=1024), SHOWN_NAMES] = field(default=(), metadata=ADDED_LATER)
+    macs_per_s: PositiveAmount | None = field(default=None, metadata=ADDED_LATER)
     architecture: SubnetSpec | None = field(default=None, metadata=ADDED_LATER)
-    memory_limit_bytes: int | None = field(default=None, metadata=ADDED_LATER)
-    class_names: tuple[str, ...] = field(default=(), metadata=ADDED_LATER)
-    other_input_shapes: tuple[tuple[int, ...], ...] = field(default=(), metadata=ADDED_LATER)
+    memory_limit_bytes: Positive | None = field(default=None, metadata=ADDED_LATER)
+    class_names: ClassNames = field(default=(), metadata=ADDED_LATER)
+    other_input_shapes: Shapes = field(default=(), metadata=ADDED_LATER)
     packing_width: PackingWidth | None = field(default=None, metadata=ADDED_LATER)
-    held_out_count: int = field(default=0, metadata=ADDED_LATER)
-    network: str = field(default="", metadata=ADDED_LATER)
+    held_out_count: Annotated[int, Range(least=0, most=MAX_SAMPLES)] = field(default=0, metadata=ADDED_LATER)
+    network: Annotated[str, Length(most=4096), Printable] = field(default="", metadata=ADDED_LATER)
     inputs: InputStatistics | None = field(default=None, metadata=ADDED_LATER)
     sizes_differ: bool = field(default=False, metadata=ADDED_LATER)
 
-    def __post_init__(self) -> None:
-        check_client_id(self.client_id)
-        check_lengths(self, PROFILE_LIMITS)
-        if self.network and self.architecture is not None:
-            raise ValueError("a profile declares an architecture and a network of its own, but must name one of both")
-        spec_bytes = 0 if self.architecture is None else len(canonical_json(self.architecture))
-        if spec_bytes > MAX_SPEC_BYTES:
-            raise ValueError(f"architecture has {spec_bytes} bytes, but may have {MAX_SPEC_BYTES} at most")
-        if not 1 <= self.sample_count <= MAX_SAMPLES or not self.runtimes:
-            raise ValueError(f"a profile must name 1 to {MAX_SAMPLES} samples and 1 or more runtimes")
-        if not 0 <= self.held_out_count <= MAX_SAMPLES:
-            raise ValueError(f"held_out_count is {self.held_out_count}, but must be 0 to {MAX_SAMPLES}")
-        declared = "" if self.architecture is None else self.architecture.name
-        # They are shown in terminals, where control characters act.
-        texts = (self.device, declared, self.network, *self.runtimes, *self.operators)
-        if not all(text.isprintable() for text in texts):
-            raise ValueError("device, architecture and runtimes must be made of printable characters, like all else")
-        if not 0 < self.memory_share <= 1:
-            raise ValueError(f"memory_share is {self.memory_share}, but must be above 0 and at most 1")
-        if self.memory_limit_bytes is not None and self.memory_limit_bytes < 1:
-            raise ValueError(f"memory_limit_bytes is {self.memory_limit_bytes}, but must be 1 or more")
-        if self.macs_per_s is not None and self.macs_per_s <= 0:
-            raise ValueError(f"macs_per_s is {self.macs_per_s}, but must be above 0")
-        check_class_counts(self.class_counts, self.class_names)
-        check_shapes("other_input_shapes", self.other_input_shapes)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class Telemetry:
     """What a device has to give now. One is due for every round: it names the round and answers its announcement.
 
@@ -194,28 +192,21 @@ class Telemetry:
     """
 
     KIND: ClassVar[str] = "telemetry"
-    client_id: str
-    session_id: str
-    run_id: str | None
+    client_id: ClientId
+    session_id: SessionId
+    run_id: RunId | None
     round: int | None
     log_time_s: float | None
     reading: Reading
-    memory_budget_bytes: int
-    message_id: str = field(default_factory=new_message_id)
+    memory_budget_bytes: Count
+    message_id: MessageId = field(default_factory=new_message_id)
     retry: int = field(default=0, metadata=ADDED_LATER)
     log_low: LogLow | None = field(default=None, metadata=ADDED_LATER)
-    disk_budget_bytes: int | None = field(default=None, metadata=ADDED_LATER)
-
-    def __post_init__(self) -> None:
-        check_client_id(self.client_id)
-        check_lengths(self, TELEMETRY_LIMITS)
-        if self.memory_budget_bytes < 0:
-            raise ValueError(f"memory_budget_bytes is {self.memory_budget_bytes}, but must be 0 or more")
-        if self.disk_budget_bytes is not None and self.disk_budget_bytes < 0:
-            raise ValueError(f"disk_budget_bytes is {self.disk_budget_bytes}, but must be 0 or more")
+    disk_budget_bytes: Count | None = field(default=None, metadata=ADDED_LATER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class RoundInfo:
     """The state of the run (retained, to everyone).
 
@@ -230,31 +221,20 @@ class RoundInfo:
     """
 
     KIND: ClassVar[str] = "round"
-    run_id: str
-    round: int
-    round_count: int
+    run_id: Annotated[RunId, Shown]
+    round: RoundCount
+    round_count: RoundCount
     phase: Literal["measure", "train", "finished"]
     log_time_s: float | None
-    deadline_s: float
-    message_id: str = field(default_factory=new_message_id)
-    retry: int = field(default=0, metadata=ADDED_LATER)
-    log_quantile: float | None = field(default=None, metadata=ADDED_LATER)
-    sample_bytes: int = field(default=0, metadata=ADDED_LATER)
-
-    def __post_init__(self) -> None:
-        check_lengths(self, ROUND_LIMITS)
-        check_names(self, "run_id", "message_id")
-        check_seconds("deadline_s", self.deadline_s)
-        counts = (self.round, self.round_count, self.retry)
-        if not all(0 <= count < MAX_ROUNDS for count in counts):
-            raise ValueError(f"round, round_count and retry are {counts}, but must be 0 or more, and below 2^31")
-        if not 0 <= self.sample_bytes <= MAX_SAMPLE_BYTES:
-            raise ValueError(f"sample_bytes are {self.sample_bytes}, but must be 0 to {MAX_SAMPLE_BYTES}")
-        if self.log_quantile is not None and not 0 <= self.log_quantile < 1:
-            raise ValueError(f"log_quantile is {self.log_quantile}, but must be at least 0 and below 1")
+    deadline_s: Seconds
+    message_id: Annotated[str, Length(most=256), Shown] = field(default_factory=new_message_id)
+    retry: RoundCount = field(default=0, metadata=ADDED_LATER)
+    log_quantile: Annotated[float, Range(least=0, below=1)] | None = field(default=None, metadata=ADDED_LATER)
+    sample_bytes: Annotated[int, Range(least=0, most=MAX_SAMPLE_BYTES)] = field(default=0, metadata=ADDED_LATER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class Receipt:
     """Ends an exchange: only now may the sender forget the message `of`.
 
@@ -265,28 +245,22 @@ class Receipt:
     """
 
     KIND: ClassVar[str] = "receipt"
-    of: str
+    of: Annotated[str, Length(most=512)]
     status: Literal["accepted", "duplicate", "refused"]
     reason: str = ""
-    message_id: str = field(default_factory=new_message_id)
+    message_id: Annotated[str, Length(most=640)] = field(default_factory=new_message_id)
     problem: ArchitectureProblem | None = field(default=None, metadata=ADDED_LATER)
-
-    def __post_init__(self) -> None:
-        check_lengths(self, RECEIPT_LIMITS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class ChunkRequest:
     """Asks the other side for ranges of a blob. At most a window of them is outstanding."""
 
     KIND: ClassVar[str] = "request"
     blob: BlobRef
-    ranges: tuple[ByteRange, ...]
+    ranges: Annotated[tuple[ByteRange, ...], Length(least=1, most=64)]
     message_id: str = field(default_factory=new_message_id)
-
-    def __post_init__(self) -> None:
-        if not 1 <= len(self.ranges) <= 64:
-            raise ValueError(f"a request names {len(self.ranges)} ranges, but must name 1 to 64")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,6 +273,7 @@ class BlobMissing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class Claim:
     """Says who has a place that only one may have (retained, on the place's topic): a fleet's server, a device's id.
 
@@ -310,14 +285,9 @@ class Claim:
 
     KIND: ClassVar[str] = "claim"
     session_id: str
-    holder: str
-    since_s: float
+    holder: ClientId
+    since_s: Amount
     message_id: str = field(default_factory=new_message_id)
-
-    def __post_init__(self) -> None:
-        check_client_id(self.holder)
-        if not 0 <= self.since_s < math.inf:
-            raise ValueError(f"since_s is {self.since_s}, but must be 0 or more")
 
 
 Message = Presence | Profile | Telemetry | RoundInfo | Task | Answer | Receipt | ChunkRequest | BlobMissing | Claim

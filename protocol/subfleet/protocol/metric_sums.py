@@ -1,7 +1,7 @@
 """What an evaluation adds up to, as plain numbers: the sums of several data sets add up to those of all of them."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from typing import TypeVar
 
@@ -100,12 +100,8 @@ class Totals:
         return self.loss / self.label_count if self.label_count else math.nan
 
 
-def check_sums(sums: MetricSums) -> None:
-    """Refuse what no message may tell; the sums of a model that has diverged are no numbers, and are told to nobody.
-
-    Raises:
-        ValueError: there are too many numbers, or one is out of its range; the text says which.
-    """
+def check_sums(sums: MetricSums) -> Iterator[str]:
+    """Why sums may stand in no message; those of a model that has diverged are no numbers, and are sent to nobody."""
     for name, most in (
         ("class_predicted", MAX_COUNTED_CLASSES),
         ("positives", MAX_SCORED_OUTPUTS * SCORE_BINS),
@@ -113,17 +109,17 @@ def check_sums(sums: MetricSums) -> None:
     ):
         counts = getattr(sums, name)
         if len(counts) > most or not all(0 <= count <= _MOST_LABELS for count in counts):
-            raise ValueError(f"{name} may have {most} numbers from 0 to 2^50, but has others or more")
+            yield f"{name} may have {most} numbers from 0 to 2^50, but has others or more"
     if len(sums.positives) != len(sums.negatives) or len(sums.positives) % SCORE_BINS:
-        raise ValueError(f"positives and negatives must have {SCORE_BINS} numbers for each output, both alike")
+        yield f"positives and negatives must have {SCORE_BINS} numbers for each output, both alike"
     errors = (sums.absolute_errors, sums.squared_errors, sums.targets, sums.squared_targets)
     if len({len(one) for one in errors}) > 1 or len(sums.targets) > MAX_MEASURED_OUTPUTS:
-        raise ValueError(f"errors and targets must be of as many outputs, {MAX_MEASURED_OUTPUTS} at most")
+        yield f"errors and targets must be of as many outputs, {MAX_MEASURED_OUTPUTS} at most"
     most_sum = MAX_LOSS * _MOST_LABELS
     if not all(0 <= number < most_sum for one in (errors[0], errors[1], errors[3]) for number in one):
-        raise ValueError("sums of errors and of squares must be numbers of 0 or more")
+        yield "sums of errors and of squares must be numbers of 0 or more"
     if not all(abs(number) < most_sum for number in sums.targets):
-        raise ValueError("sums of targets must be numbers")
+        yield "sums of targets must be numbers"
 
 
 def _added(one: tuple[_Number, ...], other: tuple[_Number, ...]) -> tuple[_Number, ...]:

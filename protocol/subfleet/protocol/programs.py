@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.chains import Chain
@@ -267,18 +267,25 @@ class Prediction:
 
 
 class Trainer(Protocol):
-    """The seam between the agent and a runtime. The agent loads it by entry-point name (group `subfleet.trainers`).
+    """The seam between the agent and a runtime. The agent makes it by entry-point name (group `subfleet.trainers`)."""
 
-    Attributes:
-        target: the kind of program it runs.
-        suffix: file ending of its inference models.
-        providers: what can compute, such as "cpu" and "cuda"; the first one does where nothing is said. A trainer of
-            more than one takes the argument `provider`.
-    """
+    @property
+    def target(self) -> str:
+        """The kind of program that it runs."""
+        ...
 
-    target: ClassVar[str]
-    suffix: ClassVar[str]
-    providers: ClassVar[tuple[str, ...]]
+    @property
+    def suffix(self) -> str:
+        """File ending of its inference models."""
+        ...
+
+    @property
+    def providers(self) -> tuple[str, ...]:
+        """What can compute, such as "cpu" and "cuda"; the first one does where nothing is said.
+
+        What makes a trainer of more than one takes the argument `provider`.
+        """
+        ...
 
     @property
     def held_bytes(self) -> int:

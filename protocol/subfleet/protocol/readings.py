@@ -1,7 +1,10 @@
 """What a device has to give at one moment. Logs, telemetry and budgets all speak of this one record."""
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
+from subfleet.protocol.bounds import Length, checked
+from subfleet.protocol.limits import Amount, Count, Fraction
 from subfleet.protocol.schema import ADDED_LATER
 
 __all__ = ["LEAST_LINK_BPS", "Budget", "LogLow", "Reading"]
@@ -12,6 +15,7 @@ LEAST_LINK_BPS = 16_000.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class Reading:
     """One sample of a device's resources. None means unknown.
 
@@ -29,32 +33,21 @@ class Reading:
         available: whether the device may be given work.
     """
 
-    memory_free_bytes: int | None = None
-    memory_limit_bytes: int | None = None
-    downlink_bps: float | None = None
-    uplink_bps: float | None = None
-    latency_s: float | None = None
-    cpu_load: float | None = None
+    memory_free_bytes: Count | None = None
+    memory_limit_bytes: Count | None = None
+    downlink_bps: Amount | None = None
+    uplink_bps: Amount | None = None
+    latency_s: Amount | None = None
+    cpu_load: Amount | None = None
     temperature_c: float | None = None
-    battery_fraction: float | None = None
+    battery_fraction: Fraction | None = None
     charging: bool | None = None
-    network: str | None = None
+    network: Annotated[str, Length(most=MAX_NETWORK_CHARACTERS)] | None = None
     available: bool = True
-
-    def __post_init__(self) -> None:
-        for name in ("memory_free_bytes", "memory_limit_bytes", "downlink_bps", "uplink_bps", "latency_s", "cpu_load"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise ValueError(f"{name} is {value}, but must be 0 or more")
-        if self.network is not None and len(self.network) > MAX_NETWORK_CHARACTERS:
-            raise ValueError(
-                f"network has {len(self.network)} characters, but may have {MAX_NETWORK_CHARACTERS} at most"
-            )
-        if self.battery_fraction is not None and not 0 <= self.battery_fraction <= 1:
-            raise ValueError(f"battery_fraction is {self.battery_fraction}, but must be between 0 and 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class LogLow:
     """What a device has in a replayed log at least, but for a share of the log's time. Each part is told by itself.
 
@@ -64,15 +57,9 @@ class LogLow:
         uplink_bps: link rate from the device, bits per second; None is unknown.
     """
 
-    memory_budget_bytes: int
-    downlink_bps: float | None = None
-    uplink_bps: float | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("memory_budget_bytes", "downlink_bps", "uplink_bps"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise ValueError(f"{name} is {value}, but must be 0 or more")
+    memory_budget_bytes: Count
+    downlink_bps: Amount | None = None
+    uplink_bps: Amount | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,9 @@
-"""Frozen dataclasses to JSON and back, with nothing but the standard library.
+"""Frozen dataclasses to plain data and back, with nothing but the standard library.
 
-`from_plain` is the only door through which received JSON enters: it checks every type against the annotations, refuses
-unknown and missing fields, and raises `ProtocolError` and nothing else, whatever it is given.
+One reader checks plain data against annotations: JSON that was received (`from_plain`, which raises `ProtocolError` and
+nothing else, whatever it is given) and files that people write (`validated`, which names everything that is wrong).
+It refuses values of a wrong type and unknown and missing fields; bounds and rules are checked by the records
+themselves, see `subfleet.protocol.bounds`.
 
 A union of records is told apart by a tag, the key `type` unless the records' `TAG` says another. It is closed,
 `This | That`, or open, `Annotated[Seam, REGISTRY]`: then it has whatever is installed.
@@ -11,27 +13,38 @@ import dataclasses
 import json
 import math
 import re
-import types
 import typing
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from types import MappingProxyType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
-from subfleet.protocol.errors import ConfigError, ProtocolError, TooLargeError
+from subfleet.protocol.bounds import MOST_PROBLEMS, choice_problem, is_union, problems_with_values
+from subfleet.protocol.errors import (
+    ConfigError,
+    InvalidError,
+    Problem,
+    ProtocolError,
+    SubfleetError,
+    TooLargeError,
+)
 from subfleet.protocol.registry import Registry
+from subfleet.protocol.suggestion import did_you_mean
 
 __all__ = [
     "ADDED_LATER",
     "MAX_INTEGER",
     "MAX_TEXT_CHARACTERS",
+    "Refused",
     "canonical_json",
     "from_plain",
-    "is_union",
     "parse_json",
+    "problems_with",
     "registry_of",
     "tag_of",
     "to_plain",
+    "unknown_key",
+    "validated",
 ]
 
 T = TypeVar("T")
@@ -79,11 +92,6 @@ def registry_of(kind: Any) -> Registry[Any] | None:
     return next((marker for marker in kind.__metadata__ if isinstance(marker, Registry)), None)
 
 
-def is_union(kind: Any) -> bool:
-    """Whether an annotation is a closed union."""
-    return typing.get_origin(kind) in (typing.Union, types.UnionType)
-
-
 def _told(field: "dataclasses.Field[Any]", value: Any) -> bool:
     return "added_later" not in field.metadata or getattr(value, field.name) != field.default
 
@@ -120,161 +128,273 @@ def from_plain(kind: type[T], plain: Any, where: str = "") -> T:
     """Build a value of `kind` from parsed JSON.
 
     Raises:
-        ProtocolError: a field is missing, unknown, of the wrong type or out of its range.
+        ProtocolError: a field is missing, unknown, of the wrong type or out of its bounds; it names the first.
     """
-    return typing.cast(
-        "T", _reader(typing.cast("Hashable", kind))(plain, where or getattr(kind, "__name__", str(kind)))
-    )
+    value, problems = _read(kind, plain)
+    if problems:
+        raise ProtocolError(problems[0].sentence(where or getattr(kind, "__name__", str(kind))))
+    return value
 
 
-_Read = Callable[[Any, str], Any]
-"""Builds a value from plain data, for which a place is named."""
+def validated(kind: type[T], plain: Any, what: str) -> T:
+    """Build a record from parsed TOML or JSON that a person wrote; `what` names it in errors, such as a file.
+
+    Raises:
+        ConfigError: names every unknown and missing key, every value of a wrong type or out of its bounds, and
+            whatever does not go together.
+    """
+    value, problems = _read(kind, plain)
+    if len(problems) == 1:
+        raise ConfigError(f"{what}: {problems[0].sentence()}")
+    if problems:
+        head = f"{what} has {len(problems)} problems:"
+        raise ConfigError("\n  - ".join([head, *(problem.sentence() for problem in problems)]))
+    return value
+
+
+def problems_with(kind: type, plain: Any) -> tuple[Problem, ...]:
+    """Everything that keeps a record from being built of plain data."""
+    return tuple(_read(kind, plain)[1])
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """Stands in plain data for a value that was refused before: the reader adds its problems to all others."""
+
+    problems: tuple[Problem, ...]
+
+
+def unknown_key(key: str, known: Iterable[str]) -> Problem:
+    """What is wrong with a key that no field has as its name, with the name that may be meant."""
+    known = sorted(known)
+    return Problem(text=f"is an unknown key{did_you_mean(key, known) or f'; known are {known}'}", keys=(key,))
+
+
+_Read = Callable[[Any, list[Problem]], Any]
+"""Builds a value from plain data; where it cannot, it adds problems and returns `_NOTHING`."""
+_NOTHING: Any = object()
+
+
+def _read(kind: type[T], plain: Any) -> tuple[T, list[Problem]]:
+    problems: list[Problem] = []
+    return _reader(typing.cast("Hashable", kind))(plain, problems), problems
+
+
+def _refuse(plain: Any, words: str, problems: list[Problem]) -> Any:
+    if isinstance(plain, Refused):
+        problems += plain.problems
+    else:
+        problems.append(Problem(text=f"is {plain!r:.80}, but must be {words}"))
+    return _NOTHING
+
+
+def _read_at(key: str | int, read: _Read, plain: Any, problems: list[Problem]) -> Any:
+    """Read a part of something, of whose problems it is said that they are at its key."""
+    before = len(problems)
+    value = read(plain, problems)
+    if value is _NOTHING:
+        problems[before:] = [problem.under(key) for problem in problems[before:]]
+    return value
 
 
 @cache  # what an annotation means is found out once: a manifest has thousands of values of a few kinds
 def _reader(kind: Any) -> _Read:
     """What builds values of a kind."""
-    origin = typing.get_origin(kind)
+    origin, members = typing.get_origin(kind), typing.get_args(kind)
     if (registry := registry_of(kind)) is not None:
-        return partial(_build_open, registry)
-    if (build := _COMPOUND.get(origin)) is not None:
-        return partial(build, typing.get_args(kind))
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        return partial(_build_dataclass, kind)
-    return _SCALARS.get(kind) or partial(_build_nothing, kind)
+        read: _Read = partial(_read_open, registry)
+    elif origin is typing.Annotated:
+        read = _reader(members[0])
+    elif is_union(kind):
+        read = _union_reader(members)
+    elif origin is typing.Literal:
+        read = partial(_read_choice, members)
+    elif origin is tuple:
+        read = partial(_read_items, _reader(members[0])) if ... in members else partial(_read_places, members)
+    elif origin in (dict, Mapping):
+        key, item = map(_reader, members)
+        read = partial(_read_mapping, key, item)
+    elif isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        read = partial(_read_record, kind)
+    else:
+        read = _SCALARS.get(kind) or partial(_read_nothing, kind)
+    return read
 
 
 @cache
-def _fields(kind: type) -> dict[str, tuple[_Read, bool]]:
-    """How the fields of a dataclass are read, and whether each must be there."""
+def _fields(kind: type) -> tuple[Mapping[str, _Read], frozenset[str]]:
+    """What reads each field of a dataclass, and those that must be there."""
     hints = typing.get_type_hints(kind, include_extras=True)
-    return {
-        field.name: (
-            _reader(hints[field.name]),
-            field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING,
-        )
-        for field in dataclasses.fields(kind)
+    fields = dataclasses.fields(kind)
+    required = {
+        field.name
+        for field in fields
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
     }
+    return {field.name: _reader(hints[field.name]) for field in fields}, frozenset(required)
 
 
-def _build_dataclass(kind: type, plain: Any, where: str) -> Any:
+def _read_record(kind: type, plain: Any, problems: list[Problem]) -> Any:
     if not isinstance(plain, dict):
-        raise ProtocolError(f"{where} is {type(plain).__name__}, but must be an object")
-    if getattr(kind, "TYPE", None) is not None:
-        plain = {key: value for key, value in plain.items() if key != tag_of(kind)}
-    fields = _fields(kind)
-    if unknown := sorted(plain.keys() - fields.keys()):
-        raise ProtocolError(f"{where} has the unknown field {unknown[0]!r:.80}; known are {sorted(fields)}")
-    if missing := sorted(name for name, (_, required) in fields.items() if required and name not in plain):
-        raise ProtocolError(f"{where} is missing the field {missing[0]!r}")
-    values = {name: fields[name][0](value, f"{where}.{name}") for name, value in plain.items()}
+        return _refuse(plain, "a table", problems)
+    before = len(problems)
+    values = _read_fields(kind, plain, problems)
+    if len(problems) > before:
+        problems += problems_with_values(kind, _defaults(kind, plain) | values)
+        return _NOTHING
     try:
         return kind(**values)
-    except (ValueError, OverflowError) as error:
-        raise ProtocolError(f"{where}: {error}") from error
+    except InvalidError as error:
+        problems += error.problems
+    except (ValueError, OverflowError, SubfleetError) as error:
+        problems.append(Problem(text=str(error), is_sentence=True))
+    return _NOTHING
 
 
-def _build_union(members: tuple[Any, ...], plain: Any, where: str) -> Any:
-    if plain is None and type(None) in members:
-        return None
+def _defaults(kind: type, plain: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that fields have which plain data leave out."""
+    fields = [field for field in dataclasses.fields(kind) if field.name not in plain]
+    made = {one.name: one.default_factory() for one in fields if one.default_factory is not dataclasses.MISSING}
+    return made | {one.name: one.default for one in fields if one.default is not dataclasses.MISSING}
+
+
+def _read_fields(kind: type, plain: Mapping[str, Any], problems: list[Problem]) -> dict[str, Any]:
+    """The values of those fields that are right."""
+    fields, required = _fields(kind)
+    values = {}
+    for name, item in plain.items():
+        if len(problems) >= MOST_PROBLEMS:
+            break
+        if name in fields:
+            value = _read_at(name, fields[name], item, problems)
+            if value is not _NOTHING:
+                values[name] = value
+        elif hasattr(kind, "TYPE") and name == tag_of(kind):
+            _read_at(name, partial(_read_choice, (kind.TYPE,)), item, problems)
+        else:
+            problems.append(unknown_key(str(name), fields))
+    if not plain.keys() >= required:
+        missing = (name for name in fields if name in required and name not in plain)
+        problems += [Problem(text="is missing, but must be there", keys=(name,)) for name in missing]
+    return values
+
+
+def _union_reader(members: tuple[Any, ...]) -> _Read:
     kinds = [member for member in members if member is not type(None)]
-    if len(kinds) == 1:
-        return _reader(kinds[0])(plain, where)
-    tag = plain.get("type") if isinstance(plain, dict) else None
-    for kind in kinds:
-        if tag is not None and getattr(kind, "TYPE", None) == tag:
-            return _reader(kind)(plain, where)
-    tags = [getattr(kind, "TYPE", kind) for kind in kinds]
-    raise ProtocolError(f"{where} has the type {tag!r:.80}, but must be one of {tags}")
+    read = (
+        _reader(kinds[0])
+        if len(kinds) == 1
+        else partial(_read_closed, {getattr(kind, "TYPE", ""): kind for kind in kinds})
+    )
+    return partial(_read_optional, read) if len(kinds) < len(members) else read
 
 
-def _build_open(registry: Registry[Any], plain: Any, where: str) -> Any:
-    if not isinstance(plain, dict):
-        raise ProtocolError(f"{where} is {type(plain).__name__}, but must be an object")
-    name = plain.get(registry.tag)
-    if not isinstance(name, str) or name not in registry.names:
-        said = (
-            f"{where} has the {registry.tag} {name!r:.80}"
-            if registry.tag in plain
-            else f"{where}.{registry.tag} is missing"
-        )
-        raise ProtocolError(f"{said}, but must be one of {list(registry.names)}")
+def _read_optional(read: _Read, plain: Any, problems: list[Problem]) -> Any:
+    return None if plain is None else read(plain, problems)
+
+
+def _read_closed(kinds: Mapping[str, type], plain: Any, problems: list[Problem]) -> Any:
+    name = _name_of_member("type", tuple(kinds), plain, problems)
+    return _NOTHING if name is None else _read_record(kinds[name], plain, problems)
+
+
+def _read_open(registry: Registry[Any], plain: Any, problems: list[Problem]) -> Any:
+    if (name := _name_of_member(registry.tag, registry.names, plain, problems)) is None:
+        return _NOTHING
     try:
         kind = registry.named(name)
     except ConfigError as error:
-        raise ProtocolError(f"{where}: {error}") from error
-    return _reader(kind)(plain, where)
+        problems.append(Problem(text=str(error), is_sentence=True))
+        return _NOTHING
+    return _read_record(kind, plain, problems)
 
 
-def _build_tuple(members: tuple[Any, ...], plain: Any, where: str) -> tuple[Any, ...]:
-    if not isinstance(plain, (list, tuple)):
-        raise ProtocolError(f"{where} is {type(plain).__name__}, but must be a list")
-    if len(members) == 2 and members[1] is ...:
-        read = _reader(members[0])
-        return tuple([read(item, f"{where}[{place}]") for place, item in enumerate(plain)])
-    if len(members) != len(plain):
-        raise ProtocolError(f"{where} has {len(plain)} items, but must have {len(members)}")
-    pairs = zip(members, plain, strict=True)
-    return tuple(_reader(kind)(item, f"{where}[{place}]") for place, (kind, item) in enumerate(pairs))
-
-
-def _build_mapping(members: tuple[Any, ...], plain: Any, where: str) -> dict[str, Any]:
+def _name_of_member(tag: str, names: Sequence[str], plain: Any, problems: list[Problem]) -> str | None:
+    """Which member of a union plain data are, by the name under its tag; None where they are none, as problems say."""
     if not isinstance(plain, dict):
-        raise ProtocolError(f"{where} is {type(plain).__name__}, but must be an object")
-    read_key, read_item = (_reader(kind) for kind in members)
-    return {read_key(key, f"a key of {where}"): read_item(item, f"{where}[{key!r:.80}]") for key, item in plain.items()}
+        _refuse(plain, "a table", problems)
+        return None
+    name = plain.get(tag)
+    if isinstance(name, str) and name in names:
+        return name
+    found = f"has the {tag} {name!r:.80}" if tag in plain else f"has no {tag}"
+    meant = did_you_mean(name, names) if isinstance(name, str) else ""
+    problems.append(Problem(text=f"{found}, but must be one of {list(names)}{meant}"))
+    return None
 
 
-def _build_literal(known: tuple[Any, ...], plain: Any, where: str) -> Any:
-    if isinstance(plain, (str, int)) and plain in known:
+def _read_items(read: _Read, plain: Any, problems: list[Problem]) -> Any:
+    if not isinstance(plain, (list, tuple)):
+        return _refuse(plain, "a list", problems)
+    before, values = len(problems), []
+    for place, item in enumerate(plain):
+        if len(problems) >= MOST_PROBLEMS:
+            break
+        values.append(_read_at(place, read, item, problems))
+    return tuple(values) if len(problems) == before else _NOTHING
+
+
+def _read_places(members: tuple[Any, ...], plain: Any, problems: list[Problem]) -> Any:
+    if not isinstance(plain, (list, tuple)) or len(plain) != len(members):
+        return _refuse(plain, f"a list of {len(members)}", problems)
+    before, pairs = len(problems), enumerate(zip(members, plain, strict=True))
+    values = tuple([_read_at(place, _reader(kind), item, problems) for place, (kind, item) in pairs])
+    return values if len(problems) == before else _NOTHING
+
+
+def _read_mapping(read_key: _Read, read_item: _Read, plain: Any, problems: list[Problem]) -> Any:
+    if not isinstance(plain, dict):
+        return _refuse(plain, "a table", problems)
+    before, values = len(problems), {}
+    for key, item in plain.items():
+        if len(problems) >= MOST_PROBLEMS:
+            break
+        wrong: list[Problem] = []
+        name = read_key(key, wrong)
+        problems += [Problem(text=f"has the key {key!r:.80}, which {problem.text}") for problem in wrong]
+        values[name] = _read_at(str(key), read_item, item, problems)
+    return values if len(problems) == before else _NOTHING
+
+
+def _read_choice(members: Sequence[Any], plain: Any, problems: list[Problem]) -> Any:
+    if isinstance(plain, (str, int)) and (text := choice_problem(members, plain)):
+        problems.append(Problem(text=text))
+        return _NOTHING
+    return plain if isinstance(plain, (str, int)) else _refuse(plain, f"one of {list(members)}", problems)
+
+
+def _read_float(plain: Any, problems: list[Problem]) -> Any:
+    if isinstance(plain, float) and math.isfinite(plain):
         return plain
-    raise ProtocolError(f"{where} is {plain!r:.80}, but must be one of {list(known)}")
+    if isinstance(plain, int) and not isinstance(plain, bool) and abs(plain) <= MAX_INTEGER:
+        return float(plain)
+    return _refuse(plain, "a finite number", problems)
 
 
-def _build_float(plain: Any, where: str) -> float:
-    if not isinstance(plain, (int, float)) or isinstance(plain, bool):
-        _build_nothing(float, plain, where)
-    number = float(plain) if abs(plain) <= MAX_INTEGER or isinstance(plain, float) else math.inf
-    if math.isfinite(number):
-        return number
-    raise ProtocolError(f"{where} is {plain!r:.80}, but must be a finite number")
-
-
-def _build_int(plain: Any, where: str) -> int:
+def _read_int(plain: Any, problems: list[Problem]) -> Any:
     if isinstance(plain, int) and not isinstance(plain, bool) and abs(plain) <= MAX_INTEGER:
         return plain
-    return _build_nothing(int, plain, where)
+    return _refuse(plain, "a whole number", problems)
 
 
-def _build_bool(plain: Any, where: str) -> bool:
-    return plain if isinstance(plain, bool) else _build_nothing(bool, plain, where)
+def _read_bool(plain: Any, problems: list[Problem]) -> Any:
+    return plain if isinstance(plain, bool) else _refuse(plain, "true or false", problems)
 
 
-def _build_str(plain: Any, where: str) -> str:
+def _read_str(plain: Any, problems: list[Problem]) -> Any:
     if not isinstance(plain, str):
-        _build_nothing(str, plain, where)
+        return _refuse(plain, "text", problems)
     if len(plain) > MAX_TEXT_CHARACTERS:
-        raise ProtocolError(f"{where} has {len(plain)} characters, but may have {MAX_TEXT_CHARACTERS} at most")
+        text = f"has {len(plain)} characters, but may have {MAX_TEXT_CHARACTERS} at most"
+        problems.append(Problem(text=text))
+        return _NOTHING
     if _NO_TEXT.search(plain) is not None:
-        raise ProtocolError(f"{where} is {plain!r:.80}, but must be text without NUL and without half characters")
+        return _refuse(plain, "text without NUL and without half characters", problems)
     return plain
 
 
-def _build_nothing(kind: Any, plain: Any, where: str) -> NoReturn:
-    raise ProtocolError(f"{where} is {plain!r:.80}, but must be {getattr(kind, '__name__', kind)}")
+def _read_nothing(kind: Any, plain: Any, problems: list[Problem]) -> Any:
+    return _refuse(plain, str(getattr(kind, "__name__", kind)), problems)
 
 
-_SCALARS: Mapping[Any, _Read] = MappingProxyType(
-    {float: _build_float, int: _build_int, bool: _build_bool, str: _build_str}
-)
-_COMPOUND: Mapping[Any, Callable[[tuple[Any, ...], Any, str], Any]] = MappingProxyType(
-    {
-        typing.Union: _build_union,
-        types.UnionType: _build_union,
-        tuple: _build_tuple,
-        dict: _build_mapping,
-        Mapping: _build_mapping,
-        typing.Literal: _build_literal,
-    }
-)
-"""By what an annotation is made with; what it is made of comes first."""
+_SCALARS: Mapping[Any, _Read] = MappingProxyType({float: _read_float, int: _read_int, bool: _read_bool, str: _read_str})

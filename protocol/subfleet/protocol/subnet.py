@@ -6,62 +6,59 @@ are kept whole, and of choices that it does not name all operators.
 """
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+from subfleet.protocol.bounds import NAMED_ONCE, Condition, Each, Length, checked
+from subfleet.protocol.limits import Count, Positive
 from subfleet.protocol.schema import ADDED_LATER, canonical_json, from_plain, parse_json
 
 __all__ = ["Centre", "Explicit", "Full", "IndexSet", "Prefix", "Roll", "SubnetSpec", "parse_spec"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class Prefix:
     """The first `size` indices of an axis (HeteroFL, FjORD)."""
 
     TYPE: ClassVar[str] = "prefix"
-    size: int
-
-    def __post_init__(self) -> None:
-        if self.size < 1:
-            raise ValueError(f"prefix size is {self.size}, but must be 1 or more")
+    size: Positive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class Roll:
     """`size` indices from `start` on, wrapping around the end of the axis (FedRolex)."""
 
     TYPE: ClassVar[str] = "roll"
-    start: int
-    size: int
+    start: Count
+    size: Positive
 
-    def __post_init__(self) -> None:
-        if self.size < 1 or self.start < 0:
-            raise ValueError(f"roll is ({self.start}, {self.size}), but start must be 0 or more and size 1 or more")
+
+def _are_indices(indices: tuple[int, ...]) -> bool:
+    return min(indices) >= 0 and len(set(indices)) == len(indices)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class Explicit:
     """The named indices, in this order, each once (Federated Dropout)."""
 
     TYPE: ClassVar[str] = "explicit"
-    indices: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        if not self.indices or min(self.indices) < 0 or len(set(self.indices)) != len(self.indices):
-            raise ValueError("explicit indices must be one or more different numbers of 0 or more")
+    indices: Annotated[
+        tuple[int, ...], Length(least=1), Condition(accepts=_are_indices, words="different numbers of 0 or more")
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class Centre:
     """The middle `size` indices of an axis: a 3x3 kernel is the centre of a 5x5 one (Once-for-all, section 3.2)."""
 
     TYPE: ClassVar[str] = "centre"
-    size: int
-
-    def __post_init__(self) -> None:
-        if self.size < 1:
-            raise ValueError(f"centre size is {self.size}, but must be 1 or more")
+    size: Positive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +71,14 @@ class Full:
 IndexSet = Prefix | Roll | Explicit | Centre | Full
 
 
+def _check_axes(axes: tuple[tuple[str, IndexSet], ...]) -> Iterator[str]:
+    names = [name for name, _ in axes]
+    if names != sorted(set(names)):
+        yield f"axes are {names}, but must be sorted by name, each once"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(_check_axes)
 class SubnetSpec:
     """One subnet of an elastic network.
 
@@ -90,25 +94,10 @@ class SubnetSpec:
     """
 
     axes: tuple[tuple[str, IndexSet], ...] = ()
-    blocks: tuple[str, ...] = ()
-    choices: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    blocks: Annotated[tuple[str, ...], Each()] = ()
+    choices: Annotated[tuple[tuple[str, Annotated[tuple[str, ...], Length(least=1), Each()]], ...], NAMED_ONCE] = ()
     name: str = ""
     network: str = field(default="", metadata=ADDED_LATER)
-
-    def __post_init__(self) -> None:
-        names = [name for name, _ in self.axes]
-        if names != sorted(set(names)):
-            raise ValueError(f"axes are {names}, but must be sorted by name, each once")
-        if len(set(self.blocks)) != len(self.blocks):
-            raise ValueError(f"blocks are {list(self.blocks)}, but each may be named once")
-        for what, told in (
-            ("choice", [name for name, _ in self.choices]),
-            *(("operator", own) for _, own in self.choices),
-        ):
-            if len(set(told)) != len(told):
-                raise ValueError(f"the {what}s kept are {list(told)}, but each may be named once")
-        if not all(own for _, own in self.choices):
-            raise ValueError("a choice keeps no operator, but must keep one or more")
 
     @property
     def spec_id(self) -> str:

@@ -1,16 +1,17 @@
 """The message that gives a device something to do: an envelope, and one of five kinds of work."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from subfleet.protocol.blobs import BlobRef
+from subfleet.protocol.bounds import Length, Range, checked
 from subfleet.protocol.calibration import Calibration
 from subfleet.protocol.candidate_scores import MAX_CANDIDATES
-from subfleet.protocol.class_names import check_class_names
+from subfleet.protocol.class_names import ClassNames
 from subfleet.protocol.evaluating import EvaluationSettings
 from subfleet.protocol.exhaustive import never
-from subfleet.protocol.identifiers import check_client_id, new_message_id
-from subfleet.protocol.limits import TASK_LIMITS, check_lengths, check_names, check_seconds
+from subfleet.protocol.identifiers import ClientId, Shown, new_message_id
+from subfleet.protocol.limits import RunId, Seconds, TaskId
 from subfleet.protocol.paths import PathSettings
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget
@@ -80,6 +81,7 @@ class ScoringCandidate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class Score:
     """Score candidates on the device's data; `Scores` answers.
 
@@ -91,15 +93,9 @@ class Score:
     """
 
     TYPE: ClassVar[str] = "score"
-    candidates: tuple[ScoringCandidate, ...]
+    candidates: Annotated[tuple[ScoringCandidate, ...], Length(least=1, most=MAX_CANDIDATES)]
     settings: TrainingSettings
-    batches: int = 2
-
-    def __post_init__(self) -> None:
-        if not 1 <= len(self.candidates) <= MAX_CANDIDATES:
-            raise ValueError(f"there are {len(self.candidates)} candidates, but there must be 1 to {MAX_CANDIDATES}")
-        if self.batches < 2:
-            raise ValueError(f"batches is {self.batches}, but a score compares the gradients of 2 or more")
+    batches: Annotated[int, Range(least=2)] = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +115,7 @@ class Evaluate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class Deploy:
     """Keep the subnet's inference models; `Deployed` answers.
 
@@ -127,11 +124,7 @@ class Deploy:
     """
 
     TYPE: ClassVar[str] = "deploy"
-    models: tuple[ProgramRef, ...]
-
-    def __post_init__(self) -> None:
-        if not self.models:
-            raise ValueError("there are no models, but a deploy task must have 1 or more")
+    models: Annotated[tuple[ProgramRef, ...], Length(least=1)]
 
 
 Work = Train | Calibrate | Score | Evaluate | Deploy
@@ -139,6 +132,7 @@ Work = Train | Calibrate | Score | Evaluate | Deploy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class Task:
     """Work for one device (retained on its own topic). A device works on the newest task of the current run.
 
@@ -158,26 +152,19 @@ class Task:
     """
 
     KIND: ClassVar[str] = "task"
-    task_id: str
-    run_id: str
+    task_id: Annotated[TaskId, Shown]
+    run_id: Annotated[RunId, Shown]
     round: int
-    client_id: str
+    client_id: ClientId
     spec: SubnetSpec
     work: Work
     planned_peak_bytes: int
     budget: Budget
-    deadline_s: float
-    message_id: str = field(default_factory=new_message_id)
+    deadline_s: Seconds
+    message_id: Annotated[str, Length(most=384), Shown] = field(default_factory=new_message_id)
     retry: int = 0
-    classes: tuple[str, ...] = ()
+    classes: ClassNames = ()
     transform: DataTransform | None = None
-
-    def __post_init__(self) -> None:
-        check_client_id(self.client_id)
-        check_lengths(self, TASK_LIMITS)
-        check_names(self, "run_id", "task_id", "message_id")
-        check_seconds("deadline_s", self.deadline_s)
-        check_class_names(self.classes)
 
     @property
     def programs(self) -> tuple[ProgramRef, ...]:

@@ -13,16 +13,19 @@ The payload of kind "chunk" is binary; every other payload is a JSON message.
 
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
+from subfleet.protocol.bounds import Condition
 from subfleet.protocol.errors import ConfigError, ProtocolError
-from subfleet.protocol.messages import check_client_id
+from subfleet.protocol.identifiers import check_client_id
 
-__all__ = ["CHUNK", "DEFAULT_FLEET", "Address", "Topics"]
+__all__ = ["CHUNK", "DEFAULT_FLEET", "Address", "FleetName", "Topics"]
 
 CHUNK = "chunk"
 DEFAULT_FLEET = "main"
 _FLEET = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_FORM = "1 to 64 letters, digits, '_', '.' or '-'"
+FleetName = Annotated[str, Condition(accepts=lambda name: _FLEET.fullmatch(name) is not None, words=_FORM)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +46,7 @@ class Topics:
 
     def __init__(self, fleet: str = DEFAULT_FLEET) -> None:
         if _FLEET.fullmatch(fleet) is None:
-            raise ConfigError(f"fleet name {fleet!r:.80} must be 1 to 64 letters, digits, '_', '.' or '-'")
+            raise ConfigError(f"fleet name {fleet!r:.80} must be {_FORM}")
         self._root = f"subfleet/1/{fleet}"
 
     def all(self, kind: str) -> str:

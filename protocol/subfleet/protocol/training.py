@@ -1,18 +1,33 @@
 """How a client trains, as plain data: the objective, the optimiser, and the numbers of one round."""
 
+import fractions
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from fractions import Fraction
-from typing import Literal
+from typing import Annotated, Literal
 
-from subfleet.protocol.limits import MAX_SINGLE
+from subfleet.protocol.bounds import Range, checked
+from subfleet.protocol.limits import MAX_SINGLE, Count, Fraction, Positive, PositiveFraction
 from subfleet.protocol.schema import ADDED_LATER
 from subfleet.protocol.task_kinds import TASK_KINDS, Objective, TaskKind
 
 __all__ = ["AugmentationSettings", "ObjectiveSettings", "OptimiserSettings", "TrainingSettings"]
 
+Distillation = Literal["none", "self", "mutual"]
+Single = Annotated[float, Range(least=0, below=MAX_SINGLE, words="0 or more, of single precision, below 2^128")]
+PositiveSingle = Annotated[float, Range(above=0, below=MAX_SINGLE, words="above 0, below 2^128")]
+Decay = Annotated[float, Range(least=0, below=1)]
+
+
+def _check_classes(
+    name: Objective, label_smoothing: float, class_mask: bool, distillation: Distillation
+) -> Iterator[str]:
+    if not TASK_KINDS[name].over_classes and (label_smoothing or class_mask or distillation != "none"):
+        yield f"objective {name!r} knows no classes, but label_smoothing, class_mask and distillation need some"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(_check_classes)
 class ObjectiveSettings:
     """What a training step minimises. Its shape only: coefficients are inputs of the step.
 
@@ -31,22 +46,12 @@ class ObjectiveSettings:
     """
 
     name: Objective = "cross_entropy"
-    label_smoothing: float = 0.0
+    label_smoothing: Annotated[float, Range(least=0, below=1)] = 0.0
     class_mask: bool = False
     proximal: bool = False
-    distillation: Literal["none", "self", "mutual"] = "none"
-    temperature: float = 1.0
+    distillation: Distillation = "none"
+    temperature: PositiveSingle = 1.0
     squares: bool = field(default=False, metadata=ADDED_LATER)
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.label_smoothing < 1:
-            raise ValueError(f"label_smoothing is {self.label_smoothing}, but must be at least 0 and below 1")
-        if not 0 < self.temperature < MAX_SINGLE:
-            raise ValueError(f"temperature is {self.temperature}, but must be a number above 0, below 2^128")
-        if not self.over_classes and (self.label_smoothing or self.class_mask or self.distillation != "none"):
-            raise ValueError(
-                f"objective {self.name!r} knows no classes, but label_smoothing, class_mask and distillation need some"
-            )
 
     @property
     def kind(self) -> TaskKind:
@@ -55,8 +60,8 @@ class ObjectiveSettings:
 
     @property
     def over_classes(self) -> bool:
-        """Whether labels are indices of classes; whoever takes an objective refuses a name that is none."""
-        return self.name in TASK_KINDS and self.kind.over_classes
+        """Whether labels are indices of classes."""
+        return self.kind.over_classes
 
     @property
     def padded(self) -> bool:
@@ -69,7 +74,13 @@ class ObjectiveSettings:
         return ObjectiveSettings(name=self.name)
 
 
+def _check_nesterov(nesterov: bool, momentum: float, dampening: float) -> Iterator[str]:
+    if nesterov and (momentum == 0 or dampening > 0):
+        yield f"nesterov needs momentum and no dampening, but they are {momentum} and {dampening}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(_check_nesterov)
 class OptimiserSettings:
     """The local optimiser. Its state starts at zero every round, as in every reference implementation.
 
@@ -86,35 +97,25 @@ class OptimiserSettings:
     """
 
     name: Literal["sgd", "adam", "adamw"] = "sgd"
-    momentum: float = 0.9
-    dampening: float = 0.0
+    momentum: Decay = 0.9
+    dampening: Fraction = 0.0
     nesterov: bool = False
-    weight_decay: float = 0.0
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
-    max_gradient_norm: float = 0.0
+    weight_decay: Single = 0.0
+    beta1: Decay = 0.9
+    beta2: Decay = 0.999
+    epsilon: PositiveSingle = 1e-8
+    max_gradient_norm: Single = 0.0
 
-    def __post_init__(self) -> None:
-        for name in ("momentum", "beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, but must be at least 0 and below 1")
-        if not 0 <= self.dampening <= 1:
-            raise ValueError(f"dampening is {self.dampening}, but must be from 0 to 1")
-        if self.nesterov and (self.momentum == 0 or self.dampening > 0):
-            raise ValueError(
-                f"nesterov needs momentum and no dampening, but they are {self.momentum} and {self.dampening}"
-            )
-        for name in ("weight_decay", "max_gradient_norm"):
-            if not 0 <= getattr(self, name) < MAX_SINGLE:
-                raise ValueError(
-                    f"{name} is {getattr(self, name)}, but must be a number of 0 or more, of single precision"
-                )
-        if not 0 < self.epsilon < MAX_SINGLE:
-            raise ValueError(f"epsilon is {self.epsilon}, but must be a number above 0, below 2^128")
+
+def _check_border(record: "AugmentationSettings") -> Iterator[str]:
+    if record.crops and record.padding < 1:
+        yield f"padding is {record.padding}, but must be 1 or more with augmentation {record.name!r}"
+    if not record.crops and record.padding:
+        yield f"padding is {record.padding}, but augmentation {record.name!r} has no border; leave it out"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(_check_border)
 class AugmentationSettings:
     """How training images are changed at random, anew in each epoch; what is evaluated never is.
 
@@ -125,13 +126,7 @@ class AugmentationSettings:
     """
 
     name: Literal["none", "crop", "flip", "crop_and_flip"] = "none"
-    padding: int = 0
-
-    def __post_init__(self) -> None:
-        if self.crops and self.padding < 1:
-            raise ValueError(f"padding is {self.padding}, but must be 1 or more with augmentation {self.name!r}")
-        if not self.crops and self.padding:
-            raise ValueError(f"padding is {self.padding}, but augmentation {self.name!r} has no border; leave it out")
+    padding: Count = 0
 
     @property
     def crops(self) -> bool:
@@ -161,7 +156,33 @@ class AugmentationSettings:
         return None
 
 
+def _check_micro_batches(micro_batch_size: int, batch_size: int) -> Iterator[str]:
+    if micro_batch_size > batch_size:
+        yield f"micro_batch_size is {micro_batch_size}, but must be 0 to batch_size {batch_size}"
+
+
+def _check_length(local_steps: int, epochs: int) -> Iterator[str]:
+    if local_steps and epochs != 1:
+        yield (
+            f"local_steps is {local_steps} and epochs is {epochs}, but one says how long clients train; set epochs = "
+            "1, or local_steps = 0"
+        )
+
+
+def _check_terms(proximal_mu: float, distillation_weight: float, objective: ObjectiveSettings) -> Iterator[str]:
+    if proximal_mu and not objective.proximal:
+        yield f"proximal_mu is {proximal_mu}, but the objective has no proximal term; set objective.proximal"
+    if distillation_weight and objective.distillation == "none":
+        yield (
+            f"distillation_weight is {distillation_weight}, but the objective has no distillation term; set "
+            "objective.distillation"
+        )
+    if objective.distillation == "self" and distillation_weight > 1:
+        yield f"distillation_weight is {distillation_weight}, but must be at most 1 with distillation 'self'"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(_check_micro_batches, _check_length, _check_terms)
 class TrainingSettings:
     """How a client trains in one round.
 
@@ -185,56 +206,23 @@ class TrainingSettings:
             pass, or goes over them again; 0 goes by epochs.
     """
 
-    epochs: int = 1
-    batch_size: int = 16
-    micro_batch_size: int = 0
-    learning_rate: float = 0.1
+    epochs: Positive = 1
+    batch_size: Positive = 16
+    micro_batch_size: Count = 0
+    learning_rate: Single = 0.1
     objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
     optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
-    proximal_mu: float = 0.0
-    distillation_weight: float = 0.0
+    proximal_mu: Single = 0.0
+    distillation_weight: Single = 0.0
     augmentation: AugmentationSettings = field(default=AugmentationSettings(), metadata=ADDED_LATER)
     recompute: bool = False
     seed: int = 0
-    round_share: float = field(default=1.0, metadata=ADDED_LATER)
-    local_steps: int = field(default=0, metadata=ADDED_LATER)
-
-    def __post_init__(self) -> None:
-        if self.epochs < 1 or self.batch_size < 1:
-            raise ValueError(f"epochs {self.epochs} and batch_size {self.batch_size} must both be 1 or more")
-        if not 0 <= self.micro_batch_size <= self.batch_size:
-            raise ValueError(
-                f"micro_batch_size is {self.micro_batch_size}, but must be 0 to batch_size {self.batch_size}"
-            )
-        for name in ("learning_rate", "proximal_mu", "distillation_weight"):
-            if not 0 <= getattr(self, name) < MAX_SINGLE:
-                raise ValueError(
-                    f"{name} is {getattr(self, name)}, but must be a number of 0 or more, of single precision"
-                )
-        if self.local_steps < 0 or (self.local_steps and self.epochs != 1):
-            raise ValueError(
-                f"local_steps is {self.local_steps} and epochs is {self.epochs}, but one says how long clients train; "
-                "set epochs = 1, or local_steps = 0"
-            )
-        if not 0 < self.round_share <= 1:
-            raise ValueError(f"round_share is {self.round_share}, but must be above 0, and 1 at most")
-        if self.proximal_mu and not self.objective.proximal:
-            raise ValueError(
-                f"proximal_mu is {self.proximal_mu}, but the objective has no proximal term; set objective.proximal"
-            )
-        if self.distillation_weight and self.objective.distillation == "none":
-            raise ValueError(
-                f"distillation_weight is {self.distillation_weight}, but the objective has no distillation term; set "
-                "objective.distillation"
-            )
-        if self.objective.distillation == "self" and self.distillation_weight > 1:
-            raise ValueError(
-                f"distillation_weight is {self.distillation_weight}, but must be at most 1 with distillation 'self'"
-            )
+    round_share: PositiveFraction = field(default=1.0, metadata=ADDED_LATER)
+    local_steps: Count = field(default=0, metadata=ADDED_LATER)
 
     def round_count(self, sample_count: int) -> int:
         """Of so many samples, those that a round goes over: 1 or more, where there is one."""
-        return math.ceil(Fraction(str(self.round_share)) * sample_count)
+        return math.ceil(fractions.Fraction(str(self.round_share)) * sample_count)
 
     def step_count(self, trained_count: int) -> int:
         """Optimiser steps where a round goes over so many samples."""

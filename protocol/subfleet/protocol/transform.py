@@ -3,9 +3,11 @@
 It travels in tasks and stands in exported models, so that pictures are never prepared in two ways.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
+from subfleet.protocol.bounds import Condition, Length, Range, checked
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json
 
 __all__ = ["DATA_TRANSFORM", "MAX_TEXT_BYTES", "DataTransform", "text_of_transform", "transform_of_text"]
@@ -20,8 +22,30 @@ MAX_CHANNELS = 64
 MAX_VALUE = 1e6
 """Of means and deviations; what is divided by less than a millionth is refused, too."""
 
+Side = Annotated[int, Range(least=1, most=MAX_SIDE)]
+Sides = Annotated[tuple[Side, ...], Length(most=2)]
+"""[height, width], or [side], or none."""
+Mean = Annotated[float, Range(least=-MAX_VALUE, most=MAX_VALUE)]
+Deviation = Annotated[float, Range(least=1 / MAX_VALUE, most=MAX_VALUE)]
+
+
+def _check_crop(crop: tuple[int, ...], resize: tuple[int, ...]) -> Iterator[str]:
+    if resize and any(cut > side for cut, side in zip(_pair(crop), _pair(resize), strict=False)):
+        yield f"crop is {list(crop)}, but pictures are scaled to {list(resize)}; cut out no more than that"
+
+
+def _check_normalisation(mean: tuple[float, ...], deviation: tuple[float, ...], channels: int) -> Iterator[str]:
+    if len(mean) != len(deviation):
+        yield (
+            f"mean has {len(mean)} numbers and deviation {len(deviation)}, but both must have one for all, or one for "
+            "each channel"
+        )
+    elif channels and len(mean) not in (0, 1, channels):
+        yield f"mean has {len(mean)} numbers, but there are {channels} channels"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(_check_crop, _check_normalisation)
 class DataTransform:
     """What is done to each picture before it is fed, in this order; what is left out is not done.
 
@@ -39,41 +63,13 @@ class DataTransform:
         ValueError: a number is out of its range, or numbers do not fit each other.
     """
 
-    channels: int = 0
-    resize: tuple[int, ...] = ()
-    crop: tuple[int, ...] = ()
-    mean: tuple[float, ...] = ()
-    deviation: tuple[float, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.channels not in (0, 1, 3):
-            raise ValueError(f"channels are {self.channels}, but must be 1 for gray, 3 for colour, or 0 for either")
-        for name in ("resize", "crop"):
-            sides: tuple[int, ...] = getattr(self, name)
-            if len(sides) > 2 or not all(1 <= side <= MAX_SIDE for side in sides):
-                raise ValueError(
-                    f"{name} is {list(sides)}, but must be [height, width] or [side], each from 1 to {MAX_SIDE}"
-                )
-        if self.resize and any(cut > side for cut, side in zip(_pair(self.crop), _pair(self.resize), strict=False)):
-            raise ValueError(
-                f"crop is {list(self.crop)}, but pictures are scaled to {list(self.resize)}; cut out no more than that"
-            )
-        self._check_normalisation()
-
-    def _check_normalisation(self) -> None:
-        if len(self.mean) != len(self.deviation) or len(self.mean) > MAX_CHANNELS:
-            raise ValueError(
-                f"mean has {len(self.mean)} numbers and deviation {len(self.deviation)}, but both must have one for "
-                "all, or one for each channel"
-            )
-        if self.channels and len(self.mean) not in (0, 1, self.channels):
-            raise ValueError(f"mean has {len(self.mean)} numbers, but there are {self.channels} channels")
-        if not all(abs(value) <= MAX_VALUE for value in self.mean):
-            raise ValueError(f"mean is {list(self.mean)}, but must be numbers from -{MAX_VALUE:g} to {MAX_VALUE:g}")
-        if not all(1 / MAX_VALUE <= value <= MAX_VALUE for value in self.deviation):
-            raise ValueError(
-                f"deviation is {list(self.deviation)}, but must be numbers from {1 / MAX_VALUE:g} to {MAX_VALUE:g}"
-            )
+    channels: Annotated[
+        int, Condition(accepts=(0, 1, 3).__contains__, words="1 for gray, 3 for colour, or 0 for either")
+    ] = 0
+    resize: Sides = ()
+    crop: Sides = ()
+    mean: Annotated[tuple[Mean, ...], Length(most=MAX_CHANNELS)] = ()
+    deviation: tuple[Deviation, ...] = ()
 
     @property
     def fixes_size(self) -> bool:

@@ -5,7 +5,9 @@ they are, and so does every tensor that would not become smaller.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
+
+from subfleet.protocol.bounds import Range, checked
 
 __all__ = ["MAX_LEVELS", "AnyUpdateCodec", "Qsgd", "TopK", "TopKQsgd", "Uncompressed"]
 
@@ -13,6 +15,10 @@ MAX_LEVELS = 127
 """Of magnitude: with both signs and zero they are what 8 bits hold."""
 MAX_BUCKET_SIZE = 2**20
 LEAST_FRACTION = 1e-6
+
+Levels = Annotated[int, Range(least=1, most=MAX_LEVELS)]
+BucketSize = Annotated[int, Range(least=1, most=MAX_BUCKET_SIZE)]
+SentFraction = Annotated[float, Range(least=LEAST_FRACTION, most=1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +29,7 @@ class Uncompressed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class Qsgd:
     """Every change rounded to a few levels, up or down at random, so that its mean stays what it was.
 
@@ -35,14 +42,12 @@ class Qsgd:
     """
 
     TYPE: ClassVar[str] = "qsgd"
-    levels: int = MAX_LEVELS
-    bucket_size: int = 512
-
-    def __post_init__(self) -> None:
-        _check_levels(self.levels, self.bucket_size)
+    levels: Levels = MAX_LEVELS
+    bucket_size: BucketSize = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class TopK:
     """Of each tensor the changes of largest magnitude, as float32; the others count as 0.
 
@@ -51,13 +56,11 @@ class TopK:
     """
 
     TYPE: ClassVar[str] = "top_k"
-    fraction: float = 0.1
-
-    def __post_init__(self) -> None:
-        _check_fraction(self.fraction)
+    fraction: SentFraction = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class TopKQsgd:
     """Of each tensor the changes of largest magnitude, and these rounded to a few levels.
 
@@ -68,26 +71,10 @@ class TopKQsgd:
     """
 
     TYPE: ClassVar[str] = "top_k_qsgd"
-    fraction: float = 0.1
-    levels: int = MAX_LEVELS
-    bucket_size: int = 512
-
-    def __post_init__(self) -> None:
-        _check_fraction(self.fraction)
-        _check_levels(self.levels, self.bucket_size)
+    fraction: SentFraction = 0.1
+    levels: Levels = MAX_LEVELS
+    bucket_size: BucketSize = 512
 
 
 AnyUpdateCodec = Uncompressed | Qsgd | TopK | TopKQsgd
 """Every codec of updates."""
-
-
-def _check_fraction(fraction: float) -> None:
-    if not LEAST_FRACTION <= fraction <= 1:
-        raise ValueError(f"fraction is {fraction}, but must be from {LEAST_FRACTION:g} to 1")
-
-
-def _check_levels(levels: int, bucket_size: int) -> None:
-    if not 1 <= levels <= MAX_LEVELS:
-        raise ValueError(f"levels is {levels}, but must be from 1 to {MAX_LEVELS}")
-    if not 1 <= bucket_size <= MAX_BUCKET_SIZE:
-        raise ValueError(f"bucket_size is {bucket_size}, but must be from 1 to {MAX_BUCKET_SIZE}")

@@ -11,8 +11,11 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Annotated
 
+from subfleet.protocol.bounds import Range, checked
 from subfleet.protocol.errors import TooLargeError
+from subfleet.protocol.limits import Amount, Fraction
 from subfleet.transport.base import MAX_PAYLOAD_BYTES, Connected, Delivery, Disconnected, Event, Will
 from subfleet.transport.topic_filter import matches
 
@@ -20,6 +23,7 @@ __all__ = ["Faults", "MemoryBroker", "MemoryTransport"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class Faults:
     """What goes wrong, drawn from a seed for each pair of sender and receiver, in the sender's order.
 
@@ -31,16 +35,9 @@ class Faults:
     """
 
     seed: int = 0
-    loss: float = 0.0
-    double: float = 0.0
-    delay_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.loss < 1 or not 0 <= self.double <= 1 or self.delay_s < 0:
-            raise ValueError(
-                f"faults are loss {self.loss}, double {self.double}, delay {self.delay_s} s, but loss must be at least "
-                "0 and below 1, double 0 to 1, and the delay 0 or more"
-            )
+    loss: Annotated[float, Range(least=0, below=1)] = 0.0
+    double: Fraction = 0.0
+    delay_s: Amount = 0.0
 
 
 @dataclass(slots=True, kw_only=True)

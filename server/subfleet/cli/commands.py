@@ -16,7 +16,7 @@ from subfleet.cli.data import data
 from subfleet.cli.failures import reporting
 from subfleet.cli.keeping import runs as kept_runs
 from subfleet.protocol.errors import ConfigError, ExportError, RunError
-from subfleet.settings.host import HostKind
+from subfleet.settings.fleet import HostKind
 
 __all__ = ["app"]
 

@@ -77,8 +77,8 @@ def show(  # noqa: PLR0913, PLR0917 - one parameter per option is how typer read
     """Read a data set (downloading it where it is not here yet) and count what is in it."""
     with reporting(verbose=verbose):
         from subfleet.emulation.partitions import partition as divide
+        from subfleet.protocol.schema import validated
         from subfleet.settings.samples import PartitionSettings
-        from subfleet.settings.validation import validated
         from subfleet.tasks.catalogue import DATASETS
 
         task = DATASETS.named(name)

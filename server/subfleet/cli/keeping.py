@@ -11,7 +11,7 @@ import typer
 
 from subfleet.cli.failures import reporting
 from subfleet.protocol.errors import ConfigError, FileError
-from subfleet.settings.host import HostKind
+from subfleet.settings.fleet import HostKind
 
 if TYPE_CHECKING:
     from subfleet.settings.run import Run

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from subfleet.protocol.errors import ConfigError
-from subfleet.settings.host import HostKind
+from subfleet.settings.fleet import HostKind
 from subfleet.settings.kept import FILE, free_folder, kept_run
 from subfleet.settings.parts import parts_of
 from subfleet.settings.resuming import check_taken_up

@@ -81,7 +81,7 @@ class Aggregator:
             model=examined.model,
             sha256=sha256,
             refused=folded.refused,
-            found=folded.found,
+            observation=folded.observation,
             lineages=folded.lineages,
             model_bytes=folded.state.tensor_bytes,
             metrics=MappingProxyType(metrics),

@@ -127,11 +127,11 @@ def _calibrated(
     clients = list[Participant]()
     for seat in sorted(seats, key=lambda one: one.client_id):
         client, work = seat.participant, None if seat.task is None else seat.task.work
-        if client is None or seat.result is None or not isinstance(work, Calibrate):
+        if client is None or seat.update is None or not isinstance(work, Calibrate):
             raise ValueError(f"the seat of client {seat.client_id} has no sums")
         try:
-            moments = _moments(work.calibration, folding.blobs.path(seat.result.blob))
-            share = weights[seat.client_id].counted / seat.result.sample_count
+            moments = _moments(work.calibration, folding.blobs.path(seat.update.blob))
+            share = weights[seat.client_id].counted / seat.update.sample_count
         except (ProtocolError, FileError) as error:
             refused[seat.client_id] = str(error)
             continue

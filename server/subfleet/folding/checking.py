@@ -60,7 +60,7 @@ class Checker:
         network = self._terms.declared(model.lineage).network
         work = task.work
         if isinstance(work, Calibrate):
-            return check_sums(network, task.spec, work.calibration, path, update.sample_count, seat.sample_count)
+            return check_sums(network, task.spec, work.calibration, path, update.sample_count, seat.offer.sample_count)
         if not isinstance(work, Train):
             raise ProtocolError(f"task {task.task_id!r:.120} asks for no update")
         form = UpdateForm.of(network, task.spec, work.update_codec, work.sends)

@@ -33,7 +33,7 @@ class FoldedModel:
         folded: the same before networks appeared or retired: what the round is evaluated by.
         clients: whose updates are in it, each with the subnet that it trained.
         refused: clients whose update was refused, with the reason.
-        found: what the method found in the updates, or in the networks.
+        observation: what the method observed in the updates, or in the networks: see `Memory.observe`.
         lineages: of the networks that the run has had by now.
     """
 
@@ -41,7 +41,7 @@ class FoldedModel:
     folded: ModelState
     clients: tuple[Participant, ...]
     refused: Mapping[str, str]
-    found: Any = None
+    observation: Any = None
     lineages: tuple[Lineage, ...] = ()
 
 
@@ -110,14 +110,22 @@ class _Fold:
     def outcome(self, refused: Mapping[str, str]) -> FoldedModel:
         state = after = self._folded()
         clients = tuple(seat.participant for seat in self.seats if seat.participant is not None)
-        found, evolve = self._found(), self.folding.terms.roles.networks.evolve
+        observation, evolve = self._observed(), self.folding.terms.roles.networks.evolve
         lineages = self.lineages
         if evolve is not None and clients:
-            context = self._evolving(after, clients, found)
+            context = self._evolving(after, clients, observation)
             answer = evolve(context)
             state, lineages = evolved(self.folding.terms, context, answer)
-            after, found = answer.after, found if answer.observation is None else answer.observation
-        return FoldedModel(state=state, folded=after, clients=clients, refused=refused, found=found, lineages=lineages)
+            after = answer.after
+            observation = observation if answer.observation is None else answer.observation
+        return FoldedModel(
+            state=state,
+            folded=after,
+            clients=clients,
+            refused=refused,
+            observation=observation,
+            lineages=lineages,
+        )
 
     def _folded(self) -> ModelState:
         """Each network by the updates of its own clients."""
@@ -138,7 +146,7 @@ class _Fold:
         seats = [seat for seat in self.seats if _network_of(seat) == network_id and seat.client_id in names]
         return self._network(network_id, seats)
 
-    def _evolving(self, after: ModelState, clients: tuple[Participant, ...], found: Any) -> EvolutionContext:
+    def _evolving(self, after: ModelState, clients: tuple[Participant, ...], observation: Any) -> EvolutionContext:
         return EvolutionContext(
             round=self.round,
             seed=self.folding.terms.config.seed,
@@ -147,17 +155,17 @@ class _Fold:
             before=self.before,
             after=after,
             clients=clients,
-            losses={seat.client_id: seat.result.loss for seat in self.seats if seat.result is not None},
+            losses={seat.client_id: seat.update.loss for seat in self.seats if seat.update is not None},
             carried_by=partial(carried_by, self.folding.terms, self.seats),
             trained=self._trained,
             folded_with=self._folded_with,
             brought=self.brought,
-            observation=found,
+            observation=observation,
             memory=self.memory,
         )
 
-    def _found(self) -> Any:
-        """What the method looks for in the updates."""
+    def _observed(self) -> Any:
+        """What the method observes in the updates."""
         observe = self.folding.terms.roles.memory.observe
         if observe is None or not self.seats:
             return None

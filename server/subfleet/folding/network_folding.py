@@ -139,13 +139,13 @@ class NetworkFolding:
         return replace(state, shared=distil(self.network, state.shared, students, settings, seed))
 
     def _client(self, state: ModelState, seat: Seat, weight: float) -> "_Client":
-        if seat.participant is None or seat.result is None:
+        if seat.participant is None or seat.update is None:
             raise ValueError(f"the seat of client {seat.client_id} has no update")
         pair, work = self.roles.assigner.exchange, None if seat.task is None else seat.task.work
         return _Client(
             participant=seat.participant,
             weight=weight,
-            update_ref=seat.result.blob,
+            update_ref=seat.update.blob,
             codec=work.update_codec if isinstance(work, Train) else Uncompressed(),
             sent=frozenset(work.sends if isinstance(work, Train) else ()),
             scaling=self._scaling(state, seat.participant, seat.scale),

@@ -18,13 +18,12 @@ __all__ = [
     "DATABASE_NAME",
     "METADATA",
     "absences",
-    "clients",
     "evaluations",
     "generations",
     "open_database",
-    "programs",
     "rounds",
     "runs",
+    "state",
     "tasks",
     "updates",
 ]
@@ -49,19 +48,16 @@ runs = sql.Table(
     sql.Column("retry", sql.Integer, nullable=False),
     sql.Column("lost", sql.Integer, nullable=False),
     sql.Column("waits_for", sql.String, nullable=False),
-    sql.Column("failing", sql.Text, nullable=False),
     sql.Column("failure", sql.String, nullable=False),
-    sql.Column("pool", sql.Text, nullable=False),
-    sql.Column("explored_turn", sql.Integer, nullable=False),
-    sql.Column("wished_turn", sql.Integer, nullable=False),
-    sql.Column("queue", sql.Text, nullable=False),
-    sql.Column("unfit", sql.Text, nullable=False),
-    sql.Column("disks", sql.Text, nullable=False),
-    sql.Column("brought", sql.Text, nullable=False),
-    sql.Column("suspicion", sql.Text, nullable=False),
-    sql.Column("memory", sql.Text, nullable=False),
-    sql.Column("lineages", sql.Text, nullable=False),
     sql.Column("started_at", sql.String, nullable=False),
+)
+state = sql.Table(
+    "state",
+    METADATA,
+    sql.Column("run_id", sql.String, sql.ForeignKey("runs.run_id"), primary_key=True),
+    sql.Column("part", sql.String, primary_key=True),
+    sql.Column("key", sql.String, primary_key=True),
+    sql.Column("value", sql.Text, nullable=False),
 )
 rounds = sql.Table(
     "rounds",
@@ -90,14 +86,6 @@ generations = sql.Table(
     sql.Column("number", sql.Integer, primary_key=True),
     sql.Column("record", sql.Text, nullable=False),
 )
-clients = sql.Table(
-    "clients",
-    METADATA,
-    sql.Column("run_id", sql.String, sql.ForeignKey("runs.run_id"), primary_key=True),
-    sql.Column("client_id", sql.String, primary_key=True),
-    sql.Column("device", sql.String, nullable=False),
-    sql.Column("profile", sql.Text, nullable=False),
-)
 tasks = sql.Table(
     "tasks",
     METADATA,
@@ -110,7 +98,6 @@ tasks = sql.Table(
     sql.Column("spec", sql.String, nullable=False),
     sql.Column("bytes_down", sql.BigInteger, nullable=False),
     sql.Column("bytes_up", sql.BigInteger, nullable=False),
-    sql.Column("seat", sql.Text, nullable=False),
 )
 absences = sql.Table(
     "absences",
@@ -120,13 +107,6 @@ absences = sql.Table(
     sql.Column("kind", sql.String, nullable=False),
     sql.Column("reason", sql.String, nullable=False),
     sql.Column("seen_at", sql.String),
-)
-programs = sql.Table(
-    "programs",
-    METADATA,
-    sql.Column("run_id", sql.String, sql.ForeignKey("runs.run_id"), primary_key=True),
-    sql.Column("key", sql.String, primary_key=True),
-    sql.Column("written", sql.Text, nullable=False),
 )
 updates = sql.Table(
     "updates",

@@ -8,7 +8,7 @@ from subfleet.journal.networks import NetworkRecord
 from subfleet.link.traffic import Traffic
 from subfleet.protocol.task_kinds import better
 from subfleet.rounds.actions import CloseGeneration
-from subfleet.rounds.state import GenerationScores
+from subfleet.rounds.live import GenerationScores
 from subfleet.search.ranking import kendall_tau
 
 __all__ = ["DevicesRecord", "GenerationRecord", "TuningRecord", "generation_record", "generation_text", "tuning_record"]

@@ -1,36 +1,27 @@
 """The journal of runs: what a server needs to take a run up, and what people ask.
 
-Rows carry the facts that people query as columns, and the whole record as canonical JSON, read back through the same
-checked door as any message.
+The state of the run is stored as it is, see `stored_state`. All other tables are projections of it for whoever reads:
+facts that people query as columns, and whole records as canonical JSON, read back as any message is.
 """
 
 import datetime
 import json
 import uuid
 from collections.abc import Callable
-from types import MappingProxyType
-from typing import Any, get_args
+from typing import Any
 
 import sqlalchemy as sql
 
-from subfleet.elastic.lineage import Lineage
-from subfleet.journal.database import clients, evaluations, generations, programs, rounds, runs, tasks, updates
+from subfleet.journal.database import evaluations, generations, rounds, runs, state, tasks, updates
 from subfleet.journal.evaluations import EvaluationRecord
 from subfleet.journal.generations import GenerationRecord
 from subfleet.journal.reading import connected, place_of, typed_rows, typed_scalars, understood
 from subfleet.journal.records import RoundRecord
-from subfleet.journal.stored_seats import evaluated, needed_seats, was_folded
-from subfleet.methods.assigner import Unfit
-from subfleet.protocol.errors import ProtocolError
-from subfleet.protocol.messages import MAX_ROUNDS, Profile
+from subfleet.journal.stored_state import Change, state_changes, state_of
+from subfleet.protocol.messages import Profile
 from subfleet.protocol.schema import canonical_json, from_plain
 from subfleet.rounds.actions import Close, CloseEvaluation, CloseGeneration
-from subfleet.rounds.attempts import Failing, Tries
-from subfleet.rounds.persistent import PersistentMap
-from subfleet.rounds.state import Member, Phase, RunState, Seat, Suspicion
-from subfleet.rounds.written import WrittenProgram
-from subfleet.search.query import FoundSize
-from subfleet.search.queue import SizedProgram
+from subfleet.rounds.state import RunState, Seat
 from subfleet.settings.resuming import check_taken_up
 
 __all__ = ["Journal", "begin_run"]
@@ -58,10 +49,7 @@ def begin_run(engine: sql.Engine, *, name: str, settings: str, round_count: int)
         if known is None:
             run_id = f"{name}-{uuid.uuid4().hex[:8]}"
             row = {"run_id": run_id, "name": name, "settings": settings, "round_count": round_count}
-            start = {"phase": "waiting", "round": 0, "folded_round": 0, "failure": "", "started_at": _now()}
-            start |= {"retry": 0, "lost": 0, "waits_for": "", "pool": "[]", "queue": "[]", "unfit": "{}"}
-            start |= {"failing": "{}", "disks": "{}", "brought": "{}"}
-            start |= {"suspicion": "{}", "memory": "null", "lineages": "[]", "explored_turn": 0, "wished_turn": 0}
+            start = {"started_at": _now(), **_run_row(RunState())}
             connection.execute(runs.insert().values(**row, **start))
             return run_id
         remedy = "restore that, or choose another name or state folder"
@@ -91,80 +79,23 @@ class Journal:
         Raises:
             FileError: the database is damaged, or holds what this version cannot read.
         """
+        rows = sql.select(state.c.part, state.c.key, state.c.value).where(state.c.run_id == self._run_id)
         with connected(self._engine) as connection:
-            (run,) = typed_rows(connection, sql.select(runs).where(runs.c.run_id == self._run_id))
-            _check_run(run)
-            members = {
-                row.client_id: Member(profile=from_plain(Profile, json.loads(row.profile)), noted_s=now_s)
-                for row in typed_rows(connection, sql.select(clients).where(clients.c.run_id == self._run_id))
-            }
-            seats = [
-                (row.round, row.work, from_plain(Seat, json.loads(row.seat)))
-                for row in typed_rows(connection, needed_seats(self._run_id, run.round, run.folded_round))
-            ]
-            scored = _of_round(generations, self._run_id, run.folded_round)
-            generation_count = connection.execute(sql.select(sql.func.count()).where(scored)).scalar_one()
-            programs = typed_scalars(connection, _programs_of(self._run_id))
-            written = [from_plain(WrittenProgram, json.loads(text)) for text in programs]
-            return self._state_of(run, members, seats, written, generation_count, now_s)
+            (_,) = typed_scalars(connection, sql.select(runs.c.run_id).where(runs.c.run_id == self._run_id))
+            found = typed_rows(connection, rows.order_by(state.c.part, state.c.key))
+            return state_of(map(tuple, found), type(self._first_memory)).restarted(now_s)
 
-    def _state_of(
-        self,
-        run: Any,
-        members: dict[str, Member],
-        seats: list[tuple[int, str, Seat]],
-        written: list[WrittenProgram],
-        generation_count: int,
-        now_s: float,
-    ) -> RunState:
-        work = _work_of(run.phase)
-        last = {seat.client_id: seat for number, of, seat in seats if was_folded(run.folded_round, number, of, seat)}
-        settled = (
-            seat.task for number, _, seat in seats if number == run.folded_round and last.get(seat.client_id) is seat
-        )
-        answered = (
-            seat.task
-            for number, of, seat in seats
-            if (number, of, seat.stage) == (run.folded_round, "evaluate", "done") and run.phase != "evaluate"
-        )
-        return RunState(
-            round=run.round,
-            folded_round=run.folded_round,
-            phase=run.phase,
-            tries=_tries_of(run),
-            failure=run.failure,
-            entered_s=now_s,
-            opened_s=now_s,
-            members=PersistentMap(members),
-            seats=MappingProxyType(
-                {seat.client_id: seat for number, of, seat in seats if (number, of) == (run.round, work)}
-                if run.phase not in ("waiting", "search") or run.round > run.folded_round
-                else {}
-            ),
-            last=MappingProxyType(last),
-            settled=frozenset(task.task_id for task in (*settled, *answered) if task is not None),
-            evaluated=evaluated(run.folded_round if run.phase != "evaluate" else run.folded_round - 1, seats),
-            pool=tuple(from_plain(FoundSize, plain) for plain in json.loads(run.pool)),
-            explored_turn=run.explored_turn,
-            wished_turn=run.wished_turn,
-            generations=generation_count if run.phase == "search" else 0,
-            queue=tuple(from_plain(SizedProgram, plain) for plain in json.loads(run.queue)),
-            written=MappingProxyType({one.program.key: one for one in written}),
-            unfit=MappingProxyType(from_plain(dict[str, Unfit], json.loads(run.unfit))),
-            disks=MappingProxyType(from_plain(dict[str, int], json.loads(run.disks))),
-            brought=MappingProxyType(from_plain(dict[str, tuple[str, ...]], json.loads(run.brought))),
-            suspicion=from_plain(Suspicion, json.loads(run.suspicion)),
-            memory=self._memory(json.loads(run.memory)),
-            lineages=from_plain(tuple[Lineage, ...], json.loads(run.lineages)),
-        )
+    def profiles(self) -> tuple[Profile, ...]:
+        """What the clients of the run have declared, in the order of their ids."""
+        mine = sql.and_(state.c.run_id == self._run_id, state.c.part == "profiles")
+        with connected(self._engine) as connection:
+            texts = typed_scalars(connection, sql.select(state.c.value).where(mine).order_by(state.c.key))
+            return tuple(from_plain(Profile, json.loads(text)) for text in texts)
 
-    def _memory(self, plain: Any) -> Any:
-        return None if plain is None else from_plain(type(self._first_memory), plain)
-
-    def load_bytes(self, state: RunState) -> dict[str, Bytes]:
+    def load_bytes(self, at: RunState) -> dict[str, Bytes]:
         """Bytes counted so far for each seat of the open round."""
         query = sql.select(tasks).where(
-            tasks.c.run_id == self._run_id, tasks.c.round == state.round, tasks.c.work == _work_of(state.phase)
+            tasks.c.run_id == self._run_id, tasks.c.round == at.round, tasks.c.work == _work_of(at.phase)
         )
         with connected(self._engine) as connection:
             return {row.client_id: (row.bytes_down, row.bytes_up) for row in typed_rows(connection, query)}
@@ -191,27 +122,19 @@ class Journal:
         Raises:
             FileError: the database cannot be written.
         """
-        # Devices that score a generation are asked anew by a server that starts anew.
+        changes = [*state_changes(before, after)]
+        if not (changes or record):
+            return
+        row = _run_row(after)
+        # Scores of a generation are told in its own record.
         seats = () if after.seats is before.seats or after.phase == "search" else after.seats.items()
         changed = [seat for name, seat in seats if seat is not before.seats.get(name)]
-        profiles = _new_profiles(before, after)
-        written = [] if after.written is before.written else [*(after.written.keys() - before.written.keys())]
-        values = _new_values(before, after)
         same = after.round == before.round > after.folded_round
         emptied = same and not before.seats.keys() <= after.seats.keys()
-        forgotten = [name for name in before.members.changed(after.members) if name not in after.members]
-        if not (changed or profiles or values or written or record or forgotten):
-            return
         with self._engine.begin() as connection:
-            if values:
-                connection.execute(runs.update().where(runs.c.run_id == self._run_id).values(**values))
-            self._save_members(connection, forgotten, profiles)
-            for key in sorted(before.written.keys() - after.written.keys()):  # of networks that have retired
-                gone = sql.and_(programs.c.run_id == self._run_id, programs.c.key == key)
-                connection.execute(programs.delete().where(gone))
-            for key in sorted(written):
-                text = canonical_json(after.written[key]).decode()
-                connection.execute(programs.insert().values(run_id=self._run_id, key=key, written=text))
+            if row != _run_row(before):
+                connection.execute(runs.update().where(runs.c.run_id == self._run_id).values(**row))
+            self._save_state(connection, changes)
             if emptied:  # the round is tried again, and who answered before is not waiting in it
                 for table in (tasks, updates):
                     of_round = sql.and_(table.c.run_id == self._run_id, table.c.round == after.round)
@@ -257,13 +180,19 @@ class Journal:
         with connected(self._engine) as connection:
             return set(typed_scalars(connection, query))
 
-    def _save_members(self, connection: sql.Connection, forgotten: list[str], profiles: list[Profile]) -> None:
-        for name in forgotten:
-            mine = sql.and_(clients.c.run_id == self._run_id, clients.c.client_id == name)
-            connection.execute(clients.delete().where(mine))
-        for profile in profiles:
-            row = {"run_id": self._run_id, "client_id": profile.client_id, "device": profile.device}
-            _put(connection, clients, {**row, "profile": canonical_json(profile).decode()})
+    def _save_state(self, connection: sql.Connection, changes: list[Change]) -> None:
+        keys = [{"of_run": self._run_id, "of_part": one.part, "of_key": one.key} for one in changes]
+        named = {state.c.run_id: "of_run", state.c.part: "of_part", state.c.key: "of_key"}
+        same = sql.and_(*(column == sql.bindparam(name) for column, name in named.items()))
+        rows = [
+            {"run_id": self._run_id, "part": one.part, "key": one.key, "value": one.text}
+            for one in changes
+            if one.text is not None
+        ]
+        if keys:
+            connection.execute(state.delete().where(same), keys)
+        if rows:
+            connection.execute(state.insert(), rows)
 
     def _save_close(
         self,
@@ -301,35 +230,18 @@ class Journal:
             "spec": seat.task.spec.name if seat.task is not None else "",
             "bytes_down": down,
             "bytes_up": up,
-            "seat": canonical_json(seat).decode(),
         }
         _put(connection, tasks, {**key, "work": work, **row})
-        if work == "train" and seat.result is not None:
-            blob, result = seat.result.blob, seat.result
+        if work == "train" and seat.update is not None:
+            blob, result = seat.update.blob, seat.update
             facts = {"sha256": blob.sha256, "size_bytes": blob.size_bytes, "sample_count": result.sample_count}
             _put(connection, updates, {**key, "task_id": result.task_id, **facts, "received_at": _now()})
-
-
-def _check_run(run: Any) -> None:
-    """Make sure that a run stands where one can stand."""
-    if run.phase not in get_args(Phase):
-        raise ProtocolError(f"the run's phase is {run.phase!r:.80}, but must be one of {list(get_args(Phase))}")
-    if not 0 <= run.folded_round <= run.round <= run.folded_round + 1:
-        raise ProtocolError(f"the run is in round {run.round} after the fold of round {run.folded_round}")
-    counts = (run.round, run.retry, run.lost, run.explored_turn, run.wished_turn)
-    if not all(0 <= count < MAX_ROUNDS for count in counts):
-        raise ProtocolError(f"the run counts rounds, tries and turns {counts}, but must be 0 or more, and below 2^31")
 
 
 def _with_metrics(plain: dict[str, Any]) -> dict[str, Any]:
     """A round's record; those of before metrics came may tell a perplexity in their place."""
     metrics = {} if (told := plain.pop("perplexity", None)) is None else {"perplexity": told}
     return {"metrics": metrics, "headline": next(iter(metrics), "accuracy"), **plain}
-
-
-def _tries_of(run: Any) -> Tries:
-    failing = MappingProxyType(from_plain(dict[str, Failing], json.loads(run.failing)))
-    return Tries(retry=run.retry, lost=run.lost, waits_for=run.waits_for, failing=failing)
 
 
 def _put(connection: sql.Connection, table: sql.Table, row: dict[str, Any]) -> None:
@@ -341,35 +253,10 @@ def _put(connection: sql.Connection, table: sql.Table, row: dict[str, Any]) -> N
         connection.execute(table.insert().values(**row))
 
 
-def _of_round(table: sql.Table, run_id: str, round_number: int) -> sql.ColumnElement[bool]:
-    return sql.and_(table.c.run_id == run_id, table.c.round == round_number)
-
-
-def _programs_of(run_id: str) -> sql.Select[Any]:
-    return sql.select(programs.c.written).where(programs.c.run_id == run_id).order_by(programs.c.key)
-
-
-def _new_values(before: RunState, after: RunState) -> dict[str, Any]:
-    """What has changed of the run's own row."""
-    names = ("phase", "round", "folded_round", "failure", "explored_turn", "wished_turn")
-    values = {name: getattr(after, name) for name in names if getattr(after, name) != getattr(before, name)}
-    tries = ("retry", "lost", "waits_for")
-    values |= {name: getattr(after.tries, name) for name in tries if after.tries != before.tries}
-    if after.tries.failing is not before.tries.failing:
-        values["failing"] = canonical_json(after.tries.failing).decode()
-    texts = ("pool", "queue", "unfit", "disks", "brought", "suspicion", "memory", "lineages")
-    changed = [name for name in texts if getattr(after, name) is not getattr(before, name)]
-    return values | {name: canonical_json(getattr(after, name)).decode() for name in changed}
-
-
-def _new_profiles(before: RunState, after: RunState) -> list[Profile]:
-    """Of members that are new or have told another; what two states share costs nothing."""
-    found = []
-    for name in after.members.changed(before.members):
-        known, profile = before.members.get(name), after.members[name].profile
-        if profile is not None and (known is None or profile is not known.profile):
-            found.append(profile)
-    return found
+def _run_row(at: RunState) -> dict[str, Any]:
+    """What of a state is a column of its run."""
+    own = {"phase": at.phase, "round": at.round, "folded_round": at.folded_round, "failure": at.failure}
+    return {**own, "retry": at.retry, "lost": at.tries.lost, "waits_for": at.tries.waits_for}
 
 
 def _work_of(phase: str) -> str:

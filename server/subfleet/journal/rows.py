@@ -116,22 +116,22 @@ def _client_row(terms: Terms, close: Close, seat: Seat, traffic: Traffic, weight
     row = ClientRow(
         client_id=seat.client_id,
         device=seat.device,
-        runtime=seat.runtime if candidate is not None else "",
+        runtime=seat.offer.runtime if candidate is not None else "",
         spec=candidate.spec.name if candidate is not None else "",
         spec_id=candidate.spec.spec_id if candidate is not None else "",
         parameters=candidate.parameters if candidate is not None else 0,
-        memory_free_bytes=seat.memory_free_bytes,
-        budget_bytes=seat.memory_budget_bytes,
-        downlink_budget_bytes=seat.budget.downlink_bytes if seat.budget is not None else None,
-        uplink_budget_bytes=seat.budget.uplink_bytes if seat.budget is not None else None,
+        memory_free_bytes=seat.offer.memory_free_bytes,
+        budget_bytes=seat.offer.memory_budget_bytes,
+        downlink_budget_bytes=seat.offer.budget.downlink_bytes if seat.offer.budget is not None else None,
+        uplink_budget_bytes=seat.offer.budget.uplink_bytes if seat.offer.budget is not None else None,
         update_bytes=_update_bytes(terms, close, seat),
         planned_peak_bytes=seat.task.planned_peak_bytes if seat.task is not None else 0,
-        measured_peak_bytes=seat.result.measured_peak_bytes if seat.result is not None else None,
+        measured_peak_bytes=seat.update.measured_peak_bytes if seat.update is not None else None,
         bytes_down=down,
         bytes_up=up,
-        seconds=seat.result.seconds if seat.result is not None else None,
-        loss=seat.result.loss if seat.result is not None else None,
-        sample_count=seat.result.sample_count if seat.result is not None else 0,
+        seconds=seat.update.seconds if seat.update is not None else None,
+        loss=seat.update.loss if seat.update is not None else None,
+        sample_count=seat.update.sample_count if seat.update is not None else 0,
         status="folded" if seat.stage == "done" else f"{seat.stage}: {seat.reason}",
         refusals="; ".join(seat.refusals),
         weight=weight.counted if weight is not None else 0.0,
@@ -140,15 +140,15 @@ def _client_row(terms: Terms, close: Close, seat: Seat, traffic: Traffic, weight
         outlier=seat.outlier,
         scale=seat.scale,
         limit=seat.limit,
-        data_warning=seat.data_warning,
-        disk_budget_bytes=seat.budget.disk_bytes if seat.budget is not None else None,
+        data_warning=seat.offer.data_warning,
+        disk_budget_bytes=seat.offer.budget.disk_bytes if seat.offer.budget is not None else None,
         disk_bytes=needed_bytes(seat.task) if seat.task is not None else 0,
     )
     if candidate is not None:
         row = _with_costs(terms, close, seat, row, candidate)
-    if seat.wanted is None or row.utilisation is None:
+    if seat.given is None or seat.given.wanted is None or row.utilisation is None:
         return row
-    wanted = price_of(terms, close.lineages, seat.wanted.program.size)
+    wanted = price_of(terms, close.lineages, seat.given.wanted.program.size)
     lost = max(0.0, 1 - row.parameters / wanted.parameters)
     return replace(row, wanted=wanted.spec.name, parameters_lost=lost)
 
@@ -159,9 +159,10 @@ def _with_costs(terms: Terms, close: Close, seat: Seat, row: ClientRow, candidat
     if drawn and seat.spec is not None:  # of a supernet it was sent a part, and has gone along paths of that
         candidate = replace(price_of(terms, close.lineages, seat.spec), forward_macs=drawn)
         row = replace(row, parameters=candidate.parameters)
-    nested = 0 if seat.student is None else price_of(terms, close.lineages, seat.student).forward_macs
+    student = None if seat.given is None else seat.given.student
+    nested = 0 if student is None else price_of(terms, close.lineages, student).forward_macs
     row = replace(row, network=candidate.spec.network, forward_macs=candidate.forward_macs + nested)
-    update = seat.result
+    update = seat.update
     if seat.task is None or not isinstance(seat.task.work, Train):
         return row
     training = seat.task.work.settings
@@ -173,11 +174,11 @@ def _with_costs(terms: Terms, close: Close, seat: Seat, row: ClientRow, candidat
         weight_bytes=candidate.weight_bytes,
         update_bytes=row.update_bytes,
     )
-    samples = 0 if update is None else min(update.sample_count, training.round_count(seat.sample_count))
+    samples = 0 if update is None else min(update.sample_count, training.round_count(seat.offer.sample_count))
     return replace(
         row,
         sample_passes=training.passes_over(samples),
-        took_s=seat.took_s or None,
+        took_s=seat.trained.took_s or None if seat.trained is not None else None,
         expected_training_s=expected.training_s,
         expected_downlink_s=expected.downlink_s,
         expected_uplink_s=expected.uplink_s,
@@ -186,7 +187,7 @@ def _with_costs(terms: Terms, close: Close, seat: Seat, row: ClientRow, candidat
 
 def _drawn_macs(terms: Terms, close: Close, seat: Seat) -> int:
     """Of the paths that a client drew, the mean over its examples; 0 where it drew none."""
-    update = seat.result
+    update = seat.update
     if update is None or not update.operator_examples or seat.spec is None:
         return 0
     network = declared_of(terms, close.lineages, seat.spec).network

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.topics import Topics
+from subfleet.rounds.progress import Searching
 from subfleet.rounds.state import RunState
 from subfleet.transport.counting import Direction
 
@@ -56,6 +57,6 @@ class Traffic:
 
 def _apart(state: RunState) -> str:
     """Of a phase whose bytes are counted apart from those of the round, its name; in a search, of each generation."""
-    if state.phase == "search":
-        return f"search {state.generations}"
+    if isinstance(state.at, Searching):
+        return f"search {state.at.generations}"
     return state.phase if state.phase in ("evaluate", "deploy") else ""

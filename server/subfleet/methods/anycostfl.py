@@ -20,7 +20,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from subfleet.elastic.network import Network
 from subfleet.methods.aggregator import AggregationContext, Aggregator
@@ -30,7 +30,7 @@ from subfleet.methods.local_training import LocalTraining, UpdateBytes
 from subfleet.methods.roles import Roles
 from subfleet.methods.sizes import whole_depth
 from subfleet.methods.techniques import Techniques
-from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.bounds import Range, checked
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.update_codecs import AnyUpdateCodec, TopK, TopKQsgd, Uncompressed
@@ -42,6 +42,7 @@ __all__ = ["AnycostFL"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class AnycostFL:
     """Parameters of AnycostFL.
 
@@ -60,12 +61,8 @@ class AnycostFL:
         judges=("update_codec",),
         published={"steps": None, "codec": Published(value=TopKQsgd(), told=None)},
     )
-    steps: int = 16
+    steps: Annotated[int, Range(least=1, most=1000)] = 16
     codec: AnyUpdateCodec | None = field(default_factory=TopKQsgd)
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.steps <= 1000:
-            raise ConfigError(f"steps is {self.steps}, but must be from 1 to 1000")
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
         """See `subfleet.methods.roles.Method`."""

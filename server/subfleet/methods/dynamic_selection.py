@@ -14,7 +14,7 @@ and until it is written the device gets the largest subnet with a program that f
 import math
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from subfleet.elastic.network import Network
 from subfleet.elastic.spaces import search_space, uniform_space
@@ -24,7 +24,8 @@ from subfleet.methods.assigner import Assigner, Assignment, AssignmentContext, S
 from subfleet.methods.describing import MethodInfo, Published, Setting, those_true
 from subfleet.methods.roles import Roles
 from subfleet.methods.techniques import Techniques
-from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.bounds import Range, checked
+from subfleet.protocol.limits import Count, Fraction
 from subfleet.search.candidates import Candidate
 from subfleet.search.fitting import INFINITE_BYTES
 from subfleet.search.paper import PaperSearch, PaperSettings
@@ -46,6 +47,7 @@ _PUBLISHED = DistillationSettings()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class DynamicSelection:
     """Parameters of dynamic model selection.
 
@@ -78,19 +80,14 @@ class DynamicSelection:
         },
     )
     search: Literal["pareto", "paper"] = "pareto"
-    rates: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0)
+    rates: tuple[Annotated[float, Range(least=0.001, most=1)], ...] = (0.25, 0.5, 0.75, 1.0)
     prices: Literal["planned", "estimated"] = "planned"
-    epsilon: float = 0.8
-    t_max: int = 5
+    epsilon: Fraction = 0.8
+    t_max: Count = 5
     distillation: DistillationSettings | None = field(
         default_factory=lambda: DistillationSettings(mode="anchored", learning_rate=1e-4)
     )
     weighting: Weighting = "uniform"
-
-    def __post_init__(self) -> None:
-        if not all(0.001 <= rate <= 1 for rate in self.rates):
-            raise ConfigError(f"rates are {list(self.rates)}, but must be numbers from 0.001 to 1")
-        self._settings()
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
         """See `subfleet.methods.roles.Method`."""

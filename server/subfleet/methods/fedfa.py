@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from subfleet.elastic.network import Network
 from subfleet.elastic.spaces import uniform_space
@@ -34,6 +34,7 @@ from subfleet.methods.describing import MethodInfo, Published, Setting, those_tr
 from subfleet.methods.heterofl import with_class_mask
 from subfleet.methods.roles import Roles
 from subfleet.methods.sizes import SLICES, whole_depth, with_fixed_sizes
+from subfleet.protocol.bounds import Range, checked
 from subfleet.protocol.candidate_scores import MAX_CANDIDATES
 from subfleet.protocol.schema import ADDED_LATER
 from subfleet.protocol.subnet import SubnetSpec
@@ -48,6 +49,7 @@ __all__ = ["FedFA"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class FedFA:
     """Parameters of FedFA.
 
@@ -94,13 +96,9 @@ class FedFA:
     central: Central = "absolute"
     class_mask: bool = True
     choice: Literal["largest", "score", "declared"] = field(default="largest", metadata=ADDED_LATER)
-    proposals: int = field(default=4, metadata=ADDED_LATER)
+    proposals: Annotated[int, Range(least=2, most=MAX_CANDIDATES)] = field(default=4, metadata=ADDED_LATER)
     depth: bool = field(default=True, metadata=ADDED_LATER)
     scaled: Literal["weights", "changes"] = field(default="weights", metadata=ADDED_LATER)
-
-    def __post_init__(self) -> None:
-        if not 2 <= self.proposals <= MAX_CANDIDATES:
-            raise ValueError(f"proposals is {self.proposals}, but must be 2 to {MAX_CANDIDATES}")
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
         """See `subfleet.methods.roles.Method`."""

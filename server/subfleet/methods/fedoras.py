@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from subfleet.elastic.cost import part_costs
 from subfleet.elastic.network import Network
@@ -34,8 +34,8 @@ from subfleet.methods.selector import Selection, SelectionContext, Selector, at_
 from subfleet.methods.sizes import one_model
 from subfleet.methods.subspacing import Subspaces, drawn_tier
 from subfleet.methods.tier_search import TierMemory, TierSearch, tier_of
-from subfleet.protocol.errors import ConfigError
-from subfleet.protocol.limits import MAX_SINGLE
+from subfleet.protocol.bounds import Range, checked
+from subfleet.protocol.limits import MAX_SINGLE, Positive, PositiveFraction
 from subfleet.protocol.messages import Update
 from subfleet.protocol.paths import OperatorExamples, PathSampler
 from subfleet.protocol.subnet import SubnetSpec
@@ -51,6 +51,7 @@ _LAST_RATE = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class FedorAS:
     """Parameters of FedorAS. A run's rounds are those of the supernet, then those of fine-tuning, tiers in turns.
 
@@ -103,27 +104,18 @@ class FedorAS:
             "tuning_rounds": Published(value=100),
         },
     )
-    supernet_rounds: int = 500
-    subspace: float = 0.5
+    supernet_rounds: Positive = 500
+    subspace: PositiveFraction = 0.5
     path_sampler: PathSampler = "greedy"
     aggregation: Literal["operators", "clients"] = "operators"
-    min_contributors: int = 2
-    tiers: int = 4
+    min_contributors: Positive = 2
+    tiers: Positive = 4
     tiers_by: Literal["measured", "drawn"] = "measured"
     search: TierSearch = field(default_factory=TierSearch)
     start: Literal["supernet", "fresh"] = "supernet"
-    tuning_epochs: int = 1
-    tuning_learning_rate: float = 0.01
-    tuning_rounds: int = 100
-
-    def __post_init__(self) -> None:
-        for name in ("supernet_rounds", "min_contributors", "tiers", "tuning_epochs", "tuning_rounds"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}, but must be 1 or more")
-        if not 0 < self.subspace <= 1:
-            raise ConfigError(f"subspace is {self.subspace}, but must be above 0, and 1 at most")
-        if not 0 <= self.tuning_learning_rate < MAX_SINGLE:
-            raise ConfigError(f"tuning_learning_rate is {self.tuning_learning_rate}, but must be a number of 0 or more")
+    tuning_epochs: Positive = 1
+    tuning_learning_rate: Annotated[float, Range(least=0, below=MAX_SINGLE)] = 0.01
+    tuning_rounds: Positive = 100
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
         """See `subfleet.methods.roles.Method`."""

@@ -13,13 +13,15 @@ from subfleet.methods.describing import MethodInfo, Setting
 from subfleet.methods.local_training import LocalTraining
 from subfleet.methods.roles import Roles
 from subfleet.methods.sizes import ONE_MODEL, Homogeneous, one_model
-from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.bounds import checked
+from subfleet.protocol.limits import Amount
 from subfleet.protocol.training import TrainingSettings
 
 __all__ = ["FedProx"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class FedProx:
     """Parameters of FedProx.
 
@@ -35,12 +37,8 @@ class FedProx:
         varies=(),
         published={"mu": None, "model": ONE_MODEL},
     )
-    mu: float = 0.01
+    mu: Amount = 0.01
     model: Homogeneous = "largest"
-
-    def __post_init__(self) -> None:
-        if not self.mu >= 0:
-            raise ConfigError(f"mu is {self.mu}, but must be a number of 0 or more")
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
         """See `subfleet.methods.roles.Method`."""

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from subfleet.elastic.lineage import Drawn, Inheritance, Lineage
 from subfleet.methods.aggregator import BY_SAMPLES, Aggregator, Weighting, weigh_by
@@ -31,7 +31,9 @@ from subfleet.methods.sizes import one_model, whole_depth
 from subfleet.methods.soft_sharing import DecayBy, Share, SoftSharing
 from subfleet.methods.transforming import Shares, activeness, convergence, copied, moving, transformed
 from subfleet.methods.turns import trimmed_mean
+from subfleet.protocol.bounds import Range, checked
 from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.limits import Amount, Count, Fraction, Positive, PositiveFraction
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import TrainingSettings
 from subfleet.search.candidates import Candidate
@@ -85,6 +87,7 @@ def _shares(method: FedTrans) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class FedTrans:
     """Parameters of FedTrans. Where its text leaves one open, the default says so.
 
@@ -168,49 +171,32 @@ class FedTrans:
         },
     )
     first: Literal["weakest", "configured"] = "weakest"
-    left_behind: float = 0.1
-    alpha: float = 0.9
-    beta: float = 0.003
-    gamma: int = 10
-    delta: int = 5
-    smoothing: float = 0.2
-    factor: float = 2.0
-    inserted: int = 1
+    left_behind: Fraction = 0.1
+    alpha: Fraction = 0.9
+    beta: Annotated[float, Range(words="such as -1e9, with which no network grows")] = 0.003
+    gamma: Positive = 10
+    delta: Positive = 5
+    smoothing: PositiveFraction = 0.2
+    factor: Annotated[float, Range(above=1)] = 2.0
+    inserted: Positive = 1
     averaged: Literal["trimmed", "all"] = "trimmed"
     slopes: Literal["latest", "first"] = "latest"
     divided: Literal["read", "compute"] = "read"
     shares: Shares = "drawn"
-    noise: float = 0.0
+    noise: Amount = 0.0
     cells: Literal["active", "random"] = "active"
     warm_up: bool = True
     newborn: Literal["parent", "zero"] = "parent"
     share: Share = "transform"
-    decay: float = 0.98
+    decay: Fraction = 0.98
     decay_by: DecayBy = "network"
     normalised: bool = True
     large_to_small: bool = False
     compatible: Literal["measured", "macs"] = "measured"
-    stop_rounds: int = 10
-    stop_gain: float = 0.01
-    mu: float = 0.0
+    stop_rounds: Count = 10
+    stop_gain: Fraction = 0.01
+    mu: Amount = 0.0
     weighting: Weighting = "samples"
-
-    def __post_init__(self) -> None:
-        for name in ("left_behind", "alpha", "decay", "stop_gain"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}, but must be from 0 to 1")
-        for name, least in (("gamma", 1), ("delta", 1), ("inserted", 1), ("stop_rounds", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name} is {getattr(self, name)}, but must be {least} or more")
-        if not 0 < self.smoothing <= 1:
-            raise ConfigError(f"smoothing is {self.smoothing}, but must be above 0, and 1 at most")
-        if not 1 < self.factor < math.inf:
-            raise ConfigError(f"factor is {self.factor}, but must be a number above 1")
-        for name in ("noise", "mu"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError(f"{name} is {getattr(self, name)}, but must be a number of 0 or more")
-        if not math.isfinite(self.beta):
-            raise ConfigError(f"beta is {self.beta}, but must be a finite number; -1e9 never has a network grow")
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
         """See `subfleet.methods.roles.Method`."""

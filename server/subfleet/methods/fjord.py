@@ -15,7 +15,7 @@ its gradient, and the program is that of the labels alone. So the smallest width
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from subfleet.elastic.network import Network
 from subfleet.methods.assigner import Assigner, Assignment, AssignmentContext, Draw
@@ -23,7 +23,8 @@ from subfleet.methods.describing import MethodInfo, Published, Setting, those_tr
 from subfleet.methods.local_training import LocalTraining
 from subfleet.methods.roles import Roles
 from subfleet.methods.sizes import whole_depth
-from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.bounds import Length, Range, checked
+from subfleet.protocol.limits import Fraction
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import TrainingSettings
 
@@ -31,6 +32,7 @@ __all__ = ["FjORD"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class FjORD:
     """Parameters of FjORD.
 
@@ -60,16 +62,16 @@ class FjORD:
             "temperature": None,
         },
     )
-    rates: tuple[float, ...] = (0.2, 0.4, 0.6, 0.8, 1.0)
+    rates: Annotated[tuple[Annotated[float, Range(least=0.001, most=1)], ...], Length(least=1)] = (
+        0.2,
+        0.4,
+        0.6,
+        0.8,
+        1.0,
+    )
     self_distillation: bool = True
-    distillation_weight: float = 1.0
+    distillation_weight: Fraction = 1.0
     temperature: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not self.rates or not all(0.001 <= rate <= 1 for rate in self.rates):
-            raise ConfigError(f"FjORD's rates are {list(self.rates)}, but must be numbers from 0.001 to 1")
-        if not 0 <= self.distillation_weight <= 1:
-            raise ConfigError(f"distillation_weight is {self.distillation_weight}, but must be from 0 to 1")
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
         """See `subfleet.methods.roles.Method`."""

@@ -26,7 +26,8 @@ from subfleet.methods.oort import MEASURED, Durations, duration_s
 from subfleet.methods.roles import ClosedRound, Memory, Roles, RoundUpdates
 from subfleet.methods.selector import Selection, SelectionContext, Selector, at_random
 from subfleet.methods.sizes import whole_depth
-from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.bounds import checked
+from subfleet.protocol.limits import Amount, Positive, PositiveFraction
 from subfleet.protocol.subnet import Explicit, IndexSet, Prefix, SubnetSpec
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class FluidMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class FLuID:
     """Parameters of FLuID.
 
@@ -85,21 +87,11 @@ class FLuID:
             "durations": MEASURED,
         },
     )
-    stragglers: int = 1
-    agreeing: float = 0.75
-    growing_from: int = 10
-    increment: float = 0.2
+    stragglers: Positive = 1
+    agreeing: PositiveFraction = 0.75
+    growing_from: Positive = 10
+    increment: Amount = 0.2
     durations: Durations = "measured"
-
-    def __post_init__(self) -> None:
-        if self.stragglers < 1 or self.growing_from < 1:
-            raise ConfigError(
-                f"stragglers is {self.stragglers} and growing_from {self.growing_from}, but both must be 1 or more"
-            )
-        if not 0 < self.agreeing <= 1:
-            raise ConfigError(f"agreeing is {self.agreeing}, but must be above 0 and at most 1")
-        if not 0 <= self.increment < math.inf:
-            raise ConfigError(f"increment is {self.increment}, but must be a number of 0 or more")
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
         """See `subfleet.methods.roles.Method`."""

@@ -20,13 +20,15 @@ from subfleet.methods.aggregator import UNIFORM, Aggregator, Participant, Weight
 from subfleet.methods.assigner import Assigner, Assignment, AssignmentContext
 from subfleet.methods.describing import MethodInfo, Published, Setting, those_true
 from subfleet.methods.roles import Roles
-from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.bounds import checked
+from subfleet.protocol.limits import Count
 from subfleet.protocol.subnet import SubnetSpec
 
 __all__ = ["NeFL"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class NeFL:
     """Parameters of NeFL.
 
@@ -45,12 +47,8 @@ class NeFL:
         judges=("norms",),
         published={"neighbours": Published(value=2), "weighting": UNIFORM},
     )
-    neighbours: int = 2
+    neighbours: Count = 2
     weighting: Weighting = "uniform"
-
-    def __post_init__(self) -> None:
-        if self.neighbours < 0:
-            raise ConfigError(f"neighbours is {self.neighbours}, but must be 0 or more")
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
         """See `subfleet.methods.roles.Method`."""

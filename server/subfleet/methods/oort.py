@@ -1,4 +1,4 @@
-"""Oort: clients take part whose data teach most for the time that they take.
+"""Oort: selects the clients with the best utility per second.
 
 Lai et al., "Oort: Efficient Federated Learning via Guided Participant Selection", OSDI 2021, sections 4.2 to 4.4 and
 algorithm 1. Where the paper leaves something open, what its authors' public code does is a parameter.
@@ -19,7 +19,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from subfleet.methods.describing import MethodInfo, Published, Setting
 from subfleet.methods.local_training import LocalTraining
@@ -34,7 +34,8 @@ from subfleet.methods.selector import (
 )
 from subfleet.methods.sizes import ONE_MODEL, Homogeneous, one_model
 from subfleet.methods.turns import Choice, had_their_share, most_believed, with_choice
-from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.bounds import Range, checked
+from subfleet.protocol.limits import Amount, Fraction, Positive, PositiveFraction
 from subfleet.protocol.training import TrainingSettings
 
 __all__ = ["Durations", "Oort", "OortMemory", "duration_s", "with_squares"]
@@ -75,6 +76,7 @@ class OortMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class Oort:
     """Parameters of Oort. Those without a section are what the authors' code takes where the paper says nothing.
 
@@ -126,37 +128,20 @@ class Oort:
             "model": ONE_MODEL,
         },
     )
-    exploration: float = 0.9
-    exploration_decay: float = 0.98
-    least_exploration: float = 0.3
-    cutoff: float = 0.95
-    clip: float = 0.95
-    penalty: float = 2.0
-    percentile: float = 30.0
-    pacer_rounds: int = 20
-    pacer_step: float = 5.0
-    flat: float = 0.1
-    steep: float = 5.0
-    most_often: float = 1.5
+    exploration: Fraction = 0.9
+    exploration_decay: PositiveFraction = 0.98
+    least_exploration: Fraction = 0.3
+    cutoff: PositiveFraction = 0.95
+    clip: PositiveFraction = 0.95
+    penalty: Amount = 2.0
+    percentile: Annotated[float, Range(above=0, most=100)] = 30.0
+    pacer_rounds: Positive = 20
+    pacer_step: Amount = 5.0
+    flat: Amount = 0.1
+    steep: Amount = 5.0
+    most_often: Amount = 1.5
     durations: Durations = "measured"
     model: Homogeneous = "largest"
-
-    def __post_init__(self) -> None:
-        for name in ("exploration", "least_exploration"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}, but must be from 0 to 1")
-        for name in ("exploration_decay", "cutoff", "clip"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}, but must be above 0 and at most 1")
-        for name in ("penalty", "pacer_step", "flat", "steep"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError(f"{name} is {getattr(self, name)}, but must be a number of 0 or more")
-        if not 0 <= self.most_often < math.inf:
-            raise ConfigError(f"most_often is {self.most_often}, but must be a number of 0 or more")
-        if not 0 < self.percentile <= 100:
-            raise ConfigError(f"percentile is {self.percentile}, but must be above 0 and at most 100")
-        if self.pacer_rounds < 1:
-            raise ConfigError(f"pacer_rounds is {self.pacer_rounds}, but must be 1 or more")
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
         """See `subfleet.methods.roles.Method`."""

@@ -13,7 +13,7 @@ comes last, whether it answered or not.
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from subfleet.methods.aggregator import UNIFORM, Aggregator, Weighting, weigh_by
 from subfleet.methods.describing import MethodInfo, Published, Setting
@@ -21,7 +21,8 @@ from subfleet.methods.roles import Memory, Roles
 from subfleet.methods.selector import AvailableClient, Selection, SelectionContext, Selector, without_replacement
 from subfleet.methods.sizes import ONE_MODEL, Homogeneous, one_model
 from subfleet.methods.turns import Choice, had_their_share, most_believed, with_choice
-from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.bounds import Range, checked
+from subfleet.protocol.limits import Amount
 
 __all__ = ["ChoiceMemory", "PowerOfChoice"]
 
@@ -34,6 +35,7 @@ class ChoiceMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class PowerOfChoice:
     """Parameters of Power-of-choice.
 
@@ -68,17 +70,11 @@ class PowerOfChoice:
             "weighting": UNIFORM,
         },
     )
-    candidates: float = 2.0
+    candidates: Annotated[float, Range(least=1)] = 2.0
     model: Homogeneous = "largest"
     losses: Literal["reported", "evaluated"] = "reported"
-    most_often: float = 1.5
+    most_often: Amount = 1.5
     weighting: Weighting = "uniform"
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.most_often < math.inf:
-            raise ConfigError(f"most_often is {self.most_often}, but must be a number of 0 or more")
-        if not 1 <= self.candidates < math.inf:
-            raise ConfigError(f"candidates is {self.candidates}, but must be a number of 1 or more")
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
         """See `subfleet.methods.roles.Method`."""

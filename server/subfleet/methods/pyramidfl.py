@@ -10,16 +10,17 @@ they would wait for it in further passes over their data. A tensor that is not s
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from subfleet.methods.describing import MethodInfo, Setting
 from subfleet.methods.local_training import Trainee
 from subfleet.methods.oort import Oort, OortMemory, duration_s
 from subfleet.methods.roles import ClosedRound, Memory, Roles
 from subfleet.methods.selector import AvailableClient, Selection, SelectionContext, Selector
-from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.bounds import Range, checked
+from subfleet.protocol.limits import Fraction
 from subfleet.protocol.training import TrainingSettings
 
 __all__ = ["PyramidFL", "PyramidMemory"]
@@ -43,7 +44,13 @@ class PyramidMemory:
     left_out: Mapping[str, float] = field(default_factory=dict)
 
 
+def _check_left_out(least_left_out: float, most_left_out: float) -> Iterator[str]:
+    if least_left_out > most_left_out:
+        yield f"least_left_out is {least_left_out}, but must be at most most_left_out {most_left_out}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(_check_left_out)
 class PyramidFL:
     """Parameters of PyramidFL.
 
@@ -68,18 +75,9 @@ class PyramidFL:
         },
     )
     oort: Oort = field(default_factory=Oort)
-    least_left_out: float = 0.1
-    most_left_out: float = 0.6
-    idle: float = 0.5
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.least_left_out <= self.most_left_out < 1:
-            raise ConfigError(
-                f"least_left_out is {self.least_left_out} and most_left_out {self.most_left_out}, but they must be "
-                "from 0 to below 1, the first no larger than the second"
-            )
-        if not 0 <= self.idle <= 1:
-            raise ConfigError(f"idle is {self.idle}, but must be from 0 to 1")
+    least_left_out: Annotated[float, Range(least=0, below=1)] = 0.1
+    most_left_out: Annotated[float, Range(least=0, below=1)] = 0.6
+    idle: Fraction = 0.5
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
         """See `subfleet.methods.roles.Method`."""

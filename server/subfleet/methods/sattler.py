@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from subfleet.elastic.lineage import Copied, Lineage
 from subfleet.elastic.network import Network
@@ -30,7 +30,8 @@ from subfleet.methods.grouping import Linkage, cosines, two_groups
 from subfleet.methods.roles import ClosedRound, Memory, Roles, RoundUpdates
 from subfleet.methods.run_networks import Evolution, EvolutionContext, Networks, StandingContext
 from subfleet.methods.sizes import ONE_MODEL, Homogeneous, one_model
-from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.bounds import Range, checked
+from subfleet.protocol.limits import Count, Positive, PositiveAmount
 from subfleet.protocol.subnet import SubnetSpec
 
 if TYPE_CHECKING:  # methods are read where no PyTorch is
@@ -88,6 +89,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class Sattler:
     """Parameters of clustered federated learning. Their defaults are those of the authors' code.
 
@@ -124,23 +126,15 @@ class Sattler:
             "model": ONE_MODEL,
         },
     )
-    mean_norm: float = 0.4
-    max_norm: float = 1.6
+    mean_norm: PositiveAmount = 0.4
+    max_norm: PositiveAmount = 1.6
     norms: Literal["absolute", "relative"] = "absolute"
-    warmup_rounds: int = 20
-    least_clients: int = 3
-    least_half: int = 2
+    warmup_rounds: Count = 20
+    least_clients: Annotated[int, Range(least=2)] = 3
+    least_half: Positive = 2
     linkage: Linkage = "complete"
     weighting: Weighting = "uniform"
     model: Homogeneous = "largest"
-
-    def __post_init__(self) -> None:
-        for name in ("mean_norm", "max_norm"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ConfigError(f"{name} is {getattr(self, name)}, but must be a number above 0")
-        for name, least in (("warmup_rounds", 0), ("least_clients", 2), ("least_half", 1)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name} is {getattr(self, name)}, but must be {least} or more")
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
         """See `subfleet.methods.roles.Method`."""

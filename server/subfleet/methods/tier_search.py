@@ -11,7 +11,8 @@ from subfleet.elastic.network import Network
 from subfleet.elastic.paths import path_spec, realised
 from subfleet.methods.path_search import FederatedScoring, Generation, PathSearch, ProposalContext, ScoredGeneration
 from subfleet.methods.subspacing import supernet_tiers
-from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.bounds import checked
+from subfleet.protocol.limits import Positive
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.search.path_evolution import EvolutionSettings, best, next_population
 from subfleet.search.tiers import Tier
@@ -38,6 +39,7 @@ class TierMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class TierSearch:
     """How tiers are searched.
 
@@ -51,14 +53,9 @@ class TierSearch:
 
     evolution: EvolutionSettings = field(default_factory=EvolutionSettings)
     scoring: Literal["server", "devices"] = "server"
-    scoring_clients: int = 10
-    scoring_rounds: int = 4
+    scoring_clients: Positive = 10
+    scoring_rounds: Positive = 4
     tiers: int = 4
-
-    def __post_init__(self) -> None:
-        for name in ("scoring_clients", "scoring_rounds"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}, but must be 1 or more")
 
     def path_search(self, supernet_rounds: int, *, fresh: bool) -> PathSearch:
         """What the run is told of it.

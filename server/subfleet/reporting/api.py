@@ -2,7 +2,6 @@
 
 import contextlib
 import datetime
-import json
 import logging
 import socket
 import threading
@@ -24,12 +23,11 @@ from subfleet.journal.absences import AbsenceRecord, kept_absences
 from subfleet.journal.evaluations import EvaluationRecord
 from subfleet.journal.journal import Journal
 from subfleet.journal.places import Places
-from subfleet.journal.reading import connected, typed_rows, typed_scalars
+from subfleet.journal.reading import connected, typed_rows
 from subfleet.journal.records import RoundRecord
 from subfleet.protocol.errors import PortError, SubfleetError
 from subfleet.protocol.input_statistics import InputStatistics
 from subfleet.protocol.messages import Profile
-from subfleet.protocol.schema import from_plain
 from subfleet.reporting.address import HttpAddress
 from subfleet.reporting.report import status_html
 
@@ -118,10 +116,7 @@ class _Reader:
         return Journal(self._engine, self.run(run_id).run_id).evaluations()
 
     def clients(self, run_id: str) -> list[Client]:
-        table = database.clients
-        query = sql.select(table.c.profile).where(table.c.run_id == self.run(run_id).run_id).order_by(table.c.client_id)
-        with connected(self._engine) as connection:
-            profiles = [from_plain(Profile, json.loads(text)) for text in typed_scalars(connection, query)]
+        profiles = Journal(self._engine, self.run(run_id).run_id).profiles()
         away, now = self.absences(run_id), _now()
         return [_client(profile, away.get(profile.client_id), now) for profile in profiles]
 

@@ -13,9 +13,9 @@ from typing import Any
 from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.task_kinds import METRICS, better
 from subfleet.reporting.paired import PairedDifference, paired_difference
-from subfleet.settings.changes import changed_settings
 from subfleet.settings.kept import kept_run
 from subfleet.settings.parts import parts_of
+from subfleet.settings.resuming import changed_settings
 from subfleet.settings.summary import read_summary, understood_summary
 
 __all__ = [

@@ -7,7 +7,7 @@ from statistics import fmean
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator
 
 from subfleet.journal.records import ClientRow, RoundRecord
 from subfleet.protocol.task_kinds import METRICS
@@ -50,7 +50,8 @@ def budget_plot(rounds: Sequence[RoundRecord]) -> str:
                 alpha=0.8,
                 label=client,
             )
-        axes.set(xlabel="memory budget (MB)", ylabel="parameters of the subnet (thousands)", xscale="log")
+        axes.set(xlabel="memory budget (MB)", ylabel="parameters of the submodel (thousands)", xscale="log")
+        axes.xaxis.set_minor_locator(LogLocator(subs=(2, 5)))
         for axis_ticks in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
             axis_ticks(lambda value, _: f"{value:g}")
         axes.tick_params(axis="x", which="minor", labelsize="x-small")

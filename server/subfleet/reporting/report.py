@@ -40,12 +40,12 @@ def report_html(name: str, result: RunResult, record: dict[str, Any]) -> str:
     more = f" ({told_metrics(metrics)})" if len(metrics) > 1 else ""
     reached = (
         f"<p><b>{escape(reached_text(result))}</b>{escape(more)} after {len(rounds)} rounds "
-        f"(run <code>{escape(result.run_id)}</code>). Devices took part in "
-        f"<b>{participation_of(rounds):.1%}</b> of the rounds in which they were to.</p>"
+        f"(run <code>{escape(result.run_id)}</code>). Participation: <b>{participation_of(rounds):.1%}</b>.</p>"
     )
     if result.ended_early:
         reached += f"<p>It ended there because {escape(result.ended_early)}.</p>"
-    method = f"<p>Method <code>{escape(result.method)}</code>, against its paper: {escape(result.method_status)}.</p>"
+    status = escape(result.method_status)
+    method = f"<p>Method <code>{escape(result.method)}</code>, compared with its paper: {status}.</p>"
     spoiled = "".join(f"<p>{escape(text)}.</p>" for text in remarks(result))
     parts = [
         f"<h1>Subfleet run “{escape(name)}”</h1>",
@@ -69,7 +69,7 @@ def failed_html(name: str, why: str) -> str:
         name: of the run.
         why: in a few words.
     """
-    told = "Nothing of the run is lost: summary.json, rounds.csv and clients.csv hold what it would show."
+    told = "Nothing is lost: summary.json, rounds.csv and clients.csv have the same content."
     parts = [
         f"<h1>Subfleet run “{escape(name)}”</h1>",
         f"<p>The report cannot be made ({escape(why)}). {told}</p>",
@@ -107,10 +107,10 @@ def _plots(rounds: Sequence[RoundRecord]) -> str:
     model = f" of {rounds[-1].model_told}" if rounds else ""
     measured = any(row.measured_peak_bytes is not None for record in rounds for row in record.clients)
     figures = (
-        (plots.metric_plot(rounds), f"{_title(rounds)}{model} on the held-out samples."),
+        (plots.metric_plot(rounds), f"{_title(rounds)}{model} on the evaluation samples."),
         (
             plots.budget_plot(rounds),
-            "Subnet size against the memory budget of that moment; a small subnet with a large one means a slow link.",
+            "Size of each submodel against the memory budget; a small submodel with a large budget means a slow link.",
         ),
         *([(plots.memory_plot(rounds), "Planned against measured peak memory of training.")] if measured else []),
         (plots.bytes_plot(rounds), "Bytes moved per round. The first round also carries the programs."),
@@ -149,14 +149,14 @@ def _evaluation(records: Sequence[EvaluationRecord]) -> str:
         for row in records[-1].clients
     ]
     said = spread_text(records[-1])
-    return f"<h2>What devices found</h2><p>{escape(said[0].upper() + said[1:])}.</p>{_table(titles, rows)}"
+    return f"<h2>Evaluation by devices</h2><p>{escape(said[0].upper() + said[1:])}.</p>{_table(titles, rows)}"
 
 
 def _costs(result: RunResult) -> str:
     """What all training has cost."""
     costs = costs_of(result)
     told = " ".join(f"{escape(text)}." for text in (costs_text(costs), *times_text(costs)))
-    return f"<h2>What it took</h2><p>{told}</p>"
+    return f"<h2>Cost</h2><p>{told}</p>"
 
 
 def _networks(networks: Sequence[NetworkRecord], round_count: int) -> str:
@@ -170,7 +170,8 @@ def _networks(networks: Sequence[NetworkRecord], round_count: int) -> str:
     titles += ["parameters", "rounds", "devices", "training MACs", judged, "of devices", "why"]
     rows = [_network(one) for one in networks]
     caption = (
-        "Networks over the rounds: a dot where devices trained one, the larger, the more did; dotted until it could be."
+        "Networks over the rounds. A dot is a round in which devices trained the network, larger for more devices; "
+        "a network is dotted until it can be trained."
     )
     figure = f'<figure class="tree">{family_tree(networks, round_count)}<figcaption>{caption}</figcaption></figure>'
     return f"<h2>Networks</h2>{figure}{_table(titles, rows)}"

@@ -28,7 +28,7 @@ _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 def reached_text(result: RunResult) -> str:
     """How good the model is that a run ended with, and what that model is, in words."""
     if not result.rounds:
-        return "No round was folded, so that nothing is known of the model"
+        return "No round was aggregated, so the model was not evaluated"
     title = METRICS[result.headline].title
     return f"Test {title} of {result.rounds[-1].model_told}: {result.told.removeprefix(f'{title} ')}"
 

@@ -10,7 +10,8 @@ from subfleet.elastic.lineage import Lineage
 from subfleet.methods.model_kinds import EvaluatedModel
 from subfleet.methods.path_search import Generation
 from subfleet.protocol.messages import Receipt, Task
-from subfleet.rounds.state import GenerationScores, Seat
+from subfleet.rounds.live import GenerationScores
+from subfleet.rounds.state import Seat
 from subfleet.rounds.work import (
     CheckRequest,
     CostRequest,

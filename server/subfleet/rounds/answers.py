@@ -10,7 +10,8 @@ from subfleet.protocol.task import Calibrate, Deploy, Evaluate, Score, Task, Tra
 from subfleet.protocol.task_kinds import oddity
 from subfleet.rounds.actions import Reply
 from subfleet.rounds.networks import declared_of
-from subfleet.rounds.state import Phase, RunState, Seat, Stage
+from subfleet.rounds.progress import PhaseName
+from subfleet.rounds.state import RunState, Seat, Stage
 from subfleet.rounds.tasks import score_task_id
 from subfleet.rounds.terms import Terms
 
@@ -138,8 +139,8 @@ def _labels(terms: Terms) -> int:
 
 def _odd_evaluation(terms: Terms, seat: Seat, task: Task, answer: Evaluated) -> str:
     """What an evaluation says that cannot be; nothing where all can."""
-    if answer.sample_count > seat.sample_count:
-        return f"{answer.sample_count} samples were evaluated, but the client's profile has {seat.sample_count}"
+    if answer.sample_count > seat.offer.sample_count:
+        return f"{answer.sample_count} samples were evaluated, but the client's profile has {seat.offer.sample_count}"
     classes, counted = terms.config.model.class_count, len(answer.class_counts)
     kind = terms.config.training.objective.kind
     asked = isinstance(task.work, Evaluate) and task.work.settings.per_class
@@ -168,11 +169,11 @@ def _answers(work: Work, answer: _Answer) -> bool:
     return fits
 
 
-def _awaited(work: Work) -> tuple[tuple[Phase, ...], Stage]:
+def _awaited(work: Work) -> tuple[tuple[PhaseName, ...], Stage]:
     """The phases of the run and the stage of the seat in which such a task is answered."""
     match work:
         case Train() | Calibrate():
-            awaited: tuple[tuple[Phase, ...], Stage] = ("train",), "out"
+            awaited: tuple[tuple[PhaseName, ...], Stage] = ("train",), "out"
         case Evaluate():
             awaited = ("evaluate", "search"), "out"
         case Score():

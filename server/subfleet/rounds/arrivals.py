@@ -13,6 +13,7 @@ from subfleet.rounds.beginning import begun_with
 from subfleet.rounds.closing import folded, not_folded
 from subfleet.rounds.evaluating import evaluation_made
 from subfleet.rounds.events import Done, Failed
+from subfleet.rounds.live import TargetPrices
 from subfleet.rounds.pricing import has_prices, prices_of, target_prices
 from subfleet.rounds.proposing import scoring_seat
 from subfleet.rounds.reasons import Lasts
@@ -20,7 +21,7 @@ from subfleet.rounds.refusing import lasting_of
 from subfleet.rounds.searching import generation_failed, generation_made
 from subfleet.rounds.seating import prepared_seat, task_wanted
 from subfleet.rounds.sizing import asking, lacking
-from subfleet.rounds.state import RunState, Seat, TargetPrices
+from subfleet.rounds.state import RunState, Seat, Trained
 from subfleet.rounds.suspicion import ChangeSize
 from subfleet.rounds.tasks import deploy_task
 from subfleet.rounds.terms import Terms
@@ -127,10 +128,6 @@ def tasks_wanted(state: RunState) -> tuple[TaskRequest, ...]:
     return tuple(request for request in requests if request is not None)
 
 
-def _with_seat(state: RunState, seat: Seat) -> RunState:
-    return replace(state, seats=MappingProxyType({**state.seats, seat.client_id: seat}))
-
-
 def _task(terms: Terms, state: RunState, wanted: TaskRequest, made: PreparedTask, now_s: float) -> Outcome:
     seat = state.seats.get(wanted.client_id)
     if state.phase != "train" or seat is None or wanted.round != state.round or seat.stage != "preparing":
@@ -141,14 +138,14 @@ def _task(terms: Terms, state: RunState, wanted: TaskRequest, made: PreparedTask
         return state, ()
     state = _with_known(terms, state, seat, made.facts)
     seat, actions = prepared_seat(terms, state, seat, made, now_s)
-    return _with_seat(state, seat), actions
+    return state.with_seats(seat), actions
 
 
 def _with_known(terms: Terms, state: RunState, seat: Seat, facts: ProgramFacts) -> RunState:
     """The state with what was learned of the program of a seat; in the deploy phase it is no training program."""
-    if seat.size is None or state.phase != "train":
+    if seat.given is None or state.phase != "train":
         return state
-    program = SizedProgram(size=seat.size, target=seat.runtime, student=seat.student)
+    program = SizedProgram(size=seat.given.size, target=seat.offer.runtime, student=seat.given.student)
     return state if program.key in state.written else _learned(terms, state, program, facts)
 
 
@@ -156,15 +153,16 @@ def _learned(terms: Terms, state: RunState, program: SizedProgram, facts: Progra
     """The state that knows one more written program; what was told of it first stays."""
     one = WrittenProgram(program=program, facts=facts, turn=state.turn)
     written = MappingProxyType({program.key: one, **state.written})
-    return replace(state, written=written, written_prices=_priced(terms, state, program))
+    live = replace(state.live, written_prices=_priced(terms, state, program))
+    return replace(state, written=written, live=live)
 
 
 def _priced(terms: Terms, state: RunState, program: SizedProgram) -> Mapping[str, Candidate]:
     """What written programs cost by prices, with one more: told once, as each choice goes by all of them."""
     if terms.roles.assigner.search is None or not has_prices(terms, state, program.target):
-        return state.written_prices
+        return state.live.written_prices
     price = prices_of(terms, state, program.target)(program.size)
-    return MappingProxyType({**state.written_prices, program.key: price})
+    return MappingProxyType({**state.live.written_prices, program.key: price})
 
 
 def _without(terms: Terms, state: RunState, seat: Seat | None, reason: str) -> RunState:
@@ -173,7 +171,7 @@ def _without(terms: Terms, state: RunState, seat: Seat | None, reason: str) -> R
         return state
     state = _with_known(terms, state, seat, ProgramFacts.none(reason))
     lasts: Lasts = lasting_of(terms, state, seat) if state.phase == "train" else "passing"
-    return _with_seat(state, replace(seat, stage="skipped", reason=reason, lasts=lasts))
+    return state.with_seats(replace(seat, stage="skipped", reason=reason, lasts=lasts))
 
 
 def _scoring(
@@ -185,7 +183,7 @@ def _scoring(
     if seat.stage != "scoring" or seat.task is not None:
         return state, ()
     seat, actions = scoring_seat(terms, state, seat, candidates, now_s)
-    return _with_seat(state, seat), actions
+    return state.with_seats(seat), actions
 
 
 def _models(terms: Terms, state: RunState, request: ModelsRequest, made: ExportedModels, now_s: float) -> Outcome:
@@ -194,11 +192,12 @@ def _models(terms: Terms, state: RunState, request: ModelsRequest, made: Exporte
         return state, ()
     programs = models_with_room(seat, made.programs)
     if not programs:
-        reason = f"none of its models fits the {seat.budget.disk_bytes if seat.budget else 0} bytes of its disk twice"
-        return _with_seat(state, replace(seat, stage="skipped", reason=reason)), ()
+        disk_bytes = seat.offer.budget.disk_bytes if seat.offer.budget else 0
+        reason = f"none of its models fits the {disk_bytes} bytes of its disk twice"
+        return state.with_seats(replace(seat, stage="skipped", reason=reason)), ()
     task, targets = deploy_task(terms, state, seat, programs, now_s), {one.target for one in programs}
     models = tuple(model for model in made.models if model.target in targets)
-    return _with_seat(state, replace(seat, stage="out", task=task, models=models)), (SendTask(task=task),)
+    return state.with_seats(replace(seat, stage="out", task=task, models=models)), (SendTask(task=task),)
 
 
 def _program(terms: Terms, state: RunState, wanted: ProgramRequest, facts: ProgramFacts) -> RunState:
@@ -211,24 +210,26 @@ def _program(terms: Terms, state: RunState, wanted: ProgramRequest, facts: Progr
 
 def _with_prices(terms: Terms, state: RunState, wanted: CostRequest, prices: TargetPrices) -> Outcome:
     """Sizes can be chosen for a target; what was told of it first stays."""
-    known = MappingProxyType({wanted.key: prices, **state.prices})
-    return _onwards(terms, replace(state, asked=state.asked - {wanted}, prices=known))
+    known = MappingProxyType({wanted.key: prices, **state.live.prices})
+    state = state.without_request(wanted)
+    return _onwards(terms, replace(state, live=replace(state.live, prices=known)))
 
 
 def _explored(terms: Terms, state: RunState, request: SearchRequest, made: SearchResult) -> Outcome:
-    state = replace(state, asked=state.asked - {request})
+    state = state.without_request(request)
     if request.turn != state.turn:
         return state, ()
     if state.explored_turn != state.turn:
         pool = tuple(dict.fromkeys((*state.pool, *made.found)))
         state = replace(state, pool=pool, explored_turn=state.turn)
-    written = MappingProxyType({**state.written_prices, **made.written_prices})
-    return _onwards(terms, replace(state, searches=made.searches, written_prices=written))
+    written = MappingProxyType({**state.live.written_prices, **made.written_prices})
+    live = replace(state.live, searches=made.searches, written_prices=written)
+    return _onwards(terms, replace(state, live=live))
 
 
 def _unexplored(state: RunState, wanted: SearchRequest, reason: str) -> RunState:
     """A search that fails leaves nothing to give, nor a smaller size where a server before this one had given one."""
-    state = replace(state, asked=state.asked - {wanted})
+    state = state.without_request(wanted)
     if wanted.turn != state.turn:
         return state
     skipped = {
@@ -256,8 +257,8 @@ def _update(terms: Terms, state: RunState, update: Update, change: ChangeSize, n
     seat = state.seats[update.client_id]
     took_s = max(0.0, now_s - sent_s(terms, state, seat, "training"))
     state = with_answer(state, update.client_id, "training", took_s)
-    seat = replace(seat, stage="done", result=update, change=change, took_s=took_s)
-    return _with_seat(state, seat), (answer, Withdraw(task_id=update.task_id))
+    seat = replace(seat, stage="done", trained=Trained(update=update, change=change, took_s=took_s))
+    return state.with_seats(seat), (answer, Withdraw(task_id=update.task_id))
 
 
 def _rejected(terms: Terms, state: RunState, update: Update, why: str) -> Outcome:
@@ -267,4 +268,4 @@ def _rejected(terms: Terms, state: RunState, update: Update, why: str) -> Outcom
         return state, (reply(update.client_id, update.message_id, verdict, reason),)
     seat = replace(state.seats[update.client_id], stage="refused", reason=why, lasts="lasting", outlier=why)
     answer = reply(update.client_id, update.message_id, "refused", why)
-    return _with_seat(state, seat), (answer, Withdraw(task_id=update.task_id))
+    return state.with_seats(seat), (answer, Withdraw(task_id=update.task_id))

@@ -1,76 +1,209 @@
-"""For whose answers a phase still waits, by what is remembered of each client; see `punctuality`. Pure.
+"""What a phase asks of clients, for whose answers it waits, and when and how it closes. Pure.
 
-As long as nobody has answered, a training waits for everybody until its deadline, since a round without an update is
-no round; an evaluation, which can be left out, waits for extras as long as for those that have missed one task.
+One rule closes every phase in which clients work (training, evaluation, scoring of paths):
+
+- It is open as long as it waits for somebody, see `awaited`, and at most until its deadline.
+- Unless the run is strict, it closes before that at the quorum: somebody has done the work, and the clients that have
+  answered are at least `Run.quorum` of them and those that are waited for. A refusal is an answer: the client will not
+  do the work, however long the others wait.
+
+Who is waited for follows from what is remembered of each client, see `punctuality`. As long as nobody has answered, a
+training waits for everybody until its deadline, since a round without an update is no round; an evaluation, which can
+be left out, waits for extras as long as for those that have missed one task.
 
 A miss is a task that was sent and not answered by the end of its time, whatever the reason. Where nobody has answered,
 it may be the server that was not heard: then no training is missed, and of an evaluation no more than one in a row.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import islice
 from types import MappingProxyType
+from typing import Literal
 
-from subfleet.protocol.task import Calibrate, Evaluate, Train
-from subfleet.rounds.members import expected
+from subfleet.protocol.task import Calibrate, Evaluate, Score, Train
+from subfleet.rounds.actions import Action, Withdraw
+from subfleet.rounds.live import Member
+from subfleet.rounds.members import expected, has_left, reason_away
 from subfleet.rounds.punctuality import DUTIES, EXTRA_FROM, PUNCTUAL, Duty, Punctuality
-from subfleet.rounds.state import Member, RunState, Seat
+from subfleet.rounds.state import RunState, Seat
 from subfleet.rounds.terms import Terms
 
 __all__ = [
+    "NO_SIZE",
+    "WORK",
+    "Collection",
+    "Work",
     "any_scores",
     "awaited",
     "awaited_models",
     "awaited_scores",
     "awaited_telemetry",
+    "closed_seats",
+    "collected",
     "limit_s",
     "nobody_waits",
     "punctuality_of",
     "sent_s",
     "telemetry_extras",
     "waits_told",
-    "why_closed",
+    "why_missing",
+    "with_absence",
     "with_answer",
     "with_misses",
     "with_missing",
+    "with_phase_closed",
+    "without_parted",
 ]
 
 _SCORES_SHARE = 0.5
 """Of a round's time: who has not told scores by then is given what fits without them, and can still train."""
-_NAMES: Mapping[Duty, str] = MappingProxyType(
+NO_SIZE = "no size was chosen for it in time"
+"""Why a client is missing that has answered: what is needed to choose one was not made before the deadline."""
+
+Outcome = tuple[RunState, tuple[Action, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What clients are asked for in a phase, or in a part of it.
+
+    Attributes:
+        name: of the message that asks for it.
+        deadline: the field of `Deadlines` that ends it, counted from the beginning of the phase.
+        share: of that deadline, after which it ends.
+        works: kinds of the tasks that ask for it; empty where no task does.
+        at_quorum: why a client's answer is missing where the phase has closed at its quorum.
+    """
+
+    name: str
+    deadline: Literal["measure_s", "round_s", "evaluate_s"]
+    share: float = 1.0
+    works: tuple[type, ...] = ()
+    at_quorum: str = ""
+
+
+WORK: Mapping[Duty, Work] = MappingProxyType(
     {
-        "telemetry": "announcement",
-        "training": "task",
-        "scores": "score task",
-        "evaluation": "evaluation task",
-        "paths": "path score task",
+        "telemetry": Work(name="announcement", deadline="measure_s", at_quorum="no telemetry came in time"),
+        "training": Work(
+            name="task",
+            deadline="round_s",
+            works=(Train, Calibrate),
+            at_quorum="the round closed at its quorum",
+        ),
+        "scores": Work(name="score task", deadline="round_s", share=_SCORES_SHARE, works=(Score,)),
+        "evaluation": Work(
+            name="evaluation task",
+            deadline="evaluate_s",
+            works=(Evaluate,),
+            at_quorum="the evaluation closed at its quorum",
+        ),
+        "paths": Work(
+            name="path score task",
+            deadline="evaluate_s",
+            works=(Evaluate,),
+            at_quorum="the round of scoring closed at its quorum",
+        ),
     }
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collection:
+    """How far a phase is with the answers that it collects.
+
+    Attributes:
+        late: its deadline is over.
+        waits_for: the open client states that it waits for; of a strict run, which closes without any, the first.
+        closes: nothing more is waited for, or the quorum is there.
+    """
+
+    late: bool
+    waits_for: tuple[Seat, ...]
+    closes: bool
+
+
 def limit_s(terms: Terms, duty: Duty) -> float:
     """The deadline of a kind of task, in seconds from the beginning of the phase."""
-    deadlines = terms.config.deadlines
-    limits: Mapping[Duty, float] = {
-        "telemetry": deadlines.measure_s,
-        "training": deadlines.round_s,
-        "scores": _SCORES_SHARE * deadlines.round_s,
-        "evaluation": deadlines.evaluate_s,
-        "paths": deadlines.evaluate_s,
+    work = WORK[duty]
+    seconds: float = getattr(terms.config.deadlines, work.deadline)
+    return work.share * seconds
+
+
+def collected(terms: Terms, state: RunState, duty: Duty, now_s: float) -> Collection:
+    """How far the open phase is; see the rule at the top of this module."""
+    strict = terms.config.strict
+    late = now_s - state.live.entered_s >= limit_s(terms, duty)
+    waits_for = () if late else tuple(islice(awaited(terms, state, duty, now_s), 1 if strict else None))
+    done = sum(seat.stage == "done" for seat in state.seats.values())
+    answered = done + sum(seat.stage == "refused" for seat in state.seats.values())
+    quorum = not strict and done > 0 and answered >= terms.config.quorum * (answered + len(waits_for))
+    return Collection(late=late, waits_for=waits_for, closes=not waits_for or quorum)
+
+
+def with_phase_closed(terms: Terms, state: RunState, duty: Duty, collection: Collection, now_s: float) -> Outcome:
+    """The state in which open seats are missing, each for its reason, and their tasks are withdrawn and missed."""
+    reasons = {
+        name: NO_SIZE if seat.stage == "answered" else why_missing(terms, state, name, duty, now_s, collection.late)
+        for name, seat in state.seats.items()
+        if seat.open
     }
-    return limits[duty]
+    state, withdrawn = closed_seats(state, reasons)
+    return with_misses(state, duty, spared=(seat.client_id for seat in collection.waits_for)), withdrawn
+
+
+def why_missing(terms: Terms, state: RunState, client_id: str, duty: Duty, now_s: float, late: bool) -> str:
+    """Why a client's answer is missing when the phase closes, and where it is away, why that is so.
+
+    Args:
+        terms: of the run.
+        state: before the miss is counted.
+        client_id: of the client.
+        duty: what it was asked for.
+        now_s: monotonic time.
+        late: the deadline of the phase is over.
+    """
+    reason = _why_closed(terms, state, client_id, duty)
+    if late:
+        reason = "no telemetry came in time" if duty == "telemetry" else "no answer came in time"
+    return with_absence(terms, state, client_id, reason, now_s)
+
+
+def without_parted(terms: Terms, state: RunState, now_s: float) -> Outcome:
+    """The state in which the open seats of clients that have said goodbye are missing, see `members.has_left`."""
+    members = state.live.members
+    gone = (name for name, member in members.items() if has_left(terms, member, now_s))
+    left = [name for name in sorted(gone) if (seat := state.seats.get(name)) is not None and seat.open]
+    return (
+        closed_seats(state, {name: reason_away(terms, members[name], now_s) for name in left}) if left else (state, ())
+    )
+
+
+def closed_seats(state: RunState, reasons: Mapping[str, str]) -> Outcome:
+    """The state in which the seats of these clients are missing, for the reason of each, their tasks withdrawn."""
+    closed = {name: replace(state.seats[name], stage="missing", reason=reason) for name, reason in reasons.items()}
+    actions = tuple(Withdraw(task_id=seat.task.task_id) for seat in closed.values() if seat.task is not None)
+    return replace(state, seats=MappingProxyType({**state.seats, **closed})), actions
+
+
+def with_absence(terms: Terms, state: RunState, client_id: str, reason: str, now_s: float) -> str:
+    """A reason why a client is missing, and where it is away, why that is so."""
+    member = state.live.members.get(client_id)
+    away = "" if member is None else reason_away(terms, member, now_s)
+    return f"{reason}: {away}" if away else reason
 
 
 def punctuality_of(state: RunState, client_id: str, duty: Duty) -> Punctuality:
     """How a client has answered lately; `PUNCTUAL` of one that nothing is known of."""
-    member = state.members.get(client_id)
+    member = state.live.members.get(client_id)
     return PUNCTUAL if member is None else member.punctuality.get(duty, PUNCTUAL)
 
 
 def sent_s(terms: Terms, state: RunState, seat: Seat, duty: Duty) -> float:
     """Monotonic time at which a seat's task was sent: its deadline is what was left of the phase then."""
     limit = limit_s(terms, duty)
-    return state.entered_s + limit - (limit if seat.task is None else seat.task.deadline_s)
+    return state.live.entered_s + limit - (limit if seat.task is None else seat.task.deadline_s)
 
 
 def awaited(terms: Terms, state: RunState, duty: Duty, now_s: float) -> Iterator[Seat]:
@@ -122,7 +255,7 @@ def awaited_telemetry(terms: Terms, state: RunState, now_s: float) -> Iterator[s
         if name in state.seats:
             continue
         known = punctuality_of(state, name, "telemetry")
-        if known.awaited and now_s - state.entered_s < known.patience_s(limit):
+        if known.awaited and now_s - state.live.entered_s < known.patience_s(limit):
             yield name
 
 
@@ -137,7 +270,7 @@ def awaited_models(terms: Terms, state: RunState, now_s: float) -> Iterator[Seat
     limit = terms.config.deadlines.deploy_s
     for seat in state.seats.values():
         known = punctuality_of(state, seat.client_id, "training")
-        if seat.open and now_s - state.entered_s < replace(known, took_s=()).patience_s(limit):
+        if seat.open and now_s - state.live.entered_s < replace(known, took_s=()).patience_s(limit):
             yield seat
 
 
@@ -172,7 +305,6 @@ def with_misses(state: RunState, duty: Duty, *, spared: Iterable[str] = ()) -> R
     done = _any_done(state)
     if duty == "training" and not done:
         return state
-    works = (Train, Calibrate) if duty == "training" else (Evaluate,)
     left = set(spared)
     names = [
         name
@@ -180,7 +312,7 @@ def with_misses(state: RunState, duty: Duty, *, spared: Iterable[str] = ()) -> R
         if name not in left
         and (seat.open or seat.stage == "missing")
         and seat.task is not None
-        and isinstance(seat.task.work, works)
+        and isinstance(seat.task.work, WORK[duty].works)
     ]
     return with_missing(state, names, duty, most=None if done else 1)
 
@@ -193,24 +325,17 @@ def _with(state: RunState, known: Mapping[str, Punctuality], duty: Duty) -> RunS
     members = {
         name: replace(member, punctuality=MappingProxyType({**member.punctuality, duty: one}))
         for name, one in known.items()
-        if (member := state.members.get(name)) is not None
+        if (member := state.live.members.get(name)) is not None
     }
-    return replace(state, members=state.members.updated(members)) if members else state
+    live = replace(state.live, members=state.live.members.updated(members))
+    return replace(state, live=live) if members else state
 
 
-def why_closed(terms: Terms, state: RunState, client_id: str, duty: Duty, otherwise: str) -> str:
-    """Why a phase that is not at its deadline closes without a client's answer, in words.
-
-    Args:
-        terms: of the run.
-        state: before the miss is counted.
-        client_id: of the client.
-        duty: what it was asked for.
-        otherwise: the reason where the client has missed nothing before.
-    """
+def _why_closed(terms: Terms, state: RunState, client_id: str, duty: Duty) -> str:
+    """Why a phase that is not at its deadline closes without a client's answer, in words."""
     known = punctuality_of(state, client_id, duty)
     if not known.missed:
-        return otherwise
+        return WORK[duty].at_quorum
     missed = f"it has not answered {_last(known.missed, duty)}"
     if not known.awaited:
         return f"{missed}, and nobody waits for it"
@@ -220,7 +345,7 @@ def why_closed(terms: Terms, state: RunState, client_id: str, duty: Duty, otherw
 
 def _last(count: int, duty: Duty) -> str:
     whose = "the" if duty == "telemetry" else "its"
-    return f"{whose} last {_NAMES[duty]}" if count == 1 else f"{whose} last {count} {_NAMES[duty]}s"
+    return f"{whose} last {WORK[duty].name}" if count == 1 else f"{whose} last {count} {WORK[duty].name}s"
 
 
 def nobody_waits(state: RunState, client_id: str) -> bool:

@@ -16,7 +16,7 @@ __all__ = ["beginning_of", "begun_with", "to_begin"]
 
 def to_begin(terms: Terms, state: RunState) -> tuple[NetworksRequest, ...]:
     """What is to be made before the first round's clients are chosen; nothing where all is there."""
-    begun = state.folded_round or state.lineages or state.begun_turn == state.turn
+    begun = state.folded_round or state.lineages or state.live.begun_turn == state.turn
     if terms.roles.networks.begin is None or begun or not _answered(state):
         return ()
     return (NetworksRequest(turn=state.turn),)
@@ -43,9 +43,16 @@ def beginning_of(terms: Terms, state: RunState) -> tuple[Lineage, ...]:
                 network=terms.network,
                 rates=terms.config.rates,
                 clients=tuple(seat.client_id for seat in seats),
-                brought=MappingProxyType({seat.client_id: seat.brought for seat in seats if seat.brought is not None}),
+                brought=MappingProxyType(
+                    {seat.client_id: seat.offer.brought for seat in seats if seat.offer.brought is not None}
+                ),
                 carried_by=partial(
-                    carried_by, terms, [replace(seat, budget=seat.lasting or seat.budget) for seat in seats]
+                    carried_by,
+                    terms,
+                    [
+                        replace(seat, offer=replace(seat.offer, budget=seat.offer.lasting or seat.offer.budget))
+                        for seat in seats
+                    ],
                 ),
             )
         )
@@ -63,7 +70,8 @@ def begun_with(terms: Terms, state: RunState, request: NetworksRequest, lineages
     """
     if state.folded_round or state.lineages or request.turn != state.turn:
         return state
-    return replace(with_lineages(terms, state, lineages), begun_turn=state.turn)
+    state = with_lineages(terms, state, lineages)
+    return replace(state, live=replace(state.live, begun_turn=state.turn))
 
 
 def _answered(state: RunState) -> list[Seat]:

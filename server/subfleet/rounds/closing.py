@@ -10,7 +10,7 @@ was killed in between goes on with the same bits.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -18,6 +18,7 @@ from subfleet.protocol.task import Calibrate, Train
 from subfleet.rounds.actions import Action, AggregationRequest, Close
 from subfleet.rounds.evaluating import begun
 from subfleet.rounds.networks import brought_anew, own_size, with_lineages
+from subfleet.rounds.progress import Aggregating, Waiting
 from subfleet.rounds.retrying import fruitless, what_is_lacking
 from subfleet.rounds.selection import with_memory
 from subfleet.rounds.state import Exclusion, RunState, Seat, Suspicion, remembered
@@ -43,7 +44,7 @@ def begin_fold(terms: Terms, state: RunState, now_s: float) -> Outcome:
     """Fold what has come, one update or more, with those far outside what is usual as the run treats them."""
     settings, sizes = terms.config.suspicion, _sizes(state, "done")
     far = {} if settings.outliers == "off" else outliers_of(sizes, state.suspicion.changes, settings)
-    folding = replace(state, phase="fold", entered_s=now_s)
+    folding = state.entered(Aggregating(), now_s)
     if settings.outliers == "exclude":
         why = {name: outlier.why for name, outlier in far.items()}
         if why.keys() == sizes.keys():
@@ -51,10 +52,10 @@ def begin_fold(terms: Terms, state: RunState, now_s: float) -> Outcome:
         state = _left_out(terms, folding, why)
     else:
         judged = [
-            replace(state.seats[name], outlier=outlier.why, scale=outlier.scale if settings.alters else 1.0)
+            replace(_scaled(state.seats[name], outlier.scale if settings.alters else 1.0), outlier=outlier.why)
             for name, outlier in far.items()
         ]
-        state = _with_seats(folding, judged)
+        state = folding.with_seats(*judged)
     return state, (fold_action(terms, state),)
 
 
@@ -91,11 +92,15 @@ def not_folded(terms: Terms, state: RunState, request: AggregationRequest, reaso
     if not brought_anew(terms, state):
         return _again(terms, state, reason, now_s)
     new = [
-        replace(seat, brought=None, reason=f"the network that it brings cannot be taken in ({reason})")
+        replace(
+            seat,
+            offer=replace(seat.offer, brought=None),
+            reason=f"the network that it brings cannot be taken in ({reason})",
+        )
         for seat in state.seats.values()
-        if seat.brought is not None and own_size(terms, state.lineages, seat) is None
+        if seat.offer.brought is not None and own_size(terms, state.lineages, seat) is None
     ]
-    state = _with_seats(state, new)
+    state = state.with_seats(*new)
     return state, (fold_action(terms, state),)
 
 
@@ -117,7 +122,7 @@ def _closed(terms: Terms, state: RunState, result: AggregatedRound, now_s: float
         accuracy=result.accuracy,
         loss=result.loss,
         sha256=result.sha256,
-        seconds=now_s - state.opened_s,
+        seconds=now_s - state.live.opened_s,
         seats=tuple(seat for _, seat in sorted(state.seats.items())),
         exported=sum(known.turn >= state.turn - state.retry for known in state.written.values()),
         turn=state.turn,
@@ -130,8 +135,6 @@ def _closed(terms: Terms, state: RunState, result: AggregatedRound, now_s: float
     done = {seat.client_id: seat for seat in _of_stage(state, "done")}
     state = replace(
         state,
-        phase="waiting",
-        entered_s=now_s,
         folded_round=state.round,
         seats=MappingProxyType({}),
         last=MappingProxyType({**state.last, **done}),
@@ -140,7 +143,7 @@ def _closed(terms: Terms, state: RunState, result: AggregatedRound, now_s: float
         suspicion=_remembered(terms, state, result.loss),
     )
     state = with_lineages(terms, with_memory(terms, state, result, done), result.lineages)
-    return begun(terms, state, now_s), (close,)
+    return begun(terms, state.entered(Waiting(), now_s), now_s), (close,)
 
 
 def _remembered(terms: Terms, state: RunState, loss: float) -> Suspicion:
@@ -166,7 +169,7 @@ def _spoiled(terms: Terms, state: RunState, now_s: float) -> Outcome:
         "learning rate and begin a new run, or mend the devices and start the server again"
     )
     forgotten = replace(state.suspicion, spoiled=0)
-    return replace(state, phase="failed", entered_s=now_s, failure=failure, suspicion=forgotten), ()
+    return replace(state, suspicion=forgotten).failed(failure, now_s), ()
 
 
 def _left_out(terms: Terms, state: RunState, why: Mapping[str, str]) -> RunState:
@@ -182,17 +185,17 @@ def _left_out(terms: Terms, state: RunState, why: Mapping[str, str]) -> RunState
 
 def _refused(state: RunState, why: Mapping[str, str]) -> RunState:
     refused = [
-        replace(state.seats[name], stage="refused", reason=why[name], outlier=why[name], scale=1.0) for name in why
+        replace(_scaled(state.seats[name], 1.0), stage="refused", reason=why[name], outlier=why[name]) for name in why
     ]
-    return _with_seats(state, refused)
+    return state.with_seats(*refused)
+
+
+def _scaled(seat: Seat, scale: float) -> Seat:
+    return seat if seat.trained is None else replace(seat, trained=replace(seat.trained, scale=scale))
 
 
 def _suspected(state: RunState, why: Mapping[str, str]) -> RunState:
-    return _with_seats(state, [replace(state.seats[name], stage="suspect", reason=why[name]) for name in why])
-
-
-def _with_seats(state: RunState, seats: Iterable[Seat]) -> RunState:
-    return replace(state, seats=MappingProxyType({**state.seats, **{seat.client_id: seat for seat in seats}}))
+    return state.with_seats(*[replace(state.seats[name], stage="suspect", reason=why[name]) for name in why])
 
 
 def _of_stage(state: RunState, stage: str) -> tuple[Seat, ...]:
@@ -205,7 +208,8 @@ def _sizes(state: RunState, *stages: str) -> dict[str, ChangeSize]:
 
 def _size(seat: Seat) -> ChangeSize:
     """How far an update moves the model, and how far its training could have moved it."""
+    change = ChangeSize() if seat.trained is None else seat.trained.change
     if seat.task is None or not isinstance(seat.task.work, Train | Calibrate):
-        return seat.change
+        return change
     samples = counted_samples(seat)
-    return replace(seat.change, travel=travel(seat.task.work.settings, samples), samples=float(samples))
+    return replace(change, travel=travel(seat.task.work.settings, samples), samples=float(samples))

@@ -6,7 +6,6 @@ it performs the actions, so that whatever was promised to a client survives a cr
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 from subfleet.protocol.exhaustive import never
@@ -29,6 +28,7 @@ from subfleet.rounds.closing import fold_action, with_exclusion
 from subfleet.rounds.declarations import declaration_reply, with_brought
 from subfleet.rounds.evaluating import evaluated, evaluations_wanted
 from subfleet.rounds.events import Done, Event, Failed, FromDevice, FromServer, Tick
+from subfleet.rounds.live import Member, Swept
 from subfleet.rounds.members import holds_lease, parted, without_strangers
 from subfleet.rounds.notices import skip_notice, skip_notices
 from subfleet.rounds.phases import advance
@@ -37,7 +37,7 @@ from subfleet.rounds.proposing import scored_seat, scoring_wanted, unscored_seat
 from subfleet.rounds.refusing import reason_of, refused_seat, with_less, with_room
 from subfleet.rounds.seating import measured_seat
 from subfleet.rounds.sizing import asking, lacking
-from subfleet.rounds.state import Member, RunState, Seat, Swept
+from subfleet.rounds.state import RunState, Seat
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.unfit import forgiven, with_unfit
 from subfleet.rounds.work import CheckRequest, ModelsRequest, ProgramRequest
@@ -80,7 +80,7 @@ def round_info(terms: Terms, state: RunState, now_s: float) -> RoundInfo | None:
         round_count=terms.config.total_rounds,
         phase=phase,
         log_time_s=terms.config.log_time_s(max(state.turn, 1)),
-        deadline_s=max(0.0, limit_s - (now_s - state.entered_s)),
+        deadline_s=max(0.0, limit_s - (now_s - state.live.entered_s)),
         message_id=f"{terms.run_id}/{state.round}{again}/{phase}",
         retry=state.retry,
         log_quantile=terms.log_quantile if phase == "measure" else None,
@@ -134,7 +134,7 @@ def _moves_nothing(
         return True
     if isinstance(event, Profile) or after.seats is not before.seats:
         return False
-    known, now = before.members.get(event.client_id), after.members.get(event.client_id)
+    known, now = before.live.members.get(event.client_id), after.live.members.get(event.client_id)
     if known is None or now is None or not holds_lease(terms, known, now_s):
         return False
     return replace(now, heard_s=known.heard_s, noted_s=known.noted_s) == known
@@ -148,16 +148,10 @@ def _told(terms: Terms, state: RunState, event: FromDevice, now_s: float) -> Out
             outcome = _profiled(terms, state, event, now_s)
         case Telemetry():
             outcome = _measured(terms, state, event, now_s)
-        case Scores():
-            outcome = _scored(terms, state, event, now_s)
-        case Refusal():
-            outcome = _refused(terms, state, event)
         case Update():
             outcome = _update_offered(terms, state, event)
-        case Evaluated():
-            outcome = evaluated(terms, state, event, now_s)
-        case Deployed():
-            outcome = _reported(terms, state, event)
+        case Scores() | Refusal() | Evaluated() | Deployed():
+            outcome = _answered(terms, state, event, now_s)
         case _:
             never(event)
     return outcome
@@ -177,10 +171,10 @@ def _done(terms: Terms, state: RunState, event: FromServer, now_s: float) -> Out
 
 
 def _heard(terms: Terms, state: RunState, presence: Presence, now_s: float) -> Outcome:
-    member = state.members.get(presence.client_id, Member())
+    member = state.live.members.get(presence.client_id, Member())
     if not presence.online:
         # A will is only a hint, and one of an earlier session says nothing of this one.
-        if presence.client_id not in state.members or presence.session_id not in ("", member.session_id):
+        if presence.client_id not in state.live.members or presence.session_id not in ("", member.session_id):
             return state, ()
         member = parted(member, presence, now_s)
         return _with_member(state, presence.client_id, member), ()
@@ -199,30 +193,25 @@ def _spoke(member: Member, session_id: str, now_s: float) -> Member:
 
 
 def _profiled(terms: Terms, state: RunState, profile: Profile, now_s: float) -> Outcome:
-    member = state.members.get(profile.client_id, Member())
+    member = state.live.members.get(profile.client_id, Member())
     # It comes with every heartbeat, and so does the answer to what it declares, which may have been lost.
     answer = declaration_reply(terms, profile, state.brought.get(profile.client_id, ()))
-    if member.profile == profile:
+    if state.profiles.get(profile.client_id) == profile:
         return state, answer
-    state = forgiven(state, profile.client_id)
-    return _with_member(state, profile.client_id, replace(member, profile=profile, noted_s=now_s)), answer
+    state = _with_member(forgiven(state, profile.client_id), profile.client_id, replace(member, noted_s=now_s))
+    swept = replace(state.live, swept=Swept())  # there may be too many members now
+    return replace(state, profiles=state.profiles.updated({profile.client_id: profile}), live=swept), answer
 
 
 def _with_member(state: RunState, client_id: str, member: Member) -> RunState:
-    before = state.members.get(client_id)
-    members = state.members.updated({client_id: member})
-    if before is not None and before.profile is member.profile:
-        return replace(state, members=members)
-    return replace(state, members=members, swept=Swept())  # there may be too many of them now
-
-
-def _with_seat(state: RunState, seat: Seat) -> RunState:
-    return replace(state, seats=MappingProxyType({**state.seats, seat.client_id: seat}))
+    live = state.live
+    swept = live.swept if client_id in live.members else Swept()  # there may be too many of them now
+    return replace(state, live=replace(live, members=live.members.updated({client_id: member}), swept=swept))
 
 
 def _measured(terms: Terms, state: RunState, telemetry: Telemetry, now_s: float) -> Outcome:
     client_id, message_id = telemetry.client_id, telemetry.message_id
-    member = _spoke(state.members.get(client_id, Member()), telemetry.session_id, now_s)
+    member = _spoke(state.live.members.get(client_id, Member()), telemetry.session_id, now_s)
     state = _with_member(state, client_id, member)
     if telemetry.round is None:
         return state, ()
@@ -232,50 +221,50 @@ def _measured(terms: Terms, state: RunState, telemetry: Telemetry, now_s: float)
         return state, (reply(client_id, message_id, "duplicate"),)
     if state.phase != "measure":
         return state, (reply(client_id, message_id, "refused", f"round {state.round} has begun without this client"),)
-    if member.profile is None:
+    if (profile := state.profiles.get(client_id)) is None:
         # Its profile is still on its way; the client sends the telemetry again until it has a receipt.
         return state, ()
-    state = with_answer(state, client_id, "telemetry", now_s - state.entered_s)
-    seat = with_exclusion(state, measured_seat(terms, state, member.profile, telemetry))
-    state, requests = with_brought(_with_seat(state, seat), seat), tuple[Action, ...]()
+    state = with_answer(state, client_id, "telemetry", now_s - state.live.entered_s)
+    seat = with_exclusion(state, measured_seat(terms, state, profile, telemetry))
+    state, requests = with_brought(state.with_seats(seat), seat), tuple[Action, ...]()
     if seat.stage == "answered":
-        state, requests = asking(state, prices_wanted(terms, state, seat.runtime))
+        state, requests = asking(state, prices_wanted(terms, state, seat.offer.runtime))
     return state, (reply(client_id, message_id, "accepted"), *requests)
 
 
-def _scored(terms: Terms, state: RunState, scores: Scores, now_s: float) -> Outcome:
-    verdict, reason = judge(terms, state, scores)
-    answer = reply(scores.client_id, scores.message_id, verdict, reason)
+def _answered(terms: Terms, state: RunState, answer: Scores | Refusal | Evaluated | Deployed, now_s: float) -> Outcome:
+    """Take in an answer that counts; each is repeated until its receipt arrives."""
+    verdict, reason = judge(terms, state, answer)
+    receipt = reply(answer.client_id, answer.message_id, verdict, reason)
     if verdict != "accepted":
-        return state, (answer,)
-    if lacking(terms, state):
-        # No size can be chosen yet; the client sends it again until it has a receipt.
-        return state, ()
-    seat = state.seats[scores.client_id]
-    state = with_answer(state, scores.client_id, "scores", now_s - sent_s(terms, state, seat, "scores"))
-    seat, actions = scored_seat(terms, state, seat, scores)
-    return _with_seat(state, seat), (answer, Withdraw(task_id=scores.task_id), *actions)
-
-
-def _refused(terms: Terms, state: RunState, refusal: Refusal) -> Outcome:
-    verdict, reason = judge(terms, state, refusal)
-    answer = reply(refusal.client_id, refusal.message_id, verdict, reason)
-    if verdict != "accepted":
-        return state, (answer,)
+        return state, (receipt,)
     if state.phase == "train" and lacking(terms, state):
-        # As with scores: what it is given instead cannot be chosen yet. Models are not chosen anew.
-        return state, ()
+        return state, ()  # no size can be chosen yet; without a receipt the client sends it again
+    seat, actions = state.seats[answer.client_id], tuple[Action, ...]()
+    match answer:
+        case Scores():
+            state = with_answer(state, answer.client_id, "scores", now_s - sent_s(terms, state, seat, "scores"))
+            seat, actions = scored_seat(terms, state, seat, answer)
+        case Refusal():
+            state, seat, actions = _refused(terms, state, seat, answer)
+        case Evaluated():
+            state, seat = evaluated(terms, state, seat, answer, now_s)
+        case Deployed():
+            seat = replace(seat, stage="done")
+        case _:
+            never(answer)
+    return state.with_seats(seat), (receipt, Withdraw(task_id=answer.task_id), *actions)
+
+
+def _refused(terms: Terms, state: RunState, seat: Seat, refusal: Refusal) -> tuple[RunState, Seat, tuple[Action, ...]]:
     why = reason_of(refusal)
-    seat = state.seats[refusal.client_id]
     seat = replace(seat, refusals=(*seat.refusals, why))
     state = with_room(state, refusal)
     if state.phase == "train":  # of the programs that train and score
         state = with_unfit(state, seat, refusal, why)
     if seat.stage == "scoring":
-        seat, actions = unscored_seat(terms, state, with_less(seat, refusal))
-    else:
-        seat, actions = refused_seat(terms, state, seat, refusal)
-    return _with_seat(state, seat), (answer, Withdraw(task_id=refusal.task_id), *actions)
+        return state, *unscored_seat(terms, state, with_less(seat, refusal))
+    return state, *refused_seat(terms, state, seat, refusal)
 
 
 def _update_offered(terms: Terms, state: RunState, update: Update) -> Outcome:
@@ -283,12 +272,3 @@ def _update_offered(terms: Terms, state: RunState, update: Update) -> Outcome:
     if verdict == "accepted":
         return state, (CheckRequest(update=update),)
     return state, (reply(update.client_id, update.message_id, verdict, reason),)
-
-
-def _reported(terms: Terms, state: RunState, deployed: Deployed) -> Outcome:
-    verdict, reason = judge(terms, state, deployed)
-    answer = reply(deployed.client_id, deployed.message_id, verdict, reason)
-    if verdict != "accepted":
-        return state, (answer,)
-    seat = replace(state.seats[deployed.client_id], stage="done")
-    return _with_seat(state, seat), (answer, Withdraw(task_id=deployed.task_id))

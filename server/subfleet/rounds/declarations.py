@@ -94,7 +94,7 @@ def declaration_reply(terms: Terms, profile: Profile, before: tuple[str, ...] = 
 def with_brought(state: RunState, seat: Seat) -> RunState:
     """The state that remembers the network that a client brings."""
     known = state.brought.get(seat.client_id, ())
-    if seat.brought is None or (digest := _digest(seat.brought)) in known:
+    if seat.offer.brought is None or (digest := _digest(seat.offer.brought)) in known:
         return state
     return replace(state, brought=MappingProxyType({**state.brought, seat.client_id: (*known, digest)}))
 

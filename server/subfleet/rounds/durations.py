@@ -48,10 +48,10 @@ def expected_time(
         update_bytes: that travel back.
     """
     training_s = 0.0
-    if seat.macs_per_s is not None:
-        passes = training.sample_passes(seat.sample_count)
-        training_s = min(TRAINING_MACS_PER_FORWARD * forward_macs * passes / seat.macs_per_s, _MOST_S)
-    budget = seat.budget
+    if seat.offer.macs_per_s is not None:
+        passes = training.sample_passes(seat.offer.sample_count)
+        training_s = min(TRAINING_MACS_PER_FORWARD * forward_macs * passes / seat.offer.macs_per_s, _MOST_S)
+    budget = seat.offer.budget
     return ExpectedTime(
         training_s=training_s,
         downlink_s=_link_s(terms, weight_bytes, None if budget is None else budget.downlink_bytes),

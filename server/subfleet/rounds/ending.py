@@ -3,6 +3,7 @@
 from dataclasses import replace
 from types import MappingProxyType
 
+from subfleet.rounds.progress import Failed, Searching, Waiting
 from subfleet.rounds.state import RunState, remembered
 from subfleet.rounds.terms import Terms
 
@@ -15,12 +16,17 @@ def over(terms: Terms, state: RunState) -> bool:
 
 
 def taken_up(terms: Terms, state: RunState) -> RunState:
-    """The stored state of a run that somebody starts again: what failed is tried, and what has more rounds goes on."""
-    if state.phase == "failed":
+    """The stored state of a run that somebody starts again.
+
+    What failed is tried, what has more rounds goes on, and a generation that devices were scoring is scored anew.
+    """
+    if isinstance(state.at, Failed):
         tries = replace(state.tries, failing=MappingProxyType({}))
-        return replace(state, phase="waiting", failure="", tries=tries)
+        return replace(state, at=Waiting(), tries=tries)
+    if isinstance(state.at, Searching):
+        return replace(state, seats=MappingProxyType({}))
     if state.phase in ("deploy", "finished") and not over(terms, state):
-        return replace(state, phase="waiting", seats=MappingProxyType({}))
+        return replace(state, at=Waiting(), seats=MappingProxyType({}))
     return state
 
 

@@ -7,7 +7,7 @@ A seat goes as in the deploy phase: preparing, out, done; or refused, skipped, m
 that it would be given for good, so that what it says is what it would have of it. A few are asked in each step.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
 from types import MappingProxyType
@@ -15,16 +15,15 @@ from types import MappingProxyType
 from subfleet.protocol.messages import Evaluated
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
-from subfleet.rounds.actions import Action, CloseEvaluation, GoOn, SendTask, Withdraw
-from subfleet.rounds.answers import judge, reply
-from subfleet.rounds.awaiting import awaited, sent_s, why_closed, with_answer, with_misses
+from subfleet.rounds.actions import Action, CloseEvaluation, GoOn, SendTask
+from subfleet.rounds.awaiting import collected, limit_s, sent_s, with_answer, with_phase_closed, without_parted
 from subfleet.rounds.ending import over
 from subfleet.rounds.fitting_plans import operators_of, planned_evaluation
 from subfleet.rounds.members import expected
 from subfleet.rounds.networks import standing_for
-from subfleet.rounds.parting import closed_seats, with_absence, without_parted
+from subfleet.rounds.progress import Evaluating, Waiting
 from subfleet.rounds.punctuality import Duty
-from subfleet.rounds.state import LastEvaluation, RunState, Seat
+from subfleet.rounds.state import LastEvaluation, RunState, Seat, Submodel
 from subfleet.rounds.tasks import evaluate_task
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.weighing import beyond_disk
@@ -44,12 +43,12 @@ def begun(terms: Terms, state: RunState, now_s: float) -> RunState:
     due = terms.config.evaluation.due(state.folded_round, last_round)
     if not due or next(_to_ask(terms, state, now_s), None) is None:
         return state
-    return replace(state, phase="evaluate", entered_s=now_s, seats=MappingProxyType({}))
+    return replace(state, seats=MappingProxyType({})).entered(Evaluating(), now_s)
 
 
 def evaluating(terms: Terms, state: RunState, now_s: float) -> Outcome:
     """Ask the next few, and end the phase where nothing more is to be waited for."""
-    late = now_s - state.entered_s >= terms.config.deadlines.evaluate_s
+    late = now_s - state.live.entered_s >= limit_s(terms, "evaluation")
     names = [] if late else list(islice(_to_ask(terms, state, now_s), AT_ONCE + 1))
     if names:
         new = {name: _seat(terms, state, name) for name in names[:AT_ONCE]}
@@ -57,21 +56,19 @@ def evaluating(terms: Terms, state: RunState, now_s: float) -> Outcome:
         more = (GoOn(),) if len(names) > AT_ONCE else ()
         return state, (*evaluations_wanted(state, new), *more)
     state, parted = without_parted(terms, state, now_s)
-    waits_for = () if late else tuple(awaited(terms, state, "evaluation", now_s))
-    done = sum(seat.stage == "done" for seat in state.seats.values())
-    enough = done > 0 and done >= terms.config.quorum * (done + len(waits_for))
-    if waits_for and not (enough and not terms.config.strict):
+    collection = collected(terms, state, "evaluation", now_s)
+    if not collection.closes:
         return state, parted
-    spared = {seat.client_id for seat in waits_for}
-    state, closed = _closed(terms, state, now_s, late=late, spared=spared)
-    return state, (*parted, *closed)
+    state, withdrawn = with_phase_closed(terms, state, "evaluation", collection, now_s)
+    state, close = _closed(state, now_s)
+    return state, (*parted, close, *withdrawn)
 
 
 def evaluations_wanted(state: RunState, names: Iterable[str]) -> tuple[EvaluationRequest, ...]:
     """What the tasks of some clients are made of."""
     seats = (state.seats[name] for name in sorted(names))
     return tuple(
-        EvaluationRequest(participant=seat.participant, round=state.round, target=seat.runtime)
+        EvaluationRequest(participant=seat.participant, round=state.round, target=seat.offer.runtime)
         for seat in seats
         if seat.stage == "preparing" and seat.participant is not None
     )
@@ -86,42 +83,29 @@ def evaluation_made(
         return state, ()
     if (request.round, request.participant) != (state.round, seat.participant):
         return state, ()
-    budget = seat.budget or Budget(memory_bytes=0)
+    budget = seat.offer.budget or Budget(memory_bytes=0)
     planned_bytes, unfit = planned_evaluation(seat, made.facts, operators_of(state, seat.client_id))
     if unfit:
-        reason = f"its runtime {seat.runtime!r} lacks an operator of what is to be evaluated"
-        return _with_seat(state, replace(seat, stage="skipped", reason=reason)), ()
+        reason = f"its runtime {seat.offer.runtime!r} lacks an operator of what is to be evaluated"
+        return state.with_seats(replace(seat, stage="skipped", reason=reason)), ()
     if planned_bytes > budget.memory_bytes:
         reason = f"to evaluate takes {planned_bytes} bytes of memory, but the budget is {budget.memory_bytes}"
-        return _with_seat(state, replace(seat, stage="skipped", reason=reason)), ()
+        return state.with_seats(replace(seat, stage="skipped", reason=reason)), ()
     task = evaluate_task(terms, state, seat, made, planned_bytes, now_s)
     if reason := beyond_disk(seat, task):
-        return _with_seat(state, replace(seat, stage="skipped", reason=reason)), ()
-    return _with_seat(state, replace(seat, stage="out", task=task)), (SendTask(task=task),)
+        return state.with_seats(replace(seat, stage="skipped", reason=reason)), ()
+    return state.with_seats(replace(seat, stage="out", task=task)), (SendTask(task=task),)
 
 
-def evaluated(terms: Terms, state: RunState, answer: Evaluated, now_s: float) -> Outcome:
-    """What a device found; told twice, it counts once."""
-    verdict, reason = judge(terms, state, answer)
-    receipt = reply(answer.client_id, answer.message_id, verdict, reason)
-    if verdict != "accepted":
-        return state, (receipt,)
-    seat = state.seats[answer.client_id]
+def evaluated(terms: Terms, state: RunState, seat: Seat, answer: Evaluated, now_s: float) -> tuple[RunState, Seat]:
+    """What a device found, in an evaluation or of paths."""
     duty: Duty = "paths" if state.phase == "search" else "evaluation"
     state = with_answer(state, answer.client_id, duty, now_s - sent_s(terms, state, seat, duty))
-    seat = replace(seat, stage="done", evaluated=answer)
-    return _with_seat(state, seat), (receipt, Withdraw(task_id=answer.task_id))
+    return state, replace(seat, stage="done", evaluated=answer)
 
 
-def _closed(terms: Terms, state: RunState, now_s: float, *, late: bool, spared: Collection[str]) -> Outcome:
-    """The state after the evaluation; those who are spared might still have answered."""
-    still_open = [seat for seat in state.seats.values() if seat.open]
-    reasons = {
-        seat.client_id: with_absence(terms, state, seat.client_id, _why(terms, state, seat, late=late), now_s)
-        for seat in still_open
-    }
-    state, withdrawn = closed_seats(state, still_open, reasons)
-    state = with_misses(state, "evaluation", spared=spared)
+def _closed(state: RunState, now_s: float) -> tuple[RunState, CloseEvaluation]:
+    """The state after the evaluation."""
     seats = MappingProxyType(dict(sorted(state.seats.items())))
     done = [seat for seat in seats.values() if seat.stage == "done"]
     last = {
@@ -131,25 +115,17 @@ def _closed(terms: Terms, state: RunState, now_s: float, *, late: bool, spared: 
     }
     close = CloseEvaluation(
         round=state.round,
-        seconds=now_s - state.entered_s,
+        seconds=now_s - state.live.entered_s,
         seats=tuple(seats.values()),
         lineages=state.lineages,
     )
     state = replace(
         state,
-        phase="waiting",
-        entered_s=now_s,
         seats=MappingProxyType({}),
         evaluated=MappingProxyType({**state.evaluated, **last}),
         settled=state.settled.union(seat.task.task_id for seat in done if seat.task is not None),
     )
-    return state, (close, *withdrawn)
-
-
-def _why(terms: Terms, state: RunState, seat: Seat, *, late: bool) -> str:
-    if late:
-        return "no answer came in time"
-    return why_closed(terms, state, seat.client_id, "evaluation", "the evaluation closed at its quorum")
+    return state.entered(Waiting(), now_s), close
 
 
 def _to_ask(terms: Terms, state: RunState, now_s: float) -> Iterator[str]:
@@ -157,7 +133,7 @@ def _to_ask(terms: Terms, state: RunState, now_s: float) -> Iterator[str]:
     for name in sorted(
         name for name in expected(terms, state, now_s) if name in state.last and name not in state.seats
     ):
-        profile = state.members[name].profile
+        profile = state.profiles.get(name)
         if profile is not None and profile.held_out_count and standing_for(terms, state, state.last[name]) is not None:
             yield name
 
@@ -167,32 +143,25 @@ def _seat(terms: Terms, state: RunState, name: str) -> Seat:
     client = standing_for(terms, state, last)
     if client is None:
         raise ValueError(f"client {name} has no model to evaluate")
-    return replace(evaluating_seat(state, name, client.size, client.spec), class_counts=last.class_counts)
+    return evaluating_seat(state, name, client.size, client.spec, class_counts=last.offer.class_counts)
 
 
-def evaluating_seat(state: RunState, name: str, size: SubnetSpec, spec: SubnetSpec) -> Seat:
-    """The seat of a client that is to evaluate a subnet, within what it could give when it took part last.
+def evaluating_seat(
+    state: RunState, name: str, size: SubnetSpec, spec: SubnetSpec, class_counts: tuple[int, ...] = ()
+) -> Seat:
+    """The seat of a client that is to evaluate a submodel, within what it could give when it took part last.
 
     Raises:
         ValueError: it has told no profile.
     """
-    last, profile = state.last[name], state.members[name].profile
+    last, profile = state.last[name], state.profiles.get(name)
     if profile is None:
         raise ValueError(f"client {name} has told no profile")
+    held_out = profile.held_out_count
     return Seat(
         client_id=name,
         device=last.device,
         stage="preparing",
-        runtime=last.runtime,
-        packing_width=last.packing_width,
-        budget=last.budget,
-        memory_free_bytes=last.memory_free_bytes,
-        memory_budget_bytes=last.memory_budget_bytes,
-        sample_count=profile.held_out_count,
-        size=size,
-        spec=spec,
+        offer=replace(last.offer, sample_count=held_out, class_counts=class_counts, telemetry_id="", data_warning=""),
+        given=Submodel(size=size, spec=spec),
     )
-
-
-def _with_seat(state: RunState, seat: Seat) -> RunState:
-    return replace(state, seats=MappingProxyType({**state.seats, seat.client_id: seat}))

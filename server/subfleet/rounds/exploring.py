@@ -30,22 +30,23 @@ def explored(terms: Terms, state: RunState) -> SearchResult:
     """
     explore = _search_of_method(terms).explore
     seats = [seat for _, seat in sorted(state.seats.items()) if seat.stage not in ("skipped", "missing")]
-    prices = {target: prices_of(terms, state, target) for target in sorted({seat.runtime for seat in seats})}
+    prices = {target: prices_of(terms, state, target) for target in sorted({seat.offer.runtime for seat in seats})}
     # Remembered while this look lasts: a search that is handed back keeps nothing of it.
     recalled: dict[str, PriceList] = {target: lru_cache(maxsize=_KEPT)(price) for target, price in prices.items()}
     searches = {target: _search_of(terms, state, target).priced(price) for target, price in recalled.items()}
     new: list[FoundSize] = []
     pool = dict.fromkeys(state.pool)
     for seat in seats:
-        if seat.stage != "answered" or seat.budget is None or state.explored_turn == state.turn:
+        if seat.stage != "answered" or seat.offer.budget is None or state.explored_turn == state.turn:
             continue
-        ask = replace(ask_of(terms, state, seat, search=searches[seat.runtime]), price=recalled[seat.runtime])
+        target = seat.offer.runtime
+        ask = replace(ask_of(terms, state, seat, search=searches[target]), price=recalled[target])
         found = [one for one in dict.fromkeys(explore(ask)) if one not in pool]
         pool |= dict.fromkeys(found)
         new += found
         searches = {target: search.learned(found) for target, search in searches.items()}
     handed = {target: search.priced(prices[target]) for target, search in searches.items()}
-    written = (one.program for key, one in state.written.items() if key not in state.written_prices)
+    written = (one.program for key, one in state.written.items() if key not in state.live.written_prices)
     unpriced = (program for program in written if program.target in prices)
     return SearchResult(
         found=tuple(new),
@@ -56,7 +57,7 @@ def explored(terms: Terms, state: RunState) -> SearchResult:
 
 def _search_of(terms: Terms, state: RunState, target: str) -> Search:
     """The search of a target, with all that was found so far."""
-    known = state.searches.get(target)  # it has learned the whole pool, which grows here alone
+    known = state.live.searches.get(target)  # it has learned the whole pool, which grows here alone
     if known is not None:
         return known
     start = _search_of_method(terms).start

@@ -19,12 +19,12 @@ from subfleet.methods.turns import trimmed_mean
 from subfleet.protocol.answers import Evaluated
 from subfleet.protocol.metric_sums import Totals
 from subfleet.protocol.subnet import SubnetSpec
-from subfleet.rounds.actions import Action, Withdraw
-from subfleet.rounds.awaiting import awaited, punctuality_of, with_misses
+from subfleet.rounds.actions import Action
+from subfleet.rounds.awaiting import collected, punctuality_of, with_phase_closed, without_parted
 from subfleet.rounds.evaluating import evaluating_seat, evaluations_wanted
+from subfleet.rounds.live import GenerationScores
 from subfleet.rounds.members import expected
-from subfleet.rounds.parting import without_parted
-from subfleet.rounds.state import GenerationScores, RunState
+from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.weights import client_share, share_limit
 from subfleet.rounds.work import ProposedGeneration
@@ -64,10 +64,11 @@ def begun_scoring(state: RunState, network: Network, made: ProposedGeneration, n
     scores = GenerationScores(
         made=made,
         supernet=smallest_supernet(network, made.generation),
-        asked_s=state.entered_s,
+        asked_s=state.live.entered_s,
         sums=(0.0,) * len(made.generation.paths),
     )
-    return replace(state, scores=scores, seats=MappingProxyType({}), entered_s=now_s)
+    live = replace(state.live, scores=scores, entered_s=now_s)
+    return replace(state, live=live, seats=MappingProxyType({}))
 
 
 def scored_by_devices(
@@ -78,7 +79,7 @@ def scored_by_devices(
     All rounds are over where the state's scores say that more were closed than there are.
     """
     actions: tuple[Action, ...] = ()
-    while (scores := state.scores) is not None and scores.closed < federated.rounds:
+    while (scores := state.live.scores) is not None and scores.closed < federated.rounds:
         if not state.seats:
             names = _drawn(terms, state, scores, federated, now_s)
             seats = {name: evaluating_seat(state, name, network.full_spec(), scores.supernet) for name in names}
@@ -86,12 +87,12 @@ def scored_by_devices(
             actions += evaluations_wanted(state, seats)
         state, parted = without_parted(terms, state, now_s)
         actions += parted
-        late = now_s - state.entered_s >= terms.config.deadlines.evaluate_s
-        waits_for = () if late else tuple(awaited(terms, state, "paths", now_s))
-        if not late and not _answered(terms, state, len(waits_for)):
+        collection = collected(terms, state, "paths", now_s)
+        asked = state.seats or collection.late  # where nobody can be asked, nobody has answered
+        if not (asked and collection.closes):
             break
-        state = with_misses(state, "paths", spared=(seat.client_id for seat in waits_for))
-        state, withdrawn = _closed(terms, state, scores, now_s)
+        state, withdrawn = with_phase_closed(terms, state, "paths", collection, now_s)
+        state = _closed(terms, state, scores, now_s)
         actions += withdrawn
     return state, actions
 
@@ -99,19 +100,6 @@ def scored_by_devices(
 def mean_scores(scores: GenerationScores) -> tuple[float, ...]:
     """Of each path, over all labels that were counted; none where no device has told any."""
     return tuple(one / scores.weight for one in scores.sums) if scores.weight else ()
-
-
-def _answered(terms: Terms, state: RunState, waiting: int) -> bool:
-    """Whether all have answered, or as many as a round closes with; nobody has where nobody could be asked.
-
-    Args:
-        terms: of the run.
-        state: with the round's seats.
-        waiting: clients that it waits for.
-    """
-    done = sum(seat.stage == "done" for seat in state.seats.values())
-    enough = done > 0 and done >= terms.config.quorum * (done + waiting) and not terms.config.strict
-    return bool(state.seats) and (not waiting or enough)
 
 
 def _drawn(
@@ -130,15 +118,15 @@ def _able(terms: Terms, state: RunState, scores: GenerationScores, now_s: float)
     """Those that are there, have held-out data, and can compute what the generation's tier takes at least."""
     least_macs = scores.made.generation.least_macs if scores.made.generation is not None else 0
     for name in expected(terms, state, now_s):
-        last, profile = state.last.get(name), state.members[name].profile
+        last, profile = state.last.get(name), state.profiles.get(name)
         if last is None or profile is None or not profile.held_out_count:
             continue
-        most = last.budget.forward_macs if last.budget is not None else None
+        most = last.offer.budget.forward_macs if last.offer.budget is not None else None
         if most is None or most >= least_macs:
             yield name
 
 
-def _closed(terms: Terms, state: RunState, scores: GenerationScores, now_s: float) -> Outcome:
+def _closed(terms: Terms, state: RunState, scores: GenerationScores, now_s: float) -> RunState:
     """Count what was told, and go on to the next round of scoring."""
     found = [one.evaluated for _, one in sorted(state.seats.items()) if one.stage == "done" and one.evaluated]
     labels = [one.label_count for one in found]
@@ -166,10 +154,9 @@ def _closed(terms: Terms, state: RunState, scores: GenerationScores, now_s: floa
     central = scores.made.scores
     if central and scores.weight:
         scores = replace(scores, ranks=(*scores.ranks, kendall_tau(mean_scores(scores), central)))
-    withdrawn = (Withdraw(task_id=seat.task.task_id) for seat in asked if seat.open and seat.task is not None)
     settled = state.settled.union(seat.task.task_id for seat in asked if seat.stage == "done" and seat.task is not None)
-    state = replace(state, scores=scores, seats=MappingProxyType({}), settled=settled, entered_s=now_s)
-    return state, tuple(withdrawn)
+    live = replace(state.live, scores=scores, entered_s=now_s)
+    return replace(state, live=live, seats=MappingProxyType({}), settled=settled)
 
 
 def _told(terms: Terms, answer: Evaluated) -> list[float]:

@@ -14,8 +14,8 @@ __all__ = ["operators_of", "planned_evaluation", "planned_for_seat"]
 
 def operators_of(state: RunState, client_id: str) -> tuple[str, ...]:
     """The operators that a device's runtime lists; none where it lists none."""
-    member = state.members.get(client_id)
-    return () if member is None or member.profile is None else member.profile.operators
+    profile = state.profiles.get(client_id)
+    return () if profile is None else profile.operators
 
 
 def planned_for_seat(seat: Seat, facts: ProgramFacts, operators: Sequence[str]) -> tuple[int, bool]:
@@ -38,7 +38,7 @@ def _planned(
     seat: Seat, facts: ProgramFacts, operators: Sequence[str], peak_bytes: Callable[[ChainRoom], int]
 ) -> tuple[int, bool]:
     if facts.chain is None or seat.spec is None:
-        return planned_for(facts.planned_peak_bytes, facts.packings, seat.packing_width), False
+        return planned_for(facts.planned_peak_bytes, facts.packings, seat.offer.packing_width), False
     try:
         links = facts.chain.kept(dict(seat.spec.choices))
     except ProtocolError:  # the target lacks an operator of it

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from subfleet.protocol.messages import Presence, Profile
-from subfleet.rounds.state import Member, RunState, Swept
+from subfleet.rounds.live import Member, Swept
+from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
 
 __all__ = [
@@ -98,8 +99,9 @@ class Absence:
 
 def absences(terms: Terms, state: RunState, now_s: float) -> Iterator[Absence]:
     """The clients of the run that are away, or refused their task in the open round; by their names."""
-    for name, member in sorted(state.members.items()):
-        if member.profile is None or not (member.session_id or name in state.last):
+    for name, member in sorted(state.live.members.items()):
+        profile = state.profiles.get(name)
+        if profile is None or not (member.session_id or name in state.last):
             continue
         seat, reason = state.seats.get(name), reason_away(terms, member, now_s)
         kind: Literal["goodbye", "will", "unheard", "silent", "refused"] = "silent"
@@ -111,7 +113,7 @@ def absences(terms: Terms, state: RunState, now_s: float) -> Iterator[Absence]:
         elif not reason and seat is not None and seat.stage == "refused":
             kind, reason = "refused", f"refused: {seat.reason}"
         if reason:
-            yield Absence(client_id=name, device=member.profile.device, kind=kind, reason=reason, seen_s=seen_s)
+            yield Absence(client_id=name, device=profile.device, kind=kind, reason=reason, seen_s=seen_s)
 
 
 def expected(terms: Terms, state: RunState, now_s: float) -> Iterator[str]:
@@ -123,8 +125,8 @@ def expected(terms: Terms, state: RunState, now_s: float) -> Iterator[str]:
     participation all the same.
     """
     strict = terms.config.strict
-    for name, member in state.members.items():
-        if member.profile is None or member.silent_since or has_left(terms, member, now_s):
+    for name, member in state.live.members.items():
+        if name not in state.profiles or member.silent_since or has_left(terms, member, now_s):
             continue
         if strict or holds_lease(terms, member, now_s):
             yield name
@@ -137,9 +139,9 @@ def silent_members(state: RunState) -> tuple[str, ...]:
     """
     return tuple(
         name
-        for name, member in sorted(state.members.items())
+        for name, member in sorted(state.live.members.items())
         if name not in state.seats
-        and member.profile is not None
+        and name in state.profiles
         and not member.gone
         and (member.session_id or name in state.last)
     )
@@ -151,34 +153,31 @@ def without_strangers(terms: Terms, state: RunState, now_s: float) -> RunState:
     A client that is forgotten and comes back is as new as it was the first time. Members are looked through where one
     may have to go: some are new, or who has a seat has changed, or one may have been silent for too long.
     """
-    if now_s <= state.swept.until_s and state.swept.seats == (state.turn, state.phase):
+    live, profiles = state.live, state.profiles
+    if now_s <= live.swept.until_s and live.swept.seats == (state.turn, state.phase):
         return state
     deadlines = terms.config.deadlines
 
-    def expires_s(member: Member) -> float:
-        return member.noted_s + (deadlines.forget_s if member.profile is not None else deadlines.lease_s)
-
-    def silent(member: Member) -> bool:
-        return now_s > expires_s(member)
+    def expires_s(name: str) -> float:
+        return live.members[name].noted_s + (deadlines.forget_s if name in profiles else deadlines.lease_s)
 
     # That a client is missing is no part in the round.
     seated = {name for name, seat in state.seats.items() if seat.stage != "missing"}
-    strangers = {
-        name: member for name, member in state.members.items() if name not in state.last and name not in seated
-    }
-    gone = {name for name, member in strangers.items() if silent(member)}
+    strangers = {name: member for name, member in live.members.items() if name not in state.last and name not in seated}
+    gone = {name for name in strangers if now_s > expires_s(name)}
     count = len(strangers) - len(gone)
-    values = sum(_values(member.profile) for name, member in strangers.items() if name not in gone)
+    values = sum(_values(profiles.get(name)) for name in strangers if name not in gone)
     if count > MOST_STRANGERS or values > MOST_VALUES:
-        for name, member in sorted(strangers.items(), key=lambda one: (one[1].noted_s, one[0])):
+        for name in sorted(strangers, key=lambda name: (strangers[name].noted_s, name)):
             if count <= MOST_STRANGERS and values <= MOST_VALUES:
                 break
             if name not in gone:
                 gone.add(name)
-                count, values = count - 1, values - _values(member.profile)
-    members = state.members.without(gone)
-    until_s = min((expires_s(member) for name, member in members.items() if name not in state.last), default=math.inf)
-    return replace(state, members=members, swept=Swept(until_s=until_s, seats=(state.turn, state.phase)))
+                count, values = count - 1, values - _values(profiles.get(name))
+    members = live.members.without(gone)
+    until_s = min((expires_s(name) for name in members if name not in state.last), default=math.inf)
+    swept = Swept(until_s=until_s, seats=(state.turn, state.phase))
+    return replace(state, profiles=profiles.without(gone), live=replace(live, members=members, swept=swept))
 
 
 def _values(profile: Profile | None) -> int:

@@ -81,23 +81,25 @@ def carried_by(terms: Terms, seats: Iterable[Seat], lineage: Lineage) -> tuple[s
     """The clients whose budget has room for the largest size of a network, as shapes tell what that takes."""
     largest = terms.declared(lineage).candidates[-1]
     return tuple(
-        seat.client_id for seat in seats if seat.budget is not None and not why_not(largest, seat.runtime, seat.budget)
+        seat.client_id
+        for seat in seats
+        if seat.offer.budget is not None and not why_not(largest, seat.offer.runtime, seat.offer.budget)
     )
 
 
 def own_size(terms: Terms, lineages: tuple[Lineage, ...], seat: Seat) -> SubnetSpec | None:
     """The size that a client has declared, of a network in use; None where it is of none, or nothing is declared."""
     living = [one for one in all_lineages(terms, lineages) if one.living]
-    if seat.brought is None:
-        return seat.architecture if any(not one.id for one in living) else None
-    found = (one for one in living if seat.brought in one.members)
-    return next((terms.declared(one).members[seat.brought] for one in found), None)
+    if seat.offer.brought is None:
+        return seat.offer.architecture if any(not one.id for one in living) else None
+    found = (one for one in living if seat.offer.brought in one.members)
+    return next((terms.declared(one).members[seat.offer.brought] for one in found), None)
 
 
 def brought_anew(terms: Terms, state: RunState) -> tuple[AnyFamily, ...]:
     """The networks that clients of the round bring and that are in no union yet, in the order of the clients' ids."""
-    seats = [seat for _, seat in sorted(state.seats.items()) if seat.brought is not None]
-    new = (seat.brought for seat in seats if own_size(terms, state.lineages, seat) is None)
+    seats = [seat for _, seat in sorted(state.seats.items()) if seat.offer.brought is not None]
+    new = (seat.offer.brought for seat in seats if own_size(terms, state.lineages, seat) is None)
     return tuple(dict.fromkeys(one for one in new if one is not None))
 
 
@@ -135,13 +137,13 @@ def _ready(terms: Terms, state: RunState, seat: Seat, size: SubnetSpec) -> bool:
     """See `Standing.ready`."""
     if seat.size is not None and size.spec_id == seat.size.spec_id:  # whatever both are called
         return any(one.id == size.network and one.living for one in state.lineages)
-    written = state.written.get(SizedProgram(size=size, target=seat.runtime).key)
-    if written is None or not counts(terms, state, written) or seat.budget is None:
+    written = state.written.get(SizedProgram(size=size, target=seat.offer.runtime).key)
+    if written is None or not counts(terms, state, written) or seat.offer.budget is None:
         return False
     facts = written.facts
-    planned_bytes = planned_for(facts.planned_peak_bytes, facts.packings, seat.packing_width)
+    planned_bytes = planned_for(facts.planned_peak_bytes, facts.packings, seat.offer.packing_width)
     price = price_of(terms, state.lineages, size)
-    return planned_bytes <= seat.budget.memory_bytes and not why_not(price, seat.runtime, seat.budget)
+    return planned_bytes <= seat.offer.budget.memory_bytes and not why_not(price, seat.offer.runtime, seat.offer.budget)
 
 
 def with_lineages(terms: Terms, state: RunState, lineages: tuple[Lineage, ...]) -> RunState:
@@ -155,13 +157,19 @@ def with_lineages(terms: Terms, state: RunState, lineages: tuple[Lineage, ...]) 
     written = {key: one for key, one in state.written.items() if one.program.size.network in living}
     lost = state.written.keys() - written.keys()
     sizes = {SizedProgram(size=one.size, target=one.target).key for one in (state.written[key].program for key in lost)}
+    live = replace(
+        state.live,
+        written_prices=MappingProxyType(
+            {key: one for key, one in state.live.written_prices.items() if key not in lost}
+        ),
+        prices=MappingProxyType({key: one for key, one in state.live.prices.items() if key not in keys}),
+    )
     return replace(
         state,
         pool=tuple(one for one in state.pool if one.spec.network in living),
         queue=tuple(one for one in state.queue if one.size.network in living),
         written=MappingProxyType(written),
-        written_prices=MappingProxyType({key: one for key, one in state.written_prices.items() if key not in lost}),
-        prices=MappingProxyType({key: one for key, one in state.prices.items() if key not in keys}),
+        live=live,
         unfit=MappingProxyType({key: why for key, why in state.unfit.items() if _program_of(key) not in sizes}),
     )
 

@@ -12,10 +12,13 @@ __all__ = ["skip_notice", "skip_notices"]
 
 def skip_notice(seat: Seat | None) -> tuple[Reply, ...]:
     """What the client of a seat is told of it; nothing where it takes part or has told nothing."""
-    if seat is None or seat.stage != "skipped" or not seat.telemetry_id:
+    if seat is None or seat.stage != "skipped" or not seat.offer.telemetry_id:
         return ()
     receipt = Receipt(
-        of=seat.telemetry_id, status="accepted", reason=seat.reason, message_id=f"skipped/{seat.telemetry_id}"
+        of=seat.offer.telemetry_id,
+        status="accepted",
+        reason=seat.reason,
+        message_id=f"skipped/{seat.offer.telemetry_id}",
     )
     return (Reply(client_id=seat.client_id, receipt=receipt),)
 

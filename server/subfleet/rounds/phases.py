@@ -1,22 +1,25 @@
 """From phase to phase: the only place where a run moves on, and where every deadline is kept. Pure."""
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from heapq import nsmallest
-from itertools import islice
 from types import MappingProxyType
 
 from subfleet.protocol.exhaustive import never
 from subfleet.rounds.actions import Action, GoOn
 from subfleet.rounds.awaiting import (
-    awaited,
+    NO_SIZE,
     awaited_models,
     awaited_telemetry,
+    closed_seats,
+    collected,
+    limit_s,
     telemetry_extras,
-    why_closed,
-    with_misses,
+    why_missing,
+    with_absence,
     with_missing,
+    with_phase_closed,
+    without_parted,
 )
 from subfleet.rounds.beginning import to_begin
 from subfleet.rounds.closing import begin_fold
@@ -26,13 +29,23 @@ from subfleet.rounds.evaluating import evaluating
 from subfleet.rounds.members import SILENT_SINCE, expected, holds_lease, silent_members
 from subfleet.rounds.networks import standing_for
 from subfleet.rounds.notices import skip_notice
-from subfleet.rounds.parting import closed_seats, with_absence, without_parted
+from subfleet.rounds.progress import (
+    Aggregating,
+    Deploying,
+    Evaluating,
+    Failed,
+    Finished,
+    Measuring,
+    Searching,
+    Training,
+    Waiting,
+)
 from subfleet.rounds.proposing import without_late_scores
 from subfleet.rounds.retrying import fruitless, opened
 from subfleet.rounds.searching import search_due, searching
 from subfleet.rounds.selection import NOT_DRAWN, selected
 from subfleet.rounds.sizing import asking, lacking, sized
-from subfleet.rounds.state import Phase, RunState, Seat
+from subfleet.rounds.state import RunState, Seat, Submodel
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.work import ModelsRequest
 
@@ -42,8 +55,6 @@ Outcome = tuple[RunState, tuple[Action, ...]]
 
 AT_ONCE = 64
 """Clients whose models are asked for in one step."""
-_NO_SIZE = "no size was chosen for it in time"
-"""Why a client is missing that has answered: what is needed to choose one was not made before the deadline."""
 
 
 def advance(terms: Terms, state: RunState, now_s: float) -> Outcome:
@@ -60,67 +71,63 @@ def advance(terms: Terms, state: RunState, now_s: float) -> Outcome:
 def _moved(terms: Terms, state: RunState, now_s: float) -> Outcome:
     """What the phase comes to now."""
     outcome: Outcome = state, ()
-    match state.phase:
-        case "waiting":
+    match state.at:
+        case Waiting():
             outcome = _waiting(terms, state, now_s)
-        case "measure":
+        case Measuring():
             outcome = _measure(terms, state, now_s)
-        case "train":
+        case Training():
             outcome = _train(terms, state, now_s)
-        case "evaluate":
+        case Evaluating():
             outcome = evaluating(terms, state, now_s)
-        case "search":
+        case Searching():
             outcome = searching(terms, state, now_s)
-        case "deploy":
+        case Deploying():
             outcome = _deploy(terms, state, now_s)
-        case "fold" | "finished" | "failed":
+        case Aggregating() | Finished() | Failed():
             pass  # an event ends the one, and nothing the others
         case _:
-            never(state.phase)
+            never(state.at)
     return outcome
-
-
-def _enter(state: RunState, phase: Phase, now_s: float) -> RunState:
-    return replace(state, phase=phase, entered_s=now_s)
 
 
 def _waiting(terms: Terms, state: RunState, now_s: float) -> Outcome:
     if search_due(terms, state):
-        return _enter(state, "search", now_s), ()
+        return state.entered(Searching(), now_s), ()
     if over(terms, state):
         return _open_deploy(terms, state, now_s)
     # A strict run waits for those who went away, but begins no round on the strength of them.
-    there = sum(holds_lease(terms, state.members[name], now_s) for name in expected(terms, state, now_s))
+    there = sum(holds_lease(terms, state.live.members[name], now_s) for name in expected(terms, state, now_s))
     if there >= terms.config.min_clients:
-        paused = state.round > state.folded_round and now_s - state.entered_s < state.tries.pause_s
+        paused = state.round > state.folded_round and now_s - state.live.entered_s < state.live.retries.pause_s
         return (state if paused else opened(state, now_s)), ()
-    if now_s - state.entered_s < terms.config.deadlines.join_s:
+    if now_s - state.live.entered_s < terms.config.deadlines.join_s:
         return state, ()
     failure = (
         f"{there} of {terms.config.min_clients} clients were there after {terms.config.deadlines.join_s:g} s; "
         "start more clients or lower min_clients"
     )
-    return _enter(replace(state, failure=failure), "failed", now_s), ()
+    return state.failed(failure, now_s), ()
 
 
 def _measure(terms: Terms, state: RunState, now_s: float) -> Outcome:
-    late = now_s - state.entered_s >= terms.config.deadlines.measure_s
+    late = now_s - state.live.entered_s >= limit_s(terms, "telemetry")
     there = len(state.seats) + telemetry_extras(terms, state, now_s)
     few = not state.seats or there < terms.config.min_clients
     if not late and (few or next(awaited_telemetry(terms, state, now_s), None) is not None):
         return state, ()
     if wanted := to_begin(terms, state):
-        if now_s - state.entered_s < terms.config.deadlines.measure_s + terms.config.deadlines.round_s:
+        if now_s - state.live.entered_s < terms.config.deadlines.measure_s + terms.config.deadlines.round_s:
             return asking(state, wanted)
-        unsized = {name: "" for name, seat in state.seats.items() if seat.open}
-        state, _ = _close_open_seats(terms, state, unsized, now_s)
+        state, _ = closed_seats(state, dict.fromkeys(_open(state), NO_SIZE))
         return fruitless(terms, state, now_s), ()
     missed = [name for name in sorted(expected(terms, state, now_s)) if name not in state.seats]
     silent = [name for name in silent_members(state) if name not in missed]
-    reasons = {name: with_absence(terms, state, name, _untold(terms, state, name, late=late), now_s) for name in missed}
-    since = {name: state.members[name].silent_since or state.round for name in (*missed, *silent)}
-    members = {name: replace(state.members[name], silent_since=number) for name, number in since.items()}
-    state = replace(state, members=state.members.updated(members))
+    reasons = {name: why_missing(terms, state, name, "telemetry", now_s, late) for name in missed}
+    members = state.live.members
+    since = {name: members[name].silent_since or state.round for name in (*missed, *silent)}
+    members = members.updated({name: replace(members[name], silent_since=number) for name, number in since.items()})
+    state = replace(state, live=replace(state.live, members=members))
     if not state.seats:
         return _unanswered(terms, state, now_s)
     state = with_missing(state, missed, "telemetry")
@@ -129,25 +136,19 @@ def _measure(terms: Terms, state: RunState, now_s: float) -> Outcome:
     return _assign(terms, replace(state, seats=MappingProxyType(seats)), now_s)
 
 
-def _untold(terms: Terms, state: RunState, client_id: str, *, late: bool) -> str:
-    """Why a client is missing that has not told what it can give."""
-    usual = "no telemetry came in time"
-    return usual if late else why_closed(terms, state, client_id, "telemetry", usual)
-
-
 def _unanswered(terms: Terms, state: RunState, now_s: float) -> Outcome:
     """Wait for clients anew, but not for ever: some may give signs of life and yet never say what they can give."""
-    if now_s - state.opened_s < terms.config.deadlines.join_s:
-        return _enter(state, "waiting", now_s), ()
+    if now_s - state.live.opened_s < terms.config.deadlines.join_s:
+        return state.entered(Waiting(), now_s), ()
     failure = (
         f"no client answered the announcement of round {state.round} within {terms.config.deadlines.join_s:g} s; "
         "see the clients' logs, or raise measure_s"
     )
-    return _enter(replace(state, failure=failure), "failed", now_s), ()
+    return state.failed(failure, now_s), ()
 
 
 def _missing_seat(state: RunState, client_id: str, reason: str) -> Seat:
-    profile = state.members[client_id].profile
+    profile = state.profiles.get(client_id)
     device = profile.device if profile is not None else ""
     return Seat(client_id=client_id, device=device, stage="missing", reason=reason)
 
@@ -160,7 +161,7 @@ def _assign(terms: Terms, state: RunState, now_s: float) -> Outcome:
         for name, seat in state.seats.items()
         if seat.stage == "answered" and name not in drawn
     }
-    state = _enter(state, "train", now_s)
+    state = state.entered(Training(), now_s)
     return replace(state, seats=MappingProxyType(dict(sorted({**state.seats, **left_out}.items())))), ()
 
 
@@ -169,19 +170,10 @@ def _train(terms: Terms, state: RunState, now_s: float) -> Outcome:
     state, given = sized(terms, state)
     state, parted = without_parted(terms, state, now_s)
     first = (*unscored, *given, *parted)
-    still_open = [seat for seat in state.seats.values() if seat.open]
-    late = now_s - state.entered_s >= terms.config.deadlines.round_s
-    waits_for = () if late else tuple(_awaited_training(terms, state, now_s))
-    done = sum(seat.stage == "done" for seat in state.seats.values())
-    answered = done + sum(seat.stage == "refused" for seat in state.seats.values())
-    enough = done > 0 and answered >= math.ceil(terms.config.quorum * (answered + len(waits_for)))
-    if waits_for and not (enough and not terms.config.strict):
+    collection = collected(terms, state, "training", now_s)
+    if not collection.closes or (not collection.late and waits_for_programs(terms, state)):
         return state, first
-    if not late and waits_for_programs(terms, state):
-        return state, first
-    reasons = {seat.client_id: _unanswered_task(terms, state, seat, late=late) for seat in still_open}
-    state, actions = _close_open_seats(terms, state, reasons, now_s)
-    state = with_misses(state, "training", spared=(seat.client_id for seat in waits_for))
+    state, actions = with_phase_closed(terms, state, "training", collection, now_s)
     if not any(seat.stage == "done" for seat in state.seats.values()):
         # Where the next try begins at once, nobody would be told after this step.
         notices = [notice for seat in state.seats.values() for notice in skip_notice(seat)]
@@ -190,33 +182,14 @@ def _train(terms: Terms, state: RunState, now_s: float) -> Outcome:
     return state, (*first, *actions, *last)
 
 
-def _awaited_training(terms: Terms, state: RunState, now_s: float) -> Iterator[Seat]:
-    """The seats that a round waits for; of a strict run the first, since it closes with none of them open."""
-    return islice(awaited(terms, state, "training", now_s), 1 if terms.config.strict else None)
-
-
-def _unanswered_task(terms: Terms, state: RunState, seat: Seat, *, late: bool) -> str:
-    if late:
-        return "no answer came in time"
-    return why_closed(terms, state, seat.client_id, "training", "the round closed at its quorum")
-
-
-def _close_open_seats(terms: Terms, state: RunState, reasons: Mapping[str, str], now_s: float) -> Outcome:
-    """Close the seats of these clients, each for its reason."""
-    seats = [state.seats[name] for name in reasons]
-    told = {
-        seat.client_id: _NO_SIZE
-        if seat.stage == "answered"
-        else with_absence(terms, state, seat.client_id, reasons[seat.client_id], now_s)
-        for seat in seats
-    }
-    return closed_seats(state, seats, told)
+def _open(state: RunState) -> Iterator[str]:
+    return (name for name, seat in state.seats.items() if seat.open)
 
 
 def _open_deploy(terms: Terms, state: RunState, now_s: float) -> Outcome:
     if not terms.config.deploy_targets or not state.last:
-        return _enter(state, "finished", now_s), ()
-    return _enter(replace(state, seats=MappingProxyType({})), "deploy", now_s), ()
+        return state.entered(Finished(), now_s), ()
+    return replace(state, seats=MappingProxyType({})).entered(Deploying(), now_s), ()
 
 
 def _deploy_seat(terms: Terms, state: RunState, last: Seat) -> Seat:
@@ -227,10 +200,9 @@ def _deploy_seat(terms: Terms, state: RunState, last: Seat) -> Seat:
         attempt=0,
         stage="preparing" if client else "skipped",
         reason="" if client else "its network has retired, and the method names no other for it",
-        size=client.size if client else last.size,
-        spec=client.spec if client else last.spec,
+        given=Submodel(size=client.size, spec=client.spec) if client else last.given,
         task=None,
-        result=None,
+        trained=None,
     )
 
 
@@ -246,6 +218,7 @@ def _deploy(terms: Terms, state: RunState, now_s: float) -> Outcome:
     state, parted = without_parted(terms, state, now_s)
     if next(awaited_models(terms, state, now_s), None) is not None:
         return state, parted
-    unfetched = {name: "it did not fetch its models in time" for name, seat in state.seats.items() if seat.open}
-    state, closed = _close_open_seats(terms, state, unfetched, now_s)
-    return _enter(state, "finished", now_s), (*parted, *closed)
+    unfetched = "it did not fetch its models in time"
+    reasons = {name: with_absence(terms, state, name, unfetched, now_s) for name in _open(state)}
+    state, closed = closed_seats(state, reasons)
+    return state.entered(Finished(), now_s), (*parted, *closed)

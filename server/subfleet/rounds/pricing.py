@@ -7,8 +7,9 @@ from types import MappingProxyType
 from subfleet.elastic.lineage import Lineage
 from subfleet.elastic.memory_prices import MemoryPrices
 from subfleet.protocol.subnet import SubnetSpec
+from subfleet.rounds.live import TargetPrices
 from subfleet.rounds.networks import lineages_in_use
-from subfleet.rounds.state import RunState, TargetPrices
+from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.work import CostRequest
 from subfleet.search.candidates import Candidate, ordered
@@ -34,7 +35,7 @@ def prices_wanted(terms: Terms, state: RunState, target: str) -> tuple[CostReque
     if not terms.roles.assigner.planned_prices:
         return ()
     wanted = (_wanted(target, lineage) for lineage in lineages_in_use(terms, state))
-    return tuple(one for one in wanted if one.key not in state.prices)
+    return tuple(one for one in wanted if one.key not in state.live.prices)
 
 
 def has_prices(terms: Terms, state: RunState, target: str) -> bool:
@@ -67,13 +68,13 @@ def _wanted(target: str, lineage: Lineage) -> CostRequest:
 def _prices(terms: Terms, state: RunState, lineage: Lineage, target: str) -> Prices:
     if not terms.roles.assigner.planned_prices:
         return terms.declared(lineage).price
-    return _planned(terms, lineage, target, state.prices[_wanted(target, lineage).key].memory)
+    return _planned(terms, lineage, target, state.live.prices[_wanted(target, lineage).key].memory)
 
 
 def _candidates(terms: Terms, state: RunState, lineage: Lineage, target: str) -> tuple[Candidate, ...]:
     if not terms.roles.assigner.planned_prices:
         return terms.declared(lineage).candidates
-    return state.prices[_wanted(target, lineage).key].candidates
+    return state.live.prices[_wanted(target, lineage).key].candidates
 
 
 def _planned(terms: Terms, lineage: Lineage | None, target: str, memory: MemoryPrices | None) -> Prices:

@@ -40,9 +40,9 @@ _LEAST = 2
 def proposed_seat(terms: Terms, state: RunState, seat: Seat) -> tuple[Seat, tuple[Action, ...]]:
     """Propose candidates to a client that has answered, where the method has some; else choose a size at once."""
     propose = terms.roles.assigner.propose
-    if propose is None or seat.budget is None or terms.config.calibrates(state.round):
+    if propose is None or seat.offer.budget is None or terms.config.calibrates(state.round):
         return assigned_seat(terms, state, seat)
-    unscorable = unscorable_sizes(state, seat.client_id, seat.runtime)
+    unscorable = unscorable_sizes(state, seat.client_id, seat.offer.runtime)
     proposals = [one for one in propose(ask_of(terms, state, seat)) if one.spec.spec_id not in unscorable]
     if len(proposals) < _LEAST:
         return assigned_seat(terms, state, seat)
@@ -52,15 +52,15 @@ def proposed_seat(terms: Terms, state: RunState, seat: Seat) -> tuple[Seat, tupl
 
 def scoring_wanted(state: RunState, seat: Seat) -> ScoringRequest:
     """What a seat's score task is made of."""
-    return ScoringRequest(client_id=seat.client_id, round=state.round, target=seat.runtime, sizes=seat.proposals)
+    return ScoringRequest(client_id=seat.client_id, round=state.round, target=seat.offer.runtime, sizes=seat.proposals)
 
 
 def scoring_seat(
     terms: Terms, state: RunState, seat: Seat, candidates: Sequence[Scorable], now_s: float
 ) -> tuple[Seat, tuple[Action, ...]]:
     """Send the candidates whose programs' own plans fit the budget; with too few of them no score is needed."""
-    budget = seat.budget
-    planned = {one: planned_for(one.planned_peak_bytes, one.packings, seat.packing_width) for one in candidates}
+    budget, width = seat.offer.budget, seat.offer.packing_width
+    planned = {one: planned_for(one.planned_peak_bytes, one.packings, width) for one in candidates}
     fitting = [one for one, size_bytes in planned.items() if budget is not None and size_bytes <= budget.memory_bytes]
     fitting = _with_disk(budget, fitting)
     if budget is None or len(fitting) < _LEAST:
@@ -109,7 +109,7 @@ def without_late_scores(terms: Terms, state: RunState, now_s: float) -> tuple[Ru
     waiting = [seat for _, seat in sorted(state.seats.items()) if seat.stage == "scoring"]
     if not waiting:
         return state, ()
-    over = now_s - state.entered_s >= limit_s(terms, "scores")
+    over = now_s - state.live.entered_s >= limit_s(terms, "scores")
     awaited = frozenset[str]() if over else awaited_scores(terms, state, now_s)
     late = [seat for seat in waiting if seat.client_id not in awaited]
     if not late:

@@ -28,7 +28,7 @@ def refused_seat(terms: Terms, state: RunState, seat: Seat, refusal: Refusal) ->
     final = replace(seat, stage="refused", reason=reason_of(refusal))
     if state.phase != "train":
         return final, ()
-    if course.limit is not None and seat.attempt + 1 < terms.config.max_attempts and seat.budget and seat.size:
+    if course.limit is not None and seat.attempt + 1 < terms.config.max_attempts and seat.offer.budget and seat.size:
         smaller = with_less(replace(seat, attempt=seat.attempt + 1), refusal)
         chosen, actions = choose_below(terms, state, smaller, course.limit)
         if chosen.open:
@@ -48,14 +48,16 @@ def lasting_of(terms: Terms, state: RunState, seat: Seat) -> Lasts:
 def with_less(seat: Seat, refusal: Refusal) -> Seat:
     """The seat with no more in its budget than a refusal says that there is."""
     available_bytes = refusal.available_bytes
-    if seat.budget is None or available_bytes is None:
+    if seat.offer.budget is None or available_bytes is None:
         return seat
-    there_bytes, budget = max(0, available_bytes), seat.budget
+    there_bytes, budget = max(0, available_bytes), seat.offer.budget
     if refusal.reason == "memory":
-        return replace(seat, budget=replace(budget, memory_bytes=min(budget.memory_bytes, there_bytes)))
+        return replace(
+            seat, offer=replace(seat.offer, budget=replace(budget, memory_bytes=min(budget.memory_bytes, there_bytes)))
+        )
     if refusal.reason == "disk":
         told_bytes = there_bytes if budget.disk_bytes is None else min(budget.disk_bytes, there_bytes)
-        return replace(seat, budget=replace(budget, disk_bytes=told_bytes))
+        return replace(seat, offer=replace(seat.offer, budget=replace(budget, disk_bytes=told_bytes)))
     return seat
 
 

@@ -14,8 +14,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from subfleet.rounds.attempts import Failing, Tries
+from subfleet.rounds.live import RetryTimes
 from subfleet.rounds.members import SILENT_SINCE, expected
+from subfleet.rounds.progress import Failing, Measuring, Tries, Waiting
 from subfleet.rounds.selection import NOT_DRAWN
 from subfleet.rounds.state import RunState, Seat
 from subfleet.rounds.terms import Terms
@@ -34,49 +35,43 @@ def opened(state: RunState, now_s: float) -> RunState:
     """The state with a round announced: the next one, or the one that left nothing to fold or that nobody answered."""
     again = state.round > state.folded_round
     unanswered = again and not state.seats
-    return replace(
-        state,
-        phase="measure",
-        round=state.folded_round + 1,
-        entered_s=now_s,
-        # A try that nobody answered is announced again, but it began when it was announced first.
-        opened_s=state.opened_s if unanswered else now_s,
-        seats=MappingProxyType({}),
-        tries=state.tries if again else Tries(lost=state.tries.lost),
+    live = replace(
+        state.live,
+        # An attempt that nobody answered is announced again, but it began when it was announced first.
+        opened_s=state.live.opened_s if unanswered else now_s,
+        retries=state.live.retries if again else RetryTimes(),
     )
+    tries = state.tries if again else Tries(lost=state.tries.lost)
+    state = replace(state, round=state.folded_round + 1, seats=MappingProxyType({}), tries=tries, live=live)
+    return state.entered(Measuring(), now_s)
 
 
 def fruitless(terms: Terms, state: RunState, now_s: float) -> RunState:
     """The state after a try of the open round that left nothing to fold: it waits for the next one, or has failed."""
-    before, limit_s = state.tries, terms.config.deadlines.retry_s
-    since_s, since_turn = (now_s, state.turn) if before.since_s is None else (before.since_s, before.since_turn)
+    before, times = state.tries, state.live.retries
+    if times.since_s is None:
+        times = RetryTimes(since_s=now_s, since_turn=state.turn)
     failing = _failing(before.failing, state.seats)
     # What follows from the reason that was true first says less.
     first = {name: one.first for name, one in failing.items() if name in state.seats}
     waits_for = _grouped({**_why(state.seats), **first})
-    tries = Tries(
-        retry=before.retry + 1,
-        lost=before.lost + 1,
-        waits_for=waits_for,
-        failing=failing,
-        since_s=since_s,
-        since_turn=since_turn,
-        pause_s=_pause_s(terms, state),
-    )
-    state = replace(state, phase="waiting", entered_s=now_s, tries=tries)
+    tries = Tries(retry=before.retry + 1, lost=before.lost + 1, waits_for=waits_for, failing=failing)
+    live = replace(state.live, retries=replace(times, pause_s=_pause_s(terms, state)))
+    state = replace(state, tries=tries, live=live).entered(Waiting(), now_s)
     if _is_certain(terms, state, now_s):
         failure = (
             f"round {state.round} left nothing to fold in {tries.retry} attempts, and another would come to the same: "
             f"{waits_for}; mend what that names, and start the run again"
         )
-        return replace(state, phase="failed", failure=failure)
-    if max(now_s - since_s, _log_s(terms, state.turn - since_turn)) < limit_s:
+        return state.failed(failure, now_s)
+    tried, limit_s = state.turn - times.since_turn, terms.config.deadlines.retry_s
+    if max(now_s - (times.since_s or 0.0), _log_s(terms, tried)) < limit_s:
         return state
     failure = (
-        f"round {state.round} left nothing to fold for {limit_s:g} s, in {state.turn - since_turn} tries "
+        f"round {state.round} left nothing to fold for {limit_s:g} s, in {tried} tries "
         f"({waits_for}); give the devices what they lack and start the server again, or raise deadlines.retry_s"
     )
-    return replace(state, phase="failed", failure=failure)
+    return state.failed(failure, now_s)
 
 
 def _failing(before: Mapping[str, Failing], seats: Mapping[str, Seat]) -> Mapping[str, Failing]:

@@ -18,6 +18,8 @@ from subfleet.methods.path_search import PathSearch, ScoredGeneration
 from subfleet.rounds.actions import Action, CloseGeneration
 from subfleet.rounds.federated_scoring import begun_scoring, mean_scores, scored_by_devices
 from subfleet.rounds.networks import all_lineages, lineages_in_use, with_lineages
+from subfleet.rounds.progress import Searching, Waiting
+from subfleet.rounds.sizing import asking
 from subfleet.rounds.state import RunState, remembered
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.work import GenerationRequest, ProposedGeneration
@@ -40,9 +42,10 @@ def searching(terms: Terms, state: RunState, now_s: float) -> Outcome:
     """Ask for the next generation, unless it is being made, or devices are scoring it."""
     state, actions = _with_scores(terms, state, now_s)
     wanted = generation_wanted(state)
-    if state.phase != "search" or state.scores is not None or wanted in state.asked:
+    if state.phase != "search" or state.live.scores is not None:
         return state, actions
-    return replace(state, asked=state.asked | {wanted}), (*actions, wanted)
+    state, more = asking(state, (wanted,))
+    return state, (*actions, *more)
 
 
 def generation_wanted(state: RunState) -> GenerationRequest:
@@ -54,7 +57,7 @@ def generation_made(
     terms: Terms, state: RunState, request: GenerationRequest, made: ProposedGeneration, now_s: float
 ) -> Outcome:
     """Remember a generation's scores; or end the search, where there was nothing left to propose."""
-    state = replace(state, asked=state.asked - {request})
+    state = state.without_request(request)
     search = terms.roles.networks.path_search
     if state.phase != "search" or request != generation_wanted(state) or search is None:
         return state, ()
@@ -63,25 +66,25 @@ def generation_made(
         found = _with_found(terms, state, search, supernet)
         if found is None:
             return generation_failed(state, request, _NOBODY, now_s), ()
-        return replace(found, phase="waiting", entered_s=now_s, generations=0), ()
+        return found.entered(Waiting(), now_s), ()
     if search.federated is not None and supernet is not None:
         return begun_scoring(state, terms.declared(supernet).network, made, now_s), ()
     close = CloseGeneration(
         round=state.folded_round,
         generation=made.generation,
         scores=made.scores,
-        seconds=now_s - state.entered_s,
+        seconds=now_s - state.live.entered_s,
     )
     return _scored(terms, state, search, close, now_s)
 
 
 def generation_failed(state: RunState, wanted: GenerationRequest, reason: str, now_s: float) -> RunState:
     """A search that cannot go on ends the run: its networks would be chosen by nothing."""
-    state = replace(state, asked=state.asked - {wanted})
+    state = state.without_request(wanted)
     if state.phase != "search" or wanted != generation_wanted(state):
         return state
     failure = f"generation {wanted.number} of the search after round {wanted.round} cannot be scored: {reason}"
-    return replace(state, phase="failed", entered_s=now_s, failure=failure)
+    return state.failed(failure, now_s)
 
 
 def searched_round(terms: Terms, state: RunState) -> int:
@@ -96,14 +99,14 @@ def _with_scores(terms: Terms, state: RunState, now_s: float) -> Outcome:
     if search is None or search.federated is None or supernet is None:
         return state, ()
     state, actions = scored_by_devices(terms, state, terms.declared(supernet).network, search.federated, now_s)
-    told = state.scores
+    told = state.live.scores
     if told is None or told.closed < search.federated.rounds:
         return state, actions
-    state, generation = replace(state, scores=None), told.made.generation
+    state, generation = replace(state, live=replace(state.live, scores=None)), told.made.generation
     scores = mean_scores(told) or told.made.scores  # the server's own, where it has any
     if generation is not None and not scores and not told.asked:  # a tier for which there is no device
         memory = search.skip(remembered(terms, state), generation)
-        return replace(state, memory=memory, entered_s=now_s), actions
+        return replace(state, memory=memory).entered(state.at, now_s), actions
     if generation is None or not scores:
         return generation_failed(state, generation_wanted(state), _NOBODY, now_s), actions
     close = CloseGeneration(
@@ -116,7 +119,8 @@ def _with_scores(terms: Terms, state: RunState, now_s: float) -> Outcome:
 def _scored(terms: Terms, state: RunState, search: PathSearch, close: CloseGeneration, now_s: float) -> Outcome:
     scored = ScoredGeneration(generation=close.generation, scores=close.scores)
     memory = search.record(remembered(terms, state), scored)
-    return replace(state, memory=memory, generations=close.generation.number, entered_s=now_s), (close,)
+    at = Searching(generations=close.generation.number)
+    return replace(state, memory=memory).entered(at, now_s), (close,)
 
 
 def _supernet(terms: Terms, state: RunState) -> Lineage | None:

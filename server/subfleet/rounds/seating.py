@@ -19,7 +19,7 @@ from subfleet.rounds.networks import NOT_YET, in_use, own_size, standing_for
 from subfleet.rounds.pricing import candidates_of, prices_of
 from subfleet.rounds.reasons import Lasts, nothing_left
 from subfleet.rounds.samples import samples_problem, scale_warning
-from subfleet.rounds.state import RunState, Seat
+from subfleet.rounds.state import Offer, RunState, Seat, Submodel
 from subfleet.rounds.tasks import draw_of, train_task
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.unfit import unfit_sizes
@@ -60,24 +60,29 @@ def measured_seat(terms: Terms, state: RunState, profile: Profile, telemetry: Te
         client_id=profile.client_id,
         device=profile.device,
         stage="answered",
-        runtime=next((name for name in profile.runtimes if name in terms.config.targets), ""),
-        packing_width=profile.packing_width,
-        macs_per_s=profile.macs_per_s,
-        budget=_budget(terms, profile, telemetry, telemetry.reading, telemetry.memory_budget_bytes),
-        lasting=_lasting(terms, profile, telemetry),
-        memory_free_bytes=telemetry.reading.memory_free_bytes,
-        memory_budget_bytes=_memory_bytes(terms, profile, telemetry.memory_budget_bytes),
-        sample_count=profile.sample_count,
-        telemetry_id=telemetry.message_id,
-        class_counts=class_counts,
-        data_warning=scale_warning(terms, profile),
+        offer=Offer(
+            runtime=next((name for name in profile.runtimes if name in terms.config.targets), ""),
+            packing_width=profile.packing_width,
+            macs_per_s=profile.macs_per_s,
+            budget=_budget(terms, profile, telemetry, telemetry.reading, telemetry.memory_budget_bytes),
+            lasting=_lasting(terms, profile, telemetry),
+            memory_free_bytes=telemetry.reading.memory_free_bytes,
+            memory_budget_bytes=_memory_bytes(terms, profile, telemetry.memory_budget_bytes),
+            sample_count=profile.sample_count,
+            telemetry_id=telemetry.message_id,
+            class_counts=class_counts,
+            data_warning=scale_warning(terms, profile),
+        ),
     )
-    reason = _why_not(terms, profile, seat.runtime) or odd_classes
+    reason = _why_not(terms, profile, seat.offer.runtime) or odd_classes
     if terms.config.data.check == "refuse":
-        reason = reason or seat.data_warning
+        reason = reason or seat.offer.data_warning
     if terms.roles.assigner.declarations:
         declared = declaration_of(terms, profile, state.brought.get(profile.client_id, ()))
-        seat = replace(seat, architecture=declared.size, brought=declared.network)
+        seat = replace(
+            seat,
+            offer=replace(seat.offer, architecture=declared.size, brought=declared.network),
+        )
         reason = reason or declared.reason
     if reason:  # as long as its profile stays what it is
         return replace(seat, stage="skipped", reason=reason[:MOST_CHARACTERS], lasts="lasting")
@@ -127,9 +132,9 @@ def _why_not(terms: Terms, profile: Profile, runtime: str) -> str:
 
 def assigned_seat(terms: Terms, state: RunState, seat: Seat) -> tuple[Seat, tuple[Action, ...]]:
     """Choose a subnet for a client that has answered."""
-    if seat.budget is None:
+    if seat.offer.budget is None:
         return replace(seat, stage="skipped", reason="it told no budget"), ()
-    if seat.brought is not None and own_size(terms, state.lineages, seat) is None:
+    if seat.offer.brought is not None and own_size(terms, state.lineages, seat) is None:
         return replace(seat, stage="skipped", reason=NOT_YET), ()
     ask = ask_of(terms, state, seat)
     assigned = terms.roles.assigner.assign(ask)
@@ -144,8 +149,8 @@ def task_wanted(state: RunState, seat: Seat) -> TaskRequest | None:
         participant=seat.participant,
         round=state.round,
         attempt=seat.attempt,
-        target=seat.runtime,
-        student=seat.student,
+        target=seat.offer.runtime,
+        student=None if seat.given is None else seat.given.student,
     )
 
 
@@ -157,7 +162,8 @@ def prepared_seat(
     lacking = lacking_operators(facts.operators, operators_of(state, seat.client_id))
     if lacking:
         return _without_operators(terms, state, seat, lacking)
-    if seat.budget is None or seat.spec is None:
+    given = seat.given
+    if seat.offer.budget is None or given is None:
         return choose_below(terms, state, seat, "memory")
     planned_bytes, unfit = planned_for_seat(seat, facts, operators_of(state, seat.client_id))
     if unfit or planned_bytes > _room_bytes(terms, state, seat):
@@ -182,7 +188,7 @@ def _subspace_anew(terms: Terms, state: RunState, seat: Seat, facts: ProgramFact
     size = seat.size
     if size is None or seat.attempt + 1 >= terms.config.max_attempts:
         reason = "none of the subspaces that it was given has room, or an operator that its runtime has"
-        return replace(seat, stage="skipped", size=None, spec=None, reason=reason), ()
+        return replace(seat, stage="skipped", given=None, reason=reason), ()
     known = WrittenSize(
         size=size,
         planned_peak_bytes=facts.planned_peak_bytes,
@@ -200,19 +206,19 @@ def _room_bytes(terms: Terms, state: RunState, seat: Seat) -> int:
 
     The smallest size is given for good whatever the log has, as there is nothing below it.
     """
-    room_bytes = seat.budget.memory_bytes if seat.budget is not None else 0
-    smallest = candidates_of(terms, state, seat.runtime)[0].spec
-    if seat.lasting is None or seat.client_id in state.last or seat.size == smallest:
+    room_bytes = seat.offer.budget.memory_bytes if seat.offer.budget is not None else 0
+    smallest = candidates_of(terms, state, seat.offer.runtime)[0].spec
+    if seat.offer.lasting is None or seat.client_id in state.last or seat.size == smallest:
         return room_bytes
-    return min(room_bytes, seat.lasting.memory_bytes)
+    return min(room_bytes, seat.offer.lasting.memory_bytes)
 
 
 def _without_operators(
     terms: Terms, state: RunState, seat: Seat, lacking: Sequence[str]
 ) -> tuple[Seat, tuple[Action, ...]]:
     """Another task while attempts are left: subnets of one network mostly call the same operators."""
-    reason = f"its runtime {seat.runtime!r} lacks {', '.join(lacking)}, which the program calls"[:MOST_CHARACTERS]
-    skipped = replace(seat, stage="skipped", size=None, spec=None, reason=reason)
+    reason = f"its runtime {seat.offer.runtime!r} lacks {', '.join(lacking)}, which the program calls"[:MOST_CHARACTERS]
+    skipped = replace(seat, stage="skipped", given=None, reason=reason)
     if seat.attempt + 1 >= terms.config.max_attempts:
         return skipped, ()
     chosen, actions = choose_below(terms, state, replace(seat, attempt=seat.attempt + 1), "runtime")
@@ -238,38 +244,38 @@ def ask_of(
         below_limit: what keeps that from it.
         search: in place of the state's.
     """
-    price = prices_of(terms, state, seat.runtime)
+    price = prices_of(terms, state, seat.offer.runtime)
     last = state.last.get(seat.client_id)
     known = None if last is None else standing_for(terms, state, last)
     written = {
         one.program.size.spec_id: WrittenSize(
             size=one.program.size,
-            planned_peak_bytes=planned_for(one.facts.planned_peak_bytes, one.facts.packings, seat.packing_width),
+            planned_peak_bytes=planned_for(one.facts.planned_peak_bytes, one.facts.packings, seat.offer.packing_width),
             operators=one.facts.operators,
-            price=state.written_prices.get(key),
+            price=state.live.written_prices.get(key),
             chain=one.facts.chain,
             program_bytes=one.facts.program_bytes,
             problem=one.facts.problem,
         )
         for key, one in state.written.items()
-        if one.program.target == seat.runtime and one.program.student is None and counts(terms, state, one)
+        if one.program.target == seat.offer.runtime and one.program.student is None and counts(terms, state, one)
     }
     return AssignmentContext(
         networks=MappingProxyType({one.network.id: one.network for one in in_use(terms, state)}),
-        candidates=candidates_of(terms, state, seat.runtime),
+        candidates=candidates_of(terms, state, seat.offer.runtime),
         price=price,
         draw=draw_of(terms, state, seat),
-        target=seat.runtime,
-        budget=seat.budget or Budget(memory_bytes=0),
+        target=seat.offer.runtime,
+        budget=seat.offer.budget or Budget(memory_bytes=0),
         previous=known.size if known is not None else None,
         below=price(below) if below is not None else None,
         below_limit=below_limit,
-        search=search or state.searches.get(seat.runtime),
+        search=search or state.live.searches.get(seat.offer.runtime),
         written=MappingProxyType(written),
         operators=operators_of(state, seat.client_id),
-        refused=unfit_sizes(state, seat.client_id, seat.runtime),
+        refused=unfit_sizes(state, seat.client_id, seat.offer.runtime),
         declared=own_size(terms, state.lineages, seat),
-        lasting=seat.lasting,
+        lasting=seat.offer.lasting,
     )
 
 
@@ -289,27 +295,25 @@ def given_seat(
     if assigned.candidate is None:
         reason = (assigned.reason or _why_none(state, seat, ask))[:MOST_CHARACTERS]
         lasts: Lasts = "lasting" if nothing_left(ask, assigned.only) else "passing"
-        return replace(seat, stage="skipped", size=None, spec=None, reason=reason, lasts=lasts), ()
+        return replace(seat, stage="skipped", given=None, reason=reason, lasts=lasts), ()
     size, draw = assigned.candidate.spec, draw_of(terms, state, seat)
     network = ask.networks[size.network]
-    given = replace(
-        seat,
-        stage="preparing",
+    given = Submodel(
         size=size,
         spec=assigned.placed or terms.roles.assigner.place(network, size, draw),
         student=terms.roles.training.student(network, size, draw),
         paths=assigned.paths,
         wanted=assigned.wanted,
-        task=None,
     )
-    wanted = task_wanted(state, given)
-    return given, (wanted,) if wanted is not None else ()
+    seat = replace(seat, stage="preparing", given=given, task=None)
+    wanted = task_wanted(state, seat)
+    return seat, (wanted,) if wanted is not None else ()
 
 
 def _why_none(state: RunState, seat: Seat, ask: AssignmentContext) -> str:
-    if seat.budget is None:
+    if seat.offer.budget is None:
         return "it told no budget"
-    problems = [one.problem for key, one in sorted(state.prices.items()) if key.endswith(seat.runtime)]
+    problems = [one.problem for key, one in sorted(state.live.prices.items()) if key.endswith(seat.offer.runtime)]
     if problems and all(problems):
         return problems[0]
     if ask.below is not None:

@@ -92,7 +92,7 @@ def with_memory(terms: Terms, state: RunState, event: AggregatedRound, seats: Ma
         clients=MappingProxyType(past),
         loss=event.loss,
         accuracy=event.accuracy or 0.0,
-        observation=event.found,
+        observation=event.observation,
     )
     return replace(state, memory=terms.roles.memory.remember(remembered(terms, state), closed))
 
@@ -127,7 +127,7 @@ class _Known:
 
     def available(self, seat: Seat) -> AvailableClient:
         """A client that has answered, as methods are told of it."""
-        if seat.budget is None:
+        if seat.offer.budget is None:
             raise ValueError(f"client {seat.client_id} has answered, but told no budget")
         last = self.state.last.get(seat.client_id)
         past = None if last is None else _past(last, self.price)
@@ -142,9 +142,9 @@ class _Known:
         )
         return AvailableClient(
             client_id=seat.client_id,
-            sample_count=seat.sample_count,
-            class_counts=seat.class_counts,
-            budget=seat.budget,
+            sample_count=seat.offer.sample_count,
+            class_counts=seat.offer.class_counts,
+            budget=seat.offer.budget,
             expected_training_s=expected.training_s,
             expected_downlink_s=expected.downlink_s,
             expected_uplink_s=expected.uplink_s,
@@ -162,19 +162,19 @@ def _evaluation(last: LastEvaluation | None) -> Evaluation | None:
 
 def _past(seat: Seat, price: Price) -> LastUpdate | None:
     """What is known of an update; None of one that trained nothing."""
-    if seat.result is None or seat.size is None or seat.task is None or not isinstance(seat.task.work, Train):
+    if seat.trained is None or seat.given is None or seat.task is None or not isinstance(seat.task.work, Train):
         return None
-    update = seat.result
+    update, size = seat.trained.update, seat.given.size
     told = update.square_loss
     return LastUpdate(
         round=update.round,
-        size=seat.size,
-        spec=seat.spec or seat.size,
-        sample_count=min(update.sample_count, seat.sample_count),
+        size=size,
+        spec=seat.given.spec,
+        sample_count=min(update.sample_count, seat.offer.sample_count),
         epochs=seat.task.work.settings.epochs,
         loss=update.loss,
         square_loss=update.loss**2 if told is None else max(told, update.loss**2),
-        change_norm=seat.change.weights * math.sqrt(price(seat.size).parameters),
+        change_norm=seat.trained.change.weights * math.sqrt(price(size).parameters),
         train_s=update.train_seconds,
-        took_s=seat.took_s,
+        took_s=seat.trained.took_s,
     )

@@ -10,11 +10,12 @@ from heapq import nsmallest
 from types import MappingProxyType
 
 from subfleet.rounds.actions import Action, GoOn
+from subfleet.rounds.live import Requested
 from subfleet.rounds.pricing import prices_wanted
 from subfleet.rounds.proposing import proposed_seat
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
-from subfleet.rounds.work import CostRequest, NetworksRequest, ProgramRequest, SearchRequest
+from subfleet.rounds.work import CostRequest, ProgramRequest, SearchRequest
 from subfleet.search.queue import most_wanted
 
 __all__ = ["AT_ONCE", "asking", "lacking", "sized"]
@@ -30,20 +31,20 @@ def lacking(terms: Terms, state: RunState) -> tuple[CostRequest | SearchRequest,
     search = terms.roles.assigner.search
     if search is None:
         return ()
-    targets = {seat.runtime for seat in state.seats.values() if seat.stage not in ("skipped", "missing")}
+    targets = {seat.offer.runtime for seat in state.seats.values() if seat.stage not in ("skipped", "missing")}
     unpriced = [wanted for target in sorted(targets) for wanted in prices_wanted(terms, state, target)]
     if unpriced or not targets:
         return tuple(unpriced)
-    found = state.explored_turn == state.turn and targets <= state.searches.keys()
+    found = state.explored_turn == state.turn and targets <= state.live.searches.keys()
     return () if found else (SearchRequest(turn=state.turn),)
 
 
-def asking(state: RunState, wanted: Iterable[CostRequest | SearchRequest | NetworksRequest]) -> Outcome:
+def asking(state: RunState, wanted: Iterable[Requested]) -> Outcome:
     """Ask for what is not being made already."""
-    new = tuple(one for one in wanted if one not in state.asked)
+    new = tuple(one for one in wanted if one not in state.live.requested)
     if not new:
         return state, ()
-    return replace(state, asked=state.asked.union(new)), new
+    return replace(state, live=replace(state.live, requested=state.live.requested.union(new))), new
 
 
 def sized(terms: Terms, state: RunState) -> Outcome:

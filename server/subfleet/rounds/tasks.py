@@ -35,12 +35,12 @@ BATCHES = 2
 
 def train_task(terms: Terms, state: RunState, seat: Seat, made: PreparedTask, planned_bytes: int, now_s: float) -> Task:
     """The task that trains a client's subnet, or calibrates its norms in a round that calibrates."""
-    spec = seat.spec
-    if spec is None:
-        raise ValueError(f"client {seat.client_id} has no subnet to train")
+    if seat.given is None:
+        raise ValueError(f"client {seat.client_id} has no submodel to train")
+    size, spec = seat.given.size, seat.given.spec
     network = declared_of(terms, state.lineages, spec).network
-    trainee = Trainee(draw=draw_of(terms, state, seat), size=seat.size or spec, tensors=tuple(network.shapes(spec)))
-    settings = terms.local_training(state.round, trainee, student=seat.student)
+    trainee = Trainee(draw=draw_of(terms, state, seat), size=size, tensors=tuple(network.shapes(spec)))
+    settings = terms.local_training(state.round, trainee, student=seat.given.student)
     work: Work
     if terms.config.calibrates(state.round):
         calibration = calibration_of(network, spec)
@@ -52,7 +52,7 @@ def train_task(terms: Terms, state: RunState, seat: Seat, made: PreparedTask, pl
             settings=settings,
             update_codec=terms.update_codec(network, spec, _budget(seat)),
             sends=_sent(terms, trainee),
-            paths=seat.paths,
+            paths=seat.given.paths,
         )
     return _task(terms, state, seat, work, planned_bytes, now_s)
 
@@ -116,7 +116,7 @@ def evaluate_task(
     """The task that evaluates a client's subnet after a round, or the paths of a generation."""
     training = terms.training(state.round)
     batch_size, objective = training.program_batch_size, training.objective
-    generation = state.scores.made.generation if state.scores is not None else None
+    generation = state.live.scores.made.generation if state.live.scores is not None else None
     if generation is not None:
         settings = EvaluationSettings(batch_size=batch_size, population=generation.paths, objective=objective.name)
     else:
@@ -143,7 +143,7 @@ def _task(terms: Terms, state: RunState, seat: Seat, work: Work, planned_bytes: 
         work=work,
         planned_peak_bytes=planned_bytes,
         budget=_budget(seat),
-        deadline_s=max(0.0, limit - (now_s - state.entered_s)),
+        deadline_s=max(0.0, limit - (now_s - state.live.entered_s)),
         message_id=task_id,
         retry=state.retry,
         classes=terms.config.data.classes,
@@ -172,14 +172,14 @@ def _id_and_limit_s(terms: Terms, state: RunState, seat: Seat, work: Work) -> tu
 
 def _evaluation_name(state: RunState) -> str:
     """Tells the evaluation after a round from those of the generations that are scored in it."""
-    scores = state.scores
+    scores = state.live.scores
     if scores is None:
         return "evaluate"
     return f"generation{state.generations + 1}.{scores.closed}.{scores.made.ticket}"
 
 
 def _budget(seat: Seat) -> Budget:
-    return seat.budget or Budget(memory_bytes=0)
+    return seat.offer.budget or Budget(memory_bytes=0)
 
 
 def _attempt_id(terms: Terms, state: RunState) -> str:

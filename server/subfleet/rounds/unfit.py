@@ -39,9 +39,13 @@ def with_unfit(state: RunState, seat: Seat, refusal: Refusal, why: str) -> RunSt
 
 def _keys(seat: Seat) -> tuple[str, ...]:
     if seat.task is not None and isinstance(seat.task.work, Score):
-        programs = (SizedProgram(size=one.spec, target=seat.runtime) for one in seat.task.work.candidates)
+        programs = (SizedProgram(size=one.spec, target=seat.offer.runtime) for one in seat.task.work.candidates)
         return tuple(f"{seat.client_id}/{_SCORE}/{program.key}" for program in programs)
-    return () if seat.size is None else (f"{seat.client_id}/{SizedProgram(size=seat.size, target=seat.runtime).key}",)
+    return (
+        ()
+        if seat.size is None
+        else (f"{seat.client_id}/{SizedProgram(size=seat.size, target=seat.offer.runtime).key}",)
+    )
 
 
 def unfit_sizes(state: RunState, client_id: str, target: str) -> Mapping[str, Unfit]:

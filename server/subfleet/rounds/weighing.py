@@ -22,7 +22,7 @@ def objection(terms: Terms, state: RunState, seat: Seat, task: Task) -> Limit | 
 
 def beyond_disk(seat: Seat, task: Task) -> str:
     """Why a task does not fit a device's disk; empty where it does, or nothing is known of the disk."""
-    most_bytes = None if seat.budget is None else seat.budget.disk_bytes
+    most_bytes = None if seat.offer.budget is None else seat.offer.budget.disk_bytes
     taken_bytes = needed_bytes(task)
     if most_bytes is None or taken_bytes <= most_bytes:
         return ""
@@ -31,11 +31,11 @@ def beyond_disk(seat: Seat, task: Task) -> str:
 
 def models_with_room(seat: Seat, programs: Sequence[ProgramRef]) -> tuple[ProgramRef, ...]:
     """Of a device's inference models, those for which its disk has room: its own runtime's comes first."""
-    left_bytes = None if seat.budget is None else seat.budget.disk_bytes
+    left_bytes = None if seat.offer.budget is None else seat.offer.budget.disk_bytes
     if left_bytes is None:
         return tuple(programs)
     kept = set[str]()
-    for program in sorted(programs, key=lambda one: one.target != seat.runtime):
+    for program in sorted(programs, key=lambda one: one.target != seat.offer.runtime):
         taken_bytes = PLACED_COPIES * program.blob.size_bytes
         if taken_bytes <= left_bytes:
             kept.add(program.target)
@@ -45,9 +45,9 @@ def models_with_room(seat: Seat, programs: Sequence[ProgramRef]) -> tuple[Progra
 
 def _too_slow(terms: Terms, state: RunState, seat: Seat, task: Task) -> bool:
     """Whether a task cannot come before it ends; the program that the device had last is there already."""
-    if seat.budget is None or seat.budget.downlink_bytes is None:
+    if seat.offer.budget is None or seat.offer.budget.downlink_bytes is None:
         return False
-    rate_bps = max(8 * seat.budget.downlink_bytes / terms.config.communication_s, LEAST_LINK_BPS)
+    rate_bps = max(8 * seat.offer.budget.downlink_bytes / terms.config.communication_s, LEAST_LINK_BPS)
     last = state.last.get(seat.client_id)
     there = set() if last is None or last.task is None else {program.blob for program in last.task.programs}
     fetched_bytes = sum(blob.size_bytes for blob in task.blobs if blob not in there)

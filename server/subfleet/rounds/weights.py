@@ -104,22 +104,22 @@ def share_limit(weights: Iterable[float], max_share: float) -> Fraction | None:
 
 def counted_samples(seat: Seat) -> int:
     """Samples that an update counts as trained on; 0 where there is none."""
-    return 0 if seat.result is None else _bounded(seat)[0].sample_count
+    return 0 if seat.update is None else _bounded(seat)[0].sample_count
 
 
 def _bounded(seat: Seat) -> tuple[Update, str]:
     """A client's update with no more samples than a round of its profile's has, and what was wrong with it."""
-    if seat.result is None:
+    if seat.update is None:
         raise ValueError(f"the seat of client {seat.client_id} has no update")
-    claimed, known = seat.result.sample_count, seat.sample_count
+    claimed, known = seat.update.sample_count, seat.offer.sample_count
     if seat.task is not None and isinstance(seat.task.work, Train | Calibrate):
-        known = seat.task.work.settings.round_count(seat.sample_count)
+        known = seat.task.work.settings.round_count(seat.offer.sample_count)
     if claimed <= known:
-        return seat.result, ""
-    of_round = "" if known == seat.sample_count else f", of which a round goes over {known}"
-    why = f"it claims {claimed} samples, but its profile has {seat.sample_count}{of_round}"
+        return seat.update, ""
+    of_round = "" if known == seat.offer.sample_count else f", of which a round goes over {known}"
+    why = f"it claims {claimed} samples, but its profile has {seat.offer.sample_count}{of_round}"
     examples = tuple(
         (choice, tuple((operator, count * known // claimed) for operator, count in counts))
-        for choice, counts in seat.result.operator_examples
+        for choice, counts in seat.update.operator_examples
     )
-    return replace(seat.result, sample_count=known, operator_examples=examples), why
+    return replace(seat.update, sample_count=known, operator_examples=examples), why

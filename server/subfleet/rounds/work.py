@@ -228,7 +228,7 @@ class AggregatedRound:
         accuracy: of the new model on the evaluation data, as are loss and metrics; None where that means nothing.
         model: the one that they describe.
         refused: clients whose updates could not be aggregated after all, and why.
-        found: what the method found in the updates, see `Memory.observe`.
+        observation: what the method observed in the updates, see `Memory.observe`.
         lineages: of the networks that the run has had, with what became of them after the round.
         model_bytes: of all tensors that the server has to keep for the next round.
         metrics: of its kind of task, by name, without accuracy.
@@ -239,7 +239,7 @@ class AggregatedRound:
     loss: float
     sha256: str
     refused: Mapping[str, str]
-    found: Any = None
+    observation: Any = None
     lineages: tuple[Lineage, ...] = ()
     model_bytes: int = 0
     model: EvaluatedModel | None = None

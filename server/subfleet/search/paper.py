@@ -10,9 +10,11 @@ looked at instead.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
+from typing import Annotated
 
 from subfleet.elastic.spaces import SearchSpace
-from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.bounds import Range, checked
+from subfleet.protocol.limits import Count, Fraction
 from subfleet.search.index import PriceIndex
 from subfleet.search.query import Explored, Fit, FoundSize, PriceList, Query
 
@@ -20,6 +22,7 @@ __all__ = ["PaperSearch", "PaperSettings"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class PaperSettings:
     """Settings of the paper's search, with its own defaults (section 5.1.1).
 
@@ -29,17 +32,9 @@ class PaperSettings:
         pool_limit: subnets that are remembered at most; later draws serve nobody.
     """
 
-    epsilon: float = 0.8
-    t_max: int = 5
-    pool_limit: int = 4096
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.epsilon <= 1:
-            raise ConfigError(f"epsilon is {self.epsilon}, but must be from 0 to 1")
-        if self.t_max < 0 or self.pool_limit < 2:
-            raise ConfigError(
-                f"t_max is {self.t_max} and pool_limit {self.pool_limit}, but must be 0 or more and 2 or more"
-            )
+    epsilon: Fraction = 0.8
+    t_max: Count = 5
+    pool_limit: Annotated[int, Range(least=2)] = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

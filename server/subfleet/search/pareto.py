@@ -19,7 +19,9 @@ from itertools import islice
 from random import Random
 
 from subfleet.elastic.spaces import Genes, SearchSpace
+from subfleet.protocol.bounds import checked
 from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.limits import Count, Fraction
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.search.candidates import Candidate
 from subfleet.search.climbing import Climb
@@ -40,6 +42,7 @@ _RECENT = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class ParetoSettings:
     """Settings of our search.
 
@@ -54,19 +57,12 @@ class ParetoSettings:
     """
 
     paper: PaperSettings = field(default_factory=PaperSettings)
-    slack: float = 0.01
-    trials: int = 64
-    samples: int = 2
-    climbs: int = 8
-    small_pool: int = 768
-    built_limit: int = 2048
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.slack <= 1:
-            raise ConfigError(f"slack is {self.slack}, but must be from 0 to 1")
-        for name in ("trials", "samples", "climbs", "small_pool", "built_limit"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}, but must be 0 or more")
+    slack: Fraction = 0.01
+    trials: Count = 64
+    samples: Count = 2
+    climbs: Count = 8
+    small_pool: Count = 768
+    built_limit: Count = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -7,11 +7,12 @@ a run that is taken up goes on with the same paths.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.bounds import Range, checked
+from subfleet.protocol.limits import Fraction, Positive
 from subfleet.search.tiers import Tier
 
 __all__ = ["EvolutionSettings", "best", "next_population"]
@@ -24,6 +25,7 @@ in their place before it is taken that there are no further ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class EvolutionSettings:
     """How a tier is searched; the published numbers are the defaults.
 
@@ -37,19 +39,12 @@ class EvolutionSettings:
         target: a score at which the search of a tier stops; None goes on.
     """
 
-    evaluations: int = 1000
-    population: int = 128
-    offspring: int = 64
-    mutation: float = 0.1
+    evaluations: Positive = 1000
+    population: Annotated[int, Range(least=2)] = 128
+    offspring: Positive = 64
+    mutation: Fraction = 0.1
     objectives: Literal["accuracy", "accuracy_macs"] = "accuracy"
     target: float | None = None
-
-    def __post_init__(self) -> None:
-        for name, least in (("evaluations", 1), ("population", 2), ("offspring", 1)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name} is {getattr(self, name)}, but must be {least} or more")
-        if not 0 <= self.mutation <= 1:
-            raise ConfigError(f"mutation is {self.mutation}, but must be from 0 to 1")
 
 
 def next_population(

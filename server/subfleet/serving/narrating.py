@@ -9,10 +9,11 @@ from subfleet.journal.absences import AbsenceRecord, keep_absences
 from subfleet.journal.records import Progress
 from subfleet.rounds.awaiting import nobody_waits, waits_told
 from subfleet.rounds.ending import why_early
+from subfleet.rounds.live import Member
 from subfleet.rounds.members import Absence, absences
 from subfleet.rounds.networks import networks_told, readiness_told
 from subfleet.rounds.samples import peers_told, scale_warning
-from subfleet.rounds.state import Member, RunState
+from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
 
 __all__ = ["Attendance", "Pace", "told"]
@@ -22,7 +23,8 @@ def told(terms: Terms, before: RunState, after: RunState) -> Iterator[str]:
     """The sentences that a step is worth, in order."""
     yield from _data_told(terms, before, after)
     if after.tries.lost != before.tries.lost:
-        tries, pause = after.tries, f"in {after.tries.pause_s:g} s" if after.tries.pause_s else "at once"
+        tries, pause_s = after.tries, after.live.retries.pause_s
+        pause = f"in {pause_s:g} s" if pause_s else "at once"
         again = "" if after.phase == "failed" else f"; it is tried again {pause}"
         yield f"round {before.round} left nothing to fold ({tries.waits_for}){again}"
     for name, excluded in after.suspicion.excluded.items():
@@ -39,11 +41,12 @@ def told(terms: Terms, before: RunState, after: RunState) -> Iterator[str]:
 
 def _data_told(terms: Terms, before: RunState, after: RunState) -> Iterator[str]:
     """Who has joined, for whom nobody waits any more, and whether a client's inputs go together with all others."""
-    for name in after.members.changed(before.members):
-        was, now = before.members.get(name, Member()), after.members[name]
+    for name in after.live.members.changed(before.live.members):
+        was, now = before.live.members.get(name, Member()), after.live.members[name]
         yield from (f"client {name} {words}" for words in waits_told(was, now))
-        known, profile = was.profile, now.profile
-        if profile is None or profile == known:
+    for name in after.profiles.changed(before.profiles):
+        known, profile = before.profiles.get(name), after.profiles[name]
+        if profile == known:
             continue
         if known is None:
             runtimes = ", ".join(profile.runtimes)
@@ -51,8 +54,7 @@ def _data_told(terms: Terms, before: RunState, after: RunState) -> Iterator[str]
         if warning := scale_warning(terms, profile):
             yield f"client {name}: {warning}"
     if after.phase == "train" != before.phase and after.round == 1 and not after.retry:
-        profiles = {name: after.members[name].profile for name in after.seats if name in after.members}
-        yield from peers_told(terms, {name: one for name, one in profiles.items() if one is not None})
+        yield from peers_told(terms, {name: after.profiles[name] for name in after.seats if name in after.profiles})
 
 
 def _outliers_told(before: RunState, after: RunState) -> Iterator[str]:
@@ -161,7 +163,7 @@ class Attendance:
                 yield f"client {name} is away: {one.reason}"
         for name, one in before.items():
             if one.kind in _SAID and (name not in self._away or self._away[name].kind not in _SAID):
-                yield f"client {name} is there again" if name in state.members else f"client {name} is forgotten"
+                yield f"client {name} is there again" if name in state.live.members else f"client {name} is forgotten"
 
     def awaited(self, state: RunState) -> tuple[str, ...]:
         """The clients that are away and whose answers the open round waits for: name, reason and when last heard."""

@@ -248,7 +248,7 @@ class Server:
         until_s = self._clock() + self._config.deadlines.linger_s
         while not stop.is_set() and self._clock() < until_s:
             self.step(_POLL_S)
-            if all(member.heard_s is None for member in self._state.members.values()):
+            if all(member.heard_s is None for member in self._state.live.members.values()):
                 break
 
     def _apply(self, event: Event) -> None:

@@ -5,15 +5,18 @@ what was learned, which lowers accuracy everywhere. A real backdoor leaves the a
 with a trigger to the attacker's class (Bagdasaryan et al., "How To Backdoor Federated Learning", AISTATS 2020).
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.bounds import checked
+from subfleet.protocol.limits import Amount, Count, Fraction, PositiveAmount
 
 __all__ = ["Attack", "Backdoor", "LabelShuffling"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class LabelShuffling:
     """A client that trains on its data, and on the same with shuffled labels, and sends both (FedFA, equation 1).
 
@@ -23,16 +26,17 @@ class LabelShuffling:
     """
 
     TYPE: ClassVar[str] = "label_shuffling"
-    strength: float = 20.0
-    seed: int = 0
+    strength: Amount = 20.0
+    seed: Count = 0
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.strength < float("inf"):
-            raise ConfigError(f"an attack's strength is {self.strength}, but must be a number of 0 or more")
-        _check_seed(self.seed)
+
+def _check_weight(weight: float, total_weight: float) -> Iterator[str]:
+    if weight > total_weight:
+        yield f"weight is {weight}, but must be at most total_weight {total_weight}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(_check_weight)
 class Backdoor:
     """A client that teaches a trigger, and sends what puts its own model in place of the shared one.
 
@@ -45,28 +49,11 @@ class Backdoor:
     """
 
     TYPE: ClassVar[str] = "backdoor"
-    target: int = 0
-    fraction: float = 0.5
-    weight: float = 1.0
+    target: Count = 0
+    fraction: Fraction = 0.5
+    weight: PositiveAmount = 1.0
     total_weight: float = 1.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.target < 0 or not 0 <= self.fraction <= 1:
-            raise ConfigError(
-                f"an attack's target and fraction are {self.target} and {self.fraction}, but must be a class and a "
-                "share from 0 to 1"
-            )
-        if not 0 < self.weight <= self.total_weight < float("inf"):
-            raise ConfigError(
-                f"an attacker weighs {self.weight} of {self.total_weight}, but must weigh more than 0 and at most all"
-            )
-        _check_seed(self.seed)
-
-
-def _check_seed(seed: int) -> None:
-    if seed < 0:
-        raise ConfigError(f"an attack's seed is {seed}, but must be 0 or more")
+    seed: Count = 0
 
 
 Attack = LabelShuffling | Backdoor

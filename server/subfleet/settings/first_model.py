@@ -1,7 +1,9 @@
 """Networks and weights of other runs, that a run begins with."""
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
+from subfleet.protocol.bounds import Length, checked
 from subfleet.settings.parts import NO_PART
 
 __all__ = ["FIRST", "FirstWeights", "ModelOf"]
@@ -11,6 +13,7 @@ FIRST = "first"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class ModelOf:
     """A network of a run that is over, which takes the place of a run's model.
 
@@ -21,13 +24,9 @@ class ModelOf:
         weights: it begins with the weights that it had when that run ended; else with first ones of its own.
     """
 
-    run: str
-    network: str = "largest"
+    run: Annotated[str, Length(least=1)]
+    network: Annotated[str, Length(least=1)] = "largest"
     weights: bool = False
-
-    def __post_init__(self) -> None:
-        if not self.run or not self.network:
-            raise ValueError(f"run is {self.run!r} and network {self.network!r}, but both must be given")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

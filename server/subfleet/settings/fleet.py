@@ -1,22 +1,45 @@
-"""The fleet of a run: its name, and for emulated ones its devices. Nothing of it is needed for real devices."""
+"""The fleet of a run: its name, what its devices may use, and for an emulated one its devices and where they run."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Literal
 
 from subfleet.elastic.families import AnyFamily
-from subfleet.protocol.memory_size import bytes_of
-from subfleet.protocol.messages import check_client_id
+from subfleet.protocol.bounds import checked
+from subfleet.protocol.identifiers import ClientId
+from subfleet.protocol.limits import Positive
+from subfleet.protocol.memory_size import MaybeSize, Size, bytes_of
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.schema import ADDED_LATER
 from subfleet.protocol.subnet import SubnetSpec
-from subfleet.protocol.topics import DEFAULT_FLEET, Topics
+from subfleet.protocol.topics import DEFAULT_FLEET, FleetName
 from subfleet.settings.attacks import Attack
 from subfleet.settings.parts import NO_PART
 
-__all__ = ["DeviceSettings", "FleetSettings"]
+__all__ = ["DeviceSettings", "FleetSettings", "HostKind", "HostSettings", "MemoryLimits"]
+
+HostKind = Literal["processes", "batch"]
+"""Where the devices of an emulated fleet are: "processes", one for each, with a real broker; or "batch", all in the
+server's process, under a logical clock and without a network."""
+
+
+def _check_resources(log: str, population: str, steady: Reading | None, profile: str) -> Iterator[str]:
+    if not (log or population or steady):
+        yield "log is missing, but must name the log that is replayed; or name population, or steady"
+    if log and (population or steady):
+        yield f"log is {log!r} beside population or steady, which take its place; leave one out"
+    if population and profile != "generic":
+        yield f"profile is {profile!r} beside population, which has its own; leave one out"
+
+
+def _check_architecture(architecture: SubnetSpec | None, network: AnyFamily | None) -> Iterator[str]:
+    if network is not None and architecture is not None:
+        yield "architecture stands beside network, but a device declares one of both; leave one out"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(_check_resources, _check_architecture)
 class DeviceSettings:
     """One emulated device, or several that are alike.
 
@@ -42,10 +65,10 @@ class DeviceSettings:
         ValueError: it is not said what the device has, or twice, or a number is out of its range.
     """
 
-    id: str
+    id: ClientId
     profile: str = "generic"
     log: str = ""
-    count: int = 1
+    count: Positive = 1
     runtime: str = "onnx"
     data: str = ""
     tier: str = ""
@@ -54,25 +77,7 @@ class DeviceSettings:
     steady: Reading | None = field(default=None, metadata=ADDED_LATER)
     attack: Attack | None = field(default=None, metadata=ADDED_LATER)
     network: AnyFamily | None = field(default=None, metadata=ADDED_LATER)
-    disk_limit: str = field(default="", metadata=ADDED_LATER)
-
-    def __post_init__(self) -> None:
-        check_client_id(self.id)
-        if self.count < 1:
-            raise ValueError(f"count is {self.count}, but must be 1 or more")
-        if not (self.log or self.population or self.steady):
-            raise ValueError("log is missing, but must name the log that is replayed; or name population, or steady")
-        if self.log and (self.population or self.steady):
-            raise ValueError(f"log is {self.log!r} beside population or steady, which take its place; leave one out")
-        if self.disk_limit:
-            try:
-                bytes_of(self.disk_limit)
-            except ValueError as error:
-                raise ValueError(f"disk_limit {error}") from None
-        if self.network is not None and self.architecture is not None:
-            raise ValueError("architecture stands beside network, but a device declares one of both; leave one out")
-        if self.population and self.profile != "generic":
-            raise ValueError(f"profile is {self.profile!r} beside population, which has its own; leave one out")
+    disk_limit: MaybeSize = field(default="", metadata=ADDED_LATER)
 
     def each(self) -> "Iterator[DeviceSettings]":
         """The devices one by one."""
@@ -83,7 +88,14 @@ class DeviceSettings:
             yield replace(self, id=f"{self.id}-{number}", count=1)
 
 
+def _check_ids(devices: tuple[DeviceSettings, ...]) -> Iterator[str]:
+    ids = [one.id for device in devices for one in device.each()]
+    if repeated := sorted({name for name in ids if ids.count(name) > 1}):
+        yield f"devices are named {repeated} more than once, but each needs an id of its own"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(_check_ids)
 class FleetSettings:
     """Who takes part.
 
@@ -95,15 +107,54 @@ class FleetSettings:
         ValueError: two devices have the same name.
     """
 
-    name: str = field(default=DEFAULT_FLEET, metadata=NO_PART)
+    name: FleetName = field(default=DEFAULT_FLEET, metadata=NO_PART)
     devices: tuple[DeviceSettings, ...] = ()
-
-    def __post_init__(self) -> None:
-        Topics(self.name)
-        ids = [device.id for device in self.each()]
-        if repeated := sorted({name for name in ids if ids.count(name) > 1}):
-            raise ValueError(f"devices are named {repeated} more than once, but each needs an id of its own")
 
     def each(self) -> tuple[DeviceSettings, ...]:
         """The devices one by one."""
         return tuple(one for device in self.devices for one in device.each())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
+class HostSettings:
+    """How an emulated fleet is run.
+
+    Attributes:
+        type: where its devices are.
+        turns_per_round: of a batch: how often every party may act in one round, on average over the run, before the
+            run is given up; a quiet round takes about ten.
+
+    Raises:
+        ValueError: a number is out of its range.
+    """
+
+    type: HostKind = "processes"
+    turns_per_round: Positive = 5000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
+class MemoryLimits:
+    """Limits as sizes such as "300M"; the closest one counts: of the client, else of its device, else of every device.
+
+    Attributes:
+        every_device: of each device that no other limit names; None is none.
+        devices: by the name of a device profile, such as "raspberry_pi_4".
+        clients: by the id of a client.
+    """
+
+    every_device: Size | None = None
+    devices: Mapping[str, Size] = field(default_factory=lambda: MappingProxyType({}))
+    clients: Mapping[str, Size] = field(default_factory=lambda: MappingProxyType({}))
+
+    def bounded(self, offered_bytes: int, *, device: str, client_id: str) -> int:
+        """What of a device's offer a run may use.
+
+        Args:
+            offered_bytes: the device's own budget.
+            device: the name of its profile.
+            client_id: its id.
+        """
+        limit = self.clients.get(client_id) or self.devices.get(device) or self.every_device
+        return offered_bytes if limit is None else min(offered_bytes, bytes_of(limit))

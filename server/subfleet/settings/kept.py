@@ -6,12 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from subfleet.protocol.errors import ConfigError, FileError
-from subfleet.protocol.schema import to_plain
+from subfleet.protocol.schema import to_plain, validated
 from subfleet.settings.parts import parts_of
 from subfleet.settings.resuming import check_taken_up
 from subfleet.settings.run import Run
 from subfleet.settings.summary import SUMMARY, read_summary, understood_summary
-from subfleet.settings.validation import validated
 
 __all__ = [
     "FILE",

@@ -5,10 +5,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from subfleet.elastic.families import FAMILIES, preset
-from subfleet.protocol.diagnosis import refusal_of
-from subfleet.protocol.errors import ConfigError, FileError, ProtocolError
-from subfleet.protocol.schema import to_plain
+from subfleet.elastic.families import FAMILIES
+from subfleet.protocol.errors import ConfigError, FileError, Problem, ProtocolError
+from subfleet.protocol.schema import Refused, problems_with, unknown_key, validated
 from subfleet.protocol.suggestion import did_you_mean
 from subfleet.protocol.toml import parse_toml
 from subfleet.settings.overrides import merged, parsed, with_override
@@ -16,7 +15,6 @@ from subfleet.settings.published import Published, brought, published
 from subfleet.settings.run import Run
 from subfleet.settings.shipped import shipped_names, shipped_text
 from subfleet.settings.sweeping import swept
-from subfleet.settings.validation import problems_with, validated
 
 __all__ = ["read_run", "read_runs"]
 
@@ -79,42 +77,38 @@ def _plain(name_or_path: str | Path, what: str, seen: tuple[str, ...] = ()) -> d
 
 
 def _checked(plain: dict[str, Any], what: str) -> Run:
-    plain, problems = _with_preset(plain)
-    plain, more = _with_networks(plain)
-    problems += more
-    if problems:
-        raise refusal_of(what, [*problems, *problems_with(Run, plain)])
-    return validated(Run, plain, what)
+    return validated(Run, _with_networks(_with_preset(plain)), what)
 
 
-def _with_preset(plain: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The configuration with the published network that `model.preset` names, and what is said of it besides."""
+def _with_preset(plain: dict[str, Any]) -> dict[str, Any]:
+    """The configuration with the published network that `model.preset` names."""
     model = plain.get("model")
     if not isinstance(model, dict) or "preset" not in model:
-        return plain, []
+        return plain
     try:
-        return {**plain, "model": published(model)}, []
+        return {**plain, "model": published(model)}
     except (ConfigError, ProtocolError) as error:
-        # Nothing is known of the network then: any other stands in for it, so that the rest of the file is heard.
-        stand_in = to_plain(preset("resnet18", input_shape=(3, 32, 32), class_count=10))
-        known = {field.name for kind in FAMILIES.values() for field in fields(kind)}
-        unknown = {key: value for key, value in model.items() if key not in known | stand_in.keys() | {"preset"}}
-        named = {key: model[key] for key in model.keys() & {field.name for field in fields(Published)}}
-        return {**plain, "model": stand_in | unknown}, problems_with(Published, named, "model") or [f"model: {error}"]
+        own = {field.name for field in fields(Published)}
+        known = own.union(field.name for kind in FAMILIES.values() for field in fields(kind))
+        problems = problems_with(Published, {key: model[key] for key in model.keys() & own})
+        unnamed = Problem(text=str(error), is_sentence=True)
+        unknown = (unknown_key(key, known) for key in sorted(model.keys() - known))
+        return {**plain, "model": Refused(problems=(*(problems or [unnamed]), *unknown))}
 
 
-def _with_networks(plain: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def _with_networks(plain: dict[str, Any]) -> dict[str, Any]:
     """The configuration with what its devices leave open of networks of their own."""
     fleet, model = plain.get("fleet"), plain.get("model")
     devices = fleet.get("devices") if isinstance(fleet, dict) else None
     if not isinstance(fleet, dict) or not isinstance(model, dict) or not isinstance(devices, list):
-        return plain, []
-    found, problems = [*devices], []
-    for place, device in enumerate(devices):
-        if isinstance(device, dict) and isinstance(device.get("network"), dict):
-            try:
-                found[place] = {**device, "network": brought(device["network"], model)}
-            except ConfigError as error:
-                problems.append(f"fleet.devices[{place}].network: {error}")
-                found[place] = {key: value for key, value in device.items() if key != "network"}
-    return {**plain, "fleet": {**fleet, "devices": found}}, problems
+        return plain
+    return {**plain, "fleet": {**fleet, "devices": [_with_network(device, model) for device in devices]}}
+
+
+def _with_network(device: Any, model: dict[str, Any]) -> Any:
+    if not isinstance(device, dict) or not isinstance(device.get("network"), dict):
+        return device
+    try:
+        return {**device, "network": brought(device["network"], model)}
+    except ConfigError as error:
+        return {**device, "network": Refused(problems=(Problem(text=str(error), is_sentence=True),))}

@@ -4,36 +4,35 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
-from typing import Literal
+from typing import Annotated, Literal
 
 from subfleet.elastic.families import AnyFamily
 from subfleet.elastic.merges import AnyStackedMerge
 from subfleet.elastic.server_optimisers import AnyServerOptimiser
 from subfleet.elastic.teaching import DistillationSettings
 from subfleet.methods import AnyMethod
-from subfleet.methods.combining import Combination
 from subfleet.methods.describing import Setting
 from subfleet.methods.heterofl import HeteroFL
 from subfleet.methods.roles import Roles
 from subfleet.methods.techniques import NormPolicy, Techniques
+from subfleet.protocol.bounds import Length, Range, checked
 from subfleet.protocol.errors import ConfigError
-from subfleet.protocol.messages import check_client_id
+from subfleet.protocol.identifiers import ClientId
+from subfleet.protocol.limits import Count, Positive, PositiveAmount, PositiveFraction
 from subfleet.protocol.schema import ADDED_LATER, canonical_json
 from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.update_codecs import AnyUpdateCodec
-from subfleet.settings.evaluations import Evaluations
-from subfleet.settings.finite import check_finite
 from subfleet.settings.first_model import FirstWeights, ModelOf
-from subfleet.settings.fleet import DeviceSettings, FleetSettings
-from subfleet.settings.host import HostSettings
-from subfleet.settings.kinds import kind_problem, label_shape_of
-from subfleet.settings.memory_limits import MemoryLimits
+from subfleet.settings.fleet import DeviceSettings, FleetSettings, HostSettings, MemoryLimits
 from subfleet.settings.parts import NO_PART, parts_of
-from subfleet.settings.samples import DataSettings, transform_problem
+from subfleet.settings.rules import RUN_RULES, label_shape_of
+from subfleet.settings.samples import DataSettings
 from subfleet.settings.suspicion import SuspicionSettings
-from subfleet.settings.timing import Deadlines, LogClock
+from subfleet.settings.timing import Deadlines, Evaluations, LogClock
 
 __all__ = ["Run"]
+
+Limit = Annotated[float, Range(least=0, words="0 for no limit, or above 0")]
 
 RUNTIME_OVERHEAD_BYTES: Mapping[str, int] = MappingProxyType(
     {"onnx": 1_800_000, "executorch": 2_700_000, "torch": 5_900_000}
@@ -43,6 +42,7 @@ the plan, so that no subnet that fits is passed over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(*RUN_RULES)
 class Run:
     """Everything about a run; where it lives and listens is said on the command line.
 
@@ -106,128 +106,50 @@ class Run:
             statistics and evaluation have not, so that a run ends where it was begun. Clients compute where they do.
     """
 
-    name: str
+    name: ClientId
     model: AnyFamily
     data: DataSettings
     fleet: FleetSettings = field(default_factory=FleetSettings)
     host: HostSettings = field(default_factory=HostSettings, metadata=NO_PART)
-    rounds: int = 5
+    rounds: Positive = 5
     evaluation: Evaluations = field(default_factory=Evaluations)
-    min_clients: int = field(default=2, metadata=NO_PART)
-    clients_per_round: int = 0
+    min_clients: Positive = field(default=2, metadata=NO_PART)
+    clients_per_round: Annotated[int, Range(least=0, words="0 for all, or above 0")] = 0
     training: TrainingSettings = field(default_factory=TrainingSettings)
-    learning_rate_decay: float = 1.0
+    learning_rate_decay: PositiveFraction = 1.0
     method: AnyMethod = field(default_factory=HeteroFL)
     merge: AnyStackedMerge | None = None
     server_optimiser: AnyServerOptimiser | None = None
     update_codec: AnyUpdateCodec | None = None
     distillation: DistillationSettings | None = None
     norms: NormPolicy = "averaged"
-    calibrate_every: int = 0
-    rates: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0)
+    calibrate_every: Count = 0
+    rates: Annotated[tuple[PositiveFraction, ...], Length(least=1)] = (0.25, 0.5, 0.75, 1.0)
     seed: int = 0
-    max_client_share: float | None = None
+    max_client_share: PositiveFraction | None = None
     suspicion: SuspicionSettings = field(default_factory=SuspicionSettings)
-    quorum: float = 1.0
-    communication_s: float = 10.0
-    log_quantile: float = 0.1
-    training_s: float = 0.0
-    batch_s: float = 0.0
+    quorum: PositiveFraction = 1.0
+    communication_s: PositiveAmount = 10.0
+    log_quantile: Annotated[float, Range(least=0, below=1)] = 0.1
+    training_s: Limit = 0.0
+    batch_s: Limit = 0.0
     clock: LogClock | None = None
     deadlines: Deadlines = field(default_factory=Deadlines, metadata=NO_PART)
-    max_attempts: int = 3
-    exports_per_round: int = 4
-    programs_from: dict[str, int] = field(default_factory=dict)
-    targets: tuple[str, ...] = ("onnx", "executorch")
+    max_attempts: Positive = 3
+    exports_per_round: Positive = 4
+    programs_from: dict[str, Annotated[int, Range(least=0, words="a turn, or 0 for never")]] = field(
+        default_factory=dict
+    )
+    targets: Annotated[tuple[str, ...], Length(least=1)] = ("onnx", "executorch")
     deploy_targets: tuple[str, ...] = ("onnx", "executorch")
     deploy_quantisation: Literal["none", "dynamic", "static"] = "none"
     memory_overhead_bytes: dict[str, int] = field(default_factory=lambda: dict(RUNTIME_OVERHEAD_BYTES))
     memory_limits: MemoryLimits = field(default_factory=MemoryLimits)
-    keep_rounds: int = field(default=2, metadata=NO_PART)
+    keep_rounds: Positive = field(default=2, metadata=NO_PART)
     observers: tuple[str, ...] = field(default=(), metadata=NO_PART)
     device: Literal["cpu", "cuda"] = "cpu"
     model_of: ModelOf | None = field(default=None, metadata=NO_PART)
     first_weights: FirstWeights | None = field(default=None, metadata=ADDED_LATER)
-
-    def __post_init__(self) -> None:
-        check_client_id(self.name)
-        for name in ("rounds", "min_clients", "max_attempts", "exports_per_round", "keep_rounds"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, but must be 1 or more")
-        if early := sorted(key for key, turn in self.programs_from.items() if turn < 0):
-            raise ValueError(
-                f"programs_from has {early[0]!r} = {self.programs_from[early[0]]}, but must be a turn, or 0 for never"
-            )
-        if self.clients_per_round < 0:
-            raise ValueError(f"clients_per_round is {self.clients_per_round}, but must be 0 for all, or above 0")
-        for name in ("max_client_share", "quorum", "learning_rate_decay"):
-            if (share := getattr(self, name)) is not None and not 0 < share <= 1:
-                raise ValueError(f"{name} is {share}, but must be above 0 and at most 1")
-        if not self.rates or not all(0 < rate <= 1 for rate in self.rates):
-            raise ValueError(f"rates are {list(self.rates)}, but must be one or more numbers above 0 and at most 1")
-        devices = len(self.fleet.each())
-        if devices and devices < self.min_clients:
-            raise ValueError(f"min_clients is {self.min_clients}, but the fleet has {devices} devices; lower it")
-        self._check_budgets()
-        self._check_norms()
-        self._check_data()
-        if not self.targets:
-            raise ValueError("targets are empty, but must name one or more program targets such as 'onnx'")
-        self._check_combination()
-        self._check_first_weights()
-        check_finite(self)  # last, as it reads every setting, and a file's reader goes on until one is wrong
-
-    def _check_data(self) -> None:
-        transform = self.data.transform
-        if transform is not None and (problem := transform_problem(transform, self.model.input_shape)):
-            raise ValueError(problem)
-
-    def _check_budgets(self) -> None:
-        if self.communication_s <= 0:
-            raise ValueError(f"communication_s is {self.communication_s}, but must be above 0")
-        if not 0 <= self.log_quantile < 1:
-            raise ValueError(f"log_quantile is {self.log_quantile}, but must be at least 0 and below 1")
-        for name in ("training_s", "batch_s"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}, but must be 0 for no limit, or above 0")
-
-    def _check_combination(self) -> None:
-        said = Combination(
-            method=self.method,
-            training=self.training,
-            model=self.model,
-            techniques=self.techniques,
-            validated=self.data.validation_samples > 0,
-        )
-        if problem := said.problem() or kind_problem(self):
-            raise ValueError(problem)
-        if self.method.roles().selector.needs_evaluations and self.evaluation.every != 1:
-            raise ValueError(
-                f"evaluation.every is {self.evaluation.every}, but method {self.method.TYPE!r} chooses by what devices "
-                "find after every round; set it to 1"
-            )
-
-    def _check_first_weights(self) -> None:
-        if self.model_of is not None and self.first_weights is not None:
-            raise ValueError("first_weights are given beside model_of; leave one out, or set model_of.weights")
-        given = self.first_weights is not None or (self.model_of is not None and self.model_of.weights)
-        if given and self.method.roles().networks.begin is not None:
-            raise ValueError(
-                f"the model begins with given weights, but method {self.method.TYPE!r} begins with another one, which "
-                "the weakest device can carry; set method.first to 'configured', or leave the weights out"
-            )
-
-    def _check_norms(self) -> None:
-        if self.calibrate_every < 0 or (self.calibrate_every and self.norms != "calibrated"):
-            raise ValueError(
-                f"calibrate_every is {self.calibrate_every} and norms are {self.norms!r}, but it must be 0, or above 0 "
-                "with norms = 'calibrated'"
-            )
-        if self.norms == "calibrated" and (self.model.norm != "batch" or self.training.micro_batch_size):
-            raise ValueError(
-                f"norms are 'calibrated' with model.norm {self.model.norm!r} and micro_batch_size "
-                f"{self.training.micro_batch_size}, but devices measure norms of kind 'batch' on whole batches"
-            )
 
     def emulated_devices(self) -> tuple[DeviceSettings, ...]:
         """The devices of an emulated fleet, one by one.
@@ -244,7 +166,7 @@ class Run:
     @property
     def label_shape(self) -> tuple[int, ...] | None:
         """Of one sample's label; None where the model's family does not say what it has outputs for."""
-        return label_shape_of(self)
+        return label_shape_of(self.training, self.model)
 
     @property
     def setting(self) -> Setting:

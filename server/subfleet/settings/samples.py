@@ -1,20 +1,24 @@
 """Which samples a run is about: what emulated devices train on, how it is split, and what the model is evaluated on."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
-from subfleet.protocol.class_names import check_class_names
+from subfleet.protocol.bounds import Range, checked
+from subfleet.protocol.class_names import ClassNames
+from subfleet.protocol.limits import Count, Positive, PositiveAmount
 from subfleet.protocol.schema import ADDED_LATER
 from subfleet.protocol.transform import DataTransform
-from subfleet.tasks import shape_problem
 
-__all__ = ["DataCheck", "DataSettings", "Partition", "PartitionSettings", "transform_problem"]
+__all__ = ["DataCheck", "DataSettings", "Partition", "PartitionSettings"]
 
 Partition = Literal["iid", "dirichlet", "pathological", "shard", "natural"]
 DataCheck = Literal["warn", "refuse", "off"]
+Some = Annotated[int, Range(least=0, words="0 for all, or above 0")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class PartitionSettings:
     """How samples are split over emulated devices.
 
@@ -32,22 +36,24 @@ class PartitionSettings:
     """
 
     name: Partition = "iid"
-    alpha: float = 0.5
-    min_samples: int = 1
-    classes_per_client: int = 2
-    shards_per_client: int = 2
+    alpha: PositiveAmount = 0.5
+    min_samples: Count = 1
+    classes_per_client: Positive = 2
+    shards_per_client: Positive = 2
 
-    def __post_init__(self) -> None:
-        for name in ("classes_per_client", "shards_per_client"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, but must be 1 or more")
-        if self.min_samples < 0:
-            raise ValueError(f"min_samples is {self.min_samples}, but must be 0 or more")
-        if not 0 < self.alpha < float("inf"):
-            raise ValueError(f"alpha is {self.alpha}, but must be a number above 0")
+
+def _check_source(test: str, name: str) -> Iterator[str]:
+    if not (test or name):
+        yield "test and name are empty, but one must be there: evaluation data, or a known data set"
+
+
+def _check_scaling(standardise: bool, transform: DataTransform | None) -> Iterator[str]:
+    if standardise and transform is not None and transform.mean:
+        yield "standardise and transform.mean are both set, but inputs are scaled once; leave one out"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(_check_source, _check_scaling)
 class DataSettings:
     """The samples of a run.
 
@@ -82,41 +88,19 @@ class DataSettings:
     test: str = ""
     train: str = ""
     name: str = ""
-    classes: tuple[str, ...] = ()
+    classes: ClassNames = ()
     partition: PartitionSettings = field(default_factory=PartitionSettings)
-    samples: int = 0
-    test_samples: int = 0
-    validation_samples: int = field(default=0, metadata=ADDED_LATER)
-    held_out: float = 0.0
+    samples: Some = 0
+    test_samples: Some = 0
+    validation_samples: Annotated[int, Range(least=0, words="0 for none, or above 0")] = field(
+        default=0, metadata=ADDED_LATER
+    )
+    held_out: Annotated[float, Range(least=0, below=1)] = 0.0
     standardise: bool = False
     transform: DataTransform | None = field(default=None, metadata=ADDED_LATER)
     check: DataCheck = field(default="warn", metadata=ADDED_LATER)
-
-    def __post_init__(self) -> None:
-        check_class_names(self.classes)
-        if not (self.test or self.name):
-            raise ValueError("test and name are empty, but one must be there: evaluation data, or a known data set")
-        for name in ("samples", "test_samples"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}, but must be 0 for all, or above 0")
-        if self.validation_samples < 0:
-            raise ValueError(f"validation_samples is {self.validation_samples}, but must be 0 for none, or above 0")
-        if not 0 <= self.held_out < 1:
-            raise ValueError(f"held_out is {self.held_out}, but must be at least 0 and below 1")
-        if self.standardise and self.transform is not None and self.transform.mean:
-            raise ValueError("standardise and transform.mean are both set, but inputs are scaled once; leave one out")
 
     @property
     def evaluated_on(self) -> str:
         """The source of the evaluation data."""
         return self.test or f"{self.name}:test"
-
-
-def transform_problem(transform: DataTransform, taken: tuple[int, ...]) -> str:
-    """Why a model that takes samples of a shape cannot be fed with what a transform makes; empty where it can."""
-    if not transform.fixes_size:
-        return ""
-    size = transform.cut_size(transform.scaled_size(1, 1))
-    channels = (transform.channels,) if transform.channels else (1, 3, *taken[:1])
-    problems = [shape_problem((one, *size), taken) for one in channels]
-    return f"data.transform makes samples that {problems[0]}; change resize, crop or channels" if all(problems) else ""

@@ -2,8 +2,10 @@
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Annotated, Literal
 
+from subfleet.protocol.bounds import Condition, Range, checked
+from subfleet.protocol.limits import Count, Positive
 from subfleet.protocol.schema import ADDED_LATER
 
 __all__ = ["Outliers", "SuspicionSettings"]
@@ -12,6 +14,7 @@ Outliers = Literal["auto", "scale", "exclude", "report", "off"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class SuspicionSettings:
     """When an update or an aggregated round is suspect, and what follows.
 
@@ -34,23 +37,16 @@ class SuspicionSettings:
     """
 
     outliers: Outliers = field(default="auto", metadata=ADDED_LATER)
-    change_factor: float = 5.0
-    remembered_rounds: int = 5
-    loss_factor: float = 10.0
-    exclusion_rounds: int = 3
-    spoiled_tries: int = 3
-
-    def __post_init__(self) -> None:
-        if not 1 < self.change_factor < math.inf:
-            raise ValueError(
-                f"change_factor is {self.change_factor}, but must be a number above 1; with outliers 'report' or 'off' "
-                "every change counts as it is"
-            )
-        if not (self.loss_factor == 0 or 1 < self.loss_factor < math.inf):
-            raise ValueError(f"loss_factor is {self.loss_factor}, but must be above 1, or 0 for no limit")
-        for name, least in (("remembered_rounds", 1), ("exclusion_rounds", 0), ("spoiled_tries", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}, but must be {least} or more")
+    change_factor: Annotated[
+        float, Range(above=1, words="above 1; with outliers 'report' or 'off' every change counts as it is")
+    ] = 5.0
+    remembered_rounds: Positive = 5
+    loss_factor: Annotated[
+        float,
+        Condition(accepts=lambda factor: factor == 0 or 1 < factor < math.inf, words="above 1, or 0 for no limit"),
+    ] = 10.0
+    exclusion_rounds: Count = 3
+    spoiled_tries: Positive = 3
 
     @property
     def alters(self) -> bool:

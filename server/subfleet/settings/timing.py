@@ -1,11 +1,16 @@
-"""How long anything of a run may take, and the clock by which resource logs are read."""
+"""When things of a run happen: deadlines, the clock by which resource logs are read, evaluations on devices."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
-__all__ = ["Deadlines", "LogClock"]
+from subfleet.protocol.bounds import Range, checked
+from subfleet.protocol.limits import Amount, PositiveAmount
+
+__all__ = ["Deadlines", "Evaluations", "LogClock"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class LogClock:
     """A logical clock: round r reads replayed resource logs at `start_s + (r - 1) * step_s`.
 
@@ -18,6 +23,7 @@ class LogClock:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class Deadlines:
     """How long anything may take, in seconds; nothing waits for ever.
 
@@ -37,33 +43,34 @@ class Deadlines:
         longest_pause_s: at most.
     """
 
-    join_s: float = 600.0
-    measure_s: float = 30.0
-    round_s: float = 600.0
-    evaluate_s: float = 300.0
-    deploy_s: float = 300.0
-    lease_s: float = 30.0
-    forget_s: float = 3600.0
-    linger_s: float = 5.0
-    retry_s: float = 3600.0
-    pause_s: float = 1.0
-    longest_pause_s: float = 60.0
+    join_s: PositiveAmount = 600.0
+    measure_s: PositiveAmount = 30.0
+    round_s: PositiveAmount = 600.0
+    evaluate_s: PositiveAmount = 300.0
+    deploy_s: PositiveAmount = 300.0
+    lease_s: PositiveAmount = 30.0
+    forget_s: PositiveAmount = 3600.0
+    linger_s: Amount = 5.0
+    retry_s: PositiveAmount = 3600.0
+    pause_s: PositiveAmount = 1.0
+    longest_pause_s: PositiveAmount = 60.0
 
-    def __post_init__(self) -> None:
-        above_zero = (
-            "join_s",
-            "measure_s",
-            "round_s",
-            "evaluate_s",
-            "deploy_s",
-            "lease_s",
-            "forget_s",
-            "retry_s",
-            "pause_s",
-            "longest_pause_s",
-        )
-        for name in above_zero:
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} is {getattr(self, name)}, but must be above 0")
-        if self.linger_s < 0:
-            raise ValueError(f"linger_s is {self.linger_s}, but must be 0 or more")
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
+class Evaluations:
+    """When devices with held-out data evaluate the model that they would be given.
+
+    Attributes:
+        every: after how many rounds, 0 or more; 0 is not between rounds.
+        last: also after the last round.
+        per_class: they count the labels of each class, and those that were predicted rightly.
+    """
+
+    every: Annotated[int, Range(least=0, words="a number of rounds, or 0 for none between rounds")] = 0
+    last: bool = True
+    per_class: bool = False
+
+    def due(self, round_number: int, total_rounds: int) -> bool:
+        """Whether devices evaluate after a round."""
+        return (self.last and round_number >= total_rounds) or (self.every > 0 and round_number % self.every == 0)

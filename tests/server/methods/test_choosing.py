@@ -31,6 +31,7 @@ from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.task import Train
 from subfleet.protocol.training import TrainingSettings
+from subfleet.rounds.state import Trained
 from subfleet.testing.rounds import Client, change_of, first_state, seat_of, terms_with
 from subfleet.testing.subnets import held_places
 from subfleet.transport.blob_store import BlobStore
@@ -375,12 +376,12 @@ def test_what_is_not_sent_is_held_by_nobody(tmp_path: Path) -> None:
         drawn = Client(name=name, size=len(terms.space) - 1)
         seat = seat_of(terms, drawn, blobs)
         assert seat.task is not None
-        assert seat.result is not None
+        assert seat.update is not None
         changes = change_of(terms, drawn, 1)
         ref = blobs.add(encode_arrays({one: changes[one].numpy() for one in tensors}))
         assert isinstance(seat.task.work, Train)
         task = replace(seat.task, work=replace(seat.task.work, sends=tensors))
-        seat = replace(seat, task=task, result=replace(seat.result, blob=ref))
+        seat = replace(seat, task=task, trained=Trained(update=replace(seat.update, blob=ref)))
         seats.append(seat)
     folded = Folding(terms=terms, blobs=blobs).fold(state, 1, seats)
     assert not folded.refused

@@ -20,6 +20,7 @@ from subfleet.methods.subspacing import drawn_tier, supernet_tiers
 from subfleet.protocol.chains import Chain, Link, LinkOperator
 from subfleet.protocol.paths import OperatorExamples
 from subfleet.protocol.subnet import SubnetSpec
+from subfleet.rounds.state import Trained
 from subfleet.rounds.terms import Terms
 from subfleet.search.tiers import tier_for
 from subfleet.settings.samples import DataSettings
@@ -59,8 +60,8 @@ def folded(terms: Terms, drawn: Sequence[Counts], folder: Path) -> tuple[dict[st
     for client, counts in zip(CLIENTS, drawn, strict=True):
         examples: OperatorExamples = tuple((name, tuple(own.items())) for name, own in counts.items())
         seat = seat_of(terms, client, blobs)
-        assert seat.result is not None
-        seats.append(replace(seat, result=replace(seat.result, operator_examples=examples)))
+        assert seat.update is not None
+        seats.append(replace(seat, trained=Trained(update=replace(seat.update, operator_examples=examples))))
     found = Folding(terms=terms, blobs=blobs).fold(state, 1, seats, terms.roles.memory.initial)
     assert not found.refused
     return dict(state.shared), dict(found.state.shared)

@@ -279,11 +279,11 @@ def test_what_is_found_in_a_round_comes_with_the_folded_model(tmp_path: Path) ->
     seats = [seat_of(TERMS, Client(name=name, size=len(TERMS.space) - 1), blobs) for name in ("ada", "bob")]
     folded = Folding(terms=TERMS, blobs=blobs).fold(first_state(TERMS.network), 1, seats, FluidMemory())
     axes = {name for name, axis in TERMS.network.axes.items() if axis.kind not in ("class", "kernel")}
-    assert folded.found.keys() == axes
+    assert folded.observation.keys() == axes
     order = random.Random(1).sample(seats, len(seats))
     assert (
-        Folding(terms=TERMS, blobs=blobs).fold(first_state(TERMS.network), 1, order, FluidMemory()).found
-        == folded.found
+        Folding(terms=TERMS, blobs=blobs).fold(first_state(TERMS.network), 1, order, FluidMemory()).observation
+        == folded.observation
     )
 
 

@@ -277,7 +277,7 @@ def folded(folder: Path, names: dict[str, float], memory: SattlerMemory | None =
 def test_each_half_goes_on_with_what_its_own_clients_learned(tmp_path: Path) -> None:
     """To the bit what a run of these clients alone would have come to."""
     outcome = folded(tmp_path, {"ada": 1.0, "bob": 1.0, "cyd": 1.0, "dan": 1.0})
-    split: Split = outcome.found.splits[0]
+    split: Split = outcome.observation.splits[0]
     assert outcome.state.network_ids == ("c1", "c2")
     assert [(one.id, one.retired_round) for one in outcome.lineages] == [("", 1), ("c1", None), ("c2", None)]
     for network_id, names in split.halves:

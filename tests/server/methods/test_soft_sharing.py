@@ -47,7 +47,7 @@ def family(
         living = lineages[-1] if lineages else Lineage(id="", config=terms.config.model)
         drawn = seats_of(replace(terms, first=terms.declared(living)), folder, number)
         found = Folding(terms=terms, blobs=BlobStore(folder)).fold(state, number, drawn, memory, lineages)
-        memory = remember(memory, closed(found.found, LOSSES))
+        memory = remember(memory, closed(found.observation, LOSSES))
         state, lineages = found.state, found.lineages
         if len(lineages) == 3:
             return state, lineages
@@ -57,7 +57,13 @@ def family(
 def seats_of(terms: Terms, folder: Path, number: int) -> list[Seat]:
     blobs, place = BlobStore(folder), len(terms.space) - 1
     drawn = [seat_of(terms, Client(name=name, size=place), blobs, number) for name in LOSSES]
-    return [replace(seat, runtime="onnx", budget=Budget(memory_bytes=2**40)) for seat in drawn]
+    return [
+        replace(
+            seat,
+            offer=replace(seat.offer, runtime="onnx", budget=Budget(memory_bytes=2**40)),
+        )
+        for seat in drawn
+    ]
 
 
 class Line:

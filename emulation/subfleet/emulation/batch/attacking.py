@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 
@@ -36,15 +35,13 @@ class AttackingTrainer:
         attack: what is sent.
     """
 
-    target: ClassVar[str] = ""
-    suffix: ClassVar[str] = ""
-    providers: ClassVar[tuple[str, ...]] = ("cpu",)
+    providers = ("cpu",)
 
     def __init__(self, inner: Trainer, attack: Attack) -> None:
         self._inner = inner
         self._attack = attack
-        self.target = inner.target  # type: ignore[misc]  # it is that of the runtime it wraps
-        self.suffix = inner.suffix  # type: ignore[misc]  # as above
+        self.target = inner.target
+        self.suffix = inner.suffix
 
     @property
     def held_bytes(self) -> int:

@@ -7,7 +7,8 @@ from types import MappingProxyType
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.programs import Trainer
 from subfleet.trainers.executorch import ExecutorchTrainer
-from subfleet.trainers.kept import Host, KeptSession, Loaded
+from subfleet.trainers.kept import Host, Kept
+from subfleet.trainers.loaded import Loaded
 from subfleet.trainers.memory import Watch
 from subfleet.trainers.onnx import OnnxTrainer
 from subfleet.trainers.torch import TorchTrainer
@@ -63,10 +64,10 @@ class SharedHost:
         """See `Host.shared`."""
         return True
 
-    def take(self, sha256: str, threads: int) -> KeptSession | None:
+    def take(self, sha256: str, threads: int) -> Kept | None:
         """See `Host.take`."""
         loaded = self._sessions.pop((sha256, threads), None)
-        return None if loaded is None else KeptSession(loaded=loaded, held_bytes=0)
+        return None if loaded is None else Kept(loaded=loaded, held_bytes=0)
 
     def keep(self, loaded: Loaded, *, held_bytes: int, limit_bytes: int) -> None:
         """See `Host.keep`."""

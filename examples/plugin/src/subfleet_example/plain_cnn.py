@@ -1,17 +1,20 @@
 """Settings of plain convolutional networks; read without PyTorch."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.bounds import Length, Range, checked
 
 if TYPE_CHECKING:
     from subfleet.elastic.families.blueprint import Blueprint
 
 __all__ = ["PlainCnn"]
 
+Count = Annotated[int, Range(least=1)]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class PlainCnn:
     """A few convolutions of one width, of which subnets keep a part; each but the first can be left out.
 
@@ -27,14 +30,10 @@ class PlainCnn:
     norm: ClassVar[Literal["none"]] = "none"
     learnable_steps: ClassVar[bool] = False
     scaler: ClassVar[bool] = False
-    input_shape: tuple[int, ...]
-    class_count: int
-    width: int = 16
-    blocks: int = 3
-
-    def __post_init__(self) -> None:
-        if len(self.input_shape) != 3 or min(*self.input_shape, self.width, self.blocks) < 1 or self.class_count < 2:
-            raise ConfigError(f"{self} must have images as inputs, a width, blocks, and 2 classes or more")
+    input_shape: Annotated[tuple[Count, ...], Length(least=3, most=3)]
+    class_count: Annotated[int, Range(least=2)]
+    width: Count = 16
+    blocks: Count = 3
 
     @property
     def depths(self) -> tuple[int, ...]:

@@ -6,19 +6,20 @@ Server half: a mean over the clients that hold an element, weighted by the squar
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from subfleet.methods.aggregator import Aggregator
 from subfleet.methods.assigner import Assigner, Assignment, AssignmentContext
 from subfleet.methods.describing import MethodInfo, Setting
 from subfleet.methods.roles import Roles
-from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.bounds import Range, checked
 from subfleet.protocol.messages import Update
 
 __all__ = ["Steady"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class Steady:
     """Parameters of the method.
 
@@ -28,11 +29,7 @@ class Steady:
 
     TYPE: ClassVar[str] = "steady"
     INFO: ClassVar[MethodInfo] = MethodInfo(title="Steady", paper="an example", varies=("width", "depth"))
-    step: int = 1
-
-    def __post_init__(self) -> None:
-        if self.step < 1:
-            raise ConfigError(f"step is {self.step}, but must be 1 or more")
+    step: Annotated[int, Range(least=1)] = 1
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
         """See `subfleet.methods.roles.Method`."""

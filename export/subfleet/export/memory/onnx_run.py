@@ -61,7 +61,7 @@ class RanGraph:
 
 
 def session_options() -> Any:
-    """The options that decide over memory, as a device's trainer sets them (`subfleet.trainers.onnx`)."""
+    """The options that decide over memory, as a device's trainer sets them (`subfleet.trainers.onnx_sessions`)."""
     onnxruntime = imported("onnxruntime")
 
     options = onnxruntime.SessionOptions()

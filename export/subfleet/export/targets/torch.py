@@ -24,7 +24,8 @@ from subfleet.export.steps import Step
 from subfleet.export.tracing import trace
 from subfleet.export.verification import seeded, verify_evaluation, verify_training
 from subfleet.export.versions import tool_versions
-from subfleet.protocol.class_names import check_class_names
+from subfleet.protocol.bounds import checked
+from subfleet.protocol.class_names import ClassNames
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.memory import MemoryPlan
 from subfleet.protocol.programs import Program, ProgramManifest, ValueInfo
@@ -75,17 +76,15 @@ OPTIMISER_SHARE = 0.75
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
 class TorchModel:
     """What an inference model's file says of its network, besides the weights."""
 
     model: AnyFamily
     spec: SubnetSpec
-    classes: tuple[str, ...] = field(default=(), metadata=ADDED_LATER)
+    classes: ClassNames = field(default=(), metadata=ADDED_LATER)
     objective: Objective = field(default="cross_entropy", metadata=ADDED_LATER)
     transform: DataTransform | None = field(default=None, metadata=ADDED_LATER)
-
-    def __post_init__(self) -> None:
-        check_class_names(self.classes)
 
 
 def write_torch_program(request: ProgramRequest) -> Program:

@@ -1,16 +1,14 @@
 """What settings say of each block: the number in its name, and sizes that are given for sections or for blocks."""
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Protocol
 
 __all__ = ["OF_BLOCKS", "OF_SECTIONS_OR_BLOCKS", "Deep", "block_numbers", "numbers_setting", "of_each_block"]
 
-OF_SECTIONS_OR_BLOCKS: Mapping[str, int] = MappingProxyType({"hidden_widths": 1, "squeezed_widths": 0, "heads": 1})
-"""Settings that have one number for each section or one for each block, with the least that it may be."""
+OF_SECTIONS_OR_BLOCKS = ("hidden_widths", "squeezed_widths", "heads")
+"""Settings that have one number for each section or one for each block."""
 
-OF_BLOCKS: Mapping[str, int] = MappingProxyType({"layer_widths": 1})
-"""Settings that have one number for each block or none at all, with the least that it may be."""
+OF_BLOCKS = ("layer_widths",)
+"""Settings that have one number for each block or none at all."""
 
 
 class Deep(Protocol):

@@ -1,155 +1,103 @@
-"""What families' records check of the settings that they share. A check looks at those that a record has."""
+"""Bounds of the settings that families' records share, and the rules by which settings fit each other.
 
-from collections.abc import Iterable, Mapping
-from types import MappingProxyType
-from typing import Any
+A rule looks at those settings that a record has.
+"""
+
+from collections.abc import Iterator
+from typing import Annotated, Protocol
 
 from subfleet.elastic.families.records.blocks import OF_BLOCKS, OF_SECTIONS_OR_BLOCKS
 from subfleet.elastic.network import Family
-from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.bounds import Each, Length
+from subfleet.protocol.limits import Count, Positive
 
-__all__ = ["check_image", "check_settings", "check_symbols"]
+__all__ = ["BlockNumbers", "Counts", "MaybeCounts", "check_image", "check_settings", "check_symbols"]
 
-_OF_SECTIONS: Mapping[str, int] = MappingProxyType({"kernels": 1, "strides": 1})
-_SIZES: Mapping[str, int] = MappingProxyType(
-    {"stem_stride": 1, "stem_width": 0, "head_width": 0, "vocabulary": 0, "embedding_width": 0, "patch": 0}
-)
-"""The least that each number may be, by the name of its setting."""
-
-
-def check_settings(record: Family, norms: Iterable[str]) -> None:
-    """Make sure that a record's settings are in their ranges, and fit each other.
-
-    Args:
-        record: with `widths` of its sections beside what every family has.
-        norms: that its family knows.
-
-    Raises:
-        ConfigError: they are not.
-    """
-    widths: tuple[int, ...] = _of(record, "widths")
-    if not record.input_shape or min(record.input_shape) < 1:
-        raise ConfigError(f"input_shape is {record.input_shape}, but must hold one or more sizes of 1 or more")
-    if record.class_count < 1:
-        raise ConfigError(f"class_count is {record.class_count}, but must be 1 or more")
-    if not widths or len(widths) != len(record.depths):
-        raise ConfigError(
-            f"widths {widths} and depths {record.depths} must have one entry for each section, at least one"
-        )
-    if min(widths) < 1:
-        raise ConfigError(f"widths are {widths}, but must be 1 or more")
-    if min(record.depths) < 1:
-        raise ConfigError(f"depths are {record.depths}, but every section needs 1 block or more")
-    _check_norm(record, norms)
-    _check_sections(record)
-    _check_layers(record)
-    _check_numbers(record)
+Counts = Annotated[tuple[Positive, ...], Length(least=1)]
+MaybeCounts = tuple[Positive, ...]
+BlockNumbers = tuple[Annotated[tuple[Count, ...], Each()], ...]
 
 
-def check_image(record: Family) -> None:
-    """Make sure that inputs are images.
+class _Sectioned(Family, Protocol):
+    """A family of sections that have a width each."""
 
-    Raises:
-        ConfigError: they are not.
-    """
-    if len(record.input_shape) != 3:
-        raise ConfigError(
-            f"input_shape is {record.input_shape}, but family {record.TYPE!r} needs (channels, height, width)"
-        )
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Of each section."""
 
 
-def check_symbols(record: Family) -> None:
-    """Make sure that inputs are sequences of symbols.
-
-    Raises:
-        ConfigError: they are not.
-    """
-    vocabulary: int = _of(record, "vocabulary")
-    if len(record.input_shape) != 1 or not vocabulary:
-        raise ConfigError(
-            f"input_shape is {record.input_shape} and vocabulary is {vocabulary}, but family "
-            f"{record.TYPE!r} needs (tokens,) and 1 symbol or more"
-        )
-
-
-def _of(record: Family, name: str) -> Any:
-    return getattr(record, name)
-
-
-def _check_norm(record: Family, norms: Iterable[str]) -> None:
-    if record.norm not in norms:
-        raise ConfigError(f"norm is {record.norm!r}, but family {record.TYPE!r} knows {sorted(norms)}")
-    if record.scaler and record.norm == "none":
-        raise ConfigError("scaler is set and norm is 'none', but a scaler stands before norms; choose a norm")
-    if not hasattr(record, "group_size"):
+def check_settings(record: _Sectioned) -> Iterator[str]:
+    """What does not fit each other, in a record with `widths` of its sections beside what every family has."""
+    widths = record.widths
+    if len(widths) != len(record.depths):
+        yield f"widths {widths} and depths {record.depths} must have one entry for each section"
         return
-    group_size: int = _of(record, "group_size")
-    if group_size < 1:
-        raise ConfigError(f"group_size is {group_size}, but must be 1 or more")
-    widths = (*_of(record, "widths"), *getattr(record, "hidden_widths", ()), *getattr(record, "layer_widths", ()))
+    if record.scaler and record.norm == "none":
+        yield "scaler is set and norm is 'none', but a scaler stands before norms; choose a norm"
+    group_size: int = getattr(record, "group_size", 1)
+    widths = (*widths, *getattr(record, "hidden_widths", ()), *getattr(record, "layer_widths", ()))
     if record.norm == "group" and any(width % group_size for width in widths):
-        raise ConfigError(f"widths are {widths}, but must be multiples of group_size {group_size}")
+        yield f"widths are {widths}, but must be multiples of group_size {group_size}"
+    yield from _check_counts(record)
+    yield from _check_last_layers(record)
+    yield from _check_numbers(record)
 
 
-def _check_sections(record: Family) -> None:
+def check_image(input_shape: tuple[int, ...]) -> Iterator[str]:
+    """Inputs must be images."""
+    if len(input_shape) != 3:
+        yield f"input_shape is {input_shape}, but must be (channels, height, width)"
+
+
+def check_symbols(input_shape: tuple[int, ...]) -> Iterator[str]:
+    """Inputs must be sequences of symbols."""
+    if len(input_shape) != 1:
+        yield f"input_shape is {input_shape}, but must be (tokens,)"
+
+
+def _check_counts(record: Family) -> Iterator[str]:
+    """How many numbers there are of each setting that has some for sections or blocks."""
     sections, blocks = len(record.depths), sum(record.depths)
-    for name, least in _OF_SECTIONS.items():
+    for names, counts in ((("kernels", "strides"), {sections}), (OF_SECTIONS_OR_BLOCKS, {sections, blocks})):
+        for name in names:
+            values: tuple[int, ...] = getattr(record, name, ())
+            if values and len(values) not in counts:
+                others = f" or each of the {blocks} blocks" if len(counts) > 1 else ""
+                yield (
+                    f"{name} is {values}, but must be empty or have one number for each of the {sections} sections"
+                    f"{others}"
+                )
+    for name in OF_BLOCKS:
         values = getattr(record, name, ())
-        if values and (len(values) != sections or min(values) < least):
-            raise ConfigError(
-                f"{name} is {values}, but must be empty or one number of {least} or more for each of the "
-                f"{sections} sections"
-            )
-    for name, least in OF_SECTIONS_OR_BLOCKS.items():
-        values = getattr(record, name, ())
-        if values and (len(values) not in {sections, blocks} or min(values) < least):
-            raise ConfigError(
-                f"{name} is {values}, but must be empty or one number of {least} or more for each of the "
-                f"{sections} sections or each of the {blocks} blocks"
-            )
-    for name, least in _SIZES.items():
-        if getattr(record, name, least) < least:
-            raise ConfigError(f"{name} is {_of(record, name)}, but must be {least} or more")
-    last_widths = getattr(record, "last_widths", ())
-    if min(last_widths, default=1) < 1:
-        raise ConfigError(f"last_widths are {last_widths}, but must be 1 or more")
+        if values and len(values) != blocks:
+            yield f"{name} is {values}, but must be empty or have one number for each of the {blocks} blocks"
 
 
-def _check_layers(record: Family) -> None:
-    blocks = sum(record.depths)
-    for name, least in OF_BLOCKS.items():
-        values: tuple[int, ...] = getattr(record, name, ())
-        if values and (len(values) != blocks or min(values) < least):
-            raise ConfigError(
-                f"{name} is {values}, but must be empty or one number of {least} or more for each of the {blocks} "
-                "blocks"
-            )
-    told: tuple[int, ...] = getattr(record, "layer_widths", ())
-    if told:
-        last = tuple(told[sum(record.depths[: section + 1]) - 1] for section in range(len(record.depths)))
-        if last != _of(record, "widths"):
-            raise ConfigError(
-                f"widths are {_of(record, 'widths')}, but must be {last}, which the last layers of the sections give "
-                "by layer_widths; change one of the two"
-            )
+def _check_last_layers(record: _Sectioned) -> Iterator[str]:
+    layers: tuple[int, ...] = getattr(record, "layer_widths", ())
+    if len(layers) != sum(record.depths):
+        return
+    widths = tuple(layers[sum(record.depths[: section + 1]) - 1] for section in range(len(record.depths)))
+    if widths != record.widths:
+        yield (
+            f"widths are {record.widths}, but must be {widths}, which the last layers of the sections give by "
+            "layer_widths; change one of the two"
+        )
 
 
-def _check_numbers(record: Family) -> None:
+def _check_numbers(record: Family) -> Iterator[str]:
     numbers: tuple[tuple[int, ...], ...] = getattr(record, "block_numbers", ())
     if not numbers:
         return
     if tuple(map(len, numbers)) != record.depths:
-        raise ConfigError(
+        yield (
             f"block_numbers are {numbers}, but must be empty or name one number for each block of sections of depths "
             f"{record.depths}"
         )
+        return
     for section, own in enumerate(numbers):
-        if min(own) < 0 or len(set(own)) < len(own):
-            raise ConfigError(
-                f"block_numbers of section {section} are {own}, but must be 0 or more, and each there once"
-            )
         if own[0]:
-            raise ConfigError(
+            yield (
                 f"block_numbers of section {section} are {own}, but must begin with 0: the first block, which reads "
                 "what comes before its section and is always kept, stays the first"
             )

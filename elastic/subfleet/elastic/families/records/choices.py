@@ -4,13 +4,15 @@ A block with a single operator is no choice, so that the same settings with one 
 the supernet, with the same names of tensors.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from subfleet.elastic.families.records.checks import check_image, check_settings, check_symbols
-from subfleet.elastic.network import Family, Places
+from subfleet.elastic.families.records.checks import Counts, MaybeCounts, check_image, check_settings, check_symbols
+from subfleet.elastic.network import Places
+from subfleet.protocol.bounds import Length, checked
 from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.limits import Count, Positive
 
 if TYPE_CHECKING:
     from subfleet.elastic.families.blueprint import Blueprint
@@ -37,7 +39,37 @@ _CNN_L = tuple(name for name in CONVOLUTION_OPERATORS if name not in ("conv3", "
 Operators = tuple[tuple[str, ...], ...]
 
 
+def _check_convolutions(record: "ChoiceCnn") -> Iterator[str]:
+    yield from _check_operators(record.depths, record.operators, CONVOLUTION_OPERATORS)
+    halved = {one for own in record.operators for one in own if one.endswith("_half")}
+    inside = [*record.last_widths, *(width // 2 for width in record.widths if halved)]
+    if halved and any(width % 2 for width in record.widths):
+        yield f"widths are {record.widths}, but must be even, as {sorted(halved)[0]!r} has half of them"
+    elif record.norm == "group" and any(width % record.group_size for width in inside):
+        yield (
+            f"last_widths {record.last_widths}, and half of the widths {record.widths}, which operators have inside, "
+            f"must be multiples of group_size {record.group_size}"
+        )
+
+
+def _check_sequences(record: "ChoiceRnn") -> Iterator[str]:
+    if problems := list(_check_operators(record.depths, record.operators, SEQUENCE_OPERATORS)):
+        yield from problems
+    else:
+        _ = record.of_blocks  # which raises where a block has none that is left
+
+
+def _check_operators(depths: Sequence[int], operators: Operators, known: Sequence[str]) -> Iterator[str]:
+    blocks = sum(depths)
+    if len(operators) not in (1, blocks):
+        yield f"operators are given for {len(operators)} blocks, but must be for all {blocks} at once or for each"
+    for own in operators:
+        if not own or list(own) != _in_order(own, known):
+            yield f"a block has operators {list(own)}, but must have some of {list(known)}, in this order and each once"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(check_settings, check_image, _check_convolutions)
 class ChoiceCnn:
     """Sections of blocks with a choice of convolutions, each section closed by a reduction that halves the image.
 
@@ -65,32 +97,16 @@ class ChoiceCnn:
     PREDICTS: ClassVar[Places] = "sample"
     learnable_steps: ClassVar[bool] = False
     scaler: ClassVar[bool] = False
-    input_shape: tuple[int, ...]
-    class_count: int
-    widths: tuple[int, ...]
-    depths: tuple[int, ...]
-    last_widths: tuple[int, ...]
+    input_shape: Counts
+    class_count: Positive
+    widths: Counts
+    depths: Counts
+    last_widths: Annotated[MaybeCounts, Length(least=1, most=1)]
     operators: Operators = (_CNN_L,)
-    stem_stride: int = 1
+    stem_stride: Positive = 1
     reduction: Literal["convolution", "pool"] = "convolution"
-    group_size: int = 4
+    group_size: Positive = 4
     norm: Literal["group", "batch", "none"] = "group"
-
-    def __post_init__(self) -> None:
-        check_settings(self, ("batch", "group", "none"))
-        check_image(self)
-        if len(self.last_widths) != 1:
-            raise ConfigError(f"last_widths are {self.last_widths}, but must be one number")
-        _check_operators(self, self.operators, CONVOLUTION_OPERATORS)
-        halved = {one for own in self.operators for one in own if one.endswith("_half")}
-        inside = [*self.last_widths, *(width // 2 for width in self.widths if halved)]
-        if halved and any(width % 2 for width in self.widths):
-            raise ConfigError(f"widths are {self.widths}, but must be even, as {sorted(halved)[0]!r} has half of them")
-        if self.norm == "group" and any(width % self.group_size for width in inside):
-            raise ConfigError(
-                f"last_widths {self.last_widths}, and half of the widths {self.widths}, which operators have inside, "
-                f"must be multiples of group_size {self.group_size}"
-            )
 
     @property
     def of_blocks(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
@@ -114,6 +130,7 @@ class ChoiceCnn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(check_settings, check_symbols, _check_sequences)
 class ChoiceRnn:
     """Blocks with a choice of recurrent and other sequence operators; gives logits of each next symbol.
 
@@ -136,20 +153,14 @@ class ChoiceRnn:
     PREDICTS: ClassVar[Places] = "token"
     learnable_steps: ClassVar[bool] = False
     scaler: ClassVar[bool] = False
-    input_shape: tuple[int, ...]
-    class_count: int
-    widths: tuple[int, ...]
-    depths: tuple[int, ...]
-    vocabulary: int
-    embedding_width: int = 0
+    input_shape: Counts
+    class_count: Positive
+    widths: Counts
+    depths: Counts
+    vocabulary: Positive
+    embedding_width: Count = 0
     operators: Operators = (SEQUENCE_OPERATORS,)
     norm: Literal["none"] = "none"
-
-    def __post_init__(self) -> None:
-        check_settings(self, ("none",))
-        check_symbols(self)
-        _check_operators(self, self.operators, SEQUENCE_OPERATORS)
-        _ = self.of_blocks  # each must have one that is left
 
     @property
     def of_blocks(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
@@ -187,19 +198,6 @@ def _block_names(depths: Sequence[int]) -> list[str]:
 
 def _of_each(operators: Operators, depths: Sequence[int]) -> Operators:
     return operators * sum(depths) if len(operators) == 1 else operators
-
-
-def _check_operators(record: Family, operators: Operators, known: Sequence[str]) -> None:
-    blocks = sum(record.depths)
-    if len(operators) not in (1, blocks):
-        raise ConfigError(
-            f"operators are told for {len(operators)} blocks, but must be for all {blocks} at once or for each"
-        )
-    for own in operators:
-        if not own or list(own) != _in_order(own, known):
-            raise ConfigError(
-                f"operators of a block are {list(own)}, but must be some of {list(known)}, in this order and each once"
-            )
 
 
 def _in_order(own: Iterable[str], known: Sequence[str]) -> list[str]:

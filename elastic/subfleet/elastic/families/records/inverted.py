@@ -1,11 +1,12 @@
 """Settings of networks of inverted residual blocks: MobileNetV2, MobileNetV3 and EfficientNetV2."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from subfleet.elastic.families.records.checks import check_image, check_settings
-from subfleet.elastic.network import Family, Places
-from subfleet.protocol.errors import ConfigError
+from subfleet.elastic.families.records.checks import BlockNumbers, Counts, MaybeCounts, check_image, check_settings
+from subfleet.elastic.network import Places
+from subfleet.protocol.bounds import Condition, Length, checked
+from subfleet.protocol.limits import Count, Positive
 from subfleet.protocol.schema import ADDED_LATER
 
 if TYPE_CHECKING:
@@ -13,10 +14,9 @@ if TYPE_CHECKING:
 
 __all__ = ["EfficientNetV2", "MobileNetV2", "MobileNetV3"]
 
-_NORMS = ("batch", "group", "none")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(check_settings, check_image)
 class MobileNetV2:
     """MobileNetV2 (Sandler et al. 2018, section 4) without dropout.
 
@@ -45,26 +45,21 @@ class MobileNetV2:
     TAG: ClassVar[str] = "family"
     TYPE: ClassVar[str] = "mobilenet_v2"
     PREDICTS: ClassVar[Places] = "sample"
-    input_shape: tuple[int, ...]
-    class_count: int
-    widths: tuple[int, ...]
-    depths: tuple[int, ...]
-    group_size: int = 4
+    input_shape: Counts
+    class_count: Positive
+    widths: Counts
+    depths: Counts
+    group_size: Positive = 4
     norm: Literal["group", "batch", "none"] = "group"
-    hidden_widths: tuple[int, ...] = ()
-    kernels: tuple[int, ...] = ()
-    strides: tuple[int, ...] = ()
-    stem_width: int = 0
-    stem_stride: int = 1
-    last_widths: tuple[int, ...] = ()
+    hidden_widths: MaybeCounts = ()
+    kernels: MaybeCounts = ()
+    strides: MaybeCounts = ()
+    stem_width: Count = 0
+    stem_stride: Positive = 1
+    last_widths: Annotated[MaybeCounts, Length(most=1)] = ()
     learnable_steps: bool = False
     scaler: bool = False
-    block_numbers: tuple[tuple[int, ...], ...] = field(default=(), metadata=ADDED_LATER)
-
-    def __post_init__(self) -> None:
-        check_settings(self, _NORMS)
-        check_image(self)
-        _check_last(self, self.last_widths, 1)
+    block_numbers: BlockNumbers = field(default=(), metadata=ADDED_LATER)
 
     def blueprint(self) -> "Blueprint":
         """See `Family`."""
@@ -74,6 +69,7 @@ class MobileNetV2:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(check_settings, check_image)
 class MobileNetV3:
     """MobileNetV3 (Howard et al. 2019, section 5) without dropout; its small and large forms differ in numbers alone.
 
@@ -100,27 +96,24 @@ class MobileNetV3:
     TAG: ClassVar[str] = "family"
     TYPE: ClassVar[str] = "mobilenet_v3"
     PREDICTS: ClassVar[Places] = "sample"
-    input_shape: tuple[int, ...]
-    class_count: int
-    widths: tuple[int, ...]
-    depths: tuple[int, ...]
-    group_size: int = 4
+    input_shape: Counts
+    class_count: Positive
+    widths: Counts
+    depths: Counts
+    group_size: Positive = 4
     norm: Literal["group", "batch", "none"] = "group"
-    hidden_widths: tuple[int, ...] = ()
-    squeezed_widths: tuple[int, ...] = ()
-    kernels: tuple[int, ...] = ()
-    strides: tuple[int, ...] = ()
-    stem_width: int = 0
-    stem_stride: int = 1
-    last_widths: tuple[int, ...] = ()
+    hidden_widths: MaybeCounts = ()
+    squeezed_widths: tuple[Count, ...] = ()
+    kernels: MaybeCounts = ()
+    strides: MaybeCounts = ()
+    stem_width: Count = 0
+    stem_stride: Positive = 1
+    last_widths: Annotated[
+        MaybeCounts, Condition(accepts=lambda widths: len(widths) in (0, 2), words="empty or two numbers")
+    ] = ()
     learnable_steps: bool = False
     scaler: bool = False
-    block_numbers: tuple[tuple[int, ...], ...] = field(default=(), metadata=ADDED_LATER)
-
-    def __post_init__(self) -> None:
-        check_settings(self, _NORMS)
-        check_image(self)
-        _check_last(self, self.last_widths, 2)
+    block_numbers: BlockNumbers = field(default=(), metadata=ADDED_LATER)
 
     def blueprint(self) -> "Blueprint":
         """See `Family`."""
@@ -130,6 +123,7 @@ class MobileNetV3:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(check_settings, check_image)
 class EfficientNetV2:
     """EfficientNetV2 (Tan and Le 2021, section 3.3) with SiLU, without dropout and stochastic depth.
 
@@ -156,38 +150,25 @@ class EfficientNetV2:
     TAG: ClassVar[str] = "family"
     TYPE: ClassVar[str] = "efficientnet_v2"
     PREDICTS: ClassVar[Places] = "sample"
-    input_shape: tuple[int, ...]
-    class_count: int
-    widths: tuple[int, ...]
-    depths: tuple[int, ...]
-    group_size: int = 4
+    input_shape: Counts
+    class_count: Positive
+    widths: Counts
+    depths: Counts
+    group_size: Positive = 4
     norm: Literal["group", "batch", "none"] = "group"
-    hidden_widths: tuple[int, ...] = ()
-    squeezed_widths: tuple[int, ...] = ()
-    kernels: tuple[int, ...] = ()
-    strides: tuple[int, ...] = ()
-    stem_width: int = 0
-    stem_stride: int = 1
-    last_widths: tuple[int, ...] = ()
+    hidden_widths: MaybeCounts = ()
+    squeezed_widths: tuple[Count, ...] = ()
+    kernels: MaybeCounts = ()
+    strides: MaybeCounts = ()
+    stem_width: Count = 0
+    stem_stride: Positive = 1
+    last_widths: Annotated[MaybeCounts, Length(most=1)] = ()
     learnable_steps: bool = False
     scaler: bool = False
-    block_numbers: tuple[tuple[int, ...], ...] = field(default=(), metadata=ADDED_LATER)
-
-    def __post_init__(self) -> None:
-        check_settings(self, _NORMS)
-        check_image(self)
-        _check_last(self, self.last_widths, 1)
+    block_numbers: BlockNumbers = field(default=(), metadata=ADDED_LATER)
 
     def blueprint(self) -> "Blueprint":
         """See `Family`."""
         from subfleet.elastic.families.inverted import efficientnet_v2
 
         return efficientnet_v2(self)
-
-
-def _check_last(record: Family, last_widths: tuple[int, ...], count: int) -> None:
-    if len(last_widths) not in {0, count}:
-        raise ConfigError(
-            f"last_widths are {last_widths}, but family {record.TYPE!r} has {count} layers between the last section "
-            "and the head"
-        )

@@ -1,11 +1,14 @@
 """Settings of networks of NAS-Bench-201."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from subfleet.elastic.families.records.checks import check_image, check_settings
+from subfleet.elastic.families.records.checks import BlockNumbers, Counts, MaybeCounts, check_image, check_settings
 from subfleet.elastic.families.records.genotypes import STAND_IN, edges_of
 from subfleet.elastic.network import Places
+from subfleet.protocol.bounds import checked
+from subfleet.protocol.limits import Positive
 from subfleet.protocol.schema import ADDED_LATER
 
 if TYPE_CHECKING:
@@ -14,7 +17,13 @@ if TYPE_CHECKING:
 __all__ = ["NasBench201"]
 
 
+def _check_cell(cell: str) -> Iterator[str]:
+    edges_of(cell)  # which raises what is wrong with it
+    yield from ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(check_settings, check_image, _check_cell)
 class NasBench201:
     """Sections of one cell, between which residual blocks halve the image (Dong and Yang 2020, section 2.1).
 
@@ -39,21 +48,16 @@ class NasBench201:
     TYPE: ClassVar[str] = "nas_bench_201"
     PREDICTS: ClassVar[Places] = "sample"
     learnable_steps: ClassVar[bool] = False
-    input_shape: tuple[int, ...]
-    class_count: int
-    widths: tuple[int, ...]
-    depths: tuple[int, ...]
+    input_shape: Counts
+    class_count: Positive
+    widths: Counts
+    depths: Counts
     cell: str = STAND_IN
-    hidden_widths: tuple[int, ...] = ()
-    group_size: int = 4
+    hidden_widths: MaybeCounts = ()
+    group_size: Positive = 4
     norm: Literal["group", "batch", "none"] = "group"
     scaler: bool = False
-    block_numbers: tuple[tuple[int, ...], ...] = field(default=(), metadata=ADDED_LATER)
-
-    def __post_init__(self) -> None:
-        check_settings(self, ("batch", "group", "none"))
-        check_image(self)
-        edges_of(self.cell)
+    block_numbers: BlockNumbers = field(default=(), metadata=ADDED_LATER)
 
     def blueprint(self) -> "Blueprint":
         """See `Family`."""

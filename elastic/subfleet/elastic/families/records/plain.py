@@ -3,8 +3,10 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from subfleet.elastic.families.records.checks import check_image, check_settings
+from subfleet.elastic.families.records.checks import BlockNumbers, Counts, MaybeCounts, check_image, check_settings
 from subfleet.elastic.network import Places
+from subfleet.protocol.bounds import checked
+from subfleet.protocol.limits import Count, Positive
 from subfleet.protocol.schema import ADDED_LATER
 
 if TYPE_CHECKING:
@@ -12,10 +14,9 @@ if TYPE_CHECKING:
 
 __all__ = ["DsCnn", "Fcn", "Vgg"]
 
-_NORMS = ("batch", "group", "none")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(check_settings, check_image)
 class Vgg:
     """Sections of convolutions, each closed by 2x2 max pooling (Simonyan and Zisserman 2015, section 2.1).
 
@@ -41,20 +42,16 @@ class Vgg:
     TYPE: ClassVar[str] = "vgg"
     PREDICTS: ClassVar[Places] = "sample"
     learnable_steps: ClassVar[bool] = False
-    input_shape: tuple[int, ...]
-    class_count: int
-    widths: tuple[int, ...]
-    depths: tuple[int, ...]
-    group_size: int = 4
+    input_shape: Counts
+    class_count: Positive
+    widths: Counts
+    depths: Counts
+    group_size: Positive = 4
     norm: Literal["group", "batch", "none"] = "group"
-    kernels: tuple[int, ...] = ()
+    kernels: MaybeCounts = ()
     scaler: bool = False
-    block_numbers: tuple[tuple[int, ...], ...] = field(default=(), metadata=ADDED_LATER)
-    layer_widths: tuple[int, ...] = field(default=(), metadata=ADDED_LATER)
-
-    def __post_init__(self) -> None:
-        check_settings(self, _NORMS)
-        check_image(self)
+    block_numbers: BlockNumbers = field(default=(), metadata=ADDED_LATER)
+    layer_widths: MaybeCounts = field(default=(), metadata=ADDED_LATER)
 
     def blueprint(self) -> "Blueprint":
         """See `Family`."""
@@ -64,6 +61,7 @@ class Vgg:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(check_settings, check_image)
 class DsCnn:
     """A convolution over time and frequency, then depthwise separable ones (Zhang et al. 2017, section 3.5).
 
@@ -85,21 +83,17 @@ class DsCnn:
     TYPE: ClassVar[str] = "ds_cnn"
     PREDICTS: ClassVar[Places] = "sample"
     learnable_steps: ClassVar[bool] = False
-    input_shape: tuple[int, ...]
-    class_count: int
-    widths: tuple[int, ...]
-    depths: tuple[int, ...]
-    group_size: int = 4
+    input_shape: Counts
+    class_count: Positive
+    widths: Counts
+    depths: Counts
+    group_size: Positive = 4
     norm: Literal["group", "batch", "none"] = "group"
-    kernels: tuple[int, ...] = ()
-    stem_width: int = 0
+    kernels: MaybeCounts = ()
+    stem_width: Count = 0
     scaler: bool = False
-    block_numbers: tuple[tuple[int, ...], ...] = field(default=(), metadata=ADDED_LATER)
-    layer_widths: tuple[int, ...] = field(default=(), metadata=ADDED_LATER)
-
-    def __post_init__(self) -> None:
-        check_settings(self, _NORMS)
-        check_image(self)
+    block_numbers: BlockNumbers = field(default=(), metadata=ADDED_LATER)
+    layer_widths: MaybeCounts = field(default=(), metadata=ADDED_LATER)
 
     def blueprint(self) -> "Blueprint":
         """See `Family`."""
@@ -109,6 +103,7 @@ class DsCnn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(check_settings, check_image)
 class Fcn:
     """Sections of convolutions that keep height and width, with classes of each pixel (Long et al. 2015, section 3).
 
@@ -131,20 +126,16 @@ class Fcn:
     TYPE: ClassVar[str] = "fcn"
     PREDICTS: ClassVar[Places] = "pixel"
     learnable_steps: ClassVar[bool] = False
-    input_shape: tuple[int, ...]
-    class_count: int
-    widths: tuple[int, ...]
-    depths: tuple[int, ...]
-    group_size: int = 4
+    input_shape: Counts
+    class_count: Positive
+    widths: Counts
+    depths: Counts
+    group_size: Positive = 4
     norm: Literal["group", "batch", "none"] = "group"
-    kernels: tuple[int, ...] = ()
+    kernels: MaybeCounts = ()
     scaler: bool = False
-    block_numbers: tuple[tuple[int, ...], ...] = field(default=(), metadata=ADDED_LATER)
-    layer_widths: tuple[int, ...] = field(default=(), metadata=ADDED_LATER)
-
-    def __post_init__(self) -> None:
-        check_settings(self, _NORMS)
-        check_image(self)
+    block_numbers: BlockNumbers = field(default=(), metadata=ADDED_LATER)
+    layer_widths: MaybeCounts = field(default=(), metadata=ADDED_LATER)
 
     def blueprint(self) -> "Blueprint":
         """See `Family`."""

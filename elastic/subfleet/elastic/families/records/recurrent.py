@@ -3,8 +3,10 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from subfleet.elastic.families.records.checks import check_settings, check_symbols
+from subfleet.elastic.families.records.checks import BlockNumbers, Counts, check_settings, check_symbols
 from subfleet.elastic.network import Places
+from subfleet.protocol.bounds import checked
+from subfleet.protocol.limits import Count, Positive
 from subfleet.protocol.schema import ADDED_LATER
 
 if TYPE_CHECKING:
@@ -14,6 +16,7 @@ __all__ = ["Lstm"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(check_settings, check_symbols)
 class Lstm:
     """An LSTM that gives logits of each next symbol (Hochreiter and Schmidhuber 1997).
 
@@ -35,18 +38,14 @@ class Lstm:
     PREDICTS: ClassVar[Places] = "token"
     learnable_steps: ClassVar[bool] = False
     scaler: ClassVar[bool] = False
-    input_shape: tuple[int, ...]
-    class_count: int
-    widths: tuple[int, ...]
-    depths: tuple[int, ...]
-    vocabulary: int
+    input_shape: Counts
+    class_count: Positive
+    widths: Counts
+    depths: Counts
+    vocabulary: Positive
     norm: Literal["none"] = "none"
-    embedding_width: int = 0
-    block_numbers: tuple[tuple[int, ...], ...] = field(default=(), metadata=ADDED_LATER)
-
-    def __post_init__(self) -> None:
-        check_settings(self, ("none",))
-        check_symbols(self)
+    embedding_width: Count = 0
+    block_numbers: BlockNumbers = field(default=(), metadata=ADDED_LATER)
 
     def blueprint(self) -> "Blueprint":
         """See `Family`."""

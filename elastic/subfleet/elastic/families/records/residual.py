@@ -3,8 +3,10 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from subfleet.elastic.families.records.checks import check_image, check_settings
+from subfleet.elastic.families.records.checks import BlockNumbers, Counts, MaybeCounts, check_image, check_settings
 from subfleet.elastic.network import Places
+from subfleet.protocol.bounds import checked
+from subfleet.protocol.limits import Count, Positive
 from subfleet.protocol.schema import ADDED_LATER
 
 if TYPE_CHECKING:
@@ -12,10 +14,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Mlp", "PreactResNet"]
 
-_NORMS = ("batch", "group", "none")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(check_settings)
 class Mlp:
     """A residual network of linear layers; inputs of any shape are flattened.
 
@@ -39,20 +40,17 @@ class Mlp:
     TAG: ClassVar[str] = "family"
     TYPE: ClassVar[str] = "mlp"
     PREDICTS: ClassVar[Places] = "sample"
-    input_shape: tuple[int, ...]
-    class_count: int
-    widths: tuple[int, ...]
-    depths: tuple[int, ...]
-    group_size: int = 4
+    input_shape: Counts
+    class_count: Positive
+    widths: Counts
+    depths: Counts
+    group_size: Positive = 4
     norm: Literal["group", "batch", "none"] = "group"
-    hidden_widths: tuple[int, ...] = ()
-    stem_width: int = 0
+    hidden_widths: MaybeCounts = ()
+    stem_width: Count = 0
     learnable_steps: bool = False
     scaler: bool = False
-    block_numbers: tuple[tuple[int, ...], ...] = field(default=(), metadata=ADDED_LATER)
-
-    def __post_init__(self) -> None:
-        check_settings(self, _NORMS)
+    block_numbers: BlockNumbers = field(default=(), metadata=ADDED_LATER)
 
     def blueprint(self) -> "Blueprint":
         """See `Family`."""
@@ -62,6 +60,7 @@ class Mlp:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(check_settings, check_image)
 class PreactResNet:
     """A residual network whose blocks normalise first (He et al. 2016, "Identity mappings", section 4.1).
 
@@ -86,25 +85,21 @@ class PreactResNet:
     TAG: ClassVar[str] = "family"
     TYPE: ClassVar[str] = "preact_resnet"
     PREDICTS: ClassVar[Places] = "sample"
-    input_shape: tuple[int, ...]
-    class_count: int
-    widths: tuple[int, ...]
-    depths: tuple[int, ...]
-    group_size: int = 4
+    input_shape: Counts
+    class_count: Positive
+    widths: Counts
+    depths: Counts
+    group_size: Positive = 4
     norm: Literal["group", "batch", "none"] = "group"
     block: Literal["basic", "bottleneck"] = "basic"
-    hidden_widths: tuple[int, ...] = ()
-    kernels: tuple[int, ...] = ()
-    strides: tuple[int, ...] = ()
-    stem_width: int = 0
-    stem_stride: int = 1
+    hidden_widths: MaybeCounts = ()
+    kernels: MaybeCounts = ()
+    strides: MaybeCounts = ()
+    stem_width: Count = 0
+    stem_stride: Positive = 1
     learnable_steps: bool = False
     scaler: bool = False
-    block_numbers: tuple[tuple[int, ...], ...] = field(default=(), metadata=ADDED_LATER)
-
-    def __post_init__(self) -> None:
-        check_settings(self, _NORMS)
-        check_image(self)
+    block_numbers: BlockNumbers = field(default=(), metadata=ADDED_LATER)
 
     def blueprint(self) -> "Blueprint":
         """See `Family`."""

@@ -1,11 +1,20 @@
 """Settings of transformers of image patches and of symbols."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from subfleet.elastic.families.records.checks import check_settings, check_symbols
-from subfleet.elastic.network import Family, Places
-from subfleet.protocol.errors import ConfigError
+from subfleet.elastic.families.records.checks import (
+    BlockNumbers,
+    Counts,
+    MaybeCounts,
+    check_image,
+    check_settings,
+    check_symbols,
+)
+from subfleet.elastic.network import Places
+from subfleet.protocol.bounds import checked
+from subfleet.protocol.limits import Count, Positive
 from subfleet.protocol.schema import ADDED_LATER
 
 if TYPE_CHECKING:
@@ -13,10 +22,22 @@ if TYPE_CHECKING:
 
 __all__ = ["Bert", "BertClassifier", "Decoder", "Vit"]
 
-_NORMS = ("layer",)
+
+def _check_patch(input_shape: tuple[int, ...], patch: int) -> Iterator[str]:
+    if any(side % patch for side in input_shape[1:]):
+        yield f"patch is {patch}, but must divide height and width of input_shape {input_shape}"
+
+
+def _check_stream(widths: tuple[int, ...], heads: tuple[int, ...], head_width: int) -> Iterator[str]:
+    width = widths[0]
+    if set(widths) != {width}:
+        yield f"widths are {widths}, but all sections share one stream; give them one width"
+    elif not head_width and any(width % count for count in heads):
+        yield f"heads is {heads}, but must divide width {width}, where head_width is not set"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(check_settings, check_image, _check_patch, _check_stream)
 class Vit:
     """ViT (Dosovitskiy et al. 2021, section 3.1).
 
@@ -40,27 +61,18 @@ class Vit:
     TAG: ClassVar[str] = "family"
     TYPE: ClassVar[str] = "vit"
     PREDICTS: ClassVar[Places] = "sample"
-    input_shape: tuple[int, ...]
-    class_count: int
-    widths: tuple[int, ...]
-    depths: tuple[int, ...]
-    heads: tuple[int, ...]
-    patch: int
+    input_shape: Counts
+    class_count: Positive
+    widths: Counts
+    depths: Counts
+    heads: Counts
+    patch: Positive
     norm: Literal["layer"] = "layer"
-    hidden_widths: tuple[int, ...] = ()
-    head_width: int = 0
+    hidden_widths: MaybeCounts = ()
+    head_width: Count = 0
     learnable_steps: bool = False
     scaler: bool = False
-    block_numbers: tuple[tuple[int, ...], ...] = field(default=(), metadata=ADDED_LATER)
-
-    def __post_init__(self) -> None:
-        check_settings(self, _NORMS)
-        if len(self.input_shape) != 3 or not self.patch or any(side % self.patch for side in self.input_shape[1:]):
-            raise ConfigError(
-                f"input_shape is {self.input_shape} and patch is {self.patch}, but family {self.TYPE!r} needs "
-                "(channels, height, width) and a patch that divides height and width"
-            )
-        _check_stream(self, self.widths, self.heads, self.head_width)
+    block_numbers: BlockNumbers = field(default=(), metadata=ADDED_LATER)
 
     def blueprint(self) -> "Blueprint":
         """See `Family`."""
@@ -70,6 +82,7 @@ class Vit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(check_settings, check_symbols, _check_stream)
 class Bert:
     """A transformer whose tokens see all others, which tells the symbols that its input hides (Devlin et al. 2019).
 
@@ -93,23 +106,18 @@ class Bert:
     TAG: ClassVar[str] = "family"
     TYPE: ClassVar[str] = "bert"
     PREDICTS: ClassVar[Places] = "token"
-    input_shape: tuple[int, ...]
-    class_count: int
-    widths: tuple[int, ...]
-    depths: tuple[int, ...]
-    heads: tuple[int, ...]
-    vocabulary: int
+    input_shape: Counts
+    class_count: Positive
+    widths: Counts
+    depths: Counts
+    heads: Counts
+    vocabulary: Positive
     norm: Literal["layer"] = "layer"
-    hidden_widths: tuple[int, ...] = ()
-    head_width: int = 0
+    hidden_widths: MaybeCounts = ()
+    head_width: Count = 0
     learnable_steps: bool = False
     scaler: bool = False
-    block_numbers: tuple[tuple[int, ...], ...] = field(default=(), metadata=ADDED_LATER)
-
-    def __post_init__(self) -> None:
-        check_settings(self, _NORMS)
-        check_symbols(self)
-        _check_stream(self, self.widths, self.heads, self.head_width)
+    block_numbers: BlockNumbers = field(default=(), metadata=ADDED_LATER)
 
     def blueprint(self) -> "Blueprint":
         """See `Family`."""
@@ -119,6 +127,7 @@ class Bert:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(check_settings, check_symbols, _check_stream)
 class BertClassifier:
     """The same, which gives logits of a sequence.
 
@@ -140,23 +149,18 @@ class BertClassifier:
     TAG: ClassVar[str] = "family"
     TYPE: ClassVar[str] = "bert_classifier"
     PREDICTS: ClassVar[Places] = "sample"
-    input_shape: tuple[int, ...]
-    class_count: int
-    widths: tuple[int, ...]
-    depths: tuple[int, ...]
-    heads: tuple[int, ...]
-    vocabulary: int
+    input_shape: Counts
+    class_count: Positive
+    widths: Counts
+    depths: Counts
+    heads: Counts
+    vocabulary: Positive
     norm: Literal["layer"] = "layer"
-    hidden_widths: tuple[int, ...] = ()
-    head_width: int = 0
+    hidden_widths: MaybeCounts = ()
+    head_width: Count = 0
     learnable_steps: bool = False
     scaler: bool = False
-    block_numbers: tuple[tuple[int, ...], ...] = field(default=(), metadata=ADDED_LATER)
-
-    def __post_init__(self) -> None:
-        check_settings(self, _NORMS)
-        check_symbols(self)
-        _check_stream(self, self.widths, self.heads, self.head_width)
+    block_numbers: BlockNumbers = field(default=(), metadata=ADDED_LATER)
 
     def blueprint(self) -> "Blueprint":
         """See `Family`."""
@@ -166,6 +170,7 @@ class BertClassifier:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@checked(check_settings, check_symbols, _check_stream)
 class Decoder:
     """A causal transformer that gives logits of each next symbol (GPT-2, Radford et al. 2019, section 2.3).
 
@@ -187,39 +192,21 @@ class Decoder:
     TAG: ClassVar[str] = "family"
     TYPE: ClassVar[str] = "decoder"
     PREDICTS: ClassVar[Places] = "token"
-    input_shape: tuple[int, ...]
-    class_count: int
-    widths: tuple[int, ...]
-    depths: tuple[int, ...]
-    heads: tuple[int, ...]
-    vocabulary: int
+    input_shape: Counts
+    class_count: Positive
+    widths: Counts
+    depths: Counts
+    heads: Counts
+    vocabulary: Positive
     norm: Literal["layer"] = "layer"
-    hidden_widths: tuple[int, ...] = ()
-    head_width: int = 0
+    hidden_widths: MaybeCounts = ()
+    head_width: Count = 0
     learnable_steps: bool = False
     scaler: bool = False
-    block_numbers: tuple[tuple[int, ...], ...] = field(default=(), metadata=ADDED_LATER)
-
-    def __post_init__(self) -> None:
-        check_settings(self, _NORMS)
-        check_symbols(self)
-        _check_stream(self, self.widths, self.heads, self.head_width)
+    block_numbers: BlockNumbers = field(default=(), metadata=ADDED_LATER)
 
     def blueprint(self) -> "Blueprint":
         """See `Family`."""
         from subfleet.elastic.families.transformer import decoder
 
         return decoder(self)
-
-
-def _check_stream(record: Family, widths: tuple[int, ...], heads: tuple[int, ...], head_width: int) -> None:
-    width = widths[0]
-    if set(widths) != {width}:
-        raise ConfigError(
-            f"widths are {widths}, but all sections of family {record.TYPE!r} share one stream; give them one width"
-        )
-    if not heads or (not head_width and any(width % count for count in heads)):
-        raise ConfigError(
-            f"heads is {heads}, but family {record.TYPE!r} needs a number for each section or block that divides width "
-            f"{width}, or head_width"
-        )

@@ -1,0 +1,93 @@
+"""Methods of ExecuTorch programs: what their values must be, and what a model's file says of itself.
+
+The runtime is reached through our native binding or through its own Python bindings with PyTorch. Both run the same
+programs with the same kernels. The native one (`edge_client/native`, the distribution `subfleet-executorch`) needs no
+PyTorch, so a client's process takes a fraction of the memory. The pool of threads belongs to the process: what was
+opened last sets it.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from subfleet.protocol.class_names import MAX_NAMES_BYTES
+from subfleet.protocol.errors import TrainingError
+from subfleet.protocol.programs import ProgramManifest
+from subfleet.trainers.prediction import Model, model_form
+from subfleet.trainers.runtime import Array
+
+__all__ = ["KERNELS", "MAX_NOTE_BYTES", "METHOD", "MethodShapes", "check_manifest", "check_note", "model_of"]
+
+# Most programs run in XNNPACK. Measured on the small CNN: 72 MB resident with all kernels mapped, 65 MB without.
+KERNELS = "kernels"
+"""Part of the name of the libraries of which a program needs little."""
+METHOD = "forward"
+"""The method of every program and model; a model has one more for each text that it carries."""
+MAX_NOTE_BYTES = MAX_NAMES_BYTES
+"""Of such a text: names of classes are the longest."""
+
+_DTYPES: Mapping[str, str] = {"F32": "float32", "I64": "int64", "F64": "float64"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MethodShapes:
+    """NumPy's type name and the shape of everything that a method takes and gives, in order."""
+
+    inputs: tuple[tuple[str, tuple[int, ...]], ...]
+    outputs: tuple[tuple[str, tuple[int, ...]], ...]
+
+
+def model_of(path: Path, shapes: MethodShapes, *, note: Callable[[str], str], infer: Callable[[Array], Array]) -> Model:
+    """An inference model.
+
+    Args:
+        path: of its file, for messages.
+        shapes: of its method.
+        note: gives the text that a method of a name gives; empty where there is no such method.
+        infer: runs its method, with its one input.
+
+    Raises:
+        TrainingError: it is no such model, or a note is not what it should be.
+    """
+    inputs = shapes.inputs
+    if len(inputs) != 1 or len(inputs[0][1]) < 2 or not shapes.outputs:
+        raise TrainingError(f"model {str(path)!r} must have one input of shape (batch, *sample shape)")
+    dtype, (batch_size, *sample_shape) = inputs[0]
+    form = model_form(path, note, sample_shape=tuple(sample_shape), dtype=dtype)
+    return Model(form=form, batch_size=batch_size, infer=infer)
+
+
+def check_note(name: str, shapes: MethodShapes) -> None:
+    """Look at what a method that gives a text takes and gives, before anything is held for it.
+
+    Raises:
+        TrainingError: it takes something, or gives something else than a text of limited length.
+    """
+    gives = [(dtype, math.prod(shape) <= MAX_NOTE_BYTES) for dtype, shape in shapes.outputs]
+    if shapes.inputs or gives != [("uint8", True)]:
+        raise TrainingError(
+            f"the model's method {name!r} must take nothing and give at most {MAX_NOTE_BYTES} bytes; deploy it again"
+        )
+
+
+def check_manifest(manifest: ProgramManifest, shapes: MethodShapes) -> None:
+    """Compare what a program's method takes and gives with its manifest.
+
+    Raises:
+        TrainingError: they differ; names the first value that does.
+    """
+    for kind, named, found in (
+        ("inputs", manifest.inputs, shapes.inputs),
+        ("outputs", manifest.outputs, shapes.outputs),
+    ):
+        if len(named) != len(found):
+            raise TrainingError(
+                f"the program has {len(found)} {kind}, but its manifest names {len(named)}; it must be exported again"
+            )
+        for value, (dtype, shape) in zip(named, found, strict=True):
+            if (_DTYPES.get(value.dtype, value.dtype), value.shape) != (dtype, shape):
+                raise TrainingError(
+                    f"the program's {value.name!r:.80} is {dtype} of shape {shape}, but its manifest says "
+                    f"{value.dtype} of shape {value.shape}; it must be exported again"
+                )

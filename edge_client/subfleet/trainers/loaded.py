@@ -1,0 +1,115 @@
+"""A package in a runtime: its programs are loaded where a job needs them, and kept from one job to the next."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from subfleet.protocol.chains import Link
+from subfleet.protocol.errors import LoadError, MemoryLimitError, TrainingError
+from subfleet.trainers.job_files import read_program
+from subfleet.trainers.program_layout import AnyJob, ProgramLayout, places_of
+from subfleet.trainers.runtime import Programs, RunProgram
+
+__all__ = ["Loaded"]
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class Loaded:
+    """What is loaded of a package.
+
+    Attributes:
+        sha256: of the packed program.
+        target: that it is for.
+        threads: that it runs on.
+        layout: of its programs.
+        programs: that the runtime holds for it.
+        runs: those that are loaded, by name.
+        refused: why the runtime does not load a piece, by the piece's name.
+    """
+
+    sha256: str
+    target: str
+    threads: int
+    layout: ProgramLayout
+    programs: Programs
+    runs: dict[str, RunProgram] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def planned_bytes(self) -> int:
+        """What the runtime is planned to take for what is loaded, where that differs from job to job; else 0."""
+        loaded = {name.rpartition("/")[0] for name in self.runs}
+        return sum(size_bytes for piece, size_bytes in self.layout.chain.runtime_bytes if piece in loaded)
+
+    def load_within(self, links: Sequence[Link], job: AnyJob, *, drops: bool) -> tuple[tuple[Link, ...], int]:
+        """Load the operators that have room within a job's memory limit; all others go where `drops` says so.
+
+        Returns:
+            The links with the operators that have room and that the runtime does not refuse; and the bytes that the
+            operators of a path may keep together.
+
+        Raises:
+            MemoryLimitError: not even the leanest path has room.
+            LoadError: the runtime refuses the package, or all operators of a link.
+            FileError: the packed program cannot be read.
+            ProtocolError: it is not what its manifest says.
+        """
+        room = self.layout.chain.room(links)
+        drawable, left_bytes = room.within(job.memory_limit_bytes)
+        if not drawable:
+            # Nothing is allocated on the word of a received manifest alone.
+            raise MemoryLimitError(needed_bytes=room.least_peak_bytes, limit_bytes=job.memory_limit_bytes)
+        drawable = self.load(drawable, job, drops=drops)
+        least_bytes = sum(min(one.kept_bytes for one in link.operators) for link in drawable)
+        if least_bytes > left_bytes:
+            needed_bytes = job.memory_limit_bytes + least_bytes - left_bytes
+            raise MemoryLimitError(needed_bytes=needed_bytes, limit_bytes=job.memory_limit_bytes)
+        return drawable, left_bytes
+
+    def load(self, links: Sequence[Link], job: AnyJob, *, drops: bool) -> tuple[Link, ...]:
+        """Load the programs of some operators where they are not loaded; all others go where `drops` says so.
+
+        Returns:
+            The links without operators that the runtime refuses.
+
+        Raises:
+            LoadError: it refuses the package, or all operators of a link.
+            FileError: the packed program cannot be read.
+            ProtocolError: it is not what its manifest says.
+        """
+        needed = {place.operator.piece: self.layout.steps(place) for place in places_of(links) if place.operator.piece}
+        names = {name for own in needed.values() for name in own}
+        self.runs = {name: run for name, run in self.runs.items() if name in names or not drops}
+        lacking = {
+            piece: own
+            for piece, own in needed.items()
+            if piece not in self.refused and not self.runs.keys() >= set(own)
+        }
+        if lacking:
+            self._open(lacking, job)
+        return tuple(self._without_refused(link) for link in links)
+
+    def _open(self, lacking: Mapping[str, tuple[str, ...]], job: AnyJob) -> None:
+        try:
+            load = self.programs.open(read_program(job.program_path, self.target))
+        except TrainingError as error:
+            raise LoadError(str(error)) from error
+        for piece, names in lacking.items():
+            try:
+                self.runs |= {name: load(name) for name in names}
+            except TrainingError as error:
+                self.refused[piece] = str(error)
+
+    def _without_refused(self, link: Link) -> Link:
+        left = tuple(one for one in link.operators if one.piece not in self.refused)
+        for one in link.operators:
+            if one.piece in self.refused:
+                why = self.refused[one.piece]
+                if not link.open:
+                    raise LoadError(why)
+                if not left:
+                    raise LoadError(f"no operator of link {link.name!r:.80} can be loaded, the last because {why}")
+                _LOG.warning("operator %s of %s is never drawn: %s", one.name, link.name, why)
+        return Link(name=link.name, operators=left)

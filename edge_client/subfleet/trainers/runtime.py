@@ -1,0 +1,243 @@
+"""The seam to a runtime: it loads programs, and runs one at a time from values by name to values by name."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from subfleet.arrays import numpy_dtype
+from subfleet.protocol.errors import ProtocolError
+from subfleet.protocol.memory import MemoryPlan
+from subfleet.protocol.programs import Program, ValueInfo
+from subfleet.protocol.tensors import decode_container
+from subfleet.trainers.prediction import Model
+
+__all__ = [
+    "Array",
+    "CopiedPrograms",
+    "LoadProgram",
+    "Operands",
+    "Programs",
+    "RunArrays",
+    "RunProgram",
+    "Runtime",
+    "RuntimeKind",
+    "Value",
+    "buffer",
+    "copied",
+    "unpack",
+    "zeros",
+]
+
+Array = npt.NDArray[np.generic]
+
+Value = Any
+"""An array, or what a runtime holds in its place: a tensor on another device, or an array that it knows already."""
+
+_READABLE_BEYOND = 128
+"""Bytes that kernels of ExecuTorch may read behind a tensor; an array without them may have to be copied first."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Operands:
+    """What a program runs with, apart from what it is fed.
+
+    Attributes:
+        values: inputs by name.
+        spare: by names of outputs, where these are to be written: what `Programs.twin` gave.
+        prepared: what the runtime has made of them, for the next run with the same operands.
+    """
+
+    values: Mapping[str, Value]
+    spare: Mapping[str, Value]
+    prepared: Any = None
+
+
+class RunProgram(Protocol):
+    """A loaded program."""
+
+    def __call__(self, operands: Operands, fed: Mapping[str, Value], *, last: bool = False) -> Mapping[str, Value]:
+        """Run it once.
+
+        Args:
+            operands: inputs by name, which may be handed over again.
+            fed: all other inputs by name.
+            last: whether no run of the job follows, so that memory that only runs need may be given back.
+
+        Returns:
+            Its outputs by name. Those of `spare` are its values; all others are the caller's until the program runs
+            with the same operands again.
+
+        Raises:
+            TrainingError: the runtime failed.
+            MemoryError: the system gave no memory.
+        """
+        ...
+
+
+class Programs(Protocol):
+    """The loaded programs of one package, a plain program or a chain, and the values that they work on."""
+
+    def open(self, package: Program) -> Callable[[str], RunProgram]:
+        """What loads single programs of the package by their names; see `unpack`.
+
+        Raises:
+            TrainingError: the runtime refuses the package; in a call, the program.
+            ProtocolError: the package's body does not hold what its manifest names.
+        """
+        ...
+
+    def hold(self, array: Array) -> Value:
+        """Put an array where programs read it. It belongs to the runtime from now on, which may work on it in place."""
+        ...
+
+    def twin(self, value: Value) -> Value | None:
+        """Where a program may write the next state of a held value.
+
+        That is a second buffer, the value itself where outputs are copied, or None where outputs are new values.
+        """
+        ...
+
+    def array(self, value: Value) -> Array:
+        """A held value or an output as an array, which may share its memory."""
+        ...
+
+
+class Runtime(Protocol):
+    """What runs programs and models, once it is loaded."""
+
+    @property
+    def name(self) -> str:
+        """Name and version, and what it computes with, for people."""
+        ...
+
+    def programs(self, threads: int) -> Programs:
+        """Room for the programs of one package, which run on a number of threads."""
+        ...
+
+    def open_model(self, path: Path, body: bytes, threads: int) -> Model:
+        """Load an inference model.
+
+        Args:
+            path: of its file, for messages.
+            body: content of the file.
+            threads: that it runs on.
+
+        Raises:
+            TrainingError: the runtime refuses it, or it is no such model.
+            MemoryError: the system gave no memory.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeKind:
+    """A runtime that may be loaded.
+
+    Attributes:
+        target: the kind of program that it runs.
+        suffix: file ending of its inference models.
+        providers: what can compute, the usual one first.
+        load: imports the runtime and makes it load all that does not depend on programs. Takes the provider; raises
+            MissingExtraError where the runtime is not installed, BrokenError where it cannot be loaded, and
+            ConfigError where it lacks the provider.
+    """
+
+    target: str
+    suffix: str
+    providers: tuple[str, ...]
+    load: Callable[[str], Runtime]
+
+
+def unpack(package: Program) -> Callable[[str], Program]:
+    """The single programs of a package by name: those of a chain's body, or the plain program by any name.
+
+    Each program of a chain is planned with what the largest of them takes.
+
+    Raises:
+        ProtocolError: the chain's body is no container; in a call, it lacks the program.
+    """
+    chain = package.manifest.chain
+    if chain is None:
+        return lambda _: package
+    bodies = decode_container(package.body).tensors
+    pieces = {piece.name: piece for piece in package.manifest.pieces}
+    memory = MemoryPlan(activation_bytes=max(one.peak_bytes for link in chain.links for one in link.operators))
+
+    def program(name: str) -> Program:
+        if name not in bodies:
+            raise ProtocolError(f"the chain's body has no program {name!r:.120}; it must be exported again")
+        inputs, outputs = pieces[name].inputs, pieces[name].outputs
+        manifest = replace(package.manifest, inputs=inputs, outputs=outputs, memory=memory, chain=None, pieces=())
+        return Program(manifest=manifest, body=bodies[name].data)
+
+    return program
+
+
+RunArrays = Callable[[Mapping[str, Array]], Mapping[str, Array]]
+"""Runs a program from arrays to arrays, which may be the runtime's until it runs again; raises TrainingError."""
+
+LoadProgram = Callable[[Program, int], RunArrays]
+"""Loads a program to run on a number of threads; raises TrainingError where the runtime refuses it."""
+
+
+class CopiedPrograms:
+    """See `Programs`, for a runtime that knows nothing but how to run a program from arrays to arrays."""
+
+    def __init__(self, load: LoadProgram, threads: int) -> None:
+        self._load = load
+        self._threads = threads
+
+    def open(self, package: Program) -> Callable[[str], RunProgram]:
+        """See `Programs.open`."""
+        program = unpack(package)
+        return lambda name: self._copying(self._load(program(name), self._threads))
+
+    def hold(self, array: Array) -> Array:
+        """See `Programs.hold`."""
+        return array
+
+    def twin(self, value: Array) -> Array:
+        """See `Programs.twin`."""
+        return value
+
+    def array(self, value: Array) -> Array:
+        """See `Programs.array`."""
+        return value
+
+    def _copying(self, run: RunArrays) -> RunProgram:
+        def copy(operands: Operands, fed: Mapping[str, Array], *, last: bool = False) -> Mapping[str, Array]:
+            del last
+            spare, outputs = operands.spare, run({**operands.values, **fed})
+            for name, array in spare.items():
+                array[...] = outputs[name]
+            return {name: spare[name] if name in spare else np.array(array) for name, array in outputs.items()}
+
+        return copy
+
+
+def buffer(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
+    """An array of any content, with some readable memory behind it."""
+    return _padded(np.empty, shape, np.dtype(dtype))
+
+
+def zeros(value: ValueInfo) -> Array:
+    """A `buffer` of zeros for a value; the system gives its memory only when it is first written."""
+    return _padded(np.zeros, value.shape, numpy_dtype(value.dtype))
+
+
+def copied(array: Array) -> Array:
+    """A copy of an array in a `buffer`."""
+    own = buffer(array.shape, array.dtype)
+    own[...] = array
+    return own
+
+
+def _padded(make: Callable[..., npt.NDArray[np.uint8]], shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    size_bytes = prod(shape) * dtype.itemsize
+    padded = make(size_bytes + _READABLE_BEYOND, np.uint8)
+    return padded[:size_bytes].view(dtype).reshape(shape)

@@ -1,0 +1,103 @@
+"""The trainer that all runtimes share: it trains, scores, evaluates and predicts with whichever it is given."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from subfleet.protocol.programs import (
+    DataSummary,
+    EvaluateJob,
+    EvaluationResult,
+    Prediction,
+    ScoreJob,
+    TrainJob,
+    TrainResult,
+)
+from subfleet.tasks import describe_source
+from subfleet.trainers.evaluating import evaluate_job
+from subfleet.trainers.kept import Host, Slot
+from subfleet.trainers.prediction import predict_dataset, read_model
+from subfleet.trainers.runtime import Runtime, RuntimeKind
+from subfleet.trainers.scoring import score_job
+from subfleet.trainers.training import train_job
+
+__all__ = ["RuntimeTrainer"]
+
+
+class RuntimeTrainer:
+    """See `Trainer`; every method raises what `RuntimeKind.load` does, too, where the runtime is not loaded yet.
+
+    Args:
+        kind: the runtime.
+        provider: what computes, one of the runtime's providers.
+        host: the process that it trains in; without one, a device's own.
+    """
+
+    def __init__(self, kind: RuntimeKind, provider: str = "cpu", host: Host | None = None) -> None:
+        self._kind = kind
+        self._provider = provider
+        self._given = host
+        self._host = host or Slot()
+        self._runtime: Runtime | None = None
+
+    @property
+    def target(self) -> str:
+        """See `Trainer.target`."""
+        return self._kind.target
+
+    @property
+    def suffix(self) -> str:
+        """See `Trainer.suffix`."""
+        return self._kind.suffix
+
+    @property
+    def providers(self) -> tuple[str, ...]:
+        """See `Trainer.providers`."""
+        return self._kind.providers
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that the package kept for the next job holds."""
+        return self._host.held_bytes
+
+    def describe_runtime(self) -> str:
+        """See `Trainer.describe_runtime`."""
+        return self._loaded().name
+
+    def describe(self, data: str) -> DataSummary:
+        """Summarise a data set; see `describe_source` for what it raises.
+
+        The runtime is loaded here too, so that the memory that is free from now on is what training can really have.
+        """
+        self._loaded()
+        return describe_source(data)
+
+    def train(self, job: TrainJob, stopped: Callable[[], bool]) -> TrainResult:
+        """Train; see `train_job` for what it does and raises."""
+        # Before anything is measured: the library is there whatever subnet is trained.
+        return train_job(job, stopped, target=self.target, runtime=self._loaded(), host=self._host)
+
+    def score(self, job: ScoreJob, stopped: Callable[[], bool]) -> float:
+        """Score a candidate; see `score_job` for what it does and raises."""
+        return score_job(job, stopped, target=self.target, runtime=self._loaded(), host=self._host)
+
+    def evaluate(self, job: EvaluateJob, stopped: Callable[[], bool]) -> EvaluationResult:
+        """Evaluate a model, or the paths of a population; see `evaluate_job` for what it does and raises."""
+        return evaluate_job(job, stopped, target=self.target, runtime=self._loaded(), host=self._host)
+
+    def predict(self, model_path: Path, data: str, threads: int = 1) -> Prediction:
+        """Run a model with one input, (batch, *sample shape), whose first output is the logits.
+
+        Raises:
+            FileError: model or data cannot be read.
+            DataError: the data do not fit the model.
+            TrainingError: the runtime refuses the model.
+        """
+        runtime = self._loaded()
+        self._host = self._given or Slot()  # what is kept may run on another number of threads
+        model = runtime.open_model(model_path, read_model(model_path), threads)
+        return predict_dataset(model, model.form.data(data))
+
+    def _loaded(self) -> Runtime:
+        if self._runtime is None:
+            self._runtime = self._kind.load(self._provider)
+        return self._runtime

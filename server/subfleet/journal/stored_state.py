@@ -1,0 +1,126 @@
+"""The state of a run as rows: a field is one row, and of a mapping each entry, so that a save costs what has changed.
+
+Which fields are stored follows from `RunState` alone: all but those that end with the server.
+"""
+
+import collections.abc
+import json
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from types import MappingProxyType
+from typing import Any
+
+from subfleet.protocol.errors import ProtocolError
+from subfleet.protocol.messages import MAX_ROUNDS
+from subfleet.protocol.schema import canonical_json, from_plain
+from subfleet.rounds.persistent import PersistentMap
+from subfleet.rounds.state import RunState
+
+__all__ = ["Change", "state_changes", "state_of"]
+
+_NOT_STORED = "live"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A row that a step has changed.
+
+    Attributes:
+        part: name of a field of `RunState`.
+        key: of an entry, where the field is a mapping; else empty.
+        text: its new value as canonical JSON; None where the entry is gone.
+    """
+
+    part: str
+    key: str
+    text: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """How a field is read.
+
+    Attributes:
+        kind: of the value in a row.
+        of_entries: each row is an entry of a mapping, which `gather` is given all of; else there is one row.
+        gather: makes the field's value.
+    """
+
+    kind: Any
+    of_entries: bool = False
+    gather: Callable[[Any], Any] = lambda value: value
+
+
+def state_changes(before: RunState, after: RunState) -> Iterator[Change]:
+    """The rows in which two states differ; what both share is not looked at."""
+    for name in _parts():
+        old, new = getattr(before, name), getattr(after, name)
+        if new is old:
+            continue
+        if isinstance(new, PersistentMap):
+            gone: Iterable[str] = (key for key in old.changed(new) if key not in new)
+            changed: Iterable[str] = new.changed(old)
+        elif isinstance(new, Mapping):
+            gone = old.keys() - new.keys()
+            changed = [key for key, value in new.items() if key not in old or value is not old[key]]
+        elif new != old:
+            plain = sorted(new) if isinstance(new, frozenset) else new
+            yield Change(part=name, key="", text=canonical_json(plain).decode())
+            continue
+        else:
+            continue
+        yield from (Change(part=name, key=key, text=None) for key in gone)
+        yield from (Change(part=name, key=key, text=canonical_json(new[key]).decode()) for key in changed)
+
+
+def state_of(rows: Iterable[tuple[str, str, str]], memory: type) -> RunState:
+    """The state that rows hold; a field without rows is as in a new run.
+
+    Args:
+        rows: part, key and text of each.
+        memory: kind of what the run's method remembers.
+
+    Raises:
+        ProtocolError: a row is no part of a state, or the parts do not go together.
+    """
+    parts, found = _parts(), dict[str, Any]()
+    for name, key, text in rows:
+        part = parts.get(name)
+        if part is None:
+            raise ProtocolError(f"{name!r:.80} is no part of a state; known are {sorted(parts)}")
+        kind: Any = memory | None if part.kind is Any else part.kind
+        value = from_plain(kind, json.loads(text), f"{name}[{key!r:.80}]" if key else name)
+        if part.of_entries:
+            found.setdefault(name, {})[key] = value
+        else:
+            found[name] = value
+    return _checked(RunState(**{name: parts[name].gather(value) for name, value in found.items()}))
+
+
+@cache
+def _parts() -> Mapping[str, _Part]:
+    hints = typing.get_type_hints(RunState)
+    return MappingProxyType({one.name: _part(hints[one.name]) for one in fields(RunState) if one.name != _NOT_STORED})
+
+
+def _part(kind: Any) -> _Part:
+    origin, members = typing.get_origin(kind), typing.get_args(kind)
+    if origin is PersistentMap:
+        return _Part(kind=members[0], of_entries=True, gather=PersistentMap)
+    if origin is collections.abc.Mapping:
+        return _Part(kind=members[1], of_entries=True, gather=MappingProxyType)
+    if kind == frozenset[str]:
+        return _Part(kind=tuple[str, ...], gather=frozenset)
+    return _Part(kind=kind)
+
+
+def _checked(state: RunState) -> RunState:
+    """The state, if a run can stand there."""
+    if not 0 <= state.folded_round <= state.round <= state.folded_round + 1:
+        raise ProtocolError(f"the run is in round {state.round} after the fold of round {state.folded_round}")
+    counts = (state.round, state.retry, state.tries.lost, state.explored_turn, state.wished_turn)
+    if not all(0 <= count < MAX_ROUNDS for count in counts):
+        raise ProtocolError(f"the run counts rounds, tries and turns {counts}, but must be 0 or more, and below 2^31")
+    return state

@@ -1,0 +1,208 @@
+"""What of a run does not go together: said when its file is read. Pure."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from subfleet.elastic.families import AnyFamily
+from subfleet.elastic.merges import AnyStackedMerge
+from subfleet.elastic.network import predicted_places
+from subfleet.elastic.server_optimisers import AnyServerOptimiser
+from subfleet.elastic.teaching import DistillationSettings
+from subfleet.methods import AnyMethod
+from subfleet.methods.combining import Combination
+from subfleet.methods.techniques import NormPolicy, Techniques
+from subfleet.protocol.bounds import Rules
+from subfleet.protocol.limits import MAX_COUNTED_CLASSES
+from subfleet.protocol.metric_sums import MAX_MEASURED_OUTPUTS
+from subfleet.protocol.training import TrainingSettings
+from subfleet.protocol.transform import DataTransform
+from subfleet.protocol.update_codecs import AnyUpdateCodec
+from subfleet.settings.first_model import FirstWeights, ModelOf
+from subfleet.settings.fleet import FleetSettings
+from subfleet.settings.samples import DataSettings
+from subfleet.settings.timing import Evaluations
+from subfleet.tasks import shape_problem
+
+if TYPE_CHECKING:
+    from subfleet.settings.run import Run
+
+__all__ = ["RUN_RULES", "label_shape_of", "transform_problem"]
+
+_LEAST_CLASSES = 2
+
+
+def label_shape_of(training: TrainingSettings, model: AnyFamily) -> tuple[int, ...] | None:
+    """Shape of one sample's label; None where the model's family does not say what it has outputs for."""
+    kind = training.objective.kind
+    places = predicted_places(model) or (None if kind.places == "any" else kind.places)
+    return None if places is None else kind.label_shape(model.input_shape, model.class_count, places)
+
+
+def _check_devices(fleet: FleetSettings, min_clients: int) -> Iterator[str]:
+    devices = len(fleet.each())
+    if devices and devices < min_clients:
+        yield f"min_clients is {min_clients}, but the fleet has {devices} devices; lower it"
+
+
+def _check_norms(
+    norms: NormPolicy, calibrate_every: int, model: AnyFamily, training: TrainingSettings
+) -> Iterator[str]:
+    if calibrate_every and norms != "calibrated":
+        yield (
+            f"calibrate_every is {calibrate_every} and norms are {norms!r}, but it must be 0, or above 0 with norms = "
+            "'calibrated'"
+        )
+    if norms == "calibrated" and (model.norm != "batch" or training.micro_batch_size):
+        yield (
+            f"norms are 'calibrated' with model.norm {model.norm!r} and micro_batch_size {training.micro_batch_size}, "
+            "but devices measure norms of kind 'batch' on whole batches"
+        )
+
+
+def transform_problem(transform: DataTransform, taken: tuple[int, ...]) -> str:
+    """Why a model that takes samples of a shape cannot be fed with what a transform makes; empty where it can."""
+    if not transform.fixes_size:
+        return ""
+    size = transform.cut_size(transform.scaled_size(1, 1))
+    channels = (transform.channels,) if transform.channels else (1, 3, *taken[:1])
+    problems = [shape_problem((one, *size), taken) for one in channels]
+    return f"data.transform makes samples that {problems[0]}; change resize, crop or channels" if all(problems) else ""
+
+
+def _check_transform(data: DataSettings, model: AnyFamily) -> Iterator[str]:
+    if data.transform is not None and (problem := transform_problem(data.transform, model.input_shape)):
+        yield problem
+
+
+def _check_combination(  # noqa: PLR0913, PLR0917 - the fields that it is about
+    method: AnyMethod,
+    training: TrainingSettings,
+    model: AnyFamily,
+    data: DataSettings,
+    norms: NormPolicy,
+    merge: AnyStackedMerge | None,
+    server_optimiser: AnyServerOptimiser | None,
+    update_codec: AnyUpdateCodec | None,
+    distillation: DistillationSettings | None,
+) -> Iterator[str]:
+    techniques = Techniques(
+        norms=norms,
+        merge=merge,
+        server_optimiser=server_optimiser,
+        update_codec=update_codec,
+        distillation=distillation,
+    )
+    validated = data.validation_samples > 0
+    combination = Combination(method=method, training=training, model=model, techniques=techniques, validated=validated)
+    if problem := combination.problem():
+        yield problem
+
+
+def _check_evaluations(method: AnyMethod, evaluation: Evaluations) -> Iterator[str]:
+    if method.roles().selector.needs_evaluations and evaluation.every != 1:
+        yield (
+            f"evaluation.every is {evaluation.every}, but method {method.TYPE!r} chooses by what devices find after "
+            "every round; set it to 1"
+        )
+
+
+def _check_first_weights(
+    method: AnyMethod, model_of: ModelOf | None, first_weights: FirstWeights | None
+) -> Iterator[str]:
+    if model_of is not None and first_weights is not None:
+        yield "first_weights are given beside model_of; leave one out, or set model_of.weights"
+    given = first_weights is not None or (model_of is not None and model_of.weights)
+    if given and method.roles().networks.begin is not None:
+        yield (
+            f"the model begins with given weights, but method {method.TYPE!r} begins with another one, which the "
+            "weakest device can carry; set method.first to 'configured', or leave the weights out"
+        )
+
+
+def _check_model(training: TrainingSettings, model: AnyFamily) -> Iterator[str]:
+    objective, kind = training.objective.name, training.objective.kind
+    if kind.over_classes and model.class_count < _LEAST_CLASSES:
+        yield (
+            f"model.class_count is {model.class_count}, but one class alone is always right; give it 2 or more, or "
+            "set training.objective.name = 'binary_cross_entropy' or 'mean_squared_error'"
+        )
+    most = MAX_MEASURED_OUTPUTS if kind.labels == "numbers" else MAX_COUNTED_CLASSES
+    if (kind.by_class or kind.labels == "numbers") and model.class_count > most:
+        yield (
+            f"model.class_count is {model.class_count}, but objective {objective!r} tells what it is judged by for "
+            f"{most} outputs at most; predict fewer"
+        )
+    places = predicted_places(model)
+    if places is not None and kind.places not in ("any", places):
+        fitting = {"sample": "cross_entropy", "token": "next_token", "pixel": "dense_cross_entropy"}[places]
+        yield (
+            f"training.objective.name is {objective!r}, which needs a class of each {kind.places}, but family "
+            f"{model.TYPE!r} has outputs of each {places}; set it to {fitting!r}, or take another family"
+        )
+
+
+def _check_data(
+    training: TrainingSettings, model: AnyFamily, data: DataSettings, fleet: FleetSettings
+) -> Iterator[str]:
+    objective, kind = training.objective.name, training.objective.kind
+    if data.classes and not kind.over_classes:
+        yield f"data.classes are named, but objective {objective!r} knows none; leave them out"
+    elif data.classes and len(data.classes) != model.class_count:
+        yield f"data.classes names {len(data.classes)}, but must name all {model.class_count} of the model"
+    attacks = (device.attack for device in fleet.devices)
+    odd = next((one for one in attacks if one is not None and one.TYPE == "backdoor"), None)
+    if odd is not None and kind.name != "classification":
+        yield f"an attack is 'backdoor', but objective {objective!r} has no class of each sample; leave it out"
+    by_label = data.partition.name in ("dirichlet", "pathological", "shard")
+    if by_label and fleet.devices and not any(device.data for device in fleet.devices):
+        one_number = not kind.over_classes and label_shape_of(training, model) == (1,)
+        if kind.name != "classification" and not one_number:
+            yield (
+                f"data.partition is {data.partition.name!r}, which goes by one class or number of each sample, but "
+                f"objective {objective!r} with {model.class_count} outputs has others; take 'iid' or 'natural'"
+            )
+
+
+def _check_deployment(training: TrainingSettings, deploy_quantisation: str) -> Iterator[str]:
+    objective = training.objective
+    if deploy_quantisation != "none" and objective.kind.name != "classification":
+        yield (
+            f"deploy_quantisation is {deploy_quantisation!r}, but 8-bit models are judged by the class of each sample, "
+            f"and objective {objective.name!r} has others; set deploy_quantisation = 'none'"
+        )
+
+
+def _check_method(record: "Run") -> Iterator[str]:
+    objective, kind = record.training.objective.name, record.training.objective.kind
+    distils = record.roles.techniques.distillation
+    if distils is not None and distils.iterations and not kind.over_classes:
+        yield (
+            "in-place distillation teaches subnets the classes that the whole model predicts, but objective "
+            f"{objective!r} has none; set distillation.iterations = 0"
+        )
+    search = record.roles.networks.path_search
+    if search is not None and search.federated is not None and kind.labels == "numbers":
+        yield (
+            f"devices are to score paths, but the errors of objective {objective!r} have no bound that one device's "
+            "word could be held to; set method.search.scoring = 'server'"
+        )
+    if getattr(record.method, "stop_rounds", 0) and "accuracy" not in kind.metrics:
+        yield (
+            f"method {record.method.TYPE!r} ends a run where accuracy no longer gains, but objective {objective!r} has "
+            "none; set method.stop_rounds = 0"
+        )
+
+
+RUN_RULES: Rules = (
+    _check_devices,
+    _check_norms,
+    _check_transform,
+    _check_combination,
+    _check_evaluations,
+    _check_first_weights,
+    _check_model,
+    _check_data,
+    _check_deployment,
+    _check_method,
+)
+"""What a run checks of itself beside the bounds of its fields."""
