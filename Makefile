@@ -1,7 +1,8 @@
 # Subfleet: everything that a newcomer runs. Each target makes .venv and installs what it needs.
 #   make demo     the main job: a fleet of five unequal devices on this machine, about a minute and a half after the install
-#   make test     all tests (7 to 17 minutes on two cores; 12 is the aim)
-#   make quick    the tests of less than a tenth of a second that start no broker and write no program (40 s on two cores)
+#   make test     all tests but the long ones (7 minutes on two cores is the aim)
+#   make quick    the tests of less than a tenth of a second that start no broker and write no program
+#   make mutants  known defects, planted one by one: the tests must find each (an hour; ARGS=--smoke tries two)
 #   make native   ExecuTorch without PyTorch: builds edge_client/native and installs it (30 seconds, needs a C++ compiler)
 #   make gpu      what runs on an accelerator: its tests, and benchmarks/results/gpu.md; without one it says so
 #   make check    format, lint, types, import rules, nothing newer than Python 3.10, dead links, the README's demo
@@ -12,6 +13,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 ARGS ?=
+# Modules are compiled once for all the processes that tests start, whatever the shell says.
+export PYTHONDONTWRITEBYTECODE :=
 OLDEST := build/onnxruntime-1.23.2
 SOURCES := protocol device_profiles tasks elastic export edge_client server emulation scripts examples
 
@@ -22,7 +25,7 @@ CAN_BUILD = command -v "$${CXX:-c++}" >/dev/null && $(BIN)/python -c 'import sys
 BUILD_NATIVE = EXECUTORCH_ROOT="$$($(BIN)/python -c 'import importlib.util as u; \
 	print(u.find_spec("executorch").submodule_search_locations[0])')" $(PIP) --no-deps --force-reinstall ./$(NATIVE)
 
-.PHONY: demo test quick test-long check format native gpu clean
+.PHONY: demo test quick test-long mutants check format native gpu clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
@@ -30,13 +33,16 @@ demo: $(VENV)/.demo
 
 # Three at once on two cores: some tests wait for links that are as slow as real ones.
 test: $(VENV)/.dev $(VENV)/.native $(OLDEST)/.made tests/web/node_modules/.package-lock.json
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
 
 quick: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow and not broker and not export and not long" $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not broker and not export and not long" $(ARGS)
 
 test-long: $(VENV)/.dev $(VENV)/.networks
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m long $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m long $(ARGS)
+
+mutants: $(VENV)/.dev
+	$(BIN)/python scripts/mutants.py --jobs 2 $(ARGS)
 
 native: $(VENV)/.native
 	@$(BIN)/python -c 'import subfleet_executorch'

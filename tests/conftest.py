@@ -3,10 +3,17 @@
 import gc
 import os
 import signal
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import settings
 
 from subfleet.protocol.silence import silence
+
+if TYPE_CHECKING:  # tests that export nothing load no exporter
+    from subfleet.emulation.batch.exports import LazyExports
+    from subfleet.export.cache import CacheFolder
 
 
 def pytest_configure() -> None:
@@ -26,6 +33,22 @@ def pytest_collection() -> None:
 
 def pytest_collection_finish() -> None:
     """Leave what is loaded by now to itself: looking through millions of objects again and again takes minutes."""
-    gc.collect()
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(scope="session")
+def cache() -> "CacheFolder":
+    """Programs that all tests share; see `shared_programs`."""
+    from shared_programs import folder_of_programs
+
+    return folder_of_programs()
+
+
+@pytest.fixture(scope="session")
+def exports(cache: "CacheFolder") -> "Iterator[LazyExports]":
+    """The exporter of emulated fleets, with the programs that all tests share."""
+    from subfleet.emulation.batch.exports import LazyExports
+
+    with LazyExports(cache) as opened:
+        yield opened

@@ -11,9 +11,21 @@ PROGRAMS = sorted(path.stem for path in BENCHMARKS.glob("*.py") if "__main__" in
 
 
 LONG = frozenset(
-    {"attack_costs", "chains", "client_memory", "fedadp", "fedoras", "fedtrans", "foreign_networks", "quickstart"}
+    {
+        *(
+            "attack_costs",
+            "chains",
+            "client_memory",
+            "coordinator",
+            "fedadp",
+            "fedoras",
+            "fedtrans",
+            "foreign_networks",
+        ),
+        *("liars", "outliers", "plan_memory", "plan_price", "quickstart", "search"),
+    }
 )
-"""They play games, or start process after process."""
+"""They take seconds each: they play games, export, or start process after process."""
 CASES = [pytest.param(name, marks=pytest.mark.long if name in LONG else ()) for name in PROGRAMS]
 
 

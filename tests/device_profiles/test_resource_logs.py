@@ -118,3 +118,15 @@ def test_times_must_grow_and_header_lines_must_be_lines() -> None:
         ResourceLog(device="d\ne", source="s", licence="l", rows=(row,))
     with pytest.raises(ValueError, match="finite"):
         LogRow(t_s=float("nan"), reading=Reading())
+
+
+def test_a_log_above_the_limit_is_not_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    log = ResourceLog(device="d", source="s", licence="l", rows=(LogRow(t_s=1.0, reading=Reading()),))
+    path = tmp_path / "log.csv"
+    write_log(path, log)
+    size_bytes = path.stat().st_size
+    monkeypatch.setattr("subfleet.device_profiles.logs.MAX_LOG_BYTES", size_bytes)
+    assert read_log(path) == log
+    monkeypatch.setattr("subfleet.device_profiles.logs.MAX_LOG_BYTES", size_bytes - 1)
+    with pytest.raises(FileError, match=f"is above {size_bytes - 1} bytes; split it"):
+        read_log(path)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from device import broken_packages as broken
 from device.broken_packages import put
+from matrices import mostly_long
 from trainers.hidden_binding import NO_BINDING
 
 from subfleet.device.trying import Tried
@@ -66,7 +67,12 @@ def remedy_of(sentence: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "hidden", [RUNTIMES, (*RUNTIMES, "PIL"), (*RUNTIMES, "numpy"), (*TORCH, "psutil"), (*TORCH, "paho")]
+    "hidden",
+    mostly_long(
+        [RUNTIMES, (*RUNTIMES, "PIL"), (*RUNTIMES, "numpy"), (*TORCH, "psutil"), (*TORCH, "paho")],
+        (*RUNTIMES, "numpy"),
+        (*TORCH, "paho"),
+    ),
 )
 def test_no_remedy_sends_a_device_to_what_it_does_not_need(
     hidden: tuple[str, ...], models: list[str], tmp_path: Path

@@ -4,6 +4,7 @@ import pytest
 from elastic.elastic_cases import CONFIGS, DENSE, objective_of
 from elastic.path_cases import PATHS
 from elastic.token_cases import BERT, CLASSIFIER, DECODER, LSTM, VIT
+from matrices import mostly_long
 
 from subfleet.elastic.families import FAMILIES
 from subfleet.elastic.network import Family
@@ -25,3 +26,8 @@ class TestEveryFamily(FamilyContract):
     def _one(self, request: pytest.FixtureRequest) -> None:
         self.family = request.param
         self.objective = objective_of(self.family)
+
+    @pytest.mark.parametrize("target", mostly_long(["onnx", "executorch"], "onnx"))
+    def test_a_small_subnets_program_is_written_and_verified(self, target: str) -> None:
+        """On ExecuTorch `test_family_programs.py` trains a subnet of each kind of family."""
+        super().test_a_small_subnets_program_is_written_and_verified(target)

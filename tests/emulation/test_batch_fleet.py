@@ -45,6 +45,7 @@ from subfleet.settings.fleet import HostSettings
 from subfleet.settings.samples import DataSettings
 from subfleet.settings.timing import Deadlines, LogClock
 from subfleet.trainers.onnx import OnnxTrainer
+from subfleet.trainers.trainer import RuntimeTrainer
 from subfleet.transport.address import parse_url
 from subfleet.transport.base import Transport
 from subfleet.transport.memory import Faults, MemoryBroker
@@ -201,11 +202,11 @@ def test_a_client_process_is_told_what_it_declares(tmp_path: Path) -> None:
     assert "--architecture" not in plain.arguments()
 
 
-class Limited(OnnxTrainer):
+class Limited(RuntimeTrainer):
     """A runtime that loads no program above a size, as one that lacks an operator would."""
 
     def __init__(self, largest_bytes: int) -> None:
-        super().__init__(host=SharedHost())
+        super().__init__(OnnxTrainer.args[0], host=SharedHost())
         self.largest_bytes = largest_bytes
         self.refused: list[str] = []
 

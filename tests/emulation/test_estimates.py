@@ -1,8 +1,8 @@
 """The estimate that is looked at before a program is written passes over no subnet that fits."""
 
 import pytest
+from shared_programs import program_of
 
-from subfleet.export.programs import export_training_program
 from subfleet.programs.export_requests import train_request
 from subfleet.serving.terms import terms_of
 from subfleet.settings.reading import read_run
@@ -16,5 +16,5 @@ def test_an_estimate_is_at_most_the_programs_own_plan(target: str, place: int) -
     terms = terms_of(read_run("quickstart"), "run")
     candidate = terms.candidates[place]
     request = train_request(terms.network, candidate.spec, target, terms.training(1))
-    planned_bytes = export_training_program(request).manifest.planned_peak_bytes
+    planned_bytes = program_of(request).manifest.planned_peak_bytes
     assert 0.5 * planned_bytes < candidate.training_memory_bytes[target] <= planned_bytes

@@ -9,6 +9,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 import torch
+from matrices import mostly_long
 
 from subfleet.cli.paths import found_network, write_path
 from subfleet.elastic.building import build_module, network_of
@@ -88,13 +89,8 @@ def test_other_methods_have_the_devices_and_the_samples_of_the_game() -> None:
         assert not network_of(run.model).choices
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> CacheFolder:
-    return CacheFolder(path=tmp_path_factory.mktemp("cache"))
-
-
 @pytest.mark.export
-@pytest.mark.parametrize("scoring", ["server", "devices"])
+@pytest.mark.parametrize("scoring", mostly_long(["server", "devices"], "devices"))
 def test_a_short_game_goes_from_a_supernet_to_a_network_for_each_tier(
     scoring: str, cache: CacheFolder, tmp_path: Path
 ) -> None:

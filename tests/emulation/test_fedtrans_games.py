@@ -17,7 +17,6 @@ from subfleet.elastic.cost import Costs
 from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.host import run_in_batch
 from subfleet.emulation.gathering import gathered
-from subfleet.export.cache import CacheFolder
 from subfleet.journal.guarding import Unobserved
 from subfleet.settings.kept import keep_run, kept_run
 from subfleet.settings.parts import parts_of
@@ -40,12 +39,6 @@ SMALL = (
 )
 EARLY = ("method.beta=1e9", "method.gamma=1", "method.delta=1")
 """A network grows as soon as two rounds have told of its loss."""
-
-
-@pytest.fixture(scope="module")
-def exports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LazyExports]:
-    with LazyExports(CacheFolder(path=tmp_path_factory.mktemp("cache"))) as settled:
-        yield settled
 
 
 def small(game: str) -> Iterator[Run]:
@@ -74,7 +67,7 @@ def entries(game: str) -> dict[str, Run]:
     ("game", "names"),
     [
         ("game", ("heterofl", "fedavg-smallest")),
-        ("vit", ("heterofl",)),
+        pytest.param("vit", ("heterofl",), marks=pytest.mark.long),
         *(
             pytest.param(game, names, marks=pytest.mark.long)
             for game, names in (

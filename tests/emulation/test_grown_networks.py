@@ -60,7 +60,7 @@ class Grown:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Grown:
+def run(cache: CacheFolder, tmp_path_factory: pytest.TempPathFactory) -> Grown:
     folder = tmp_path_factory.mktemp("grown")
     (folder / "box.toml").write_text(PROFILE, encoding="utf-8")
     (folder / "grown.toml").write_text(RUN.replace("BOX", str(folder / "box.toml")), encoding="utf-8")
@@ -71,7 +71,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Grown:
 
     screen = io.StringIO()
     display = PlainLines(Console(file=screen, width=200))
-    cache = CacheFolder(path=folder / "programs")
     options = RunOptions(runs=folder / "runs", name=None, broker=None, cache=cache, stopping=stopping)
     (outcome,) = run_all([read_run(folder / "grown.toml")], options, display)
     for line in next_steps(outcome):

@@ -4,12 +4,12 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from matrices import mostly_long
 
 from subfleet.device_profiles.drawing import devices_of
 from subfleet.device_profiles.populations import load_population
@@ -18,7 +18,6 @@ from subfleet.elastic.spaces import uniform_space
 from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.host import run_in_batch
 from subfleet.emulation.gathering import gathered
-from subfleet.export.cache import CacheFolder
 from subfleet.journal.guarding import Unobserved
 from subfleet.methods.sizes import whole_depth
 from subfleet.protocol.schema import canonical_json
@@ -40,12 +39,6 @@ LABELS = {
 """How many samples of each class each of these devices had, held-out ones included, with seed 1."""
 
 SMALL = ("rounds=1", "training.epochs=1", "data.samples=600", "data.test_samples=200", "data.partition.min_samples=2")
-
-
-@pytest.fixture(scope="module")
-def exports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LazyExports]:
-    with LazyExports(CacheFolder(path=tmp_path_factory.mktemp("cache"))) as settled:
-        yield settled
 
 
 @with_logs
@@ -127,7 +120,10 @@ def test_a_round_of_the_league(game: str, exports: LazyExports, tmp_path: Path) 
 @pytest.mark.export
 @pytest.mark.parametrize(
     "game",
-    ["league-depth-flexifed-shuffled-s1", "league-width-heterofl-backdoor-s1", "league-both-nefl-shuffled-1-s1"],
+    mostly_long(
+        ["league-depth-flexifed-shuffled-s1", "league-width-heterofl-backdoor-s1", "league-both-nefl-shuffled-1-s1"],
+        "league-width-heterofl-backdoor-s1",
+    ),
 )
 def test_a_round_of_the_league_under_attack(game: str, exports: LazyExports, tmp_path: Path) -> None:
     name = "-".join(game.split("-")[:2])

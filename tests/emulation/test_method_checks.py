@@ -54,7 +54,7 @@ def test_methods_that_work_are_ok(exports: LazyExports) -> None:
 @pytest.mark.parametrize(
     ("rounds", "said"),
     [
-        (4, "the supernet was trained, but never searched"),
+        pytest.param(4, "the supernet was trained, but never searched", marks=pytest.mark.long),
         (3, "the search has found ['t1', 't2'], but nobody trained any of them"),
     ],
 )
@@ -95,7 +95,7 @@ def test_what_moves_in_a_copy_where_none_of_its_clients_trained_is_seen(
         return replace(context.after, copies={key: _with_last(own) for key, own in context.after.copies.items()})
 
     _with_steps(monkeypatch, after_round=moving)
-    monkeypatch.setattr(method_checks, "as_folded", moving)
+    monkeypatch.setattr(method_checks, "as_aggregated", moving)
     assert verdict_of(METHOD, exports, "bank").endswith("moved where nobody trained it")
     _with_steps(monkeypatch, after_round=as_aggregated)
     assert verdict_of(METHOD, exports, "bank") == "ok"

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 from emulation.batch_cases import LARGE_BYTES, client, config, log
+from matrices import mostly_long
 
 from subfleet.arrays import decode_arrays
 from subfleet.emulation.batch.exports import LazyExports
@@ -73,13 +74,13 @@ def found_outliers(result: BatchResult) -> tuple[str, ...]:
     return counted_outliers(result.rounds).lines
 
 
-@pytest.mark.parametrize("method", [HeteroFL(), FedAvg()], ids=lambda one: one.TYPE)
+@pytest.mark.parametrize("method", mostly_long([HeteroFL(), FedAvg()], HeteroFL()), ids=lambda one: one.TYPE)
 @pytest.mark.parametrize(
     "parts",
     [
         pytest.param(lambda: split("iid", 1.0), marks=pytest.mark.long),
         lambda: split("dirichlet", 0.05),
-        lambda: [samples(n, i) for i, n in enumerate(COUNTS)],
+        pytest.param(lambda: [samples(n, i) for i, n in enumerate(COUNTS)], marks=pytest.mark.long),
     ],
     ids=["iid", "dirichlet-0.05", "8-to-5000"],
 )

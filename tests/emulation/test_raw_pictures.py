@@ -1,6 +1,7 @@
 """Pictures as people have them, from a folder to a deployed model: everybody prepares them in one way."""
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +36,7 @@ from subfleet.trainers.onnx import OnnxTrainer
 pytestmark = [pytest.mark.slow, pytest.mark.export]
 
 TRANSFORM = DataTransform(channels=1, resize=(9,), crop=(8, 8), mean=(0.3,), deviation=(0.35,))
-TRAINERS: dict[str, type[Trainer]] = {"onnx": OnnxTrainer, "executorch": ExecutorchTrainer}
+TRAINERS: dict[str, Callable[..., Trainer]] = {"onnx": OnnxTrainer, "executorch": ExecutorchTrainer}
 
 
 def write_pictures(folder: Path, first: int, count: int) -> Path:

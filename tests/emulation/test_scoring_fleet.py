@@ -13,6 +13,7 @@ from subfleet.methods.fedfa import FedFA
 from subfleet.protocol.programs import ScoreJob
 from subfleet.reporting.run_figures import violates
 from subfleet.trainers.onnx import OnnxTrainer
+from subfleet.trainers.trainer import RuntimeTrainer
 from subfleet.transport.memory import Faults
 
 pytestmark = [pytest.mark.slow, pytest.mark.export]
@@ -23,11 +24,11 @@ MIDDLING_BYTES = 2_100_000
 SIZES = ("w1/4 d1", "w1/2 d1", "w1 d1")
 
 
-class Noting(OnnxTrainer):
+class Noting(RuntimeTrainer):
     """The real trainer, with a note of every score; those of a client that likes small sizes are turned round."""
 
     def __init__(self, *, turned: bool) -> None:
-        super().__init__(host=SharedHost())
+        super().__init__(OnnxTrainer.args[0], host=SharedHost())
         self.sign = -1 if turned else 1
         self.scores: list[float] = []
 

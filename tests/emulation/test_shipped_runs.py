@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from matrices import mostly_long
 
 from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.host import run_in_batch
@@ -40,17 +40,6 @@ class Silent:
         pass
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> CacheFolder:
-    return CacheFolder(path=tmp_path_factory.mktemp("cache"))
-
-
-@pytest.fixture(scope="module")
-def exports(cache: CacheFolder) -> Iterator[LazyExports]:
-    with LazyExports(cache) as settled:
-        yield settled
-
-
 def batch(run: Run, folder: Path, exports: LazyExports) -> dict[str, Any]:
     run_in_batch(run, folder, Silent(), threading.Event(), exports=exports)
     summary: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
@@ -62,7 +51,7 @@ DEVICES = ["cpu", *([pytest.param("cuda", marks=pytest.mark.gpu)] if torch.cuda.
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", sorted(METHODS))
+@pytest.mark.parametrize("name", mostly_long(sorted(METHODS), "fedavg", "fedfa", "fedtrans", "oort", "sattler"))
 def test_a_round_of_every_method_that_we_ship(name: str, device: str, exports: LazyExports, tmp_path: Path) -> None:
     run = read_run(name, ("rounds=1", "training.epochs=1", "deploy_targets=[]", f"device={device}"))
     (record,) = batch(run, tmp_path, exports)["rounds"]

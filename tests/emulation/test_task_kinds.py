@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from matrices import mostly_long
 from safetensors.torch import load
-from sklearn import metrics as sk
 
 from subfleet.cli.preflight import preflight
 from subfleet.elastic.building import network_of
@@ -61,7 +61,9 @@ class Played:
     result: BatchResult
 
 
-@pytest.fixture(scope="module", params=sorted(GOOD))
+@pytest.fixture(
+    scope="module", params=mostly_long(GOOD, "sequence", "segmentation", "multi-label", "regression-several")
+)
 def played(request: pytest.FixtureRequest, exports: LazyExports) -> Played:
     found = gathered(read_run(request.param, ("deploy_targets=[]",)))
     return Played(name=request.param, gathered=found, result=run_batch(found, exports))
@@ -143,6 +145,8 @@ def test_its_exported_model_predicts_what_scikit_learn_judges_as_the_server_does
 
 def judged_by_scikit_learn(found: Prediction, data: Dataset) -> dict[str, float]:
     """Of the metrics that need no scores, each by its own words."""
+    from sklearn import metrics as sk
+
     labels = data.labels
     if found.numbers:
         numbers = np.asarray(found.numbers).reshape(labels.shape)
@@ -161,6 +165,8 @@ def judged_by_scikit_learn(found: Prediction, data: Dataset) -> dict[str, float]
 
 
 def of_classes(found: Prediction, labels: npt.NDArray[np.int64], predicted: npt.NDArray[np.int64]) -> dict[str, float]:
+    from sklearn import metrics as sk
+
     known = {
         "accuracy": sk.accuracy_score(labels, predicted),
         "macro_f1": sk.f1_score(labels, predicted, average="macro"),

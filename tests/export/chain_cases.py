@@ -1,7 +1,6 @@
 """Supernets, and their chains run piece by piece as a device does, that the tests of chains share."""
 
 from collections.abc import Callable, Mapping
-from functools import cache
 
 import torch
 from torch import Tensor
@@ -9,7 +8,6 @@ from torch import Tensor
 from subfleet.elastic.families.records.choices import ChoiceCnn, ChoiceRnn
 from subfleet.elastic.network import Family
 from subfleet.export.chains.reading import read_torch_pieces
-from subfleet.export.programs import export_evaluation_program, export_training_program
 from subfleet.export.requests import EvaluateRequest, TrainRequest
 from subfleet.export.targets import target_named
 from subfleet.protocol.chains import LinkOperator, program_name
@@ -69,14 +67,6 @@ def evaluate_request(model: Family, target: str) -> EvaluateRequest:
     return EvaluateRequest(
         model=model, spec=SubnetSpec(), target=target, batch_size=4, objective=objective_of(model).plain
     )
-
-
-@cache
-def written(request: TrainRequest | EvaluateRequest) -> Program:
-    """A request's chain, written once however many tests run it."""
-    if isinstance(request, TrainRequest):
-        return export_training_program(request)
-    return export_evaluation_program(request)
 
 
 def runner_of(program: Program) -> Callable[[str, Mapping[str, Tensor]], dict[str, Tensor]]:

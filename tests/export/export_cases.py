@@ -1,15 +1,11 @@
 """Networks, subnets and requests that the tests of exports share."""
 
-from functools import cache
-
 from subfleet.elastic.building import build_module, network_of
 from subfleet.elastic.families.records.residual import Mlp, PreactResNet
 from subfleet.elastic.growing import inserted
 from subfleet.elastic.network import Family
-from subfleet.export.programs import export_training_program
 from subfleet.export.requests import TrainRequest
 from subfleet.export.steps import SampleSpec, Step, training_step
-from subfleet.protocol.programs import Program
 from subfleet.protocol.subnet import Explicit, Prefix, SubnetSpec
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 
@@ -70,12 +66,6 @@ def train_request(
         objective=ObjectiveSettings(),
         optimiser=FULL_SGD,
     )
-
-
-@cache
-def program_of(request: TrainRequest) -> Program:
-    """The exported program, written once however many tests run it."""
-    return export_training_program(request)
 
 
 def step_of(request: TrainRequest) -> Step:

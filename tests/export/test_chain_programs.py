@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from export.chain_cases import CLIPPED, CNN, PATHS, PathRun, evaluate_request, train_request, written
+from export.chain_cases import CLIPPED, CNN, PATHS, PathRun, evaluate_request, train_request
+from shared_programs import program_of
 from torch import Tensor
 
 from subfleet.elastic.building import init_state, network_of
@@ -45,7 +46,7 @@ def test_a_path_trains_as_in_pytorch(target: str, name: str, optimiser: Optimise
     """Two steps, the second with padding, beside the untouched module of the path in double precision."""
     model, path = PATHS[name]
     request = train_request(model, target, optimiser=optimiser)
-    chain = PathRun(written(request), path, weights_of(name))
+    chain = PathRun(program_of(request), path, weights_of(name))
     step = training_step_of(realised_request(request, name))
     own = {value.tensor: chain.weights[value.tensor] for value in step.inputs if value.role == "parameter"}
     other = {value.tensor: chain.weights[value.tensor] for value in step.inputs if value.role == "buffer"}
@@ -87,7 +88,7 @@ def batch_of(step: Step, real_count: int) -> dict[str, Tensor]:
 def test_a_path_is_evaluated_as_in_pytorch(target: str, name: str) -> None:
     model, path = PATHS[name]
     request = evaluate_request(model, target)
-    program, weights = written(request), weights_of(name)
+    program, weights = program_of(request), weights_of(name)
     network = network_of(model)
     step = step_of(replace(request, model=realised(network, path_spec(network, path))))
     drawn = dict(zip((value.name for value in step.inputs), step.example(seeded("b")), strict=True))
@@ -104,7 +105,7 @@ def test_a_path_is_evaluated_as_in_pytorch(target: str, name: str) -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_piece_is_verified_and_travels(target: str) -> None:
-    program = written(train_request(CNN, target))
+    program = program_of(train_request(CNN, target))
     again = decode_program(encode_program(program))
     manifest = again.manifest
     assert manifest == program.manifest
@@ -117,7 +118,9 @@ def test_every_piece_is_verified_and_travels(target: str) -> None:
 
 
 def test_a_piece_with_a_wrong_gradient_is_not_written() -> None:
-    steps = [piece for piece in written(train_request(CNN, "onnx")).manifest.pieces if piece.name == "fixed1/backward"]
+    steps = [
+        piece for piece in program_of(train_request(CNN, "onnx")).manifest.pieces if piece.name == "fixed1/backward"
+    ]
     (piece,) = steps
     assert piece.outputs[1].name == "gradient.reduction0.layers.filter.conv.weight"
     request = train_request(CNN, "onnx")

@@ -11,15 +11,15 @@ import numpy.typing as npt
 import pytest
 import torch
 from elastic.elastic_cases import CONVOLUTIONAL, LAYERED
+from shared_programs import program_bytes
 
 from subfleet.arrays import decode_arrays, encode_arrays
 from subfleet.elastic.axes import Axis
 from subfleet.elastic.building import build_module, init_state, network_of
 from subfleet.elastic.maps import extract
 from subfleet.elastic.network import Family, Network
-from subfleet.export.programs import export_training_program
 from subfleet.export.requests import TrainRequest
-from subfleet.protocol.programs import Trainer, TrainJob, encode_program
+from subfleet.protocol.programs import Trainer, TrainJob
 from subfleet.protocol.subnet import Centre, IndexSet, Prefix, SubnetSpec
 from subfleet.protocol.training import TrainingSettings
 from subfleet.tasks import Dataset, iter_batches, write_npz
@@ -67,7 +67,7 @@ def write_job(folder: Path, config: Family, target: str, start: dict[str, torch.
         optimiser=SETTINGS.optimiser,
     )
     write_npz(folder / "data.npz", dataset_for(config))
-    (folder / "program").write_bytes(encode_program(export_training_program(request)))
+    (folder / "program").write_bytes(program_bytes(request))
     (folder / "weights").write_bytes(encode_arrays({name: tensor.numpy() for name, tensor in start.items()}))
     return TrainJob(
         program_path=folder / "program",

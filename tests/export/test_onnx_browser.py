@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 from export.browser import BrowserJob, missing, run_in_browser
-from export.export_cases import CASES, program_of, step_of, train_request
+from export.export_cases import CASES, step_of, train_request
+from shared_programs import program_of
 
 from subfleet.export.targets import target_named
 

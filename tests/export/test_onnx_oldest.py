@@ -5,8 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from export.export_cases import CASES, program_of, step_of, train_request
+from export.export_cases import CASES, step_of, train_request
 from export.oldest import needs_oldest, run_on_oldest
+from shared_programs import program_of
 
 from subfleet.export.targets import target_named
 

@@ -11,6 +11,7 @@ from elastic.elastic_cases import CONFIGS, DENSE, LAYERED, objective_of
 from elastic.path_cases import PATHS
 from elastic.token_cases import TOKEN_CONFIGS
 from export.export_cases import train_request
+from shared_programs import program_of
 from torch import fx
 from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -31,7 +32,6 @@ from subfleet.export.pricing.coding import axes_of, coded
 from subfleet.export.pricing.graphs import _ones_bytes
 from subfleet.export.pricing.kernels import Program
 from subfleet.export.pricing.model import PriceModel
-from subfleet.export.programs import export_training_program
 from subfleet.export.recording import recorded
 from subfleet.export.request_steps import training_step_of
 from subfleet.export.requests import PriceRequest, TrainRequest
@@ -84,7 +84,7 @@ def test_prices_are_near_the_plans_of_written_programs(family: str, target: str)
     network = network_of(SMALL[family])
     for seed in range(2):
         spec = random_spec(network, seed)
-        program = export_training_program(request_for(SMALL[family], target, spec))
+        program = program_of(request_for(SMALL[family], target, spec))
         (price,) = prices_of(family, target).memory_bytes(network, [spec])
         assert price == pytest.approx(program.manifest.planned_peak_bytes, rel=0.12)
 
@@ -96,7 +96,7 @@ def test_prices_know_what_layers_of_other_widths_pass_on(target: str) -> None:
     network = network_of(config)
     prices = PriceModel(network, request_for(config, target, SubnetSpec())).prices
     for spec in uniform_space(network, (0.5, 1))[::3]:
-        program = export_training_program(request_for(config, target, spec))
+        program = program_of(request_for(config, target, spec))
         (price,) = prices.memory_bytes(network, [spec])
         assert price == pytest.approx(program.manifest.planned_peak_bytes, rel=0.12), spec
 
@@ -112,7 +112,7 @@ def test_prices_know_how_many_places_kernels_have(target: str) -> None:
     kernels = tuple((name, Centre(size=1)) for name, axis in network.axes.items() if axis.kind == "kernel")
     narrow = tuple((name, Prefix(size=8)) for name in ("section0.stream", "section1.stream"))
     for spec in (full, replace(full, axes=kernels[1:]), replace(full, axes=narrow)):
-        program = export_training_program(request_for(config, target, spec))
+        program = program_of(request_for(config, target, spec))
         (price,) = prices.memory_bytes(network, [spec])
         assert price == pytest.approx(program.manifest.planned_peak_bytes, rel=0.12), spec
 

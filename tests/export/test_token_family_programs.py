@@ -1,22 +1,21 @@
 """Training programs of subnets over tokens against PyTorch: transformers with one layer or three, and LSTMs."""
 
 from dataclasses import replace
-from functools import cache
 
 import pytest
 import torch
 from elastic.token_cases import BERT, CLASSIFIER, DECODER, LSTM, VIT
 from export.export_cases import FULL_SGD
+from shared_programs import program_of
 from torch import Tensor
 
 from subfleet.elastic.building import build_module, network_of
 from subfleet.elastic.network import Family
-from subfleet.export.programs import export_inference_model, export_training_program
+from subfleet.export.programs import export_inference_model
 from subfleet.export.request_steps import training_step_of
 from subfleet.export.requests import InferRequest, TrainRequest
 from subfleet.export.targets import TARGETS
 from subfleet.export.versions import TARGET_NAMES
-from subfleet.protocol.programs import Program
 from subfleet.protocol.subnet import Prefix, SubnetSpec
 from subfleet.protocol.training import ObjectiveSettings
 
@@ -51,13 +50,8 @@ def request_of(family: str, target: str, *, recompute: bool = False) -> TrainReq
     )
 
 
-@cache
-def written(request: TrainRequest) -> Program:
-    return export_training_program(request)
-
-
 def ran(request: TrainRequest, inputs: tuple[Tensor, ...]) -> list[Tensor]:
-    program, step = written(request), training_step_of(request)
+    program, step = program_of(request), training_step_of(request)
     named = {value.name: tensor for value, tensor in zip(step.inputs, inputs, strict=True)}
     return list(TARGETS[request.target].run(bytes(program.body), named))
 
@@ -66,7 +60,7 @@ def ran(request: TrainRequest, inputs: tuple[Tensor, ...]) -> list[Tensor]:
 def test_a_program_is_the_step(target: str, family: str) -> None:
     request = request_of(family, target)
     step = training_step_of(request)
-    assert 0 < written(request).manifest.max_abs_diff <= 1e-4
+    assert 0 < program_of(request).manifest.max_abs_diff <= 1e-4
     for seed in range(2):
         inputs = step.example(torch.Generator().manual_seed(seed))
         for value, result, right in zip(step.outputs, ran(request, inputs), step.run(*inputs), strict=True):

@@ -8,8 +8,9 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from export.export_cases import CASES, FULL_SGD, MLP, PLAIN, RESNET, largest, program_of, step_of, train_request
+from export.export_cases import CASES, FULL_SGD, MLP, PLAIN, RESNET, largest, step_of, train_request
 from safetensors.torch import save_file
+from shared_programs import program_of
 
 from subfleet.elastic.building import build_module, network_of
 from subfleet.export.programs import export_training_program

@@ -59,9 +59,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
 
 
 @pytest.fixture(scope="module")
-def exports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExportPool]:
+def exports(cache: CacheFolder) -> Iterator[ExportPool]:
     """The programs of all these runs are the same: they are written once."""
-    with ExportPool(CacheFolder(path=tmp_path_factory.mktemp("exports")), workers=1) as pool:
+    with ExportPool(cache, workers=1) as pool:
         yield pool
 
 

@@ -104,19 +104,19 @@ def described(place: Path) -> Run:
 
 
 @pytest.fixture(scope="module")
-def told(place: Path, described: Run) -> Mapping[HostKind, _Rounds]:
+def told(place: Path, described: Run, cache: CacheFolder) -> Mapping[HostKind, _Rounds]:
     """What each host of emulated fleets told of the run, which then lies in a folder of the host's name."""
     found: dict[HostKind, _Rounds] = {}
     for kind in EMULATED:
         folder, found[kind] = make_folder(place / kind), _Rounds()
         keep_run(folder, described)
-        with opened_host(kind, CacheFolder(path=place / "cache")) as host:
+        with opened_host(kind, cache) as host:
             host(described, folder, found[kind], threading.Event())
     return found
 
 
 @pytest.fixture(scope="module")
-def served(place: Path, described: Run, told: Mapping[HostKind, _Rounds]) -> Path:
+def served(place: Path, described: Run, told: Mapping[HostKind, _Rounds], cache: CacheFolder) -> Path:
     """The folder of `subfleet serve`, with clients that have the data of those that were processes."""
     assert "processes" in told
     emulated = place / "processes"
@@ -141,7 +141,7 @@ def served(place: Path, described: Run, told: Mapping[HostKind, _Rounds]) -> Pat
             broker=address,
             runs=place / "served",
             http=HttpAddress(host="127.0.0.1", port=0),
-            cache=CacheFolder(path=place / "cache"),
+            cache=cache,
         )
         with Fleet(commands, output_folder=place / "joined" / "output") as fleet:
             folder = serve_fleet(options, display=display_for(json=True), stop=threading.Event())

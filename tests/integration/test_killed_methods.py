@@ -78,11 +78,6 @@ BROUGHT = tuple(
 """What devices bring to FedADP, whose shipped run goes by that."""
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> CacheFolder:
-    return CacheFolder(path=tmp_path_factory.mktemp("cache"))
-
-
 class Command:
     """A `subfleet` command that may be killed; what it started ends with it, and is never asked to."""
 

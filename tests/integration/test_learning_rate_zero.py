@@ -41,8 +41,8 @@ class Rounds:
 
 
 @pytest.fixture(scope="module")
-def exports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExportPool]:
-    with ExportPool(CacheFolder(path=tmp_path_factory.mktemp("cache"))) as pool:
+def exports(cache: CacheFolder) -> Iterator[ExportPool]:
+    with ExportPool(cache) as pool:
         yield pool
 
 

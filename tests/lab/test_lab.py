@@ -14,12 +14,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.export]
 
 
 @pytest.fixture(scope="module")
-def result(tmp_path_factory: pytest.TempPathFactory) -> Result:
+def result(cache: CacheFolder, tmp_path_factory: pytest.TempPathFactory) -> Result:
     folder = tmp_path_factory.mktemp("lab")
     described = load(
         "fedavg", "rounds=2", "host.type=batch", "training.epochs=1", "deploy_targets=[]", 'observers=["tensorboard"]'
     )
-    return run(described, runs=folder / "runs", cache=CacheFolder(path=folder / "cache"))
+    return run(described, runs=folder / "runs", cache=cache)
 
 
 def test_a_result_has_rounds_clients_and_the_model(result: Result) -> None:

@@ -174,6 +174,7 @@ def test_what_is_no_whole_chunk_of_the_blob_is_not_taken(chunk: Chunk) -> None:
 def test_a_blob_above_the_limit_is_refused() -> None:
     with pytest.raises(TooLargeError, match="11 bytes, but may be 10"):
         BlobFetch(BlobRef(sha256=_DIGEST, size_bytes=11), max_bytes=10)
+    assert not BlobFetch(BlobRef(sha256=_DIGEST, size_bytes=10), max_bytes=10).complete, "the limit itself is allowed"
 
 
 @given(digest=st.binary(min_size=32, max_size=32), offset=st.integers(0, 2**64 - 1), data=st.binary(min_size=1))

@@ -1,6 +1,7 @@
 """Evaluations on the wire: fixed bytes, what is left out for readers of before, and claims that cannot be."""
 
 import json
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -8,10 +9,10 @@ import pytest
 from agent.agent_cases import EVALUATION, profile
 
 from subfleet.protocol.errors import ProtocolError
-from subfleet.protocol.evaluating import MAX_LABELS, EvaluationSettings
+from subfleet.protocol.evaluating import MAX_LABELS, EvaluationSettings, totals_of
 from subfleet.protocol.limits import MAX_COUNTED_CLASSES, MAX_LOSS
 from subfleet.protocol.messages import MAX_CONTROL_BYTES, MAX_SAMPLES, Evaluated, decode, encode
-from subfleet.protocol.metric_sums import MAX_MEASURED_OUTPUTS, MAX_SCORED_OUTPUTS, SCORE_BINS, MetricSums
+from subfleet.protocol.metric_sums import MAX_MEASURED_OUTPUTS, MAX_SCORED_OUTPUTS, SCORE_BINS, MetricSums, Totals
 from subfleet.protocol.training import ObjectiveSettings
 
 ERRORS = ("absolute_errors", "squared_errors", "targets", "squared_targets")
@@ -153,3 +154,13 @@ def test_a_plain_objective_has_nothing_that_only_training_has() -> None:
     )
     assert trained.plain == ObjectiveSettings(name="next_token")
     assert trained.plain.plain == trained.plain
+
+
+def test_a_claimed_accuracy_is_a_number_of_labels_again() -> None:
+    """Of 0.29 and 100 labels: their product is a little less than 29."""
+    told = totals_of(replace(EVALUATED, accuracy=0.29, label_count=100, class_counts=(), class_correct=()))
+    assert (told.correct, told.label_count, told.loss, told.mean_loss) == (29, 100, 25.0, 0.25)
+
+
+def test_of_no_labels_there_is_no_mean_loss() -> None:
+    assert math.isnan(Totals(label_count=0, loss=0.0).mean_loss)

@@ -18,8 +18,8 @@ from subfleet.methods import AnyMethod
 from subfleet.methods.fedadp import FedADP
 from subfleet.methods.fedfa import FedFA
 from subfleet.methods.fedoras import FedorAS
-from subfleet.methods.fedtrans import Grown
-from subfleet.methods.sattler import Found, SattlerMemory, Split
+from subfleet.methods.fedtrans import Growth
+from subfleet.methods.sattler import Clustering, SattlerMemory, Split
 from subfleet.methods.tier_search import TierSearch
 from subfleet.protocol.exhaustive import never
 from subfleet.protocol.messages import Evaluated, Task, Update
@@ -108,7 +108,7 @@ def _united(terms: Terms, fold: AggregationRequest) -> tuple[Lineage, ...]:
     return (*kept, born)
 
 
-def _split(terms: Terms, fold: AggregationRequest) -> tuple[Found, tuple[Lineage, ...]]:
+def _split(terms: Terms, fold: AggregationRequest) -> tuple[Clustering, tuple[Lineage, ...]]:
     """Those of Sattler's are split wherever two clients are in one."""
     clusters: dict[str, list[str]] = {}
     for seat in fold.seats:
@@ -134,15 +134,15 @@ def _split(terms: Terms, fold: AggregationRequest) -> tuple[Found, tuple[Lineage
         for split in splits
         for name, _ in split.halves
     )
-    return Found(splits=tuple(splits)), (*kept, *born) if splits else fold.lineages
+    return Clustering(splits=tuple(splits)), (*kept, *born) if splits else fold.lineages
 
 
-def _grown(terms: Terms, fold: AggregationRequest) -> tuple[Grown, tuple[Lineage, ...]]:
+def _grown(terms: Terms, fold: AggregationRequest) -> tuple[Growth, tuple[Lineage, ...]]:
     """One of FedTrans' grows from the newest in every other round."""
     before = all_lineages(terms, fold.lineages)
     living = [one.id for one in before if one.living]
     born = f"m{len(living)}" if fold.round % 2 else ""
-    found = Grown(parameters=dict(zip(living, range(1, 9), strict=False)), newest=living[-1], born=born)
+    found = Growth(parameters=dict(zip(living, range(1, 9), strict=False)), newest=living[-1], born=born)
     if not born:
         return found, fold.lineages
     child = Lineage(id=born, config=MODEL, parent=living[-1], map=Copied(), born_round=fold.round)

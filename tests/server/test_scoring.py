@@ -316,7 +316,7 @@ def test_proposals_are_spread_drawn_alike_and_within_the_links_budget() -> None:
 
 @pytest.mark.parametrize("count", [1, 17])
 def test_a_number_of_proposals_that_is_no_choice_is_refused(count: int) -> None:
-    with pytest.raises(ValueError, match=f"proposals is {count}, but must be 2 to 16"):
+    with pytest.raises(ValueError, match=f"proposals is {count}, but must be from 2 to 16"):
         FedFA(proposals=count)
 
 

@@ -9,7 +9,6 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn import metrics as sk
 
 from subfleet.protocol.metric_sums import MAX_SCORED_OUTPUTS, SCORE_BINS, Totals
 from subfleet.protocol.task_kinds import METRICS, TASK_KINDS, TaskKind, metrics_of, oddity
@@ -56,6 +55,8 @@ def probabilities(outputs: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
 
 def expected_metrics(kind: TaskKind, outputs: Outputs, labels: Labels) -> Mapping[str, float]:
     """By scikit-learn, in whose words an output's label is a column."""
+    from sklearn import metrics as sk
+
     rows: npt.NDArray[np.floating] = outputs.reshape(-1, outputs.shape[-1])
     if kind.labels == "numbers":
         numbers, rows = labels.reshape(rows.shape).astype(np.float64), rows.astype(np.float64)
@@ -100,6 +101,8 @@ def test_every_metric_is_that_of_scikit_learn(objective: str, seed: int) -> None
 
 
 def test_areas_differ_from_those_of_the_scores_by_what_falls_into_a_bin() -> None:
+    from sklearn import metrics as sk
+
     outputs, labels = drawn("binary_cross_entropy", 500, 1)
     found = metrics_of(TASK_KINDS["binary_cross_entropy"], totals_of("binary_cross_entropy", outputs, labels))
     assert found["auroc"] == pytest.approx(sk.roc_auc_score(labels, outputs), abs=2e-3)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import chisquare
 
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.paths import PathSampler
@@ -78,6 +77,8 @@ def test_a_budget_that_a_path_takes_whole_is_enough() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["exact", "reject"])
 def test_every_valid_path_is_drawn_equally_often(sampler: PathSampler) -> None:
+    from scipy.stats import chisquare
+
     found, valid = frequencies(sampler, 14, 20_000), valid_paths(places_of(TOY), [14])
     assert found.keys() == valid
     assert chisquare([found[path] for path in sorted(valid)]).pvalue > 0.001
@@ -86,6 +87,8 @@ def test_every_valid_path_is_drawn_equally_often(sampler: PathSampler) -> None:
 @pytest.mark.slow
 def test_where_two_resources_bind_every_valid_path_is_drawn_equally_often() -> None:
     """Costs of many digits, so that budgets have no whole steps: what is close to them is drawn, too."""
+    from scipy.stats import chisquare
+
     costs = [[(1013, 7001), (3011, 2003), (4007, 5009), (6029, 997)]] * 5
     places, budgets = places_of(costs), [19_501, 19_009]
     valid = valid_paths(places, budgets)
@@ -98,6 +101,8 @@ def test_where_two_resources_bind_every_valid_path_is_drawn_equally_often() -> N
 
 @pytest.mark.slow
 def test_greedy_reaches_every_valid_path_but_not_equally_often() -> None:
+    from scipy.stats import chisquare
+
     found, valid = frequencies("greedy", 14, 20_000), valid_paths(places_of(TOY), [14])
     assert found.keys() == valid
     distance = sum(abs(found[path] / 20_000 - 1 / len(valid)) for path in valid) / 2

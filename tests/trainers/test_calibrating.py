@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from shared_programs import program_bytes
 from trainers.test_trainer_parity import CONFIGS, RUNTIMES, never, part_of_digits, smallest, trainer_of
 
 from subfleet.arrays import decode_arrays, encode_arrays
 from subfleet.protocol.calibration import Calibration, NormLayer, sum_names
 from subfleet.protocol.errors import MemoryLimitError, ProtocolError, TrainingError
-from subfleet.protocol.programs import Trainer, TrainJob, encode_program
+from subfleet.protocol.programs import Trainer, TrainJob
 from subfleet.protocol.training import OptimiserSettings, TrainingSettings
 from subfleet.tasks import Dataset, iter_batches, write_npz
 from subfleet.trainers.onnx import OnnxTrainer
@@ -25,7 +26,6 @@ from subfleet.elastic.maps import extract  # noqa: E402
 from subfleet.elastic.network import Family, Network  # noqa: E402
 from subfleet.elastic.norm_layers import norm_layers  # noqa: E402
 from subfleet.elastic.running_statistics import measured_moments  # noqa: E402
-from subfleet.export.programs import export_training_program  # noqa: E402
 from subfleet.export.requests import TrainRequest  # noqa: E402
 
 pytestmark = [pytest.mark.export, pytest.mark.slow]
@@ -56,7 +56,7 @@ def program_of(target: str, config: Family) -> bytes:
         objective=SETTINGS.objective,
         optimiser=SETTINGS.optimiser,
     )
-    return encode_program(export_training_program(request))
+    return program_bytes(request)
 
 
 def calibration_job(

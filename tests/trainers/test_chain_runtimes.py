@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from shared_programs import program_bytes
 from torch import nn
 from trainers.test_trainer_parity import TRAINERS, never
 
@@ -17,11 +18,10 @@ from subfleet.elastic.families import AnyFamily
 from subfleet.elastic.families.choice_block import draw
 from subfleet.elastic.families.records.choices import ChoiceCnn, ChoiceRnn
 from subfleet.elastic.maps import extract
-from subfleet.export.programs import export_evaluation_program, export_training_program
 from subfleet.export.requests import EvaluateRequest, TrainRequest
 from subfleet.protocol.evaluating import EvaluationSettings
 from subfleet.protocol.paths import PathSettings
-from subfleet.protocol.programs import EvaluateJob, TrainJob, encode_program
+from subfleet.protocol.programs import EvaluateJob, TrainJob
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings, TrainingSettings
 from subfleet.tasks import Dataset, iter_batches, split_batch, write_npz
@@ -113,7 +113,7 @@ def write_job(folder: Path, case: Case, target: str) -> TrainJob:
         accumulate=settings.micro_batch_size > 0,
     )
     write_npz(folder / "data.npz", case.data())
-    (folder / "program").write_bytes(encode_program(export_training_program(request)))
+    (folder / "program").write_bytes(program_bytes(request))
     (folder / "weights").write_bytes(encode_arrays(arrays_of(case)))
     return TrainJob(
         program_path=folder / "program",
@@ -211,7 +211,7 @@ def test_a_population_is_evaluated_as_pytorch_does(tmp_path: Path, runtime: str)
         objective=ObjectiveSettings(),
     )
     write_npz(tmp_path / "held_out.npz", data)
-    (tmp_path / "program").write_bytes(encode_program(export_evaluation_program(request)))
+    (tmp_path / "program").write_bytes(program_bytes(request))
     (tmp_path / "weights").write_bytes(encode_arrays(arrays_of(case)))
     population = (("conv3", "identity", "identity"), ("dsconv3_half", "conv3", "dsconv3_half"))
     job = EvaluateJob(

@@ -10,7 +10,7 @@ import pytest
 import torch
 from agent.agent_cases import evaluate_task
 from elastic.token_cases import DECODER
-from sklearn.metrics import confusion_matrix
+from shared_programs import program_bytes
 from torch.nn import functional
 from trainers.test_trainer_parity import CONFIGS, RUNTIMES, SAMPLES, never, part_of_digits, smallest, trainer_of
 
@@ -22,7 +22,6 @@ from subfleet.elastic.building import build_module, init_state, network_of
 from subfleet.elastic.families.records.plain import Fcn
 from subfleet.elastic.maps import extract
 from subfleet.elastic.network import Family
-from subfleet.export.programs import export_evaluation_program, export_training_program
 from subfleet.export.requests import EvaluateRequest, TrainRequest
 from subfleet.protocol.errors import DataError, LoadError, MemoryLimitError, ProtocolError, TrainingError
 from subfleet.protocol.evaluating import EvaluationSettings, totals_of
@@ -116,7 +115,7 @@ def write_job(folder: Path, case: Case, target: str, settings: EvaluationSetting
         objective=case.objective,
     )
     write_npz(folder / "held_out.npz", case.data())
-    (folder / "program").write_bytes(encode_program(export_evaluation_program(request)))
+    (folder / "program").write_bytes(program_bytes(request))
     arrays = {name: tensor.numpy() for name, tensor in state_of(case).items()}
     (folder / "weights").write_bytes(encode_arrays(arrays))
     return EvaluateJob(
@@ -140,6 +139,8 @@ def logits_of(case: Case) -> torch.Tensor:
 
 def confusion(case: Case) -> npt.NDArray[np.int64]:
     """Rows of true classes, columns of predicted ones, of the labels that count."""
+    from sklearn.metrics import confusion_matrix
+
     labels = case.data().labels.ravel()
     predicted = logits_of(case).argmax(-1).numpy().ravel()
     known = range(case.config.class_count)
@@ -271,7 +272,7 @@ def test_a_program_for_something_else_is_refused(tmp_path: Path) -> None:
         objective=ObjectiveSettings(),
         optimiser=OptimiserSettings(),
     )
-    job.program_path.write_bytes(encode_program(export_training_program(request)))
+    job.program_path.write_bytes(program_bytes(request))
     with pytest.raises(ProtocolError, match=r"is to 'train' .* but must be to 'evaluate'"):
         trainer.evaluate(job, never)
 

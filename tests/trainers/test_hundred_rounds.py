@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from shared_programs import program_of
 from trainers.hidden_binding import NO_BINDING, hide_binding
 
 from subfleet.device_profiles import own_packing_width
 from subfleet.elastic.building import network_of
 from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.spaces import uniform_space
-from subfleet.export.programs import export_training_program
 from subfleet.export.requests import TrainRequest
 from subfleet.protocol.memory import planned_for
 from subfleet.protocol.programs import Program, encode_program
@@ -103,7 +103,7 @@ def programs(target: str) -> tuple[Program, Program]:
         )
         for spec in (specs[-1], specs[0])
     )
-    largest, smallest = map(export_training_program, requests)
+    largest, smallest = map(program_of, requests)
     return largest, smallest
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from shared_programs import program_of
 from trainers.softmax_program import BATCH, samples, write_job
 from trainers.test_trainer_parity import CONFIGS, RUNTIMES, never, part_of_digits, smallest, trainer_of
 
@@ -21,7 +22,6 @@ from elastic.zico_reference import zico_score  # noqa: E402
 
 from subfleet.elastic.building import build_module, network_of  # noqa: E402
 from subfleet.elastic.maps import extract  # noqa: E402
-from subfleet.export.programs import export_training_program  # noqa: E402
 from subfleet.export.requests import TrainRequest  # noqa: E402
 
 pytestmark = [pytest.mark.export, pytest.mark.slow]
@@ -47,7 +47,7 @@ def score_job(
     config = SCORED[family]
     network = network_of(config)
     spec = smallest(network)
-    program = export_training_program(
+    program = program_of(
         TrainRequest(
             model=config,
             spec=spec,

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
+from shared_programs import program_of
 
 from subfleet.arrays import decode_arrays, encode_arrays
 from subfleet.protocol.errors import ConfigError, ProtocolError
@@ -26,7 +27,7 @@ from subfleet.elastic.families.records.residual import Mlp, PreactResNet  # noqa
 from subfleet.elastic.maps import extract  # noqa: E402
 from subfleet.elastic.network import Family, Network  # noqa: E402
 from subfleet.elastic.spaces import uniform_space  # noqa: E402
-from subfleet.export.programs import export_inference_model, export_training_program  # noqa: E402
+from subfleet.export.programs import export_inference_model  # noqa: E402
 from subfleet.export.requests import InferRequest, TrainRequest  # noqa: E402
 
 pytestmark = [pytest.mark.export, pytest.mark.slow]
@@ -95,7 +96,7 @@ def write_real_job(
 ) -> TrainJob:
     network = network_of(config)
     spec = smallest(network)
-    program = export_training_program(
+    program = program_of(
         TrainRequest(
             model=config,
             spec=spec,

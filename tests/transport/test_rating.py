@@ -62,6 +62,10 @@ def test_who_says_too_much_is_not_heard_and_the_others_are() -> None:
     for _ in range(500):
         say(rig.eve, "eve")
     assert rig.heard() == ["eve"] * 6, "as many as its rate has brought"
+    rig.clock.now_s += 1000.0
+    for _ in range(500):
+        say(rig.eve, "eve")
+    assert rig.heard() == ["eve"] * 40, "silence saves up one burst, and no more"
 
 
 def test_long_messages_count_as_many() -> None:

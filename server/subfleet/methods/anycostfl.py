@@ -68,7 +68,7 @@ class AnycostFL:
         """See `subfleet.methods.roles.Method`."""
         codec = setting.techniques.update_codec or self.codec
         return (
-            "width is maximised first, then the density of updates; the paper optimises both together",
+            "width is maximised first, then the density of updates, where the paper optimises both together",
             "updates are weighted by samples, not by optimised coefficients",
             *those_true(
                 {

@@ -39,7 +39,7 @@ from subfleet.protocol.training import TrainingSettings
 from subfleet.search.candidates import Candidate
 from subfleet.search.queue import SizedProgram, Wish
 
-__all__ = ["FedTrans", "FedTransMemory", "Grown"]
+__all__ = ["FedTrans", "FedTransMemory", "Growth"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class FedTransMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grown:
+class Growth:
     """What a round has come to.
 
     Attributes:
@@ -264,7 +264,7 @@ class FedTrans:
         for name, weights in shared.items():
             after = after.with_network(name, replace(after.of(name), shared=weights))
         born, wide = self._born(context, living)
-        found = Grown(parameters=parameters, newest=living[-1].id, born=born.id if born else "", wide=wide)
+        found = Growth(parameters=parameters, newest=living[-1].id, born=born.id if born else "", wide=wide)
         return Evolution(after=after, born=(born,) if born else (), observation=found)
 
     def _born(self, context: EvolutionContext, living: Sequence[Lineage]) -> tuple[Lineage | None, tuple[str, ...]]:
@@ -306,7 +306,7 @@ class FedTrans:
         return moving(memory.losses, loss, self.smoothing)
 
     def _remember(self, memory: FedTransMemory, closed: ClosedRound) -> FedTransMemory:
-        found: Grown | None = closed.observation
+        found: Growth | None = closed.observation
         if found is None:  # a round that measures norms
             return memory
         told = believed({name: past.loss for name, past in closed.clients.items()})

@@ -39,7 +39,7 @@ if TYPE_CHECKING:  # methods are read where no PyTorch is
 
     from subfleet.elastic.model_state import ModelState
 
-__all__ = ["Found", "Sattler", "SattlerMemory", "Split"]
+__all__ = ["Clustering", "Sattler", "SattlerMemory", "Split"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class Clustering:
     """What a round's updates say of the clusters.
 
     Attributes:
@@ -149,7 +149,7 @@ class Sattler:
             aggregator=Aggregator(weigh=weigh_by(self.weighting), model="cluster"),
         )
 
-    def _observe(self, updates: RoundUpdates) -> Found:
+    def _observe(self, updates: RoundUpdates) -> Clustering:
         memory: SattlerMemory = updates.memory
         splits, norms = list[Split](), dict(memory.first_norms)
         for network_id, network in sorted(updates.networks.items()):
@@ -160,7 +160,7 @@ class Sattler:
             halves = self._halves(network, clients, scale) if updates.round > self.warmup_rounds else ()
             if halves:
                 splits.append(_split(network_id, halves, memory.split_count + len(splits)))
-        return Found(splits=tuple(splits), first_norms=MappingProxyType(norms))
+        return Clustering(splits=tuple(splits), first_norms=MappingProxyType(norms))
 
     def _halves(self, network: Network, clients: Sequence[ClientUpdate], scale: float) -> tuple[tuple[str, ...], ...]:
         """The names of the clients of both halves, the larger first; empty where the cluster stays as it is."""
@@ -192,7 +192,7 @@ def _split(parent: str, halves: Sequence[tuple[str, ...]], count: int) -> Split:
 
 def _evolve(context: EvolutionContext) -> Evolution:
     """Each half goes on from the split cluster's model with the mean change of its own clients."""
-    found: Found = context.observation
+    found: Clustering = context.observation
     configs = {one.id: one.config for one in context.lineages}
     born, states = list[Lineage](), dict[str, "ModelState"]()
     for split in found.splits:
@@ -216,7 +216,7 @@ def _evolve(context: EvolutionContext) -> Evolution:
 
 
 def _remember(memory: SattlerMemory, closed: ClosedRound) -> SattlerMemory:
-    found: Found = closed.observation or Found(
+    found: Clustering = closed.observation or Clustering(
         first_norms=memory.first_norms
     )  # in rounds that measure norms nobody looks
     own_networks = {name: past.size.network for name, past in closed.clients.items()}

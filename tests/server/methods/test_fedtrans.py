@@ -21,7 +21,7 @@ from subfleet.elastic.model_state import ModelState
 from subfleet.methods import AnyMethod
 from subfleet.methods.aggregator import Participant
 from subfleet.methods.fedavg import FedAvg
-from subfleet.methods.fedtrans import FedTrans, FedTransMemory, Grown
+from subfleet.methods.fedtrans import FedTrans, FedTransMemory, Growth
 from subfleet.methods.roles import ClosedRound
 from subfleet.methods.run_networks import Evolution, EvolutionContext
 from subfleet.methods.selector import LastUpdate
@@ -54,7 +54,7 @@ def past(network: str, loss: float) -> LastUpdate:
     )
 
 
-def closed(found: Grown, losses: Mapping[str, float], *, accuracy: float = 0.5) -> ClosedRound:
+def closed(found: Growth, losses: Mapping[str, float], *, accuracy: float = 0.5) -> ClosedRound:
     clients = {name: past(found.newest, loss) for name, loss in losses.items()}
     return ClosedRound(round=1, clients=clients, observation=found, accuracy=accuracy)
 

@@ -16,7 +16,7 @@ from subfleet.elastic.building import network_of
 from subfleet.elastic.lineage import Lineage
 from subfleet.methods.aggregator import Participant
 from subfleet.methods.assigner import AssignmentContext, WrittenSize
-from subfleet.methods.fedtrans import FedTrans, FedTransMemory, Grown
+from subfleet.methods.fedtrans import FedTrans, FedTransMemory, Growth
 from subfleet.methods.run_networks import BeginContext, StandingContext
 from subfleet.methods.sizes import whole_depth
 from subfleet.protocol.subnet import SubnetSpec
@@ -155,7 +155,7 @@ def test_a_run_ends_where_accuracy_gains_too_little() -> None:
     assert roles.memory.remember is not None
     memory, ended = FedTransMemory(), []
     for accuracy in (0.1, 0.5, 0.6, 0.605, 0.6, 0.608, 0.6):
-        memory = roles.memory.remember(memory, closed(Grown(parameters={"": 1}, newest=""), LOSSES, accuracy=accuracy))
+        memory = roles.memory.remember(memory, closed(Growth(parameters={"": 1}, newest=""), LOSSES, accuracy=accuracy))
         ended.append(roles.memory.stop(memory))
     assert [bool(one) for one in ended] == [False, False, False, False, False, True, True]
     assert ended[5] == "its accuracy has gained 0.0080 in 3 rounds, which is less than 0.01"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from server.methods.test_fedtrans import LOSSES, METHOD, closed, past, relaxed
 
-from subfleet.methods.fedtrans import FedTransMemory, Grown
+from subfleet.methods.fedtrans import FedTransMemory, Growth
 from subfleet.methods.joint_utility import believed, inherited, moved_utilities, odds
 from subfleet.methods.soft_sharing import similarity
 from subfleet.methods.transforming import convergence
@@ -73,7 +73,7 @@ def test_whatever_one_client_claims_of_its_loss_moves_little(losses: list[float]
     assert all(told[name] <= loss for name, loss in honest.items())
     memory, remember = FedTransMemory(), METHOD.roles().memory.remember
     assert remember is not None
-    after: FedTransMemory = remember(memory, closed(Grown(parameters={"": 3}, newest=""), {**honest, "eve": claim}))
+    after: FedTransMemory = remember(memory, closed(Growth(parameters={"": 3}, newest=""), {**honest, "eve": claim}))
     assert after.losses[-1] <= 10 * max(losses)
     assert all(abs(own[""]) <= 10 for own in after.utilities.values())
 
@@ -86,7 +86,7 @@ def test_a_client_that_claims_a_huge_loss_once_does_not_end_growth() -> None:
     memory = FedTransMemory()
     for number in range(40):
         told = {"ada": 1.0, "bob": 1.0, "cyd": 1.0, "eve": 1e38 if number == 8 else 1.0}
-        memory = remember(memory, closed(Grown(parameters={"": 3}, newest=""), told))
+        memory = remember(memory, closed(Growth(parameters={"": 3}, newest=""), told))
     assert convergence(memory.losses, gamma=10, delta=5) <= 0.003
 
 
@@ -95,7 +95,7 @@ def test_a_network_that_appears_has_what_its_parent_had() -> None:
     remember = METHOD.roles().memory.remember
     assert remember is not None
     memory = FedTransMemory(utilities={"zoe": {"": 4.0}}, losses=(1.0,))
-    grown = Grown(parameters={"": 3}, newest="", born="m1", wide=("section0.block0",))
+    grown = Growth(parameters={"": 3}, newest="", born="m1", wide=("section0.block0",))
     after: FedTransMemory = remember(memory, closed(grown, LOSSES))
     assert after.utilities["zoe"] == {"": 4.0, "m1": 4.0}
     assert after.utilities["ada"] == {"": pytest.approx(1.0), "m1": pytest.approx(1.0)}

@@ -12,7 +12,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from server.server_rig import World, config, fleet
-from sklearn.cluster import AgglomerativeClustering
 
 from subfleet.elastic.lineage import Lineage
 from subfleet.elastic.maps import tensor_maps
@@ -21,7 +20,7 @@ from subfleet.methods.aggregator import ClientUpdate, Participant
 from subfleet.methods.grouping import Linkage, cosines, two_groups
 from subfleet.methods.roles import ClosedRound, RoundUpdates
 from subfleet.methods.run_networks import StandingContext
-from subfleet.methods.sattler import Found, Sattler, SattlerMemory, Split
+from subfleet.methods.sattler import Clustering, Sattler, SattlerMemory, Split
 from subfleet.methods.selector import LastUpdate
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.subnet import SubnetSpec
@@ -54,12 +53,14 @@ def times(factor: float, change: Direction) -> Direction:
     return {name: factor * one for name, one in change.items()}
 
 
-def found(method: Sattler, clients: list[ClientUpdate], memory: SattlerMemory | None = None, number: int = 1) -> Found:
+def found(
+    method: Sattler, clients: list[ClientUpdate], memory: SattlerMemory | None = None, number: int = 1
+) -> Clustering:
     find = method.roles().memory.observe
     assert find is not None
     networks = {"": TERMS.network}
     given = RoundUpdates(networks=networks, round=number, clients=tuple(clients), memory=memory or SattlerMemory())
-    outcome: Found = find(given)
+    outcome: Clustering = find(given)
     return outcome
 
 
@@ -75,6 +76,8 @@ def opposed(scale: float = 1.0) -> list[ClientUpdate]:
 
 @given(seed=st.integers(0, 2**32 - 1), count=st.integers(2, 24), linkage=st.sampled_from(["complete", "single"]))
 def test_groups_are_those_of_scikit_learn(seed: int, count: int, linkage: Linkage) -> None:
+    from sklearn.cluster import AgglomerativeClustering
+
     drawn = np.random.default_rng(seed).random((count, count))
     similarity = np.triu(drawn, 1) + np.triu(drawn, 1).T  # no two are equal, so that nobody's order of equals shows
     reference = AgglomerativeClustering(n_clusters=2, metric="precomputed", linkage=linkage).fit(1 - similarity)
@@ -313,7 +316,9 @@ def test_who_was_not_there_goes_with_most_of_the_others() -> None:
     )
     split = Split(parent="", halves=(("c8", ("ada", "bob")), ("c9", ("cyd",))))
     clients = {name: past("") for name in ("ada", "bob", "cyd")}
-    closed = ClosedRound(round=4, clients=clients, observation=Found(splits=(split,), first_norms=memory.first_norms))
+    closed = ClosedRound(
+        round=4, clients=clients, observation=Clustering(splits=(split,), first_norms=memory.first_norms)
+    )
     after: SattlerMemory = roles.memory.remember(memory, closed)
     assert after.clusters == {"ada": "c8", "bob": "c8", "cyd": "c9", "zoe": "c8", "yan": "c7"}
     assert (after.split_count, after.first_norms) == (4, {"c7": 2.0})

@@ -8,7 +8,6 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import chisquare
 
 from subfleet.protocol.errors import ConfigError
 from subfleet.search.path_evolution import EvolutionSettings, Path, best, next_population
@@ -63,6 +62,8 @@ def test_a_choice_without_anything_that_can_be_run_leaves_no_subspace() -> None:
 
 @pytest.mark.slow
 def test_operators_of_one_size_are_kept_equally_often() -> None:
+    from scipy.stats import chisquare
+
     choices = {name: {"none": 0, "x": 5, "y": 5} for name in "abcd"}
     found: Counter[str] = Counter()
     for seed in range(3000):

@@ -17,9 +17,10 @@ __all__ = ["CHOSEN", "unbounded"]
 
 aten = torch.ops.aten
 
+_PYTORCHS_OWN = core_aten_decompositions()  # made anew with each call, which takes a while
 CHOSEN: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
-        operator: core_aten_decompositions()[operator]
+        operator: _PYTORCHS_OWN[operator]
         for operator in (
             aten.threshold_backward.default,
             aten.hardtanh_backward.default,

@@ -83,9 +83,14 @@ def _bucketize(x: Tensor, bounds: Tensor, *, out_int32: bool = False, right: boo
     return below.to(torch.int32 if out_int32 else torch.int64).sum(-1)
 
 
+def _pytorchs_own() -> dict[Any, Callable[..., Any]]:
+    table = core_aten_decompositions()  # made anew with each call, which takes a while
+    return {operator: table[operator] for operator in _BY_PYTORCH}
+
+
 SELDOM: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
-        **{operator: core_aten_decompositions()[operator] for operator in _BY_PYTORCH},
+        **_pytorchs_own(),
         aten.hypot.default: lambda x, y: torch.sqrt(x * x + y * y),
         aten.sinh.default: lambda x: (torch.exp(x) - torch.exp(-x)) * 0.5,
         aten.cosh.default: lambda x: (torch.exp(x) + torch.exp(-x)) * 0.5,

@@ -1,0 +1,178 @@
+"""Plant known defects, one at a time, and see that the tests find each of them: `make mutants`.
+
+The defects stand in `tests/mutants/defects.toml`. Each is planted in a copy of the tree. The tests named beside it run
+first, then all tests of the same folders; the first failure ends it. A defect that no test finds is an error, and so is
+one whose text does not stand exactly once in its file.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parents[1]
+DEFECTS = ROOT / "tests" / "mutants" / "defects.toml"
+NOT_COPIED = (".git", ".venv", "build", "runs", "state", "__pycache__", "node_modules", ".hypothesis", ".*_cache")
+FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
+OTHER_FOLDERS = {
+    "arrays": ("tests/arrays", "tests/protocol"),
+    "edge_client": ("tests/agent", "tests/device", "tests/edge_client"),
+    "emulation": ("tests/emulation", "tests/testing"),
+}
+"""Folders of a package's tests where they are not called as the package is."""
+SERVER = frozenset({"search", "methods", "rounds", "folding", "programs", "journal", "settings"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Defect:
+    """A line of a file as it should not be.
+
+    Attributes:
+        package: whose tests must find it.
+        file: path below the root.
+        old: text that stands exactly once in the file.
+        new: what it is replaced with.
+        why: what goes wrong then.
+        tests: files or folders of tests that are tried first.
+    """
+
+    package: str
+    file: str
+    old: str
+    new: str
+    why: str
+    tests: tuple[str, ...]
+
+    def folders(self) -> tuple[str, ...]:
+        """All tests of the package."""
+        own = ("tests/server",) if self.package in SERVER else (f"tests/{self.package}",)
+        return OTHER_FOLDERS.get(self.package, own)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What the tests said: the one that failed, or "" where none did."""
+
+    defect: Defect
+    test: str
+    seconds: float
+
+
+class Tree:
+    """A copy of the sources and tests, in which one defect at a time is planted."""
+
+    def __init__(self, source: Path, folder: Path) -> None:
+        self._folder = folder
+        shutil.copytree(source, folder, ignore=shutil.ignore_patterns(*NOT_COPIED), dirs_exist_ok=True)
+        portions = sorted(str(path.parent) for path in folder.glob("*/subfleet"))
+        path = os.pathsep.join([*portions, *filter(None, [os.environ.get("PYTHONPATH")])])
+        # A planted line may have the length and the second of the one before: no compiled module is kept.
+        self._environment = {
+            **os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1",
+        }  # fmt: skip
+
+    def try_defect(self, defect: Defect, *, named_only: bool) -> Outcome:
+        """Plant a defect, run tests until one fails, and take it out again."""
+        started_s, path = time.monotonic(), self._folder / defect.file
+        before = path.read_text(encoding="utf-8")
+        path.write_text(before.replace(defect.old, defect.new), encoding="utf-8")
+        try:
+            test = self._first_failure(defect.tests)
+            if not test and not named_only:
+                test = self._first_failure(defect.folders())
+        finally:
+            path.write_text(before, encoding="utf-8")
+        return Outcome(defect=defect, test=test, seconds=time.monotonic() - started_s)
+
+    def _first_failure(self, tests: Sequence[str]) -> str:
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
+        there = [name for name in tests if (self._folder / name).exists()]
+        if not there:
+            return ""
+        done = subprocess.run(
+            [*command, *there], cwd=self._folder, env=self._environment, capture_output=True, text=True, check=False
+        )
+        if done.returncode == 0:
+            return ""
+        found = FAILED.search(done.stdout)
+        if found is None:
+            raise SystemExit(
+                f"pytest ended with {done.returncode} and named no test: {done.stdout[-2000:]}{done.stderr}"
+            )
+        return found[1].partition("[")[0]
+
+
+def read_defects(path: Path = DEFECTS) -> tuple[Defect, ...]:
+    """All of them, in the order of the file."""
+    plain = tomllib.loads(path.read_text(encoding="utf-8"))["defect"]
+    return tuple(Defect(**{**entry, "tests": tuple(entry["tests"])}) for entry in plain)
+
+
+def misplaced(defects: Iterable[Defect], tree: Path) -> Iterator[str]:
+    """A sentence for each defect that cannot be planted."""
+    for defect in defects:
+        path = tree / defect.file
+        count = path.read_text(encoding="utf-8").count(defect.old) if path.exists() else 0
+        if count != 1:
+            yield f"{defect.file}: {defect.old!r} stands there {count} times, but must once; correct {DEFECTS.name}"
+
+
+def planted(defects: Sequence[Defect], source: Path, *, jobs: int, named_only: bool) -> Iterator[Outcome]:
+    """The outcome of each defect, in order, of so many copies of the tree at a time."""
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder, ThreadPoolExecutor(jobs) as pool:
+        trees: SimpleQueue[Tree] = SimpleQueue()
+        for number in range(jobs):
+            trees.put(Tree(source, Path(folder) / str(number)))
+
+        def outcome_of(defect: Defect) -> Outcome:
+            tree = trees.get()
+            try:
+                return tree.try_defect(defect, named_only=named_only)
+            finally:
+                trees.put(tree)
+
+        yield from pool.map(outcome_of, defects)
+
+
+def main() -> int:
+    """Try the defects and print a line for each; 1 where one was not found."""
+    parser = argparse.ArgumentParser(description="Plants known defects and sees that the tests find each of them.")
+    parser.add_argument("--tree", type=Path, default=ROOT, help="the checkout that is copied (this one)")
+    parser.add_argument("--only", default="", help="defects whose package or file has this text")
+    parser.add_argument("--jobs", type=int, default=1, help="copies of the tree that are tried at a time (1)")
+    parser.add_argument(
+        "--named", action="store_true", help="run the tests that are named beside a defect, and no others"
+    )
+    parser.add_argument("--smoke", action="store_true", help="two defects alone")
+    options = parser.parse_args()
+    defects = [one for one in read_defects() if options.only in one.package or options.only in one.file]
+    defects = defects[:2] if options.smoke else defects
+    problems = list(misplaced(defects, options.tree))
+    if problems or not defects:
+        print("\n".join(problems) or f"no defect has {options.only!r} in its package or file", file=sys.stderr)
+        return 1
+    unfound = 0
+    for outcome in planted(defects, options.tree.resolve(), jobs=options.jobs, named_only=options.named):
+        unfound += not outcome.test
+        said = f"found by {outcome.test}" if outcome.test else "NOT FOUND"
+        print(f"{outcome.seconds:6.0f} s  {outcome.defect.file}: {outcome.defect.why}: {said}", flush=True)
+    print(f"{len(defects) - unfound} of {len(defects)} planted defects were found")
+    return 1 if unfound else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,56 @@
+"""Exported programs that all tests share, written once for one state of the exporter.
+
+They lie in `build/test-programs/`, in a folder named after the sources that decide what a program is: a later run finds
+them again until one of these changes. Tests of the exporter itself write their own.
+"""
+
+import hashlib
+import shutil
+import sys
+from functools import cache
+from pathlib import Path
+
+from subfleet.export.cache import CacheFolder, ExportCache, is_whole
+from subfleet.export.jobs import ExportJob
+from subfleet.export.requests import ProgramRequest
+from subfleet.export.worker import run_job
+from subfleet.protocol.programs import Program, decode_program
+
+__all__ = ["folder_of_programs", "program_bytes", "program_of"]
+
+_ROOT = Path(__file__).parents[1]
+_FOLDER = _ROOT / "build" / "test-programs"
+_SOURCES = ("protocol/subfleet", "tasks/subfleet", "elastic/subfleet", "export/subfleet")
+_KEPT_FOLDERS = 3
+
+
+@cache
+def folder_of_programs() -> CacheFolder:
+    """Where programs of these sources lie; what the oldest sources wrote is removed."""
+    digest = hashlib.sha256(sys.version.encode())
+    for source in _SOURCES:
+        for path in sorted((_ROOT / source).rglob("*.py")):
+            digest.update(str(path.relative_to(_ROOT)).encode())
+            digest.update(path.read_bytes())
+    folder = _FOLDER / digest.hexdigest()[:16]
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.touch()
+    others = sorted(_FOLDER.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
+    for old in others[_KEPT_FOLDERS:]:
+        shutil.rmtree(old, ignore_errors=True)
+    return CacheFolder(path=folder)
+
+
+@cache
+def program_bytes(request: ProgramRequest) -> bytes:
+    """A request's packed program, exported in this process where no other test has asked for it."""
+    path = ExportCache(folder_of_programs()).path(request)
+    if not is_whole(path, request):
+        run_job(ExportJob(request=request, result_path=str(path)))
+    return path.read_bytes()
+
+
+@cache
+def program_of(request: ProgramRequest) -> Program:
+    """A request's program; see `program_bytes`."""
+    return decode_program(program_bytes(request))
