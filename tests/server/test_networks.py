@@ -17,7 +17,7 @@ from subfleet.elastic.building import build_module, init_state, network_of
 from subfleet.elastic.lineage import Copied, Drawn, Lineage, Replicated
 from subfleet.elastic.model_state import ModelState, packed, unpacked
 from subfleet.elastic.replication import Replication, size_in
-from subfleet.folding.evolution import evolved
+from subfleet.folding.folding import evolved
 from subfleet.folding.views import Views
 from subfleet.journal.database import open_database
 from subfleet.journal.journal import Journal, begin_run
