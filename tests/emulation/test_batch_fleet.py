@@ -44,7 +44,7 @@ from subfleet.serving.session import Server
 from subfleet.settings.fleet import HostSettings
 from subfleet.settings.samples import DataSettings
 from subfleet.settings.timing import Deadlines, LogClock
-from subfleet.trainers.onnx import OnnxTrainer
+from subfleet.trainers.onnx import ONNX, OnnxTrainer
 from subfleet.trainers.trainer import RuntimeTrainer
 from subfleet.transport.address import parse_url
 from subfleet.transport.base import Transport
@@ -206,7 +206,7 @@ class Limited(RuntimeTrainer):
     """A runtime that loads no program above a size, as one that lacks an operator would."""
 
     def __init__(self, largest_bytes: int) -> None:
-        super().__init__(OnnxTrainer.args[0], host=SharedHost())
+        super().__init__(ONNX, host=SharedHost())
         self.largest_bytes = largest_bytes
         self.refused: list[str] = []
 

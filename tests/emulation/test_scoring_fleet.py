@@ -12,7 +12,7 @@ from subfleet.emulation.batch.run import BatchResult, run_batch
 from subfleet.methods.fedfa import FedFA
 from subfleet.protocol.programs import ScoreJob
 from subfleet.reporting.run_figures import violates
-from subfleet.trainers.onnx import OnnxTrainer
+from subfleet.trainers.onnx import ONNX
 from subfleet.trainers.trainer import RuntimeTrainer
 from subfleet.transport.memory import Faults
 
@@ -28,7 +28,7 @@ class Noting(RuntimeTrainer):
     """The real trainer, with a note of every score; those of a client that likes small sizes are turned round."""
 
     def __init__(self, *, turned: bool) -> None:
-        super().__init__(OnnxTrainer.args[0], host=SharedHost())
+        super().__init__(ONNX, host=SharedHost())
         self.sign = -1 if turned else 1
         self.scores: list[float] = []
 

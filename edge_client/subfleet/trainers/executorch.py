@@ -8,7 +8,7 @@ from subfleet.protocol.loading import unloadable
 from subfleet.trainers.runtime import Runtime, RuntimeKind
 from subfleet.trainers.trainer import RuntimeTrainer
 
-__all__ = ["ExecutorchTrainer", "load_executorch"]
+__all__ = ["EXECUTORCH", "ExecutorchTrainer", "load_executorch"]
 
 # Devices get no PyTorch, which ExecuTorch's own bindings need.
 _REMEDY = (
@@ -39,7 +39,6 @@ def load_executorch(provider: str = "cpu") -> Runtime:
         raise unloadable("executorch", error) from error
 
 
-ExecutorchTrainer = partial(
-    RuntimeTrainer, RuntimeKind(target="executorch", suffix=".pte", providers=("cpu",), load=load_executorch)
-)
+EXECUTORCH = RuntimeKind(target="executorch", suffix=".pte", providers=("cpu",), load=load_executorch, reloads=True)
+ExecutorchTrainer = partial(RuntimeTrainer, EXECUTORCH)
 """Makes the trainer of programs and models in the ExecuTorch format; takes `host` as `RuntimeTrainer` does."""

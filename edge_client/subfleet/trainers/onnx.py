@@ -30,7 +30,7 @@ from subfleet.trainers.prediction import FREE_BATCH_SIZE, Model, model_form
 from subfleet.trainers.runtime import Array, Operands, RunProgram, RuntimeKind, Value, buffer, unpack
 from subfleet.trainers.trainer import RuntimeTrainer
 
-__all__ = ["OnnxRuntime", "OnnxTrainer", "load_onnx"]
+__all__ = ["ONNX", "OnnxRuntime", "OnnxTrainer", "load_onnx"]
 
 # The smallest model there is: one Identity from "x" to "y", float32 of shape (1,), opset 13, IR version 8.
 _IDENTITY = (
@@ -227,7 +227,6 @@ def _takes_samples(shape: Sequence[object]) -> bool:
     return len(shape) >= 2 and all(isinstance(size, int) for size in shape[1:])
 
 
-OnnxTrainer = partial(
-    RuntimeTrainer, RuntimeKind(target="onnx", suffix=".onnx", providers=("cpu", "cuda"), load=load_onnx)
-)
+ONNX = RuntimeKind(target="onnx", suffix=".onnx", providers=("cpu", "cuda"), load=load_onnx)
+OnnxTrainer = partial(RuntimeTrainer, ONNX)
 """Makes the trainer of programs and models in the ONNX format; takes `provider` and `host` as `RuntimeTrainer` does."""

@@ -145,12 +145,15 @@ class RuntimeKind:
         load: imports the runtime and makes it load all that does not depend on programs. Takes the provider; raises
             MissingExtraError where the runtime is not installed, BrokenError where it cannot be loaded, and
             ConfigError where it lacks the provider.
+        reloads: whether it is loaded anew for each job, where that takes no time, so that no job is charged with the
+            pages of its code that the system dropped meanwhile.
     """
 
     target: str
     suffix: str
     providers: tuple[str, ...]
     load: Callable[[str], Runtime]
+    reloads: bool = False
 
 
 def unpack(package: Program) -> Callable[[str], Program]:

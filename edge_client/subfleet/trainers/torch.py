@@ -25,7 +25,7 @@ from subfleet.trainers.trainer import RuntimeTrainer
 if TYPE_CHECKING:
     from subfleet.export.steps import Step
 
-__all__ = ["TorchRuntime", "TorchTrainer", "load_torch"]
+__all__ = ["TORCH", "TorchRuntime", "TorchTrainer", "load_torch"]
 
 _Read = TypeVar("_Read")
 # This runtime is for machines that have PyTorch anyway; a device is sent to what it can run without.
@@ -196,7 +196,6 @@ def load_torch(provider: str) -> TorchRuntime:
     return TorchRuntime(provider)
 
 
-TorchTrainer = partial(
-    RuntimeTrainer, RuntimeKind(target="torch", suffix=".safetensors", providers=("cpu", "cuda"), load=load_torch)
-)
+TORCH = RuntimeKind(target="torch", suffix=".safetensors", providers=("cpu", "cuda"), load=load_torch)
+TorchTrainer = partial(RuntimeTrainer, TORCH)
 """Makes the trainer of programs and models for PyTorch; takes `provider` and `host` as `RuntimeTrainer` does."""

@@ -98,6 +98,6 @@ class RuntimeTrainer:
         return predict_dataset(model, model.form.data(data))
 
     def _loaded(self) -> Runtime:
-        if self._runtime is None:
+        if self._runtime is None or self._kind.reloads:
             self._runtime = self._kind.load(self._provider)
         return self._runtime

@@ -10,6 +10,9 @@ channel the product has a single row. Here samples come together:
 - The weight gradient treats every row of the output as a filter over the columns, computes its meeting with every row
   of the input, and adds up those that lie as far apart as two places of the kernel.
 
+Of `benchmarks/results/train-step.md`: the rows "depthwise 3x3" of the table of ONNX Runtime, one for each of these
+forms. MobileNetV2 has layers of all three, and DS-CNN such with samples side by side.
+
 Shapes: as in `convolution_geometry`; M channels out for each channel in, Q places of the input, P of the output.
 """
 

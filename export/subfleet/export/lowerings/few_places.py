@@ -4,6 +4,8 @@ A runtime that makes a product for every sample would read all weights for each,
 Here every row is one place of one sample with all that its kernel sees. The weights stay as they are, in the forward
 and in both gradients; rows are small, and are made and taken apart by products with constant bands.
 
+Of `benchmarks/results/train-step.md`: the row "512 channels on 2x2, forward", 1.95 ms instead of 10.8.
+
 Shapes: as in `convolution_geometry`; Q places of the input and P of the output; R = N * P rows.
 """
 

@@ -2,6 +2,9 @@
 
 Such a map is one small constant matrix for each dimension, and its backward is the transposed matrices. Where windows
 are equal and adjoin, or each element is repeated, a reshape does the same without a product.
+
+Of pooling's and resampling's backwards no runtime has an operator, so that this form is no matter of speed: it is the
+only one, and has no row in `benchmarks/results/train-step.md`.
 """
 
 from collections.abc import Sequence

@@ -3,6 +3,9 @@
 Lavin and Gray, Fast algorithms for convolutional neural networks (2016), section 4.1. Here the transforms of a whole
 batch are a few elementwise operations on its even and odd rows and columns, with channels last.
 
+Of `benchmarks/results/train-step.md`: the column "Winograd" of "One 3x3 convolution forward in XNNPACK", 6.4 ms instead
+of 10.6 for 64 channels, and faster than sums of products in every row.
+
 Shapes: N samples, C channels in, O channels out, H and W sizes, T tiles of 2 x 2 outputs.
 """
 
