@@ -8,10 +8,10 @@ from typing import Any
 from coordinator_benchmark.fleet import Fleet, PricesOf
 from subfleet.folding.path_scoring import proposed_generation
 from subfleet.rounds.actions import Action
-from subfleet.rounds.beginning import beginning_of
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Done, Event, Tick
-from subfleet.rounds.exploring import explored
+from subfleet.rounds.networks import beginning_of
+from subfleet.rounds.sizing import explored
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.work import GenerationRequest, NetworksRequest, ProposedGeneration, SearchRequest

@@ -16,14 +16,13 @@ from subfleet.protocol.messages import Deployed, Presence, Profile, Refusal, Tas
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Reading
 from subfleet.rounds.actions import Action, Reply
-from subfleet.rounds.beginning import beginning_of
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Done, Event, Failed
-from subfleet.rounds.exploring import explored
 from subfleet.rounds.live import LiveState, Member
-from subfleet.rounds.networks import lineages_in_use
+from subfleet.rounds.networks import beginning_of, lineages_in_use
 from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.seating import task_wanted
+from subfleet.rounds.sizing import explored
 from subfleet.rounds.state import RunState, Seat, remembered
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.work import (

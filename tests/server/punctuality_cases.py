@@ -16,7 +16,7 @@ from subfleet.rounds.actions import AggregationRequest
 from subfleet.rounds.awaiting import punctuality_of
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Done, Tick
-from subfleet.rounds.punctuality import PUNCTUAL, Duty, Punctuality
+from subfleet.rounds.live import PUNCTUAL, Duty, Punctuality
 from subfleet.rounds.state import RunState
 from subfleet.rounds.suspicion import ChangeSize
 from subfleet.rounds.terms import Terms

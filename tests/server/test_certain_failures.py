@@ -29,7 +29,7 @@ from subfleet.reporting.address import HttpAddress
 from subfleet.reporting.api import serve_http
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Failed, Tick
-from subfleet.rounds.reasons import REFUSALS
+from subfleet.rounds.refusals import REFUSALS
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.work import CheckRequest

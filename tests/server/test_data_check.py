@@ -16,7 +16,7 @@ from subfleet.protocol.training import ObjectiveSettings, TrainingSettings
 from subfleet.protocol.transform import DataTransform
 from subfleet.rounds.coordinator import round_info, step
 from subfleet.rounds.events import Event
-from subfleet.rounds.samples import peers_told, samples_problem, scale_warning
+from subfleet.rounds.offers import peers_told, samples_problem, scale_warning
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
 from subfleet.serving.narrating import told

@@ -10,7 +10,7 @@ from server.test_assignment import CANDIDATES, PLAN, ask, budgets
 
 from subfleet.methods.assigner import AssignmentContext, Unfit, WrittenSize, largest_fitting
 from subfleet.protocol.readings import Budget
-from subfleet.rounds.deciding import BY_METHOD, deciding_limit
+from subfleet.rounds.seating import BY_METHOD, deciding_limit
 from subfleet.search.candidates import Candidate
 from subfleet.search.fitting import INFINITE_BYTES, LIMITS
 

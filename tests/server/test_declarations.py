@@ -28,7 +28,7 @@ from subfleet.protocol.messages import Receipt
 from subfleet.protocol.subnet import Explicit, Full, Prefix, Roll, SubnetSpec
 from subfleet.rounds.actions import Reply, SendTask
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.declarations import declaration_of
+from subfleet.rounds.offers import declaration_of
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.work import TaskRequest

@@ -30,12 +30,12 @@ from subfleet.protocol.readings import Reading
 from subfleet.rounds.actions import Action, AggregationRequest, SendTask
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Done
+from subfleet.rounds.fitting import models_with_room
 from subfleet.rounds.proposing import scoring_wanted
 from subfleet.rounds.seating import ask_of, task_wanted
 from subfleet.rounds.state import RunState
 from subfleet.rounds.suspicion import ChangeSize
 from subfleet.rounds.terms import Terms
-from subfleet.rounds.weighing import models_with_room
 from subfleet.rounds.work import AggregatedRound, CheckRequest, ExportedModels, ModelsRequest, PreparedTask, Scorable
 from subfleet.rounds.written import ModelFile, ProgramFacts
 

@@ -31,8 +31,8 @@ from subfleet.methods.selector import Selection, SelectionContext
 from subfleet.protocol.messages import Presence
 from subfleet.rounds.awaiting import punctuality_of
 from subfleet.rounds.coordinator import step
+from subfleet.rounds.live import Punctuality
 from subfleet.rounds.persistent import PersistentMap
-from subfleet.rounds.punctuality import Punctuality
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
 from subfleet.testing.rounds import with_steps

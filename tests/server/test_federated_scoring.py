@@ -43,8 +43,8 @@ from subfleet.protocol.readings import Budget
 from subfleet.protocol.task import Evaluate
 from subfleet.protocol.topics import Topics
 from subfleet.rounds.actions import CloseGeneration, Reply, Request, SendTask
+from subfleet.rounds.continuing import taken_up
 from subfleet.rounds.coordinator import resume_actions, step
-from subfleet.rounds.ending import taken_up
 from subfleet.rounds.events import Done, Tick
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms

@@ -20,7 +20,7 @@ from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.messages import Message, Presence, Profile, Receipt, Refusal, Telemetry, Update, encode
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.task import Task
-from subfleet.rounds.beginning import beginning_of
+from subfleet.rounds.networks import beginning_of
 from subfleet.rounds.state import RunState, Seat
 from subfleet.rounds.suspicion import ChangeSize
 from subfleet.rounds.terms import Terms

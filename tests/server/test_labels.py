@@ -19,7 +19,7 @@ from subfleet.protocol.errors import ConfigError, DataError
 from subfleet.protocol.messages import Profile
 from subfleet.protocol.training import ObjectiveSettings, TrainingSettings
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.labels import class_counts_of
+from subfleet.rounds.offers import class_counts_of
 from subfleet.rounds.state import RunState, Seat
 from subfleet.rounds.terms import Terms
 from subfleet.settings.reading import read_run

@@ -6,7 +6,7 @@ import pytest
 from server.coordinator_cases import profile, telemetry, terms_of
 
 from subfleet.protocol.errors import ConfigError
-from subfleet.rounds.seating import measured_seat
+from subfleet.rounds.offers import measured_seat
 from subfleet.rounds.state import RunState
 from subfleet.settings.fleet import MemoryLimits
 from subfleet.settings.reading import read_run

@@ -40,9 +40,9 @@ from subfleet.rounds.networks import (
     with_lineages,
 )
 from subfleet.rounds.pricing import candidates_of, prices_of, prices_wanted, target_prices
+from subfleet.rounds.refusals import unfit_sizes, with_unfit
 from subfleet.rounds.state import RunState, Submodel
 from subfleet.rounds.terms import Terms
-from subfleet.rounds.unfit import unfit_sizes, with_unfit
 from subfleet.rounds.work import CostRequest
 from subfleet.rounds.written import ProgramFacts, WrittenProgram
 from subfleet.search.queue import SizedProgram

@@ -29,11 +29,10 @@ from subfleet.protocol.readings import Reading
 from subfleet.protocol.schema import canonical_json, to_plain
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.rounds.actions import Reply
-from subfleet.rounds.beginning import beginning_of
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.declarations import MOST_NETWORKS
 from subfleet.rounds.events import Done, Failed, Tick
-from subfleet.rounds.networks import NOT_YET, brought_anew
+from subfleet.rounds.networks import NOT_YET, beginning_of, brought_anew
+from subfleet.rounds.offers import MOST_NETWORKS
 from subfleet.rounds.progress import Measuring
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms

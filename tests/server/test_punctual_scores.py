@@ -31,7 +31,7 @@ from subfleet.rounds.actions import Action, CloseEvaluation, Reply, Withdraw
 from subfleet.rounds.awaiting import punctuality_of
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Tick
-from subfleet.rounds.punctuality import Punctuality
+from subfleet.rounds.live import Punctuality
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.work import EvaluationRequest

@@ -38,7 +38,7 @@ from subfleet.rounds.actions import Withdraw
 from subfleet.rounds.awaiting import nobody_waits, punctuality_of
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Done
-from subfleet.rounds.punctuality import PUNCTUAL, Punctuality
+from subfleet.rounds.live import PUNCTUAL, Punctuality
 from subfleet.rounds.state import RunState
 from subfleet.rounds.suspicion import ChangeSize
 from subfleet.rounds.terms import Terms

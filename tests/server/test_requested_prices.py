@@ -29,10 +29,9 @@ from subfleet.methods.dynamic_selection import DynamicSelection
 from subfleet.rounds.actions import Action
 from subfleet.rounds.coordinator import resume_actions, step
 from subfleet.rounds.events import Done, Failed, Tick
-from subfleet.rounds.exploring import explored
 from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.progress import Waiting
-from subfleet.rounds.sizing import AT_ONCE
+from subfleet.rounds.sizing import AT_ONCE, explored
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import CostRequest, SearchRequest, TaskRequest
 from subfleet.search import pareto

@@ -32,9 +32,9 @@ from subfleet.protocol.task import Calibrate
 from subfleet.reporting.address import HttpAddress
 from subfleet.reporting.api import serve_http
 from subfleet.rounds.actions import AggregationRequest, Close, SendTask
+from subfleet.rounds.continuing import what_is_lacking
 from subfleet.rounds.coordinator import round_info, step
 from subfleet.rounds.events import Done, Tick
-from subfleet.rounds.retrying import what_is_lacking
 from subfleet.rounds.state import RunState, Seat
 from subfleet.rounds.suspicion import ChangeSize
 from subfleet.rounds.terms import Terms

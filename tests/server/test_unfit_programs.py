@@ -37,13 +37,12 @@ from subfleet.protocol.programs import ProgramRef
 from subfleet.rounds.actions import Action, AggregationRequest, SendTask
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Done, Event
+from subfleet.rounds.offers import measured_seat
 from subfleet.rounds.proposing import proposed_seat, scoring_wanted
-from subfleet.rounds.reasons import REFUSALS
-from subfleet.rounds.seating import measured_seat
+from subfleet.rounds.refusals import REFUSALS, with_unfit
 from subfleet.rounds.state import RunState
 from subfleet.rounds.suspicion import ChangeSize
 from subfleet.rounds.terms import Terms
-from subfleet.rounds.unfit import with_unfit
 from subfleet.rounds.work import AggregatedRound, CheckRequest, ProgramRequest, Scorable, ScoringRequest, TaskRequest
 from subfleet.rounds.written import NO_PROGRAM_BYTES, ProgramFacts, WrittenProgram
 from subfleet.search.queue import SizedProgram
@@ -222,7 +221,7 @@ def test_a_device_that_has_refused_everything_is_skipped_with_its_own_reason() -
 
 
 def test_the_oldest_refusals_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("subfleet.rounds.unfit._MOST", 2)
+    monkeypatch.setattr("subfleet.rounds.refusals._MOST", 2)
     state, _ = assigned(PLAN, measuring(PLAN))
     for name in CLIENTS:
         state, _ = step(PLAN, state, written(PLAN, state, name), 2.0)

@@ -9,8 +9,7 @@ from subfleet.elastic.lineage import Lineage
 from subfleet.journal.evaluations import EvaluationRecord, EvaluationRow
 from subfleet.journal.networks import NetworkRecord
 from subfleet.journal.records import RoundRecord
-from subfleet.rounds.counting import NEVER, counts_from
-from subfleet.rounds.networks import all_lineages
+from subfleet.rounds.networks import NEVER, all_lineages, counts_from
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.written import NO_PROGRAM_BYTES, WrittenProgram

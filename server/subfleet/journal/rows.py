@@ -16,8 +16,8 @@ from subfleet.protocol.metric_sums import Totals
 from subfleet.protocol.task import Train
 from subfleet.protocol.task_kinds import TaskKind, metrics_of
 from subfleet.rounds.actions import Close, CloseEvaluation, CloseGeneration
-from subfleet.rounds.durations import expected_time
 from subfleet.rounds.networks import declared_of, price_of
+from subfleet.rounds.selection import expected_time
 from subfleet.rounds.state import Seat
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.weights import Weight, round_weights

@@ -1,4 +1,4 @@
-"""What a message about a task deserves: pure judgements, the same before and after a blob was pulled."""
+"""What a message of a device deserves, and what a device is told that gets no task. Pure."""
 
 import math
 from typing import Literal
@@ -15,7 +15,7 @@ from subfleet.rounds.state import RunState, Seat, Stage
 from subfleet.rounds.tasks import score_task_id
 from subfleet.rounds.terms import Terms
 
-__all__ = ["Verdict", "judge", "reply"]
+__all__ = ["Verdict", "judge", "reply", "skip_notice", "skip_notices"]
 
 Verdict = Literal["accepted", "duplicate", "refused"]
 _Answer = Update | Refusal | Deployed | Scores | Evaluated
@@ -183,3 +183,24 @@ def _awaited(work: Work) -> tuple[tuple[PhaseName, ...], Stage]:
         case _:
             never(work)
     return awaited
+
+
+def skip_notice(seat: Seat | None) -> tuple[Reply, ...]:
+    """What the client of a seat is told of it; nothing where it takes part or has told nothing."""
+    if seat is None or seat.stage != "skipped" or not seat.offer.telemetry_id:
+        return ()
+    receipt = Receipt(
+        of=seat.offer.telemetry_id,
+        status="accepted",
+        reason=seat.reason,
+        message_id=f"skipped/{seat.offer.telemetry_id}",
+    )
+    return (Reply(client_id=seat.client_id, receipt=receipt),)
+
+
+def skip_notices(before: RunState, after: RunState) -> tuple[Reply, ...]:
+    """What clients are told whose seats a step has skipped."""
+    if after.seats is before.seats:
+        return ()
+    new = (seat for name, seat in after.seats.items() if seat is not before.seats.get(name))
+    return tuple(notice for seat in new for notice in skip_notice(seat))

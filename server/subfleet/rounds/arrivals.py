@@ -9,23 +9,21 @@ from subfleet.protocol.messages import Update
 from subfleet.rounds.actions import Action, AggregationRequest, SendTask, Withdraw
 from subfleet.rounds.answers import judge, reply
 from subfleet.rounds.awaiting import sent_s, with_answer
-from subfleet.rounds.beginning import begun_with
 from subfleet.rounds.closing import folded, not_folded
 from subfleet.rounds.evaluating import evaluation_made
 from subfleet.rounds.events import Done, Failed
+from subfleet.rounds.fitting import models_with_room
 from subfleet.rounds.live import TargetPrices
+from subfleet.rounds.networks import begun_with
 from subfleet.rounds.pricing import has_prices, prices_of, target_prices
 from subfleet.rounds.proposing import scoring_seat
-from subfleet.rounds.reasons import Lasts
-from subfleet.rounds.refusing import lasting_of
 from subfleet.rounds.searching import generation_failed, generation_made
-from subfleet.rounds.seating import prepared_seat, task_wanted
+from subfleet.rounds.seating import lasting_of, prepared_seat, task_wanted
 from subfleet.rounds.sizing import asking, lacking
-from subfleet.rounds.state import RunState, Seat, Trained
+from subfleet.rounds.state import Lasts, RunState, Seat, Trained
 from subfleet.rounds.suspicion import ChangeSize
 from subfleet.rounds.tasks import deploy_task
 from subfleet.rounds.terms import Terms
-from subfleet.rounds.weighing import models_with_room
 from subfleet.rounds.work import (
     CheckRequest,
     CostRequest,

@@ -7,7 +7,7 @@ One rule closes every phase in which clients work (training, evaluation, scoring
   answered are at least `Run.quorum` of them and those that are waited for. A refusal is an answer: the client will not
   do the work, however long the others wait.
 
-Who is waited for follows from what is remembered of each client, see `punctuality`. As long as nobody has answered, a
+Who is waited for follows from what is remembered of each client, see `live`. As long as nobody has answered, a
 training waits for everybody until its deadline, since a round without an update is no round; an evaluation, which can
 be left out, waits for extras as long as for those that have missed one task.
 
@@ -23,9 +23,8 @@ from typing import Literal
 
 from subfleet.protocol.task import Calibrate, Evaluate, Score, Train
 from subfleet.rounds.actions import Action, Withdraw
-from subfleet.rounds.live import Member
+from subfleet.rounds.live import DUTIES, EXTRA_FROM, PUNCTUAL, Duty, Member, Punctuality
 from subfleet.rounds.members import expected, has_left, reason_away
-from subfleet.rounds.punctuality import DUTIES, EXTRA_FROM, PUNCTUAL, Duty, Punctuality
 from subfleet.rounds.state import RunState, Seat
 from subfleet.rounds.terms import Terms
 

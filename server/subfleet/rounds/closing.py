@@ -16,10 +16,10 @@ from types import MappingProxyType
 
 from subfleet.protocol.task import Calibrate, Train
 from subfleet.rounds.actions import Action, AggregationRequest, Close
+from subfleet.rounds.continuing import fruitless, what_is_lacking
 from subfleet.rounds.evaluating import begun
 from subfleet.rounds.networks import brought_anew, own_size, with_lineages
 from subfleet.rounds.progress import Aggregating, Waiting
-from subfleet.rounds.retrying import fruitless, what_is_lacking
 from subfleet.rounds.selection import with_memory
 from subfleet.rounds.state import Exclusion, RunState, Seat, Suspicion, remembered
 from subfleet.rounds.suspicion import ChangeSize, divergence, most_suspect, outliers_of, travel, usual_change

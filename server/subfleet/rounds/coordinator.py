@@ -21,25 +21,23 @@ from subfleet.protocol.messages import (
     Update,
 )
 from subfleet.rounds.actions import Action, SendTask, Withdraw
-from subfleet.rounds.answers import judge, reply
+from subfleet.rounds.answers import judge, reply, skip_notice, skip_notices
 from subfleet.rounds.arrivals import tasks_wanted, with_failure, with_result
 from subfleet.rounds.awaiting import sent_s, with_answer
 from subfleet.rounds.closing import fold_action, with_exclusion
-from subfleet.rounds.declarations import declaration_reply, with_brought
 from subfleet.rounds.evaluating import evaluated, evaluations_wanted
 from subfleet.rounds.events import Done, Event, Failed, FromDevice, FromServer, Tick
 from subfleet.rounds.live import Member, Swept
 from subfleet.rounds.members import holds_lease, parted, without_strangers
-from subfleet.rounds.notices import skip_notice, skip_notices
+from subfleet.rounds.offers import declaration_reply, measured_seat, with_brought
 from subfleet.rounds.phases import advance
 from subfleet.rounds.pricing import prices_wanted
 from subfleet.rounds.proposing import scored_seat, scoring_wanted, unscored_seat
-from subfleet.rounds.refusing import reason_of, refused_seat, with_less, with_room
-from subfleet.rounds.seating import measured_seat
+from subfleet.rounds.refusals import forgiven, with_unfit
+from subfleet.rounds.seating import reason_of, refused_seat, with_less, with_room
 from subfleet.rounds.sizing import asking, lacking
 from subfleet.rounds.state import RunState, Seat
 from subfleet.rounds.terms import Terms
-from subfleet.rounds.unfit import forgiven, with_unfit
 from subfleet.rounds.work import CheckRequest, ModelsRequest, ProgramRequest
 
 __all__ = ["resume_actions", "round_info", "step"]

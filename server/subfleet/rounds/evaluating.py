@@ -17,16 +17,15 @@ from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
 from subfleet.rounds.actions import Action, CloseEvaluation, GoOn, SendTask
 from subfleet.rounds.awaiting import collected, limit_s, sent_s, with_answer, with_phase_closed, without_parted
-from subfleet.rounds.ending import over
-from subfleet.rounds.fitting_plans import operators_of, planned_evaluation
+from subfleet.rounds.continuing import over
+from subfleet.rounds.fitting import beyond_disk, operators_of, planned_evaluation
+from subfleet.rounds.live import Duty
 from subfleet.rounds.members import expected
 from subfleet.rounds.networks import standing_for
 from subfleet.rounds.progress import Evaluating, Waiting
-from subfleet.rounds.punctuality import Duty
 from subfleet.rounds.state import LastEvaluation, RunState, Seat, Submodel
 from subfleet.rounds.tasks import evaluate_task
 from subfleet.rounds.terms import Terms
-from subfleet.rounds.weighing import beyond_disk
 from subfleet.rounds.work import EvaluationRequest, PreparedTask
 
 __all__ = ["begun", "evaluated", "evaluating", "evaluating_seat", "evaluation_made", "evaluations_wanted"]

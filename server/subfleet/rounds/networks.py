@@ -1,32 +1,41 @@
-"""The networks of a run: which are in use, what their subnets cost, and what goes when one retires. Pure.
+"""The networks of a run: with which it begins, which are in use, what they cost, and when their programs count. Pure.
 
-As long as a method changes none, there is the one that the run begins with, and no lineage is written down.
+As long as a method changes none, there is the one that the configuration describes, and no lineage is written down.
+
+A program that is written in a turn counts from the next one on. How long that takes is a matter of speed. A strict run
+waits for the programs that its devices wish for, so that speed takes no part in it, unless its method has rounds go on.
+The turns are in the journal and in what a run leaves behind, and a run with the same ones plays the same rounds again.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 
 from subfleet.elastic.families import AnyFamily
-from subfleet.elastic.lineage import Lineage
+from subfleet.elastic.lineage import Drawn, Lineage
 from subfleet.methods.aggregator import Participant
-from subfleet.methods.run_networks import StandingContext
+from subfleet.methods.run_networks import BeginContext, StandingContext
 from subfleet.protocol.memory import planned_for
 from subfleet.protocol.subnet import SubnetSpec
-from subfleet.rounds.counting import NEVER, counts, counts_from
 from subfleet.rounds.state import RunState, Seat, remembered
 from subfleet.rounds.terms import Declared, Terms
-from subfleet.rounds.work import CostRequest
-from subfleet.rounds.written import NO_PROGRAM_BYTES
+from subfleet.rounds.work import CostRequest, NetworksRequest
+from subfleet.rounds.written import NO_PROGRAM_BYTES, WrittenProgram
 from subfleet.search.candidates import Candidate, why_not
 from subfleet.search.queue import SizedProgram
 
 __all__ = [
+    "NEVER",
     "NOT_YET",
     "all_lineages",
+    "beginning_of",
+    "begun_with",
     "brought_anew",
     "carried_by",
+    "counting_turns",
+    "counts",
+    "counts_from",
     "declared_of",
     "in_use",
     "lineages_in_use",
@@ -35,9 +44,10 @@ __all__ = [
     "price_of",
     "readiness_told",
     "standing_for",
+    "to_begin",
+    "waits_for_programs",
     "with_lineages",
 ]
-
 
 NOT_YET = "the network that it brings is in no union; one has it from the next round on, unless it is too large"
 """Why a client is skipped in the round in which it comes."""
@@ -215,6 +225,109 @@ def _called(network_id: str) -> str:
 
 
 def _program_of(refusal: str) -> str:
-    """The key of the program that a refusal is of, see `unfit`."""
+    """The key of the program that a refusal is of, see `refusals`."""
     *_, target, spec_id = refusal.split("/")
     return f"{target}/{spec_id}"
+
+
+NEVER = 0
+"""In place of a turn: the program was not written in time for any."""
+
+
+def counts_from(terms: Terms, written: WrittenProgram) -> int:
+    """The turn from which a program counts; 0 for never."""
+    return terms.config.programs_from.get(written.program.key, written.turn + 1)
+
+
+def counts(terms: Terms, state: RunState, written: WrittenProgram) -> bool:
+    """Whether a program may be given in this turn, as far as it is a matter of when it was written."""
+    return NEVER < counts_from(terms, written) <= state.turn
+
+
+def waits_for_programs(terms: Terms, state: RunState) -> bool:
+    """Whether a round all of whose clients have answered stays open for programs that are being written."""
+    told = terms.config.programs_from
+    if told:
+        return any(NEVER < told.get(one.key, NEVER) <= state.turn + 1 for one in state.queue)
+    return bool(state.queue) and terms.config.strict and terms.roles.assigner.awaits_programs
+
+
+def counting_turns(terms: Terms, state: RunState) -> Mapping[str, int]:
+    """The turns from which programs count, by their keys, as `Run.programs_from` takes them."""
+    found = {key: counts_from(terms, one) for key, one in state.written.items()}
+    return dict(sorted({**{one.key: NEVER for one in state.queue}, **found}.items()))
+
+
+def to_begin(terms: Terms, state: RunState) -> tuple[NetworksRequest, ...]:
+    """What is to be made before the first round's clients are chosen; nothing where all is there."""
+    begun = state.folded_round or state.lineages or state.live.begun_turn == state.turn
+    if terms.roles.networks.begin is None or begun or not _answered(state):
+        return ()
+    return (NetworksRequest(turn=state.turn),)
+
+
+def beginning_of(terms: Terms, state: RunState) -> tuple[Lineage, ...]:
+    """The networks that the method begins with; the configured one retires before the first round.
+
+    Args:
+        terms: of the run.
+        state: with the answers of the first round's clients.
+
+    Returns:
+        The lineages of the networks; none where the run begins with the configured one.
+
+    Raises:
+        ValueError: the method gives some that may not begin a run.
+    """
+    seats = _answered(state)
+    found: tuple[Lineage, ...] = ()
+    if terms.roles.networks.begin is not None:
+        found = terms.roles.networks.begin(
+            BeginContext(
+                network=terms.network,
+                rates=terms.config.rates,
+                clients=tuple(seat.client_id for seat in seats),
+                brought=MappingProxyType(
+                    {seat.client_id: seat.offer.brought for seat in seats if seat.offer.brought is not None}
+                ),
+                carried_by=partial(
+                    carried_by,
+                    terms,
+                    [
+                        replace(seat, offer=replace(seat.offer, budget=seat.offer.lasting or seat.offer.budget))
+                        for seat in seats
+                    ],
+                ),
+            )
+        )
+    for lineage in found:
+        _check(terms, lineage)
+        terms.declared(lineage)  # which takes its time here, and none later
+    (first,) = all_lineages(terms, ())
+    return (replace(first, retired_round=0), *found) if found else ()
+
+
+def begun_with(terms: Terms, state: RunState, request: NetworksRequest, lineages: tuple[Lineage, ...]) -> RunState:
+    """The state in which the run begins so; one that has begun stays as it is.
+
+    The configured network may have been given out before, in a turn that came to nothing; it leaves nothing behind.
+    """
+    if state.folded_round or state.lineages or request.turn != state.turn:
+        return state
+    state = with_lineages(terms, state, lineages)
+    return replace(state, live=replace(state.live, begun_turn=state.turn))
+
+
+def _answered(state: RunState) -> list[Seat]:
+    return [seat for _, seat in sorted(state.seats.items()) if seat.stage == "answered"]
+
+
+def _check(terms: Terms, lineage: Lineage) -> None:
+    if not lineage.id or lineage.born_round or not lineage.living or not isinstance(lineage.map, Drawn):
+        raise ValueError(
+            f"a run is to begin with network {lineage.id!r}, but that must have an id, appear before the first round, "
+            "be in use and have drawn weights"
+        )
+    config, first = lineage.config, terms.config.model
+    if (config.input_shape, config.class_count) != (first.input_shape, first.class_count):
+        raise ValueError(f"network {lineage.id!r} takes or tells something else than what the configuration describes")

@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from subfleet.protocol.exhaustive import never
 from subfleet.rounds.actions import Action, GoOn
+from subfleet.rounds.answers import skip_notice
 from subfleet.rounds.awaiting import (
     NO_SIZE,
     awaited_models,
@@ -21,14 +22,11 @@ from subfleet.rounds.awaiting import (
     with_phase_closed,
     without_parted,
 )
-from subfleet.rounds.beginning import to_begin
 from subfleet.rounds.closing import begin_fold
-from subfleet.rounds.counting import waits_for_programs
-from subfleet.rounds.ending import over
+from subfleet.rounds.continuing import fruitless, opened, over
 from subfleet.rounds.evaluating import evaluating
 from subfleet.rounds.members import SILENT_SINCE, expected, holds_lease, silent_members
-from subfleet.rounds.networks import standing_for
-from subfleet.rounds.notices import skip_notice
+from subfleet.rounds.networks import standing_for, to_begin, waits_for_programs
 from subfleet.rounds.progress import (
     Aggregating,
     Deploying,
@@ -41,7 +39,6 @@ from subfleet.rounds.progress import (
     Waiting,
 )
 from subfleet.rounds.proposing import without_late_scores
-from subfleet.rounds.retrying import fruitless, opened
 from subfleet.rounds.searching import search_due, searching
 from subfleet.rounds.selection import NOT_DRAWN, selected
 from subfleet.rounds.sizing import asking, lacking, sized

@@ -123,7 +123,7 @@ class Tries:
         retry: of the open round, or of the last one.
         lost: of the whole run.
         waits_for: who did not take part in the last one and why; empty where the round was folded.
-        failing: the clients whose attempts come to nothing again and again, see `retrying`.
+        failing: the clients whose attempts come to nothing again and again, see `continuing`.
     """
 
     retry: int = 0

@@ -17,11 +17,11 @@ from subfleet.protocol.subnet import SubnetSpec
 from subfleet.protocol.task import Score
 from subfleet.rounds.actions import Action, SendTask, Withdraw
 from subfleet.rounds.awaiting import any_scores, awaited_scores, limit_s, with_missing
+from subfleet.rounds.refusals import unscorable_sizes
 from subfleet.rounds.seating import ask_of, assigned_seat, given_seat
 from subfleet.rounds.state import RunState, Seat
 from subfleet.rounds.tasks import score_task
 from subfleet.rounds.terms import Terms
-from subfleet.rounds.unfit import unscorable_sizes
 from subfleet.rounds.work import Scorable, ScoringRequest
 
 __all__ = [

@@ -7,24 +7,55 @@
 
 A tier whose paths no device can compute is passed over where devices score.
 
-Generations are proposed beside the loop, and scored there or by devices, see `federated_scoring`. Each is in the
+Generations are proposed beside the loop, and scored there or by devices, as below. Each is in the
 journal before the next is asked for: a run that was killed goes on behind the last one.
+
+A device receives the smallest supernet that holds the generation's paths, and tells how good each of them is there
+(FedorAS, section 3.2). A path's score in a round is the mean over all labels that were counted, of which no device has
+more than a share, without the best and the worst quarter of the devices, from three on at least one; and over all
+rounds the mean of these. A server that starts anew has the generation scored anew, by tasks with other names,
+since devices do not answer a task twice.
 """
 
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from subfleet.elastic.lineage import Lineage
-from subfleet.methods.path_search import PathSearch, ScoredGeneration
+from subfleet.elastic.network import Network
+from subfleet.methods.assigner import stream_of
+from subfleet.methods.path_search import FederatedScoring, Generation, PathSearch, ScoredGeneration
+from subfleet.methods.turns import trimmed_mean
+from subfleet.protocol.answers import Evaluated
+from subfleet.protocol.metric_sums import Totals
+from subfleet.protocol.subnet import SubnetSpec
 from subfleet.rounds.actions import Action, CloseGeneration
-from subfleet.rounds.federated_scoring import begun_scoring, mean_scores, scored_by_devices
+from subfleet.rounds.awaiting import collected, punctuality_of, with_phase_closed, without_parted
+from subfleet.rounds.evaluating import evaluating_seat, evaluations_wanted
+from subfleet.rounds.live import GenerationScores
+from subfleet.rounds.members import expected
 from subfleet.rounds.networks import all_lineages, lineages_in_use, with_lineages
 from subfleet.rounds.progress import Searching, Waiting
 from subfleet.rounds.sizing import asking
 from subfleet.rounds.state import RunState, remembered
 from subfleet.rounds.terms import Terms
+from subfleet.rounds.weights import client_share, share_limit
 from subfleet.rounds.work import GenerationRequest, ProposedGeneration
+from subfleet.search.ranking import kendall_tau
 
-__all__ = ["generation_failed", "generation_made", "generation_wanted", "search_due", "searched_round", "searching"]
+__all__ = [
+    "begun_scoring",
+    "generation_failed",
+    "generation_made",
+    "generation_wanted",
+    "mean_scores",
+    "scored_by_devices",
+    "search_due",
+    "searched_round",
+    "searching",
+    "smallest_supernet",
+]
 
 Outcome = tuple[RunState, tuple[Action, ...]]
 _NOBODY = "no device that can compute its paths has scored them; see that some hold samples out"
@@ -149,3 +180,139 @@ def _with_found(terms: Terms, state: RunState, search: PathSearch, supernet: Lin
         for one in all_lineages(terms, state.lineages)
     )
     return with_lineages(terms, state, (*before, *found))
+
+
+_MOST_GUESSES = 2.0
+"""The most that a loss counts, in those of guessing: worse paths are alike."""
+
+
+def smallest_supernet(network: Network, generation: Generation) -> SubnetSpec:
+    """The subspace that holds the paths of a generation, and no other operator.
+
+    Args:
+        network: the supernet.
+        generation: of its paths.
+    """
+    used = [set(operators) for operators in zip(*generation.paths, strict=True)]
+    kept = {
+        name: tuple(one for one in choice.operators if one in own)
+        for (name, choice), own in zip(network.choices.items(), used, strict=True)
+    }
+    named = tuple((name, own) for name, own in kept.items() if own != network.choices[name].operators)
+    return replace(network.full_spec(), choices=named, name=f"supernet of {len(generation.paths)} paths")
+
+
+def begun_scoring(state: RunState, network: Network, made: ProposedGeneration, now_s: float) -> RunState:
+    """The state in which devices are to score a generation.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if made.generation is None:
+        raise ValueError("there is no generation to score")
+    scores = GenerationScores(
+        made=made,
+        supernet=smallest_supernet(network, made.generation),
+        asked_s=state.live.entered_s,
+        sums=(0.0,) * len(made.generation.paths),
+    )
+    live = replace(state.live, scores=scores, entered_s=now_s)
+    return replace(state, live=live, seats=MappingProxyType({}))
+
+
+def scored_by_devices(
+    terms: Terms, state: RunState, network: Network, federated: FederatedScoring, now_s: float
+) -> Outcome:
+    """Ask for scores, and close a round of scoring where nothing more is to be waited for.
+
+    All rounds are over where the state's scores say that more were closed than there are.
+    """
+    actions: tuple[Action, ...] = ()
+    while (scores := state.live.scores) is not None and scores.closed < federated.rounds:
+        if not state.seats:
+            names = _drawn(terms, state, scores, federated, now_s)
+            seats = {name: evaluating_seat(state, name, network.full_spec(), scores.supernet) for name in names}
+            state = replace(state, seats=MappingProxyType(seats))
+            actions += evaluations_wanted(state, seats)
+        state, parted = without_parted(terms, state, now_s)
+        actions += parted
+        collection = collected(terms, state, "paths", now_s)
+        asked = state.seats or collection.late  # where nobody can be asked, nobody has answered
+        if not (asked and collection.closes):
+            break
+        state, withdrawn = with_phase_closed(terms, state, "paths", collection, now_s)
+        state = _closed(terms, state, scores, now_s)
+        actions += withdrawn
+    return state, actions
+
+
+def mean_scores(scores: GenerationScores) -> tuple[float, ...]:
+    """Of each path, over all labels that were counted; none where no device has told any."""
+    return tuple(one / scores.weight for one in scores.sums) if scores.weight else ()
+
+
+def _drawn(
+    terms: Terms, state: RunState, scores: GenerationScores, federated: FederatedScoring, now_s: float
+) -> Sequence[str]:
+    """Those that score in the open round, and extras beside them: other ones in each, the same again after a crash."""
+    able = sorted(_able(terms, state, scores, now_s))
+    name = f"{terms.config.seed}/{state.round}/{state.generations + 1}/{scores.closed}/scoring"
+    extras = [one for one in able if punctuality_of(state, one, "paths").extra]
+    others = sorted(set(able) - set(extras))
+    drawn = stream_of(name).sample(others, min(federated.clients, len(others)))
+    return sorted((*drawn, *stream_of(f"{name}/extras").sample(extras, min(federated.clients, len(extras)))))
+
+
+def _able(terms: Terms, state: RunState, scores: GenerationScores, now_s: float) -> Iterator[str]:
+    """Those that are there, have held-out data, and can compute what the generation's tier takes at least."""
+    least_macs = scores.made.generation.least_macs if scores.made.generation is not None else 0
+    for name in expected(terms, state, now_s):
+        last, profile = state.last.get(name), state.profiles.get(name)
+        if last is None or profile is None or not profile.held_out_count:
+            continue
+        most = last.offer.budget.forward_macs if last.offer.budget is not None else None
+        if most is None or most >= least_macs:
+            yield name
+
+
+def _closed(terms: Terms, state: RunState, scores: GenerationScores, now_s: float) -> RunState:
+    """Count what was told, and go on to the next round of scoring."""
+    found = [one.evaluated for _, one in sorted(state.seats.items()) if one.stage == "done" and one.evaluated]
+    labels = [one.label_count for one in found]
+    # How many labels a device has is no more than a claim.
+    limit = share_limit(labels, client_share(terms.config.max_client_share, len(labels)))
+    weights = [float(own if limit is None or own <= limit else limit) for own in labels]
+    together = math.fsum(weights)
+    told = [_told(terms, one) for one in found]
+    sums = scores.sums
+    if told:
+        means = (trimmed_mean(own, weights) for own in zip(*told, strict=True))
+        sums = tuple(before + together * mean for before, mean in zip(sums, means, strict=True))
+    asked = [seat for seat in state.seats.values() if seat.task is not None]
+    sent = (blob for seat in asked if seat.task is not None for blob in seat.task.weights)
+    scores = replace(
+        scores,
+        closed=scores.closed + 1,
+        labels=scores.labels + sum(labels),
+        weight=scores.weight + together,
+        sums=sums,
+        answers=scores.answers + len(found),
+        asked=tuple(sorted({*scores.asked, *(seat.client_id for seat in asked)})),
+        supernet_bytes=max([scores.supernet_bytes, *(one.size_bytes for one in sent)]),
+    )
+    central = scores.made.scores
+    if central and scores.weight:
+        scores = replace(scores, ranks=(*scores.ranks, kendall_tau(mean_scores(scores), central)))
+    settled = state.settled.union(seat.task.task_id for seat in asked if seat.stage == "done" and seat.task is not None)
+    live = replace(state.live, scores=scores, entered_s=now_s)
+    return replace(state, live=live, seats=MappingProxyType({}), settled=settled)
+
+
+def _told(terms: Terms, answer: Evaluated) -> list[float]:
+    """Of each path, its score."""
+    kind = terms.config.training.objective.kind
+    if kind.by_accuracy:
+        return [one.accuracy for one in answer.scores]
+    # One device's word for a loss without bounds would decide by itself.
+    most = _MOST_GUESSES * kind.guess_loss(terms.config.model.class_count, Totals(label_count=0, loss=0.0))
+    return [-min(one.loss, most) for one in answer.scores]

@@ -1,4 +1,4 @@
-"""One client's seat: what it is given, and what follows from its answers. Pure."""
+"""What a client is given: chosen by its method, judged by its program's plan, replaced after a refusal. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -6,128 +6,40 @@ from types import MappingProxyType
 
 from subfleet.methods.assigner import Assignment, AssignmentContext, WrittenSize
 from subfleet.protocol.memory import planned_for
-from subfleet.protocol.messages import Profile, Telemetry
-from subfleet.protocol.readings import Budget, LogLow, Reading
+from subfleet.protocol.messages import Refusal
+from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.text import printable
 from subfleet.rounds.actions import Action, SendTask
-from subfleet.rounds.counting import counts
-from subfleet.rounds.deciding import deciding_limit
-from subfleet.rounds.declarations import declaration_of
-from subfleet.rounds.fitting_plans import operators_of, planned_for_seat
-from subfleet.rounds.labels import class_counts_of
-from subfleet.rounds.networks import NOT_YET, in_use, own_size, standing_for
+from subfleet.rounds.fitting import objection, operators_of, planned_for_seat
+from subfleet.rounds.networks import NOT_YET, counts, in_use, own_size, standing_for
+from subfleet.rounds.offers import MOST_CHARACTERS
 from subfleet.rounds.pricing import candidates_of, prices_of
-from subfleet.rounds.reasons import Lasts, nothing_left
-from subfleet.rounds.samples import samples_problem, scale_warning
-from subfleet.rounds.state import Offer, RunState, Seat, Submodel
+from subfleet.rounds.refusals import REFUSALS, nothing_left, unfit_sizes
+from subfleet.rounds.state import Lasts, RunState, Seat, Submodel
 from subfleet.rounds.tasks import draw_of, train_task
 from subfleet.rounds.terms import Terms
-from subfleet.rounds.unfit import unfit_sizes
-from subfleet.rounds.weighing import objection
 from subfleet.rounds.work import PreparedTask, TaskRequest
 from subfleet.rounds.written import ProgramFacts
-from subfleet.search.candidates import budget_of, forward_macs_of, lacking_operators
-from subfleet.search.fitting import Limit
+from subfleet.search.candidates import Candidate, lacking_operators
+from subfleet.search.fitting import LIMITS, Limit
 from subfleet.search.query import Search
 
 __all__ = [
-    "MOST_CHARACTERS",
+    "BY_METHOD",
     "ask_of",
     "assigned_seat",
     "choose_below",
+    "deciding_limit",
     "given_seat",
-    "measured_seat",
+    "lasting_of",
     "prepared_seat",
+    "reason_of",
+    "refused_seat",
     "task_wanted",
+    "with_less",
+    "with_room",
 ]
-
-MOST_CHARACTERS = 400  # of a reason, as it stands in tables
-
-
-def measured_seat(terms: Terms, state: RunState, profile: Profile, telemetry: Telemetry) -> Seat:
-    """The seat of a client that has told what it can give; skipped where it can take no part at all.
-
-    Args:
-        terms: of the run.
-        state: of the run. What a refusal has told of a disk counts where the telemetry tells nothing.
-        profile: of the client.
-        telemetry: what it told.
-    """
-    if telemetry.disk_budget_bytes is None:
-        telemetry = replace(telemetry, disk_budget_bytes=state.disks.get(profile.client_id))
-    class_counts, odd_classes = class_counts_of(terms.config, profile)
-    seat = Seat(
-        client_id=profile.client_id,
-        device=profile.device,
-        stage="answered",
-        offer=Offer(
-            runtime=next((name for name in profile.runtimes if name in terms.config.targets), ""),
-            packing_width=profile.packing_width,
-            macs_per_s=profile.macs_per_s,
-            budget=_budget(terms, profile, telemetry, telemetry.reading, telemetry.memory_budget_bytes),
-            lasting=_lasting(terms, profile, telemetry),
-            memory_free_bytes=telemetry.reading.memory_free_bytes,
-            memory_budget_bytes=_memory_bytes(terms, profile, telemetry.memory_budget_bytes),
-            sample_count=profile.sample_count,
-            telemetry_id=telemetry.message_id,
-            class_counts=class_counts,
-            data_warning=scale_warning(terms, profile),
-        ),
-    )
-    reason = _why_not(terms, profile, seat.offer.runtime) or odd_classes
-    if terms.config.data.check == "refuse":
-        reason = reason or seat.offer.data_warning
-    if terms.roles.assigner.declarations:
-        declared = declaration_of(terms, profile, state.brought.get(profile.client_id, ()))
-        seat = replace(
-            seat,
-            offer=replace(seat.offer, architecture=declared.size, brought=declared.network),
-        )
-        reason = reason or declared.reason
-    if reason:  # as long as its profile stays what it is
-        return replace(seat, stage="skipped", reason=reason[:MOST_CHARACTERS], lasts="lasting")
-    if not telemetry.reading.available:
-        return replace(seat, stage="skipped", reason="the device is not available now")
-    return seat
-
-
-def _budget(terms: Terms, profile: Profile, telemetry: Telemetry, link: Reading | LogLow, offered_bytes: int) -> Budget:
-    return budget_of(
-        link,
-        _memory_bytes(terms, profile, offered_bytes),
-        communication_s=terms.config.communication_s,
-        forward_macs=_forward_macs(terms, profile, telemetry.round or 1),
-        disk_bytes=telemetry.disk_budget_bytes,
-    )
-
-
-def _forward_macs(terms: Terms, profile: Profile, round_number: int) -> int | None:
-    """What it may take for a sample, by the seconds of a round and by those of a batch; None is no limit."""
-    training, config = terms.training(round_number), terms.config
-    limits = ((config.training_s, training.sample_passes(profile.sample_count)), (config.batch_s, training.batch_size))
-    found = [forward_macs_of(profile.macs_per_s, seconds, count) for seconds, count in limits]
-    return min((most for most in found if most is not None), default=None)
-
-
-def _lasting(terms: Terms, profile: Profile, telemetry: Telemetry) -> Budget | None:
-    """What it says of its log; believed as its budget is: what it claims beyond that, no task is held against."""
-    low = telemetry.log_low
-    if low is None or terms.log_quantile is None:
-        return None
-    return _budget(terms, profile, telemetry, low, low.memory_budget_bytes)
-
-
-def _memory_bytes(terms: Terms, profile: Profile, offered_bytes: int) -> int:
-    limits = terms.config.memory_limits
-    return limits.bounded(offered_bytes, device=profile.device, client_id=profile.client_id)
-
-
-def _why_not(terms: Terms, profile: Profile, runtime: str) -> str:
-    if unfit := samples_problem(terms.config, profile):
-        return unfit
-    if not runtime:
-        return f"it runs {', '.join(profile.runtimes)}, but programs are made for {', '.join(terms.config.targets)}"
-    return ""
 
 
 def assigned_seat(terms: Terms, state: RunState, seat: Seat) -> tuple[Seat, tuple[Action, ...]]:
@@ -319,3 +231,86 @@ def _why_none(state: RunState, seat: Seat, ask: AssignmentContext) -> str:
     if ask.below is not None:
         return f"no subnet below {ask.below.spec.name!r} fits: its program {ask.too_much}"
     return f"no subnet fits: the smallest {ask.why_not(ask.candidates[0]) or 'is not what the method gives'}"
+
+
+BY_METHOD = "method"
+"""A larger size would have fitted, and the method gave another."""
+
+
+def deciding_limit(ask: AssignmentContext, given: Candidate | None, only: Candidate | None = None) -> str:
+    """What keeps a client from more than it was given.
+
+    A limit decides where a larger size is excluded by it alone. Where every larger size exceeds several limits, these
+    decide together.
+
+    Args:
+        ask: what the method was asked for the client.
+        given: what it gave; None where nothing fits.
+        only: where nothing was given, the one size that might have been.
+
+    Returns:
+        Names of limits with "+" between them, "method", or nothing where the largest size was given.
+    """
+    if given is None and only is not None:
+        return "+".join(limit for limit in LIMITS if limit in ask.exceeded(only))
+    larger = [ask.exceeded(one) for one in ask.candidates if given is None or one.order > given.order]
+    if not all(larger):
+        return BY_METHOD
+    alone = frozenset[str]().union(*(limits for limits in larger if len(limits) == 1))
+    decides = alone or frozenset[str]().union(*larger)
+    return "+".join(limit for limit in LIMITS if limit in decides)
+
+
+def reason_of(refusal: Refusal) -> str:
+    """A refusal in words that may be shown in terminals, where control characters act."""
+    return f"{refusal.reason}: {printable(refusal.detail)}"[:MOST_CHARACTERS]
+
+
+def refused_seat(terms: Terms, state: RunState, seat: Seat, refusal: Refusal) -> tuple[Seat, tuple[Action, ...]]:
+    """A smaller task after a refusal that a smaller one may mend, while there is one and attempts are left.
+
+    Else the seat is refused. What a device cannot run at all is told by the state.
+    """
+    course = REFUSALS[refusal.reason]
+    final = replace(seat, stage="refused", reason=reason_of(refusal))
+    if state.phase != "train":
+        return final, ()
+    if course.limit is not None and seat.attempt + 1 < terms.config.max_attempts and seat.offer.budget and seat.size:
+        smaller = with_less(replace(seat, attempt=seat.attempt + 1), refusal)
+        chosen, actions = choose_below(terms, state, smaller, course.limit)
+        if chosen.open:
+            return chosen, actions
+    lasts = lasting_of(terms, state, seat) if course.of_program else course.lasts
+    return replace(final, lasts=lasts), ()
+
+
+def lasting_of(terms: Terms, state: RunState, seat: Seat) -> Lasts:
+    """Whether a device to which a program could not be given, or of which it was refused, has nothing else left."""
+    ask = ask_of(terms, state, seat)
+    assigned = terms.roles.assigner.assign(ask)
+    left = assigned.candidate is not None or not nothing_left(ask, assigned.only)
+    return "passing" if left else "lasting"
+
+
+def with_less(seat: Seat, refusal: Refusal) -> Seat:
+    """The seat with no more in its budget than a refusal says that there is."""
+    available_bytes = refusal.available_bytes
+    if seat.offer.budget is None or available_bytes is None:
+        return seat
+    there_bytes, budget = max(0, available_bytes), seat.offer.budget
+    if refusal.reason == "memory":
+        return replace(
+            seat, offer=replace(seat.offer, budget=replace(budget, memory_bytes=min(budget.memory_bytes, there_bytes)))
+        )
+    if refusal.reason == "disk":
+        told_bytes = there_bytes if budget.disk_bytes is None else min(budget.disk_bytes, there_bytes)
+        return replace(seat, offer=replace(seat.offer, budget=replace(budget, disk_bytes=told_bytes)))
+    return seat
+
+
+def with_room(state: RunState, refusal: Refusal) -> RunState:
+    """The state that knows what may be written to a device's disk, for rounds in which it does not tell."""
+    if refusal.reason != "disk" or refusal.available_bytes is None:
+        return state
+    known = {**state.disks, refusal.client_id: max(0, refusal.available_bytes)}
+    return replace(state, disks=MappingProxyType(known))

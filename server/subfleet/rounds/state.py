@@ -10,7 +10,7 @@
     waiting --> deploy     no round is left
     deploy  --> finished   all have their models, or deadline
 
-Who has let tasks go unanswered is not among "all", see `punctuality`.
+Who has let tasks go unanswered is not among "all", see `live`.
 
 A round in which norms are measured (`config.calibrates`) goes the same way, with tasks that train nothing.
 
@@ -22,7 +22,7 @@ A client's seat in a round:
     preparing --> out        its program fits and is sent     (preparing: a smaller one; skipped: none is left)
     out       --> done       its update is stored             (refused; missing at the deadline)
     done      --> refused    its update is left out (suspect: the model has diverged, see `closing`)
-    out       --> preparing  refused for what a smaller task may do without, see `reasons`
+    out       --> preparing  refused for what a smaller task may do without, see `refusals`
 
 When a round's tasks are assigned, what sizes cost and what the method's search finds may be made beside the loop: until
 it is there, seats stay answered. Then a few of them are given sizes in each step.
@@ -45,7 +45,6 @@ from subfleet.protocol.subnet import SubnetSpec
 from subfleet.rounds.live import LiveState, Requested
 from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.progress import Failed, Phase, PhaseName, Searching, Tries, Waiting
-from subfleet.rounds.reasons import Lasts
 from subfleet.rounds.suspicion import ChangeSize
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.written import ModelFile, WrittenProgram
@@ -55,6 +54,7 @@ from subfleet.search.queue import SizedProgram, Wish
 __all__ = [
     "Exclusion",
     "LastEvaluation",
+    "Lasts",
     "Offer",
     "RunState",
     "Seat",
@@ -66,6 +66,9 @@ __all__ = [
 ]
 
 Stage = Literal["answered", "scoring", "preparing", "out", "done", "suspect", "refused", "skipped", "missing"]
+Lasts = Literal["passing", "unclear", "lasting"]
+"""Whether another attempt comes to the same: "passing" may not, as what there is of a budget changes; "lasting" does,
+as nothing that decides it changes between attempts; "unclear" does where the device says it again in the same words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +155,7 @@ class Seat:
         given: None before a submodel is chosen, and where none fits.
         first_wanted: what the method would rather have given in place of the first submodel of the round, which tells
             what is written ahead.
-        limit: what kept it from a larger size, see `deciding.deciding_limit`.
+        limit: what kept it from a larger size, see `seating.deciding_limit`.
         task: what was sent to it, kept so that it is sent again unchanged.
         trained: what came of a training task; evaluated: of an evaluation task.
         outlier: in what its update is unlike the others, or why it is left out; empty where it is like them.

@@ -10,8 +10,8 @@ from subfleet.folding.path_scoring import scored_generation
 from subfleet.programs.worker import Duty, Threads
 from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.rounds.actions import AggregationRequest
-from subfleet.rounds.beginning import beginning_of
-from subfleet.rounds.exploring import explored
+from subfleet.rounds.networks import beginning_of
+from subfleet.rounds.sizing import explored
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.work import CheckRequest, GenerationRequest, NetworksRequest, SearchRequest

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 from subfleet.rounds.awaiting import waits_told
-from subfleet.rounds.ending import why_early
+from subfleet.rounds.continuing import why_early
 from subfleet.rounds.live import Member
 from subfleet.rounds.networks import networks_told, readiness_told
-from subfleet.rounds.samples import peers_told, scale_warning
+from subfleet.rounds.offers import peers_told, scale_warning
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
 

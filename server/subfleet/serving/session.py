@@ -44,8 +44,8 @@ from subfleet.rounds.actions import (
     SendTask,
     Withdraw,
 )
+from subfleet.rounds.continuing import taken_up
 from subfleet.rounds.coordinator import resume_actions, round_info, step
-from subfleet.rounds.ending import taken_up
 from subfleet.rounds.events import Event, Failed, Tick
 from subfleet.rounds.searching import searched_round
 from subfleet.rounds.state import RunState

@@ -9,8 +9,8 @@ from subfleet.journal.outliers import counted_outliers
 from subfleet.journal.records import RunResult
 from subfleet.journal.rows import deployed_models
 from subfleet.methods.describing import method_status
-from subfleet.rounds.counting import counting_turns
-from subfleet.rounds.ending import why_early
+from subfleet.rounds.continuing import why_early
+from subfleet.rounds.networks import counting_turns
 from subfleet.rounds.searching import searched_round
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms

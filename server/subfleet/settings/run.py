@@ -78,7 +78,7 @@ class Run:
         suspicion: when an update or a folded round is suspect, and what follows; see there.
         quorum: share of the given tasks that must be answered to close a round; below 1 a round does not wait for the
             slowest, and its outcome depends on timing. Who has not answered its last two tasks is not counted, see
-            `subfleet.rounds.punctuality`.
+            `subfleet.rounds.live`.
         communication_s: seconds of its link that a device gives to a round, each way.
         log_quantile: where a client keeps one size, and replays a log, the share of the log's time in which it may have
             less memory, or less of a link, than that size takes; at least 0 and below 1.

@@ -1,4 +1,6 @@
-"""A round in which nothing was folded is no round: it is tried again, later and later, and not for ever. Pure.
+"""Whether a run goes on: after an attempt that left nothing to fold, after its last round, or as its method says. Pure.
+
+A round in which nothing was folded is no round: it is tried again, later and later, and not for ever. Pure.
 
 Nor is it tried again where that is certain to come to nothing: an attempt is deterministic, so that a device whose data
 cannot be used, or whose training diverges, fails again. Where every device that is there, and as many as a round begins
@@ -16,12 +18,12 @@ from types import MappingProxyType
 
 from subfleet.rounds.live import RetryTimes
 from subfleet.rounds.members import SILENT_SINCE, expected
-from subfleet.rounds.progress import Failing, Measuring, Tries, Waiting
+from subfleet.rounds.progress import Failed, Failing, Measuring, Searching, Tries, Waiting
 from subfleet.rounds.selection import NOT_DRAWN
-from subfleet.rounds.state import RunState, Seat
+from subfleet.rounds.state import RunState, Seat, remembered
 from subfleet.rounds.terms import Terms
 
-__all__ = ["fruitless", "opened", "what_is_lacking"]
+__all__ = ["fruitless", "opened", "over", "taken_up", "what_is_lacking", "why_early"]
 
 _MOST_REASONS = 4
 _MOST_NAMES = 3
@@ -133,3 +135,34 @@ def _pause_s(terms: Terms, state: RunState) -> float:
 
 def _log_s(terms: Terms, turns: int) -> float:
     return 0.0 if terms.config.clock is None else turns * terms.config.clock.step_s
+
+
+def over(terms: Terms, state: RunState) -> bool:
+    """Whether no further round begins."""
+    return state.folded_round >= terms.config.total_rounds or bool(why_early(terms, state))
+
+
+def taken_up(terms: Terms, state: RunState) -> RunState:
+    """The stored state of a run that somebody starts again.
+
+    What failed is tried, what has more rounds goes on, and a generation that devices were scoring is scored anew.
+    """
+    if isinstance(state.at, Failed):
+        tries = replace(state.tries, failing=MappingProxyType({}))
+        return replace(state, at=Waiting(), tries=tries)
+    if isinstance(state.at, Searching):
+        return replace(state, seats=MappingProxyType({}))
+    if state.phase in ("deploy", "finished") and not over(terms, state):
+        return replace(state, at=Waiting(), seats=MappingProxyType({}))
+    return state
+
+
+def why_early(terms: Terms, state: RunState) -> str:
+    """Why a run is over before its last round; empty where it is not.
+
+    A run whose norms are measured in its last round is not left without them, and goes on to its end.
+    """
+    config = terms.config
+    if not 0 < state.folded_round < config.total_rounds or config.calibrates(config.total_rounds):
+        return ""
+    return terms.roles.memory.stop(remembered(terms, state))

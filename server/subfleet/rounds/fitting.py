@@ -1,16 +1,56 @@
-"""What tasks take of a device's disk and link, by their sizes: as the device weighs them before it fetches. Pure."""
+"""Whether what a client is to be given fits it: the plan of its program, its disk and its link. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from subfleet.protocol.chains import ChainRoom
 from subfleet.protocol.disk import PLACED_COPIES, needed_bytes
+from subfleet.protocol.errors import ProtocolError
+from subfleet.protocol.memory import planned_for
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import LEAST_LINK_BPS
 from subfleet.protocol.task import Task
 from subfleet.rounds.state import RunState, Seat
 from subfleet.rounds.terms import Terms
+from subfleet.rounds.written import ProgramFacts
+from subfleet.search.candidates import lacking_operators
 from subfleet.search.fitting import Limit
 
-__all__ = ["beyond_disk", "models_with_room", "objection"]
+__all__ = ["beyond_disk", "models_with_room", "objection", "operators_of", "planned_evaluation", "planned_for_seat"]
+
+
+def operators_of(state: RunState, client_id: str) -> tuple[str, ...]:
+    """The operators that a device's runtime lists; none where it lists none."""
+    profile = state.profiles.get(client_id)
+    return () if profile is None else profile.operators
+
+
+def planned_for_seat(seat: Seat, facts: ProgramFacts, operators: Sequence[str]) -> tuple[int, bool]:
+    """The planned peak in bytes, of a subspace its leanest path's; and whether an operator of it cannot run.
+
+    Args:
+        seat: with its subnet.
+        facts: of the program.
+        operators: that the device's runtime lists.
+    """
+    return _planned(seat, facts, operators, lambda room: room.least_peak_bytes)
+
+
+def planned_evaluation(seat: Seat, facts: ProgramFacts, operators: Sequence[str]) -> tuple[int, bool]:
+    """The same of evaluating: of a subspace, whatever path of it."""
+    return _planned(seat, facts, operators, lambda room: room.evaluation_peak_bytes)
+
+
+def _planned(
+    seat: Seat, facts: ProgramFacts, operators: Sequence[str], peak_bytes: Callable[[ChainRoom], int]
+) -> tuple[int, bool]:
+    if facts.chain is None or seat.spec is None:
+        return planned_for(facts.planned_peak_bytes, facts.packings, seat.offer.packing_width), False
+    try:
+        links = facts.chain.kept(dict(seat.spec.choices))
+    except ProtocolError:  # the target lacks an operator of it
+        return 0, True
+    unfit = any(lacking_operators(one.needs, operators) for link in links for one in link.operators)
+    return peak_bytes(facts.chain.room(links)), unfit
 
 
 def objection(terms: Terms, state: RunState, seat: Seat, task: Task) -> Limit | None:

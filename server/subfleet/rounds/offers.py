@@ -1,0 +1,358 @@
+"""What clients declare and offer: their profiles and telemetry, judged by the run and its method. Pure."""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from types import MappingProxyType
+
+from subfleet.elastic.families import AnyFamily
+from subfleet.elastic.network import Network
+from subfleet.protocol.class_names import class_places
+from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.input_statistics import InputStatistics, scale_problem
+from subfleet.protocol.messages import ArchitectureProblem, Profile, Telemetry
+from subfleet.protocol.readings import Budget, LogLow, Reading
+from subfleet.protocol.schema import canonical_json
+from subfleet.protocol.subnet import Explicit, Full, IndexSet, Roll, SubnetSpec
+from subfleet.rounds.actions import Reply
+from subfleet.rounds.answers import Verdict, reply
+from subfleet.rounds.state import Offer, RunState, Seat
+from subfleet.rounds.terms import Terms
+from subfleet.search.candidates import budget_of, forward_macs_of
+from subfleet.settings.published import network_brought
+from subfleet.settings.run import Run
+from subfleet.tasks import shape_problem
+
+__all__ = [
+    "MOST_CHARACTERS",
+    "MOST_NETWORKS",
+    "Declaration",
+    "class_counts_of",
+    "declaration_of",
+    "declaration_reply",
+    "measured_seat",
+    "peers_told",
+    "samples_problem",
+    "scale_warning",
+    "with_brought",
+]
+
+MOST_CHARACTERS = 400  # of a reason, as it stands in tables
+
+
+def measured_seat(terms: Terms, state: RunState, profile: Profile, telemetry: Telemetry) -> Seat:
+    """The seat of a client that has told what it can give; skipped where it can take no part at all.
+
+    Args:
+        terms: of the run.
+        state: of the run. What a refusal has told of a disk counts where the telemetry tells nothing.
+        profile: of the client.
+        telemetry: what it told.
+    """
+    if telemetry.disk_budget_bytes is None:
+        telemetry = replace(telemetry, disk_budget_bytes=state.disks.get(profile.client_id))
+    class_counts, odd_classes = class_counts_of(terms.config, profile)
+    seat = Seat(
+        client_id=profile.client_id,
+        device=profile.device,
+        stage="answered",
+        offer=Offer(
+            runtime=next((name for name in profile.runtimes if name in terms.config.targets), ""),
+            packing_width=profile.packing_width,
+            macs_per_s=profile.macs_per_s,
+            budget=_budget(terms, profile, telemetry, telemetry.reading, telemetry.memory_budget_bytes),
+            lasting=_lasting(terms, profile, telemetry),
+            memory_free_bytes=telemetry.reading.memory_free_bytes,
+            memory_budget_bytes=_memory_bytes(terms, profile, telemetry.memory_budget_bytes),
+            sample_count=profile.sample_count,
+            telemetry_id=telemetry.message_id,
+            class_counts=class_counts,
+            data_warning=scale_warning(terms, profile),
+        ),
+    )
+    reason = _why_not(terms, profile, seat.offer.runtime) or odd_classes
+    if terms.config.data.check == "refuse":
+        reason = reason or seat.offer.data_warning
+    if terms.roles.assigner.declarations:
+        declared = declaration_of(terms, profile, state.brought.get(profile.client_id, ()))
+        seat = replace(
+            seat,
+            offer=replace(seat.offer, architecture=declared.size, brought=declared.network),
+        )
+        reason = reason or declared.reason
+    if reason:  # as long as its profile stays what it is
+        return replace(seat, stage="skipped", reason=reason[:MOST_CHARACTERS], lasts="lasting")
+    if not telemetry.reading.available:
+        return replace(seat, stage="skipped", reason="the device is not available now")
+    return seat
+
+
+def _budget(terms: Terms, profile: Profile, telemetry: Telemetry, link: Reading | LogLow, offered_bytes: int) -> Budget:
+    return budget_of(
+        link,
+        _memory_bytes(terms, profile, offered_bytes),
+        communication_s=terms.config.communication_s,
+        forward_macs=_forward_macs(terms, profile, telemetry.round or 1),
+        disk_bytes=telemetry.disk_budget_bytes,
+    )
+
+
+def _forward_macs(terms: Terms, profile: Profile, round_number: int) -> int | None:
+    """What it may take for a sample, by the seconds of a round and by those of a batch; None is no limit."""
+    training, config = terms.training(round_number), terms.config
+    limits = ((config.training_s, training.sample_passes(profile.sample_count)), (config.batch_s, training.batch_size))
+    found = [forward_macs_of(profile.macs_per_s, seconds, count) for seconds, count in limits]
+    return min((most for most in found if most is not None), default=None)
+
+
+def _lasting(terms: Terms, profile: Profile, telemetry: Telemetry) -> Budget | None:
+    """What it says of its log; believed as its budget is: what it claims beyond that, no task is held against."""
+    low = telemetry.log_low
+    if low is None or terms.log_quantile is None:
+        return None
+    return _budget(terms, profile, telemetry, low, low.memory_budget_bytes)
+
+
+def _memory_bytes(terms: Terms, profile: Profile, offered_bytes: int) -> int:
+    limits = terms.config.memory_limits
+    return limits.bounded(offered_bytes, device=profile.device, client_id=profile.client_id)
+
+
+def _why_not(terms: Terms, profile: Profile, runtime: str) -> str:
+    if unfit := samples_problem(terms.config, profile):
+        return unfit
+    if not runtime:
+        return f"it runs {', '.join(profile.runtimes)}, but programs are made for {', '.join(terms.config.targets)}"
+    return ""
+
+
+MOST_NETWORKS = 4
+"""Of its own that one member may declare in a run: each may be one more union, which the server keeps."""
+_OTHERWISE: ArchitectureProblem = "not_in_space"
+_MOST_CHARACTERS = 400  # of a reason, as it stands in tables and logs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declaration:
+    """What a declared architecture is in a run.
+
+    Attributes:
+        size: of the method's space; None where there is none.
+        network: of the device's own; None where it declares none that can take part.
+        problem: why there is none; None where the device declares nothing.
+        reason: the same in words.
+    """
+
+    size: SubnetSpec | None = None
+    network: AnyFamily | None = None
+    problem: ArchitectureProblem | None = None
+    reason: str = ""
+
+
+def declaration_of(terms: Terms, profile: Profile, before: tuple[str, ...] = ()) -> Declaration:
+    """Judge what a device declares. Wherever on an axis a subnet lies, it is the size that counts.
+
+    Args:
+        terms: of the run.
+        profile: of the device.
+        before: digests of the networks of its own that it has declared before, see `with_brought`.
+    """
+    architecture = profile.architecture
+    if architecture is None and not profile.network:
+        return Declaration(
+            reason="the method goes by declared architectures, but the device declares none; name it with "
+            "--architecture, or in its profile"
+        )
+    if not terms.roles.assigner.declarations:
+        return Declaration(
+            problem="not_used",
+            reason=f"the run's method {terms.config.method.TYPE!r} goes by no declarations, and gives what fits",
+        )
+    if architecture is None:
+        return _network_of(terms, profile.network, before)
+    try:
+        size = terms.network.size_of(architecture)
+    except ConfigError as error:
+        problems = (*_problems(terms.network, architecture), _OTHERWISE)
+        return Declaration(problem=problems[0], reason=_told(str(error)))
+    known = next((one for one in terms.space if (one.axes, one.blocks) == (size.axes, size.blocks)), None)
+    if known is None:
+        smallest, largest = terms.space[0].name, terms.space[-1].name
+        return Declaration(
+            problem="not_in_space",
+            reason=_told(
+                f"the declared architecture is none of the {len(terms.space)} sizes of the run, from {smallest!r} to "
+                f"{largest!r}; declare one of those that `subfleet preflight --json` lists, or change its rates"
+            ),
+        )
+    return Declaration(size=known)
+
+
+def declaration_reply(terms: Terms, profile: Profile, before: tuple[str, ...] = ()) -> tuple[Reply, ...]:
+    """The answer to a profile that declares an architecture; none to others. The arguments are `declaration_of`'s."""
+    if profile.architecture is None and not profile.network:
+        return ()
+    found = declaration_of(terms, profile, before)
+    status: Verdict = "refused" if found.size is None and found.network is None else "accepted"
+    return (reply(profile.client_id, profile.message_id, status, found.reason, problem=found.problem),)
+
+
+def with_brought(state: RunState, seat: Seat) -> RunState:
+    """The state that remembers the network that a client brings."""
+    known = state.brought.get(seat.client_id, ())
+    if seat.offer.brought is None or (digest := _digest(seat.offer.brought)) in known:
+        return state
+    return replace(state, brought=MappingProxyType({**state.brought, seat.client_id: (*known, digest)}))
+
+
+def _network_of(terms: Terms, text: str, before: tuple[str, ...]) -> Declaration:
+    try:
+        network = network_brought(text, terms.config.model)
+    except ConfigError as error:
+        return Declaration(problem="no_network", reason=_told(f"the network that it declares is none: {error}"))
+    if len(before) >= MOST_NETWORKS and _digest(network) not in before:
+        return Declaration(
+            problem="too_many",
+            reason=f"it has declared {len(before)} networks in this run and declares another, but may declare "
+            f"{MOST_NETWORKS}; declare one of those again",
+        )
+    return Declaration(network=network)
+
+
+@lru_cache(maxsize=2**12)  # each heartbeat of a client says it again
+def _digest(network: AnyFamily) -> str:
+    return hashlib.sha256(canonical_json(network)).hexdigest()[:16]
+
+
+def _problems(network: Network, spec: SubnetSpec) -> Iterator[ArchitectureProblem]:
+    """What is wrong with a spec that is no subnet, the most telling first; nothing of groups and orders."""
+    if any(name not in network.axes for name, _ in spec.axes):
+        yield "unknown_axis"
+    if spec.choices or not set(spec.blocks) <= {block.name for block in network.blocks}:
+        yield "unknown_block"
+    if any(_needed_size(index_set) > network.axes[name].size for name, index_set in spec.axes if name in network.axes):
+        yield "too_large"
+
+
+def _needed_size(index_set: IndexSet) -> int:
+    """How long an axis must be to have these indices."""
+    if isinstance(index_set, Full):
+        return 0
+    if isinstance(index_set, Explicit):
+        return max(index_set.indices) + 1
+    return max(index_set.size, index_set.start + 1) if isinstance(index_set, Roll) else index_set.size
+
+
+def _told(text: str) -> str:
+    """What stands in a message and in tables: neither long nor with characters that act."""
+    return "".join(character if character.isprintable() else " " for character in text)[:_MOST_CHARACTERS]
+
+
+def class_counts_of(config: Run, profile: Profile) -> tuple[tuple[int, ...], str]:
+    """How many labels of each of the run's classes a client tells that it has; and why it cannot take part.
+
+    The reason is empty where it can. Then it maps its data by the same names and the same rule.
+    """
+    class_count, counts = config.model.class_count, profile.class_counts
+    if not config.training.objective.over_classes:
+        return (), ""  # whole numbers are targets, too
+    if not counts:
+        return (), "its labels are floating point numbers, but the run's are classes"
+    if not profile.class_names:
+        problem = f"its data have {len(counts)} classes, but the model has {class_count}"
+        return counts, problem if len(counts) > class_count else ""
+    try:
+        places = class_places(profile.class_names, config.data.classes, class_count)
+    except ValueError as error:
+        return (), str(error)
+    ordered = [0] * class_count
+    for place, count in zip(places, counts, strict=True):
+        ordered[place] = count
+    return tuple(ordered), ""
+
+
+_REMEDY = "scale them alike, or set check in [data] of the run's file"
+_SHOWN = 5
+
+
+def samples_problem(config: Run, profile: Profile) -> str:
+    """Why a client's samples cannot be fed to the run's model; empty where they can, as far as it tells."""
+    transform = config.data.transform
+    if profile.sizes_differ and (transform is None or not transform.fixes_size):
+        return "its pictures have several sizes, but the run brings them to none; set resize in [data.transform]"
+    shapes = (profile.input_shape, *profile.other_input_shapes)
+    problems = [_shape_problem(config, shape) for shape in shapes]
+    if all(problems):
+        return f"its samples {problems[0]}"
+    return "" if profile.inputs is None else _kind_problem(config, profile.inputs)
+
+
+def _shape_problem(config: Run, shape: tuple[int, ...]) -> str:
+    transform = config.data.transform
+    if transform is None:
+        return shape_problem(shape, config.model.input_shape)
+    try:
+        return shape_problem(transform.shape_of(shape), config.model.input_shape)
+    except ValueError as error:
+        return f"cannot be brought to the run's data.transform: {error}"
+
+
+def _kind_problem(config: Run, inputs: InputStatistics) -> str:
+    """Indices for a model of numbers, numbers for one of indices, or indices beyond its vocabulary."""
+    vocabulary: int = getattr(config.model, "vocabulary", 0)
+    wanted = "indices" if vocabulary else "numbers"
+    if inputs.kind != wanted:
+        return f"its samples are {inputs.kind}, but the model takes {wanted}"
+    if vocabulary and inputs.maximum >= vocabulary:
+        return f"its samples go up to {inputs.maximum:.0f}, but the model takes indices below {vocabulary}"
+    return ""
+
+
+def scale_warning(terms: Terms, profile: Profile) -> str:
+    """Why a client's inputs and those of the evaluation data are not on one scale; empty where nothing says so."""
+    evaluation = terms.evaluation_inputs
+    if terms.config.data.check == "off" or evaluation is None or profile.inputs is None:
+        return ""
+    problem = scale_problem(profile.inputs, evaluation)
+    if not problem:
+        return ""
+    return (
+        f"its inputs go from {profile.inputs}, but those of the evaluation data from {evaluation}: {problem}; {_REMEDY}"
+    )
+
+
+def peers_told(terms: Terms, profiles: Mapping[str, Profile]) -> Iterator[str]:
+    """What clients say against each other: who is not on the scale of most, or that the evaluation data are not.
+
+    Args:
+        terms: of the run.
+        profiles: of those who take part in a round, by client id.
+    """
+    told = {name: one.inputs for name, one in sorted(profiles.items()) if one.inputs is not None}
+    usual = _usual(told.values())
+    if terms.config.data.check == "off" or usual is None:
+        return
+    evaluation = terms.evaluation_inputs
+    if evaluation is not None and scale_problem(usual, evaluation):
+        yield (
+            f"the evaluation data go from {evaluation}, but the inputs of most of the {len(told)} clients do not, as "
+            f"those from {usual}; {_REMEDY}"
+        )
+    odd = [
+        name
+        for name, one in told.items()
+        if scale_problem(one, usual) and (evaluation is None or not scale_problem(one, evaluation))
+    ]
+    if odd:
+        more = f" and {len(odd) - _SHOWN} more" if len(odd) > _SHOWN else ""
+        yield (
+            f"the inputs of {', '.join(odd[:_SHOWN])}{more} are not on the scale of most of the {len(told)} clients, "
+            f"from {usual}; {_REMEDY}"
+        )
+
+
+def _usual(told: Iterable[InputStatistics]) -> InputStatistics | None:
+    """The client in the middle: with more than half of the others it is on one scale, if anybody is."""
+    ordered = sorted((one for one in told if one.deviation), key=lambda one: (one.deviation, one.maximum, one.minimum))
+    return ordered[len(ordered) // 2] if len(ordered) > 2 else None
