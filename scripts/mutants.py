@@ -116,7 +116,7 @@ class Tree:
         return found[1].partition("[")[0]
 
 
-def read_defects(path: Path = DEFECTS) -> tuple[Defect, ...]:
+def read_defects(path: Path) -> tuple[Defect, ...]:
     """All of them, in the order of the file."""
     plain = tomllib.loads(path.read_text(encoding="utf-8"))["defect"]
     return tuple(Defect(**{**entry, "tests": tuple(entry["tests"])}) for entry in plain)
@@ -152,6 +152,7 @@ def main() -> int:
     """Try the defects and print a line for each; 1 where one was not found."""
     parser = argparse.ArgumentParser(description="Plants known defects and sees that the tests find each of them.")
     parser.add_argument("--tree", type=Path, default=ROOT, help="the checkout that is copied (this one)")
+    parser.add_argument("--table", type=Path, default=DEFECTS, help="the defects (tests/mutants/defects.toml)")
     parser.add_argument("--only", default="", help="defects whose package or file has this text")
     parser.add_argument("--jobs", type=int, default=1, help="copies of the tree that are tried at a time (1)")
     parser.add_argument(
@@ -159,7 +160,7 @@ def main() -> int:
     )
     parser.add_argument("--smoke", action="store_true", help="two defects alone")
     options = parser.parse_args()
-    defects = [one for one in read_defects() if options.only in one.package or options.only in one.file]
+    defects = [one for one in read_defects(options.table) if options.only in one.package or options.only in one.file]
     defects = defects[:2] if options.smoke else defects
     problems = list(misplaced(defects, options.tree))
     if problems or not defects:

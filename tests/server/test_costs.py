@@ -18,7 +18,7 @@ from subfleet.journal.records import ClientRow, RoundRecord, RunResult
 from subfleet.journal.rows import round_record
 from subfleet.link.traffic import Traffic
 from subfleet.methods import AnyMethod
-from subfleet.methods.fedadam import FedAdam
+from subfleet.methods.adaptive import FedAdam
 from subfleet.methods.fjord import FjORD
 from subfleet.methods.heterofl import HeteroFL
 from subfleet.methods.roles import Roles

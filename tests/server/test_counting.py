@@ -145,5 +145,5 @@ def test_the_turns_of_a_run_that_is_over_are_read_from_its_folder(tmp_path: Path
         replayed_run(tmp_path)
     (tmp_path / SUMMARY).write_text(json.dumps({"programs_from": {"onnx/0": 4}}), encoding="utf-8")
     assert replayed_run(tmp_path) == replace(kept_run(tmp_path), programs_from={"onnx/0": 4})
-    with pytest.raises(ValueError, match=r"programs_from has 'onnx/0' = -1, but must be a turn, or 0 for never"):
+    with pytest.raises(ValueError, match=r"programs_from\.onnx/0 is -1, but must be a turn, or 0 for never"):
         replace(run, programs_from={"onnx/0": -1})

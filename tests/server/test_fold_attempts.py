@@ -12,7 +12,7 @@ from server.server_rig import World, config, fleet
 from subfleet.folding.checkpoint import save_checkpoint
 from subfleet.folding.folding import FoldedModel, Folding
 from subfleet.methods import AnyMethod
-from subfleet.methods.fedadam import FedAdam
+from subfleet.methods.adaptive import FedAdam
 from subfleet.methods.fedtrans import FedTrans
 from subfleet.methods.heterofl import HeteroFL
 from subfleet.methods.sattler import Sattler

@@ -23,10 +23,9 @@ from subfleet.folding.checkpoint import checkpoint_path, load_checkpoint, save_c
 from subfleet.folding.folding import FoldedModel, Folding
 from subfleet.folding.updates import Magnitude, check_update, subnet_weights
 from subfleet.methods import Method
-from subfleet.methods.fedadam import FedAdam
+from subfleet.methods.adaptive import FedAdam, FedYogi
 from subfleet.methods.fedavg import FedAvg
 from subfleet.methods.fedfa import FedFA
-from subfleet.methods.fedyogi import FedYogi
 from subfleet.methods.heterofl import HeteroFL
 from subfleet.methods.standalone import Standalone
 from subfleet.protocol.errors import FileError, ProtocolError

@@ -11,17 +11,16 @@ from subfleet.elastic.merges import CoordinateMedian
 from subfleet.elastic.server_optimisers import FedYogi as YogiStep
 from subfleet.elastic.teaching import DistillationSettings
 from subfleet.methods import METHODS, AnyMethod
+from subfleet.methods.adaptive import FedAdam, FedYogi
 from subfleet.methods.anycostfl import AnycostFL
 from subfleet.methods.describing import Published, Setting, departures_of, method_status, status_of
 from subfleet.methods.dynamic_selection import DynamicSelection
-from subfleet.methods.fedadam import FedAdam
 from subfleet.methods.fedavg import FedAvg
 from subfleet.methods.federated_dropout import FederatedDropout
 from subfleet.methods.fedfa import FedFA
 from subfleet.methods.fedprox import FedProx
 from subfleet.methods.fedrolex import FedRolex
 from subfleet.methods.fedtrans import FedTrans
-from subfleet.methods.fedyogi import FedYogi
 from subfleet.methods.fjord import FjORD
 from subfleet.methods.flexifed import FlexiFed
 from subfleet.methods.heterofl import HeteroFL

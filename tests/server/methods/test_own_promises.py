@@ -10,15 +10,14 @@ import torch
 
 from subfleet.elastic.maps import extract
 from subfleet.methods import AnyMethod
+from subfleet.methods.adaptive import FedAdam, FedYogi
 from subfleet.methods.aggregator import as_aggregated
 from subfleet.methods.anycostfl import AnycostFL
 from subfleet.methods.assigner import Draw
-from subfleet.methods.fedadam import FedAdam
 from subfleet.methods.federated_dropout import FederatedDropout
 from subfleet.methods.fedfa import FedFA
 from subfleet.methods.fedprox import FedProx
 from subfleet.methods.fedrolex import FedRolex
-from subfleet.methods.fedyogi import FedYogi
 from subfleet.methods.fjord import FjORD
 from subfleet.methods.flexifed import FlexiFed
 from subfleet.methods.heterofl import HeteroFL

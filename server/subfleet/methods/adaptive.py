@@ -1,0 +1,78 @@
+"""FedAdam and FedYogi: the mean change of a round as the gradient of an adaptive optimiser on the server.
+
+Reddi et al., "Adaptive Federated Optimization", ICLR 2021, algorithm 2.
+
+Client half: train the given model with the given objective.
+Server half: the mean of the changes, weighted by samples, moves the model through the optimiser's moments. Yogi's mean
+of squares grows fast and decays slowly. Elements that nobody trained keep value and moments.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import ClassVar
+
+from subfleet.elastic import server_optimisers
+from subfleet.methods.describing import MethodInfo, Published, Setting
+from subfleet.methods.roles import Roles
+from subfleet.methods.sizes import ONE_MODEL, Homogeneous, one_model
+from subfleet.methods.techniques import Techniques
+
+__all__ = ["FedAdam", "FedYogi"]
+
+_PAPER = "Reddi et al., Adaptive Federated Optimization, ICLR 2021"
+_PUBLISHED: Mapping[str, Published | None] = MappingProxyType(
+    {
+        "server.learning_rate": None,
+        "server.beta1": Published(value=0.9),
+        "server.beta2": Published(value=0.99),
+        "server.tau": None,
+        "model": ONE_MODEL,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FedAdam:
+    """Parameters of FedAdam.
+
+    Attributes:
+        server: of the server's step.
+        model: which models are trained.
+    """
+
+    TYPE: ClassVar[str] = "fedadam"
+    INFO: ClassVar[MethodInfo] = MethodInfo(title="FedAdam", paper=_PAPER, varies=(), published=_PUBLISHED)
+    server: server_optimisers.FedAdam = field(default_factory=server_optimisers.FedAdam)
+    model: Homogeneous = "largest"
+
+    def departures(self, setting: Setting) -> tuple[str, ...]:
+        """See `subfleet.methods.roles.Method`."""
+        return ()
+
+    def roles(self) -> Roles:
+        """FedAvg with Adam on the server."""
+        return Roles(assigner=one_model(self.model), techniques=Techniques(server_optimiser=self.server))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FedYogi:
+    """Parameters of FedYogi.
+
+    Attributes:
+        server: of the server's step.
+        model: which models are trained.
+    """
+
+    TYPE: ClassVar[str] = "fedyogi"
+    INFO: ClassVar[MethodInfo] = MethodInfo(title="FedYogi", paper=_PAPER, varies=(), published=_PUBLISHED)
+    server: server_optimisers.FedYogi = field(default_factory=server_optimisers.FedYogi)
+    model: Homogeneous = "largest"
+
+    def departures(self, setting: Setting) -> tuple[str, ...]:
+        """See `subfleet.methods.roles.Method`."""
+        return ()
+
+    def roles(self) -> Roles:
+        """FedAvg with Yogi on the server."""
+        return Roles(assigner=one_model(self.model), techniques=Techniques(server_optimiser=self.server))
