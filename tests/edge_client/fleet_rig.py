@@ -248,9 +248,11 @@ class FakeServer:
 
 
 class Rig:
-    """A server and a device; `start` and `kill` are the device's power switch."""
+    """A server and a device; `start` and `kill` are the device's power switch, and `free_bytes` is free on its disk."""
 
-    def __init__(self, folder: Path, faults: Faults | None = None) -> None:
+    def __init__(self, folder: Path, faults: Faults | None = None, *, disk_limit_bytes: int | None = None) -> None:
+        self.free_bytes = 10**10
+        self.disk_limit_bytes = disk_limit_bytes
         self.folder = folder
         self.clock = HandClock()
         self.broker = MemoryBroker(faults, clock=self.clock)
@@ -265,7 +267,7 @@ class Rig:
 
     def start(self, *, leave_when_finished: bool = False) -> None:
         self.starts += 1
-        self.store = AgentStore(self.folder / "device")
+        self.store = AgentStore(self.folder / "device", self.disk_limit_bytes, free_bytes=lambda _: self.free_bytes)
         self.store.work_folder.mkdir(exist_ok=True)
         self.worker = TrainingWorker(
             {"fake": self.trainer},

@@ -99,7 +99,11 @@ def test_every_help_shows_an_example(capsys: pytest.CaptureFixture[str], command
         (("join", NOBODY, "--data", "digits:train", "--held-out", "/no/such/part"), 11, "/no/such/part"),
         (("join", NOBODY, "--data", "x", "--architecture", "absent.json"), 11, "absent.json"),
         (("join", NOBODY, "--data", "x", "--architecture", "a\0b"), 11, "name a file with a subnet as JSON"),
-        (("join", NOBODY, "--data", "x", "--architecture", '{"axes": 1}'), 10, "SubnetSpec.axes is int"),
+        (
+            ("join", NOBODY, "--data", "x", "--architecture", '{"axes": 1}'),
+            10,
+            "SubnetSpec.axes is 1, but must be a list",
+        ),
         (("join", NOBODY, "--data", "x", "--architecture", "{"), 10, "is not JSON"),
         (("predict", "model.txt", "--data", "x"), 10, "must end in one of"),
         (("predict", "absent.onnx", "--data", "x"), 11, "absent"),

@@ -176,8 +176,7 @@ def test_what_a_device_tells_of_its_disk_before_a_round_is_what_a_task_may_take(
     tmp_path: Path, more_bytes: int
 ) -> None:
     """It keeps back what its state file may grow by; beyond that a task is refused."""
-    rig = Rig(tmp_path)
-    rig.store._disk_limit_bytes = 2 * 2**20
+    rig = Rig(tmp_path, disk_limit_bytes=2 * 2**20)
     rig.server.announce(announce())
     rig.until(lambda: bool(rig.server.of(Telemetry)))
     told = rig.server.of(Telemetry)[0]
@@ -201,7 +200,7 @@ def test_an_update_that_finds_no_room_is_a_refusal_for_the_disk(tmp_path: Path) 
     rig.server.assign(rig.server.train_task())
     rig.until(lambda: bool(rig.trainer.jobs))
     (tmp_path / "device" / "other").write_bytes(b"what somebody else put there")
-    rig.store._disk_limit_bytes = _files(tmp_path / "device") + KIB
+    rig.free_bytes = KIB
     rig.trainer.gate.set()
     rig.until(lambda: bool(rig.server.of(Refusal)))
     refusal = rig.server.of(Refusal)[0]
@@ -227,9 +226,8 @@ def test_100_gb_are_refused_before_a_byte_is_asked_for(tmp_path: Path) -> None:
 
 def test_the_folder_keeps_within_its_limit_whatever_comes(tmp_path: Path) -> None:
     """Each round another program; the server gives no receipt for updates, so that these must stay."""
-    rig = Rig(tmp_path)
     limit_bytes = len(PROGRAM) + 5 * len(WEIGHTS) + 64 * KIB  # two updates wait while the fourth task is done
-    rig.store._disk_limit_bytes = limit_bytes
+    rig = Rig(tmp_path, disk_limit_bytes=limit_bytes)
     programs = []
     for number in (1, 2, 3, 4):
         rig.server.hold = {"update"} if number > 1 else set()

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from export.export_cases import FULL_SGD, MLP, PLAIN, largest, train_request
+from export.export_cases import MLP, PLAIN, largest, train_request
 from torch import Tensor, nn
 
 from subfleet.export.preflight import obstacles, with_layer
@@ -62,14 +62,6 @@ def test_unknown_names_list_the_known_ones() -> None:
         target_named("tflite")
     with pytest.raises(ExportError, match="'tflite'"):
         _ = train_request("tflite").program_id
-    with pytest.raises(ExportError, match="objective is 'hinge'"):
-        training_step(
-            nn.Linear(2, 2),
-            SampleSpec(shape=(2,)),
-            batch_size=1,
-            objective=ObjectiveSettings(name="hinge"),  # type: ignore[arg-type]
-            optimiser=FULL_SGD,
-        )
     with pytest.raises(ValueError, match="batch_size is 0"):
         TrainRequest(
             model=MLP, spec=largest(MLP), target="onnx", batch_size=0, objective=ObjectiveSettings(), optimiser=PLAIN

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from export.step_rig import PLAIN_SGD, example, run, step_of_module
+from export.step_rig import example, run, step_of_module
 from torch import Tensor, nn
 
 from subfleet.export.steps import SampleSpec, inference_step
 from subfleet.protocol.errors import ExportError
-from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
+from subfleet.protocol.training import ObjectiveSettings
 
 
 def test_state_of_another_type_is_refused() -> None:
@@ -102,15 +102,6 @@ def test_outputs_must_be_tensors() -> None:
 def test_a_sample_must_be_possible(settings: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="a sample's"):
         SampleSpec(**settings)  # type: ignore[arg-type] # what is tested
-
-
-def test_unknown_names_list_the_known_ones() -> None:
-    for settings in (
-        {"objective": ObjectiveSettings(name="hinge")},  # type: ignore[arg-type]
-        {"optimiser": OptimiserSettings(name="lion")},  # type: ignore[arg-type]
-    ):
-        with pytest.raises(ExportError, match=r"hinge|lion.*one of \['binary_cross_entropy'.*'adamw', 'sgd'\]"):
-            step_of_module(nn.Linear(2, 2), (2,), **({"optimiser": PLAIN_SGD} | settings))
 
 
 def test_a_network_without_anything_to_train_is_refused() -> None:

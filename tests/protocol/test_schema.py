@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from subfleet.elastic.families.records.residual import Mlp
 from subfleet.protocol.bounds import NAMED_ONCE, Condition, Each, Length, Range, Texts, checked
-from subfleet.protocol.errors import ConfigError, InvalidError, Problem, ProtocolError
+from subfleet.protocol.errors import ConfigError, InvalidError, Problem, ProtocolError, Refused
 from subfleet.protocol.registry import Registry
-from subfleet.protocol.schema import Refused, from_plain, problems_with, to_plain, validated
+from subfleet.protocol.schema import from_plain, problems_with, to_plain, validated
 from subfleet.settings.reading import read_run, read_runs
 from subfleet.settings.run import Run
 from subfleet.settings.shipped import shipped_names

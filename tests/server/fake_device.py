@@ -1,43 +1,30 @@
-"""A device without a trainer: it does what the agent does, and learns what a function of its name tells it."""
+"""Devices of a server's tests: agents' real sessions, whose meter, worker and link do what a `Behaviour` says."""
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from subfleet.agent.events import EvaluationEnded, Scored, WorkFailed
+from subfleet.agent.states import AgentSettings
 from subfleet.arrays import decode_arrays, encode_arrays
-from subfleet.protocol.blobs import BlobRef, decode_chunk
+from subfleet.device.meters import Direction
+from subfleet.edge_client import session
+from subfleet.edge_client.store import AgentStore
+from subfleet.edge_client.work import Finished, Outcome, output_path
 from subfleet.protocol.candidate_scores import CandidateScore
+from subfleet.protocol.evaluating import EvaluationResult
 from subfleet.protocol.memory import PackingWidth
-from subfleet.protocol.messages import (
-    BlobMissing,
-    ChunkRequest,
-    Deployed,
-    Evaluated,
-    Message,
-    Presence,
-    Profile,
-    Receipt,
-    Refusal,
-    RoundInfo,
-    Scores,
-    Task,
-    Telemetry,
-    Update,
-    decode,
-    encode,
-)
+from subfleet.protocol.messages import Message, Profile, Receipt, RoundInfo, Telemetry, decode, encode
+from subfleet.protocol.programs import TrainResult
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.subnet import SubnetSpec
-from subfleet.protocol.task import Deploy, Evaluate, Score
+from subfleet.protocol.task import Calibrate, Deploy, Evaluate, Score, Task, Train
 from subfleet.protocol.topics import CHUNK, Topics
-from subfleet.transport.base import Connected, Delivery, Transport
-from subfleet.transport.blob_store import BlobStore
-from subfleet.transport.exchange import BlobExchange, Fetched
-from subfleet.transport.outbox import Outbox
+from subfleet.transport.base import Delivery, Event, Transport, Will
 
 SHAPE = (6,)
 CLASSES = 3
@@ -56,14 +43,16 @@ def small_change(weights: Mapping[str, Any], client_id: str, round_number: int, 
 
 @dataclass(kw_only=True)
 class Behaviour:
-    """How a fake device answers."""
+    """How a device answers. `says` may change what it sends, or keep it back, as no agent does."""
 
     memory_budget_bytes: Callable[[int], int] = lambda _: PLENTY_BYTES
     log_memory_bytes: Callable[[float], int] | None = None
-    reading: Callable[[int], Reading] = lambda _: Reading(memory_free_bytes=PLENTY_BYTES)
+    reading: Callable[[int], Reading] = lambda _: Reading()
     refuse: Callable[[Task], tuple[str, int | None] | None] = lambda _: None
     score: Callable[[Task], tuple[float, ...]] = lambda task: tuple(float(place) for place in range(len(task.programs)))
     change: Callable[[Mapping[str, Any], Task], dict[str, Any]] | None = None
+    says: Callable[[Message], Message | None] = lambda message: message
+    device: str = "fake"
     sample_count: int = 10
     held_out_count: int = 0
     evaluate: Callable[[Mapping[str, Any], Task], tuple[float, float]] = lambda weights, task: (0.5, 0.75)
@@ -83,47 +72,62 @@ class Behaviour:
 
 
 class Device:
-    """A client that does what the agent does, without a trainer."""
+    """A client: its real session, with what it heard.
+
+    `start` numbers the starts of its process: another one takes up what its folder holds.
+    """
 
     def __init__(
-        self, client_id: str, transport: Transport, folder: Path, clock: Callable[[], float], behaviour: Behaviour
+        self,
+        client_id: str,
+        transport: Transport,
+        folder: Path,
+        clock: Callable[[], float],
+        behaviour: Behaviour,
+        *,
+        start: int = 1,
     ) -> None:
         self.client_id = client_id
-        self.session_id = f"{client_id}-1"
+        self.session_id = f"{client_id}-{start}"
         self.behaviour = behaviour
-        self.topics = Topics("main")
-        self.clock = clock
         self.transport = transport
-        self.store = BlobStore(folder / client_id)
-        self.exchange = BlobExchange(
-            self.store,
-            request_topic=lambda _: self.topics.up(client_id, "request"),
-            chunk_topic=lambda _: self.topics.up(client_id, "chunk"),
-            missing_topic=lambda _: self.topics.up(client_id, "missing"),
-        )
-        self.outbox = Outbox()
-        self.task: Task | None = None
-        self.lacking: set[str] = set()
-        self.done: set[str] = set()
         self.rounds: list[RoundInfo] = []
         self.tasks: list[Task] = []
         self.receipts: dict[str, Receipt] = {}
-        self.heartbeat_s = -1e9
+        store = AgentStore(folder / client_id)
+        store.work_folder.mkdir(exist_ok=True)
+        self._session = session.Session(
+            AgentSettings(profile=self.profile()),
+            _Link(self),
+            Topics("main"),
+            session.Device(store=store, worker=_Worker(self, store), meter=_Meter(self)),
+            clock=clock,
+        )
 
     def open(self) -> None:
-        self.transport.open((self.topics.all("round"), self.topics.down(self.client_id, "+")))
+        self._session.open()
+
+    def step(self) -> None:
+        self._session.turn(0.0)
 
     def send(self, message: Message, *, retain: bool = False) -> None:
-        self.transport.publish(self.topics.up(self.client_id, message.KIND), encode(message), retain=retain)
+        """Send what no agent would."""
+        topic = Topics("main").up(self.client_id, message.KIND)
+        self.transport.publish(topic, encode(message), retain=retain)
 
-    def keep(self, message: Telemetry | Update | Refusal | Deployed | Scores | Evaluated) -> None:
-        self.outbox.put(message.message_id, self.topics.up(self.client_id, message.KIND), encode(message))
+    def heard(self, message: Message) -> None:
+        if isinstance(message, RoundInfo):
+            self.rounds.append(message)
+        elif isinstance(message, Task) and message.task_id not in {task.task_id for task in self.tasks}:
+            self.tasks.append(message)
+        elif isinstance(message, Receipt):
+            self.receipts[message.of] = message
 
     def profile(self) -> Profile:
         return Profile(
             client_id=self.client_id,
             session_id=self.session_id,
-            device="fake",
+            device=self.behaviour.device,
             runtimes=self.behaviour.runtimes,
             sample_count=self.behaviour.sample_count,
             held_out_count=self.behaviour.held_out_count,
@@ -138,156 +142,118 @@ class Device:
             message_id=f"profile.{self.session_id}",
         )
 
-    def step(self) -> None:
-        if self.clock() - self.heartbeat_s >= 5.0:
-            self.heartbeat_s = self.clock()
-            self.send(Presence(client_id=self.client_id, session_id=self.session_id, online=True), retain=True)
-            self.send(self.profile(), retain=True)
-        while (event := self.transport.poll(0.0)) is not None:
-            if isinstance(event, Connected):
-                self.heartbeat_s = -1e9
-                self.exchange.reconnected()
-                self.outbox.resend_all()
-            elif isinstance(event, Delivery):
-                self._delivered(event)
-        for result in self.exchange.finished():
-            if isinstance(result, Fetched):
-                self.lacking.discard(result.ref.sha256)
-        self._work()
-        for outgoing in (*self.exchange.tick(self.clock()), *self.outbox.due(self.clock())):
-            self.transport.publish(outgoing.topic, outgoing.payload, retain=outgoing.retain)
 
-    def _delivered(self, event: Delivery) -> None:
-        if event.topic.endswith(f"/{CHUNK}"):
-            self.exchange.handle_chunk("server", decode_chunk(event.payload))
-            return
-        message = decode(event.payload)
-        if isinstance(message, RoundInfo):
-            self.rounds.append(message)
-            self._announced(message)
-        elif isinstance(message, Task):
-            self._given(message)
-        elif isinstance(message, Receipt):
-            self.receipts[message.of] = message
-            self.outbox.settle(message.of)
-        elif isinstance(message, ChunkRequest):
-            self.exchange.handle_request("server", message)
-        elif isinstance(message, BlobMissing):
-            self.exchange.handle_missing("server", message)
+class _Link:
+    """The device's transport, which notes what comes."""
 
-    def _announced(self, info: RoundInfo) -> None:
-        if info.phase != "measure":
-            return
-        self.keep(
-            Telemetry(
-                client_id=self.client_id,
-                session_id=self.session_id,
-                run_id=info.run_id,
-                round=info.round,
-                log_time_s=info.log_time_s,
-                reading=self.behaviour.reading(info.round),
-                memory_budget_bytes=self.behaviour.memory_at(info),
-                message_id=f"telemetry/{info.run_id}/{info.round}.{info.retry}/{self.client_id}",
-                retry=info.retry,
-            )
-        )
+    def __init__(self, device: Device) -> None:
+        self._device = device
 
-    def _given(self, task: Task) -> None:
-        self.send(Receipt(of=task.message_id, status="accepted"))
-        if task.task_id in self.done or (self.task is not None and self.task.task_id == task.task_id):
+    def open(self, subscriptions: tuple[str, ...], will: Will | None = None) -> None:
+        self._device.transport.open(subscriptions, will)
+
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        if not topic.endswith(f"/{CHUNK}"):
+            message = decode(payload)
+            if isinstance(message, Telemetry):  # what is free on this machine's disk is no test's business
+                message = replace(message, disk_budget_bytes=None)
+            said = self._device.behaviour.says(message)
+            if said is None:
+                return
+            payload = encode(said)
+        self._device.transport.publish(topic, payload, retain=retain)
+
+    def poll(self, timeout_s: float) -> Event | None:
+        event = self._device.transport.poll(timeout_s)
+        if isinstance(event, Delivery) and event.payload and not event.topic.endswith(f"/{CHUNK}"):
+            self._device.heard(decode(event.payload))
+        return event
+
+    def close(self) -> None:
+        self._device.transport.close()
+
+
+class _Meter:
+    """Reads what the behaviour says of the round that was announced last."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def read(self, log_time_s: float | None) -> tuple[float | None, Reading]:
+        behaviour, rounds = self._device.behaviour, self._device.rounds
+        if not rounds:
+            return log_time_s, Reading()
+        reading = behaviour.reading(rounds[-1].round)
+        return log_time_s, replace(reading, memory_free_bytes=behaviour.memory_at(rounds[-1]))
+
+    def low(self, quantile: float) -> Reading | None:
+        return None
+
+    def note_transfer(self, direction: Direction, size_bytes: int, now_s: float) -> None:
+        pass
+
+
+class _Worker:
+    """Has done a task as soon as it is started."""
+
+    def __init__(self, device: Device, store: AgentStore) -> None:
+        self._device = device
+        self._store = store
+        self._outcome: Outcome | None = None
+
+    def start(self, task: Task, memory_limit_bytes: int, data_bytes: int = 0) -> None:
+        refusal = self._device.behaviour.refuse(task)
+        if refusal is None:
+            self._outcome = self._done(task)
             return
-        self.tasks.append(task)
-        refusal = self.behaviour.refuse(task)
-        if refusal is not None:
-            self.done.add(task.task_id)
-            reason: Any = refusal[0]
-            self.keep(
-                Refusal(
+        reason: Any = refusal[0]
+        self._outcome = WorkFailed(task_id=task.task_id, reason=reason, detail="as told", available_bytes=refusal[1])
+
+    def stop(self) -> None:
+        pass
+
+    def join(self, timeout_s: float) -> None:
+        pass
+
+    def outcome(self) -> Outcome | None:
+        outcome, self._outcome = self._outcome, None
+        return outcome
+
+    def _done(self, task: Task) -> Outcome:
+        behaviour = self._device.behaviour
+        match task.work:
+            case Score():
+                scores = tuple(CandidateScore(score=score) for score in behaviour.score(task))
+                return Scored(task_id=task.task_id, scores=scores)
+            case Evaluate(weights=weights):
+                loss, accuracy = behaviour.evaluate(decode_arrays(self._store.blobs.path(weights).read_bytes()), task)
+                return EvaluationEnded(
                     task_id=task.task_id,
-                    run_id=task.run_id,
-                    round=task.round,
-                    client_id=self.client_id,
-                    reason=reason,
-                    detail="as told",
-                    available_bytes=refusal[1],
+                    result=EvaluationResult(
+                        loss=loss,
+                        accuracy=accuracy,
+                        sample_count=behaviour.held_out_count,
+                        label_count=behaviour.held_out_count,
+                        measured_peak_bytes=10,
+                    ),
                 )
-            )
-            return
-        self.task = task
-        self.lacking = {blob.sha256 for blob in task.blobs}
-        for blob in task.blobs:
-            self.exchange.fetch("server", blob)
-
-    def _work(self) -> None:
-        task = self.task
-        if task is None or self.lacking:
-            return
-        self.task = None
-        self.done.add(task.task_id)
-        if isinstance(task.work, Score):
-            found = tuple(CandidateScore(score=score) for score in self.behaviour.score(task))
-            self.keep(
-                Scores(
-                    task_id=task.task_id,
-                    run_id=task.run_id,
-                    round=task.round,
-                    client_id=self.client_id,
-                    scores=found,
-                    seconds=0.1,
-                    message_id=f"scores/{task.task_id}",
+            case Train(weights=weights) | Calibrate(weights=weights):
+                path = output_path(self._store.work_folder, task.task_id)
+                path.write_bytes(encode_arrays(self._learned(task, self._store.blobs.path(weights))))
+                result = TrainResult(
+                    sample_count=behaviour.sample_count,
+                    step_count=1,
+                    loss=1.0,
+                    accuracy=0.5,
+                    measured_peak_bytes=900,
+                    train_seconds=0.1,
                 )
-            )
-            return
-        if isinstance(task.work, Deploy):
-            self.keep(
-                Deployed(
-                    task_id=task.task_id,
-                    run_id=task.run_id,
-                    client_id=self.client_id,
-                    files=tuple(f"model.{program.target}" for program in task.programs),
-                )
-            )
-            return
-        if isinstance(task.work, Evaluate):
-            self.keep(self.found_for(task))
-            return
-        self.keep(self.update_for(task, self.store.add(encode_arrays(self._learned(task)))))
+                return Finished(task_id=task.task_id, result=result, output_path=path)
+            case Deploy():
+                raise AssertionError("no worker places models")
 
-    def found_for(self, task: Task) -> Evaluated:
-        loss, accuracy = self.behaviour.evaluate(decode_arrays(self.store.path(task.weights[0]).read_bytes()), task)
-        return Evaluated(
-            task_id=task.task_id,
-            run_id=task.run_id,
-            round=task.round,
-            client_id=self.client_id,
-            loss=loss,
-            accuracy=accuracy,
-            sample_count=self.behaviour.held_out_count,
-            label_count=self.behaviour.held_out_count,
-            measured_peak_bytes=10,
-            seconds=0.1,
-            message_id=f"evaluated.{task.task_id}",
-        )
-
-    def _learned(self, task: Task) -> dict[str, Any]:
-        weights = decode_arrays(self.store.path(task.weights[0]).read_bytes())
-        if self.behaviour.change is not None:
-            return self.behaviour.change(weights, task)
-        return small_change(weights, self.client_id, task.round, self.behaviour.scale)
-
-    def update_for(self, task: Task, blob: BlobRef) -> Update:
-        return Update(
-            task_id=task.task_id,
-            run_id=task.run_id,
-            round=task.round,
-            client_id=self.client_id,
-            blob=blob,
-            sample_count=self.behaviour.sample_count,
-            step_count=1,
-            loss=1.0,
-            accuracy=0.5,
-            measured_peak_bytes=900,
-            train_seconds=0.1,
-            seconds=0.2,
-            message_id=f"update/{task.task_id}",
-        )
+    def _learned(self, task: Task, weights_path: Path) -> dict[str, Any]:
+        behaviour, weights = self._device.behaviour, decode_arrays(weights_path.read_bytes())
+        if behaviour.change is not None:
+            return behaviour.change(weights, task)
+        return small_change(weights, task.client_id, task.round, behaviour.scale)

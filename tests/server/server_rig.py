@@ -183,14 +183,15 @@ class World:
         self.notes = Notes()
         self.exports = FakeExports(folder / "exports", planned)
         self.order = random.Random(order)
-        self.devices = {
-            name: Device(name, self.broker.client(name), folder / "devices", self.clock, behaviour)
-            for name, behaviour in devices.items()
-        }
+        self.devices = {name: self.new_device(name, behaviour) for name, behaviour in devices.items()}
         self.server = self.new_server()
         self.server.open()
         for device in self.devices.values():
             device.open()
+
+    def new_device(self, name: str, behaviour: Behaviour, *, start: int = 1) -> Device:
+        folder = self.folder / "devices"
+        return Device(name, self.broker.client(name), folder, self.clock, behaviour, start=start)
 
     def new_server(self) -> Server:
         return Server(

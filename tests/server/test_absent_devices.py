@@ -66,7 +66,7 @@ def test_devices_that_are_gone_open_no_round_and_delay_none(tmp_path: Path) -> N
         for _ in range(40):
             world.turn()
         assert world.server.state.phase == "waiting"
-        world.devices[name] = Device(name, world.broker.client(name), tmp_path / "new", world.clock, Behaviour())
+        world.devices[name] = world.new_device(name, Behaviour())
         world.devices[name].open()
     world.run(turns=100)
     assert rows(world.server) == [{"ada": "folded", "bob": "folded"}]

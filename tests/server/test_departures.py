@@ -20,8 +20,7 @@ from subfleet.rounds.members import absences, expected
 from subfleet.rounds.progress import Finished
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
-from subfleet.serving.attendance import Attendance
-from subfleet.serving.pace import Pace
+from subfleet.serving.narrating import Attendance, Pace
 from subfleet.settings.timing import Deadlines
 
 DEADLINES = Deadlines(lease_s=30.0, round_s=600.0)

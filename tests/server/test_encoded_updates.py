@@ -280,7 +280,7 @@ levels = 3
     assert (found.update_codec, found.method) == (Qsgd(levels=3), AnycostFL(codec=TopK(fraction=0.2)))
     assert found.fingerprint() != replace(found, update_codec=None).fingerprint()
     path.write_text(text.replace("levels = 3", "levels = 300"))
-    with pytest.raises(ConfigError, match=r"update_codec: levels is 300, but must be from 1 to 127"):
+    with pytest.raises(ConfigError, match=r"update_codec\.levels is 300, but must be from 1 to 127"):
         read_run(path)
     path.write_text(text.replace('"qsgd"', '"zip"'))
     with pytest.raises(ConfigError, match=r"'zip', but must be one of \['none', 'qsgd', 'top_k', 'top_k_qsgd'\]"):

@@ -39,7 +39,7 @@ from subfleet.rounds.state import RunState
 from subfleet.rounds.suspicion import ChangeSize
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.work import AggregatedRound, CheckRequest, ProgramRequest
-from subfleet.rounds.written import NO_PROGRAM_BYTES
+from subfleet.search.fitting import INFINITE_BYTES
 from subfleet.search.queue import SizedProgram, Wish
 from subfleet.settings.timing import Deadlines
 from subfleet.testing.rounds import with_steps
@@ -251,7 +251,7 @@ def test_a_round_that_does_not_wait_for_the_slowest_does_not_wait_for_the_queue(
 @pytest.mark.parametrize("name", QUICK)
 def test_no_method_gives_a_size_that_its_target_cannot_train(name: str) -> None:
     terms = terms_of(method=QUICK[name])
-    broken = {size.spec_id: WrittenSize(size=size, planned_peak_bytes=NO_PROGRAM_BYTES) for size in terms.space[1:]}
+    broken = {size.spec_id: WrittenSize(size=size, planned_peak_bytes=INFINITE_BYTES) for size in terms.space[1:]}
     base = AssignmentContext(
         networks={"": terms.network},
         candidates=terms.candidates,
@@ -268,7 +268,7 @@ def test_no_method_gives_a_size_that_its_target_cannot_train(name: str) -> None:
     assert found.candidate.spec.spec_id not in broken
     assert found.wanted is None or found.wanted.program.size.spec_id not in broken
     last = found.candidate.spec
-    everything = {**broken, last.spec_id: WrittenSize(size=last, planned_peak_bytes=NO_PROGRAM_BYTES)}
+    everything = {**broken, last.spec_id: WrittenSize(size=last, planned_peak_bytes=INFINITE_BYTES)}
     again = terms.roles.assigner.assign(replace(base, written=everything, previous=last))
     assert again.candidate is None or again.candidate.spec.spec_id not in everything
 
@@ -298,7 +298,7 @@ def test_a_size_that_cannot_be_written_is_neither_given_nor_queued_again() -> No
     terms = terms_of(method=SEARCH)
     state = _searched_once(terms)
     queued = state.queue
-    state, _ = folded(terms, written(terms, state, planned_peak_bytes=NO_PROGRAM_BYTES))
+    state, _ = folded(terms, written(terms, state, planned_peak_bytes=INFINITE_BYTES))
     state, again = _told(terms, state, BUDGETS)
     gone = {one.key for one in queued}
     assert not gone & {one.key for one in again}

@@ -1,13 +1,13 @@
 """Whatever one client says, the server lives on, and the others' work counts."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from server.fake_device import Behaviour, Device
+from server.fake_device import Behaviour
 from server.server_rig import World, config, fleet
 
 from subfleet.elastic.model_state import ModelState
@@ -17,8 +17,9 @@ from subfleet.methods import AnyMethod
 from subfleet.methods.fedtrans import FedTrans
 from subfleet.methods.oort import Oort
 from subfleet.protocol.blobs import BlobRef
-from subfleet.protocol.messages import Message, Profile, Receipt, Refusal, Telemetry, Update, encode
+from subfleet.protocol.messages import Message, Presence, Profile, Receipt, Refusal, Telemetry, Update, encode
 from subfleet.protocol.readings import Reading
+from subfleet.protocol.task import Task
 from subfleet.rounds.networks import beginning_of
 from subfleet.rounds.state import RunState, Seat
 from subfleet.rounds.suspicion import ChangeSize
@@ -63,6 +64,33 @@ def _telemetry(run_id: str) -> Telemetry:
     )
 
 
+def claiming(**changes: Any) -> Callable[[Message], Message]:
+    """What a device says that claims other things of its updates."""
+    return lambda message: replace(message, **changes) if isinstance(message, Update) else message
+
+
+def beating(message: Message) -> Message | None:
+    """A device that gives signs of life alone."""
+    return message if isinstance(message, Presence | Profile) else None
+
+
+def update_for(task: Task, blob: BlobRef) -> Update:
+    return Update(
+        task_id=task.task_id,
+        run_id=task.run_id,
+        round=task.round,
+        client_id=task.client_id,
+        blob=blob,
+        sample_count=10,
+        step_count=1,
+        loss=1.0,
+        accuracy=0.5,
+        measured_peak_bytes=900,
+        train_seconds=0.1,
+        seconds=0.2,
+    )
+
+
 @pytest.mark.slow
 def test_an_id_that_no_receipt_could_carry_is_dropped(tmp_path: Path) -> None:
     world = World(tmp_path, config(rounds=1, deploy_targets=()), fleet())
@@ -102,10 +130,8 @@ def test_the_most_samples_that_clients_may_claim_can_be_weighed(tmp_path: Path) 
 @pytest.mark.slow
 def test_what_a_client_claims_of_its_samples_is_bounded_and_the_table_says_so(tmp_path: Path) -> None:
     devices = {**fleet(), "eve": Behaviour(sample_count=10)}
-    world = World(tmp_path / "lying", config(rounds=1, deploy_targets=()), devices)
-    world.devices["eve"].update_for = lambda task, blob: replace(  # type: ignore[method-assign]  # it claims more
-        Device.update_for(world.devices["eve"], task, blob), sample_count=SAMPLES
-    )
+    world = World(tmp_path / "lying", config(rounds=1, deploy_targets=()), {**devices, "eve": Behaviour()})
+    world.devices["eve"].behaviour.says = claiming(sample_count=SAMPLES)
     world.run()
     rows = {row.client_id: row for row in world.server.result().rounds[0].clients}
     assert rows["eve"].status == "folded"
@@ -122,9 +148,7 @@ def test_what_a_client_claims_of_its_samples_is_bounded_and_the_table_says_so(tm
 @pytest.mark.parametrize("method", [FedTrans(first="configured", gamma=1, delta=1, beta=1e9, stop_rounds=0), Oort()])
 def test_a_loss_of_any_size_ends_nothing(method: AnyMethod, loss: float, tmp_path: Path) -> None:
     world = World(tmp_path, config(rounds=3, deploy_targets=(), method=method), {**fleet(), "eve": Behaviour()})
-    world.devices["eve"].update_for = lambda task, blob: replace(  # type: ignore[method-assign]  # it claims that
-        Device.update_for(world.devices["eve"], task, blob), loss=loss
-    )
+    world.devices["eve"].behaviour.says = claiming(loss=loss)
     world.run(until=lambda: world.server.state.folded_round == 2)
     world.kill_server()  # and what is remembered can be read back
     world.run()
@@ -162,7 +186,7 @@ def test_a_client_that_offers_ever_new_updates_has_one_transfer(tmp_path: Path) 
     (weights,) = ada.tasks[0].weights
     for number in range(20):
         blob = replace(BlobRef.of(b"%d" % number), size_bytes=weights.size_bytes)
-        ada.send(ada.update_for(ada.tasks[0], blob))
+        ada.send(update_for(ada.tasks[0], blob))
         world.turn()
     assert world.server._link._exchange.active == 1
     (partial,) = _partials(world)
@@ -180,7 +204,7 @@ def _world_with_an_upload(folder: Path) -> World:
     world.run(until=lambda: all(device.tasks for device in world.devices.values()))
     ada = world.devices.pop("ada")
     world.run(until=lambda: world.server.state.seats["ada"].stage == "out" and not world.server._link._exchange.active)
-    ada.send(ada.update_for(ada.tasks[0], NEVER_SENT))
+    ada.send(update_for(ada.tasks[0], NEVER_SENT))
     world.turn()
     assert _began(world)
     return world
@@ -231,7 +255,7 @@ def test_clients_that_live_but_never_answer_do_not_hold_a_run_for_ever(tmp_path:
     deadlines = Deadlines(join_s=50, measure_s=10, lease_s=1e4, linger_s=0)
     world = World(tmp_path, config(deadlines=deadlines), fleet())
     for device in world.devices.values():
-        device._announced = lambda info: None  # type: ignore[method-assign]  # it gives signs of life alone
+        device.behaviour.says = beating
     began_s = world.clock()
     world.run()
     assert world.server.state.failure.startswith("no client answered the announcement of round 1 within 50 s")

@@ -111,7 +111,7 @@ def test_gray_and_coloured_pictures_are_the_same_samples() -> None:
     ("changes", "words"),
     [
         ({"classes": ("ant",)}, "classes names 1, but must name all 3 of the model"),
-        ({"classes": ("ant", "ant", "b")}, "'ant' is named twice"),
+        ({"classes": ("ant", "ant", "b")}, "has 'ant' twice"),
         (
             {"classes": NAMES, "training": TrainingSettings(objective=ObjectiveSettings(name="mean_squared_error"))},
             "classes are named, but objective 'mean_squared_error' knows none",

@@ -18,7 +18,8 @@ from subfleet.journal.networks import NetworkRecord, descending
 from subfleet.journal.records import RoundRecord
 from subfleet.rounds.networks import readiness_told
 from subfleet.rounds.state import RunState
-from subfleet.rounds.written import NO_PROGRAM_BYTES, ProgramFacts, WrittenProgram
+from subfleet.rounds.written import ProgramFacts, WrittenProgram
+from subfleet.search.fitting import INFINITE_BYTES
 from subfleet.search.queue import SizedProgram
 
 TERMS = terms_of()
@@ -80,7 +81,7 @@ def test_networks_are_told_with_who_trained_them_and_what_that_took() -> None:
         # The second round was tried twice before, so that its turn is the fourth.
         ((written(WIDER, 3),), (0, 2, 0, 0), None, 2),
         ((written(WIDER, 4),), (0, 2, 0, 0), None, 3),
-        ((written(WIDER, 2, peak_bytes=NO_PROGRAM_BYTES),), (0, 0, 0, 0), None, None),
+        ((written(WIDER, 2, peak_bytes=INFINITE_BYTES),), (0, 0, 0, 0), None, None),
         ((), (0, 0, 0, 0), 3, 3),  # what is known of one that has retired
         ((written(WIDER, 3),), (0, 0, 0, 0), 3, 3),  # nothing else was written: its clients have waited for it
     ],
@@ -133,7 +134,7 @@ def test_every_network_comes_once_and_behind_its_parent(parents: list[int]) -> N
 
 def test_people_are_told_when_a_network_may_be_trained() -> None:
     nothing = state_of(written(FIRST, 1), turn=2)
-    unwritable = state_of(written(FIRST, 1), written(WIDER, 2, peak_bytes=NO_PROGRAM_BYTES), turn=2)
+    unwritable = state_of(written(FIRST, 1), written(WIDER, 2, peak_bytes=INFINITE_BYTES), turn=2)
     ready = state_of(written(FIRST, 1), written(WIDER, 2), turn=2)
     more = state_of(*ready.written.values(), written(WIDER, 3, target="executorch"), turn=3)
     assert readiness_told(TERMS, nothing, unwritable) == ()

@@ -17,7 +17,7 @@ from subfleet.elastic.building import build_module, init_state, network_of
 from subfleet.elastic.lineage import Copied, Drawn, Lineage, Replicated
 from subfleet.elastic.model_state import ModelState, packed, unpacked
 from subfleet.elastic.replication import Replication, size_in
-from subfleet.folding.evolution import evolved
+from subfleet.folding.folding import evolved
 from subfleet.folding.views import Views
 from subfleet.journal.database import open_database
 from subfleet.journal.journal import Journal, begin_run
@@ -26,7 +26,7 @@ from subfleet.methods.assigner import stream_of
 from subfleet.methods.dynamic_selection import DynamicSelection
 from subfleet.methods.heterofl import HeteroFL
 from subfleet.methods.run_networks import Evolution, EvolutionContext, StandingContext
-from subfleet.protocol.errors import ConfigError, ProtocolError
+from subfleet.protocol.errors import ConfigError, InvalidError
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.schema import canonical_json
 from subfleet.protocol.subnet import Prefix, SubnetSpec
@@ -139,7 +139,7 @@ def test_what_two_networks_give_a_client_has_two_keys(tmp_path: Path) -> None:
 def test_an_id_that_is_no_name_of_a_file_is_refused() -> None:
     for odd in ("../up", "a/b", "", "x" * 65):
         if odd:
-            with pytest.raises(ProtocolError):
+            with pytest.raises(InvalidError, match=r"id is .*, but must be empty, or 1 to 64 letters"):
                 Lineage(id=odd, config=CONFIG)
     with pytest.raises(ValueError, match="has no parent"):
         Lineage(id="a", config=CONFIG, map=Copied())

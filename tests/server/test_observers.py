@@ -1,7 +1,6 @@
 """Whoever watches a run can break without breaking the run."""
 
 import io
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from server.server_rig import Notes, World, config, fleet
 from subfleet.cli.console import Tables
 from subfleet.journal.guarding import GuardedObserver
 from subfleet.journal.records import RoundRecord
-from subfleet.protocol.messages import Profile
 
 
 @pytest.mark.slow
@@ -51,9 +49,9 @@ def test_what_a_device_calls_itself_stands_in_the_operators_table_letter_by_lett
     table = Tables(screen)
     monkeypatch.setattr(Notes, "round_finished", lambda _, record: table.round_finished(record))
     monkeypatch.setattr(Notes, "say", lambda _, text: table.say(text))
-    world = World(tmp_path, config(rounds=1, min_clients=4, deploy_targets=()), {**fleet(), "eve": Behaviour()})
-    profile: Profile = world.devices["eve"].profile()
-    monkeypatch.setattr(world.devices["eve"], "profile", lambda: replace(profile, device=name))
+    world = World(
+        tmp_path, config(rounds=1, min_clients=4, deploy_targets=()), {**fleet(), "eve": Behaviour(device=name)}
+    )
     world.run()
     assert isinstance(screen.file, io.StringIO)
     shown = screen.file.getvalue()

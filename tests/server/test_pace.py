@@ -7,7 +7,7 @@ from subfleet.journal.guarding import GuardedObserver, Unobserved
 from subfleet.journal.records import Progress, RoundRecord
 from subfleet.rounds.progress import Measuring, Training
 from subfleet.rounds.state import RunState, Seat, Stage
-from subfleet.serving.pace import Pace
+from subfleet.serving.narrating import Pace
 
 
 class Clock:

@@ -12,8 +12,8 @@ from subfleet.methods.assigner import AssignmentContext, Draw, WrittenSize
 from subfleet.methods.dynamic_selection import DynamicSelection
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.subnet import Prefix, SubnetSpec
-from subfleet.rounds.written import NO_PROGRAM_BYTES
 from subfleet.search.candidates import Candidate
+from subfleet.search.fitting import INFINITE_BYTES
 
 PLAN = terms_of(method=DynamicSelection(distillation=None, prices="estimated"))
 CORRECTED = DynamicSelection(distillation=None)
@@ -96,7 +96,7 @@ def test_a_written_size_counts_by_its_own_plan() -> None:
 
 def test_sizes_without_a_program_correct_nothing() -> None:
     broken = {
-        one.spec.spec_id: WrittenSize(size=one.spec, planned_peak_bytes=NO_PROGRAM_BYTES) for one in PLAN.candidates[:2]
+        one.spec.spec_id: WrittenSize(size=one.spec, planned_peak_bytes=INFINITE_BYTES) for one in PLAN.candidates[:2]
     }
     assert whole(asked(int(1.04 * LARGEST.training_memory_bytes["onnx"]), broken))
 

@@ -15,7 +15,6 @@ from server.coordinator_cases import (
     terms_of,
     update,
 )
-from server.fake_device import Device
 from server.punctuality_cases import (
     DEADLINES,
     LOOSE,
@@ -33,7 +32,8 @@ from server.punctuality_cases import (
 )
 from server.server_rig import World, config, fleet
 
-from subfleet.protocol.messages import Presence, Receipt, Task
+from subfleet.protocol.answers import Answer
+from subfleet.protocol.messages import Message, Presence
 from subfleet.rounds.actions import Withdraw
 from subfleet.rounds.awaiting import nobody_waits, punctuality_of
 from subfleet.rounds.coordinator import step
@@ -278,20 +278,16 @@ def test_a_screen_does_not_say_that_a_round_waits_for_an_extra() -> None:
     assert not nobody_waits(ticked(TERMS, rounds_without_cyd(TERMS, 2), 1204.0), "cyd"), "it may be told its telemetry"
 
 
-class _Mute(Device):
+def mute(message: Message) -> Message | None:
     """It beats, tells what it can give, takes its tasks, and never answers one."""
-
-    def _given(self, task: Task) -> None:
-        self.send(Receipt(of=task.message_id, status="accepted"))
+    return None if isinstance(message, Answer) else message
 
 
 @pytest.mark.slow
 def test_a_run_with_a_mute_device_has_short_rounds_from_the_third_on(tmp_path: Path) -> None:
     deadlines = Deadlines(join_s=1e4, measure_s=1e4, round_s=40.0, lease_s=1e4, linger_s=0.0)
     world = World(tmp_path, config(rounds=5, deploy_targets=(), deadlines=deadlines), fleet())
-    open_ones = world.devices.pop("cyd")
-    mute = _Mute("cyd", open_ones.transport, tmp_path / "mute", world.clock, open_ones.behaviour)
-    world.devices["cyd"] = mute
+    world.devices["cyd"].behaviour.says = mute
     world.run()
     seconds = [record.seconds or 0.0 for record in world.notes.records]
     assert len(seconds) == 5

@@ -148,10 +148,8 @@ def test_a_device_that_comes_back_in_a_strict_run_takes_part(tmp_path: Path, cal
     for _ in range(20):
         world.turn()
     assert world.server.state.phase == "train"
-    gone.session_id = "cyd-2"
-    gone.task, gone.done = None, set()
-    gone.heartbeat_s = -1e9
-    world.devices["cyd"] = gone
+    world.devices["cyd"] = world.new_device("cyd", gone.behaviour, start=2)
+    world.devices["cyd"].open()
     assert finished(world).model_bytes() == calm
 
 

@@ -180,7 +180,7 @@ def test_what_cannot_be_folded_is_refused_when_it_comes_and_each_round_is_folded
     refused = statuses(world, "eve")
     assert len(refused) == len(folds) == ROUNDS
     assert all("holds a change of 1.0000000150474662e+30, but each must be finite and" in why for why in refused)
-    (receipt,) = {one.status for name, one in world.devices["eve"].receipts.items() if name.startswith("update/")}
+    (receipt,) = {one.status for name, one in world.devices["eve"].receipts.items() if name.startswith("update.")}
     assert receipt == "refused"
 
 

@@ -44,7 +44,8 @@ from subfleet.rounds.state import RunState
 from subfleet.rounds.suspicion import ChangeSize
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.work import AggregatedRound, CheckRequest, ProgramRequest, Scorable, ScoringRequest, TaskRequest
-from subfleet.rounds.written import NO_PROGRAM_BYTES, ProgramFacts, WrittenProgram
+from subfleet.rounds.written import ProgramFacts, WrittenProgram
+from subfleet.search.fitting import INFINITE_BYTES
 from subfleet.search.queue import SizedProgram
 
 PLAN = terms_of(rounds=4)
@@ -162,7 +163,7 @@ def test_a_size_that_cannot_be_exported_is_not_asked_for_again_by_any_device_of_
     assert state.seats["ada"].reason == failed.reason
     state, _ = assigned(PLAN, closed(PLAN, state))
     assert {size_of(seat) for seat in state.seats.values()} == {PLAN.space[-2].spec_id}
-    assert [key for key, one in state.written.items() if one.facts.planned_peak_bytes == NO_PROGRAM_BYTES] == [
+    assert [key for key, one in state.written.items() if one.facts.planned_peak_bytes == INFINITE_BYTES] == [
         f"onnx/{largest}"
     ]
 
@@ -288,7 +289,7 @@ def test_where_nothing_is_left_the_reason_names_the_operator() -> None:
 
 
 def test_where_no_size_can_be_written_the_reason_says_so() -> None:
-    none = ProgramFacts(planned_peak_bytes=NO_PROGRAM_BYTES)
+    none = ProgramFacts(planned_peak_bytes=INFINITE_BYTES)
     gone = {key: replace(one, facts=none) for key, one in known(PLAN, EVERY).items()}
     state, _ = assigned(PLAN, replace(told(measuring(PLAN), "bob", runtimes=("executorch",)), written=gone))
     assert state.seats["ada"].reason == "no subnet fits: the smallest cannot be trained on 'onnx'"

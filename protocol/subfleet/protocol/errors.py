@@ -44,6 +44,7 @@ __all__ = [
     "PortError",
     "Problem",
     "ProtocolError",
+    "Refused",
     "RunError",
     "SubfleetError",
     "TakenError",
@@ -93,6 +94,13 @@ class Problem:
         if self.is_sentence:
             return f"{path}: {self.text}" if path else self.text
         return f"{path or 'it'} {self.text}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """Stands in plain data for a value that was refused before: a reader adds its problems to all others."""
+
+    problems: tuple[Problem, ...]
 
 
 class InvalidError(ConfigError, ValueError):

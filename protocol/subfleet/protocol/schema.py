@@ -14,7 +14,7 @@ import json
 import math
 import re
 import typing
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cache, partial
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -25,17 +25,17 @@ from subfleet.protocol.errors import (
     InvalidError,
     Problem,
     ProtocolError,
+    Refused,
     SubfleetError,
     TooLargeError,
 )
 from subfleet.protocol.registry import Registry
-from subfleet.protocol.suggestion import did_you_mean
+from subfleet.protocol.suggestion import did_you_mean, unknown_key
 
 __all__ = [
     "ADDED_LATER",
     "MAX_INTEGER",
     "MAX_TEXT_CHARACTERS",
-    "Refused",
     "canonical_json",
     "from_plain",
     "parse_json",
@@ -43,7 +43,6 @@ __all__ = [
     "registry_of",
     "tag_of",
     "to_plain",
-    "unknown_key",
     "validated",
 ]
 
@@ -157,19 +156,6 @@ def problems_with(kind: type, plain: Any) -> tuple[Problem, ...]:
     return tuple(_read(kind, plain)[1])
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
-    """Stands in plain data for a value that was refused before: the reader adds its problems to all others."""
-
-    problems: tuple[Problem, ...]
-
-
-def unknown_key(key: str, known: Iterable[str]) -> Problem:
-    """What is wrong with a key that no field has as its name, with the name that may be meant."""
-    known = sorted(known)
-    return Problem(text=f"is an unknown key{did_you_mean(key, known) or f'; known are {known}'}", keys=(key,))
-
-
 _Read = Callable[[Any, list[Problem]], Any]
 """Builds a value from plain data; where it cannot, it adds problems and returns `_NOTHING`."""
 _NOTHING: Any = object()
@@ -188,13 +174,9 @@ def _refuse(plain: Any, words: str, problems: list[Problem]) -> Any:
     return _NOTHING
 
 
-def _read_at(key: str | int, read: _Read, plain: Any, problems: list[Problem]) -> Any:
-    """Read a part of something, of whose problems it is said that they are at its key."""
-    before = len(problems)
-    value = read(plain, problems)
-    if value is _NOTHING:
-        problems[before:] = [problem.under(key) for problem in problems[before:]]
-    return value
+def _name(key: str | int, problems: list[Problem], start: int) -> None:
+    """Say of the problems from `start` on that they are at a key."""
+    problems[start:] = [problem.under(key) for problem in problems[start:]]
 
 
 @cache  # what an annotation means is found out once: a manifest has thousands of values of a few kinds
@@ -263,14 +245,18 @@ def _read_fields(kind: type, plain: Mapping[str, Any], problems: list[Problem]) 
     fields, required = _fields(kind)
     values = {}
     for name, item in plain.items():
-        if len(problems) >= MOST_PROBLEMS:
+        count = len(problems)
+        if count >= MOST_PROBLEMS:
             break
         if name in fields:
-            value = _read_at(name, fields[name], item, problems)
-            if value is not _NOTHING:
+            value = fields[name](item, problems)
+            if value is _NOTHING:
+                _name(name, problems, count)
+            else:
                 values[name] = value
         elif hasattr(kind, "TYPE") and name == tag_of(kind):
-            _read_at(name, partial(_read_choice, (kind.TYPE,)), item, problems)
+            _read_choice((kind.TYPE,), item, problems)
+            _name(name, problems, count)
         else:
             problems.append(unknown_key(str(name), fields))
     if not plain.keys() >= required:
@@ -326,20 +312,28 @@ def _name_of_member(tag: str, names: Sequence[str], plain: Any, problems: list[P
 def _read_items(read: _Read, plain: Any, problems: list[Problem]) -> Any:
     if not isinstance(plain, (list, tuple)):
         return _refuse(plain, "a list", problems)
-    before, values = len(problems), []
+    before = count = len(problems)
+    values = []
     for place, item in enumerate(plain):
-        if len(problems) >= MOST_PROBLEMS:
-            break
-        values.append(_read_at(place, read, item, problems))
-    return tuple(values) if len(problems) == before else _NOTHING
+        value = read(item, problems)
+        if value is _NOTHING:
+            _name(place, problems, count)
+            count = len(problems)
+            if count >= MOST_PROBLEMS:
+                break
+        values.append(value)
+    return tuple(values) if count == before else _NOTHING
 
 
 def _read_places(members: tuple[Any, ...], plain: Any, problems: list[Problem]) -> Any:
     if not isinstance(plain, (list, tuple)) or len(plain) != len(members):
         return _refuse(plain, f"a list of {len(members)}", problems)
-    before, pairs = len(problems), enumerate(zip(members, plain, strict=True))
-    values = tuple([_read_at(place, _reader(kind), item, problems) for place, (kind, item) in pairs])
-    return values if len(problems) == before else _NOTHING
+    before, values = len(problems), []
+    for place, (kind, item) in enumerate(zip(members, plain, strict=True)):
+        count = len(problems)
+        values.append(_reader(kind)(item, problems))
+        _name(place, problems, count)
+    return tuple(values) if len(problems) == before else _NOTHING
 
 
 def _read_mapping(read_key: _Read, read_item: _Read, plain: Any, problems: list[Problem]) -> Any:
@@ -347,12 +341,14 @@ def _read_mapping(read_key: _Read, read_item: _Read, plain: Any, problems: list[
         return _refuse(plain, "a table", problems)
     before, values = len(problems), {}
     for key, item in plain.items():
-        if len(problems) >= MOST_PROBLEMS:
-            break
         wrong: list[Problem] = []
         name = read_key(key, wrong)
         problems += [Problem(text=f"has the key {key!r:.80}, which {problem.text}") for problem in wrong]
-        values[name] = _read_at(str(key), read_item, item, problems)
+        count = len(problems)
+        values[name] = read_item(item, problems)
+        _name(str(key), problems, count)
+        if len(problems) >= MOST_PROBLEMS:
+            break
     return values if len(problems) == before else _NOTHING
 
 

@@ -12,8 +12,7 @@ from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import Network
 from subfleet.folding.folding import FoldedModel
 from subfleet.folding.path_scoring import random_paths
-from subfleet.folding.trained import as_client, untrained_share
-from subfleet.folding.views import Views
+from subfleet.folding.views import Views, as_client, untrained_share
 from subfleet.methods.aggregator import Participant
 from subfleet.methods.assigner import stream_of
 from subfleet.methods.model_kinds import EvaluatedModel

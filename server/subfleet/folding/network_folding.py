@@ -20,9 +20,8 @@ from subfleet.elastic.server_optimisers import Moments
 from subfleet.elastic.stacked import Stack, stacked_merge
 from subfleet.elastic.stacking import Member, held_elements
 from subfleet.elastic.update_form import UpdateForm
-from subfleet.folding.trained import model_of, still_untrained
 from subfleet.folding.updates import AS_IT_IS, Scaling, mapped_change, read_change
-from subfleet.folding.views import seen_by
+from subfleet.folding.views import model_of, seen_by, still_untrained
 from subfleet.methods.aggregator import AggregationContext, ClientUpdate, Participant, Replacement
 from subfleet.methods.assigner import Draw
 from subfleet.methods.roles import Roles

@@ -12,7 +12,7 @@ from subfleet.journal.records import RoundRecord
 from subfleet.rounds.networks import NEVER, all_lineages, counts_from
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
-from subfleet.rounds.written import NO_PROGRAM_BYTES, WrittenProgram
+from subfleet.rounds.written import WrittenProgram
 
 __all__ = ["network_records"]
 
@@ -76,7 +76,7 @@ def _first_turns(terms: Terms, written: Iterable[WrittenProgram]) -> dict[str, i
     turns: dict[str, int] = {}
     for one in written:
         name, turn = one.program.size.network, counts_from(terms, one)
-        if one.facts.planned_peak_bytes < NO_PROGRAM_BYTES and turn != NEVER:
+        if one.facts.trainable and turn != NEVER:
             turns[name] = min(turn, turns.get(name, turn))
     return turns
 

@@ -3,10 +3,8 @@
 import logging
 from collections.abc import Callable, Iterator
 
-from subfleet.link.announcing import Announcer
 from subfleet.link.inbox import Incoming, read_delivery
 from subfleet.link.traffic import Traffic
-from subfleet.link.uploads import Uploads
 from subfleet.protocol.blobs import Chunk
 from subfleet.protocol.messages import BlobMissing, ChunkRequest, Receipt, RoundInfo, Task, Update, encode
 from subfleet.protocol.topics import Topics
@@ -16,10 +14,10 @@ from subfleet.transport.blob_store import BlobStore
 from subfleet.transport.chunk_sizes import ChunkSizes
 from subfleet.transport.complaints import Complaints
 from subfleet.transport.counting import CountingTransport
-from subfleet.transport.exchange import BlobExchange
+from subfleet.transport.exchange import BlobExchange, Fetched, FetchFailed
 from subfleet.transport.outbox import Outbox
 
-__all__ = ["DeviceLink"]
+__all__ = ["Announcer", "DeviceLink", "Uploads"]
 
 _LOG = logging.getLogger(__name__)
 _MESSAGES_PER_STEP = 256
@@ -152,3 +150,73 @@ class DeviceLink:
     def _settle(self, task_id: str) -> None:
         self._outbox.settle(task_id)
         self._receivers.pop(task_id, None)
+
+
+class Uploads:
+    """What is being pulled. It belongs to the server's one thread.
+
+    A client has one open task, and an update may not be much larger than the weights of its task; so this bounds what a
+    client can make the server write before it is checked, however often it changes its mind.
+
+    Args:
+        exchange: pulls the blobs.
+        complain: is told of a client what went wrong with its update.
+    """
+
+    def __init__(self, exchange: BlobExchange, complain: Callable[[str, str], None]) -> None:
+        self._exchange = exchange
+        self._complain = complain
+        self._offers: dict[str, Update] = {}
+
+    @property
+    def digests(self) -> frozenset[str]:
+        """Of the blobs that are on their way."""
+        return frozenset(update.blob.sha256 for update in self._offers.values())
+
+    def pull(self, update: Update) -> None:
+        """Begin to pull an update, in place of whatever its task was offered before."""
+        older = self._offers.get(update.task_id)
+        if older is not None and older.blob != update.blob:
+            self.drop(update.task_id)
+        self._offers[update.task_id] = update
+        self._exchange.fetch(update.client_id, update.blob)
+
+    def drop(self, task_id: str) -> None:
+        """Nobody waits for a task's update any more: what has come of it is deleted."""
+        offer = self._offers.pop(task_id, None)
+        if offer is not None:
+            self._exchange.cancel(offer.blob, peer=offer.client_id)
+
+    def ended(self, result: Fetched | FetchFailed) -> tuple[Update, ...]:
+        """The updates that a transfer has brought; none where it failed, as the client offers its update again."""
+        offers = [one for one in self._offers.values() if one.client_id == result.peer and one.blob == result.ref]
+        for update in offers:
+            del self._offers[update.task_id]
+            if isinstance(result, FetchFailed):
+                self._complain(update.client_id, f"its update cannot be fetched: {result.detail}")
+        return tuple(offers) if isinstance(result, Fetched) else ()
+
+
+REPEAT_S = 2.0
+"""A transport may lose an announcement, and no receipt answers it: so it is repeated."""
+
+
+class Announcer:
+    """Decides whether an announcement is due; it sends nothing itself."""
+
+    def __init__(self) -> None:
+        self._last = ""
+        self._next_s = 0.0
+
+    def due(self, info: RoundInfo | None, now_s: float) -> bool:
+        """Whether this is to be published now; if so it counts as published."""
+        if info is None:
+            return False
+        if info.message_id == self._last and now_s < self._next_s:
+            return False
+        self._last, self._next_s = info.message_id, now_s + REPEAT_S
+        return True
+
+    def again(self) -> None:
+        """Whatever was said may be lost: say it at once."""
+        self._last = ""

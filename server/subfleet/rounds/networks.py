@@ -21,7 +21,7 @@ from subfleet.protocol.subnet import SubnetSpec
 from subfleet.rounds.state import RunState, Seat, remembered
 from subfleet.rounds.terms import Declared, Terms
 from subfleet.rounds.work import CostRequest, NetworksRequest
-from subfleet.rounds.written import NO_PROGRAM_BYTES, WrittenProgram
+from subfleet.rounds.written import WrittenProgram
 from subfleet.search.candidates import Candidate, why_not
 from subfleet.search.queue import SizedProgram
 
@@ -212,7 +212,7 @@ def _trainable(terms: Terms, state: RunState) -> set[str]:
     return {
         one.program.size.network
         for one in state.written.values()
-        if one.facts.planned_peak_bytes < NO_PROGRAM_BYTES and NEVER < counts_from(terms, one) <= state.turn + 1
+        if one.facts.trainable and NEVER < counts_from(terms, one) <= state.turn + 1
     }
 
 

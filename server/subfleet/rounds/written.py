@@ -5,12 +5,10 @@ from dataclasses import dataclass
 from subfleet.protocol.chains import Chain
 from subfleet.protocol.memory import Packing
 from subfleet.protocol.programs import ProgramManifest
+from subfleet.search.fitting import INFINITE_BYTES
 from subfleet.search.queue import SizedProgram
 
-__all__ = ["NO_PROGRAM_BYTES", "ModelFile", "ProgramFacts", "WrittenProgram"]
-
-NO_PROGRAM_BYTES = 2**62
-"""The planned peak of a size that a target cannot train: more than any budget."""
+__all__ = ["ModelFile", "ProgramFacts", "WrittenProgram"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +34,7 @@ class ProgramFacts:
     """What is known of a written program.
 
     Attributes:
-        planned_peak_bytes: from its manifest; `NO_PROGRAM_BYTES` where the target cannot train the size.
+        planned_peak_bytes: from its manifest; `INFINITE_BYTES` where the target cannot train the size.
         operators: that its runtime must have; empty where it is not told.
         packings: what of the plan differs between processors.
         chain: of a supernet's program, what its links take; the plan is then that of the largest path.
@@ -50,6 +48,11 @@ class ProgramFacts:
     chain: Chain | None = None
     program_bytes: int = 0
     problem: str = ""
+
+    @property
+    def trainable(self) -> bool:
+        """Whether the target can train the size at all."""
+        return self.planned_peak_bytes < INFINITE_BYTES
 
     @classmethod
     def of(cls, manifest: ProgramManifest, program_bytes: int) -> "ProgramFacts":
@@ -65,7 +68,7 @@ class ProgramFacts:
     @classmethod
     def none(cls, problem: str) -> "ProgramFacts":
         """Of a size that its target cannot train."""
-        return cls(planned_peak_bytes=NO_PROGRAM_BYTES, problem=problem)
+        return cls(planned_peak_bytes=INFINITE_BYTES, problem=problem)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The model that a run stands at: that of its last checkpoint, or of first weights."""
+"""Where a run stands, by its state and its journal: its model, and its result so far."""
 
 import hashlib
 from pathlib import Path
@@ -9,15 +9,22 @@ from subfleet.elastic.building import init_state
 from subfleet.elastic.inheriting import inherited
 from subfleet.elastic.model_state import ModelState, unpacked
 from subfleet.elastic.network import Network
-from subfleet.folding.checkpoint import load_checkpoint
+from subfleet.folding.checkpoint import checkpoint_path, load_checkpoint
 from subfleet.journal.journal import Journal
+from subfleet.journal.lineages import network_records
+from subfleet.journal.outliers import counted_outliers
+from subfleet.journal.records import RunResult
+from subfleet.journal.rows import deployed_models
+from subfleet.methods.describing import method_status
 from subfleet.protocol.errors import ConfigError, FileError
-from subfleet.rounds.networks import all_lineages
+from subfleet.rounds.continuing import why_early
+from subfleet.rounds.networks import all_lineages, counting_turns
+from subfleet.rounds.searching import searched_round
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
 from subfleet.settings.first_model import FirstWeights
 
-__all__ = ["loaded_model"]
+__all__ = ["loaded_model", "standing_result"]
 
 
 def loaded_model(terms: Terms, state: RunState, journal: Journal, checkpoints: Path) -> ModelState:
@@ -89,3 +96,32 @@ def _given_model(given: FirstWeights, network: Network) -> ModelState:
     if shapes != {name: decl.shape for name, decl in network.tensors.items()}:
         raise ConfigError(f"first weights {given.file} are of another network than the run's; name that as its model")
     return ModelState(shared={name: weights[name] for name in network.tensors}, untrained=stored.untrained)
+
+
+def standing_result(terms: Terms, state: RunState, journal: Journal, checkpoints: Path) -> RunResult:
+    """The result of a run as far as it is.
+
+    Args:
+        terms: of the run.
+        state: in which it is.
+        journal: of the same.
+        checkpoints: folder of the models after its rounds.
+    """
+    records, evaluations = journal.records(), journal.evaluations()
+    searched = searched_round(terms, state)
+    return RunResult(
+        run_id=terms.run_id,
+        method=terms.config.method.TYPE,
+        method_status=method_status(terms.config.method, terms.config.setting, counted_outliers(records).altered),
+        finished=state.phase == "finished",
+        accuracy=records[-1].accuracy if records else None,
+        rounds=records,
+        deployed=deployed_models(terms, [seat for _, seat in sorted(state.seats.items())]),
+        model_path=checkpoint_path(checkpoints, state.folded_round) if state.folded_round else None,
+        supernet_path=checkpoint_path(checkpoints, searched) if searched else None,
+        networks=network_records(terms, state, records, evaluations),
+        evaluations=evaluations,
+        generations=journal.generations(),
+        ended_early=why_early(terms, state),
+        programs_from=counting_turns(terms, state),
+    )

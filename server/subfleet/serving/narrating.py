@@ -1,16 +1,22 @@
-"""What people are told while a run goes on: sentences on what a step has changed. Pure."""
+"""What people are told while a run goes on: what a step has changed, how far the run is, who is away."""
 
-from collections.abc import Iterator
+import datetime
+from collections.abc import Callable, Iterator, Mapping
 
-from subfleet.rounds.awaiting import waits_told
+import sqlalchemy as sql
+
+from subfleet.journal.absences import AbsenceRecord, keep_absences
+from subfleet.journal.records import Progress
+from subfleet.rounds.awaiting import nobody_waits, waits_told
 from subfleet.rounds.continuing import why_early
 from subfleet.rounds.live import Member
+from subfleet.rounds.members import Absence, absences
 from subfleet.rounds.networks import networks_told, readiness_told
 from subfleet.rounds.offers import peers_told, scale_warning
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
 
-__all__ = ["told"]
+__all__ = ["Attendance", "Pace", "told"]
 
 
 def told(terms: Terms, before: RunState, after: RunState) -> Iterator[str]:
@@ -59,3 +65,119 @@ def _outliers_told(before: RunState, after: RunState) -> Iterator[str]:
         if seat.stage == "done" and seat.outlier:
             treated = "counts as it is" if seat.scale == 1 else f"is scaled by {seat.scale:.3g}"
             yield f"the update of client {name} in round {after.round} {treated}: {seat.outlier}"
+
+
+class Pace:
+    """Tells how far a run is whenever that has changed, and by the rounds that it saw how long the rest will take.
+
+    Args:
+        round_count: of the run.
+        clock: seconds that only grow.
+    """
+
+    def __init__(self, round_count: int, clock: Callable[[], float]) -> None:
+        self._round_count = round_count
+        self._clock = clock
+        self._first: tuple[int, float] | None = None  # the first round that was seen to begin, and when
+        self._begins = False  # what was seen last came before a round's tasks
+        self._round = 0
+        self._begun_s = 0.0
+        self._told: tuple[int, int, int, tuple[str, ...]] | None = None
+
+    def progress(self, state: RunState, away: tuple[str, ...] = ()) -> Progress | None:
+        """How far the run is; None where nothing has changed that is worth telling.
+
+        Args:
+            state: of the run.
+            away: those that have not answered and are away, in words.
+        """
+        if state.phase not in ("train", "fold") or not state.seats:
+            self._begins = True
+            return None
+        if state.round != self._round:
+            self._round, self._begun_s = state.round, self._clock()
+            # A run may have been taken up in the midst of a round.
+            self._first = self._first or ((self._round, self._begun_s) if self._begins else None)
+        taking_part = [seat for seat in state.seats.values() if seat.stage not in ("skipped", "missing")]
+        answered = sum(not seat.open for seat in taking_part)
+        told = (state.round, answered, len(taking_part), away)
+        if told == self._told:
+            return None
+        self._told = told
+        return Progress(
+            round=state.round,
+            round_count=self._round_count,
+            answered=answered,
+            devices=len(taking_part),
+            left_s=self._left_s(state.round),
+            away=away,
+        )
+
+    def _left_s(self, round_number: int) -> float | None:
+        """By the mean of the rounds that ended here; None before there is one."""
+        if self._first is None or round_number == self._first[0]:
+            return None
+        each_s = (self._begun_s - self._first[1]) / (round_number - self._first[0])
+        return max(0.0, each_s * (self._round_count - round_number + 1) - (self._clock() - self._begun_s))
+
+
+_EVERY_S = 1.0
+_SAID = ("goodbye", "will", "silent")
+"""Reasons that are worth a sentence: who has not been heard yet may never have gone, and a refusal is no absence."""
+
+
+class Attendance:
+    """Who is away, kept in the journal whenever it has changed.
+
+    Args:
+        terms: of the run.
+        engine: of the journal.
+    """
+
+    def __init__(self, terms: Terms, engine: sql.Engine) -> None:
+        self._terms = terms
+        self._engine = engine
+        self._looked_s = -_EVERY_S
+        self._away: Mapping[str, Absence] = {}
+        self._kept: frozenset[tuple[str, str]] | None = None
+
+    def look(self, state: RunState, now_s: float) -> Iterator[str]:
+        """Sentences on what has changed since the last look; none where that was less than a second ago.
+
+        Raises:
+            FileError: the journal cannot be written.
+        """
+        if 0 <= now_s - self._looked_s < _EVERY_S:
+            return
+        before, self._looked_s = self._away, now_s
+        self._away = {one.client_id: one for one in absences(self._terms, state, now_s)}
+        kinds = frozenset((name, one.kind) for name, one in self._away.items())
+        if kinds == self._kept:
+            return
+        self._kept = kinds
+        keep_absences(self._engine, self._terms.run_id, (_record(one, now_s) for one in self._away.values()))
+        if state.phase in ("finished", "failed"):
+            return  # then everyone leaves
+        for name, one in self._away.items():
+            if one.kind in _SAID and (name not in before or before[name].kind != one.kind):
+                yield f"client {name} is away: {one.reason}"
+        for name, one in before.items():
+            if one.kind in _SAID and (name not in self._away or self._away[name].kind not in _SAID):
+                yield f"client {name} is there again" if name in state.live.members else f"client {name} is forgotten"
+
+    def awaited(self, state: RunState) -> tuple[str, ...]:
+        """The clients that are away and whose answers the open round waits for: name, reason and when last heard."""
+        return tuple(
+            f"{name}: {one.told(self._looked_s)}"
+            for name, one in self._away.items()
+            if one.kind != "refused"
+            and name in state.seats
+            and state.seats[name].open
+            and not nobody_waits(state, name)
+        )
+
+
+def _record(one: Absence, now_s: float) -> AbsenceRecord:
+    now = datetime.datetime.now(datetime.timezone.utc)
+    seen_at = None if one.seen_s is None else now - datetime.timedelta(seconds=now_s - one.seen_s)
+    return AbsenceRecord(client_id=one.client_id, kind=one.kind, reason=one.reason, seen_at=seen_at)

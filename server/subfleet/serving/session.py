@@ -51,13 +51,10 @@ from subfleet.rounds.searching import searched_round
 from subfleet.rounds.state import RunState
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.work import CheckRequest
-from subfleet.serving.attendance import Attendance
 from subfleet.serving.duties import duties_of
 from subfleet.serving.garbage import freeze_what_is_loaded
-from subfleet.serving.loading import loaded_model
-from subfleet.serving.narrating import told
-from subfleet.serving.pace import Pace
-from subfleet.serving.standing import standing_result
+from subfleet.serving.loading import loaded_model, standing_result
+from subfleet.serving.narrating import Attendance, Pace, told
 from subfleet.serving.terms import terms_of
 from subfleet.settings.run import Run
 from subfleet.tasks import Dataset

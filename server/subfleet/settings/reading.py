@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from subfleet.elastic.families import FAMILIES
-from subfleet.protocol.errors import ConfigError, FileError, Problem, ProtocolError
-from subfleet.protocol.schema import Refused, problems_with, unknown_key, validated
-from subfleet.protocol.suggestion import did_you_mean
+from subfleet.protocol.errors import ConfigError, FileError, Problem, ProtocolError, Refused
+from subfleet.protocol.schema import problems_with, validated
+from subfleet.protocol.suggestion import did_you_mean, unknown_key
 from subfleet.protocol.toml import parse_toml
 from subfleet.settings.overrides import merged, parsed, with_override
 from subfleet.settings.published import Published, brought, published

@@ -18,8 +18,7 @@ from subfleet.elastic.maps import extract
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import Network
 from subfleet.elastic.replication import size_in
-from subfleet.folding.evolution import evolved
-from subfleet.folding.folding import Folding
+from subfleet.folding.folding import Folding, evolved
 from subfleet.folding.views import Views
 from subfleet.methods import AnyMethod, uniting
 from subfleet.methods.aggregator import Participant

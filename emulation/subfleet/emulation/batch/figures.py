@@ -11,7 +11,7 @@ from subfleet.emulation.attacks import with_trigger
 from subfleet.emulation.batch.run import BatchResult
 from subfleet.emulation.gathered import GatheredRun
 from subfleet.folding.devices import compute_device
-from subfleet.folding.trained import as_client
+from subfleet.folding.views import as_client
 from subfleet.journal.records import ClientRow, RoundRecord
 from subfleet.protocol.errors import RunError
 from subfleet.reporting.run_figures import Gallery, run_figures

@@ -22,7 +22,7 @@ from subfleet.export.steps.module_state import buffers_of, state_of, within
 from subfleet.export.steps.network_call import buffers_after, exits_of, prepared
 from subfleet.export.steps.objectives import OBJECTIVES, mutual_distillation, self_distillation, total
 from subfleet.export.steps.optimiser_step import stepped
-from subfleet.export.steps.optimisers import OPTIMISERS, clipped
+from subfleet.export.steps.optimisers import clipped
 from subfleet.export.steps.parameter_hooks import accumulated, check_hooks, hooked
 from subfleet.export.steps.recompute import blocks_of, recomputed
 from subfleet.export.steps.reference import TrainingReference
@@ -65,9 +65,10 @@ def training_step(  # noqa: PLR0913 - each says one thing of the step
         student: the nested network of distillation "self".
 
     Raises:
-        ExportError: a setting is unknown, or the module cannot be run or trained so, with the layer if that is known.
+        ExportError: the module cannot be run or trained so, with the layer if that is known.
     """
-    _check_asked(module, objective, optimiser, recompute=recompute)
+    if recompute:
+        blocks_of(module)  # there must be one
     given, in_parts = sample.value(batch_size), accumulate and not one_part
     found = first_run(module, given, training=True, in_parts=in_parts)
     _check_exits(found, batch_size, objective)
@@ -94,18 +95,6 @@ def training_step(  # noqa: PLR0913 - each says one thing of the step
         carried=state_of(module) | (state_of(student.module) if student else {}),
         held=Holders(module).tensors,
     )
-
-
-def _check_asked(
-    module: nn.Module, objective: ObjectiveSettings, optimiser: OptimiserSettings, *, recompute: bool
-) -> None:
-    if objective.name not in OBJECTIVES or optimiser.name not in OPTIMISERS:
-        raise ExportError(
-            f"objective is {objective.name!r} and optimiser {optimiser.name!r}, but they must be one of "
-            f"{sorted(OBJECTIVES)} and {sorted(OPTIMISERS)}"
-        )
-    if recompute:
-        blocks_of(module)  # there must be one
 
 
 def _check_parts(module: nn.Module, sample: SampleSpec, settings: Mapping[str, Any]) -> None:
