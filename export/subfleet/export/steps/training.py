@@ -67,8 +67,7 @@ def training_step(  # noqa: PLR0913 - each says one thing of the step
     Raises:
         ExportError: the module cannot be run or trained so, with the layer if that is known.
     """
-    if recompute:
-        blocks_of(module)  # there must be one
+    _ = blocks_of(module) if recompute else ()  # there must be one
     given, in_parts = sample.value(batch_size), accumulate and not one_part
     found = first_run(module, given, training=True, in_parts=in_parts)
     _check_exits(found, batch_size, objective)
