@@ -24,8 +24,11 @@ NEAR_BYTES = 4_000_000
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("option", "kind"), [("-v", "RLIMIT_AS"), ("-d", "RLIMIT_DATA")])
+@pytest.mark.parametrize(
+    ("option", "kind"), [("-v", "RLIMIT_AS"), ("-d", "RLIMIT_DATA"), ("-v 8000000 && ulimit -d", "RLIMIT_DATA")]
+)
 def test_a_limit_of_the_process_counts_less_what_it_has_taken(option: str, kind: str) -> None:
+    """Of two limits the one that leaves less."""
     script = f'ulimit {option} 400000 && exec "$0" -c "$1" {kind}'
     command = ["bash", "-c", script, sys.executable, PROGRAM]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
