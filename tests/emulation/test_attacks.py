@@ -67,7 +67,7 @@ def test_shuffled_labels_are_the_same_labels_of_other_samples() -> None:
     assert not np.array_equal(found.labels, other.labels)
 
 
-@pytest.mark.parametrize("fraction", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("fraction", [0.0, 0.3, 0.33, 1.0])
 def test_a_trigger_is_a_bright_corner_with_the_attackers_class(fraction: float) -> None:
     dataset = images(20)
     before = dataset.inputs.copy()

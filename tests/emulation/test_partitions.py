@@ -109,6 +109,11 @@ def test_shards_are_runs_of_the_sorted_classes() -> None:
         assert np.bincount(dataset.classes()[part]).tolist().count(20) == 2
 
 
+def test_shards_that_do_not_come_out_even_leave_no_sample_over() -> None:
+    parts = parts_of(samples([0] * 10), "shard", 3, shards_per_client=1)
+    assert sorted(len(part) for part in parts) == [2, 4, 4]
+
+
 def test_owners_stay_together_and_what_is_nobodys_is_dealt_out() -> None:
     dataset = many()
     assert dataset.owners is not None

@@ -24,14 +24,15 @@ from subfleet.methods.heterofl import HeteroFL
 from subfleet.methods.roles import Roles
 from subfleet.protocol.calibration import Calibration, NormLayer
 from subfleet.protocol.messages import Presence
-from subfleet.protocol.readings import Reading
+from subfleet.protocol.readings import Budget, Reading
 from subfleet.protocol.schema import canonical_json, from_plain
 from subfleet.protocol.task import Calibrate, Train, Work
 from subfleet.protocol.topics import Topics
 from subfleet.rounds.actions import AggregationRequest, Close
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Done
-from subfleet.rounds.state import RunState
+from subfleet.rounds.selection import expected_time
+from subfleet.rounds.state import Offer, RunState, Seat
 from subfleet.rounds.suspicion import ChangeSize
 from subfleet.rounds.terms import Terms
 from subfleet.rounds.work import AggregatedRound, CheckRequest
@@ -199,6 +200,21 @@ def test_without_a_pace_links_alone_are_expected() -> None:
     terms = terms_of()
     for row in told(terms, closed(terms, pace=None)).clients:
         assert row.expected_training_s == 0.0 < row.expected_downlink_s
+
+
+def test_a_link_of_nothing_takes_long_and_not_for_ever() -> None:
+    offer = Offer(budget=Budget(memory_bytes=1, downlink_bytes=0, uplink_bytes=1))
+    seat = Seat(client_id="ada", device="pi", stage="answered", offer=offer)
+    terms = terms_of()
+    found = expected_time(
+        terms,
+        seat,
+        forward_macs=1,
+        training=terms.config.training,
+        weight_bytes=10**12,
+        update_bytes=2,
+    )
+    assert (found.downlink_s, found.uplink_s) == (1e9, 2 * terms.config.communication_s)
 
 
 def test_the_nested_subnet_of_self_distillation_is_trained_too() -> None:
