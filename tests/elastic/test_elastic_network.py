@@ -68,9 +68,9 @@ def test_first_weights_depend_on_the_seed_and_the_tensors_name_alone() -> None:
         ({"input_shape": (64,)}, "channels, height, width"),
         ({"input_shape": (0, 8, 8)}, "input_shape"),
         ({"widths": (8,)}, "one entry for each section"),
-        ({"widths": (), "depths": ()}, "at least one"),
+        ({"widths": (), "depths": ()}, "widths is empty, but must have 1 or more; depths is empty"),
         ({"widths": (8, 10)}, "multiples of group_size 4"),
-        ({"depths": (2, 0)}, "1 block or more"),
+        ({"depths": (2, 0)}, r"depths\[1\] is 0, but must be 1 or more"),
         ({"input_shape": (1, 2, 2), "group_size": 1}, "group_size is 1"),
     ],
 )

@@ -170,10 +170,10 @@ def test_a_runs_file_names_them_as_it_names_ours_and_loads_no_torch(package: Pat
     [
         ('type = "lottery"', 'type = "lotery"', "did you mean 'lottery'?"),
         ('family = "tower"', 'family = "towr"', "did you mean 'tower'?"),
-        ("least = 1", "least = -1", "method: least is -1, but must be 0 or more"),
+        ("least = 1", "least = -1", "method.least is -1, but must be 0 or more"),
         ("least = 1", "leest = 1", "method.leest is an unknown key; did you mean 'least'?"),
         ("floors = 2", "", "model.floors is missing"),
-        ("floors = 2", "floors = 0", "is no tower; give it numbers, floors"),
+        ("floors = 2", "floors = 0", "model.floors is 0, but must be 1 or more"),
     ],
 )
 def test_errors_are_as_clear_as_for_ours(package: Path, tmp_path: Path, old: str, new: str, said: str) -> None:

@@ -98,7 +98,7 @@ def test_names_are_written_and_read_back(tmp_path: Path) -> None:
         (np.array([1, 2]), "class_names are int64 of shape"),
         (np.array([["a", "b"]]), "must be one text for each class"),
         (np.array(["a"]), "must be indices of the 1 classes named"),
-        (np.array(["a", "a"]), "named twice"),
+        (np.array(["a", "a"]), "has 'a' twice"),
     ],
 )
 def test_names_that_cannot_be_those_of_the_labels_are_refused(

@@ -150,15 +150,15 @@ def test_pictures_that_are_too_small_are_listed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"channels": 2}, "channels are 2, but must be 1 for gray, 3 for colour"),
-        ({"resize": (0, 4)}, r"resize is \[0, 4\], but must be \[height, width\] or \[side\], each from 1 to 4096"),
-        ({"resize": (4, 4, 4)}, "resize is"),
-        ({"crop": (5000,)}, "crop is"),
+        ({"channels": 2}, "channels is 2, but must be 1 for gray, 3 for colour"),
+        ({"resize": (0, 4)}, r"resize\[0\] is 0, but must be from 1 to 4096"),
+        ({"resize": (4, 4, 4)}, "resize has 3 items, but may have 2 at most"),
+        ({"crop": (5000,)}, r"crop\[0\] is 5000, but must be from 1 to 4096"),
         ({"resize": (8,), "crop": (9, 8)}, "cut out no more than that"),
         ({"mean": (0.5,)}, "mean has 1 numbers and deviation 0"),
         ({"channels": 1, "mean": (0.5,) * 3, "deviation": (1.0,) * 3}, "mean has 3 numbers, but there are 1 channels"),
-        ({"mean": (0.5,), "deviation": (0.0,)}, "deviation is"),
-        ({"mean": (float("nan"),), "deviation": (1.0,)}, "mean is"),
+        ({"mean": (0.5,), "deviation": (0.0,)}, r"deviation\[0\] is 0.0, but must be from 1e-06"),
+        ({"mean": (float("nan"),), "deviation": (1.0,)}, r"mean\[0\] is nan, but must be a finite number"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(wrong: dict[str, object], words: str) -> None:

@@ -43,7 +43,13 @@ def test_samples_are_counted_as_often_as_they_are_trained_on(steps: int, share: 
     assert TrainingSettings(epochs=3, round_share=share).sample_passes(COUNT) == 3 * math.ceil(share * COUNT)
 
 
-@pytest.mark.parametrize("wrong", [{"local_steps": -1}, {"local_steps": 20, "epochs": 2}])
-def test_steps_and_epochs_together_are_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="set epochs = 1, or local_steps = 0"):
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"local_steps": -1}, "local_steps is -1, but must be 0 or more"),
+        ({"local_steps": 20, "epochs": 2}, "set epochs = 1, or local_steps = 0"),
+    ],
+)
+def test_steps_and_epochs_together_are_refused(wrong: dict[str, int], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
         TrainingSettings(**wrong)  # type: ignore[arg-type]
