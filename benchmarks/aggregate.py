@@ -1,4 +1,4 @@
-"""How fast updates are folded, against this machine's memory and against a plain PyTorch loop, and in which memory.
+"""How fast updates are aggregated, against this machine's memory and against a plain PyTorch loop, and in which memory.
 
 python benchmarks/aggregate.py                    # prints tables; minutes
 python benchmarks/aggregate.py --json             # ends with one JSON object
@@ -80,41 +80,41 @@ def main() -> None:
 
 
 def rates(network: Network, clients: int, device: torch.device) -> Rates:
-    """Copying, folding in batches, folding one by one, and a plain loop, in turn."""
+    """Copying, aggregation in batches, aggregation one by one, and a plain loop, in turn."""
     state, updates = seeded_model(network, device), seeded_updates(network, device)
     source = torch.cat([tensor.reshape(-1) for update in updates for tensor in update.values()])
     target = torch.empty_like(source)
     runs: dict[str, Callable[[int], object]] = {
         "copy": lambda _: target.copy_(source),
-        "fold": lambda count: fold(network, state, updates, count, BATCH),
-        "single": lambda count: fold(network, state, updates, count, 1),
+        "aggregate": lambda count: aggregate(network, state, updates, count, BATCH),
+        "single": lambda count: aggregate(network, state, updates, count, 1),
         "loop": lambda count: plain_loop(state, updates, count),
     }
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for run in runs.values():
         run(BATCH)
     # A copy is short: one before each of the others, so that all see the same load of the machine.
-    for name in ("fold", "copy", "single", "copy", "loop", "copy") * max(1, REPEATS * CLIENTS[0] // clients):
+    for name in ("aggregate", "copy", "single", "copy", "loop", "copy") * max(1, REPEATS * CLIENTS[0] // clients):
         seconds[name].append(_seconds(partial(runs[name], clients), device))
     bps = {
         name: (BATCH if name == "copy" else clients) * source.nbytes / BATCH / statistics.median(found)
         for name, found in seconds.items()
     }
     return Rates(
-        clients=clients, copy_bps=bps["copy"], fold_bps=bps["fold"], single_bps=bps["single"], loop_bps=bps["loop"]
+        clients=clients, copy_bps=bps["copy"], fold_bps=bps["aggregate"], single_bps=bps["single"], loop_bps=bps["loop"]
     )
 
 
-def fold(
+def aggregate(
     network: Network, state: dict[str, Tensor], updates: list[dict[str, Tensor]], clients: int, batch: int
 ) -> None:
     """All of a round but the first model: sums, and the new model."""
-    spec = network.full_spec()
+    architecture = network.full_architecture()
     accumulator = Accumulator(network, state, total_weight=clients)
     for start in range(0, clients, batch):
         members = range(start, min(start + batch, clients))
         accumulator.add_many(
-            [Contribution(spec=spec, change=updates[client % BATCH], weight=1.0) for client in members]
+            [Contribution(architecture=architecture, change=updates[client % BATCH], weight=1.0) for client in members]
         )
     accumulator.finish()
 
@@ -156,11 +156,11 @@ def peak_growth_bytes(clients: int) -> int:
     cpu = torch.device("cpu")
     # What is compiled once for a process belongs to the program, and not to a round.
     tiny = network_of(Mlp(input_shape=(1024,), class_count=2, widths=(1024,), depths=(1,)))
-    fold(tiny, seeded_model(tiny, cpu), seeded_updates(tiny, cpu), 1, 1)
+    aggregate(tiny, seeded_model(tiny, cpu), seeded_updates(tiny, cpu), 1, 1)
     network = network_of(NETWORK)
     state, updates = seeded_model(network, cpu), seeded_updates(network, cpu)
     before = _resident_bytes("VmRSS")
-    fold(network, state, updates, clients, BATCH)
+    aggregate(network, state, updates, clients, BATCH)
     return _resident_bytes("VmHWM") - before
 
 
@@ -176,10 +176,10 @@ def summary(table: list[Rates], peaks: dict[int, int]) -> dict[str, float]:
 
 def page(table: list[Rates], peaks: dict[int, int], device: str) -> str:
     """The figures as a page of Markdown."""
-    model_bytes = 4 * network_of(NETWORK).parameter_count(network_of(NETWORK).full_spec())
+    model_bytes = 4 * network_of(NETWORK).parameter_count(network_of(NETWORK).full_architecture())
     where = torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()}, {_processor()}"
     lines = [
-        f"# Folding updates on {'a GPU' if device == 'cuda' else 'the CPU'}",
+        f"# Aggregation updates on {'a GPU' if device == 'cuda' else 'the CPU'}",
         "",
         f"`python benchmarks/aggregate.py --device {device} --threads {torch.get_num_threads()} --write`,",
         (
@@ -187,7 +187,7 @@ def page(table: list[Rates], peaks: dict[int, int], device: str) -> str:
             f"{torch.get_num_threads()} thread(s). ResNet-18, {model_bytes / 1e6:.1f} MB in float32."
         ),
         "",
-        "| clients | copy GB/s | fold GB/s | fold / copy | one by one / copy | fold / plain loop | peak growth MB |",
+        "| clients | copy GB/s | aggregate GB/s | aggregate / copy | one by one / copy | aggregate / loop | peak MB |",
         "|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for one in table:

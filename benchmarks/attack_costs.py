@@ -1,4 +1,4 @@
-"""What attacks cost in the league's games: the share of the accuracy without one, mean of the last five rounds.
+"""What attacks cost in the league's games: the fraction of the accuracy without one, mean of the last five rounds.
 
 subfleet run league-depth --runs runs/league
 python benchmarks/attack_costs.py runs/league/league-depth-*     # a Markdown table
@@ -83,7 +83,7 @@ def _difference(seeds: Sequence[int], ours: Mapping[int, float], theirs: Mapping
 
 
 def _lost(series: str, attack: str, entrants: Mapping[str, Entrant]) -> dict[int, float]:
-    """By seed, the share of the accuracy of the game without an attack that this one costs."""
+    """By seed, the fraction of the accuracy of the game without an attack that this one costs."""
     if f"{series}-{HONEST}" not in entrants:
         raise ConfigError(f"{series}-{attack} is there without {series}-{HONEST}; name the folders of that, too")
     clean, found = _last(entrants[f"{series}-{HONEST}"]), _last(entrants[f"{series}-{attack}"])

@@ -42,14 +42,14 @@ from subfleet.elastic.families import preset
 from subfleet.elastic.families.records.choices import ChoiceCnn
 from subfleet.elastic.maps import extract
 from subfleet.elastic.network import Family, Network
-from subfleet.elastic.paths import path_spec, realised
+from subfleet.elastic.paths import path_architecture, realised
 from subfleet.export.programs import export_training_program
 from subfleet.export.requests import TrainRequest
 from subfleet.methods.assigner import stream_of
 from subfleet.protocol.chains import Chain
 from subfleet.protocol.errors import SubfleetError
 from subfleet.protocol.programs import Program, encode_program
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 
 RESULTS = Path(__file__).parent / "results" / "chains.md"
@@ -171,7 +171,7 @@ class Bench:
         self.tokens = self.network.symbols > 0
         self._write_data(family.input_shape, family.class_count)
         started_s = time.perf_counter()
-        program = self._export(self.network.config, self.network.full_spec(), recompute=False)
+        program = self._export(self.network.config, self.network.full_architecture(), recompute=False)
         self.seconds, self.program = time.perf_counter() - started_s, program
         content = encode_program(program)
         (folder / "chain").write_bytes(content)
@@ -188,11 +188,11 @@ class Bench:
             raise ValueError(f"the program of {self.name} is no chain")
         return self.program.manifest.chain
 
-    def row(self, path: SubnetSpec, turns: int, *, spoiled: bool) -> Row:
+    def row(self, path: Architecture, turns: int, *, spoiled: bool) -> Row:
         """A path, trained in turns both ways."""
         alone: Family = realised(self.network, path)
         started_s = time.perf_counter()
-        whole = self._export(alone, SubnetSpec(), recompute=True)
+        whole = self._export(alone, Architecture(), recompute=True)
         self.path_seconds = self.path_seconds or time.perf_counter() - started_s
         (self.folder / "whole").write_bytes(encode_program(whole))
         state = extract(self.network, path, init_state(self.network, 0))
@@ -224,10 +224,10 @@ class Bench:
             path_seconds=self.path_seconds,
         )
 
-    def _export(self, model: Any, spec: SubnetSpec, *, recompute: bool) -> Program:
+    def _export(self, model: Any, architecture: Architecture, *, recompute: bool) -> Program:
         request = TrainRequest(
             model=model,
-            spec=spec,
+            architecture=architecture,
             target=self.target,
             batch_size=BATCH,
             objective=ObjectiveSettings(name="next_token" if self.tokens else "cross_entropy"),
@@ -328,7 +328,7 @@ def measured(asked: argparse.Namespace, console: Console) -> tuple[list[Row], li
                 )
                 for _ in range(asked.paths):
                     drawn = [chance.choice(one.operators) for one in bench.network.choices.values()]
-                    path = path_spec(bench.network, drawn)
+                    path = path_architecture(bench.network, drawn)
                     rows.append(bench.row(path, asked.turns, spoiled=asked.spoil == "plan"))
                     last = rows[-1]
                     console.print(f"  {' '.join(drawn)}: {last.times:.2f} times, plan {last.plan:.2f}")

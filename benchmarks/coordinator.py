@@ -8,8 +8,8 @@ python benchmarks/coordinator.py --smoke                # sees that it runs, in 
 python benchmarks/coordinator.py --spoil                # searches within a step, and copies all members: has to fail
 
 The pure coordinator is driven by simulated devices and an exporter that has everything at once: two rounds and the
-deployment of a ResNet-18, one round without any program and one after it. Prices are the exporter's own. What is made
-beside the loop is counted apart. Seconds are those of the processor, of one thread.
+deployment of a ResNet-18, one round without any program and one after it. Cost estimates are the exporter's own. What
+is made beside the loop is counted apart. Seconds are those of the processor, of one thread.
 
 The exit status is 1 where a step took more than 50 ms, or where a heartbeat costs more among 10,000 members than 1.5
 times what it costs among 100, in the coordinator or in the whole server.
@@ -26,7 +26,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
-from coordinator_benchmark.fleet import PricesOf
+from coordinator_benchmark.fleet import EstimatesOf
 from coordinator_benchmark.heartbeats import bytes_per_member, heartbeat_us, server_heartbeat_us
 from coordinator_benchmark.steps import StepFigures, step_figures
 
@@ -34,15 +34,15 @@ from subfleet import tasks
 from subfleet.elastic.families.presets import cnn_l
 from subfleet.elastic.families.records.choices import ChoiceCnn
 from subfleet.elastic.families.records.residual import Mlp, PreactResNet
-from subfleet.elastic.memory_prices import MemoryPrices
+from subfleet.elastic.memory_estimates import MemoryEstimates
 from subfleet.elastic.network import Family, Network
-from subfleet.export.pricing.model import PriceModel
+from subfleet.export.estimation.model import EstimateModel
 from subfleet.methods import METHODS, AnyMethod
 from subfleet.methods.fedavg import FedAvg
 from subfleet.methods.fedoras import FedorAS
 from subfleet.programs.export_requests import train_request
 from subfleet.protocol.training import TrainingSettings
-from subfleet.serving.terms import terms_of
+from subfleet.serving.context import context_of
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
 from subfleet.settings.timing import Evaluations
@@ -94,17 +94,17 @@ def config_of(method: AnyMethod, members: int, *, small: bool = False, evaluatio
     )
 
 
-def exporter() -> PricesOf:
+def exporter() -> EstimatesOf:
     """What the exporter's workers would tell, each asked once for a network and its training."""
-    known: dict[str, MemoryPrices] = {}
+    known: dict[str, MemoryEstimates] = {}
 
-    def prices_of(network: Network, training: TrainingSettings) -> MemoryPrices:
-        request = train_request(network, network.full_spec(), "onnx", training)
+    def estimates_of(network: Network, training: TrainingSettings) -> MemoryEstimates:
+        request = train_request(network, network.full_architecture(), "onnx", training)
         if request.program_id not in known:
-            known[request.program_id] = PriceModel(network, request).prices
+            known[request.program_id] = EstimateModel(network, request).estimates
         return known[request.program_id]
 
-    return prices_of
+    return estimates_of
 
 
 def row_of(name: str, found: StepFigures) -> str:
@@ -125,9 +125,9 @@ def beats(counts: tuple[int, int], *, spoil: bool) -> dict[str, dict[str, float]
         tasks.write_npz(folder / "evaluation.npz", samples)
         for count in counts:
             config = config_of(FedAvg(), 10 * max(counts), small=True, evaluation=str(folder / "evaluation.npz"))
-            terms = terms_of(config, "loop")
-            found["heartbeat_us"][str(count)] = heartbeat_us(terms, count, spoil=spoil)
-            found["server_heartbeat_us"][str(count)] = server_heartbeat_us(config, terms, count, folder / str(count))
+            context = context_of(config, "loop")
+            found["heartbeat_us"][str(count)] = heartbeat_us(context, count, spoil=spoil)
+            found["server_heartbeat_us"][str(count)] = server_heartbeat_us(config, context, count, folder / str(count))
     return found
 
 
@@ -163,18 +163,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = _arguments(arguments)
     members, counts = (SMOKE_MEMBERS, (SMOKE_FEW, SMOKE_MANY)) if chosen.smoke else (MEMBERS, (FEW, MANY))
     print(HEAD, end="")
-    lines, worst_ms, prices = [], dict[str, float](), exporter()
+    lines, worst_ms, estimates = [], dict[str, float](), exporter()
     for name in chosen.methods:
-        terms = terms_of(config_of(ENTRANTS[name], members, small=chosen.smoke), "loop")
-        found = step_figures(terms, prices, members=members, spoil=chosen.spoil)
-        if found.folded < terms.config.rounds:
-            print(f"{name} has folded {found.folded} rounds of {terms.config.rounds}", file=sys.stderr)
+        context = context_of(config_of(ENTRANTS[name], members, small=chosen.smoke), "loop")
+        found = step_figures(context, estimates, members=members, spoil=chosen.spoil)
+        if found.aggregated < context.config.rounds:
+            print(f"{name} has aggregated {found.aggregated} rounds of {context.config.rounds}", file=sys.stderr)
             return 1
         worst_ms[name] = max(found.worst_ms)
         lines.append(row_of(name, found))
         print(lines[-1], flush=True)
     heard = beats(counts, spoil=chosen.spoil)
-    held = bytes_per_member(terms_of(config_of(FedAvg(), members), "loop"), max(counts))
+    held = bytes_per_member(context_of(config_of(FedAvg(), members), "loop"), max(counts))
     last = table_of(counts, heard, held)
     print("\n".join(last))
     wrong = [] if chosen.smoke else problems(worst_ms, heard)

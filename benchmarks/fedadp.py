@@ -46,7 +46,7 @@ def kinds(run: Mapping[str, Any]) -> dict[str, float]:
 def as_published_bytes(run: Mapping[str, Any]) -> int:
     """What all updates would take, each as large as the union that its client's network is a size of."""
     unions = {one["network"]: _FLOAT_BYTES * one["parameters"] for one in run["networks"]}
-    rows = (row for record in run["rounds"] for row in record["clients"] if row["status"].startswith("folded"))
+    rows = (row for record in run["rounds"] for row in record["clients"] if row["status"].startswith("aggregated"))
     return sum(unions[row["network"]] for row in rows)
 
 

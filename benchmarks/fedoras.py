@@ -78,7 +78,7 @@ def figures(summary: Mapping[str, Any]) -> dict[str, float]:
         **{tier: own["tiers"][tier] for tier in TIERS},
         "spread": own["interquartile_range"],
         "worst": own["worst"],
-        "server": summary["figures"].get("subnets_accuracy", summary["figures"]["subnets"]),
+        "server": summary["figures"].get("submodels_accuracy", summary["figures"]["submodels"]),
         "gmacs": summary["figures"]["macs"] / 1e9,
         "down": (sum(row["bytes_down"] for row in rows) + sum(one.get("bytes_down", 0) for one in moved)) / 1e6,
         "perplexity": summary.get("metrics", {}).get("perplexity", 0.0),

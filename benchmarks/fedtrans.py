@@ -94,7 +94,7 @@ def tree_of(summary: Mapping[str, Any]) -> list[Trained]:
             (record["round"], row)
             for record in summary["rounds"]
             for row in record["clients"]
-            if row["status"].startswith("folded") and row["spec"].partition(" ")[0] == network["network"]
+            if row["status"].startswith("aggregated") and row["architecture"].partition(" ")[0] == network["network"]
         ]
         carried = [(number, row) for number, row in rows if row["planned_peak_bytes"] <= row["budget_bytes"]]
         by_round, by_device = ({}, {})  # type: dict[int, int], dict[str, int]
@@ -133,7 +133,7 @@ def figures(summary: Mapping[str, Any]) -> dict[str, float]:
         "own": own["mean"],
         "spread": own["interquartile_range"],
         "worst": own["worst"],
-        "server": summary["figures"]["subnets"],
+        "server": summary["figures"]["submodels"],
         "gmacs": summary["figures"]["macs"] / 1e9,
         "megabytes": sum(row["bytes_down"] + row["bytes_up"] for row in rows) / 1e6,
         "stored": stored_bytes(summary) / 1e6,
@@ -143,7 +143,7 @@ def figures(summary: Mapping[str, Any]) -> dict[str, float]:
 
 
 def stored_bytes(summary: Mapping[str, Any]) -> int:
-    """The weights that the server keeps: those of all networks, or of the largest subnet that took part."""
+    """The weights that the server keeps: those of all networks, or of the largest submodel that took part."""
     networks = tree_of(summary)
     if any(one.parent for one in networks):
         return _FLOAT_BYTES * sum(one.parameters for one in networks)

@@ -132,7 +132,7 @@ def run_of(runs: Sequence[Run], entry: str) -> Run:
 def elastic(run: Run) -> nn.Module:
     """The whole network of a run, with its first weights."""
     network = network_of(run.model)
-    module = build_module(network, network.full_spec())
+    module = build_module(network, network.full_architecture())
     module.load_state_dict(init_state(network, run.seed))
     return module
 
@@ -151,7 +151,7 @@ def linear(run: Run) -> nn.Module:
 
 def _macs(run: Run) -> int:
     network = network_of(run.model)
-    return estimate_cost(network, network.full_spec(), batch_size=1).forward_macs
+    return estimate_cost(network, network.full_architecture(), batch_size=1).forward_macs
 
 
 def trained(task: Task, name: str, run: Run | None, asked: argparse.Namespace) -> Trained:

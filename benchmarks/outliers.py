@@ -32,9 +32,9 @@ from subfleet.methods.heterofl import HeteroFL
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.training import TrainingSettings
 from subfleet.settings.attacks import LabelShuffling
+from subfleet.settings.outliers import OutlierSettings
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
-from subfleet.settings.suspicion import SuspicionSettings
 from subfleet.settings.timing import LogClock
 from subfleet.tasks import Dataset, digits
 from subfleet.trainers.job_files import write_change
@@ -42,7 +42,7 @@ from subfleet.trainers.job_files import write_change
 LEARNED = 1400
 """Of the digits; on the others models are evaluated."""
 SAMPLES, DEVICES = 60, 7
-PROFILE = DeviceProfile(name="virtual", title="A device of a benchmark", memory_share=0.5, runtimes=("torch",))
+PROFILE = DeviceProfile(name="virtual", title="A device of a benchmark", memory_fraction=0.5, runtimes=("torch",))
 READING = Reading(memory_free_bytes=2 * 10**8, downlink_bps=1e7, uplink_bps=1e6)
 LOG = ResourceLog(device="virtual", source="a benchmark", licence="none", rows=(LogRow(t_s=0.0, reading=READING),))
 
@@ -137,7 +137,7 @@ GAMES: Mapping[str, Game] = MappingProxyType(
 )
 
 
-def played(game: Game, suspicion: SuspicionSettings, seed: int, rounds: int, exports: LazyExports) -> tuple[float, str]:
+def played(game: Game, outliers: OutlierSettings, seed: int, rounds: int, exports: LazyExports) -> tuple[float, str]:
     """The accuracy at the end of a game, and what was done with whose updates."""
     devices = game.devices(seed)
     run = Run(
@@ -151,7 +151,7 @@ def played(game: Game, suspicion: SuspicionSettings, seed: int, rounds: int, exp
         clock=LogClock(start_s=0.0, step_s=60.0),
         targets=("torch",),
         deploy_targets=(),
-        suspicion=suspicion,
+        outliers=outliers,
         seed=seed,
     )
     trainers = None
@@ -179,7 +179,7 @@ def main(arguments: Sequence[str]) -> int:
         for name in games:
             cells, done = [], ""
             for way in asked.outliers:
-                settings = SuspicionSettings(outliers=way)
+                settings = OutlierSettings(outliers=way)
                 found = [played(GAMES[name], settings, seed, rounds, exports) for seed in range(1, seeds + 1)]
                 cells.append(f"{100 * statistics.fmean(accuracy for accuracy, _ in found):.1f}")
                 done = done or found[-1][1]

@@ -35,7 +35,7 @@ PAGE = """# Quickstart
 
 Each run began with an empty program cache. Links are paced to their logs, so their seconds are real. {load}
 
-| seed | full model | worst own | own models | subnets each round | by memory | by link | by both | s | CPU s |
+| seed | full model | worst own | own models | submodels each round | by memory | by link | by both | s | CPU s |
 |--:|--:|--:|--:|---|--:|--:|--:|--:|--:|
 {rows}
 
@@ -96,8 +96,8 @@ def row(run: dict[str, Any]) -> str:
         run["seed"],
         f"{summary['accuracy']:.3f}",
         f"{min(model['accuracy'] for model in summary['models']):.3f}",
-        len({model["spec"] for model in summary["models"]}),
-        ", ".join(str(record["subnets"]) for record in summary["rounds"]),
+        len({model["architecture"] for model in summary["models"]}),
+        ", ".join(str(record["submodels"]) for record in summary["rounds"]),
         limits.count("memory"),
         limits.count("link"),
         limits.count("memory+link"),

@@ -8,7 +8,8 @@ python benchmarks/search.py --write                # and writes benchmarks/resul
 python benchmarks/search.py --spoil                # sends what is chosen whatever its plan: has to fail
 
 Budgets come from the Ghent 4G logs and from memory logs where SUBFLEET_DATA names the folder that holds them, else from
-a seed. The configuration is the default one, with planned prices. See `search_benchmark/` for spaces and budgets.
+a seed. The configuration is the default one, with planned cost estimates. See `search_benchmark/` for spaces and
+budgets.
 
 The exit status is 1 where a task was sent above its budget. Times are reported and not judged: they are seconds of the
 processor, of a process of its own with one thread for each large space.
@@ -34,11 +35,11 @@ from smoke import parsed
 
 RESULTS = Path(__file__).parent / "results" / "search.md"
 _LARGE_HEAD = (
-    "| space | subnets | assignments a second | in the first round | first round, s | ours / most found, mean | worst "
-    "| paper's | best uniform's | used | below either | fewer for more | over a budget |"
+    "| space | submodels | assignments a second | in the first round | first round, s | ours / most found, mean "
+    "| worst | paper's | best uniform's | used | below either | fewer for more | over a budget |"
 )
 _SMALL_HEAD = (
-    "| space | subnets | first round: ours / optimum, mean | worst | first half, mean | worst | second half, mean "
+    "| space | submodels | first round: ours / optimum, mean | worst | first half, mean | worst | second half, mean "
     "| worst | below 0.95 | paper's mean, second half | fewer for more | over a budget |"
 )
 _EXACT_HEAD = (

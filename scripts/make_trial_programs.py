@@ -21,7 +21,7 @@ from subfleet.export.programs import export_training_program
 from subfleet.export.requests import TrainRequest
 from subfleet.export.targets.torch import TARGET, write_torch_program
 from subfleet.protocol.programs import encode_program
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 from subfleet.tasks import Dataset, write_npz
 from subfleet.trainers.torch import TorchTrainer
 
@@ -35,7 +35,7 @@ def request_for(target: str) -> TrainRequest:
     """The training program of a target."""
     return TrainRequest(
         model=MODEL,
-        spec=SubnetSpec(),
+        architecture=Architecture(),
         target=target,
         batch_size=SETTINGS.batch_size,
         objective=SETTINGS.objective,

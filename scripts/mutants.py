@@ -34,7 +34,7 @@ OTHER_FOLDERS = {
     "emulation": ("tests/emulation", "tests/testing"),
 }
 """Folders of a package's tests where they are not called as the package is."""
-SERVER = frozenset({"search", "methods", "rounds", "folding", "programs", "journal", "settings"})
+SERVER = frozenset({"search", "methods", "rounds", "aggregation", "programs", "journal", "settings"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,9 +53,10 @@ def block(recorded: dict[str, Any]) -> str:
 
 
 def _record(plain: dict[str, Any]) -> RoundRecord:
-    """A round of summary.json without its derived fields."""
+    """A round of summary.json without its derived fields, such as `model`, which is a text there."""
     clients = [_fields(ClientRow, client) for client in plain["clients"]]
-    return from_plain(RoundRecord, {**_fields(RoundRecord, plain), "clients": clients})
+    stored = {name: value for name, value in _fields(RoundRecord, plain).items() if name != "model"}
+    return from_plain(RoundRecord, {**stored, "clients": clients})
 
 
 def _fields(kind: type[RoundRecord] | type[ClientRow], plain: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
-from subfleet.elastic.memory_prices import MemoryPrices
+from subfleet.elastic.memory_estimates import MemoryEstimates
 from subfleet.elastic.network import Network
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.exhaustive import never
@@ -14,15 +14,15 @@ from subfleet.protocol.messages import Deployed, Evaluated, Presence, Profile, R
 from subfleet.protocol.paths import OperatorExamples
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Reading
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.task import Deploy, Evaluate, Train
 from subfleet.protocol.training import TrainingSettings
 from subfleet.rounds.actions import Action, AggregationRequest, GoOn, SendTask
+from subfleet.rounds.context import RunContext
+from subfleet.rounds.estimation import estimates_of
 from subfleet.rounds.events import Done, Event, Tick
-from subfleet.rounds.pricing import prices_of
+from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.state import RunState
-from subfleet.rounds.suspicion import ChangeSize
-from subfleet.rounds.terms import Terms
 from subfleet.rounds.work import (
     AggregatedRound,
     CheckRequest,
@@ -37,15 +37,15 @@ from subfleet.rounds.work import (
 )
 from subfleet.rounds.written import ProgramFacts
 
-__all__ = ["Fleet", "PricesOf", "presence", "profile"]
+__all__ = ["EstimatesOf", "Fleet", "presence", "profile"]
 
 _BLOB = BlobRef(sha256="0" * 64, size_bytes=1000)
 _PROGRAM = ProgramRef(program_id="program", target="onnx", blob=_BLOB)
 _OVER = 1.03
-"""Plans over prices."""
+"""Plans over cost estimates."""
 _HELD_OUT = 20
 """Samples of each device that it evaluates on."""
-PricesOf = Callable[[Network, TrainingSettings], MemoryPrices]
+EstimatesOf = Callable[[Network, TrainingSettings], MemoryEstimates]
 """What the exporter tells of a network that is trained with some settings."""
 _Supplied = TaskRequest | ScoringRequest | EvaluationRequest | ModelsRequest | ProgramRequest | CostRequest
 _REFUSE = 20
@@ -57,9 +57,9 @@ def presence(name: str) -> Presence:
     return Presence(client_id=name, session_id=f"{name}-1", online=True)
 
 
-def profile(terms: Terms, name: str) -> Profile:
+def profile(context: RunContext, name: str) -> Profile:
     """What a device is."""
-    classes = terms.config.model.class_count
+    classes = context.config.model.class_count
     return Profile(
         client_id=name,
         session_id=f"{name}-1",
@@ -68,9 +68,9 @@ def profile(terms: Terms, name: str) -> Profile:
         sample_count=100,
         held_out_count=_HELD_OUT,
         class_counts=(100 // classes,) * classes,
-        input_shape=terms.config.model.input_shape,
+        input_shape=context.config.model.input_shape,
         memory_total_bytes=2**40,
-        memory_share=1.0,
+        memory_fraction=1.0,
         message_id=f"{name}/profile",
     )
 
@@ -80,13 +80,13 @@ class Fleet:
     """Answers what the coordinator asks of devices and of the exporter.
 
     Attributes:
-        prices: what memory costs on the target of all devices.
+        estimates: what memory costs on the target of all devices.
         names: of the devices.
         waiting: what happens next.
     """
 
-    terms: Terms
-    prices: PricesOf
+    context: RunContext
+    estimates: EstimatesOf
     names: tuple[str, ...]
     waiting: deque[Event] = field(default_factory=deque)
     _told: tuple[int, int] = (0, 0)
@@ -96,7 +96,7 @@ class Fleet:
         """Everybody comes."""
         for name in self.names:
             yield presence(name)
-            yield profile(self.terms, name)
+            yield profile(self.context, name)
 
     def measures(self, state: RunState) -> None:
         """Everybody tells what it can give, once in each try of a round; some say besides that they are there."""
@@ -109,17 +109,19 @@ class Fleet:
                 self.waiting.append(presence(name))
 
     def _telemetry(self, state: RunState, name: str) -> Telemetry:
-        """Memory and links of all orders of size, from below the smallest subnet to above the largest."""
+        """Memory and links of all orders of size, from below the smallest submodel to above the largest."""
         chance = Random(f"{name}/{state.round}")  # noqa: S311 - no secret
-        low, high = (one.training_memory_bytes["onnx"] for one in (self.terms.candidates[0], self.terms.candidates[-1]))
+        low, high = (
+            one.training_memory_bytes["onnx"] for one in (self.context.candidates[0], self.context.candidates[-1])
+        )
         memory_bytes = int(low * (1.5 * high / low) ** chance.random())
-        rate_bps = 16 * self.terms.candidates[-1].weight_bytes * (0.05 + chance.random())
-        link_bps = rate_bps / self.terms.config.communication_s
+        rate_bps = 16 * self.context.candidates[-1].weight_bytes * (0.05 + chance.random())
+        link_bps = rate_bps / self.context.config.communication_s
         reading = Reading(memory_free_bytes=memory_bytes, downlink_bps=link_bps, uplink_bps=link_bps)
         return Telemetry(
             client_id=name,
             session_id=f"{name}-1",
-            run_id=self.terms.run_id,
+            run_id=self.context.run_id,
             round=state.round,
             log_time_s=0.0,
             reading=reading,
@@ -192,8 +194,8 @@ class Fleet:
         """The first operator that it has, for every sample; nothing where it trains one network."""
         if not isinstance(task.work, Train) or task.work.paths is None:
             return ()
-        given = dict(task.spec.choices)
-        choices = self.terms.network.choices
+        given = dict(task.architecture.choices)
+        choices = self.context.network.choices
         return tuple((name, ((given.get(name, one.operators)[0], 100),)) for name, one in choices.items())
 
     def _made(self, state: RunState, wanted: _Supplied) -> Done:
@@ -211,15 +213,15 @@ class Fleet:
             case ProgramRequest():
                 made = self._facts(state, wanted.program.size, wanted.program.target)
             case CostRequest():
-                network = self.terms.declared(wanted.lineage).network
-                made = self.prices(network, self.terms.training(1))
+                network = self.context.declared(wanted.lineage).network
+                made = self.estimates(network, self.context.training(1))
             case _:
                 never(wanted)
         return Done(request=wanted, result=made)
 
-    def _facts(self, state: RunState, size: SubnetSpec, target: str) -> ProgramFacts:
-        """Programs plan a little more than prices say."""
-        if size.spec_id not in self._planned:
-            price = prices_of(self.terms, state, target)(size)
-            self._planned[size.spec_id] = int(_OVER * price.training_memory_bytes[target])
-        return ProgramFacts(planned_peak_bytes=self._planned[size.spec_id])
+    def _facts(self, state: RunState, size: Architecture, target: str) -> ProgramFacts:
+        """Programs plan a little more than cost estimates say."""
+        if size.architecture_id not in self._planned:
+            estimate = estimates_of(self.context, state, target)(size)
+            self._planned[size.architecture_id] = int(_OVER * estimate.training_memory_bytes[target])
+        return ProgramFacts(planned_peak_bytes=self._planned[size.architecture_id])

@@ -10,16 +10,16 @@ from pathlib import Path
 from statistics import median
 
 from coordinator_benchmark.fleet import presence, profile
-from subfleet.export.requests import InferRequest, PriceRequest, TrainRequest
+from subfleet.export.requests import EstimateRequest, InferRequest, TrainRequest
 from subfleet.journal.records import RoundRecord
 from subfleet.protocol.messages import encode
 from subfleet.protocol.topics import Topics
+from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Tick
 from subfleet.rounds.live import LiveState, Member
 from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.state import RunState
-from subfleet.rounds.terms import Terms
 from subfleet.serving.session import Server
 from subfleet.settings.run import Run
 from subfleet.transport.memory import MemoryBroker
@@ -29,30 +29,30 @@ __all__ = ["bytes_per_member", "heartbeat_us", "server_heartbeat_us"]
 _BEATS, _TRIES = 2000, 7
 
 
-def _fleet(terms: Terms, count: int) -> RunState:
+def _fleet(context: RunContext, count: int) -> RunState:
     names = [f"client{number}" for number in range(count)]
     members = {name: Member(session_id=f"{name}-1", heard_s=1.0, noted_s=1.0) for name in names}
     return RunState(
-        profiles=PersistentMap({name: profile(terms, name) for name in names}),
+        profiles=PersistentMap({name: profile(context, name) for name in names}),
         live=LiveState(members=PersistentMap(members)),
     )
 
 
-def heartbeat_us(terms: Terms, count: int, *, spoil: bool) -> float:
+def heartbeat_us(context: RunContext, count: int, *, spoil: bool) -> float:
     """CPU microseconds of the coordinator for one heartbeat among so many members: the median of some tries.
 
     Args:
-        terms: of a run that waits for more members than there are.
+        context: of a run that waits for more members than there are.
         count: of the members.
         spoil: copy all members with each heartbeat.
     """
-    state, _ = step(terms, _fleet(terms, count), Tick(), 1.0)
+    state, _ = step(context, _fleet(context, count), Tick(), 1.0)
     beats = [presence(f"client{7 * number % count}") for number in range(_BEATS if not spoil else 50)]
     took = []
     for _ in range(_TRIES):
         begun_s = time.thread_time()
         for beat in beats:
-            state, _ = step(terms, state, beat, 2.0)
+            state, _ = step(context, state, beat, 2.0)
             if spoil:
                 live = replace(state.live, members=PersistentMap({**state.live.members}))
                 state = replace(state, live=live)
@@ -60,10 +60,10 @@ def heartbeat_us(terms: Terms, count: int, *, spoil: bool) -> float:
     return median(took)
 
 
-def bytes_per_member(terms: Terms, count: int) -> float:
+def bytes_per_member(context: RunContext, count: int) -> float:
     """Memory of a state for each of so many members, their profiles included."""
     tracemalloc.start()
-    fleet = _fleet(terms, count)
+    fleet = _fleet(context, count)
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     return held / len(fleet.profiles)
@@ -80,7 +80,7 @@ class _Nothing:
         """See `Exports`."""
         return Future()
 
-    def submit_prices(self, request: PriceRequest) -> "Future[Path]":
+    def submit_estimates(self, request: EstimateRequest) -> "Future[Path]":
         """See `Exports`."""
         return Future()
 
@@ -103,12 +103,12 @@ def _serving(config: Run, folder: Path, broker: MemoryBroker) -> Iterator[Server
         server.close()
 
 
-def server_heartbeat_us(config: Run, terms: Terms, count: int, folder: Path) -> float:
+def server_heartbeat_us(config: Run, context: RunContext, count: int, folder: Path) -> float:
     """CPU microseconds of the whole server for one heartbeat: read, decided, written down, told.
 
     Args:
         config: of a run that waits for more members than there are.
-        terms: of the same.
+        context: of the same.
         count: of the members.
         folder: for its state.
     """
@@ -123,7 +123,7 @@ def server_heartbeat_us(config: Run, terms: Terms, count: int, folder: Path) -> 
 
         for name in names:
             say("presence", name, encode(presence(name)))
-            say("profile", name, encode(profile(terms, name)))
+            say("profile", name, encode(profile(context, name)))
             if len(server.state.live.members) % 100 == 0:
                 server.step(0.0)
         while len(server.state.profiles) < count:

@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from coordinator_benchmark.fleet import Fleet, PricesOf
-from subfleet.folding.path_scoring import proposed_generation
+from coordinator_benchmark.fleet import EstimatesOf, Fleet
+from subfleet.aggregation.path_scoring import proposed_generation
 from subfleet.rounds.actions import Action
+from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Done, Event, Tick
 from subfleet.rounds.networks import beginning_of
 from subfleet.rounds.sizing import explored
 from subfleet.rounds.state import RunState
-from subfleet.rounds.terms import Terms
 from subfleet.rounds.work import GenerationRequest, NetworksRequest, ProposedGeneration, SearchRequest
 from subfleet.serving.garbage import freeze_what_is_loaded
 
@@ -32,7 +32,7 @@ class StepFigures:
         mean_ms: of all steps.
         beside_s: CPU of what was looked for beside the loop.
         steps: how many there were.
-        folded: rounds.
+        aggregated: rounds.
     """
 
     worst_ms: tuple[float, float]
@@ -40,19 +40,19 @@ class StepFigures:
     mean_ms: float
     beside_s: float
     steps: int
-    folded: int
+    aggregated: int
 
 
-def step_figures(terms: Terms, prices: PricesOf, *, members: int, spoil: bool) -> StepFigures:
+def step_figures(context: RunContext, estimates: EstimatesOf, *, members: int, spoil: bool) -> StepFigures:
     """Play a run to its end.
 
     Args:
-        terms: of the run.
-        prices: that the exporter tells.
+        context: of the run.
+        estimates: that the exporter tells.
         members: how many devices there are.
         spoil: search within the step that asks for it.
     """
-    fleet = Fleet(terms=terms, prices=prices, names=tuple(f"client{number}" for number in range(members)))
+    fleet = Fleet(context=context, estimates=estimates, names=tuple(f"client{number}" for number in range(members)))
     fleet.waiting.extend(fleet.joins())
     freeze_what_is_loaded()  # as a server does before it serves
     state, now_s, worst, of = RunState(), 1.0, [0.0, 0.0], ""
@@ -63,16 +63,16 @@ def step_figures(terms: Terms, prices: PricesOf, *, members: int, spoil: bool) -
             now_s += 1.0
         event: Event = fleet.waiting.popleft() if fleet.waiting else Tick()
         before, begun_s = state, time.thread_time()
-        state, actions = step(terms, state, event, now_s)
-        found = _searched(terms, state, actions) if spoil else ()
+        state, actions = step(context, state, event, now_s)
+        found = _searched(context, state, actions) if spoil else ()
         took_s = time.thread_time() - begun_s
         steps, total_s = steps + 1, total_s + took_s
-        part = min(before.folded_round, 1)
+        part = min(before.aggregated_round, 1)
         if 1000 * took_s > max(worst):
             of = f"{type(event).__name__} in {before.phase}"
         worst[part] = max(worst[part], 1000 * took_s)
         begun_s = time.thread_time()
-        fleet.waiting.extend(found if spoil else _searched(terms, state, actions))
+        fleet.waiting.extend(found if spoil else _searched(context, state, actions))
         beside_s += time.thread_time() - begun_s
         for action in actions:
             fleet.take(state, action)
@@ -83,25 +83,25 @@ def step_figures(terms: Terms, prices: PricesOf, *, members: int, spoil: bool) -
         mean_ms=1000 * total_s / steps,
         beside_s=beside_s,
         steps=steps,
-        folded=state.folded_round,
+        aggregated=state.aggregated_round,
     )
 
 
-def _searched(terms: Terms, state: RunState, actions: tuple[Action, ...]) -> tuple[Event, ...]:
+def _searched(context: RunContext, state: RunState, actions: tuple[Action, ...]) -> tuple[Event, ...]:
     """What the server would look for in threads of its own."""
     searches = [one for one in actions if isinstance(one, SearchRequest | NetworksRequest | GenerationRequest)]
-    return tuple(Done(request=request, result=_found(terms, state, request)) for request in searches)
+    return tuple(Done(request=request, result=_found(context, state, request)) for request in searches)
 
 
-def _found(terms: Terms, state: RunState, request: SearchRequest | NetworksRequest | GenerationRequest) -> Any:
+def _found(context: RunContext, state: RunState, request: SearchRequest | NetworksRequest | GenerationRequest) -> Any:
     if isinstance(request, SearchRequest):
-        return explored(terms, state)
-    return beginning_of(terms, state) if isinstance(request, NetworksRequest) else _proposed(terms, state, request)
+        return explored(context, state)
+    return beginning_of(context, state) if isinstance(request, NetworksRequest) else _proposed(context, state, request)
 
 
-def _proposed(terms: Terms, state: RunState, wanted: GenerationRequest) -> ProposedGeneration:
+def _proposed(context: RunContext, state: RunState, wanted: GenerationRequest) -> ProposedGeneration:
     """The next paths of a search, whose scores are drawn by chance."""
-    generation = proposed_generation(terms, state)
+    generation = proposed_generation(context, state)
     chance = Random(wanted.number)  # noqa: S311 - no secret
     scores = tuple(chance.random() for _ in ([] if generation is None else generation.paths))
     return ProposedGeneration(generation=generation, scores=scores)

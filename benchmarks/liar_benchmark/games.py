@@ -31,9 +31,9 @@ from subfleet.protocol.schema import canonical_json, to_plain
 from subfleet.protocol.topics import Topics
 from subfleet.protocol.training import TrainingSettings
 from subfleet.search.path_evolution import EvolutionSettings
+from subfleet.settings.outliers import OutlierSettings
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
-from subfleet.settings.suspicion import SuspicionSettings
 from subfleet.settings.timing import Deadlines, LogClock
 from subfleet.tasks import Dataset, digits
 
@@ -74,7 +74,7 @@ METHODS_AND_VARIANTS: Mapping[str, AnyMethod] = MappingProxyType(
     {
         **{name: kind() for name, kind in METHODS.items()},
         "dynamic_selection": DynamicSelection(
-            prices="estimated", distillation=DistillationSettings(mode="anchored", iterations=3)
+            estimates="estimated", distillation=DistillationSettings(mode="anchored", iterations=3)
         ),
         "fedtrans": FedTrans(beta=0.05, gamma=2, delta=2, stop_rounds=0),
         "fedoras": _searched({}),
@@ -155,7 +155,7 @@ def unguarded(run: Run) -> Run:
         method = replace(method, most_often=0.0)
     if isinstance(method, FedTrans):
         method = replace(method, averaged="all", left_behind=0.0)
-    return replace(run, method=method, max_client_share=1.0, suspicion=SuspicionSettings(outliers="off", loss_factor=0))
+    return replace(run, method=method, max_client_fraction=1.0, outliers=OutlierSettings(outliers="off", loss_factor=0))
 
 
 def run_of(name: str, seed: int, rounds: int) -> Run:
@@ -189,7 +189,7 @@ def run_of(name: str, seed: int, rounds: int) -> Run:
         deploy_targets=(),
         memory_overhead_bytes={},
         # What a real fleet does by default: liars are no attackers that an emulation knows of.
-        suspicion=SuspicionSettings(outliers="scale"),
+        outliers=OutlierSettings(outliers="scale"),
         seed=seed,
     )
 
@@ -219,7 +219,7 @@ def gathered_game(run: Run, *, liars: bool, guarded: bool, runtime: str = "torch
 def _profile(run: Run, place: int, runtime: str) -> DeviceProfile:
     network = honest_network(place) if run.roles.assigner.declarations else ""
     return DeviceProfile(
-        name="virtual", title="A member of a benchmark", memory_share=0.5, runtimes=(runtime,), network=network
+        name="virtual", title="A member of a benchmark", memory_fraction=0.5, runtimes=(runtime,), network=network
     )
 
 

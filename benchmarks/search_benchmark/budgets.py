@@ -45,7 +45,7 @@ def read_shares() -> tuple[list[Share], str]:
 def queries(case: Case, shares: Sequence[Share]) -> list[Query]:
     """The shares as budgets of a network.
 
-    The least of a log is 0.9 of what the smallest subnet takes, the most 1.1 of what the whole network takes; between
+    The least of a log is 0.9 of what the smallest submodel takes, the most 1.1 of what the whole network takes; between
     them equal steps of a log are equal factors of a budget.
     """
     smallest, largest = case.ends

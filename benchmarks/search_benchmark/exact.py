@@ -15,7 +15,7 @@ from subfleet.methods.assigner import AssignmentContext, Draw, WrittenSize
 from subfleet.methods.roles import Roles
 from subfleet.programs.export_requests import train_request
 from subfleet.protocol.schema import canonical_json
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 from subfleet.search.candidates import Candidate, why_not
 from subfleet.search.listed import exhaustive_search
 from subfleet.search.query import Query, Search
@@ -25,7 +25,7 @@ __all__ = ["ExactFigures", "Plans", "exact_figures"]
 _SEEKING = 100
 """Devices that look before any is given something."""
 _TRIED = 6
-"""Subnets whose programs are written for a budget, to find the largest of all that fits."""
+"""Submodels whose programs are written for a budget, to find the largest of all that fits."""
 _SPOILT = 1.2
 """Times a device's memory, where an error is planted."""
 
@@ -43,18 +43,20 @@ class Plans:
         self._path = path
         lines = path.read_text().splitlines() if path and path.exists() else []
         found = map(json.loads, lines)
-        self._known = {(one["space"], one["spec"]): int(one["exact_bytes"]) for one in found}
+        self._known = {(one["space"], one["architecture"]): int(one["exact_bytes"]) for one in found}
 
-    def of(self, case: Case, spec: SubnetSpec) -> int:
-        """What the written program of a subnet is planned to take."""
-        text = canonical_json(spec).decode()
+    def of(self, case: Case, architecture: Architecture) -> int:
+        """What the written program of a submodel is planned to take."""
+        text = canonical_json(architecture).decode()
         if (case.name, text) not in self._known:
-            step = training_step_of(train_request(case.network, spec, TARGET, case.training))
+            step = training_step_of(train_request(case.network, architecture, TARGET, case.training))
             written = OnnxTarget().write_training(trace(step, OnnxTarget.lowerings), step)
             found_bytes = self._known[case.name, text] = written.memory.peak_bytes
             if self._path:
                 with self._path.open("a") as file:
-                    file.write(json.dumps({"space": case.name, "spec": text, "exact_bytes": found_bytes}) + "\n")
+                    file.write(
+                        json.dumps({"space": case.name, "architecture": text, "exact_bytes": found_bytes}) + "\n"
+                    )
         return self._known[case.name, text]
 
 
@@ -83,8 +85,8 @@ class _Server:
     """As much of a server as decides what is sent: a pool, and the plans of the programs that it has written.
 
     Attributes:
-        checks: whether a task is sent only where its program's plan fits; else prices decide, and those with too high
-            a budget.
+        checks: whether a task is sent only where its program's plan fits; else cost estimates decide, and those with
+            too high a budget.
     """
 
     case: Case
@@ -96,41 +98,41 @@ class _Server:
 
     def __post_init__(self) -> None:
         self.roles = self.case.method.roles()
-        self.search = self.case.method.start(self.case.network, self.case.price, TARGET)
+        self.search = self.case.method.start(self.case.network, self.case.estimate, TARGET)
 
     def seek(self, asked: Sequence[Query], first: int) -> None:
         """Let devices look, one after the other, and remember what they come by."""
         for place, query in enumerate(asked, start=first):
             self.search = self.search.learned(self.roles.assigner.search.explore(self._ask(query, place)))
 
-    def chosen(self, query: Query) -> SubnetSpec | None:
+    def chosen(self, query: Query) -> Architecture | None:
         """The answer of the search: a program to write, or one that is written and about as good."""
         assigned = self.roles.assigner.assign(self._ask(query))
         if assigned.candidate is None:
             return None
-        return assigned.candidate.spec if assigned.wanted is None else assigned.wanted.program.size
+        return assigned.candidate.architecture if assigned.wanted is None else assigned.wanted.program.size
 
-    def write(self, spec: SubnetSpec) -> int:
+    def write(self, architecture: Architecture) -> int:
         """Write a program, and tell its plan."""
-        peak_bytes = self.plans.of(self.case, spec)
+        peak_bytes = self.plans.of(self.case, architecture)
         if self.checks:
-            self.written[spec.spec_id] = WrittenSize(size=spec, planned_peak_bytes=peak_bytes)
+            self.written[architecture.architecture_id] = WrittenSize(size=architecture, planned_peak_bytes=peak_bytes)
         return peak_bytes
 
-    def sent(self, query: Query) -> SubnetSpec | None:
+    def sent(self, query: Query) -> Architecture | None:
         """What a device is sent in the end: where a program's plan is too large, the search answers once more."""
-        spec = self.chosen(query)
-        while self.checks and spec is not None and spec.spec_id not in self.written:
-            self.write(spec)
-            spec = self.chosen(query)
-        return spec
+        architecture = self.chosen(query)
+        while self.checks and architecture is not None and architecture.architecture_id not in self.written:
+            self.write(architecture)
+            architecture = self.chosen(query)
+        return architecture
 
     def _ask(self, query: Query, place: int = 0) -> AssignmentContext:
         memory_bytes = int(query.limits.memory_bytes * (1 if self.checks else _SPOILT))
         return AssignmentContext(
             networks=MappingProxyType({self.case.network.id: self.case.network}),
             candidates=(),
-            price=self.case.price,
+            estimate=self.case.estimate,
             draw=Draw(seed=0, round=1, client_id=str(place)),
             target=TARGET,
             budget=replace(query.limits, memory_bytes=memory_bytes),
@@ -156,14 +158,18 @@ def exact_figures(
     server = _Server(case=case, plans=plans, checks=checks)
     server.seek(asked[:_SEEKING], 0)
     answers = [(query, server.chosen(query)) for query in asked[:_SEEKING]]
-    first = [(query, spec) for query, spec in answers if spec is not None][:count]
-    first_over = tuple([server.write(spec) > query.limits.memory_bytes for query, spec in first])
+    first = [(query, architecture) for query, architecture in answers if architecture is not None][:count]
+    first_over = tuple([server.write(architecture) > query.limits.memory_bytes for query, architecture in first])
     server.seek(asked[_SEEKING:], _SEEKING)
     answers = [(query, server.chosen(query)) for query in asked[_SEEKING:]]
-    others = [(query, spec) for query, spec in answers if spec is not None][:count]
-    later_over = tuple([plans.of(case, spec) > query.limits.memory_bytes for query, spec in others])
-    sent = [(query, spec) for query, spec in ((query, server.sent(query)) for query, _ in first) if spec is not None]
-    exact = [(query, _planned(case, plans, spec)) for query, spec in sent]
+    others = [(query, architecture) for query, architecture in answers if architecture is not None][:count]
+    later_over = tuple([plans.of(case, architecture) > query.limits.memory_bytes for query, architecture in others])
+    sent = [
+        (query, architecture)
+        for query, architecture in ((query, server.sent(query)) for query, _ in first)
+        if architecture is not None
+    ]
+    exact = [(query, _planned(case, plans, architecture)) for query, architecture in sent]
     violations = sum(bool(why_not(one, TARGET, query.limits)) for query, one in exact)
     fractions = tuple(_fractions(server, exact)) if listed else ()
     mean = f"{sum(fractions) / len(fractions):.4f} | {min(fractions):.4f}" if fractions else "| "
@@ -177,18 +183,20 @@ def exact_figures(
     )
 
 
-def _planned(case: Case, plans: Plans, spec: SubnetSpec) -> Candidate:
-    """A subnet with its exact plan in place of its price."""
-    return replace(case.price(spec), training_memory_bytes=MappingProxyType({TARGET: plans.of(case, spec)}))
+def _planned(case: Case, plans: Plans, architecture: Architecture) -> Candidate:
+    """A submodel with its exact plan in place of its cost estimate."""
+    return replace(
+        case.estimate(architecture), training_memory_bytes=MappingProxyType({TARGET: plans.of(case, architecture)})
+    )
 
 
 def _fractions(server: _Server, sent: Sequence[tuple[Query, Candidate]]) -> list[float]:
     """Of each device, the parameters that it is sent by the most that fits."""
     case, plans = server.case, server.plans
-    listed = exhaustive_search(case.space, case.price, [TARGET]).known
+    listed = exhaustive_search(case.space, case.estimate, [TARGET]).known
     every = sorted(listed, key=lambda one: one.parameters, reverse=True)
-    known = {one.size.spec_id: _planned(case, plans, one.size) for one in server.written.values()}
-    known |= {one.spec.spec_id: one for _, one in sent}
+    known = {one.size.architecture_id: _planned(case, plans, one.size) for one in server.written.values()}
+    known |= {one.architecture.architecture_id: one for _, one in sent}
     found = []
     for query, given in sent:
         fitting = _largest_of_all(every, query, case, plans, known)
@@ -199,32 +207,32 @@ def _fractions(server: _Server, sent: Sequence[tuple[Query, Candidate]]) -> list
 def _largest_of_all(
     every: Sequence[Candidate], query: Query, case: Case, plans: Plans, known: dict[str, Candidate]
 ) -> int:
-    """Parameters of the largest subnet that fits by its exact plan, as far as few plans tell.
+    """Parameters of the largest submodel that fits by its exact plan, as far as few plans tell.
 
     Args:
         every: the space, from the largest to the smallest.
         query: of the device.
         case: the space.
         plans: the exact plans.
-        known: subnets with their exact plans, to which those of this device are added.
+        known: submodels with their exact plans, to which those of this device are added.
     """
     most = max((one.parameters for one in known.values() if not why_not(one, TARGET, query.limits)), default=0)
-    lowest, tried = min(_over_price(case, one) for one in known.values()), 0
+    lowest, tried = min(_over_estimate(case, one) for one in known.values()), 0
     for candidate in every:
         if candidate.parameters <= most or tried == _TRIED:
             break
-        # No plan is expected to be lower beside its price than the lowest of those that are known.
+        # No plan is expected to be lower beside its cost estimate than the lowest of those that are known.
         expected_bytes = int(lowest * candidate.training_memory_bytes[TARGET])
         likely = replace(candidate, training_memory_bytes=MappingProxyType({TARGET: expected_bytes}))
-        if why_not(likely, TARGET, query.limits) or candidate.spec.spec_id in known:
+        if why_not(likely, TARGET, query.limits) or candidate.architecture.architecture_id in known:
             continue
         tried += 1
-        one = known[candidate.spec.spec_id] = _planned(case, plans, candidate.spec)
+        one = known[candidate.architecture.architecture_id] = _planned(case, plans, candidate.architecture)
         if not why_not(one, TARGET, query.limits):
             return one.parameters
-        lowest = min(lowest, _over_price(case, one))
+        lowest = min(lowest, _over_estimate(case, one))
     return most
 
 
-def _over_price(case: Case, planned: Candidate) -> float:
-    return planned.training_memory_bytes[TARGET] / case.price(planned.spec).training_memory_bytes[TARGET]
+def _over_estimate(case: Case, planned: Candidate) -> float:
+    return planned.training_memory_bytes[TARGET] / case.estimate(planned.architecture).training_memory_bytes[TARGET]

@@ -1,4 +1,4 @@
-"""A long search for the largest subnet of one budget, which shares nothing with the search that it judges."""
+"""A long search for the largest submodel of one budget, which shares nothing with the search that it judges."""
 
 from collections.abc import Sequence
 from random import Random
@@ -20,7 +20,7 @@ def most_found(case: Case, query: Query, starts: Sequence[Genes], *, trials: int
         case: the space.
         query: of one device.
         starts: of the first generation.
-        trials: subnets that are looked at.
+        trials: submodels that are looked at.
         kept: of them those with the most parameters are changed further.
         rng: decides everything.
     """
@@ -28,7 +28,7 @@ def most_found(case: Case, query: Query, starts: Sequence[Genes], *, trials: int
     everyone: dict[Genes, int] = {}
 
     def look(genes: Genes) -> None:
-        fit = fit_of(case.price(space.spec(genes)), query)
+        fit = fit_of(case.estimate(space.architecture(genes)), query)
         if fit is not None:
             everyone[genes] = fit.candidate.parameters
             if len(everyone) > 2 * kept:

@@ -15,7 +15,7 @@ from subfleet.search.candidates import Candidate, ordered
 from subfleet.search.listed import ListedSearch, exhaustive_search
 from subfleet.search.paper import PaperSearch, PaperSettings
 from subfleet.search.query import Explored, Fit, Query, Search
-from subfleet.search.queue import SizedProgram, Wish, given_now, most_wanted, wish_of
+from subfleet.search.queue import RequestedProgram, SizedProgram, given_now, most_wanted, requested_program_of
 from subfleet.serving.garbage import freeze_what_is_loaded
 
 __all__ = ["Figures", "exhaustive_figures", "export_figures", "hit_rates", "large_figures"]
@@ -23,11 +23,11 @@ __all__ = ["Figures", "exhaustive_figures", "export_figures", "hit_rates", "larg
 _EPSILONS = (0.2, 0.4, 0.6, 0.8, 0.9)
 _T_MAX = (1, 2, 5, 10, 20)
 _ROUND = 30
-"""Devices of a round: all look for subnets before any of them is given one."""
+"""Devices of a round: all look for submodels before any of them is given one."""
 _FIRST, _WARMING = 100, 1500
 """Devices at once out of an empty pool, and all that are served before the warm figures, these among them."""
 _JUDGED, _TRIALS, _KEPT = 40, 2000, 24
-"""Budgets that the long search looks at, what it prices for each, and how many of these it goes on from."""
+"""Budgets that the long search looks at, what it cost estimates for each, and how many of these it goes on from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Figures:
 
     Attributes:
         row: of its table.
-        mean: parameters of the answers as a share of the most that fit, over devices that anything fits.
+        mean: parameters of the answers as a fraction of the most that fit, over devices that anything fits.
         used: mean utilisation of the answers.
         paper_used: the same of the paper's search.
         warm_per_s: devices that are looked for and answered in a second; 0 where it was not measured.
@@ -62,7 +62,7 @@ class Answer:
 
     @property
     def parameters(self) -> int:
-        """Of the subnet; 0 without one."""
+        """Of the submodel; 0 without one."""
         return 0 if self.fit is None else self.fit.candidate.parameters
 
 
@@ -79,12 +79,12 @@ class _Server:
 
 def _ours(case: Case) -> _Server:
     """The search of the default configuration, which knows nothing yet."""
-    return _Server(search=case.method.start(case.network, case.price, TARGET))
+    return _Server(search=case.method.start(case.network, case.estimate, TARGET))
 
 
 def _paper(case: Case, settings: PaperSettings | None = None) -> _Server:
     """The paper's search, which knows nothing yet."""
-    return _Server(search=PaperSearch.over(case.space, case.price, [TARGET], settings))
+    return _Server(search=PaperSearch.over(case.space, case.estimate, [TARGET], settings))
 
 
 def _served(server: _Server, asked: Sequence[Query], first: int = 0, *, at_once: int = 1) -> list[Answer]:
@@ -167,7 +167,7 @@ def large_figures(name: str, shares: Sequence[Share], *, count: int) -> Figures:
     given = _served(ours, rest, _WARMING, at_once=_ROUND)
     warm_per_s = len(rest) / (time.process_time() - begun_s)
     theirs = _served(paper, rest, _WARMING)
-    widths = _served(_Server(search=ListedSearch(case.uniform, case.price, [TARGET])), rest)
+    widths = _served(_Server(search=ListedSearch(case.uniform, case.estimate, [TARGET])), rest)
     below = sum(
         mine.parameters < max(one.parameters for one in others)
         for mine, *others in zip(given, theirs, widths, strict=True)
@@ -195,14 +195,14 @@ def _long(case: Case, query: Query, answer: Answer, place: int) -> int:
     """What the long search finds that begins where ours ended, so that it is no worse."""
     if answer.fit is None:
         return 0
-    spec = answer.fit.candidate.spec
-    starts = [case.space.genes_of(spec)] if case.space.holds(spec) else []
+    architecture = answer.fit.candidate.architecture
+    starts = [case.space.genes_of(architecture)] if case.space.holds(architecture) else []
     return most_found(case, query, starts, trials=_TRIALS, kept=_KEPT, rng=_stream("long", place))
 
 
 def exhaustive_figures(case: Case, shares: Sequence[Share], *, count: int) -> Figures:
-    """Ours and the paper's against the largest subnet that fits of all of the space, from an empty pool and warm."""
-    most = exhaustive_search(case.space, case.price, [TARGET])
+    """Ours and the paper's against the largest submodel that fits of all of the space, from an empty pool and warm."""
+    most = exhaustive_search(case.space, case.estimate, [TARGET])
     asked = queries(case, shares[: 2 * count])
     optima = [0 if (fit := most.best(query)) is None else fit.candidate.parameters for query in asked]
     given = _served(_ours(case), asked, at_once=_ROUND)
@@ -238,12 +238,12 @@ def hit_rates(case: Case, shares: Sequence[Share], *, count: int) -> Iterator[st
 
 
 def export_figures(case: Case, shares: Sequence[Share], *, rounds: int, clients: int) -> Iterator[str]:
-    """What devices lose while programs are missing. A price stands in for a program's exact plan."""
+    """What devices lose while programs are missing. A cost estimate stands in for a program's exact plan."""
     yield f"## Programs ({case.name}, {clients} devices a round)"
     yield ""
     yield "| exports a round | lost, first 5 rounds | lost, last 5 | programs | of them ahead | a round ahead, last 5 |"
     yield "|---:|---:|---:|---:|---:|---:|"
-    space = ordered([case.price(spec) for spec in case.uniform])
+    space = ordered([case.estimate(architecture) for architecture in case.uniform])
     for limit in (2, 8, 32):
         search = _ours(case)
         written: dict[str, Candidate] = {}
@@ -251,13 +251,16 @@ def export_figures(case: Case, shares: Sequence[Share], *, rounds: int, clients:
         for number in range(rounds):
             asked = queries(case, shares[number * clients : (number + 1) * clients])
             given = _given(_served(search, asked, number * clients, at_once=clients), asked, written, space)
-            wishes = [wish for _, wish in given if wish is not None]
-            begun = most_wanted(wishes, written, limit)
-            lost.append(sum(wish.lost for wish in wishes) / max(len(given), 1))
+            requested_programs = [requested_program for _, requested_program in given if requested_program is not None]
+            begun = most_wanted(requested_programs, written, limit)
+            lost.append(sum(requested_program.lost for requested_program in requested_programs) / max(len(given), 1))
             ahead.append(len(begun))
             # What was given without a program was written at once; both count from the next round on.
-            for candidate in (*(one for one, _ in given), *(case.price(wish.program.size) for wish in begun)):
-                written[SizedProgram(size=candidate.spec, target=TARGET).key] = candidate
+            for candidate in (
+                *(one for one, _ in given),
+                *(case.estimate(requested_program.program.size) for requested_program in begun),
+            ):
+                written[SizedProgram(size=candidate.architecture, target=TARGET).key] = candidate
         yield (
             f"| {limit} | {_mean(lost[:5]):.3f} | {_mean(lost[-5:]):.3f} | {len(written)} | {sum(ahead)} "
             f"| {_mean(ahead[-5:]):.1f} |"
@@ -266,13 +269,13 @@ def export_figures(case: Case, shares: Sequence[Share], *, rounds: int, clients:
 
 def _given(
     answers: Sequence[Answer], asked: Sequence[Query], written: Mapping[str, Candidate], space: Sequence[Candidate]
-) -> list[tuple[Candidate, Wish | None]]:
-    """What each device gets that anything fits, and what it wishes for."""
+) -> list[tuple[Candidate, RequestedProgram | None]]:
+    """What each device gets that anything fits, and what it requested programs for."""
     given = []
     for answer, query in zip(answers, asked, strict=True):
         if answer.fit is None:
             continue
         chosen = answer.fit.candidate
         now = given_now(written.values(), space, partial(_fits, query)) or chosen
-        given.append((now, wish_of(chosen, now, TARGET)))
+        given.append((now, requested_program_of(chosen, now, TARGET)))
     return given

@@ -1,4 +1,4 @@
-"""The spaces that are searched, with their prices."""
+"""The spaces that are searched, with their cost estimates."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,17 +8,17 @@ from types import MappingProxyType
 from subfleet.elastic.building import network_of
 from subfleet.elastic.cost import Costs
 from subfleet.elastic.families.records.residual import Mlp, PreactResNet
-from subfleet.elastic.memory_prices import MemoryPrices
+from subfleet.elastic.memory_estimates import MemoryEstimates
 from subfleet.elastic.network import Family, Network
 from subfleet.elastic.spaces import SearchSpace, search_space, uniform_space
-from subfleet.export.pricing.model import PriceModel
+from subfleet.export.estimation.model import EstimateModel
 from subfleet.methods.dynamic_selection import DynamicSelection
 from subfleet.programs.export_requests import train_request
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.training import TrainingSettings
 from subfleet.search.candidates import Candidate
-from subfleet.search.prices import Prices, planned_memory
-from subfleet.search.query import PriceList
+from subfleet.search.estimates import Estimates, planned_memory
+from subfleet.search.query import CostEstimates
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
 
@@ -26,7 +26,7 @@ __all__ = ["LARGE", "SMALL", "TARGET", "TINY", "Case", "case_of"]
 
 TARGET = "onnx"
 _KEPT = 2**15
-"""Prices that are kept, as the rounds keep them while their clients' sizes are looked for."""
+"""Cost estimates that are kept, as the rounds keep them while their clients' sizes are looked for."""
 _PAPER_RATES = (0.0625, 0.125, 0.25, 0.5, 1)
 """The paper's ratio set of settings 1 and 2; its 0 drops a block."""
 _QUARTERS = (0.25, 0.5, 0.75, 1)
@@ -60,11 +60,11 @@ _CONFIGS: Mapping[str, tuple[Family, tuple[float, ...]]] = MappingProxyType(
     }
 )
 LARGE = tuple(_CONFIGS)[:4]
-"""Spaces of more than 10^6 subnets."""
+"""Spaces of more than 10^6 submodels."""
 SMALL = tuple(_CONFIGS)[4:6]
 """Spaces of some 10^4, which can be listed."""
 TINY = tuple(_CONFIGS)[6]
-"""Is measured by nobody: pricing it once imports what pricing needs."""
+"""Is measured by nobody: cost estimation it once imports what cost estimation needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class Case:
         method: whose search is measured.
         training: of which programs are written.
         rates: widths to compare with.
-        price: planned prices; the first that is asked for makes the model that tells them.
+        estimate: planned cost estimates; the first that is asked for makes the model that tells them.
     """
 
     name: str
@@ -84,35 +84,35 @@ class Case:
     method: DynamicSelection
     training: TrainingSettings
     rates: tuple[float, ...]
-    price: PriceList
+    estimate: CostEstimates
 
     @property
-    def uniform(self) -> tuple[SubnetSpec, ...]:
+    def uniform(self) -> tuple[Architecture, ...]:
         """Every width rate with every depth, to compare with."""
         return uniform_space(self.network, self.rates)
 
     @property
     def ends(self) -> tuple[Candidate, Candidate]:
-        """The smallest and the largest subnet."""
+        """The smallest and the largest submodel."""
         space = self.space
-        return self.price(space.spec(space.smallest)), self.price(space.spec(space.largest))
+        return self.estimate(space.architecture(space.smallest)), self.estimate(space.architecture(space.largest))
 
 
 def case_of(name: str) -> Case:
-    """A space by its name, of which nothing is priced yet."""
+    """A space by its name, of which nothing is estimated yet."""
     model, rates = _CONFIGS[name]
     network, method = network_of(model), DynamicSelection(rates=rates)
     config = Run(name="search", model=model, data=DataSettings(test="none"), method=method)
     training = method.roles().training.for_round(config.training_of(1), 1)
 
     @cache
-    def prices() -> MemoryPrices:
-        return PriceModel(network, train_request(network, SubnetSpec(), TARGET, training)).prices
+    def estimates() -> MemoryEstimates:
+        return EstimateModel(network, train_request(network, Architecture(), TARGET, training)).estimates
 
-    def memory(spec: SubnetSpec) -> Mapping[str, int]:
-        return planned_memory(network, TARGET, prices())(spec)
+    def memory(architecture: Architecture) -> Mapping[str, int]:
+        return planned_memory(network, TARGET, estimates())(architecture)
 
-    price = Prices(
+    estimate = Estimates(
         network=network,
         costs=Costs(network),
         codec=config.roles.techniques.codec,
@@ -125,5 +125,5 @@ def case_of(name: str) -> Case:
         method=method,
         training=training,
         rates=rates or _SIXTEENTHS,
-        price=lru_cache(maxsize=_KEPT)(price),
+        estimate=lru_cache(maxsize=_KEPT)(estimate),
     )

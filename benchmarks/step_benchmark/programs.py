@@ -19,7 +19,7 @@ from subfleet.export.programs import write_training_program
 from subfleet.export.requests import TrainRequest
 from subfleet.export.steps import SampleSpec, training_step
 from subfleet.protocol.programs import Program, encode_program
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 from subfleet.trainers.executorch import load_executorch
 from subfleet.trainers.loaded import Loaded
@@ -60,7 +60,7 @@ def cached_lookup_ms(program: Program) -> tuple[float, float]:
     """
     request = TrainRequest(
         model=Mlp(input_shape=(2,), class_count=2, widths=(4,), depths=(1,)),
-        spec=SubnetSpec(),
+        architecture=Architecture(),
         target=program.manifest.target,
         batch_size=1,
         objective=ObjectiveSettings(),

@@ -56,7 +56,7 @@ def build_seeded(model: ZooModel, seed: int) -> nn.Module:
 
 def _full(config: Family) -> nn.Module:
     network = network_of(config)
-    return module_of(config.blueprint(), network.local(network.full_spec()))
+    return module_of(config.blueprint(), network.local(network.full_architecture()))
 
 
 def _perceptron() -> nn.Module:

@@ -21,10 +21,10 @@ from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.calibration import Calibration, NormLayer
 from subfleet.protocol.candidate_scores import CandidateScore
 from subfleet.protocol.evaluating import EvaluationResult, EvaluationSettings
-from subfleet.protocol.messages import Profile, Receipt, RoundInfo
+from subfleet.protocol.messages import Ack, Profile, RoundInfo
 from subfleet.protocol.programs import ProgramRef, TrainResult
 from subfleet.protocol.readings import Budget, Reading
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.task import Calibrate, Deploy, Evaluate, Score, ScoringCandidate, Task, Train, Work
 from subfleet.protocol.training import TrainingSettings
 
@@ -53,7 +53,7 @@ def profile(session_id: str = "s1") -> Profile:
         class_counts=(10, 10),
         input_shape=(1, 2, 2),
         memory_total_bytes=10**9,
-        memory_share=0.5,
+        memory_fraction=0.5,
         message_id=f"profile.{session_id}",
         held_out_count=4,
     )
@@ -87,7 +87,7 @@ def _task(name: str, number: int, work: Work, changes: dict[str, Any]) -> Task:
         "run_id": "run",
         "round": number,
         "client_id": "pi",
-        "spec": SubnetSpec(name="w1/2 d1"),
+        "architecture": Architecture(name="w1/2 d1"),
         "work": replace(work, **{key: value for key, value in changes.items() if key in own}),
         "planned_peak_bytes": 500,
         "budget": Budget(memory_bytes=1000),
@@ -129,8 +129,10 @@ def deploy_task(name: str = "d1", run_id: str = "run") -> Task:
 def score_task(name: str = "s1", number: int = 1, **changes: Any) -> Task:
     """Two candidates of one program with weights of their own."""
     candidates = tuple(
-        ScoringCandidate(spec=SubnetSpec(name=spec), program=PROGRAM, weights=blob(f"weights {name} {part}"))
-        for spec, part in (("w1/2 d1", "a"), ("w1 d1", "b"))
+        ScoringCandidate(
+            architecture=Architecture(name=architecture), program=PROGRAM, weights=blob(f"weights {name} {part}")
+        )
+        for architecture, part in (("w1/2 d1", "a"), ("w1 d1", "b"))
     )
     return _task(name, number, Score(candidates=candidates, settings=TrainingSettings()), changes)
 
@@ -186,11 +188,11 @@ class Agent:
             memory_budget_bytes=self.free_bytes // 2,
         )
 
-    def step_heard(self, message: RoundInfo | Task | Receipt) -> tuple[Action, ...]:
+    def step_heard(self, message: RoundInfo | Task | Ack) -> tuple[Action, ...]:
         """A message alone, without the readings that it asks for."""
         return self.step(Received(message=message))
 
-    def hear(self, message: RoundInfo | Task | Receipt) -> tuple[Action, ...]:
+    def hear(self, message: RoundInfo | Task | Ack) -> tuple[Action, ...]:
         return self.see(Received(message=message))
 
     def fetch_all(self) -> tuple[Action, ...]:

@@ -19,21 +19,21 @@ from agent.agent_cases import (
 from subfleet.agent.actions import Fetch, Keep, MeasureForTask, Prune, Publish, Save, Settle, StartWork, StopWork
 from subfleet.agent.events import WorkFailed
 from subfleet.agent.states import AgentSettings, Saved
-from subfleet.protocol.messages import Evaluated, Receipt, Refusal, Task, Update
+from subfleet.protocol.messages import Ack, Evaluated, Refusal, Task, Update
 from subfleet.protocol.schema import from_plain, to_plain
 
 
-def receipt(of: str) -> Receipt:
-    return Receipt(of=of, status="accepted")
+def ack(of: str) -> Ack:
+    return Ack(of=of, status="accepted")
 
 
 def duplicate(task: Task) -> Publish:
     """What answers a task that was there before."""
-    message_id = f"receipt.s1.{task.message_id}"
-    return Publish(message=Receipt(of=task.message_id, status="duplicate", message_id=message_id))
+    message_id = f"ack.s1.{task.message_id}"
+    return Publish(message=Ack(of=task.message_id, status="duplicate", message_id=message_id))
 
 
-def test_an_evaluation_from_task_to_receipt() -> None:
+def test_an_evaluation_from_task_to_ack() -> None:
     agent = connected()
     agent.hear(announce(1, "train"))
     task = evaluate_task()
@@ -64,7 +64,7 @@ def test_an_evaluation_from_task_to_receipt() -> None:
     )
     assert one(actions, Save).saved.evaluated == (message,)
     assert one(actions, Prune).keep == {blob("program").sha256}, "weights go; the next round has the same program"
-    actions = agent.hear(receipt(message.message_id))
+    actions = agent.hear(ack(message.message_id))
     assert one(actions, Settle).message_id == message.message_id
     assert one(actions, Save).saved.evaluated == ()
 
@@ -127,7 +127,7 @@ def test_an_evaluation_that_fails_is_refused() -> None:
     assert (one(actions, Keep).message.reason, one(actions, Keep).message.detail) == ("data", "other classes")
 
 
-def test_an_evaluation_is_sent_until_its_receipt_or_the_end_of_its_run() -> None:
+def test_an_evaluation_is_sent_until_its_ack_or_the_end_of_its_run() -> None:
     agent = connected()
     agent.train(evaluate_task())
     message = one(agent.evaluate(evaluate_task()), Keep).message

@@ -5,7 +5,7 @@ from dataclasses import replace
 from agent.agent_cases import announce, connected, deploy_task, kinds, one, train_task
 
 from subfleet.agent.actions import Fetch, Keep, MeasureForRound, Publish, Settle, StopWork
-from subfleet.protocol.messages import Receipt, RoundInfo
+from subfleet.protocol.messages import Ack, RoundInfo
 
 
 def again(retry: int = 1, phase: str = "measure", log_time_s: float = 20.0) -> RoundInfo:
@@ -38,7 +38,7 @@ def test_a_task_of_an_earlier_try_is_refused_and_one_of_a_later_try_waits_for_it
     agent = connected()
     agent.hear(again(1, "train"))
     old = one(agent.hear(train_task("old")), Publish).message
-    assert isinstance(old, Receipt)
+    assert isinstance(old, Ack)
     assert (old.status, old.reason) == ("refused", "a newer round is under way")
     early = train_task("early", retry=2)
     assert not any(isinstance(action, Fetch) for action in agent.hear(early))

@@ -8,22 +8,22 @@ from agent.agent_cases import SCORES, Agent, announce, blob, connected, deploy_t
 from subfleet.agent.actions import Fetch, Keep, MeasureForTask, Prune, Publish, Save, Settle, StartWork, StopWork
 from subfleet.agent.events import Scored
 from subfleet.protocol.candidate_scores import CandidateScore
-from subfleet.protocol.messages import Receipt, Scores, Task, Update, decode, encode
+from subfleet.protocol.messages import Ack, Scores, Task, Update, decode, encode
 
 FIRST = score_task().work.candidates[0]  # type: ignore[union-attr]  # of a score task
 
 
-def receipt(of: str) -> Receipt:
-    return Receipt(of=of, status="accepted")
+def ack(of: str) -> Ack:
+    return Ack(of=of, status="accepted")
 
 
 def duplicate(task: Task) -> Publish:
     """What answers a task that was there before."""
-    message_id = f"receipt.s1.{task.message_id}"
-    return Publish(message=Receipt(of=task.message_id, status="duplicate", message_id=message_id))
+    message_id = f"ack.s1.{task.message_id}"
+    return Publish(message=Ack(of=task.message_id, status="duplicate", message_id=message_id))
 
 
-def test_candidates_from_task_to_receipt() -> None:
+def test_candidates_from_task_to_ack() -> None:
     agent = connected()
     agent.hear(announce(1, "train"))
     task = score_task()
@@ -40,7 +40,7 @@ def test_candidates_from_task_to_receipt() -> None:
     assert (scores.task_id, scores.scores, scores.seconds) == ("s1", SCORES, 7.0)
     assert one(actions, Save).saved.scores == (scores,)
     assert one(actions, Prune).keep == frozenset(), "what was scored is not kept for later rounds"
-    assert one(agent.hear(receipt(scores.message_id)), Settle).message_id == scores.message_id
+    assert one(agent.hear(ack(scores.message_id)), Settle).message_id == scores.message_id
 
 
 def test_candidates_come_again_as_a_duplicate_and_the_training_follows_in_the_same_round() -> None:

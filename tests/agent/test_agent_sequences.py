@@ -25,7 +25,7 @@ from subfleet.agent.events import (
 )
 from subfleet.agent.states import AgentSettings, Saved
 from subfleet.protocol.disk import needed_bytes
-from subfleet.protocol.messages import Message, Receipt, Refusal, RoundInfo, Scores, Task, Update
+from subfleet.protocol.messages import Ack, Message, Refusal, RoundInfo, Scores, Task, Update
 
 pytestmark = pytest.mark.slow
 
@@ -80,7 +80,7 @@ class AgentMachine(RuleBasedStateMachine):
         elif isinstance(action, Settle):
             settled = self.outbox.pop(action.message_id)
             if isinstance(settled, Update):
-                assert settled.run_id in self.over or action.message_id in self.receipts, "kept until its receipt"
+                assert settled.run_id in self.over or action.message_id in self.acks, "kept until its ack"
         elif isinstance(action, Place):
             self.do(Placed(task_id=action.task.task_id, files=("model.onnx",)))
         elif isinstance(action, Leave):
@@ -96,7 +96,7 @@ class AgentMachine(RuleBasedStateMachine):
         assert action.blob in self.weighed.blobs
         assert self.agent.room_bytes >= needed_bytes(self.weighed, {blob.sha256 for blob in self.weighed.blobs})
 
-    receipts: frozenset[str] = frozenset()
+    acks: frozenset[str] = frozenset()
 
     @rule(message=st.sampled_from(MESSAGES))
     def receive(self, message: RoundInfo | Task) -> None:
@@ -106,11 +106,11 @@ class AgentMachine(RuleBasedStateMachine):
         self.do(Received(message=message))
 
     @rule(place=st.integers(0, 5), status=st.sampled_from(["accepted", "duplicate", "refused"]))
-    def receipt(self, place: int, status: str) -> None:
+    def ack(self, place: int, status: str) -> None:
         known = sorted(self.outbox) or ["nothing"]
         of = known[place % len(known)]
-        self.receipts = self.receipts | {of}
-        self.do(Received(message=Receipt(of=of, status=status)))  # type: ignore[arg-type]  # one of its Literals
+        self.acks = self.acks | {of}
+        self.do(Received(message=Ack(of=of, status=status)))  # type: ignore[arg-type]  # one of its Literals
         assert of not in self.outbox
 
     @rule(arrives=st.booleans())

@@ -35,12 +35,12 @@ from subfleet.agent.actions import (
 )
 from subfleet.agent.events import BlobArrived, BlobFailed, LinkDown, LinkUp, Placed, Tick, Trained, WorkFailed
 from subfleet.agent.states import AgentSettings
-from subfleet.protocol.messages import Deployed, Presence, Profile, Receipt, Refusal, Telemetry, Update, decode, encode
+from subfleet.protocol.messages import Ack, Deployed, Presence, Profile, Refusal, Telemetry, Update, decode, encode
 from subfleet.protocol.reasons import RefusalReason
 
 
-def receipt(of: str, status: str = "accepted") -> Receipt:
-    return Receipt(of=of, status=status)  # type: ignore[arg-type]  # a test's shorthand for a Literal
+def ack(of: str, status: str = "accepted") -> Ack:
+    return Ack(of=of, status=status)  # type: ignore[arg-type]  # a test's shorthand for a Literal
 
 
 # --- presence and telemetry ---
@@ -76,10 +76,10 @@ def test_an_announcement_is_answered_at_once_with_a_reading_at_its_log_time() ->
     assert telemetry.memory_budget_bytes == 1000
 
 
-def test_round_telemetry_is_kept_until_its_receipt_or_the_next_phase_or_the_deadline() -> None:
+def test_round_telemetry_is_kept_until_its_ack_or_the_next_phase_or_the_deadline() -> None:
     agent = connected()
     telemetry = one(agent.hear(announce(1)), Keep).message
-    assert one(agent.hear(receipt(telemetry.message_id)), Settle).message_id == telemetry.message_id
+    assert one(agent.hear(ack(telemetry.message_id)), Settle).message_id == telemetry.message_id
     telemetry = one(agent.hear(announce(2)), Keep).message
     assert one(agent.hear(announce(2, "train")), Settle).message_id == telemetry.message_id
     telemetry = one(agent.hear(announce(3)), Keep).message
@@ -98,12 +98,12 @@ def test_a_repeated_announcement_is_answered_under_the_same_id() -> None:
 # --- one training ---
 
 
-def test_a_training_from_task_to_receipt() -> None:
+def test_a_training_from_task_to_ack() -> None:
     agent = connected()
     agent.hear(announce(1, "train"))
     task = train_task()
     actions = agent.hear(task)
-    assert one(actions, Publish).message == receipt_of(task, "accepted")
+    assert one(actions, Publish).message == ack_of(task, "accepted")
     assert {action.blob for action in actions if isinstance(action, Fetch)} == {blob("program"), blob("weights t1")}
     assert kinds(agent.see(BlobArrived(sha256=blob("program").sha256))) == []
     actions = agent.see(BlobArrived(sha256=blob("weights t1").sha256))
@@ -114,15 +114,15 @@ def test_a_training_from_task_to_receipt() -> None:
     update = one(actions, Keep).message
     assert isinstance(update, Update)
     assert (update.task_id, update.blob, update.loss, update.seconds) == ("t1", blob("update t1"), 1.5, 7.0)
-    actions = agent.hear(receipt(update.message_id))
+    actions = agent.hear(ack(update.message_id))
     assert one(actions, Settle).message_id == update.message_id
     assert one(actions, Prune).keep == {blob("program").sha256}
     assert agent.state.pending == ()
 
 
-def receipt_of(task: object, status: str, reason: str = "") -> Receipt:
+def ack_of(task: object, status: str, reason: str = "") -> Ack:
     message_id = getattr(task, "message_id", "")
-    return Receipt(of=message_id, status=status, reason=reason, message_id=f"receipt.s1.{message_id}")  # type: ignore[arg-type]  # as above
+    return Ack(of=message_id, status=status, reason=reason, message_id=f"ack.s1.{message_id}")  # type: ignore[arg-type]  # as above
 
 
 def test_whatever_must_survive_is_saved_before_it_is_sent() -> None:
@@ -214,9 +214,9 @@ def test_a_task_that_comes_again_is_a_duplicate_before_and_after_its_answer() ->
     agent = connected()
     task = train_task()
     agent.train(task)
-    assert one(agent.hear(task), Publish).message == receipt_of(task, "duplicate")
+    assert one(agent.hear(task), Publish).message == ack_of(task, "duplicate")
     agent.finish(task)
-    assert agent.hear(task) == (Publish(message=receipt_of(task, "duplicate")),)
+    assert agent.hear(task) == (Publish(message=ack_of(task, "duplicate")),)
 
 
 def test_a_newer_task_replaces_the_older_one_and_waits_until_the_worker_is_free() -> None:
@@ -228,7 +228,7 @@ def test_a_newer_task_replaces_the_older_one_and_waits_until_the_worker_is_free(
     actions = agent.see(WorkFailed(task_id="t1", reason="failed", detail="stopped"))
     assert one(actions, StartWork).task.task_id == "t2"
     assert not any(isinstance(action, Keep) for action in actions)
-    assert agent.hear(train_task("t1"))[-1] == Publish(message=receipt_of(train_task("t1"), "duplicate"))
+    assert agent.hear(train_task("t1"))[-1] == Publish(message=ack_of(train_task("t1"), "duplicate"))
 
 
 def test_the_result_of_a_replaced_training_is_thrown_away() -> None:
@@ -284,12 +284,12 @@ def test_a_server_that_was_started_anew_may_measure_the_same_round_again() -> No
     assert agent.state.job is not None
 
 
-def test_a_stale_receipt_changes_nothing() -> None:
+def test_a_stale_ack_changes_nothing() -> None:
     agent = connected()
     agent.train(train_task())
     agent.finish(train_task())
     before = agent.state
-    assert agent.hear(receipt("update.t0")) == ()
+    assert agent.hear(ack("update.t0")) == ()
     assert agent.state == before
 
 
@@ -321,7 +321,7 @@ def leaves(agent: Agent, seconds: float) -> bool:
     return False
 
 
-def test_the_agent_leaves_when_its_run_is_over_and_its_last_receipt_is_here() -> None:
+def test_the_agent_leaves_when_its_run_is_over_and_its_last_ack_is_here() -> None:
     agent = leaver()
     agent.train(train_task())
     agent.hear(deploy_task())
@@ -331,11 +331,11 @@ def test_the_agent_leaves_when_its_run_is_over_and_its_last_receipt_is_here() ->
     agent.fetch_all()
     agent.step(Placed(task_id="d1", files=("m",)))
     assert not leaves(agent, 5)
-    agent.hear(receipt("deployed.d1"))
+    agent.hear(ack("deployed.d1"))
     assert leaves(agent, 3)
 
 
-def test_a_receipt_that_never_comes_does_not_keep_the_agent_for_ever() -> None:
+def test_a_ack_that_never_comes_does_not_keep_the_agent_for_ever() -> None:
     agent = leaver()
     agent.hear(announce(3, "train"))
     agent.hear(deploy_task())
@@ -382,6 +382,6 @@ def test_an_answer_to_the_declared_architecture_ends_nothing() -> None:
     agent = connected()
     agent.train(train_task())
     before = agent.state
-    answer = Receipt(of="profile.s1", status="refused", reason="no such axis", problem="unknown_axis")
+    answer = Ack(of="profile.s1", status="refused", reason="no such axis", problem="unknown_axis")
     assert agent.hear(answer) == ()
     assert agent.state == before

@@ -62,7 +62,7 @@ PROFILE = Profile(
     class_counts=(20, 30),
     input_shape=(1, 8, 8),
     memory_total_bytes=10**9,
-    memory_share=0.5,
+    memory_fraction=0.5,
 )
 TELEMETRY = Telemetry(
     client_id="eve",
@@ -113,7 +113,7 @@ def test_a_claimer_claims_as_much_as_messages_may_hold() -> None:
 def test_a_silent_one_says_that_it_is_there_and_hears_of_no_task() -> None:
     link_of = _of("lying", "link_of")
     task = Delivery(topic=TOPICS.down("eve", Task.KIND), payload=b"any")
-    other = Delivery(topic=TOPICS.down("eve", "receipt"), payload=b"any")
+    other = Delivery(topic=TOPICS.down("eve", "ack"), payload=b"any")
     link = link_of("silent", TOPICS)(Recording(task, other))
 
     assert link.poll(0.0) == other
@@ -214,6 +214,6 @@ def test_without_guards_claims_count_as_they_are() -> None:
     run_of = _of("games", "run_of")
     unguarded = _of("games", "unguarded")
     run = unguarded(run_of("oort", 1, 18))
-    assert (run.max_client_share, run.suspicion.outliers, run.suspicion.loss_factor) == (1.0, "off", 0)
+    assert (run.max_client_fraction, run.outliers.outliers, run.outliers.loss_factor) == (1.0, "off", 0)
     assert getattr(run.method, "most_often", None) == 0.0
     assert getattr(unguarded(run_of("fedtrans", 1, 18)).method, "averaged", None) == "all"

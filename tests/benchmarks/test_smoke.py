@@ -22,7 +22,7 @@ LONG = frozenset(
             "fedtrans",
             "foreign_networks",
         ),
-        *("liars", "outliers", "plan_memory", "plan_price", "quickstart", "search"),
+        *("liars", "outliers", "plan_memory", "plan_estimate", "quickstart", "search"),
     }
 )
 """They take seconds each: they play games, export, or start process after process."""

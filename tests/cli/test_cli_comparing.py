@@ -181,23 +181,23 @@ def test_a_comparison_says_what_accuracies_are_those_of(folders: list[str]) -> N
     for place, folder in enumerate(folders):
         path = Path(folder) / "summary.json"
         model = {"short": "w1/2 d1" if place == 1 else "full"} if place < 3 else None
-        figures = {"worst_tier": None, "subnets": 0.5}
+        figures = {"worst_tier": None, "submodels": 0.5}
         told = json.loads(path.read_text(encoding="utf-8")) | {"model": model, "figures": figures}
         path.write_text(json.dumps(told), encoding="utf-8")
     first, second = json.loads(invoke("compare", *folders, "--json").stdout)
     assert (first["model"], second["model"]) == ("full or w1/2 d1", "")
-    assert first["figures"] == {"subnets": pytest.approx(0.5)}, "what is blank in a run is no figure"
+    assert first["figures"] == {"submodels": pytest.approx(0.5)}, "what is blank in a run is no figure"
     shown = invoke("compare", *folders).stdout
     assert "full or" in shown
     assert "w1/2 d1" in shown
 
 
-def test_a_run_of_which_nothing_was_folded_is_refused(folders: list[str]) -> None:
+def test_a_run_of_which_nothing_was_aggregated_is_refused(folders: list[str]) -> None:
     path = Path(folders[0]) / "summary.json"
     path.write_text(json.dumps({"accuracy": None, "participation": 0.0, "rounds": []}), encoding="utf-8")
     done = invoke("compare", *folders)
     assert done.exit_code == ExitCode.CONFIG
-    assert "was folded, so that nothing is known of its model; leave it out" in done.stderr
+    assert "was aggregated, so that nothing is known of its model; leave it out" in done.stderr
 
 
 @pytest.mark.slow
@@ -227,7 +227,7 @@ def test_runs_are_compared_by_what_their_kind_is_judged_by(folders: list[str], t
         rounds: list[dict[str, Any]] = [{"round": 1, "accuracy": None, **found, "clients": []}]
         evaluation = {"rmse": {"mean": 0.7, "interquartile_range": 0.1, "worst": 0.9}}
         summary = {"accuracy": None, "headline": "rmse", "metrics": found, "participation": 1.0, "rounds": rounds}
-        figures = {"accuracy": None, "subnets": 0.65}
+        figures = {"accuracy": None, "submodels": 0.65}
         text = json.dumps({**summary, "evaluation": evaluation, "figures": figures})
         (folder / "summary.json").write_text(text, encoding="utf-8")
     done = invoke("compare", *folders, "--json", "--out", str(tmp_path / "out"))
@@ -237,7 +237,7 @@ def test_runs_are_compared_by_what_their_kind_is_judged_by(folders: list[str], t
     assert second["gain"]["mean"] == pytest.approx(0.1), "0.1 less of an error is a gain"
     assert second["figures"]["own_worst"] == 0.9
     table = (tmp_path / "out" / "comparison.md").read_text("utf-8")
-    assert "| name | seeds | model | RMSE | worst | R2 | subnets | own |" in table
+    assert "| name | seeds | model | RMSE | worst | R2 | submodels | own |" in table
     assert "test RMSE" in (tmp_path / "out" / "comparison.svg").read_text("utf-8")
     left_behind(Path(folders[0]), 0.9)
     mixed = invoke("compare", folders[0], folders[3])

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from subfleet.cli.commands import app
 from subfleet.elastic.building import build_module, init_state, network_of
-from subfleet.elastic.paths import path_spec
+from subfleet.elastic.paths import path_architecture
 from subfleet.methods.fedavg import FedAvg
 from subfleet.methods.fedoras import FedorAS
 from subfleet.settings.kept import keep_run
@@ -61,8 +61,8 @@ def test_a_path_is_written_with_the_weights_from_before_fine_tuning(tmp_path: Pa
     assert code == 0
     told = json.loads(output)
     assert tuple(told["operators"].values()) == PATH
-    spec = path_spec(NETWORK, PATH)
-    module = build_module(NETWORK, spec).eval()
+    architecture = path_architecture(NETWORK, PATH)
+    module = build_module(NETWORK, architecture).eval()
     module.load_state_dict({name: state[name] for name in module.state_dict()})
     assert told["parameters"] == sum(tensor.numel() for tensor in module.state_dict().values())
     assert load_file(told["weights"]).keys() == module.state_dict().keys()

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from subfleet.cli.preflight import Verdict, table
 from subfleet.protocol.exit_codes import ExitCode
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 
 pytestmark = [pytest.mark.slow, pytest.mark.export]
 
@@ -62,15 +62,15 @@ def test_networks_that_devices_bring_are_exported_in_place_of_the_model(tmp_path
     done = preflight(tmp_path, model + BROUGHT, "--json")
     assert done.returncode == 0, done.stderr
     verdicts = json.loads(done.stdout)
-    assert [verdict["subnet"].rsplit(" ", 1)[0] for verdict in verdicts] == ["union1 mlp d1", "union1 mlp d2"]
+    assert [verdict["submodel"].rsplit(" ", 1)[0] for verdict in verdicts] == ["union1 mlp d1", "union1 mlp d2"]
     assert all(verdict["planned_peak_bytes"] > 0 for verdict in verdicts)
 
 
-def test_every_subnet_is_exported_and_told(tmp_path: Path) -> None:
+def test_every_submodel_is_exported_and_told(tmp_path: Path) -> None:
     done = preflight(tmp_path, CONFIG, "--json")
     assert done.returncode == 0, done.stderr
     verdicts = json.loads(done.stdout)
-    assert [verdict["subnet"] for verdict in verdicts] == ["w1 d1", "w1 d2"]
+    assert [verdict["submodel"] for verdict in verdicts] == ["w1 d1", "w1 d2"]
     assert done.stderr.splitlines() == [
         "Exporting: 1 done, last w1 d1 for onnx",
         "Exporting: 2 done, last w1 d2 for onnx",
@@ -95,8 +95,8 @@ def test_what_cannot_be_written_is_one_sentence_and_an_exit_code(tmp_path: Path)
 
 def test_a_name_is_no_markup_in_the_table() -> None:
     evil = "[link=http://evil.example]w1[/link]"
-    spec = SubnetSpec(name=evil, axes=(), blocks=())
-    verdict = Verdict(subnet=evil, target="[/]", parameters=1, problem=f"layer {evil}", architecture=spec)
+    architecture = Architecture(name=evil, axes=(), blocks=())
+    verdict = Verdict(submodel=evil, target="[/]", parameters=1, problem=f"layer {evil}", architecture=architecture)
     screen = Console(file=io.StringIO(), width=200, force_terminal=True, color_system=None)
     table([verdict], screen)
     assert isinstance(screen.file, io.StringIO)

@@ -22,8 +22,8 @@ JETSON = ClientRow(
     client_id="jetson",
     device="jetson_orin_nano",
     runtime="onnx",
-    spec="w1 d4",
-    spec_id="whole",
+    architecture="w1 d4",
+    architecture_id="whole",
     parameters=1_200_000,
     memory_free_bytes=4_260_200_000,
     budget_bytes=2_130_100_000,
@@ -37,7 +37,7 @@ JETSON = ClientRow(
     seconds=11.25,
     loss=0.131,
     sample_count=300,
-    status="folded",
+    status="aggregated",
     share=0.625,
 )
 PHONE = replace(
@@ -46,8 +46,8 @@ PHONE = replace(
     device="android_phone",
     runtime="executorch",
     limit="memory+link",
-    spec="w3/4 d3",
-    spec_id="smaller",
+    architecture="w3/4 d3",
+    architecture_id="smaller",
     memory_free_bytes=442_000_000,
     budget_bytes=110_500_000,
     uplink_budget_bytes=2_100_000,
@@ -59,11 +59,11 @@ CAM = replace(
     PHONE,
     client_id="pi-zero-2w",
     device="raspberry_pi_zero_2_w",
-    spec="",
-    spec_id="",
+    architecture="",
+    architecture_id="",
     limit="memory",
     planned_peak_bytes=0,
-    status="skipped: no subnet fits: the smallest needs 5123456 bytes of memory and the budget is 1234",
+    status="skipped: no submodel fits: the smallest needs 5123456 bytes of memory and the budget is 1234",
 )
 ROUND = RoundRecord(round=4, accuracy=0.96384, loss=0.1, seconds=13.7, log_time_s=180.0, clients=(JETSON, PHONE, CAM))
 
@@ -89,14 +89,14 @@ def test_a_round_looks_as_it_did(width: int) -> None:
 def test_why_an_update_counts_less_than_it_claims_finds_room_on_the_narrowest_screen() -> None:
     capped = replace(JETSON, lowered="its share is capped at 0.5 of the round")
     words = shown(replace(ROUND, clients=(capped, PHONE)), 80).split()
-    assert " folded; its share is capped at 0.5 of the round phone " in " ".join(words)
+    assert " aggregated; its share is capped at 0.5 of the round phone " in " ".join(words)
 
 
 @pytest.mark.parametrize("width", range(80, 200, 3))
 def test_no_line_is_wider_than_the_screen_and_what_matters_is_there(width: int) -> None:
     table = shown(ROUND, width)
     assert max(cell_len(line) for line in table.splitlines()) <= width
-    for cell in ("jetson", "pi-zero-2w", "w3/4 d3", "w1 d4", "39.1", "folded"):
+    for cell in ("jetson", "pi-zero-2w", "w3/4 d3", "w1 d4", "39.1", "aggregated"):
         assert cell in table
 
 
@@ -108,7 +108,7 @@ def test_what_a_narrow_screen_shows_a_wider_one_shows_too() -> None:
 
 
 def test_a_name_is_no_markup_in_a_table() -> None:
-    table = shown(replace(ROUND, clients=(replace(JETSON, device=EVIL, spec="[red]w1", status="[bold]"),)), 250)
+    table = shown(replace(ROUND, clients=(replace(JETSON, device=EVIL, architecture="[red]w1", status="[bold]"),)), 250)
     assert "\x1b]8" not in table
     assert "".join(SHOWN.split()) in "".join(table.split())
     assert "[red]w1" in table
@@ -128,7 +128,7 @@ def test_a_name_is_no_markup_in_a_line() -> None:
     PlainLines(screen).round_finished(replace(ROUND, clients=(replace(JETSON, device=EVIL),)))
     assert isinstance(screen.file, io.StringIO)
     title, row = screen.file.getvalue().splitlines()
-    assert title == "round 4: accuracy 0.9638, 1 different subnet, 13.7 s, logs read at 180 s"
+    assert title == "round 4: accuracy 0.9638, 1 different submodel, 13.7 s, logs read at 180 s"
     assert f"profile={SHOWN}  runtime=onnx" in row
 
 

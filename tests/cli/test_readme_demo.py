@@ -14,11 +14,11 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("readme_demo", ROOT / "scripts" / "readme_demo.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    architecture = importlib.util.spec_from_file_location("readme_demo", ROOT / "scripts" / "readme_demo.py")
+    assert architecture is not None
+    assert architecture.loader is not None
+    module = importlib.util.module_from_spec(architecture)
+    architecture.loader.exec_module(module)
     return module
 
 
@@ -47,7 +47,7 @@ def test_every_round_and_device_is_in_the_block(script: ModuleType, recorded: di
         rows = lines[lines.index(title) + 4 :][: len(CLIENTS)]
         assert [row.split()[0] for row in rows] == list(CLIENTS)
         for row, client in zip(rows, record["clients"], strict=True):
-            assert f" {client['spec']} " in row
+            assert f" {client['architecture']} " in row
             assert f" {client['limit'] or '-'} " in row
     models = [line.split(", ")[0].split() for line in lines if "models/" in line]
     runtimes = {client["client_id"]: client["runtime"] for client in rounds[0]["clients"]}

@@ -13,7 +13,7 @@ from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.memory import PackingWidth
 from subfleet.protocol.programs import DataSummary
 from subfleet.protocol.schema import canonical_json
-from subfleet.protocol.subnet import Prefix, SubnetSpec
+from subfleet.protocol.submodel import Architecture, Prefix
 
 SUMMARY = DataSummary(sample_count=3, input_shape=(4,), class_counts=(1, 2))
 
@@ -25,10 +25,12 @@ METER = cast("Meter", None)
 def test_a_device_announces_what_its_profile_says_of_its_runtime(
     operators: tuple[str, ...], macs_per_s: float | None
 ) -> None:
-    spec = SubnetSpec(axes=(("stream", Prefix(size=4)),)) if operators else None
-    profile = replace(load_profile("raspberry_pi_4"), operators=operators, macs_per_s=macs_per_s, architecture=spec)
+    architecture = Architecture(axes=(("stream", Prefix(size=4)),)) if operators else None
+    profile = replace(
+        load_profile("raspberry_pi_4"), operators=operators, macs_per_s=macs_per_s, architecture=architecture
+    )
     told = description("pi", profile, "onnx", SUMMARY, METER)
-    assert told.architecture == spec
+    assert told.architecture == architecture
     assert (told.operators, told.macs_per_s) == (operators, macs_per_s)
     assert told.memory_limit_bytes is None
     limited = description("pi", replace(profile, memory_limit="300M"), "onnx", SUMMARY, METER)
@@ -56,18 +58,18 @@ def test_what_no_server_would_keep_is_one_sentence() -> None:
 
 
 def test_an_architecture_is_named_in_place_or_by_a_file(tmp_path: Path) -> None:
-    spec = SubnetSpec(axes=(("stream", Prefix(size=4)),), blocks=("b1",))
-    text = canonical_json(spec).decode()
+    architecture = Architecture(axes=(("stream", Prefix(size=4)),), blocks=("b1",))
+    text = canonical_json(architecture).decode()
     (tmp_path / "mine.json").write_text(text, encoding="utf-8")
     before = replace(profile_with("laptop"), network="{}")
     for said in (text, " " + text, str(tmp_path / "mine.json")):
         profile = with_declaration(before, said)
-        assert (profile.architecture, profile.network) == (spec, "")
+        assert (profile.architecture, profile.network) == (architecture, "")
 
 
 @pytest.mark.parametrize("said", ['{"preset": "vgg16"}', ' {"family": "mlp", "widths": [8], "depths": [1]}'])
 def test_a_network_of_its_own_is_told_as_it_was_said(said: str, tmp_path: Path) -> None:
-    before = replace(profile_with("laptop"), architecture=SubnetSpec(name="before"))
+    before = replace(profile_with("laptop"), architecture=Architecture(name="before"))
     (tmp_path / "mine.json").write_text(said, encoding="utf-8")
     for one in (said, str(tmp_path / "mine.json")):
         profile = with_declaration(before, one)

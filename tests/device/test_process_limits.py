@@ -42,7 +42,7 @@ def test_a_limit_of_the_process_counts_less_what_it_has_taken(option: str, kind:
 
 @pytest.mark.slow
 def test_doctor_tells_a_budget_within_the_limit() -> None:
-    command = [sys.executable, "-m", "subfleet.edge_client.cli", "doctor", "--json", "--memory-share", "1"]
+    command = [sys.executable, "-m", "subfleet.edge_client.cli", "doctor", "--json", "--memory-fraction", "1"]
     done = subprocess.run(
         ["bash", "-c", 'ulimit -v 400000 && exec "$@"', "bash", *command],
         capture_output=True, text=True, timeout=60, check=False,

@@ -22,11 +22,13 @@ FILES = {DATA, EXPECTED, WEIGHTS, *map(program_file, TARGETS)}
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_trial_programs", ROOT / "scripts" / "make_trial_programs.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    architecture = importlib.util.spec_from_file_location(
+        "make_trial_programs", ROOT / "scripts" / "make_trial_programs.py"
+    )
+    assert architecture is not None
+    assert architecture.loader is not None
+    module = importlib.util.module_from_spec(architecture)
+    architecture.loader.exec_module(module)
     return module
 
 

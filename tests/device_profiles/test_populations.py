@@ -82,7 +82,7 @@ def test_links_of_other_logs_take_the_place_of_a_log_s_own() -> None:
 def test_tables_are_read_as_the_population_says(tmp_path: Path) -> None:
     devices = devices_of(tables(tmp_path), 3, seed="1", data=tmp_path)
     # Half of free and cached, every second row of "pi" that is no "pi-old": the median is 3 MB, the budget 1 MB.
-    assert [device.profile.memory_share for device in devices] == [pytest.approx(1 / 3)] * 3
+    assert [device.profile.memory_fraction for device in devices] == [pytest.approx(1 / 3)] * 3
     memory = [[row.reading.memory_free_bytes for row in device.log.rows] for device in devices]
     assert memory == [
         [2_000_000, 3_000_000, 4_000_000],

@@ -7,9 +7,9 @@ import pytest
 from subfleet.device_profiles.profiles import PROFILES, load_profile, memory_budget_bytes, parse_profile
 from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.readings import Reading
-from subfleet.protocol.subnet import Prefix, SubnetSpec
+from subfleet.protocol.submodel import Architecture, Prefix
 
-MINIMAL = 'name = "board"\ntitle = "A board"\nmemory_share = 0.5\nruntimes = ["onnx"]\n'
+MINIMAL = 'name = "board"\ntitle = "A board"\nmemory_fraction = 0.5\nruntimes = ["onnx"]\n'
 
 
 @pytest.mark.parametrize("name", sorted(PROFILES))
@@ -18,7 +18,9 @@ def test_every_shipped_profile_loads_under_its_own_name_and_cites_its_figures(na
     assert profile.name == name
     assert profile.sources or profile.memory_total_bytes is None
     assert set(profile.runtimes) <= {"onnx", "executorch"}
-    assert profile.memory_share >= 0.25, "a profile describes a board; how much a demo has to give is told by its logs"
+    assert profile.memory_fraction >= 0.25, (
+        "a profile describes a board; how much a demo has to give is told by its logs"
+    )
 
 
 def test_the_data_folder_holds_exactly_the_listed_profiles() -> None:
@@ -40,8 +42,8 @@ def test_a_profile_is_read_from_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (MINIMAL.replace("0.5", "1.5"), "memory_share is 1.5"),
-        (MINIMAL.replace("0.5", "0.0"), "memory_share is 0.0"),
+        (MINIMAL.replace("0.5", "1.5"), "memory_fraction is 1.5"),
+        (MINIMAL.replace("0.5", "0.0"), "memory_fraction is 0.0"),
         (MINIMAL.replace('["onnx"]', "[]"), "runtimes is empty, but must have 1 or more"),
         (MINIMAL.replace('"board"', '""'), "name is empty"),
         (MINIMAL + "threads = 0\n", "threads is 0"),
@@ -106,14 +108,14 @@ def test_a_profile_may_declare_an_architecture() -> None:
     told = """
 name = "board"
 title = "A board"
-memory_share = 0.5
+memory_fraction = 0.5
 runtimes = ["onnx"]
 
 [architecture]
 blocks = ["b1"]
 axes = [["stream", {type = "prefix", size = 4}]]
 """
-    assert parse_profile(told, "board.toml").architecture == SubnetSpec(
+    assert parse_profile(told, "board.toml").architecture == Architecture(
         axes=(("stream", Prefix(size=4)),), blocks=("b1",)
     )
     with pytest.raises(ConfigError, match=r"architecture.axes\[0\]\[1\].size is 0"):

@@ -16,12 +16,12 @@ from subfleet.edge_client.store import AgentStore
 from subfleet.edge_client.worker import TrainingWorker
 from subfleet.protocol.blobs import BlobRef, decode_chunk
 from subfleet.protocol.messages import (
+    Ack,
     BlobMissing,
     ChunkRequest,
     Deployed,
     Evaluated,
     Message,
-    Receipt,
     Refusal,
     RoundInfo,
     Task,
@@ -136,7 +136,7 @@ class FixedMeter:
 class FakeServer:
     """Plays a run of one round by the rules of the wire: announce, give the task, pull the update, deploy, finish.
 
-    `hold` names the kinds of messages that it takes without a receipt, as a server that is slow does.
+    `hold` names the kinds of messages that it takes without an ack, as a server that is slow does.
     """
 
     def __init__(self, broker: MemoryBroker, folder: Path, clock: HandClock) -> None:
@@ -219,16 +219,16 @@ class FakeServer:
         self.heard.append(message)
         if isinstance(message, ChunkRequest):
             self._exchange.handle_request("pi", message)
-        elif isinstance(message, Receipt):
+        elif isinstance(message, Ack):
             self._outbox.settle(message.of)
         elif isinstance(message, Update):
             self._on_update(message)
         elif isinstance(message, (Refusal, Deployed, Evaluated)) or (isinstance(message, Telemetry) and message.run_id):
-            self._receipt(message.KIND, message.message_id, "accepted")
+            self._ack(message.KIND, message.message_id, "accepted")
 
     def _on_update(self, update: Update) -> None:
         if update.task_id in self.updates:
-            self._receipt(update.KIND, update.message_id, "duplicate")
+            self._ack(update.KIND, update.message_id, "duplicate")
         else:
             self._offered[update.blob.sha256] = update
             self._exchange.fetch("pi", update.blob)
@@ -239,12 +239,12 @@ class FakeServer:
             return
         assert update.task_id not in self.updates, "an update is stored once"
         self.updates[update.task_id] = update
-        self._receipt(update.KIND, update.message_id, "accepted")
+        self._ack(update.KIND, update.message_id, "accepted")
 
-    def _receipt(self, kind: str, of: str, status: str) -> None:
+    def _ack(self, kind: str, of: str, status: str) -> None:
         if kind not in self.hold:
-            receipt = Receipt(of=of, status=status)  # type: ignore[arg-type]  # one of its Literals
-            self._link.publish(self._topics.down("pi", receipt.KIND), encode(receipt))
+            ack = Ack(of=of, status=status)  # type: ignore[arg-type]  # one of its Literals
+            self._link.publish(self._topics.down("pi", ack.KIND), encode(ack))
 
 
 class Rig:

@@ -78,8 +78,8 @@ def test_every_help_shows_an_example(capsys: pytest.CaptureFixture[str], command
         ((), 2, "COMMAND"),
         (("jion",), 2, "invalid choice"),
         (("join",), 2, "--data"),
-        (("join", NOBODY, "--data", "x", "--memory-share", "2"), 2, "is 2, but must be above 0 and at most 1"),
-        (("join", NOBODY, "--data", "x", "--memory-share", "much"), 2, "must be a number"),
+        (("join", NOBODY, "--data", "x", "--memory-fraction", "2"), 2, "is 2, but must be above 0 and at most 1"),
+        (("join", NOBODY, "--data", "x", "--memory-fraction", "much"), 2, "must be a number"),
         (("join", NOBODY, "--data", "x", "--memory-limit", "300m"), 2, "is '300m', but must be a size such as 300M"),
         (("join", NOBODY, "--data", "x", "--disk-limit", "0"), 2, "is '0', but must be a size such as 300M"),
         (("join", NOBODY, "--data", "x", "--threads", "0"), 2, "1 or more"),
@@ -98,11 +98,11 @@ def test_every_help_shows_an_example(capsys: pytest.CaptureFixture[str], command
         (("join", NOBODY, "--data", "/no/such/data"), 11, "/no/such/data"),
         (("join", NOBODY, "--data", "digits:train", "--held-out", "/no/such/part"), 11, "/no/such/part"),
         (("join", NOBODY, "--data", "x", "--architecture", "absent.json"), 11, "absent.json"),
-        (("join", NOBODY, "--data", "x", "--architecture", "a\0b"), 11, "name a file with a subnet as JSON"),
+        (("join", NOBODY, "--data", "x", "--architecture", "a\0b"), 11, "name a file with a submodel as JSON"),
         (
             ("join", NOBODY, "--data", "x", "--architecture", '{"axes": 1}'),
             10,
-            "SubnetSpec.axes is 1, but must be a list",
+            "Architecture.axes is 1, but must be a list",
         ),
         (("join", NOBODY, "--data", "x", "--architecture", "{"), 10, "is not JSON"),
         (("predict", "model.txt", "--data", "x"), 10, "must end in one of"),
@@ -281,8 +281,8 @@ def test_the_state_folder_names_fleet_and_device(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_command_line_overrides_the_profile() -> None:
-    profile = profile_with("laptop", memory_share=0.75, threads=3)
-    assert (profile.memory_share, profile.threads) == (0.75, 3)
+    profile = profile_with("laptop", memory_fraction=0.75, threads=3)
+    assert (profile.memory_fraction, profile.threads) == (0.75, 3)
     assert profile_with("laptop").threads == 1
     assert profile_with("laptop", memory_limit="300M").memory_limit_bytes == 300_000_000
     assert profile_with("laptop", disk_limit="1Gi").disk_limit_bytes == 2**30
@@ -307,12 +307,12 @@ def test_doctor_names_what_is_there_what_is_not_and_the_remedy(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, data: str
 ) -> None:
     state = str(tmp_path / "state")
-    code, out, _ = run(capsys, "doctor", "--data", data, "--state", state, "--memory-share", "0.5", "--json")
+    code, out, _ = run(capsys, "doctor", "--data", data, "--state", state, "--memory-fraction", "0.5", "--json")
     report = json.loads(out)
     assert code == 0
     assert {finding["check"] for finding in report["findings"]} >= {"python", "psutil", "runtimes", "memory", "data"}
     assert report["budget_bytes"] > 0
-    code, out, _ = run(capsys, "doctor", "--state", state, "--memory-share", "0.5", "--memory-limit", "1K")
+    code, out, _ = run(capsys, "doctor", "--state", state, "--memory-fraction", "0.5", "--memory-limit", "1K")
     assert "share 0.5 and at most 0.0 MB, budget 0.0 MB" in out
     _, out, _ = run(capsys, "doctor", "--state", state, "--memory-limit", "1K", "--json")
     assert json.loads(out)["budget_bytes"] == 1000

@@ -1,4 +1,4 @@
-"""The session with a scripted server: whole rounds, refusals, power cuts in every phase, bad links, late receipts."""
+"""The session with a scripted server: whole rounds, refusals, power cuts in every phase, bad links, late acks."""
 
 import shutil
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from subfleet.protocol.errors import (
     ProtocolError,
     TrainingError,
 )
-from subfleet.protocol.messages import Deployed, Presence, Profile, Receipt, Refusal, Telemetry, Update, encode
+from subfleet.protocol.messages import Ack, Deployed, Presence, Profile, Refusal, Telemetry, Update, encode
 from subfleet.transport.memory import Faults
 
 
@@ -40,7 +40,7 @@ def test_a_whole_round(rig: Rig) -> None:
     rig.play_round()
     assert stored(rig) == trained(PROGRAM, WEIGHTS + b"t1")
     rig.until(lambda: settled(rig))
-    assert {type(message) for message in rig.server.heard} >= {Presence, Profile, Telemetry, Receipt, Update}
+    assert {type(message) for message in rig.server.heard} >= {Presence, Profile, Telemetry, Ack, Update}
     job = rig.trainer.jobs[0]
     assert (job.data, job.client_id, job.round, job.memory_limit_bytes) == ("d", "pi", 1, 1000)
     assert rig.meter.asked.count(10.0) >= 2  # for the round and before the training, both at the round's log time
@@ -60,7 +60,7 @@ def test_programs_are_kept_and_weights_and_updates_are_not(rig: Rig) -> None:
     assert not list(rig.store.work_folder.iterdir())
 
 
-def test_a_subnet_that_does_not_fit_any_more_is_refused_for_memory(rig: Rig) -> None:
+def test_a_submodel_that_does_not_fit_any_more_is_refused_for_memory(rig: Rig) -> None:
     rig.server.announce(announce(1, "train"))
     rig.meter.free_bytes = 1280
     rig.server.assign(rig.server.train_task())
@@ -178,14 +178,14 @@ def while_it_trains(rig: Rig) -> None:
     rig.until(lambda: bool(rig.trainer.jobs))
 
 
-def before_the_receipt(rig: Rig) -> None:
+def before_the_ack(rig: Rig) -> None:
     rig.server.hold = {Update.KIND}
     after_the_task_came(rig)
     rig.until(lambda: bool(rig.store.load().updates))
 
 
 def after_the_server_stored_it(rig: Rig) -> None:
-    before_the_receipt(rig)
+    before_the_ack(rig)
     rig.until(lambda: "t1" in rig.server.updates)
 
 
@@ -196,7 +196,7 @@ def after_the_server_stored_it(rig: Rig) -> None:
         (after_the_task_came, 1),
         (in_the_middle_of_a_transfer, 1),
         (while_it_trains, 2),
-        (before_the_receipt, 1),
+        (before_the_ack, 1),
         (after_the_server_stored_it, 1),
     ],
 )
@@ -240,7 +240,7 @@ def test_a_broken_link_is_taken_up_where_it_broke(rig: Rig) -> None:
 
 
 @pytest.mark.slow
-def test_a_late_receipt_ends_the_resending(rig: Rig) -> None:
+def test_a_late_ack_ends_the_resending(rig: Rig) -> None:
     rig.server.hold = {Update.KIND}
     rig.play_round()
     before = len(rig.server.of(Update))
@@ -286,7 +286,7 @@ def goodbyes(rig: Rig) -> list[tuple[bool, str]]:
 def test_strange_messages_are_dropped_and_the_session_goes_on(rig: Rig) -> None:
     stranger = rig.broker.client("stranger")
     stranger.open(())
-    for topic in ("all/round", "down/pi/task", "down/pi/chunk", "down/pi/receipt", "down/pi/x/y", "down/pi/none"):
+    for topic in ("all/round", "down/pi/task", "down/pi/chunk", "down/pi/ack", "down/pi/x/y", "down/pi/none"):
         for payload in (b"", b"{", b"\xff" * 60, b'{"schema":2,"kind":"task"}'):
             stranger.publish(f"subfleet/1/main/{topic}", payload)
     rig.play_round()
@@ -299,10 +299,10 @@ def test_a_refused_architecture_is_told_once_however_often_it_is_answered(
     other = rig.broker.client("other")
     other.open(())
     rig.turn()
-    first = Receipt(of="profile.s1", status="refused", reason="none", message_id="r", problem="not_in_space")
+    first = Ack(of="profile.s1", status="refused", reason="none", message_id="r", problem="not_in_space")
     second = replace(first, reason="no such axis", problem="unknown_axis")
     for answer in (first, first, second):
-        other.publish("subfleet/1/main/down/pi/receipt", encode(answer))
+        other.publish("subfleet/1/main/down/pi/ack", encode(answer))
         rig.turn()
     warnings = [record.getMessage() for record in caplog.records if "architecture" in record.getMessage()]
     assert warnings == [

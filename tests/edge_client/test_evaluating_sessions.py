@@ -54,7 +54,7 @@ def cut_while_it_works(rig: Rig) -> None:
     rig.until(lambda: bool(rig.trainer.evaluations))
 
 
-def cut_before_the_receipt(rig: Rig) -> None:
+def cut_before_the_ack(rig: Rig) -> None:
     rig.server.hold = {"evaluated"}
     begin(rig)
     rig.until(lambda: bool(evaluated(rig)))
@@ -62,7 +62,7 @@ def cut_before_the_receipt(rig: Rig) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cut", [cut_while_it_works, cut_before_the_receipt])
+@pytest.mark.parametrize("cut", [cut_while_it_works, cut_before_the_ack])
 def test_a_power_cut_loses_no_evaluation_and_doubles_none(tmp_path: Path, cut: Callable[[Rig], None]) -> None:
     rig = Rig(tmp_path)
     cut(rig)

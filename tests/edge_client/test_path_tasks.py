@@ -12,7 +12,7 @@ from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.evaluating import EvaluationSettings
 from subfleet.protocol.messages import Evaluated, Update
 from subfleet.protocol.paths import PathScore, PathSettings
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 
 CHOICES = (("section0.block0", ("conv3", "identity")),)
 EXAMPLES = (("section0.block0", (("conv3", 20), ("identity", 0))),)
@@ -21,13 +21,13 @@ SCORES = (PathScore(loss=0.25, accuracy=1.0), PathScore(loss=0.75, accuracy=0.5)
 
 
 def test_a_job_has_the_subspace_and_the_way_in_which_paths_are_drawn(tmp_path: Path) -> None:
-    spec, paths = SubnetSpec(choices=CHOICES), PathSettings(sampler="exact", forward_macs=10**6)
+    architecture, paths = Architecture(choices=CHOICES), PathSettings(sampler="exact", forward_macs=10**6)
     rig = Rig(tmp_path)
     rig.server.announce(announce(1, "train"))
     evaluation = EvaluationSettings(batch_size=8, population=POPULATION)
-    rig.server.assign(replace(with_work(rig.server.evaluate_task(), settings=evaluation), spec=spec))
+    rig.server.assign(replace(with_work(rig.server.evaluate_task(), settings=evaluation), architecture=architecture))
     rig.until(lambda: bool(rig.trainer.evaluations))
-    rig.server.assign(replace(with_work(rig.server.train_task(), paths=paths), spec=spec))
+    rig.server.assign(replace(with_work(rig.server.train_task(), paths=paths), architecture=architecture))
     rig.until(lambda: bool(rig.trainer.jobs))
     ((training,), (asked,)) = rig.trainer.jobs, rig.trainer.evaluations
     assert (training.choices, training.paths) == (CHOICES, paths)

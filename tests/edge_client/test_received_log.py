@@ -10,9 +10,9 @@ from edge_client.fleet_rig import Rig
 
 from subfleet.agent.states import AgentSettings
 from subfleet.edge_client.received_log import ReceivedLog
-from subfleet.protocol.messages import Message, Receipt, encode
+from subfleet.protocol.messages import Ack, Message, encode
 
-WHY = "no subnet fits: the smallest needs 4000 bytes"
+WHY = "no submodel fits: the smallest needs 4000 bytes"
 
 
 def told(caplog: pytest.LogCaptureFixture, *messages: Message) -> list[str]:
@@ -24,9 +24,9 @@ def told(caplog: pytest.LogCaptureFixture, *messages: Message) -> list[str]:
     return [record.getMessage() for record in caplog.records]
 
 
-def skip(number: int = 1, why: str = WHY, retry: str = "") -> Receipt:
+def skip(number: int = 1, why: str = WHY, retry: str = "") -> Ack:
     of = f"telemetry.s1.run.{number}{retry}"
-    return Receipt(of=of, status="accepted", reason=why, message_id=f"skipped/{of}")
+    return Ack(of=of, status="accepted", reason=why, message_id=f"skipped/{of}")
 
 
 def test_an_announcement_is_told_when_it_changes(caplog: pytest.LogCaptureFixture) -> None:
@@ -44,7 +44,7 @@ def test_why_a_device_has_no_task_is_told_once_until_it_changes_or_there_was_one
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     messages = (
-        *(announce(1), Receipt(of="telemetry.s1.run.1", status="accepted"), skip(1), skip(1)),
+        *(announce(1), Ack(of="telemetry.s1.run.1", status="accepted"), skip(1), skip(1)),
         *(announce(2), skip(1, "late"), skip(2), skip(2, "its link is \x1b[2J slow")),
         *(announce(3), train_task("t", 3), skip(3, "its link is \x1b[2J slow"), skip(3, "x", retry=".1")),
     )
@@ -62,7 +62,7 @@ def test_a_session_shows_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
     other.open(())
     rig.server.announce(announce(1))
     rig.until(lambda: "telemetry" in {message.KIND for message in rig.server.heard})
-    other.publish("subfleet/1/main/down/pi/receipt", encode(skip()))
+    other.publish("subfleet/1/main/down/pi/ack", encode(skip()))
     with caplog.at_level(logging.INFO):
         for _ in range(200):
             rig.turn()

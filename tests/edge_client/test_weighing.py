@@ -225,7 +225,7 @@ def test_100_gb_are_refused_before_a_byte_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_the_folder_keeps_within_its_limit_whatever_comes(tmp_path: Path) -> None:
-    """Each round another program; the server gives no receipt for updates, so that these must stay."""
+    """Each round another program; the server gives no ack for updates, so that these must stay."""
     limit_bytes = len(PROGRAM) + 5 * len(WEIGHTS) + 64 * KIB  # two updates wait while the fourth task is done
     rig = Rig(tmp_path, disk_limit_bytes=limit_bytes)
     programs = []
@@ -245,7 +245,7 @@ def test_the_folder_keeps_within_its_limit_whatever_comes(tmp_path: Path) -> Non
     assert rig.store.blobs.has(programs[-1])
 
 
-def test_what_is_pruned_is_no_update_without_a_receipt() -> None:
+def test_what_is_pruned_is_no_update_without_a_ack() -> None:
     agent = connected()
     task = train_task()
     agent.train(task)

@@ -22,7 +22,7 @@ from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.children import child_command
 from subfleet.protocol.errors import BrokenError, DataError
 from subfleet.protocol.messages import Task
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.task import ScoringCandidate
 
 pytestmark = pytest.mark.slow
@@ -160,7 +160,7 @@ def test_the_process_tells_what_it_trains_on_and_does_every_kind_of_work(
     goes_on(worker, place)
     assert worker.held_bytes == 4711
     program, weights = replace(PROGRAM, blob=stored(place, "p")), stored(place, "w")
-    candidate = ScoringCandidate(spec=SubnetSpec(), program=program, weights=weights)
+    candidate = ScoringCandidate(architecture=Architecture(), program=program, weights=weights)
     scored = score_task(candidates=(candidate, candidate))
     evaluated = evaluate_task(program=program, weights=weights)
     outcome = done(worker, scored)

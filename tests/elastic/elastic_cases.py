@@ -1,4 +1,4 @@
-"""Networks, subnets and states that the tests of elastic networks share."""
+"""Networks, submodels and states that the tests of elastic networks share."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -15,10 +15,10 @@ from subfleet.elastic.families.records.nas_bench import NasBench201
 from subfleet.elastic.families.records.plain import DsCnn, Fcn, Vgg
 from subfleet.elastic.families.records.residual import Mlp, PreactResNet
 from subfleet.elastic.network import Family, Network, Places, predicted_places
-from subfleet.protocol.subnet import Centre, Explicit, Full, IndexSet, Prefix, Roll, SubnetSpec
+from subfleet.protocol.submodel import Architecture, Centre, Explicit, Full, IndexSet, Prefix, Roll
 from subfleet.protocol.task_kinds import Objective
 from subfleet.protocol.training import ObjectiveSettings
-from subfleet.testing.subnets import passing_on
+from subfleet.testing.submodels import passing_on
 
 RESNET = PreactResNet(input_shape=(2, 6, 5), class_count=3, widths=(8, 12), depths=(2, 3), group_size=4)
 UNGROUPED_RESNET = PreactResNet(input_shape=(1, 4, 4), class_count=2, widths=(3, 5), depths=(1, 2), group_size=1)
@@ -128,7 +128,7 @@ LAYERED: dict[str, Family] = {
         block_numbers=((0, 2, 1), (0, 1)),
     ),
 }
-"""Chains whose layers have widths of their own, so that what a subnet leaves out ties axes."""
+"""Chains whose layers have widths of their own, so that what a submodel leaves out ties axes."""
 
 CONFIGS: tuple[Family, ...] = (RESNET, UNGROUPED_RESNET, MLP, *CONVOLUTIONAL.values())
 
@@ -146,19 +146,19 @@ def objective_of(config: Family) -> ObjectiveSettings:
 
 
 @st.composite
-def networks_and_specs(draw: st.DrawFn) -> tuple[Network, SubnetSpec]:
-    """Any network of ours with any subnet of it."""
+def networks_and_architectures(draw: st.DrawFn) -> tuple[Network, Architecture]:
+    """Any network of ours with any submodel of it."""
     network = _declared(draw(st.sampled_from((*CONFIGS, *LAYERED.values()))))
-    return network, draw(specs(network))
+    return network, draw(architectures(network))
 
 
 @st.composite
-def specs(draw: st.DrawFn, network: Network) -> SubnetSpec:
-    """Any subnet: prefixes, rolls, explicit sets and whole axes, with any of the blocks."""
+def architectures(draw: st.DrawFn, network: Network) -> Architecture:
+    """Any submodel: prefixes, rolls, explicit sets and whole axes, with any of the blocks."""
     axes = {name: draw(_index_sets(axis)) for name, axis in network.axes.items() if axis.kind != "class"}
     kept = [draw(st.booleans()) for _ in network.blocks]
     blocks = tuple(block.name for block, keep in zip(network.blocks, kept, strict=True) if keep)
-    return passing_on(network, SubnetSpec(axes=tuple(sorted(axes.items())), blocks=blocks))
+    return passing_on(network, Architecture(axes=tuple(sorted(axes.items())), blocks=blocks))
 
 
 @st.composite
@@ -187,10 +187,12 @@ def random_state(network: Network, seed: int) -> dict[str, Tensor]:
     return state | variances
 
 
-def random_change(network: Network, spec: SubnetSpec, seed: int, scale: float = 1.0) -> dict[str, Tensor]:
-    """What a client may send for a subnet."""
+def random_change(network: Network, architecture: Architecture, seed: int, scale: float = 1.0) -> dict[str, Tensor]:
+    """What a client may send for a submodel."""
     generator = torch.Generator().manual_seed(seed)
-    return {name: torch.randn(shape, generator=generator) * scale for name, shape in network.shapes(spec).items()}
+    return {
+        name: torch.randn(shape, generator=generator) * scale for name, shape in network.shapes(architecture).items()
+    }
 
 
 def moved_to(device: torch.device, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -17,41 +17,44 @@ from subfleet.elastic.maps import Placement, tensor_maps
 from subfleet.elastic.network import Network
 from subfleet.elastic.spaces import uniform_space
 from subfleet.protocol.errors import ConfigError, ProtocolError
-from subfleet.protocol.subnet import Explicit, Roll, SubnetSpec
-from subfleet.testing.subnets import held_places, same_bits
+from subfleet.protocol.submodel import Architecture, Explicit, Roll
+from subfleet.testing.submodels import held_places, same_bits
 
 NETWORK = network_of(MLP)
-FULL = NETWORK.full_spec()
+FULL = NETWORK.full_architecture()
 
 
-def spread(network: Network, specs: Sequence[SubnetSpec]) -> list[Contribution]:
+def spread(network: Network, architectures: Sequence[Architecture]) -> list[Contribution]:
     """Changes from 1e-8 to 1e4 of which the large ones cancel out, so that the rounding of float64 sums would show."""
     generator = torch.Generator().manual_seed(0)
     found = []
-    for seed, spec in enumerate(specs):
-        large = random_change(network, spec, seed)
+    for seed, architecture in enumerate(architectures):
+        large = random_change(network, architecture, seed)
         large = {
             name: one.sign() * 10 ** (torch.rand(one.shape, generator=generator) * 12 - 8)
             for name, one in large.items()
         }
         opposite = {name: -one for name, one in large.items()}
-        small = random_change(network, spec, seed + 50, scale=1e-8)
-        found += [Contribution(spec=spec, change=one, weight=0.1 + seed / 3) for one in (large, opposite, small)]
+        small = random_change(network, architecture, seed + 50, scale=1e-8)
+        found += [
+            Contribution(architecture=architecture, change=one, weight=0.1 + seed / 3)
+            for one in (large, opposite, small)
+        ]
     return found
 
 
-def cut_specs() -> list[SubnetSpec]:
+def cut_architectures() -> list[Architecture]:
     """Prefixes, a roll over the end, and explicit places."""
     space = uniform_space(NETWORK, (0.25, 0.5, 1))
     axis = next(axis for axis in NETWORK.axes.values() if axis.kind == "channel" and axis.size == 8)
-    rolled = SubnetSpec(axes=((axis.name, Roll(start=6, size=4)),), blocks=FULL.blocks)
-    listed = SubnetSpec(axes=((axis.name, Explicit(indices=(4, 5, 0, 1))),), blocks=FULL.blocks)
+    rolled = Architecture(axes=((axis.name, Roll(start=6, size=4)),), blocks=FULL.blocks)
+    listed = Architecture(axes=((axis.name, Explicit(indices=(4, 5, 0, 1))),), blocks=FULL.blocks)
     return [space[0], space[-1], rolled, listed]
 
 
 @pytest.mark.slow
 def test_every_order_batch_and_grouping_gives_the_same_bits(device: torch.device) -> None:
-    contributions = spread(NETWORK, cut_specs())
+    contributions = spread(NETWORK, cut_architectures())
     total = sum(one.weight for one in contributions)
     names = ("section0.block0.layer1.weight", "section2.block1.norm2.bias", "norm.weight", "head.weight")
     state = {name: torch.zeros(NETWORK.tensors[name].shape) for name in names}
@@ -65,7 +68,7 @@ def test_every_order_batch_and_grouping_gives_the_same_bits(device: torch.device
         left, right = (Accumulator(NETWORK, moved_to(device, state), total_weight=total) for _ in range(2))
         left.add_many(contributions[:cut])
         for one in contributions[cut:end]:
-            right.add(one.spec, one.change, one.weight)
+            right.add(one.architecture, one.change, one.weight)
         right.add_many(contributions[end:])
         left.merge(right)
         assert same_bits(moved_to(torch.device("cpu"), left.finish()), expected)
@@ -78,7 +81,7 @@ def test_every_order_batch_and_grouping_gives_the_same_bits(device: torch.device
 def test_chunks_kernels_and_threads_change_no_bit(
     monkeypatch: pytest.MonkeyPatch, compiled: bool, threads: int, cut: bool
 ) -> None:
-    contributions = spread(NETWORK, [FULL, *(cut_specs() if cut else []), FULL])
+    contributions = spread(NETWORK, [FULL, *(cut_architectures() if cut else []), FULL])
     state = random_state(NETWORK, 1)
 
     def new() -> dict[str, Tensor]:
@@ -106,7 +109,7 @@ def test_a_refused_batch_adds_nothing(monkeypatch: pytest.MonkeyPatch, compiled:
     if compiled:
         monkeypatch.setattr(compiled_loops, "_WORTH_COMPILING", 0)
         monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    state, good = random_state(NETWORK, 1), spread(NETWORK, cut_specs())
+    state, good = random_state(NETWORK, 1), spread(NETWORK, cut_architectures())
     accumulator = Accumulator(NETWORK, state, total_weight=100)
     accumulator.add_many(good)
     before, held = accumulator.finish(), accumulator.held()
@@ -114,7 +117,7 @@ def test_a_refused_batch_adds_nothing(monkeypatch: pytest.MonkeyPatch, compiled:
         damaged = random_change(NETWORK, FULL, 3)
         damaged[name].view(-1)[-1] = bad
         with pytest.raises(ProtocolError, match=name):
-            accumulator.add_many([*good, Contribution(spec=FULL, change=damaged, weight=1.0), *good])
+            accumulator.add_many([*good, Contribution(architecture=FULL, change=damaged, weight=1.0), *good])
         assert same_bits(accumulator.finish(), before)
         assert all(torch.equal(accumulator.held()[other], held[other]) for other in held)
     # The weight has not been counted, either.
@@ -122,13 +125,13 @@ def test_a_refused_batch_adds_nothing(monkeypatch: pytest.MonkeyPatch, compiled:
 
 
 def test_elements_move_only_where_enough_clients_hold_them(device: torch.device) -> None:
-    specs = [FULL, *cut_specs()]
+    architectures = [FULL, *cut_architectures()]
     state = random_state(NETWORK, 0)
     accumulator = Accumulator(NETWORK, moved_to(device, state), total_weight=10, min_contributors=3)
     counts = {name: torch.zeros(decl.shape, dtype=torch.int64) for name, decl in NETWORK.tensors.items()}
-    for seed, spec in enumerate(specs):
-        accumulator.add(spec, random_change(NETWORK, spec, seed), 1.0)
-        for name, held in held_places(NETWORK, spec).items():
+    for seed, architecture in enumerate(architectures):
+        accumulator.add(architecture, random_change(NETWORK, architecture, seed), 1.0)
+        for name, held in held_places(NETWORK, architecture).items():
             counts[name] += held
     # It has no weight, and does not count.
     accumulator.add(FULL, random_change(NETWORK, FULL, 9), 0.0)
@@ -171,7 +174,7 @@ def test_factors_weigh_tensors_and_their_rows(device: torch.device) -> None:
 def test_one_local_tensor_is_added_at_several_places(device: torch.device) -> None:
     """As FedFA grafts the last block of a shallow client onto the blocks that it lacks."""
     state = random_state(NETWORK, 0)
-    shallow = SubnetSpec(blocks=())
+    shallow = Architecture(blocks=())
     maps = tensor_maps(NETWORK, FULL)
     own = [Placement(local=name, name=name, map=maps[name]) for name in NETWORK.shapes(shallow)]
     grafted = Placement(
@@ -211,7 +214,7 @@ def test_factors_out_of_range_or_shape_are_refused(factor: float | Tensor) -> No
     assert same_bits(accumulator.finish(), state)
 
 
-def test_some_tensors_alone_are_folded(device: torch.device) -> None:
+def test_some_tensors_alone_are_aggregated(device: torch.device) -> None:
     state, change = random_state(NETWORK, 0), random_change(NETWORK, FULL, 1)
     whole = Accumulator(NETWORK, moved_to(device, state), total_weight=1)
     part = Accumulator(NETWORK, moved_to(device, {"head.bias": state["head.bias"]}), total_weight=1)
@@ -247,16 +250,16 @@ def test_units_of_factors_are_those_of_the_product() -> None:
     assert grid.element_units(3.3, factors).tolist() == [grid.units(3.3 * one) for one in factors.tolist()]
 
 
-def test_networks_with_convolutions_are_folded_alike_on_every_device(device: torch.device) -> None:
+def test_networks_with_convolutions_are_aggregated_alike_on_every_device(device: torch.device) -> None:
     network = network_of(RESNET)
     contributions = spread(network, uniform_space(network, (0.5, 1))[:3])
     state = random_state(network, 0)
-    folded = []
+    aggregated = []
     for place in (torch.device("cpu"), device):
         accumulator = Accumulator(network, moved_to(place, state), total_weight=10)
         accumulator.add_many(contributions)
-        folded.append(moved_to(torch.device("cpu"), accumulator.finish()))
-    assert same_bits(*folded)
+        aggregated.append(moved_to(torch.device("cpu"), accumulator.finish()))
+    assert same_bits(*aggregated)
 
 
 def test_fewer_than_one_contributor_is_refused() -> None:

@@ -75,7 +75,7 @@ def weights_of(network: Network, seed: int = 3) -> dict[str, Tensor]:
 
 
 def outputs(network: Network, state: dict[str, Tensor], *, training: bool, count: int = 6) -> Tensor:
-    module = build_module(network, network.full_spec()).to(next(iter(state.values())).dtype)
+    module = build_module(network, network.full_architecture()).to(next(iter(state.values())).dtype)
     module.load_state_dict({name: tensor.clone() for name, tensor in state.items()})
     inputs = inputs_of(network, count)
     with torch.no_grad():
@@ -123,7 +123,9 @@ def test_what_grew_costs_more_and_nothing_else_of_it_changed(morph: Morph) -> No
     if not morph.wider and not morph.followed:
         assert morph.before == morph.after
         return
-    costs = [estimate_cost(one, one.full_spec(), batch_size=1).forward_macs for one in (morph.before, morph.after)]
+    costs = [
+        estimate_cost(one, one.full_architecture(), batch_size=1).forward_macs for one in (morph.before, morph.after)
+    ]
     assert costs[0] < costs[1]
     assert (len(after) > len(before)) == bool(morph.followed)
     longer = {name for name, axis in morph.before.axes.items() if morph.after.axes[name].size != axis.size}

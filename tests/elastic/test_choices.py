@@ -20,9 +20,9 @@ from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.inheriting import inherited
 from subfleet.elastic.lineage import Chosen
 from subfleet.elastic.network import Family, Network
-from subfleet.elastic.paths import path_spec, realised
+from subfleet.elastic.paths import path_architecture, realised
 from subfleet.protocol.errors import ConfigError
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 
 CNN = ChoiceCnn(
     input_shape=(2, 8, 8),
@@ -46,20 +46,22 @@ NETWORKS = tuple(network_of(config) for config in SUPERNETS)
 
 
 @st.composite
-def paths(draw: st.DrawFn) -> tuple[Network, SubnetSpec]:
+def paths(draw: st.DrawFn) -> tuple[Network, Architecture]:
     network = draw(st.sampled_from(NETWORKS))
-    return network, path_spec(network, [draw(st.sampled_from(one.operators)) for one in network.choices.values()])
+    return network, path_architecture(
+        network, [draw(st.sampled_from(one.operators)) for one in network.choices.values()]
+    )
 
 
 @st.composite
-def subspaces(draw: st.DrawFn) -> tuple[Network, SubnetSpec]:
+def subspaces(draw: st.DrawFn) -> tuple[Network, Architecture]:
     network = draw(st.sampled_from(NETWORKS))
     kept = [
         (name, tuple(one for one in choice.operators if one in own))
         for name, choice in network.choices.items()
         if (own := draw(st.sets(st.sampled_from(choice.operators), min_size=1))) != set(choice.operators)
     ]
-    return network, replace(network.full_spec(), choices=tuple(kept))
+    return network, replace(network.full_architecture(), choices=tuple(kept))
 
 
 def drawn_state(network: Network) -> dict[str, Tensor]:
@@ -71,8 +73,10 @@ def drawn_state(network: Network) -> dict[str, Tensor]:
     }
 
 
-def gradients(network: Network, spec: SubnetSpec, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-    module = build_module(network, spec).double()
+def gradients(
+    network: Network, architecture: Architecture, state: dict[str, Tensor]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    module = build_module(network, architecture).double()
     module.load_state_dict({name: state[name] for name in module.state_dict()})
     outputs: Tensor = module.eval()(inputs_of(network.config))
     weights = torch.linspace(-1, 1, outputs.numel(), dtype=torch.float64).reshape(outputs.shape)
@@ -84,7 +88,7 @@ def gradients(network: Network, spec: SubnetSpec, state: dict[str, Tensor]) -> t
 @settings(deadline=None, max_examples=40)
 @given(case=paths())
 def test_a_realised_path_gives_what_the_supernet_gives_on_it_and_learns_the_same(
-    case: tuple[Network, SubnetSpec],
+    case: tuple[Network, Architecture],
 ) -> None:
     """To the bit (O4)."""
     network, path = case
@@ -98,12 +102,14 @@ def test_a_realised_path_gives_what_the_supernet_gives_on_it_and_learns_the_same
     own = {name: tensor.double() for name, tensor in found.items()}
     whole = {name: tensor.double() for name, tensor in held.items()}
     (outputs, ours), (of_whole, theirs) = (
-        gradients(alone, alone.full_spec(), own),
+        gradients(alone, alone.full_architecture(), own),
         gradients(network, path, whole),
     )
     assert torch.equal(outputs, of_whole)
     assert (
-        ours.keys() == theirs.keys() == {name for name, _ in build_module(alone, alone.full_spec()).named_parameters()}
+        ours.keys()
+        == theirs.keys()
+        == {name for name, _ in build_module(alone, alone.full_architecture()).named_parameters()}
     )
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
@@ -111,13 +117,16 @@ def test_a_realised_path_gives_what_the_supernet_gives_on_it_and_learns_the_same
 @settings(deadline=None, max_examples=40)
 @given(case=paths())
 def test_the_whole_supernet_gives_on_a_path_that_is_drawn_what_the_path_gives_alone(
-    case: tuple[Network, SubnetSpec],
+    case: tuple[Network, Architecture],
 ) -> None:
     """To the bit (O4): its module holds all operators, of which it runs those that are drawn."""
     network, path = case
     state = {name: tensor.float() for name, tensor in drawn_state(network).items()}
     alone = network_of(realised(network, path))
-    whole, own = build_module(network, network.full_spec()).eval(), build_module(alone, alone.full_spec()).eval()
+    whole, own = (
+        build_module(network, network.full_architecture()).eval(),
+        build_module(alone, alone.full_architecture()).eval(),
+    )
     whole.load_state_dict(state)
     own.load_state_dict({name: state[name] for name in own.state_dict()})
     inputs = inputs_of(network.config, 3)
@@ -128,26 +137,26 @@ def test_the_whole_supernet_gives_on_a_path_that_is_drawn_what_the_path_gives_al
         assert torch.equal(whole(inputs), own(inputs))
 
 
-def last_path(network: Network) -> SubnetSpec:
-    return path_spec(network, [choice.operators[-1] for choice in network.choices.values()])
+def last_path(network: Network) -> Architecture:
+    return path_architecture(network, [choice.operators[-1] for choice in network.choices.values()])
 
 
 @settings(deadline=None, max_examples=40)
 @given(case=paths())
-def test_a_path_takes_the_multiplications_and_numbers_of_its_module(case: tuple[Network, SubnetSpec]) -> None:
+def test_a_path_takes_the_multiplications_and_numbers_of_its_module(case: tuple[Network, Architecture]) -> None:
     network, path = case
     alone = network_of(realised(network, path))
-    module = build_module(alone, alone.full_spec()).eval()
+    module = build_module(alone, alone.full_architecture()).eval()
     inputs = inputs_of(network.config, 1)
     with FlopCounterMode(display=False) as counter:
         module(inputs if network.symbols else inputs.float())
     recurrent = {"lstm", "gru"} & {one for _, own in path.choices for one in own}
     cost = estimate_cost(network, path, batch_size=1)
-    assert cost.forward_macs == estimate_cost(alone, alone.full_spec(), batch_size=1).forward_macs
+    assert cost.forward_macs == estimate_cost(alone, alone.full_architecture(), batch_size=1).forward_macs
     if not recurrent:  # PyTorch counts none of their fused kernels
         assert 2 * cost.forward_macs == counter.get_total_flops()
     assert cost.parameters == sum(tensor.numel() for tensor in module.state_dict().values())
-    parts = Costs(network).of_parts(network.full_spec())
+    parts = Costs(network).of_parts(network.full_architecture())
     named = ["", *(f"{choice}.{own[0]}" for choice, own in path.choices)]
     assert sum(parts[name][0] for name in named) == cost.parameters
     assert sum(parts[name][1] for name in named) == cost.forward_macs
@@ -156,24 +165,24 @@ def test_a_path_takes_the_multiplications_and_numbers_of_its_module(case: tuple[
 @settings(deadline=None, max_examples=40)
 @given(case=subspaces())
 def test_a_subspace_has_the_tensors_of_its_operators_and_always_those_of_no_choice(
-    case: tuple[Network, SubnetSpec],
+    case: tuple[Network, Architecture],
 ) -> None:
-    network, spec = case
-    kept = {name: dict(spec.choices).get(name, choice.operators) for name, choice in network.choices.items()}
+    network, architecture = case
+    kept = {name: dict(architecture.choices).get(name, choice.operators) for name, choice in network.choices.items()}
     parts = {f"{name}.{one}" for name, own in kept.items() for one in own}
-    assert network.parts_of(spec) == parts
-    assert network.operators_of(spec) == kept
+    assert network.parts_of(architecture) == parts
+    assert network.operators_of(architecture) == kept
     expected = {name for name, decl in network.tensors.items() if decl.part is None or decl.part in parts}
-    assert network.shapes(spec).keys() == expected
-    assert network.parameter_count(spec) == sum(math.prod(network.tensors[name].shape) for name in expected)
-    assert network.is_path(spec) == all(len(own) == 1 for own in kept.values())
-    cost, least = estimate_cost(network, spec, batch_size=1), list[int]()
+    assert network.shapes(architecture).keys() == expected
+    assert network.parameter_count(architecture) == sum(math.prod(network.tensors[name].shape) for name in expected)
+    assert network.is_path(architecture) == all(len(own) == 1 for own in kept.values())
+    cost, least = estimate_cost(network, architecture, batch_size=1), list[int]()
     for seed in range(20):
         chance = random.Random(seed)
-        path = path_spec(network, [chance.choice(own) for own in kept.values()])
+        path = path_architecture(network, [chance.choice(own) for own in kept.values()])
         least.append(estimate_cost(network, path, batch_size=1).forward_macs)
     assert cost.forward_macs <= min(least)  # that of its cheapest path
-    assert cost.weight_bytes == 4 * network.parameter_count(spec)
+    assert cost.weight_bytes == 4 * network.parameter_count(architecture)
 
 
 @pytest.mark.parametrize("network", NETWORKS, ids=lambda one: f"{one.config.TYPE} {one.config.norm}")
@@ -194,15 +203,15 @@ def test_every_operator_has_tensors_and_norms_of_its_own(network: Network) -> No
 )
 def test_what_is_no_path_is_refused(operators: list[str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        path_spec(NETWORKS[0], operators)
+        path_architecture(NETWORKS[0], operators)
 
 
 def test_only_a_path_of_a_supernet_is_realised() -> None:
     with pytest.raises(ConfigError, match="but a path has one of each choice"):
-        realised(NETWORKS[0], NETWORKS[0].full_spec())
+        realised(NETWORKS[0], NETWORKS[0].full_architecture())
     plain = network_of(Mlp(input_shape=(2,), class_count=2, widths=(4,), depths=(1,)))
     with pytest.raises(ConfigError, match="family 'mlp' has no operators to choose from"):
-        realised(plain, plain.full_spec())
+        realised(plain, plain.full_architecture())
 
 
 @pytest.mark.parametrize(

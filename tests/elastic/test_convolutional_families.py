@@ -15,7 +15,7 @@ from subfleet.elastic.families.blueprint import declare, module_of
 from subfleet.elastic.maps import extract
 from subfleet.elastic.network import Family, Network
 from subfleet.protocol.errors import ConfigError
-from subfleet.protocol.subnet import Centre, Explicit, Prefix, SubnetSpec
+from subfleet.protocol.submodel import Architecture, Centre, Explicit, Prefix
 
 BOTTLENECK, V2, V3 = (CONVOLUTIONAL[name] for name in ("bottleneck", "mobilenet_v2", "mobilenet_v3"))
 
@@ -24,9 +24,9 @@ def inputs_of(config: Family) -> Tensor:
     return torch.randn(3, *config.input_shape, generator=torch.Generator().manual_seed(5))
 
 
-def loaded(network: Network, spec: SubnetSpec, state: dict[str, Tensor]) -> nn.Module:
-    module = build_module(network, spec)
-    module.load_state_dict(extract(network, spec, state))
+def loaded(network: Network, architecture: Architecture, state: dict[str, Tensor]) -> nn.Module:
+    module = build_module(network, architecture)
+    module.load_state_dict(extract(network, architecture, state))
     return module.eval()
 
 
@@ -34,10 +34,10 @@ def loaded(network: Network, spec: SubnetSpec, state: dict[str, Tensor]) -> nn.M
 def test_a_network_without_a_block_computes_as_if_that_were_the_identity(config: Family) -> None:
     network = network_of(config)
     state = random_state(network, 1)
-    full = network.full_spec()
+    full = network.full_architecture()
     assert full.blocks
     for block in full.blocks:
-        without = SubnetSpec(blocks=tuple(name for name in full.blocks if name != block))
+        without = Architecture(blocks=tuple(name for name in full.blocks if name != block))
         module = loaded(network, full, state)
         module.set_submodule(block, nn.Identity())
         assert torch.equal(loaded(network, without, state)(inputs_of(config)), module(inputs_of(config)))
@@ -49,8 +49,8 @@ def test_a_step_of_zero_makes_a_block_the_identity(config: Family) -> None:
     steps = [name for name, decl in network.tensors.items() if decl.role == "step"]
     assert steps == [f"{block.name}.step" for block in network.blocks]
     state = random_state(network, 1) | {steps[0]: torch.zeros(1)}
-    without = SubnetSpec(blocks=tuple(block.name for block in network.blocks)[1:])
-    module = loaded(network, network.full_spec(), state)
+    without = Architecture(blocks=tuple(block.name for block in network.blocks)[1:])
+    module = loaded(network, network.full_architecture(), state)
     assert torch.equal(module(inputs_of(config)), loaded(network, without, state)(inputs_of(config)))
     assert init_state(network, 0)[steps[0]].tolist() == [1.0]
 
@@ -66,7 +66,7 @@ def test_residual_blocks_start_as_the_identity(config: Family) -> None:
 
 
 def test_a_bottleneck_is_no_basic_block() -> None:
-    shapes = network_of(BOTTLENECK).shapes(network_of(BOTTLENECK).full_spec())
+    shapes = network_of(BOTTLENECK).shapes(network_of(BOTTLENECK).full_architecture())
     sides = {
         name.split(".")[2]: shape
         for name, shape in shapes.items()
@@ -86,11 +86,13 @@ def test_a_smaller_kernel_is_the_middle_of_the_larger() -> None:
         "section1.block0.kernel",
         "section1.block0.kernel",
     )
-    spec = SubnetSpec(axes=(("section1.block0.kernel", Centre(size=3)),), blocks=network.full_spec().blocks)
-    small = loaded(network, spec, state)
+    architecture = Architecture(
+        axes=(("section1.block0.kernel", Centre(size=3)),), blocks=network.full_architecture().blocks
+    )
+    small = loaded(network, architecture, state)
     assert torch.equal(small.state_dict()[name], state[name][:, :, 1:4, 1:4])
     rim = torch.nn.functional.pad(torch.ones(3, 3), (1, 1, 1, 1))
-    padded = loaded(network, network.full_spec(), state | {name: state[name] * rim})
+    padded = loaded(network, network.full_architecture(), state | {name: state[name] * rim})
     torch.testing.assert_close(small(inputs_of(V3)), padded(inputs_of(V3)), rtol=1e-4, atol=1e-4)
 
 
@@ -99,8 +101,10 @@ def test_a_scaler_divides_what_enters_a_norm_while_training(config: Family) -> N
     scaled_config = dataclasses.replace(config, scaler=True)
     network = network_of(scaled_config)
     axis = network.axes["section0.stream"]
-    spec = SubnetSpec(axes=((axis.name, Prefix(size=axis.granularity)),), blocks=network.full_spec().blocks)
-    module = build_module(network, spec)
+    architecture = Architecture(
+        axes=((axis.name, Prefix(size=axis.granularity)),), blocks=network.full_architecture().blocks
+    )
+    module = build_module(network, architecture)
     entered: dict[str, Tensor] = {}
     for name, layer in module.named_modules():
         if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d | nn.GroupNorm):
@@ -119,7 +123,7 @@ def test_a_scaler_divides_what_enters_a_norm_while_training(config: Family) -> N
 
 def test_running_statistics_travel_with_the_weights_and_nothing_else_does() -> None:
     network = network_of(V3)
-    module = build_module(network, network.full_spec())
+    module = build_module(network, network.full_architecture())
     state = module.state_dict()
     assert list(state) == list(network.tensors)
     assert all(tensor.dtype == torch.float32 for tensor in state.values())
@@ -131,18 +135,18 @@ def test_running_statistics_travel_with_the_weights_and_nothing_else_does() -> N
 
 def test_evaluation_normalises_by_running_statistics() -> None:
     network = network_of(V3)
-    state, spec = random_state(network, 1), network.full_spec()
+    state, architecture = random_state(network, 1), network.full_architecture()
     before = {name: tensor.clone() for name, tensor in state.items()}
     inputs = torch.randn(10, *V3.input_shape, generator=torch.Generator().manual_seed(6))
-    labels = loaded(network, spec, state)(inputs).argmax(dim=1)
+    labels = loaded(network, architecture, state)(inputs).argmax(dim=1)
     for batch_size in (1, 3, 10):
-        assert evaluate(network, spec, state, inputs, labels, batch_size=batch_size).accuracy == 1
+        assert evaluate(network, architecture, state, inputs, labels, batch_size=batch_size).accuracy == 1
     assert all(torch.equal(state[name], before[name]) for name in state)
 
 
 def test_a_module_can_be_copied() -> None:
     network = network_of(V3)
-    module = build_module(network, network.full_spec()).eval()
+    module = build_module(network, network.full_architecture()).eval()
     assert torch.equal(copy.deepcopy(module)(inputs_of(V3)), module(inputs_of(V3)))
 
 
@@ -150,16 +154,16 @@ def test_a_module_can_be_copied() -> None:
 def test_a_grouped_convolution_keeps_whole_groups() -> None:
     network = declare(GROUPED.config, GROUPED.blueprint)
     assert network.tensors["grouped.weight"].axes[1:] == (None, None, None)
-    spec = SubnetSpec(axes=(("groups", Explicit(indices=(2, 0))), ("stem", Prefix(size=3))))
-    local = network.shapes(spec)
-    small = module_of(GROUPED.blueprint, network.local(spec)).eval()
+    architecture = Architecture(axes=(("groups", Explicit(indices=(2, 0))), ("stem", Prefix(size=3))))
+    local = network.shapes(architecture)
+    small = module_of(GROUPED.blueprint, network.local(architecture)).eval()
     assert {name: tuple(tensor.shape) for name, tensor in small.state_dict().items()} == local
     assert local["grouped.weight"] == (4, 2, 3, 3)
     state = random_state(network, 1)
-    held = extract(network, spec, state)
+    held = extract(network, architecture, state)
     small.load_state_dict(held)
     assert torch.equal(held["grouped.bias"], state["grouped.bias"][[4, 5, 0, 1]])
-    full = module_of(GROUPED.blueprint, network.local(network.full_spec())).eval()
+    full = module_of(GROUPED.blueprint, network.local(network.full_architecture())).eval()
     state["expand.weight"][:, 2:4] = 0
     state["head.weight"][:, 3:] = 0
     state["reduce.weight"][:, 3:] = 0

@@ -16,7 +16,7 @@ from torch import nn
 
 from subfleet.elastic.building import build_module, network_of
 from subfleet.elastic.network import Family, Network
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 
 pytestmark = pytest.mark.slow
 
@@ -40,16 +40,16 @@ def declared_ties(network: Network) -> Ties:
 
 def oracle_ties(network: Network) -> Ties:
     """What the dependency graph ties, in the full network or with one block left out."""
-    full = network.full_spec()
+    full = network.full_architecture()
     ties = list(groups_of(network, full))
     for block in full.blocks:
         kept = tuple(name for name in full.blocks if name != block)
-        ties += groups_of(network, SubnetSpec(blocks=kept))
+        ties += groups_of(network, Architecture(blocks=kept))
     return merged(ties)
 
 
-def groups_of(network: Network, spec: SubnetSpec) -> Iterable[frozenset[Place]]:
-    module = build_module(network, spec)
+def groups_of(network: Network, architecture: Architecture) -> Iterable[frozenset[Place]]:
+    module = build_module(network, architecture)
     names = {layer: name for name, layer in module.named_modules()}
     steps = [(parameter, 0) for name, parameter in module.named_parameters() if name.endswith("step")]
     graph = torch_pruning.DependencyGraph().build_dependency(

@@ -7,11 +7,11 @@ from elastic.elastic_cases import (
     MLP,
     RESNET,
     UNGROUPED_RESNET,
-    networks_and_specs,
+    architectures,
+    networks_and_architectures,
     random_change,
     random_state,
     relaxed,
-    specs,
 )
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,72 +23,76 @@ from subfleet.elastic.maps import tensor_maps
 from subfleet.elastic.network import Family, Network
 from subfleet.elastic.spaces import uniform_space
 from subfleet.protocol.errors import ConfigError, ProtocolError
-from subfleet.protocol.subnet import SubnetSpec
-from subfleet.testing.subnets import held_places, same_bits
+from subfleet.protocol.submodel import Architecture
+from subfleet.testing.submodels import held_places, same_bits
 
 pytestmark = pytest.mark.slow
 
-Update = tuple[SubnetSpec, dict[str, Tensor], float]
+Update = tuple[Architecture, dict[str, Tensor], float]
 
 
-def folded(
+def aggregated(
     network: Network, state: dict[str, Tensor], updates: list[Update], total: float | None = None
 ) -> Accumulator:
     whole = sum(weight for _, _, weight in updates) if total is None else total
     accumulator = Accumulator(network, state, total_weight=whole)
-    for spec, change, weight in updates:
-        accumulator.add(spec, change, weight)
+    for architecture, change, weight in updates:
+        accumulator.add(architecture, change, weight)
     return accumulator
 
 
 @st.composite
-def rounds(draw: st.DrawFn) -> tuple[Network, list[tuple[SubnetSpec, float]]]:
-    """A network, and subnets and weights of up to four clients."""
+def rounds(draw: st.DrawFn) -> tuple[Network, list[tuple[Architecture, float]]]:
+    """A network, and submodels and weights of up to four clients."""
     configs: list[Family] = [RESNET, UNGROUPED_RESNET, MLP]
     network = network_of(draw(st.sampled_from(configs)))
-    return network, draw(st.lists(st.tuples(specs(network), st.floats(0.01, 1000)), min_size=1, max_size=4))
+    return network, draw(st.lists(st.tuples(architectures(network), st.floats(0.01, 1000)), min_size=1, max_size=4))
 
 
-def learned(network: Network, clients: list[tuple[SubnetSpec, float]]) -> list[Update]:
+def learned(network: Network, clients: list[tuple[Architecture, float]]) -> list[Update]:
     return [
-        (spec, random_change(network, spec, seed, scale=0.1), weight) for seed, (spec, weight) in enumerate(clients)
+        (architecture, random_change(network, architecture, seed, scale=0.1), weight)
+        for seed, (architecture, weight) in enumerate(clients)
     ]
 
 
 def spread_updates(network: Network) -> list[Update]:
-    """Subnets of all sizes and changes from 1e-8 to 1e4, of which the large ones cancel out.
+    """Submodels of all sizes and changes from 1e-8 to 1e4, of which the large ones cancel out.
 
     What is left is small, so that even the rounding of float64 sums would show in it.
     """
     generator = torch.Generator().manual_seed(0)
     space = uniform_space(network, (0.25, 0.5, 1))
     updates: list[Update] = []
-    for seed, spec in enumerate((space[0], space[len(space) // 2], space[-1])):
-        large, small = random_change(network, spec, seed), random_change(network, spec, seed + 10, scale=1e-8)
+    for seed, architecture in enumerate((space[0], space[len(space) // 2], space[-1])):
+        large, small = (
+            random_change(network, architecture, seed),
+            random_change(network, architecture, seed + 10, scale=1e-8),
+        )
         for name, tensor in large.items():
             large[name] = tensor.sign() * 10 ** (torch.rand(tensor.shape, generator=generator) * 12 - 8)
         weight = 0.1 + seed / 3
         opposite = {name: -tensor for name, tensor in large.items()}
-        updates += [(spec, large, weight), (spec, opposite, weight), (spec, small, weight)]
+        updates += [(architecture, large, weight), (architecture, opposite, weight), (architecture, small, weight)]
     return updates
 
 
 @relaxed
 @given(case=rounds())
 def test_elements_move_by_the_weighted_mean_of_those_who_hold_them_and_no_other_moves(
-    case: tuple[Network, list[tuple[SubnetSpec, float]]],
+    case: tuple[Network, list[tuple[Architecture, float]]],
 ) -> None:
     network, clients = case
     state, updates = random_state(network, 100), learned(network, clients)
     before = {name: tensor.clone() for name, tensor in state.items()}
     moved = {name: torch.zeros(tensor.shape, dtype=torch.float64) for name, tensor in state.items()}
     weights = {name: torch.zeros(tensor.shape, dtype=torch.float64) for name, tensor in state.items()}
-    for spec, change, weight in updates:
-        held, maps = held_places(network, spec), tensor_maps(network, spec)
+    for architecture, change, weight in updates:
+        held, maps = held_places(network, architecture), tensor_maps(network, architecture)
         for name, tensor in change.items():
             maps[name].scatter(tensor.double() * weight, moved[name])
             weights[name] += held[name] * weight
-    new = folded(network, state, updates).finish()
+    new = aggregated(network, state, updates).finish()
     for name, tensor in new.items():
         held_by_any = weights[name] > 0
         expected = (state[name] + moved[name] / weights[name].clamp(min=1e-300)).float()
@@ -99,14 +103,14 @@ def test_elements_move_by_the_weighted_mean_of_those_who_hold_them_and_no_other_
 
 def test_full_clients_alone_are_federated_averaging() -> None:
     network, state = network_of(RESNET), random_state(network_of(RESNET), 1)
-    full = network.full_spec()
+    full = network.full_architecture()
     models = [random_state(network, seed) for seed in (2, 3, 4)]
     weights = (10.0, 1.0, 25.0)
     updates = [
         (full, {name: model[name] - state[name] for name in state}, weight)
         for model, weight in zip(models, weights, strict=True)
     ]
-    for name, tensor in folded(network, state, updates).finish().items():
+    for name, tensor in aggregated(network, state, updates).finish().items():
         expected = torch.stack(
             [model[name].double() * weight / sum(weights) for model, weight in zip(models, weights, strict=True)]
         ).sum(dim=0)
@@ -115,20 +119,20 @@ def test_full_clients_alone_are_federated_averaging() -> None:
 
 def test_one_client_alone_gets_its_own_model() -> None:
     network, state = network_of(MLP), random_state(network_of(MLP), 1)
-    change = random_change(network, network.full_spec(), 2)
-    new = folded(network, state, [(network.full_spec(), change, 17.0)]).finish()
+    change = random_change(network, network.full_architecture(), 2)
+    new = aggregated(network, state, [(network.full_architecture(), change, 17.0)]).finish()
     assert same_bits(new, {name: state[name] + change[name] for name in state})
 
 
 @relaxed
-@given(case=networks_and_specs(), weight=st.floats(1e-3, 1e6))
-def test_a_zero_change_moves_no_bit(case: tuple[Network, SubnetSpec], weight: float) -> None:
-    network, spec = case
+@given(case=networks_and_architectures(), weight=st.floats(1e-3, 1e6))
+def test_a_zero_change_moves_no_bit(case: tuple[Network, Architecture], weight: float) -> None:
+    network, architecture = case
     state = random_state(network, 4)
     for tensor in state.values():
         tensor.reshape(-1)[0] = -0.0
-    zeros = {name: torch.zeros(shape) for name, shape in network.shapes(spec).items()}
-    assert same_bits(folded(network, state, [(spec, zeros, weight)] * 3).finish(), state)
+    zeros = {name: torch.zeros(shape) for name, shape in network.shapes(architecture).items()}
+    assert same_bits(aggregated(network, state, [(architecture, zeros, weight)] * 3).finish(), state)
 
 
 def test_nobody_at_all_moves_no_bit() -> None:
@@ -143,12 +147,12 @@ def test_every_order_and_every_grouping_gives_the_same_bits(config: Family) -> N
     state = {name: torch.zeros(decl.shape) for name, decl in network.tensors.items()}
     updates = spread_updates(network)
     total = sum(weight for _, _, weight in updates)
-    expected = folded(network, state, updates, total).finish()
+    expected = aggregated(network, state, updates, total).finish()
     order = random.Random(0)
     for _ in range(100):
         order.shuffle(updates)
         cut = order.randrange(len(updates) + 1)
-        left, right = (folded(network, state, part, total) for part in (updates[:cut], updates[cut:]))
+        left, right = (aggregated(network, state, part, total) for part in (updates[:cut], updates[cut:]))
         left.merge(right)
         assert same_bits(left.finish(), expected)
 
@@ -164,38 +168,38 @@ def test_float64_sums_of_the_same_updates_do_depend_on_the_order() -> None:
 
 @relaxed
 @given(case=rounds())
-def test_doubling_every_weight_changes_no_bit(case: tuple[Network, list[tuple[SubnetSpec, float]]]) -> None:
+def test_doubling_every_weight_changes_no_bit(case: tuple[Network, list[tuple[Architecture, float]]]) -> None:
     network, clients = case
     state, updates = random_state(network, 100), learned(network, clients)
-    doubled = [(spec, change, 2 * weight) for spec, change, weight in updates]
-    assert same_bits(folded(network, state, updates).finish(), folded(network, state, doubled).finish())
+    doubled = [(architecture, change, 2 * weight) for architecture, change, weight in updates]
+    assert same_bits(aggregated(network, state, updates).finish(), aggregated(network, state, doubled).finish())
 
 
 @relaxed
 @given(case=rounds())
-def test_weights_cancel_where_all_agree(case: tuple[Network, list[tuple[SubnetSpec, float]]]) -> None:
+def test_weights_cancel_where_all_agree(case: tuple[Network, list[tuple[Architecture, float]]]) -> None:
     network, clients = case
     state, updates = random_state(network, 100), learned(network, clients)
     agreed = [
-        (spec, {name: torch.full_like(tensor, 0.25) for name, tensor in change.items()}, weight)
-        for spec, change, weight in updates
+        (architecture, {name: torch.full_like(tensor, 0.25) for name, tensor in change.items()}, weight)
+        for architecture, change, weight in updates
     ]
-    for name, tensor in folded(network, state, agreed).finish().items():
-        held = torch.stack([held_places(network, spec)[name] for spec, _, _ in updates]).any(dim=0)
+    for name, tensor in aggregated(network, state, agreed).finish().items():
+        held = torch.stack([held_places(network, architecture)[name] for architecture, _, _ in updates]).any(dim=0)
         torch.testing.assert_close(tensor, torch.where(held, state[name] + 0.25, state[name]), atol=3e-7, rtol=2e-7)
 
 
 def test_a_weight_of_zero_has_no_effect() -> None:
     network, state = network_of(MLP), random_state(network_of(MLP), 1)
-    full = network.full_spec()
+    full = network.full_architecture()
     change = random_change(network, full, 2)
-    assert same_bits(folded(network, state, [(full, change, 0.0)], 1.0).finish(), state)
+    assert same_bits(aggregated(network, state, [(full, change, 0.0)], 1.0).finish(), state)
 
 
 def test_tenths_may_fill_a_total_of_one() -> None:
     network, state = network_of(MLP), random_state(network_of(MLP), 1)
-    full = network.full_spec()
-    folded(network, state, [(full, random_change(network, full, seed), 0.1) for seed in range(10)], 1.0)
+    full = network.full_architecture()
+    aggregated(network, state, [(full, random_change(network, full, seed), 0.1) for seed in range(10)], 1.0)
 
 
 @pytest.mark.parametrize(
@@ -212,13 +216,13 @@ def test_tenths_may_fill_a_total_of_one() -> None:
 )
 def test_a_bad_change_is_refused_as_a_whole(name: str, value: Tensor | None, reason: str) -> None:
     network, state = network_of(MLP), random_state(network_of(MLP), 1)
-    full = network.full_spec()
+    full = network.full_architecture()
     good, bad = random_change(network, full, 2), random_change(network, full, 3)
     if value is None:
         del bad[name]
     else:
         bad[name] = value
-    accumulator = folded(network, state, [(full, good, 1.0)], 3.0)
+    accumulator = aggregated(network, state, [(full, good, 1.0)], 3.0)
     before = accumulator.finish()
     with pytest.raises(ProtocolError, match=reason):
         accumulator.add(full, bad, 1.0)
@@ -231,9 +235,9 @@ def test_a_bad_change_is_refused_as_a_whole(name: str, value: Tensor | None, rea
 )
 def test_a_bad_weight_is_refused(weight: float, reason: str) -> None:
     network, state = network_of(MLP), random_state(network_of(MLP), 1)
-    full = network.full_spec()
+    full = network.full_architecture()
     change = random_change(network, full, 2)
-    accumulator = folded(network, state, [(full, change, 1.0)], 3.0)
+    accumulator = aggregated(network, state, [(full, change, 1.0)], 3.0)
     before = accumulator.finish()
     with pytest.raises(ProtocolError, match=reason):
         accumulator.add(full, change, weight)
@@ -243,10 +247,10 @@ def test_a_bad_weight_is_refused(weight: float, reason: str) -> None:
 def test_the_largest_changes_that_are_accepted_cannot_overflow() -> None:
     network = network_of(MLP)
     state = {name: torch.ones(decl.shape) for name, decl in network.tensors.items()}
-    full = network.full_spec()
+    full = network.full_architecture()
     # frexp(1.0) has the exponent 1, so the limit is 2^21.
     change = {name: torch.full_like(tensor, 2.0**21) for name, tensor in state.items()}
-    new = folded(network, state, [(full, change, 2.0**63)] * 2, 2.0**64).finish()
+    new = aggregated(network, state, [(full, change, 2.0**63)] * 2, 2.0**64).finish()
     assert all(torch.equal(tensor, torch.full_like(tensor, 2.0**21 + 1)) for tensor in new.values())
 
 
@@ -265,9 +269,9 @@ def test_accumulators_of_different_rounds_do_not_merge() -> None:
 
 def test_merging_more_than_the_total_is_refused() -> None:
     network, state = network_of(MLP), random_state(network_of(MLP), 1)
-    full = network.full_spec()
+    full = network.full_architecture()
     update = (full, random_change(network, full, 2), 2.0)
-    mine, other = folded(network, state, [update], 3.0), folded(network, state, [update], 3.0)
+    mine, other = aggregated(network, state, [update], 3.0), aggregated(network, state, [update], 3.0)
     before = mine.finish()
     with pytest.raises(ProtocolError, match="add up to 4"):
         mine.merge(other)

@@ -10,28 +10,28 @@ from subfleet.elastic.network import Family, Network
 from subfleet.elastic.permuting import importance_order, permuted
 from subfleet.elastic.scaling import scale_factors
 from subfleet.elastic.spaces import uniform_space
-from subfleet.protocol.subnet import SubnetSpec
-from subfleet.testing.subnets import held_places, same_bits
+from subfleet.protocol.submodel import Architecture
+from subfleet.testing.submodels import held_places, same_bits
 
 CPU = torch.device("cpu")
 NETWORKS = pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config.TYPE} {config.norm}")
 
 
-def _smallest_and_whole(network: Network) -> tuple[SubnetSpec, SubnetSpec]:
-    return (uniform_space(network, (0.5, 1.0))[0], network.full_spec())
+def _smallest_and_whole(network: Network) -> tuple[Architecture, Architecture]:
+    return (uniform_space(network, (0.5, 1.0))[0], network.full_architecture())
 
 
 @NETWORKS
-def test_subnets_are_cut_out_and_put_back_where_the_model_is(config: Family, device: torch.device) -> None:
+def test_submodels_are_cut_out_and_put_back_where_the_model_is(config: Family, device: torch.device) -> None:
     network = network_of(config)
     state = random_state(network, 1)
     there = moved_to(device, state)
-    for spec in _smallest_and_whole(network):
-        local = extract(network, spec, there)
+    for architecture in _smallest_and_whole(network):
+        local = extract(network, architecture, there)
         assert {tensor.device.type for tensor in local.values()} == {device.type}
-        assert same_bits(moved_to(CPU, local), extract(network, spec, state))
-        held = held_places(network, spec)
-        for name, tensor_map in tensor_maps(network, spec).items():
+        assert same_bits(moved_to(CPU, local), extract(network, architecture, state))
+        held = held_places(network, architecture)
+        for name, tensor_map in tensor_maps(network, architecture).items():
             full = torch.zeros_like(there[name])
             tensor_map.scatter(local[name], full)
             assert torch.equal(full.cpu(), state[name] * held[name]), name
@@ -53,9 +53,9 @@ def test_channels_are_sorted_where_the_model_is(config: Family, device: torch.de
 def test_sizes_of_clients_are_the_same_on_every_device(config: Family, device: torch.device) -> None:
     network = network_of(config)
     clients = [
-        (spec, extract(network, spec, random_state(network, seed)))
-        for seed, spec in enumerate(_smallest_and_whole(network))
+        (architecture, extract(network, architecture, random_state(network, seed)))
+        for seed, architecture in enumerate(_smallest_and_whole(network))
     ]
-    there = scale_factors(network, [(spec, moved_to(device, state)) for spec, state in clients])
+    there = scale_factors(network, [(architecture, moved_to(device, state)) for architecture, state in clients])
     for found, expected in zip(there, scale_factors(network, clients), strict=True):
         assert found == pytest.approx(expected, rel=1e-12)

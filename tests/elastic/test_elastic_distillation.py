@@ -15,8 +15,8 @@ from subfleet.elastic.network import BUFFER_ROLES, Family, Network
 from subfleet.elastic.spaces import uniform_space
 from subfleet.elastic.teaching import DistillationSettings
 from subfleet.protocol.errors import ConfigError
-from subfleet.protocol.subnet import Explicit, IndexSet, Roll, SubnetSpec
-from subfleet.testing.subnets import held_places, same_bits
+from subfleet.protocol.submodel import Architecture, Explicit, IndexSet, Roll
+from subfleet.testing.submodels import held_places, same_bits
 
 BATCH_RESNET = replace(RESNET, norm="batch")
 RECURRENT = Lstm(
@@ -44,8 +44,8 @@ def working_state(network: Network, seed: int = 0) -> dict[str, Tensor]:
     return state
 
 
-def few_students(network: Network) -> tuple[SubnetSpec, ...]:
-    """A small nested subnet, and one whose channels are neither in front nor in order."""
+def few_students(network: Network) -> tuple[Architecture, ...]:
+    """A small nested submodel, and one whose channels are neither in front nor in order."""
     small = uniform_space(network, (0.5,))[0]
     channels = [axis for axis in network.axes.values() if axis.kind == "channel"]
     first, second = channels[0], channels[1]
@@ -55,7 +55,7 @@ def few_students(network: Network) -> tuple[SubnetSpec, ...]:
         first.name: Explicit(indices=shuffled),
         second.name: Roll(start=second.size - second.granularity, size=second.granularity),
     }
-    return small, SubnetSpec(axes=tuple(sorted(axes.items())), blocks=small.blocks)
+    return small, Architecture(axes=tuple(sorted(axes.items())), blocks=small.blocks)
 
 
 def settings(mode: str, **others: float) -> DistillationSettings:
@@ -69,55 +69,57 @@ def noise(network: Network, iterations: int, seed: int) -> list[Tensor]:
     return [torch.randn(shape, generator=generator) for _ in range(iterations)]
 
 
-def logits_of(network: Network, spec: SubnetSpec, state: State, inputs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+def logits_of(
+    network: Network, architecture: Architecture, state: State, inputs: Tensor
+) -> tuple[Tensor, dict[str, Tensor]]:
     """Of a separate module that holds a copy of the weights; and its parameters, to differentiate by."""
-    module = build_module(network, spec)
-    module.load_state_dict(extract(network, spec, state))
+    module = build_module(network, architecture)
+    module.load_state_dict(extract(network, architecture, state))
     module.train()
     outputs: Tensor = module(inputs)
     return outputs, dict(module.named_parameters())
 
 
-def gradients_of(network: Network, spec: SubnetSpec, state: State, taught: Tensor, inputs: Tensor) -> State:
-    logits, parameters = logits_of(network, spec, state, inputs)
+def gradients_of(network: Network, architecture: Architecture, state: State, taught: Tensor, inputs: Tensor) -> State:
+    logits, parameters = logits_of(network, architecture, state, inputs)
     loss = kl_div(log_softmax(logits, dim=-1), softmax(taught, dim=-1), reduction="batchmean")
     found = torch.autograd.grad(loss, list(parameters.values()))
     return dict(zip(parameters, found, strict=True))
 
 
-def taught_shared(network: Network, state: State, specs: Sequence[SubnetSpec], mode: str) -> State:
+def taught_shared(network: Network, state: State, architectures: Sequence[Architecture], mode: str) -> State:
     """What algorithm 1 says, by extracted copies, PyTorch's own divergence and scattered gradients."""
     weights = {name: tensor.clone() for name, tensor in state.items()}
     adam = torch.optim.Adam(list(weights.values()), lr=1e-2)
     for inputs in noise(network, 2, seed=5):
         teacher = weights if mode == "shared" else state
-        taught = logits_of(network, network.full_spec(), teacher, inputs)[0].detach()
+        taught = logits_of(network, network.full_architecture(), teacher, inputs)[0].detach()
         for tensor in weights.values():
             tensor.grad = torch.zeros_like(tensor)
-        for spec in specs:
-            maps = tensor_maps(network, spec)
-            for name, gradient in gradients_of(network, spec, weights, taught, inputs).items():
+        for architecture in architectures:
+            maps = tensor_maps(network, architecture)
+            for name, gradient in gradients_of(network, architecture, weights, taught, inputs).items():
                 sums = weights[name].grad
                 assert sums is not None
-                maps[name].scatter(gradient / len(specs), sums)
+                maps[name].scatter(gradient / len(architectures), sums)
         adam.step()
     return weights
 
 
-def taught_copies(network: Network, state: State, specs: Sequence[SubnetSpec], seed: int) -> State:
+def taught_copies(network: Network, state: State, architectures: Sequence[Architecture], seed: int) -> State:
     """What the text says: every copy on its own, then the mean of those who hold an element and the full model."""
     sums = {name: tensor.double().clone() for name, tensor in state.items()}
     counts = {name: torch.ones_like(tensor) for name, tensor in sums.items()}
-    for spec in specs:
-        local, maps = extract(network, spec, state), tensor_maps(network, spec)
+    for architecture in architectures:
+        local, maps = extract(network, architecture, state), tensor_maps(network, architecture)
         adam = torch.optim.Adam(list(local.values()), lr=1e-2)
-        whole = SubnetSpec(blocks=network.full_spec().blocks)
+        whole = Architecture(blocks=network.full_architecture().blocks)
         for inputs in noise(network, 2, seed):
             taught = logits_of(network, whole, state, inputs)[0].detach()
             placed = {name: tensor.clone() for name, tensor in state.items()}
             for name, tensor in local.items():
                 maps[name].scatter(tensor - maps[name].extract(placed[name]), placed[name])
-            for name, gradient in gradients_of(network, spec, placed, taught, inputs).items():
+            for name, gradient in gradients_of(network, architecture, placed, taught, inputs).items():
                 local[name].grad = gradient
             adam.step()
         for name, tensor in local.items():
@@ -126,9 +128,9 @@ def taught_copies(network: Network, state: State, specs: Sequence[SubnetSpec], s
     return {name: (sums[name] / counts[name]).float() for name in sums}
 
 
-def divergence(network: Network, spec: SubnetSpec, state: State, teacher: State, inputs: Tensor) -> float:
-    student = logits_of(network, spec, state, inputs)[0]
-    taught = logits_of(network, network.full_spec(), teacher, inputs)[0]
+def divergence(network: Network, architecture: Architecture, state: State, teacher: State, inputs: Tensor) -> float:
+    student = logits_of(network, architecture, state, inputs)[0]
+    taught = logits_of(network, network.full_architecture(), teacher, inputs)[0]
     return kl_div(log_softmax(student, dim=-1), softmax(taught, dim=-1), reduction="batchmean").item()
 
 
@@ -157,11 +159,11 @@ def test_the_gradient_is_exactly_zero_where_both_agree_up_to_rounding() -> None:
 @pytest.mark.parametrize("config", [RESNET, MLP, BATCH_RESNET])
 def test_shared_weights_take_the_steps_of_the_mean_divergence(mode: str, config: Family, device: torch.device) -> None:
     network = network_of(config)
-    state, specs = working_state(network), few_students(network)
+    state, architectures = working_state(network), few_students(network)
     with torch.backends.cudnn.flags(enabled=False):
         # Convolutions in full precision on a GPU too.
-        found = distil(network, _on(device, state), specs, settings(mode), seed=5)
-    expected = taught_shared(network, state, specs, mode)
+        found = distil(network, _on(device, state), architectures, settings(mode), seed=5)
+    expected = taught_shared(network, state, architectures, mode)
     assert share_that_moved_so(network, state, found, expected) > 0.99
 
 
@@ -169,10 +171,10 @@ def test_shared_weights_take_the_steps_of_the_mean_divergence(mode: str, config:
 @pytest.mark.parametrize("config", [RESNET, MLP])
 def test_copies_are_trained_apart_and_averaged_with_the_full_model(config: Family, device: torch.device) -> None:
     network = network_of(config)
-    state, specs = working_state(network), few_students(network)
+    state, architectures = working_state(network), few_students(network)
     with torch.backends.cudnn.flags(enabled=False):
-        found = distil(network, _on(device, state), specs, settings("copies"), seed=5)
-    expected = taught_copies(network, state, specs, seed=5)
+        found = distil(network, _on(device, state), architectures, settings("copies"), seed=5)
+    expected = taught_copies(network, state, architectures, seed=5)
     assert share_that_moved_so(network, state, found, expected) > 0.99
 
 
@@ -192,7 +194,7 @@ def test_a_student_that_is_there_twice_counts_twice(mode: str) -> None:
 
 
 def share_that_moved_so(network: Network, state: State, found: State, expected: State) -> float:
-    """Share of the elements that are expected to move which did so, up to rounding.
+    """fraction of the elements that are expected to move which did so, up to rounding.
 
     Not all do: where a gradient is next to nothing, its rounding decides on the sign of a whole step of Adam.
     """
@@ -223,7 +225,7 @@ def test_learning_rate_zero_moves_no_bit(mode: str, config: Family, device: torc
 def test_students_that_are_the_full_model_move_no_bit(mode: str, config: Family, device: torch.device) -> None:
     network = network_of(config)
     state = working_state(network)
-    full = network.full_spec()
+    full = network.full_architecture()
     found = distil(network, _on(device, state), [full, full], settings(mode), seed=1)
     assert same_bits(_on(torch.device("cpu"), found), state)
 
@@ -235,9 +237,9 @@ def test_what_no_student_holds_and_what_norms_measured_stay_to_the_bit(
     mode: str, config: Family, device: torch.device
 ) -> None:
     network = network_of(config)
-    state, specs = working_state(network), few_students(network)
-    found = _on(torch.device("cpu"), distil(network, _on(device, state), specs, settings(mode), seed=1))
-    held = [held_places(network, spec) for spec in specs]
+    state, architectures = working_state(network), few_students(network)
+    found = _on(torch.device("cpu"), distil(network, _on(device, state), architectures, settings(mode), seed=1))
+    held = [held_places(network, architecture) for architecture in architectures]
     untouched = 0
     for name, decl in network.tensors.items():
         kept = ~torch.stack([places[name] for places in held]).any(dim=0)
@@ -253,19 +255,19 @@ def test_what_no_student_holds_and_what_norms_measured_stay_to_the_bit(
 def test_students_come_closer_to_their_teacher_on_noise_that_they_have_not_seen(mode: str) -> None:
     network = network_of(MLP)
     state = working_state(network)
-    specs = few_students(network)[:1]
-    found = distil(network, state, specs, settings(mode, iterations=40, batch_size=32), seed=3)
+    architectures = few_students(network)[:1]
+    found = distil(network, state, architectures, settings(mode, iterations=40, batch_size=32), seed=3)
     unseen = torch.randn((200, *MLP.input_shape), generator=torch.Generator().manual_seed(99))
-    before = divergence(network, specs[0], state, state, unseen)
+    before = divergence(network, architectures[0], state, state, unseen)
     # The teacher is a model that stayed, except where it moves with its students.
-    after = divergence(network, specs[0], found, found if mode == "shared" else state, unseen)
+    after = divergence(network, architectures[0], found, found if mode == "shared" else state, unseen)
     assert after < 0.8 * before
 
 
 def test_noise_follows_from_the_seed() -> None:
     network = network_of(MLP)
-    state, specs = working_state(network), few_students(network)
-    one, again, other = (distil(network, state, specs, settings("shared"), seed) for seed in (1, 1, 2))
+    state, architectures = working_state(network), few_students(network)
+    one, again, other = (distil(network, state, architectures, settings("shared"), seed) for seed in (1, 1, 2))
     assert same_bits(one, again)
     assert not same_bits(one, other)
 
@@ -286,18 +288,18 @@ def test_token_models_learn_from_random_symbols(mode: str) -> None:
     state = init_state(network, 0)
     # A cut of all gates, without the layer that may be skipped.
     axis = next(name for name, axis in network.axes.items() if axis.kind == "channel")
-    spec = SubnetSpec(axes=((axis, Roll(start=1, size=3)),))
-    found = distil(network, state, [spec], settings(mode), seed=1)
-    held = held_places(network, spec)
+    architecture = Architecture(axes=((axis, Roll(start=1, size=3)),))
+    found = distil(network, state, [architecture], settings(mode), seed=1)
+    held = held_places(network, architecture)
     for name, tensor in found.items():
         if bool(held[name].any()):
             assert not torch.equal(tensor, state[name]), name
     # Its kernels round differently from call to call.
-    full = distil(network, state, [network.full_spec()], settings(mode, iterations=5), seed=1)
+    full = distil(network, state, [network.full_architecture()], settings(mode, iterations=5), seed=1)
     assert same_bits(full, state)
 
 
-def test_the_smallest_subnet_is_the_first_student() -> None:
+def test_the_smallest_submodel_is_the_first_student() -> None:
     network = network_of(RESNET)
     space = uniform_space(network, (0.5, 1.0))
     students = draw_students(network, tuple(reversed(space)), 20, seed=4)
@@ -329,7 +331,7 @@ def test_distillation_without_a_student_is_refused() -> None:
     with pytest.raises(ConfigError, match="one or more students"):
         distil(network, working_state(network), [], settings("shared"), seed=0)
     with pytest.raises(ConfigError, match="0 students are to be drawn"):
-        draw_students(network, [network.full_spec()], 0, seed=0)
+        draw_students(network, [network.full_architecture()], 0, seed=0)
 
 
 def _on(device: torch.device, state: State) -> dict[str, Tensor]:

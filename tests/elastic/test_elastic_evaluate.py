@@ -12,17 +12,17 @@ from subfleet.elastic.spaces import uniform_space
 from subfleet.protocol.errors import DataError
 
 
-def test_it_is_the_accuracy_and_loss_of_the_subnet_itself() -> None:
+def test_it_is_the_accuracy_and_loss_of_the_submodel_itself() -> None:
     network = network_of(MLP)
-    state, spec = random_state(network, 1), uniform_space(network, (0.5, 1))[1]
+    state, architecture = random_state(network, 1), uniform_space(network, (0.5, 1))[1]
     inputs = torch.randn(37, 5, generator=torch.Generator().manual_seed(2))
-    module = build_module(network, spec)
-    module.load_state_dict(extract(network, spec, state))
+    module = build_module(network, architecture)
+    module.load_state_dict(extract(network, architecture, state))
     logits = module(inputs).detach()
     labels = logits.argmax(dim=1)
     labels[:10] = (labels[:10] + 1) % 4
     for batch_size in (5, 37, 256):
-        found = evaluate(network, spec, state, inputs, labels, batch_size=batch_size)
+        found = evaluate(network, architecture, state, inputs, labels, batch_size=batch_size)
         assert found.accuracy == 27 / 37
         assert found.loss == pytest.approx(float(torch.nn.functional.cross_entropy(logits, labels)), rel=1e-4)
 
@@ -33,7 +33,7 @@ def test_samples_must_be_there_and_labelled(inputs: int, labels: int) -> None:
     with pytest.raises(DataError, match="equally many"):
         evaluate(
             network,
-            network.full_spec(),
+            network.full_architecture(),
             random_state(network, 1),
             torch.zeros(inputs, 5),
             torch.zeros(labels, dtype=torch.int64),
@@ -42,8 +42,8 @@ def test_samples_must_be_there_and_labelled(inputs: int, labels: int) -> None:
 
 def test_tokens_count_unless_they_are_padding() -> None:
     network = network_of(DECODER)
-    state, spec, inputs = random_state(network, 1), network.full_spec(), inputs_of(DECODER, 4)
-    module = build_module(network, spec)
+    state, architecture, inputs = random_state(network, 1), network.full_architecture(), inputs_of(DECODER, 4)
+    module = build_module(network, architecture)
     module.load_state_dict(state)
     logits = module(inputs).detach()
     labels = logits.argmax(dim=-1)
@@ -51,30 +51,32 @@ def test_tokens_count_unless_they_are_padding() -> None:
     labels[1:, 3:] = -1
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-1)
     for batch_size in (1, 3, 9):
-        found = evaluate(network, spec, state, inputs, labels, objective="next_token", batch_size=batch_size)
+        found = evaluate(network, architecture, state, inputs, labels, objective="next_token", batch_size=batch_size)
         assert (found.accuracy, found.label_count) == (13 / 14, 14)
         assert found.loss == pytest.approx(float(expected), rel=1e-4)
         assert found.metrics["perplexity"] == math.exp(found.loss)
     # A data set may begin with a batch of nothing but padding.
     labels[0] = -1
-    assert evaluate(network, spec, state, inputs, labels, batch_size=1).label_count == 9
+    assert evaluate(network, architecture, state, inputs, labels, batch_size=1).label_count == 9
 
 
 def test_each_of_several_data_sets_is_judged_on_its_own() -> None:
     network = network_of(MLP)
-    state, spec = random_state(network, 1), network.full_spec()
+    state, architecture = random_state(network, 1), network.full_architecture()
     inputs, labels = torch.randn(9, 5, generator=torch.Generator().manual_seed(2)), torch.arange(9) % 4
     parts = [(inputs[:2], labels[:2]), (inputs[2:], labels[2:])]
-    assert evaluate_many(network, spec, state, parts) == [evaluate(network, spec, state, *part) for part in parts]
+    assert evaluate_many(network, architecture, state, parts) == [
+        evaluate(network, architecture, state, *part) for part in parts
+    ]
 
 
-def test_a_subnet_is_evaluated_where_the_model_is(device: torch.device) -> None:
+def test_a_submodel_is_evaluated_where_the_model_is(device: torch.device) -> None:
     network = network_of(DECODER)
     state, inputs = random_state(network, 1), inputs_of(DECODER, 4)
     labels = inputs.roll(-1, dims=1)
-    expected = evaluate(network, network.full_spec(), state, inputs, labels)
+    expected = evaluate(network, network.full_architecture(), state, inputs, labels)
     moved = {name: tensor.to(device) for name, tensor in state.items()}
-    found = evaluate(network, network.full_spec(), moved, inputs, labels)
+    found = evaluate(network, network.full_architecture(), moved, inputs, labels)
     assert found.accuracy == expected.accuracy
     assert found.loss == pytest.approx(expected.loss, rel=1e-4)
 
@@ -90,4 +92,4 @@ def test_a_subnet_is_evaluated_where_the_model_is(device: torch.device) -> None:
 def test_labels_must_be_those_of_what_is_predicted(labels: torch.Tensor, reason: str) -> None:
     network = network_of(DECODER)
     with pytest.raises(DataError, match=reason):
-        evaluate(network, network.full_spec(), random_state(network, 1), inputs_of(DECODER, 2), labels)
+        evaluate(network, network.full_architecture(), random_state(network, 1), inputs_of(DECODER, 2), labels)

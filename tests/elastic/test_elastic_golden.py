@@ -29,11 +29,11 @@ def reference(old: Array, clients: list[tuple[Array, float]]) -> Array:
 def test_random_changes_agree_with_the_reference() -> None:
     network = network_of(CONFIG)
     state = random_state(network, 0)
-    small, large = uniform_space(network, (0.5, 1))[0], network.full_spec()
+    small, large = uniform_space(network, (0.5, 1))[0], network.full_architecture()
     updates = [(small, random_change(network, small, 1), 2.0), (large, random_change(network, large, 2), 6.0)]
     accumulator = Accumulator(network, state, total_weight=8)
-    for spec, change, weight in updates:
-        accumulator.add(spec, change, weight)
+    for architecture, change, weight in updates:
+        accumulator.add(architecture, change, weight)
     new = accumulator.finish()
     for name, tensor in state.items():
         clients = [(change[name].double().numpy(), weight) for _, change, weight in updates if name in change]
@@ -46,8 +46,12 @@ def test_golden_numbers() -> None:
     narrow, shallow = uniform_space(network, (0.5,))[-1], uniform_space(network, (1,))[0]
     assert (narrow.name, shallow.name) == ("w1/2 d2", "w1 d1")
     accumulator = Accumulator(network, state, total_weight=4)
-    for spec, value, weight in ((narrow, -1.0, 1.0), (shallow, 1.0, 3.0)):
-        accumulator.add(spec, {name: torch.full(shape, value) for name, shape in network.shapes(spec).items()}, weight)
+    for architecture, value, weight in ((narrow, -1.0, 1.0), (shallow, 1.0, 3.0)):
+        accumulator.add(
+            architecture,
+            {name: torch.full(shape, value) for name, shape in network.shapes(architecture).items()},
+            weight,
+        )
     new = accumulator.finish()
     both, wide_only, narrow_only, nobody = 10.5, 11.0, 9.0, 10.0
     assert new["norm.weight"].tolist() == [both] * 4 + [wide_only] * 4

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from elastic.elastic_cases import CONVOLUTIONAL, MLP, RESNET, random_change, random_state, specs
+from elastic.elastic_cases import CONVOLUTIONAL, MLP, RESNET, architectures, random_change, random_state
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -20,45 +20,45 @@ from subfleet.elastic.scaling import scale_factors, scaled_change
 from subfleet.elastic.spaces import uniform_space
 from subfleet.elastic.weight_sizes import NORMS, Central, WeightNorm
 from subfleet.protocol.errors import ConfigError
-from subfleet.protocol.subnet import Explicit, Prefix, Roll, SubnetSpec
-from subfleet.testing.subnets import held_places, same_bits
+from subfleet.protocol.submodel import Architecture, Explicit, Prefix, Roll
+from subfleet.testing.submodels import held_places, same_bits
 
 DEEP = replace(MLP, widths=(8, 6), depths=(4, 3))
 State = Mapping[str, Tensor]
 EVERY_NORM: tuple[WeightNorm, ...] = ("l2", "rms", "common")
 
 
-def with_depths(network: Network, *depths: int, rate: float = 1.0) -> SubnetSpec:
+def with_depths(network: Network, *depths: int, rate: float = 1.0) -> Architecture:
     """The first blocks of each section, counting the one that is always there."""
     name = f" d{'-'.join(map(str, depths))}"
-    return next(spec for spec in uniform_space(network, (rate,)) if spec.name.endswith(name))
+    return next(architecture for architecture in uniform_space(network, (rate,)) if architecture.name.endswith(name))
 
 
-def zeros(network: Network, spec: SubnetSpec) -> dict[str, Tensor]:
-    return {name: torch.zeros(shape) for name, shape in network.shapes(spec).items()}
+def zeros(network: Network, architecture: Architecture) -> dict[str, Tensor]:
+    return {name: torch.zeros(shape) for name, shape in network.shapes(architecture).items()}
 
 
-def folded_as_in_the_paper(
+def aggregated_as_in_the_paper(
     network: Network,
     state: State,
-    clients: Sequence[tuple[SubnetSpec, State, float]],
+    clients: Sequence[tuple[Architecture, State, float]],
     norm: WeightNorm | None,
 ) -> dict[str, Tensor]:
     """Algorithm 1 without local training: graft, scale (unless norm is None) and average by samples."""
-    grafts = [graft(network, spec) for spec, _, _ in clients]
+    grafts = [graft(network, architecture) for architecture, _, _ in clients]
     changes = [
         grafted_change(network, found, state, change) for found, (_, change, _) in zip(grafts, clients, strict=True)
     ]
     if norm is not None:
-        received = [extract(network, found.spec, state) for found in grafts]
+        received = [extract(network, found.architecture, state) for found in grafts]
         trained = [
             {name: old[name] + change[name] for name in old} for old, change in zip(received, changes, strict=True)
         ]
-        factors = scale_factors(network, [(g.spec, t) for g, t in zip(grafts, trained, strict=True)], norm=norm)
+        factors = scale_factors(network, [(g.architecture, t) for g, t in zip(grafts, trained, strict=True)], norm=norm)
         changes = [scaled_change(*parts) for parts in zip(received, changes, factors, strict=True)]
     accumulator = Accumulator(network, state, total_weight=sum(weight for _, _, weight in clients))
     for found, change, (_, _, weight) in zip(grafts, changes, clients, strict=True):
-        accumulator.add(found.spec, change, weight)
+        accumulator.add(found.architecture, change, weight)
     return accumulator.finish()
 
 
@@ -69,7 +69,7 @@ def block_of(state: State, section: int, position: int) -> dict[str, Tensor]:
 
 def test_a_copy_is_the_last_kept_block_with_the_axes_of_its_own() -> None:
     network = network_of(DEEP)
-    spec = SubnetSpec(
+    architecture = Architecture(
         axes=(
             ("section0.block1.inner", Explicit(indices=(2, 3, 0, 1))),
             ("section0.block2.inner", Prefix(size=2)),
@@ -77,54 +77,56 @@ def test_a_copy_is_the_last_kept_block_with_the_axes_of_its_own() -> None:
         ),
         blocks=("section0.block1", "section1.block2"),
     )
-    found = graft(network, spec)
-    assert found.spec.blocks == tuple(block.name for block in network.blocks)
+    found = graft(network, architecture)
+    assert found.architecture.blocks == tuple(block.name for block in network.blocks)
     for position in (1, 2, 3):
-        inner = found.spec.index_set(f"section0.block{position}.inner")
+        inner = found.architecture.index_set(f"section0.block{position}.inner")
         assert inner == Explicit(indices=(2, 3, 0, 1))
         assert found.sources[f"section0.block{position}.layer1.weight"] == "section0.block1.layer1.weight"
     assert found.sources["section1.block1.layer1.weight"] == "section1.block2.layer1.weight"
-    shapes = network.shapes(spec)
-    assert {name: shapes[source] for name, source in found.sources.items()} == network.shapes(found.spec)
+    shapes = network.shapes(architecture)
+    assert {name: shapes[source] for name, source in found.sources.items()} == network.shapes(found.architecture)
 
 
 @pytest.mark.slow
 @settings(deadline=None, max_examples=15)
 @given(data=st.data())
-def test_a_grafted_subnet_is_a_subnet_that_holds_its_own_tensors(data: st.DataObject) -> None:
+def test_a_grafted_submodel_is_a_submodel_that_holds_its_own_tensors(data: st.DataObject) -> None:
     configs: tuple[Family, ...] = (DEEP, RESNET, *CONVOLUTIONAL.values())
     network = network_of(data.draw(st.sampled_from(configs)))
     assume(_alike(network))
-    spec = data.draw(specs(network))
-    assume(is_graftable(network, spec))
-    found = graft(network, spec)
-    own, shapes = network.shapes(spec), network.shapes(found.spec)
+    architecture = data.draw(architectures(network))
+    assume(is_graftable(network, architecture))
+    found = graft(network, architecture)
+    own, shapes = network.shapes(architecture), network.shapes(found.architecture)
     assert list(found.sources) == list(shapes)
     assert {name: source for name, source in found.sources.items() if name in own} == {name: name for name in own}
     assert all(own[source] == shapes[name] for name, source in found.sources.items())
-    assert found.spec.blocks == tuple(block.name for block in network.blocks)
+    assert found.architecture.blocks == tuple(block.name for block in network.blocks)
 
 
 def test_a_section_of_one_block_is_grafted_where_that_is_like_the_others() -> None:
     """FedFA's claim is that no block is left to few clients, however shallow the others are."""
     network = network_of(replace(MLP, widths=(8,), depths=(3,)))
-    spec = with_depths(network, 1, rate=0.5)
-    assert spec.blocks == ()
-    found = graft(network, spec)
-    assert found.spec.blocks == ("section0.block1", "section0.block2")
+    architecture = with_depths(network, 1, rate=0.5)
+    assert architecture.blocks == ()
+    found = graft(network, architecture)
+    assert found.architecture.blocks == ("section0.block1", "section0.block2")
     for position in (1, 2):
         assert found.sources[f"section0.block{position}.layer1.weight"] == "section0.block0.layer1.weight"
-        assert found.spec.index_set(f"section0.block{position}.inner") == spec.index_set("section0.block0.inner")
-    assert found.spec.index_set("section0.stream") == spec.index_set("section0.stream")
+        assert found.architecture.index_set(f"section0.block{position}.inner") == architecture.index_set(
+            "section0.block0.inner"
+        )
+    assert found.architecture.index_set("section0.stream") == architecture.index_set("section0.stream")
 
 
 def test_a_section_of_one_block_that_is_unlike_the_others_is_refused() -> None:
     """In silence nothing would be grafted: the first block of a section reads other channels, and has a shortcut."""
     network = network_of(replace(RESNET, depths=(2, 2)))
-    spec = with_depths(network, 2, 1)
-    assert not is_graftable(network, spec)
+    architecture = with_depths(network, 2, 1)
+    assert not is_graftable(network, architecture)
     with pytest.raises(ConfigError, match="besides the section's first"):
-        graft(network, spec)
+        graft(network, architecture)
 
 
 def _alike(network: Network) -> bool:
@@ -135,10 +137,10 @@ def _alike(network: Network) -> bool:
     return all(shapes[one] == shapes[other] for one in shapes for other in shapes if one.section == other.section)
 
 
-def test_a_full_subnet_has_nothing_to_graft() -> None:
+def test_a_full_submodel_has_nothing_to_graft() -> None:
     network = network_of(DEEP)
-    found = graft(network, network.full_spec())
-    assert found.spec == network.full_spec()
+    found = graft(network, network.full_architecture())
+    assert found.architecture == network.full_architecture()
     assert all(name == source for name, source in found.sources.items())
 
 
@@ -153,11 +155,15 @@ def test_blocks_that_are_not_alike_are_refused() -> None:
 
 def test_grafting_gives_every_block_of_the_common_width_to_every_client() -> None:
     network = network_of(DEEP)
-    clients = [(with_depths(network, 2, 2, rate=0.5), 3), (with_depths(network, 3, 2), 5), (network.full_spec(), 7)]
+    clients = [
+        (with_depths(network, 2, 2, rate=0.5), 3),
+        (with_depths(network, 3, 2), 5),
+        (network.full_architecture(), 7),
+    ]
     given_weight = {name: torch.zeros(decl.shape) for name, decl in network.tensors.items()}
     without = {name: torch.zeros(decl.shape) for name, decl in network.tensors.items()}
-    for spec, weight in clients:
-        for into, one in ((given_weight, graft(network, spec).spec), (without, spec)):
+    for architecture, weight in clients:
+        for into, one in ((given_weight, graft(network, architecture).architecture), (without, architecture)):
             for name, tensor_map in tensor_maps(network, one).items():
                 tensor_map.scatter(torch.full(network.shapes(one)[name], float(weight)), into[name])
     common = held_places(network, with_depths(network, 4, 3, rate=0.5))
@@ -169,19 +175,19 @@ def test_grafting_gives_every_block_of_the_common_width_to_every_client() -> Non
 
 def test_extracting_the_clients_depth_gives_its_own_blocks_back() -> None:
     network = network_of(DEEP)
-    state, spec = random_state(network, 0), with_depths(network, 2, 3, rate=0.5)
-    change = random_change(network, spec, 1)
-    found = graft(network, spec)
+    state, architecture = random_state(network, 0), with_depths(network, 2, 3, rate=0.5)
+    change = random_change(network, architecture, 1)
+    found = graft(network, architecture)
     grafted = grafted_change(network, found, state, change)
     assert same_bits({name: grafted[name] for name in change}, change)
-    new = folded_as_in_the_paper(network, state, [(spec, change, 4.0)], None)
-    trained = {name: tensor + change[name] for name, tensor in extract(network, spec, state).items()}
-    back = extract(network, spec, new)
+    new = aggregated_as_in_the_paper(network, state, [(architecture, change, 4.0)], None)
+    trained = {name: tensor + change[name] for name, tensor in extract(network, architecture, state).items()}
+    back = extract(network, architecture, new)
     for name, tensor in trained.items():
         torch.testing.assert_close(back[name], tensor, atol=1e-6, rtol=0)
     for position in (1, 2, 3):
         # Inner channels of a deeper block are its own; those that the client grafted hold its last block.
-        copies = {name: extract(network, found.spec, new)[name] for name in found.sources}
+        copies = {name: extract(network, found.architecture, new)[name] for name in found.sources}
         for suffix, tensor in block_of(copies, 0, position).items():
             torch.testing.assert_close(tensor, trained[f"section0.block1.{suffix}"], atol=1e-6, rtol=0)
 
@@ -190,7 +196,9 @@ def test_without_training_a_block_becomes_the_mean_of_the_clients_last_blocks() 
     network = network_of(DEEP)
     state = random_state(network, 0)
     clients = [(with_depths(network, depth, 3), float(weight)) for depth, weight in ((2, 3), (3, 5), (4, 2))]
-    new = folded_as_in_the_paper(network, state, [(spec, zeros(network, spec), w) for spec, w in clients], None)
+    new = aggregated_as_in_the_paper(
+        network, state, [(architecture, zeros(network, architecture), w) for architecture, w in clients], None
+    )
     for position in (1, 2, 3):
         for suffix, tensor in block_of(new, 0, position).items():
             expected = sum(
@@ -206,10 +214,10 @@ def test_without_training_a_block_becomes_the_mean_of_the_clients_last_blocks() 
 @pytest.mark.parametrize("norm", EVERY_NORM)
 def test_equal_clients_are_scaled_by_exactly_one(norm: WeightNorm, device: torch.device) -> None:
     network = network_of(RESNET)
-    clients = [(network.full_spec(), _on(device, random_state(network, 1)))] * 3
+    clients = [(network.full_architecture(), _on(device, random_state(network, 1)))] * 3
     factors = scale_factors(network, clients, norm=norm)
     assert all(factor == 1 for one in factors for factor in one.values())
-    change = random_change(network, network.full_spec(), 2)
+    change = random_change(network, network.full_architecture(), 2)
     assert same_bits(scaled_change(random_state(network, 1), change, factors[0]), change)
 
 
@@ -218,7 +226,9 @@ def test_equal_clients_are_scaled_by_exactly_one(norm: WeightNorm, device: torch
 def test_the_factor_is_the_mean_norm_over_the_own(norm: WeightNorm, central: Central) -> None:
     network = network_of(MLP)
     states = [random_state(network, seed) for seed in range(3)]
-    factors = scale_factors(network, [(network.full_spec(), state) for state in states], norm=norm, central=central)
+    factors = scale_factors(
+        network, [(network.full_architecture(), state) for state in states], norm=norm, central=central
+    )
     name = "section0.block0.layer1.weight"
     sizes = []
     for state in states:
@@ -235,7 +245,10 @@ def test_the_factor_is_the_mean_norm_over_the_own(norm: WeightNorm, central: Cen
 def test_the_order_of_clients_changes_no_factor() -> None:
     network = network_of(MLP)
     some = _some(network) * 3
-    clients = [(spec, extract(network, spec, random_state(network, seed))) for seed, spec in enumerate(some)]
+    clients = [
+        (architecture, extract(network, architecture, random_state(network, seed)))
+        for seed, architecture in enumerate(some)
+    ]
     there = scale_factors(network, clients, norm="l2")
     for turn in range(1, len(clients)):
         turned = scale_factors(network, [*clients[turn:], *clients[:turn]], norm="l2")
@@ -245,8 +258,11 @@ def test_the_order_of_clients_changes_no_factor() -> None:
 @pytest.mark.parametrize("norm", EVERY_NORM)
 def test_multiplying_all_clients_changes_no_factor(norm: WeightNorm) -> None:
     network = network_of(MLP)
-    clients = [(spec, extract(network, spec, random_state(network, seed))) for seed, spec in enumerate(_some(network))]
-    tripled = [(spec, {name: 3 * tensor for name, tensor in state.items()}) for spec, state in clients]
+    clients = [
+        (architecture, extract(network, architecture, random_state(network, seed)))
+        for seed, architecture in enumerate(_some(network))
+    ]
+    tripled = [(architecture, {name: 3 * tensor for name, tensor in state.items()}) for architecture, state in clients]
     for one, other in zip(
         scale_factors(network, clients, norm=norm), scale_factors(network, tripled, norm=norm), strict=True
     ):
@@ -257,19 +273,19 @@ def test_multiplying_all_clients_changes_no_factor(norm: WeightNorm) -> None:
 @pytest.mark.parametrize("boost", [0.1, 20.0])
 def test_a_client_that_boosts_its_weights_changes_the_length_alone(norm: WeightNorm, boost: float) -> None:
     network, clients = network_of(MLP), 5
-    state, full = random_state(network, 0), network_of(MLP).full_spec()
+    state, full = random_state(network, 0), network_of(MLP).full_architecture()
     name = "section0.block0.layer1.weight"
     changes = [zeros(network, full) for _ in range(clients)]
     changes[0][name] = (boost - 1) * state[name]
-    new = folded_as_in_the_paper(network, state, [(full, change, 1.0) for change in changes], norm)
+    new = aggregated_as_in_the_paper(network, state, [(full, change, 1.0) for change in changes], norm)
     expected = state[name] * (clients - 1 + boost) / clients
     torch.testing.assert_close(new[name], expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_tensor_without_size_is_not_scaled() -> None:
     network = network_of(MLP)
-    empty = zeros(network, network.full_spec())
-    clients = [(network.full_spec(), state) for state in (empty, random_state(network, 0))]
+    empty = zeros(network, network.full_architecture())
+    clients = [(network.full_architecture(), state) for state in (empty, random_state(network, 0))]
     factors = scale_factors(network, clients, norm="rms")
     assert factors[0]["stem.weight"] == 1
     assert factors[1]["stem.weight"] == pytest.approx(0.5)
@@ -277,9 +293,9 @@ def test_a_tensor_without_size_is_not_scaled() -> None:
 
 def test_what_no_client_has_in_common_is_not_scaled() -> None:
     network = network_of(MLP)
-    front, back = (SubnetSpec(axes=(("section0.stream", Roll(start=start, size=4)),)) for start in (0, 4))
+    front, back = (Architecture(axes=(("section0.stream", Roll(start=start, size=4)),)) for start in (0, 4))
     state = random_state(network, 0)
-    clients = [(spec, extract(network, spec, state)) for spec in (front, back)]
+    clients = [(architecture, extract(network, architecture, state)) for architecture in (front, back)]
     assert all(one["stem.weight"] == 1 for one in scale_factors(network, clients, norm="common"))
 
 
@@ -290,11 +306,11 @@ def test_only_the_papers_norm_shrinks_what_wide_clients_hold_without_any_trainin
 ) -> None:
     network = network_of(replace(MLP, widths=(16,), depths=(2,)))
     start = random_state(network, 0)
-    narrow, wide = with_depths(network, 2, rate=0.25), network.full_spec()
+    narrow, wide = with_depths(network, 2, rate=0.25), network.full_architecture()
     state = start
     for _ in range(40):
-        clients = [(spec, zeros(network, spec), 1.0) for spec in (narrow, narrow, wide, wide)]
-        state = folded_as_in_the_paper(network, state, clients, norm)
+        clients = [(architecture, zeros(network, architecture), 1.0) for architecture in (narrow, narrow, wide, wide)]
+        state = aggregated_as_in_the_paper(network, state, clients, norm)
     if norm == "common":
         assert same_bits(state, start)
     name = "section0.block0.layer1.weight"
@@ -307,10 +323,14 @@ def test_only_the_papers_norm_shrinks_what_wide_clients_hold_without_any_trainin
 def test_a_copy_of_the_wide_clients_channels_in_another_order_is_in_common() -> None:
     network = network_of(MLP)
     state = random_state(network, 0)
-    shuffled = SubnetSpec(
-        axes=(("section0.stream", Explicit(indices=(6, 7, 2, 3, 0, 1, 4, 5))),), blocks=network.full_spec().blocks
+    shuffled = Architecture(
+        axes=(("section0.stream", Explicit(indices=(6, 7, 2, 3, 0, 1, 4, 5))),),
+        blocks=network.full_architecture().blocks,
     )
-    clients = [(spec, extract(network, spec, state)) for spec in (shuffled, network.full_spec())]
+    clients = [
+        (architecture, extract(network, architecture, state))
+        for architecture in (shuffled, network.full_architecture())
+    ]
     assert all(factor == 1 for one in scale_factors(network, clients) for factor in one.values())
 
 
@@ -318,8 +338,8 @@ def test_fidelity_names_the_norm() -> None:
     assert NORMS == {"paper": "l2", "fixed": "common"}
 
 
-def _some(network: Network) -> list[SubnetSpec]:
-    return [with_depths(network, 1, 1, 1, rate=0.5), with_depths(network, 2, 1, 1), network.full_spec()]
+def _some(network: Network) -> list[Architecture]:
+    return [with_depths(network, 1, 1, 1, rate=0.5), with_depths(network, 2, 1, 1), network.full_architecture()]
 
 
 def _on(device: torch.device, state: State) -> dict[str, Tensor]:

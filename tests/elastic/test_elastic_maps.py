@@ -2,7 +2,14 @@ import dataclasses
 
 import pytest
 import torch
-from elastic.elastic_cases import CONFIGS, CONVOLUTIONAL, networks_and_specs, random_change, random_state, relaxed
+from elastic.elastic_cases import (
+    CONFIGS,
+    CONVOLUTIONAL,
+    networks_and_architectures,
+    random_change,
+    random_state,
+    relaxed,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,15 +17,15 @@ from subfleet.elastic.building import build_module, network_of
 from subfleet.elastic.maps import extract, tensor_maps
 from subfleet.elastic.network import Network
 from subfleet.protocol.errors import ConfigError
-from subfleet.protocol.subnet import SubnetSpec
-from subfleet.testing.subnets import held_places, same_bits
+from subfleet.protocol.submodel import Architecture
+from subfleet.testing.submodels import held_places, same_bits
 
 pytestmark = pytest.mark.slow
 
 
-def scattered(network: Network, spec: SubnetSpec, local: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def scattered(network: Network, architecture: Architecture, local: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     full = {name: torch.zeros(decl.shape) for name, decl in network.tensors.items()}
-    for name, tensor_map in tensor_maps(network, spec).items():
+    for name, tensor_map in tensor_maps(network, architecture).items():
         tensor_map.scatter(local[name], full[name])
     return full
 
@@ -28,49 +35,52 @@ def inputs_of(network: Network) -> torch.Tensor:
 
 
 @relaxed
-@given(case=networks_and_specs(), seed=st.integers(0, 2**31))
-def test_extract_after_scatter_is_the_identity(case: tuple[Network, SubnetSpec], seed: int) -> None:
-    network, spec = case
-    local = random_change(network, spec, seed)
-    assert same_bits(extract(network, spec, scattered(network, spec, local)), local)
+@given(case=networks_and_architectures(), seed=st.integers(0, 2**31))
+def test_extract_after_scatter_is_the_identity(case: tuple[Network, Architecture], seed: int) -> None:
+    network, architecture = case
+    local = random_change(network, architecture, seed)
+    assert same_bits(extract(network, architecture, scattered(network, architecture, local)), local)
 
 
 @relaxed
-@given(case=networks_and_specs())
-def test_a_map_reaches_the_elements_whose_indices_are_all_kept_and_no_other(case: tuple[Network, SubnetSpec]) -> None:
-    network, spec = case
-    ones = {name: torch.ones(shape) for name, shape in network.shapes(spec).items()}
-    held = held_places(network, spec)
-    for name, full in scattered(network, spec, ones).items():
+@given(case=networks_and_architectures())
+def test_a_map_reaches_the_elements_whose_indices_are_all_kept_and_no_other(case: tuple[Network, Architecture]) -> None:
+    network, architecture = case
+    ones = {name: torch.ones(shape) for name, shape in network.shapes(architecture).items()}
+    held = held_places(network, architecture)
+    for name, full in scattered(network, architecture, ones).items():
         assert torch.equal(full, held[name].float()), name
 
 
 @relaxed
-@given(case=networks_and_specs())
-def test_a_subnet_computes_what_the_full_network_does_with_all_else_set_to_zero(
-    case: tuple[Network, SubnetSpec],
+@given(case=networks_and_architectures())
+def test_a_submodel_computes_what_the_full_network_does_with_all_else_set_to_zero(
+    case: tuple[Network, Architecture],
 ) -> None:
     # Norms see whole groups, so this holds exactly up to rounding, for widths, kernels and, where a block adds to a
     # stream, for skipped blocks.
-    network, spec = case
+    network, architecture = case
     if network.config.TYPE in ("vgg", "ds_cnn") or network.config == CONVOLUTIONAL["pooling cells"]:
-        spec = dataclasses.replace(spec, blocks=network.full_spec().blocks)
-    local = extract(network, spec, random_state(network, 1))
-    subnet, full = build_module(network, spec).eval(), build_module(network, network.full_spec()).eval()
-    subnet.load_state_dict(local)
-    full.load_state_dict(scattered(network, spec, local))
+        architecture = dataclasses.replace(architecture, blocks=network.full_architecture().blocks)
+    local = extract(network, architecture, random_state(network, 1))
+    submodel, full = (
+        build_module(network, architecture).eval(),
+        build_module(network, network.full_architecture()).eval(),
+    )
+    submodel.load_state_dict(local)
+    full.load_state_dict(scattered(network, architecture, local))
     expected = full(inputs_of(network))
     torch.testing.assert_close(
-        subnet(inputs_of(network)), expected, atol=1e-4 * float(expected.detach().abs().max()), rtol=0
+        submodel(inputs_of(network)), expected, atol=1e-4 * float(expected.detach().abs().max()), rtol=0
     )
 
 
 @relaxed
-@given(case=networks_and_specs())
-def test_what_was_extracted_is_contiguous_and_shares_no_memory(case: tuple[Network, SubnetSpec]) -> None:
-    network, spec = case
+@given(case=networks_and_architectures())
+def test_what_was_extracted_is_contiguous_and_shares_no_memory(case: tuple[Network, Architecture]) -> None:
+    network, architecture = case
     state = random_state(network, 3)
-    for name, tensor in extract(network, spec, state).items():
+    for name, tensor in extract(network, architecture, state).items():
         assert tensor.is_contiguous()
         assert tensor.untyped_storage().data_ptr() != state[name].untyped_storage().data_ptr()
 
@@ -80,4 +90,4 @@ def test_a_model_without_a_declared_tensor_is_refused() -> None:
     state = random_state(network, 0)
     del state["norm.weight"]
     with pytest.raises(ConfigError, match=r"lacks the tensors \['norm.weight'\]"):
-        extract(network, network.full_spec(), state)
+        extract(network, network.full_architecture(), state)

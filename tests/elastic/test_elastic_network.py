@@ -2,26 +2,26 @@ import dataclasses
 
 import pytest
 import torch
-from elastic.elastic_cases import CONFIGS, MLP, RESNET, networks_and_specs, relaxed
+from elastic.elastic_cases import CONFIGS, MLP, RESNET, networks_and_architectures, relaxed
 from hypothesis import given
 
 from subfleet.elastic.building import build_module, init_state, network_of
 from subfleet.elastic.maps import extract
 from subfleet.elastic.network import Family, Network
 from subfleet.protocol.errors import ConfigError
-from subfleet.protocol.subnet import Explicit, IndexSet, Prefix, Roll, SubnetSpec
+from subfleet.protocol.submodel import Architecture, Explicit, IndexSet, Prefix, Roll
 
 
 @pytest.mark.slow
 @relaxed
-@given(case=networks_and_specs())
-def test_a_subnets_module_has_exactly_the_shapes_of_its_maps(case: tuple[Network, SubnetSpec]) -> None:
-    network, spec = case
-    module = build_module(network, spec)
+@given(case=networks_and_architectures())
+def test_a_submodels_module_has_exactly_the_shapes_of_its_maps(case: tuple[Network, Architecture]) -> None:
+    network, architecture = case
+    module = build_module(network, architecture)
     found = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
-    local = extract(network, spec, init_state(network, 0))
-    assert found == network.shapes(spec) == {name: tuple(tensor.shape) for name, tensor in local.items()}
-    assert list(found) == list(network.shapes(spec))
+    local = extract(network, architecture, init_state(network, 0))
+    assert found == network.shapes(architecture) == {name: tuple(tensor.shape) for name, tensor in local.items()}
+    assert list(found) == list(network.shapes(architecture))
     logits = module(torch.zeros(2, *network.config.input_shape))
     assert logits.shape == (2, network.config.class_count)
     assert all(parameter.requires_grad and parameter.dtype == torch.float32 for parameter in module.parameters())
@@ -30,7 +30,7 @@ def test_a_subnets_module_has_exactly_the_shapes_of_its_maps(case: tuple[Network
 def test_the_resnet_is_the_one_that_its_description_draws() -> None:
     network = network_of(RESNET)
     assert [block.name for block in network.blocks] == ["section0.block1", "section1.block1", "section1.block2"]
-    shapes = network.shapes(network.full_spec())
+    shapes = network.shapes(network.full_architecture())
     assert shapes["stem.weight"] == (8, 2, 3, 3)
     assert shapes["section1.block0.layer1.weight"] == (12, 8, 3, 3)
     assert shapes["section1.block0.shortcut.weight"] == (12, 8, 1, 1)
@@ -40,10 +40,10 @@ def test_the_resnet_is_the_one_that_its_description_draws() -> None:
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-def test_the_full_spec_keeps_everything(config: Family) -> None:
+def test_the_full_architecture_keeps_everything(config: Family) -> None:
     network = network_of(config)
-    assert network.shapes(network.full_spec()) == {name: decl.shape for name, decl in network.tensors.items()}
-    assert len(network.shapes(SubnetSpec())) < len(network.tensors)
+    assert network.shapes(network.full_architecture()) == {name: decl.shape for name, decl in network.tensors.items()}
+    assert len(network.shapes(Architecture())) < len(network.tensors)
 
 
 def test_first_weights_depend_on_the_seed_and_the_tensors_name_alone() -> None:
@@ -101,21 +101,21 @@ def test_batches_of_one_number_cannot_be_normalised() -> None:
 )
 def test_indices_that_an_axis_cannot_keep_are_refused(index_set: IndexSet, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
-        network_of(RESNET).check(SubnetSpec(axes=(("section1.stream", index_set),)))
+        network_of(RESNET).check(Architecture(axes=(("section1.stream", index_set),)))
 
 
 @pytest.mark.parametrize(
-    ("spec", "reason"),
+    ("architecture", "reason"),
     [
-        (SubnetSpec(axes=(("section7.stream", Prefix(size=4)),)), "names the axis"),
-        (SubnetSpec(axes=(("class", Prefix(size=2)),)), "all 3 in order"),
-        (SubnetSpec(axes=(("class", Explicit(indices=(1, 0, 2))),)), "all 3 in order"),
-        (SubnetSpec(axes=(("class", Roll(start=1, size=3)),)), "all 3 in order"),
-        (SubnetSpec(blocks=("section0.block0",)), "in order"),
-        (SubnetSpec(blocks=("section1.block2", "section0.block1")), "in order"),
-        (SubnetSpec(choices=(("op", ("conv",)),)), "no choices"),
+        (Architecture(axes=(("section7.stream", Prefix(size=4)),)), "names the axis"),
+        (Architecture(axes=(("class", Prefix(size=2)),)), "all 3 in order"),
+        (Architecture(axes=(("class", Explicit(indices=(1, 0, 2))),)), "all 3 in order"),
+        (Architecture(axes=(("class", Roll(start=1, size=3)),)), "all 3 in order"),
+        (Architecture(blocks=("section0.block0",)), "in order"),
+        (Architecture(blocks=("section1.block2", "section0.block1")), "in order"),
+        (Architecture(choices=(("op", ("conv",)),)), "no choices"),
     ],
 )
-def test_a_spec_of_another_network_is_refused(spec: SubnetSpec, reason: str) -> None:
+def test_a_architecture_of_another_network_is_refused(architecture: Architecture, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
-        network_of(RESNET).shapes(spec)
+        network_of(RESNET).shapes(architecture)

@@ -20,8 +20,8 @@ from subfleet.elastic.running_statistics import (
 )
 from subfleet.elastic.spaces import uniform_space
 from subfleet.protocol.errors import DataError
-from subfleet.protocol.subnet import SubnetSpec
-from subfleet.testing.subnets import held_places, same_bits
+from subfleet.protocol.submodel import Architecture
+from subfleet.testing.submodels import held_places, same_bits
 
 BATCH_RESNET = replace(RESNET, norm="batch", widths=(8, 8))
 
@@ -38,15 +38,17 @@ def samples(count: int, seed: int = 0) -> Tensor:
     return torch.randn((count, *BATCH_RESNET.input_shape), generator=torch.Generator().manual_seed(seed)) * 2 + 1
 
 
-def module_of(network: Network, spec: SubnetSpec, state: dict[str, Tensor]) -> nn.Module:
-    module = build_module(network, spec)
-    module.load_state_dict(extract(network, spec, state))
+def module_of(network: Network, architecture: Architecture, state: dict[str, Tensor]) -> nn.Module:
+    module = build_module(network, architecture)
+    module.load_state_dict(extract(network, architecture, state))
     return module.train()
 
 
-def inputs_of_norms(network: Network, spec: SubnetSpec, state: dict[str, Tensor], batches: list[Tensor]) -> Tensor:
+def inputs_of_norms(
+    network: Network, architecture: Architecture, state: dict[str, Tensor], batches: list[Tensor]
+) -> Tensor:
     """Everything that the deepest norm of section 0 was given, as (channels, values) in float64."""
-    module, seen = module_of(network, spec, state), []
+    module, seen = module_of(network, architecture, state), []
     layer = module.get_submodule("section0.block1.norm2")
     layer.register_forward_pre_hook(lambda _module, given: seen.append(given[0].detach().double()))
     for batch in batches:
@@ -54,22 +56,22 @@ def inputs_of_norms(network: Network, spec: SubnetSpec, state: dict[str, Tensor]
     return torch.cat(seen).transpose(0, 1).flatten(1)
 
 
-def small(network: Network) -> SubnetSpec:
-    return next(spec for spec in uniform_space(network, (0.5,)) if spec.name.endswith("d2-1"))
+def small(network: Network) -> Architecture:
+    return next(architecture for architecture in uniform_space(network, (0.5,)) if architecture.name.endswith("d2-1"))
 
 
 @pytest.mark.parametrize("which", ["full", "small"])
 def test_the_statistics_are_those_of_all_that_a_norm_was_given(which: str, device: torch.device) -> None:
     network = network_of(BATCH_RESNET)
-    spec, state = network.full_spec() if which == "full" else small(network), state_of(network)
+    architecture, state = network.full_architecture() if which == "full" else small(network), state_of(network)
     # Batches of different sizes: a mean of their means would be another one.
     batches = [samples(7, seed=1), samples(3, seed=2) + 5, samples(12, seed=3)]
     there = {name: tensor.to(device) for name, tensor in state.items()}
     with torch.backends.cudnn.flags(enabled=False):
         # Convolutions in full precision on a GPU too.
-        new = recalibrated(network, there, spec, batches)
-    given = inputs_of_norms(network, spec, state, batches)
-    local = extract(network, spec, new)
+        new = recalibrated(network, there, architecture, batches)
+    given = inputs_of_norms(network, architecture, state, batches)
+    local = extract(network, architecture, new)
     for name, expected in (("running_mean", given.mean(1)), ("running_var", given.var(1))):
         found = local[f"section0.block1.norm2.{name}"].cpu().double()
         torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
@@ -77,11 +79,11 @@ def test_the_statistics_are_those_of_all_that_a_norm_was_given(which: str, devic
 
 def test_nothing_else_moves_a_bit() -> None:
     network = network_of(BATCH_RESNET)
-    spec, state = small(network), state_of(network)
+    architecture, state = small(network), state_of(network)
     before = {name: tensor.clone() for name, tensor in state.items()}
-    new = recalibrated(network, state, spec, [samples(9)])
+    new = recalibrated(network, state, architecture, [samples(9)])
     assert same_bits(state, before)
-    held = held_places(network, spec)
+    held = held_places(network, architecture)
     for name, decl in network.tensors.items():
         moves = held[name] if decl.role in ("mean", "variance") else torch.zeros_like(held[name])
         assert same_bits({name: new[name][~moves]}, {name: state[name][~moves]})
@@ -90,7 +92,7 @@ def test_nothing_else_moves_a_bit() -> None:
 
 def test_one_batch_gives_what_pytorch_gives() -> None:
     network = network_of(BATCH_RESNET)
-    state, full = state_of(network), network.full_spec()
+    state, full = state_of(network), network.full_architecture()
     module = module_of(network, full, state)
     for layer in module.modules():
         if isinstance(layer, nn.BatchNorm2d):
@@ -104,10 +106,12 @@ def test_one_batch_gives_what_pytorch_gives() -> None:
 
 def test_sums_of_clients_are_the_statistics_of_all_their_data() -> None:
     network = network_of(BATCH_RESNET)
-    state, spec = state_of(network), small(network)
+    state, architecture = state_of(network), small(network)
     batches = [samples(count, seed=count) for count in (5, 2, 8, 4)]
-    pooled = merged_statistics([measured_moments(network, spec, state, batches)])
-    clients = [measured_moments(network, spec, state, part) for part in (batches[:1], batches[1:3], batches[3:])]
+    pooled = merged_statistics([measured_moments(network, architecture, state, batches)])
+    clients = [
+        measured_moments(network, architecture, state, part) for part in (batches[:1], batches[1:3], batches[3:])
+    ]
     merged, turned = merged_statistics(clients), merged_statistics(clients[::-1])
     assert len(pooled) == 2 * 7
     for name, tensor in pooled.items():
@@ -115,7 +119,7 @@ def test_sums_of_clients_are_the_statistics_of_all_their_data() -> None:
         torch.testing.assert_close(turned[name], tensor, atol=1e-7, rtol=1e-6)
 
 
-def with_magnitudes(network: Network, spec: SubnetSpec, seed: int) -> dict[str, NormMoments]:
+def with_magnitudes(network: Network, architecture: Architecture, seed: int) -> dict[str, NormMoments]:
     """Moments of some client, small, or so huge that they hide the others until one takes away another."""
     generator = torch.Generator().manual_seed(seed)
     huge = {0: 1e17, 3: -1e17}.get(seed, 0.0)
@@ -123,40 +127,46 @@ def with_magnitudes(network: Network, spec: SubnetSpec, seed: int) -> dict[str, 
     def drawn(size: int) -> Tensor:
         return torch.randn(size, generator=generator, dtype=torch.float64) * 10.0 ** (4 * seed % 13 - 8)
 
-    shapes = network.shapes(spec)
+    shapes = network.shapes(architecture)
     return {
         norm.name: NormMoments(
             total=drawn(size := shapes[f"{norm.name}.running_mean"][0]) + huge,
             squares=drawn(size).abs() * 1e9,
             count=seed + 3,
         )
-        for norm in norm_layers(network, spec)
+        for norm in norm_layers(network, architecture)
     }
 
 
 @pytest.mark.slow
 def test_merged_sums_have_the_same_bits_for_every_order() -> None:
     network = network_of(BATCH_RESNET)
-    state, specs = state_of(network), (network.full_spec(), small(network), uniform_space(network, (0.5,))[0])
-    clients = [(specs[seed % 3], with_magnitudes(network, specs[seed % 3], seed)) for seed in range(9)]
+    state, architectures = (
+        state_of(network),
+        (network.full_architecture(), small(network), uniform_space(network, (0.5,))[0]),
+    )
+    clients = [(architectures[seed % 3], with_magnitudes(network, architectures[seed % 3], seed)) for seed in range(9)]
     first = shared_statistics(network, state, clients)
-    same_spec = [found for spec, found in clients if spec == specs[0]]
-    merged = merged_statistics(same_spec)
+    same_architecture = [found for architecture, found in clients if architecture == architectures[0]]
+    merged = merged_statistics(same_architecture)
     for order in itertools.islice(itertools.permutations(range(9)), 5, 40_000, 2017):
         assert same_bits(shared_statistics(network, state, [clients[place] for place in order]), first)
-    assert same_bits(merged_statistics(same_spec[::-1]), merged)
+    assert same_bits(merged_statistics(same_architecture[::-1]), merged)
 
 
 def test_shared_statistics_are_those_of_all_data_of_whoever_holds_a_channel(device: torch.device) -> None:
     network = network_of(BATCH_RESNET)
-    state, full, part = state_of(network), network.full_spec(), small(network)
+    state, full, part = state_of(network), network.full_architecture(), small(network)
     batches = [samples(6, seed=1), samples(9, seed=2) + 3]
     measured = [(full, measured_moments(network, full, state, batches[:1]))]
     measured.append((part, measured_moments(network, part, state, batches[1:])))
     there = {name: tensor.to(device) for name, tensor in state.items()}
     new = {name: tensor.cpu() for name, tensor in shared_statistics(network, there, measured).items()}
     layer, held = "section0.block1.norm2", 4
-    given = [inputs_of_norms(network, spec, state, [one]) for spec, one in zip((full, part), batches, strict=True)]
+    given = [
+        inputs_of_norms(network, architecture, state, [one])
+        for architecture, one in zip((full, part), batches, strict=True)
+    ]
     assert given[1].shape[0] == held
     both = torch.cat([given[0][:held], given[1]], dim=1)
     for name, of_both, of_one in (
@@ -184,19 +194,19 @@ def test_a_channel_that_nobody_has_measured_keeps_its_bits() -> None:
 
 def test_what_a_device_must_know_of_the_norms_is_told() -> None:
     network = network_of(BATCH_RESNET)
-    spec = small(network)
-    told = {norm.name: norm for norm in norm_layers(network, spec)}
-    moments = measured_moments(network, spec, state_of(network), [samples(1)])
+    architecture = small(network)
+    told = {norm.name: norm for norm in norm_layers(network, architecture)}
+    moments = measured_moments(network, architecture, state_of(network), [samples(1)])
     assert {name: norm.positions for name, norm in told.items()} == {name: one.count for name, one in moments.items()}
     assert {(norm.momentum, norm.scale) for norm in told.values()} == {(0.1, 1.0)}
     scaled = network_of(replace(BATCH_RESNET, scaler=True))
     assert {norm.scale for norm in norm_layers(scaled, small(scaled))} == {0.5}
-    assert norm_layers(network_of(RESNET), network_of(RESNET).full_spec()) == ()
+    assert norm_layers(network_of(RESNET), network_of(RESNET).full_architecture()) == ()
 
 
 def test_evaluation_no_longer_depends_on_what_was_measured_before() -> None:
     network = network_of(BATCH_RESNET)
-    state, full = state_of(network), network.full_spec()
+    state, full = state_of(network), network.full_architecture()
     stale = {**state, "norm.running_mean": state["norm.running_mean"] + 100}
     assert same_bits(recalibrated(network, stale, full, [samples(6)]), recalibrated(network, state, full, [samples(6)]))
 
@@ -210,18 +220,21 @@ def scaled_like(network: Network, state: dict[str, Tensor]) -> tuple[Network, di
 def test_a_scaler_does_not_change_what_is_measured() -> None:
     # It divides in training alone, and evaluation reads the statistics of what is not divided.
     network = network_of(BATCH_RESNET)
-    state, spec = state_of(network), small(network)
+    state, architecture = state_of(network), small(network)
     scaled, same = scaled_like(network, state)
-    found, expected = recalibrated(scaled, same, spec, [samples(6)]), recalibrated(network, state, spec, [samples(6)])
+    found, expected = (
+        recalibrated(scaled, same, architecture, [samples(6)]),
+        recalibrated(network, state, architecture, [samples(6)]),
+    )
     assert same_bits(dict(zip(expected, found.values(), strict=True)), expected)
 
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
 def test_a_norm_undoes_a_scaler_in_training(norm: Literal["batch", "group"]) -> None:
     network = network_of(replace(BATCH_RESNET, norm=norm))
-    state, spec = state_of(network), small(network)
+    state, architecture = state_of(network), small(network)
     scaled, same = scaled_like(network, state)
-    modules = module_of(network, spec, state), module_of(scaled, spec, same)
+    modules = module_of(network, architecture, state), module_of(scaled, architecture, same)
     assert [part.rate for part in modules[1].modules() if hasattr(part, "rate")] == [0.5] * 7
     plain, divided = (module.double()(samples(6).double()) for module in modules)
     torch.testing.assert_close(divided, plain, rtol=1e-3, atol=1e-3)
@@ -230,12 +243,12 @@ def test_a_norm_undoes_a_scaler_in_training(norm: Literal["batch", "group"]) -> 
 def test_networks_without_running_statistics_stay_as_they_are() -> None:
     network = network_of(RESNET)
     state = random_state(network, 0)
-    assert same_bits(recalibrated(network, state, network.full_spec(), [samples(4)]), state)
+    assert same_bits(recalibrated(network, state, network.full_architecture(), [samples(4)]), state)
 
 
 def test_what_cannot_be_measured_is_refused() -> None:
     network = network_of(BATCH_RESNET)
-    state, full = state_of(network), network.full_spec()
+    state, full = state_of(network), network.full_architecture()
     moments = measured_moments(network, full, state, [samples(4)])
     other = measured_moments(network, small(network), state, [samples(4)])
     with pytest.raises(DataError, match="different networks"):

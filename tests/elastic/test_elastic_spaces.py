@@ -9,8 +9,8 @@ from subfleet.elastic.building import network_of
 from subfleet.elastic.network import Family
 from subfleet.elastic.spaces import uniform_space
 from subfleet.protocol.errors import ConfigError
-from subfleet.protocol.subnet import Prefix
-from subfleet.testing.subnets import held_places
+from subfleet.protocol.submodel import Prefix
+from subfleet.testing.submodels import held_places
 
 RATES = (0.25, 0.5, 0.75, 1)
 
@@ -19,16 +19,20 @@ RATES = (0.25, 0.5, 0.75, 1)
 def test_a_space_goes_from_small_to_full_without_repeating_itself(config: Family) -> None:
     network = network_of(config)
     space = uniform_space(network, RATES)
-    counts = [network.parameter_count(spec) for spec in space]
+    counts = [network.parameter_count(architecture) for architecture in space]
     assert counts == sorted(counts)
-    assert len({spec.spec_id for spec in space}) == len({spec.name for spec in space}) == len(space)
-    assert space[-1].spec_id == network.full_spec().spec_id
+    assert (
+        len({architecture.architecture_id for architecture in space})
+        == len({architecture.name for architecture in space})
+        == len(space)
+    )
+    assert space[-1].architecture_id == network.full_architecture().architecture_id
     assert uniform_space(network, tuple(reversed(RATES))) == space
 
 
 def test_every_width_comes_with_every_depth() -> None:
     network = network_of(dataclasses.replace(RESNET, widths=(16, 32)))
-    names = {spec.name for spec in uniform_space(network, RATES)}
+    names = {architecture.name for architecture in uniform_space(network, RATES)}
     assert names == {
         f"w{rate} d{first}-{second}"
         for rate, first, second in itertools.product(("1/4", "1/2", "3/4", "1"), (1, 2), (1, 2, 3))
@@ -36,7 +40,7 @@ def test_every_width_comes_with_every_depth() -> None:
 
 
 def test_depth_keeps_the_first_blocks_of_a_section() -> None:
-    space = {spec.name: spec for spec in uniform_space(network_of(RESNET), (1,))}
+    space = {architecture.name: architecture for architecture in uniform_space(network_of(RESNET), (1,))}
     assert space["w1 d2-2"].blocks == ("section0.block1", "section1.block1")
     assert space["w1 d1-3"].blocks == ("section1.block1", "section1.block2")
 
@@ -57,14 +61,17 @@ def test_a_tenth_is_a_tenth() -> None:
     assert dict(uniform_space(network, (0.1,))[0].axes)["section0.stream"] == Prefix(size=3)
 
 
-def test_rates_that_round_alike_are_one_subnet() -> None:
+def test_rates_that_round_alike_are_one_submodel() -> None:
     network = network_of(dataclasses.replace(RESNET, depths=(1, 1)))
-    assert [spec.name for spec in uniform_space(network, (0.1, 0.2, 0.3, 1))] == ["w3/10 d1-1", "w1 d1-1"]
+    assert [architecture.name for architecture in uniform_space(network, (0.1, 0.2, 0.3, 1))] == [
+        "w3/10 d1-1",
+        "w1 d1-1",
+    ]
 
 
-def test_narrower_subnets_lie_within_wider_ones() -> None:
+def test_narrower_submodels_lie_within_wider_ones() -> None:
     network = network_of(dataclasses.replace(RESNET, widths=(16, 32)))
-    held = {spec.name: held_places(network, spec) for spec in uniform_space(network, RATES)}
+    held = {architecture.name: held_places(network, architecture) for architecture in uniform_space(network, RATES)}
     for small, large in itertools.pairwise(("w1/4 d1-1", "w1/4 d1-2", "w1/2 d2-2", "w3/4 d2-2", "w1 d2-3")):
         assert all(bool((held[large][name] | ~held[small][name]).all()) for name in network.tensors)
 

@@ -28,6 +28,6 @@ class TestEveryFamily(FamilyContract):
         self.objective = objective_of(self.family)
 
     @pytest.mark.parametrize("target", mostly_long(["onnx", "executorch"], "onnx"))
-    def test_a_small_subnets_program_is_written_and_verified(self, target: str) -> None:
-        """On ExecuTorch `test_family_programs.py` trains a subnet of each kind of family."""
-        super().test_a_small_subnets_program_is_written_and_verified(target)
+    def test_a_small_submodels_program_is_written_and_verified(self, target: str) -> None:
+        """On ExecuTorch `test_family_programs.py` trains a submodel of each kind of family."""
+        super().test_a_small_submodels_program_is_written_and_verified(target)

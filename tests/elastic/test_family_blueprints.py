@@ -17,7 +17,7 @@ from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.families.transformer_layers import Attention
 from subfleet.elastic.network import Block, Family
 from subfleet.protocol.errors import ConfigError
-from subfleet.protocol.subnet import Prefix, SubnetSpec
+from subfleet.protocol.submodel import Architecture, Prefix
 
 
 def tied(size: int, name: str, full: int) -> TiedSize:
@@ -108,7 +108,7 @@ def test_a_layer_of_our_own_tells_its_sizes() -> None:
     config = Mlp(input_shape=(2,), class_count=2, widths=(4,), depths=(1,))
     network = declare(config, blueprint)
     assert network.tensors["gate.table"].axes == (None, "width")
-    narrow = SubnetSpec(axes=(("width", Prefix(size=2)),))
+    narrow = Architecture(axes=(("width", Prefix(size=2)),))
     local = network.local(narrow)
     shapes = {name: tuple(tensor.shape) for name, tensor in module_of(blueprint, local).state_dict().items()}
     assert shapes == local.tensors
@@ -126,7 +126,7 @@ def test_blocks_are_in_the_sections_that_the_family_tells(section: int) -> None:
 def test_a_network_may_have_a_single_block(norm: Literal["none", "batch"]) -> None:
     config = replace(CONVOLUTIONAL["vgg"], widths=(4,), depths=(1,), kernels=(3,), norm=norm)
     network = network_of(config)
-    module = build_module(network, network.full_spec())
+    module = build_module(network, network.full_architecture())
     assert module(torch.zeros(2, *config.input_shape)).shape == (2, config.class_count)
     assert list(init_state(network, 0)) == list(module.state_dict())
 
@@ -134,6 +134,6 @@ def test_a_network_may_have_a_single_block(norm: Literal["none", "batch"]) -> No
 def test_attention_computes_with_plain_numbers() -> None:
     # What a module hands to an operator ends in a program; a size that knows its axis is for declaring alone.
     network = network_of(DECODER)
-    module = module_of(DECODER.blueprint(), network.local(network.full_spec()))
+    module = module_of(DECODER.blueprint(), network.local(network.full_architecture()))
     attention = [layer for layer in module.modules() if isinstance(layer, Attention)]
     assert [type(layer.heads) is int for layer in attention] == [True] * 3

@@ -1,4 +1,4 @@
-"""A block is inserted: all others keep their names, first weights and, as a subnet, what they compute."""
+"""A block is inserted: all others keep their names, first weights and, as a submodel, what they compute."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from elastic.elastic_cases import CONFIGS, CONVOLUTIONAL, DENSE, MLP, RESNET, random_state, relaxed, specs
+from elastic.elastic_cases import CONFIGS, CONVOLUTIONAL, DENSE, MLP, RESNET, architectures, random_state, relaxed
 from elastic.token_cases import BERT, DECODER, LSTM, TOKEN_CONFIGS, TRANSFORMERS, VIT
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,7 +31,7 @@ from subfleet.elastic.spaces import search_space, uniform_space
 from subfleet.elastic.unions import union_of
 from subfleet.protocol.errors import ConfigError, ProtocolError
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json, to_plain
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 
 EVERY = (*CONFIGS, *TOKEN_CONFIGS, DENSE["grouped fcn"])
 IDENTITIES = tuple(config for config in EVERY if config.TYPE in ("mlp", "preact_resnet")) + TRANSFORMERS
@@ -113,8 +113,8 @@ def inputs_of(network: Network, count: int = 6) -> Tensor:
     return torch.randn(shape, generator=generator)
 
 
-def outputs(network: Network, spec: SubnetSpec, state: Mapping[str, Tensor], *, training: bool) -> Tensor:
-    module = build_module(network, spec)
+def outputs(network: Network, architecture: Architecture, state: Mapping[str, Tensor], *, training: bool) -> Tensor:
+    module = build_module(network, architecture)
     module.load_state_dict({name: tensor.clone() for name, tensor in state.items()})
     with torch.no_grad():
         found: Tensor = module.train(training)(inputs_of(network))
@@ -130,19 +130,20 @@ def settled(network: Network, seed: int) -> dict[str, Tensor]:
 @pytest.mark.slow
 @relaxed
 @given(st.data(), growths())
-def test_a_subnet_without_the_new_blocks_is_the_network_before(data: st.DataObject, growth: Growth) -> None:
-    """A spec of before keeps its meaning, whatever it keeps of axes and blocks, in evaluation and in training."""
+def test_a_submodel_without_the_new_blocks_is_the_network_before(data: st.DataObject, growth: Growth) -> None:
+    """An architecture of before keeps its meaning, whatever it keeps of axes and blocks, in evaluation and in
+    training."""
     before, after = _declared(growth.before), network_of(growth.after)
-    spec = data.draw(specs(before))
-    assert after.shapes(spec) == before.shapes(spec)
+    architecture = data.draw(architectures(before))
+    assert after.shapes(architecture) == before.shapes(architecture)
     grown = settled(after, 1)
     state = {name: grown[name] for name in before.tensors}
-    now, then = extract(after, spec, grown), extract(before, spec, state)
+    now, then = extract(after, architecture, grown), extract(before, architecture, state)
     assert [*now] == [*then]
     assert all(torch.equal(now[name], then[name]) for name in then)
     for training in (False, True):
-        found = outputs(after, spec, now, training=training)
-        assert torch.equal(found, outputs(before, spec, then, training=training))
+        found = outputs(after, architecture, now, training=training)
+        assert torch.equal(found, outputs(before, architecture, then, training=training))
 
 
 @pytest.mark.slow
@@ -153,8 +154,8 @@ def test_new_blocks_that_start_as_the_identity_keep_outputs(growth: Growth) -> N
     state = settled(before, 2)
     grown = {**init_state(after, 3), **state}
     for training in (False, True):
-        then = outputs(before, before.full_spec(), state, training=training)
-        now = outputs(after, after.full_spec(), grown, training=training)
+        then = outputs(before, before.full_architecture(), state, training=training)
+        now = outputs(after, after.full_architecture(), grown, training=training)
         torch.testing.assert_close(now, then, rtol=1e-5, atol=1e-5 * float(then.abs().max()))
 
 
@@ -169,8 +170,8 @@ def test_a_network_is_a_size_of_what_it_became_and_their_union_is_that(growth: G
         replication = Replication.drawn(after, size, random.Random(1))
         local = settled(before, 5)
         grown = replication.grown(local, init_state(after, 2))
-        then = outputs(before, before.full_spec(), local, training=False)
-        now = outputs(after, after.full_spec(), grown, training=False)
+        then = outputs(before, before.full_architecture(), local, training=False)
+        now = outputs(after, after.full_architecture(), grown, training=False)
         torch.testing.assert_close(now, then, rtol=1e-5, atol=1e-5 * float(then.abs().max()))
         down = replication.down(grown)
         assert all(torch.equal(down[name], tensor) for name, tensor in local.items())
@@ -314,11 +315,11 @@ def test_spaces_keep_the_first_blocks_by_their_places() -> None:
     assert [block.name for block in network.blocks] == [
         f"section{name}" for name in ("0.block2", "0.block1", "1.block3", "1.block1", "1.block2")
     ]
-    sizes = {spec.name: spec for spec in uniform_space(network, (1,))}
+    sizes = {architecture.name: architecture for architecture in uniform_space(network, (1,))}
     assert sizes["w1 d2-3"].blocks == ("section0.block2", "section1.block3", "section1.block1")
     space = search_space(network, (0.5, 1), width="section", depth="section")
     for place in (space.smallest, space.largest):
-        assert space.genes_of(space.spec(place)) == space.canonical(place)
+        assert space.genes_of(space.architecture(place)) == space.canonical(place)
     (gene,) = (gene for gene in space.genes if gene.name == "section1 channel")
     assert {f"section1.block{number}.inner" for number in range(4)} <= set(gene.axes)
     (depth,) = (gene for gene in space.genes if gene.name == "section1 depth")
@@ -332,7 +333,7 @@ def test_spaces_keep_the_first_blocks_by_their_places() -> None:
 
 def test_the_last_block_that_is_kept_stands_for_those_behind_it() -> None:
     network = network_of(GROWN)
-    found = graft(network, SubnetSpec(blocks=("section1.block3", "section1.block1")))
+    found = graft(network, Architecture(blocks=("section1.block3", "section1.block1")))
     assert found.sources["section1.block2.layer1.weight"] == "section1.block1.layer1.weight"
     assert found.sources["section1.block3.layer1.weight"] == "section1.block3.layer1.weight"
 
@@ -343,7 +344,7 @@ def test_steps_and_halvings_stay_where_they_were() -> None:
     assert steps == ["section0.block1", "section1.block1"]
     vgg = CONVOLUTIONAL["vgg"]
     assert isinstance(vgg, Vgg)
-    module = build_module(network_of(inserted(vgg, section=0, after=0)), SubnetSpec(blocks=("section0.block1",)))
+    module = build_module(network_of(inserted(vgg, section=0, after=0)), Architecture(blocks=("section0.block1",)))
     names = [name for name, _ in module.named_children()]
     assert names == ["section0", "section1", "pool", "head"]
     assert [name for name, _ in module.get_submodule("section0").named_children()] == ["block0", "block1", "pool"]

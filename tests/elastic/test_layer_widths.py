@@ -30,7 +30,7 @@ from subfleet.elastic.spaces import search_space, uniform_space
 from subfleet.elastic.unions import union_of
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.schema import to_plain
-from subfleet.protocol.subnet import Prefix, Roll, SubnetSpec
+from subfleet.protocol.submodel import Architecture, Prefix, Roll
 
 Chain = Vgg | DsCnn
 VGG = Vgg(input_shape=(1, 4, 4), class_count=2, widths=(4,), depths=(3,), norm="none", layer_widths=(4, 6, 4))
@@ -75,7 +75,7 @@ def weights_of(network: Network, seed: int) -> dict[str, Tensor]:
 
 
 def outputs(network: Network, state: dict[str, Tensor]) -> Tensor:
-    module = build_module(network, network.full_spec()).double()
+    module = build_module(network, network.full_architecture()).double()
     module.load_state_dict(state)
     with torch.no_grad():
         found: Tensor = module.eval()(inputs_of(network, 3).double())
@@ -155,7 +155,7 @@ def test_layers_of_their_sections_widths_compute_the_same_with_axes_of_their_own
     state = weights_of(one, 1)
     assert torch.equal(outputs(one, state), outputs(other, state))
     assert [*other.axes] == [*(f"section0.block{number}.width" for number in range(3)), "class"]
-    assert size_in(one, other) == replace(one.full_spec(), name="") == size_in(other, one)
+    assert size_in(one, other) == replace(one.full_architecture(), name="") == size_in(other, one)
     assert not of_sections(apart)
     # What has layers of two widths is a size of the one whose layers are apart, and of no other.
     narrow = network_of(replace(VGG, layer_widths=(2, 3, 4)))
@@ -194,19 +194,19 @@ def test_what_is_left_out_passes_on_what_it_would_have_read() -> None:
     assert network.tied_axes([]) == ((first, second, third),)
     assert network.tied_axes(["section0.block1"]) == ((second, third),)
     with pytest.raises(ConfigError, match=rf"between the axes '{first}' and '{second}', but keeps other indices"):
-        network.check(SubnetSpec(blocks=("section0.block2",)))
-    rolled = SubnetSpec(axes=((first, Roll(start=1, size=2)), (second, Prefix(size=2))), blocks=("section0.block2",))
+        network.check(Architecture(blocks=("section0.block2",)))
+    rolled = Architecture(axes=((first, Roll(start=1, size=2)), (second, Prefix(size=2))), blocks=("section0.block2",))
     with pytest.raises(ConfigError, match="but keeps other indices"):
         build_module(network, rolled)
     with pytest.raises(ConfigError, match="but keeps other indices"):
         network.size_of(rolled)
-    spec = SubnetSpec(axes=((second, Prefix(size=4)),), blocks=("section0.block2",))
-    module, inputs = build_module(network, spec).double(), inputs_of(network, 3).double()
-    module.load_state_dict(extract(network, spec, state))
+    architecture = Architecture(axes=((second, Prefix(size=4)),), blocks=("section0.block2",))
+    module, inputs = build_module(network, architecture).double(), inputs_of(network, 3).double()
+    module.load_state_dict(extract(network, architecture, state))
     part = {name: tensor for name, tensor in state.items() if "block1" not in name}
     part["section0.block2.conv.weight"] = state["section0.block2.conv.weight"][:, :4]
     plain = network_of(replace(VGG, depths=(2,), layer_widths=(), block_numbers=((0, 2),)))
-    whole = build_module(plain, plain.full_spec()).double()
+    whole = build_module(plain, plain.full_architecture()).double()
     whole.load_state_dict(part)
     with torch.no_grad():
         assert torch.equal(module.eval()(inputs), whole.eval()(inputs))
@@ -214,40 +214,47 @@ def test_what_is_left_out_passes_on_what_it_would_have_read() -> None:
 
 def test_spaces_leave_out_layers_only_where_both_sides_keep_the_same() -> None:
     network = network_of(NARROWING)
-    space = {spec.name: spec for spec in uniform_space(network, (0.5, 1))}
-    assert {name: network.shapes(spec)["head.weight"] for name, spec in space.items()} == {
+    space = {architecture.name: architecture for architecture in uniform_space(network, (0.5, 1))}
+    assert {name: network.shapes(architecture)["head.weight"] for name, architecture in space.items()} == {
         "w1 d3": (2, 3), "w1 d2": (2, 3), "w1 d1": (2, 3), "w1/2 d3": (2, 2), "w1/2 d2": (2, 2), "w1/2 d1": (2, 2),
     }  # fmt: skip
     assert network.sizes(space["w1 d2"])["section0.block0.width"] == 6
     assert network.sizes(space["w1 d1"])["section0.block0.width"] == 3
     for one in (VGG, NARROWING, *LAYERED.values()):
         declared = network_of(one)
-        for spec in uniform_space(declared, (0.25, 0.5, 0.75, 1)):
-            declared.check(spec)
+        for architecture in uniform_space(declared, (0.25, 0.5, 0.75, 1)):
+            declared.check(architecture)
     space_of = search_space(network)
     assert [gene.name for gene in space_of.genes] == [
         "section0.block0.width", "section0.block1.width", "section0.block2.width", "section0.block1", "section0.block2",
     ]  # fmt: skip
-    listed = [space_of.spec(genes) for genes in space_of.enumerate()]
+    listed = [space_of.architecture(genes) for genes in space_of.enumerate()]
     # Every width of each layer; of two layers or three between which one is left out, every width that all can have.
-    assert len(listed) == len({spec.spec_id for spec in listed}) == 6 * 4 * 3 + 4 * 3 + 6 * 3 + 3
+    assert (
+        len(listed) == len({architecture.architecture_id for architecture in listed}) == 6 * 4 * 3 + 4 * 3 + 6 * 3 + 3
+    )
 
 
-def _lacks_the_last_of_two(network: Network, spec: SubnetSpec) -> bool:
+def _lacks_the_last_of_two(network: Network, architecture: Architecture) -> bool:
     pairs = pairwise(network.blocks)
     return any(
-        one.section == two.section and one.name in spec.blocks and two.name not in spec.blocks for one, two in pairs
+        one.section == two.section and one.name in architecture.blocks and two.name not in architecture.blocks
+        for one, two in pairs
     )
 
 
 def test_a_layer_that_gives_other_channels_is_no_copy_of_another() -> None:
     for config in (*LAYERED.values(), replace(VGG, layer_widths=(4, 4, 4))):
         network = network_of(config)
-        spec = next(spec for spec in uniform_space(network, (1,)) if _lacks_the_last_of_two(network, spec))
+        architecture = next(
+            architecture
+            for architecture in uniform_space(network, (1,))
+            if _lacks_the_last_of_two(network, architecture)
+        )
         with pytest.raises(ConfigError, match="no other can be grafted as it; leave layer_widths empty"):
-            graft(network, spec)
-        full = network.full_spec()
-        assert graft(network, full).spec.blocks == full.blocks, "where nothing is left out, nothing is grafted"
+            graft(network, architecture)
+        full = network.full_architecture()
+        assert graft(network, full).architecture.blocks == full.blocks, "where nothing is left out, nothing is grafted"
 
 
 def test_a_cell_becomes_wider_by_itself() -> None:
@@ -274,7 +281,7 @@ def test_a_cell_becomes_wider_by_itself() -> None:
 def test_sizes_of_layers_are_settings_of_their_own() -> None:
     network = network_of(VGG)
     axes = (("section0.block0.width", Prefix(size=3)), ("section0.block2.width", Prefix(size=2)))
-    size = replace(network.full_spec(), axes=axes)
+    size = replace(network.full_architecture(), axes=axes)
     assert settings_of_size(network, size) == replace(VGG, widths=(2,), layer_widths=(3, 6, 2))
 
 
@@ -313,7 +320,9 @@ def test_vggs_of_fedadp_are_sizes_of_the_widest() -> None:
         assert is_replicable(network, size_in(network, _declared(one)))
     assert union_of(members) == largest
     assert sorted(largest.layer_widths, reverse=True)[:2] == [1024, 512]
-    counts = [_declared(one).parameter_count(_declared(one).full_spec()) for one in members if not one.layer_widths]
+    counts = [
+        _declared(one).parameter_count(_declared(one).full_architecture()) for one in members if not one.layer_widths
+    ]
     assert counts == sorted(counts)
 
 

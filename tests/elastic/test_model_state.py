@@ -9,11 +9,11 @@ from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.lineage import Copied, Lineage
 from subfleet.elastic.model_state import ModelState, packed, unpacked
 from subfleet.protocol.errors import ConfigError, ProtocolError
-from subfleet.protocol.subnet import Explicit, Prefix, SubnetSpec
+from subfleet.protocol.submodel import Architecture, Explicit, Prefix
 
 SIZES = (
-    SubnetSpec(axes=(("stem", Prefix(size=3)),), blocks=("one", "two"), name="w1/2"),
-    SubnetSpec(axes=(("stem", Explicit(indices=(0, 2))),), name="é"),
+    Architecture(axes=(("stem", Prefix(size=3)),), blocks=("one", "two"), name="w1/2"),
+    Architecture(axes=(("stem", Explicit(indices=(0, 2))),), name="é"),
 )
 STATE = ModelState(
     shared={"a": torch.tensor([1.0]), "b": torch.tensor([2.0])},

@@ -26,7 +26,7 @@ def random_orders(network: Network, seed: int) -> dict[str, tuple[int, ...]]:
 
 
 def logits(network: Network, state: dict[str, Tensor], *, training: bool) -> Tensor:
-    module = build_module(network, network.full_spec()).double().train(training)
+    module = build_module(network, network.full_architecture()).double().train(training)
     module.load_state_dict({name: tensor.double() for name, tensor in state.items()})
     shape = (3, *network.config.input_shape)
     with torch.no_grad():
@@ -66,7 +66,7 @@ def test_groups_of_a_grouped_convolution_move_together() -> None:
     state = random_state(network, 5)
     moved = permuted(network, state, {"groups": (2, 0, 1), "stem": (4, 1, 0, 3, 2)})
     assert torch.equal(moved["reduce.weight"][:2], state["reduce.weight"][4:6][:, [4, 1, 0, 3, 2]])
-    module = module_of(GROUPED.blueprint, network.local(network.full_spec())).eval()
+    module = module_of(GROUPED.blueprint, network.local(network.full_architecture())).eval()
     inputs = torch.randn(2, *GROUPED.config.input_shape, generator=torch.Generator().manual_seed(1))
     results = []
     for weights in (state, moved):

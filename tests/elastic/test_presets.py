@@ -70,7 +70,7 @@ def test_presets_are_as_large_as_published(name: str, published: int) -> None:
 )
 def test_presets_are_as_costly_as_published(name: str, published: int) -> None:
     network = network_of(published_as(name))
-    ((_, macs),) = Costs(network).of([network.full_spec()])
+    ((_, macs),) = Costs(network).of([network.full_architecture()])
     assert macs == published
 
 
@@ -158,7 +158,7 @@ def test_cells_are_as_large_and_costly_as_the_benchmark_tells(cell: str, paramet
     published = preset("nas_bench_201", input_shape=(3, 32, 32), class_count=10)
     assert isinstance(published, NasBench201)
     network = network_of(replace(published, cell=cell))
-    ((_, macs),) = Costs(network).of([network.full_spec()])
+    ((_, macs),) = Costs(network).of([network.full_architecture()])
     assert parameter_count(network) == parameters
     assert macs == forward_macs
 
@@ -184,7 +184,7 @@ SMALL_IMAGES = (
 def test_a_preset_gives_logits_and_a_gradient_to_every_parameter(name: str) -> None:
     config = preset(name, input_shape=(3, 32, 32), class_count=10) if name in SMALL_IMAGES else published_as(name)
     network = network_of(config)
-    module = build_module(network, network.full_spec())
+    module = build_module(network, network.full_architecture())
     generator = torch.Generator().manual_seed(1)
     shape = (2, *config.input_shape)
     inputs = (

@@ -23,8 +23,8 @@ from subfleet.elastic.network import Family, Network
 from subfleet.elastic.replication import Replication, size_in
 from subfleet.elastic.unions import union_of
 from subfleet.protocol.errors import ConfigError
-from subfleet.protocol.subnet import Prefix, SubnetSpec
-from subfleet.testing.subnets import passing_on
+from subfleet.protocol.submodel import Architecture, Prefix
+from subfleet.testing.submodels import passing_on
 
 EVERY = (*CONFIGS, *LAYERED.values(), *TOKEN_CONFIGS)
 CHAINS = ("vgg", "ds_cnn")
@@ -59,11 +59,11 @@ def replications(draw: st.DrawFn) -> Replication:
             cut[name] = Prefix(size=groups * axis.granularity)
     left_out = {name for name in can_be_identities(network) if draw(st.booleans())}
     blocks = tuple(block.name for block in network.blocks if block.name not in left_out)
-    size = network.size_of(passing_on(network, SubnetSpec(axes=tuple(sorted(cut.items())), blocks=blocks)))
+    size = network.size_of(passing_on(network, Architecture(axes=tuple(sorted(cut.items())), blocks=blocks)))
     return Replication.drawn(network, size, draw(st.randoms(use_true_random=False)))
 
 
-def drawn_state(network: Network, size: SubnetSpec) -> dict[str, Tensor]:
+def drawn_state(network: Network, size: Architecture) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(3)
     state = {name: 0.5 * torch.randn(shape, generator=generator) for name, shape in network.shapes(size).items()}
     return {
@@ -71,7 +71,7 @@ def drawn_state(network: Network, size: SubnetSpec) -> dict[str, Tensor]:
     }
 
 
-def outputs(network: Network, size: SubnetSpec, state: Mapping[str, Tensor], *, training: bool) -> Tensor:
+def outputs(network: Network, size: Architecture, state: Mapping[str, Tensor], *, training: bool) -> Tensor:
     module = build_module(network, size)
     module.load_state_dict(dict(state))
     generator = torch.Generator().manual_seed(4)
@@ -91,12 +91,12 @@ def test_up_keeps_outputs_in_evaluation_and_in_training(replication: Replication
     network, size = replication.network, replication.size
     local = drawn_state(network, size)
     grown = replication.grown(local, init_state(network, 5))
-    assert {name: tuple(tensor.shape) for name, tensor in grown.items()} == network.shapes(network.full_spec())
+    assert {name: tuple(tensor.shape) for name, tensor in grown.items()} == network.shapes(network.full_architecture())
     for training in (False, True):
         if training and (network.config.scaler or (replication.lacking and network.config.TYPE in CHAINS)):
-            continue  # a scaler tells a subnet from the whole network while it trains, and a batch is no statistic
+            continue  # a scaler tells a submodel from the whole network while it trains, and a batch is no statistic
         before = outputs(network, size, local, training=training)
-        after = outputs(network, network.full_spec(), grown, training=training)
+        after = outputs(network, network.full_architecture(), grown, training=training)
         torch.testing.assert_close(after, before, rtol=1e-5, atol=1e-5 * float(before.abs().max()))
 
 
@@ -109,7 +109,7 @@ def test_down_after_up_is_the_identity_and_up_after_down_moves_once(replication:
     grown = replication.up(local)
     for name, tensor in replication.down(grown).items():
         torch.testing.assert_close(tensor, local[name], rtol=2e-7, atol=0)  # to the last bit of a division
-    whole = drawn_state(network, network.full_spec())
+    whole = drawn_state(network, network.full_architecture())
     once = replication.up(replication.down(whole))
     twice = replication.up(replication.down(once))
     for name in once:
@@ -121,7 +121,7 @@ def test_down_after_up_has_the_same_bits_where_every_index_has_as_many_copies_as
     network = _declared(RESNET)
     names = ("section0.block1.inner", "section0.stream")
     halved = tuple((name, Prefix(size=network.axes[name].size // 2)) for name in names)
-    size = SubnetSpec(axes=halved, blocks=network.full_spec().blocks)
+    size = Architecture(axes=halved, blocks=network.full_architecture().blocks)
     replication = Replication.drawn(network, size, random.Random(2))
     assert {source.count(index) for source in replication.sources.values() for index in source} == {2}
     local = drawn_state(network, size)
@@ -131,7 +131,7 @@ def test_down_after_up_has_the_same_bits_where_every_index_has_as_many_copies_as
 
 def test_both_ways_are_linear_so_that_changes_go_them_too() -> None:
     network = _declared(MLP)
-    size = SubnetSpec(axes=(("section0.stream", Prefix(size=4)),), blocks=network.full_spec().blocks)
+    size = Architecture(axes=(("section0.stream", Prefix(size=4)),), blocks=network.full_architecture().blocks)
     replication = Replication.drawn(network, size, random.Random(2))
     one, other = drawn_state(network, size), init_state(network, 1)
     local = extract(network, size, other)
@@ -146,14 +146,14 @@ def test_a_change_that_went_up_is_averaged_with_those_of_whole_networks() -> Non
     network = _declared(RESNET)
     axes = (("section0.block1.inner", Prefix(size=4)),)
     blocks = tuple(block.name for block in network.blocks)[:-1]
-    replication = Replication.drawn(network, SubnetSpec(axes=axes, blocks=blocks), random.Random(2))
+    replication = Replication.drawn(network, Architecture(axes=axes, blocks=blocks), random.Random(2))
     state = init_state(network, 1)
     change = drawn_state(network, replication.size)
     accumulator = Accumulator(network, state, total_weight=4.0)
     up = replication.up(change)
     accumulator.add(replication.moved, up, 1.0)
     zeros = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
-    accumulator.add(network.full_spec(), zeros, 3.0)
+    accumulator.add(network.full_architecture(), zeros, 3.0)
     for name, tensor in accumulator.finish().items():
         expected = state[name] + up[name] / 4 if name in up else state[name]
         torch.testing.assert_close(tensor, expected, rtol=1e-5, atol=1e-6)
@@ -165,7 +165,7 @@ def test_nobody_trains_and_nothing_moves(config: Family) -> None:
     network = _declared(config)
     name = can_be_copied(network)[0]
     axis = network.axes[name]
-    size = SubnetSpec(axes=((name, Prefix(size=axis.granularity)),), blocks=network.full_spec().blocks)
+    size = Architecture(axes=((name, Prefix(size=axis.granularity)),), blocks=network.full_architecture().blocks)
     replication = Replication.drawn(network, size, random.Random(2))
     received = replication.down(init_state(network, 1))
     up = replication.up({one: tensor - tensor for one, tensor in received.items()})
@@ -174,7 +174,7 @@ def test_nobody_trains_and_nothing_moves(config: Family) -> None:
 
 def test_what_no_copy_leaves_as_it_is_is_refused() -> None:
     network, name = _declared(VIT), "section0.block0.head_dim"
-    size = SubnetSpec(axes=((name, Prefix(size=2)),), blocks=network.full_spec().blocks)
+    size = Architecture(axes=((name, Prefix(size=2)),), blocks=network.full_architecture().blocks)
     with pytest.raises(ConfigError, match="summed over in a product of computed values"):
         Replication(network=network, size=size, sources={name: (0, 1, 0, 1)})
 
@@ -184,7 +184,7 @@ def test_what_no_copy_leaves_as_it_is_is_refused() -> None:
 )
 def test_a_copy_that_leaves_one_out_or_splits_a_group_is_refused(source: tuple[int, ...]) -> None:
     network = _declared(MLP)
-    size = SubnetSpec(axes=(("section0.stream", Prefix(size=4)),), blocks=network.full_spec().blocks)
+    size = Architecture(axes=(("section0.stream", Prefix(size=4)),), blocks=network.full_architecture().blocks)
     with pytest.raises(ConfigError, match=r"axis 'section0\.stream' of kind 'channel' has 8 indices"):
         Replication(network=network, size=size, sources={"section0.stream": source})
 
@@ -192,7 +192,7 @@ def test_a_copy_that_leaves_one_out_or_splits_a_group_is_refused(source: tuple[i
 def test_a_block_that_cannot_be_the_identity_is_refused() -> None:
     network = network_of(Vgg(input_shape=(1, 4, 4), class_count=2, widths=(4,), depths=(2,), norm="group"))
     with pytest.raises(ConfigError, match="no layer that passes on what it reads, so it cannot be the identity"):
-        Replication.drawn(network, SubnetSpec(), random.Random(1))
+        Replication.drawn(network, Architecture(), random.Random(1))
 
 
 def test_a_union_is_the_smallest_network_that_holds_all() -> None:
@@ -209,8 +209,8 @@ def test_a_union_is_the_smallest_network_that_holds_all() -> None:
         local = drawn_state(network, size)
         replication = Replication.drawn(network, size, random.Random(1))
         grown = replication.grown(local, init_state(network, 2))
-        before = outputs(smaller, smaller.full_spec(), local, training=False)
-        after = outputs(network, network.full_spec(), grown, training=False)
+        before = outputs(smaller, smaller.full_architecture(), local, training=False)
+        after = outputs(network, network.full_architecture(), grown, training=False)
         torch.testing.assert_close(after, before, rtol=1e-5, atol=1e-5)
     assert union_of([wide]) == wide
 

@@ -16,14 +16,15 @@ from subfleet.elastic.server_optimisers import (
 )
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.schema import from_plain
-from subfleet.testing.subnets import same_bits
+from subfleet.testing.submodels import same_bits
 
 ALL = [kind() for kind in SERVER_OPTIMISERS.values()]
 Round = tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]
 
 
 def one_round(seed: int, device: torch.device, old: Mapping[str, Tensor] | None = None) -> Round:
-    """An old model, a folded one, and what was held: about half of it; elsewhere the folded one has the old bits."""
+    """An old model, an aggregated one, and what was held: about half of it; elsewhere the aggregated one has the old
+    bits."""
     generator = torch.Generator().manual_seed(seed)
     names = ("layer.weight", "norm.running_mean")
     before = dict(old) if old else {name: torch.randn(4, 6, generator=generator).to(device) for name in names}
@@ -31,8 +32,8 @@ def one_round(seed: int, device: torch.device, old: Mapping[str, Tensor] | None 
     change = {name: torch.randn(4, 6, generator=generator).to(device) for name in names}
     if old is None:
         before["layer.weight"][0] = -0.0
-    folded = {name: torch.where(held[name], before[name] + change[name], before[name]) for name in names}
-    return before, folded, held
+    aggregated = {name: torch.where(held[name], before[name] + change[name], before[name]) for name in names}
+    return before, aggregated, held
 
 
 def bits(tensor: Tensor) -> Tensor:
@@ -43,11 +44,11 @@ def bits(tensor: Tensor) -> Tensor:
 def test_what_was_not_trained_keeps_the_bits_of_weight_and_moments(
     settings: AnyServerOptimiser, device: torch.device
 ) -> None:
-    old, folded, held = one_round(0, device)
-    model, moments = settings.step(old, folded, held, {})
+    old, aggregated, held = one_round(0, device)
+    model, moments = settings.step(old, aggregated, held, {})
     for seed in range(1, 4):
-        before, folded, held = one_round(seed, device, model)
-        after, next_moments = settings.step(before, folded, held, moments)
+        before, aggregated, held = one_round(seed, device, model)
+        after, next_moments = settings.step(before, aggregated, held, moments)
         for name, mask in held.items():
             assert torch.equal(bits(after[name])[~mask], bits(before[name])[~mask])
             assert bool((after[name] != before[name])[mask].all())
@@ -57,20 +58,22 @@ def test_what_was_not_trained_keeps_the_bits_of_weight_and_moments(
 
 
 def test_without_momentum_and_with_rate_1_it_is_federated_averaging_bit_by_bit(device: torch.device) -> None:
-    old, folded, held = one_round(0, device)
-    # A mean change whose float64 value loses the folded one.
-    old["layer.weight"][1], folded["layer.weight"][1] = 1.0, 1e-20
+    old, aggregated, held = one_round(0, device)
+    # A mean change whose float64 value loses the aggregated one.
+    old["layer.weight"][1], aggregated["layer.weight"][1] = 1.0, 1e-20
     held["layer.weight"][1] = True
-    new, _ = FedAvgM(momentum=0.0).step(old, folded, held, {})
-    assert same_bits({name: one.cpu() for name, one in new.items()}, {name: one.cpu() for name, one in folded.items()})
+    new, _ = FedAvgM(momentum=0.0).step(old, aggregated, held, {})
+    assert same_bits(
+        {name: one.cpu() for name, one in new.items()}, {name: one.cpu() for name, one in aggregated.items()}
+    )
 
 
 def test_adam_with_a_second_moment_of_1_is_federated_averaging() -> None:
-    old, folded, held = one_round(0, torch.device("cpu"))
+    old, aggregated, held = one_round(0, torch.device("cpu"))
     ones = {"square": {name: torch.ones_like(tensor) for name, tensor in old.items()}}
     settings = FedAdam(learning_rate=1.0, beta1=0.0, beta2=1.0, tau=1e-30)
-    new, moments = settings.step(old, folded, held, ones)
-    assert same_bits(new, folded)
+    new, moments = settings.step(old, aggregated, held, ones)
+    assert same_bits(new, aggregated)
     assert same_bits(moments["square"], ones["square"])
 
 
@@ -91,8 +94,8 @@ def test_steps_are_those_of_the_paper() -> None:
         for change in changes:
             mean, v = b1 * mean + (1 - b1) * change, square(kind, v, change)
             weight += rate * mean / (math.sqrt(v) + tau)
-            folded = {"w": model["w"] + change}
-            model, moments = settings.step(model, folded, {"w": torch.tensor([True])}, moments)
+            aggregated = {"w": model["w"] + change}
+            model, moments = settings.step(model, aggregated, {"w": torch.tensor([True])}, moments)
         assert model["w"].item() == pytest.approx(weight, rel=1e-5)
         assert moments["square"]["w"].item() == pytest.approx(v, rel=1e-5)
     model, moments = {"w": torch.tensor([2.0])}, {}
@@ -104,9 +107,9 @@ def test_steps_are_those_of_the_paper() -> None:
 
 @pytest.mark.parametrize("settings", ALL, ids=lambda one: one.TYPE)
 def test_running_statistics_take_the_plain_mean_and_have_no_moments(settings: AnyServerOptimiser) -> None:
-    old, folded, held = one_round(0, torch.device("cpu"))
-    new, moments = settings.step(old, folded, held, {}, buffers={"norm.running_mean"})
-    assert same_bits({"a": new["norm.running_mean"]}, {"a": folded["norm.running_mean"]})
+    old, aggregated, held = one_round(0, torch.device("cpu"))
+    new, moments = settings.step(old, aggregated, held, {}, buffers={"norm.running_mean"})
+    assert same_bits({"a": new["norm.running_mean"]}, {"a": aggregated["norm.running_mean"]})
     assert all(tensors.keys() == {"layer.weight"} for tensors in moments.values())
 
 
@@ -119,11 +122,11 @@ def test_a_round_without_any_change_moves_no_bit(settings: AnyServerOptimiser) -
 
 @pytest.mark.parametrize("settings", ALL, ids=lambda one: one.TYPE)
 def test_a_step_writes_to_none_of_its_arguments(settings: AnyServerOptimiser) -> None:
-    old, folded, held = one_round(0, torch.device("cpu"))
-    _, moments = settings.step(old, folded, held, {})
-    copies = [{name: tensor.clone() for name, tensor in one.items()} for one in (old, folded, *moments.values())]
-    settings.step(old, folded, held, moments)
-    for one, copy in zip((old, folded, *moments.values()), copies, strict=True):
+    old, aggregated, held = one_round(0, torch.device("cpu"))
+    _, moments = settings.step(old, aggregated, held, {})
+    copies = [{name: tensor.clone() for name, tensor in one.items()} for one in (old, aggregated, *moments.values())]
+    settings.step(old, aggregated, held, moments)
+    for one, copy in zip((old, aggregated, *moments.values()), copies, strict=True):
         assert same_bits(one, copy)
 
 

@@ -14,8 +14,8 @@ from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.network import Block, Network, TensorDecl
 from subfleet.elastic.spaces import SearchSpace, search_space, uniform_space
 from subfleet.protocol.errors import ConfigError
-from subfleet.protocol.subnet import Centre, SubnetSpec
-from subfleet.testing.subnets import held_places
+from subfleet.protocol.submodel import Architecture, Centre
+from subfleet.testing.submodels import held_places
 
 RATES = (0.25, 0.5, 0.75, 1)
 
@@ -42,24 +42,27 @@ def spaces_and_genes(draw: st.DrawFn, count: int) -> tuple[SearchSpace, list[tup
 
 @relaxed
 @given(spaces_and_genes(1))
-def test_genes_make_a_subnet_of_the_network_and_come_back_from_it(
+def test_genes_make_a_submodel_of_the_network_and_come_back_from_it(
     case: tuple[SearchSpace, list[tuple[int, ...]]],
 ) -> None:
     space, (genes,) = case
-    spec = space.spec(genes)
-    space.network.check(spec)
-    assert space.holds(spec)
-    assert space.genes_of(spec) == space.canonical(genes)
-    assert space.spec(space.genes_of(spec)) == spec
-    users = {name: space.owners.get(name) for name, _ in spec.axes}
-    assert all(blocks is None or blocks & set(spec.blocks) for blocks in users.values())
+    architecture = space.architecture(genes)
+    space.network.check(architecture)
+    assert space.holds(architecture)
+    assert space.genes_of(architecture) == space.canonical(genes)
+    assert space.architecture(space.genes_of(architecture)) == architecture
+    users = {name: space.owners.get(name) for name, _ in architecture.axes}
+    assert all(blocks is None or blocks & set(architecture.blocks) for blocks in users.values())
 
 
 def test_a_gene_of_a_kept_and_a_dropped_block_counts_by_the_kept_one() -> None:
     config = next(config for config in CONFIGS if config.TYPE == "mobilenet_v3")
     space = search_space(network_of(config), RATES, width="section", depth="section")
     place = next(place for place, gene in enumerate(space.genes) if gene.name == "section2 squeeze")
-    alike = {space.spec((*space.smallest[:place], option, *space.smallest[place + 1 :])).spec_id for option in (2, 3)}
+    alike = {
+        space.architecture((*space.smallest[:place], option, *space.smallest[place + 1 :])).architecture_id
+        for option in (2, 3)
+    }
     assert len(alike) == 1, "the options differ in a dropped block alone"
 
 
@@ -68,27 +71,28 @@ def test_a_gene_of_a_kept_and_a_dropped_block_counts_by_the_kept_one() -> None:
 @given(spaces_and_genes(2))
 def test_larger_genes_hold_what_smaller_ones_hold(case: tuple[SearchSpace, list[tuple[int, ...]]]) -> None:
     space, (left, right) = case
-    low, high = (space.spec(tuple(map(pick, zip(left, right, strict=True)))) for pick in (min, max))
+    low, high = (space.architecture(tuple(map(pick, zip(left, right, strict=True)))) for pick in (min, max))
     small, large = held_places(space.network, low), held_places(space.network, high)
     assert all(bool((large[name] | ~small[name]).all()) for name in space.network.tensors)
 
 
 @pytest.mark.parametrize("space", SPACES[:4])
 def test_a_space_reaches_from_its_smallest_to_the_whole_network(space: SearchSpace) -> None:
-    assert space.spec(space.largest).spec_id == space.network.full_spec().spec_id
-    counts = [space.network.parameter_count(space.spec(genes)) for genes in (space.smallest, space.largest)]
+    assert space.architecture(space.largest).architecture_id == space.network.full_architecture().architecture_id
+    counts = [space.network.parameter_count(space.architecture(genes)) for genes in (space.smallest, space.largest)]
     rng = Random(0)
     for genes in (draw(rng) for draw in (space.random, space.spread) for _ in range(30)):
-        assert counts[0] <= space.network.parameter_count(space.spec(genes)) <= counts[1]
+        assert counts[0] <= space.network.parameter_count(space.architecture(genes)) <= counts[1]
 
 
-def test_every_different_subnet_is_listed_once() -> None:
+def test_every_different_submodel_is_listed_once() -> None:
     space = search_space(network_of(RESNET), (0.5, 1), depth="section")
-    listed = [space.spec(genes) for genes in space.enumerate()]
+    listed = [space.architecture(genes) for genes in space.enumerate()]
     every = {
-        space.spec(genes).spec_id for genes in itertools.product(*(range(len(gene.options)) for gene in space.genes))
+        space.architecture(genes).architecture_id
+        for genes in itertools.product(*(range(len(gene.options)) for gene in space.genes))
     }
-    assert len(listed) == len({spec.spec_id for spec in listed}) == len(every) < space.count()
+    assert len(listed) == len({architecture.architecture_id for architecture in listed}) == len(every) < space.count()
 
 
 def test_a_ratio_of_zero_drops_the_block_of_a_layer() -> None:
@@ -105,7 +109,7 @@ def test_a_ratio_of_zero_drops_the_block_of_a_layer() -> None:
         "section1.block2": 4,
     }
     assert space.count() == math.prod(options.values()) == len(list(space.enumerate()))
-    assert space.spec(space.smallest).blocks == ()
+    assert space.architecture(space.smallest).blocks == ()
 
 
 def test_a_space_too_large_is_not_listed() -> None:
@@ -116,15 +120,19 @@ def test_a_space_too_large_is_not_listed() -> None:
 def test_one_rate_for_all_is_the_uniform_space() -> None:
     network = network_of(dataclasses.replace(RESNET, widths=(16, 32)))
     space = search_space(network, RATES, width="network", depth="whole")
-    whole = {spec.spec_id for spec in uniform_space(network, RATES) if spec.name.endswith(" d2-3")}
-    assert {space.spec(genes).spec_id for genes in space.enumerate()} == whole
+    whole = {
+        architecture.architecture_id
+        for architecture in uniform_space(network, RATES)
+        if architecture.name.endswith(" d2-3")
+    }
+    assert {space.architecture(genes).architecture_id for genes in space.enumerate()} == whole
 
 
-def test_subnets_of_other_spaces_are_refused() -> None:
+def test_submodels_of_other_spaces_are_refused() -> None:
     space = search_space(network_of(RESNET), (0.5, 1), width="network", depth="whole")
-    assert not space.holds(SubnetSpec())
+    assert not space.holds(Architecture())
     with pytest.raises(ConfigError, match="not in the search space"):
-        space.genes_of(SubnetSpec(name="no blocks"))
+        space.genes_of(Architecture(name="no blocks"))
 
 
 @pytest.mark.parametrize("space", SPACES)
@@ -154,7 +162,7 @@ def test_kernels_are_cut_to_centres() -> None:
         tensors={"w": decl},
     )  # fmt: skip
     space = search_space(network, (1,), kernels=True)
-    kept = {dict(space.spec(genes).axes).get("kernel") for genes in space.enumerate()}
+    kept = {dict(space.architecture(genes).axes).get("kernel") for genes in space.enumerate()}
     assert kept == {Centre(size=3), Centre(size=5), None}
     # A kernel of a dropped block means nothing: with the block there are three, without it one.
     assert len(list(space.enumerate())) == 4
@@ -166,6 +174,6 @@ def test_a_uniform_space_of_many_sections_stays_small() -> None:
     space = uniform_space(network_of(config), (0.5, 1))
     # Ten sections of up to five blocks have millions of depths; five shares of all of them are left.
     assert len(space) == 5
-    names = [spec.name.partition(" d")[2] for spec in space]
+    names = [architecture.name.partition(" d")[2] for architecture in space]
     assert names[0] == "-".join("1" * 10)
     assert names[-1] == "-".join("5555555553")

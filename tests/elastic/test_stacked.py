@@ -25,12 +25,12 @@ from subfleet.elastic.stacked import Stack, krum_chosen, stacked_merge
 from subfleet.elastic.stacking import Member, ReadChanges
 from subfleet.protocol.errors import ConfigError, ProtocolError
 from subfleet.protocol.schema import from_plain
-from subfleet.protocol.subnet import SubnetSpec
-from subfleet.testing.subnets import held_places, same_bits
+from subfleet.protocol.submodel import Architecture
+from subfleet.testing.submodels import held_places, same_bits
 
 Change = dict[str, Tensor]
 NETWORK = network_of(MLP)
-FULL = NETWORK.full_spec()
+FULL = NETWORK.full_architecture()
 ROBUST: list[AnyStackedMerge] = [CoordinateMedian(), TrimmedMean(fraction=0.2), MultiKrum()]
 EVERY: list[AnyStackedMerge] = [*ROBUST, NormClipping(max_norm=1e9)]
 
@@ -43,12 +43,16 @@ def stack(state: Change, members: Sequence[Member], read: ReadChanges) -> Stack:
     return Stack(network=NETWORK, state=state, members=members, read=read)
 
 
-def merged(merge: AnyStackedMerge, state: Change, specs: Sequence[SubnetSpec], changes: Sequence[Change]) -> Change:
-    members = [Member(spec=spec, weight=1.0 + place) for place, spec in enumerate(specs)]
+def merged(
+    merge: AnyStackedMerge, state: Change, architectures: Sequence[Architecture], changes: Sequence[Change]
+) -> Change:
+    members = [
+        Member(architecture=architecture, weight=1.0 + place) for place, architecture in enumerate(architectures)
+    ]
     return stacked_merge(merge, stack(state, members, reading(changes)))
 
 
-def mixed_specs(network: Network) -> list[SubnetSpec]:
+def mixed_architectures(network: Network) -> list[Architecture]:
     space = uniform_space(network, (0.5, 1))
     return [space[0], space[-1], space[-1], space[len(space) // 2], space[-1], space[0]]
 
@@ -96,20 +100,20 @@ def test_medians_and_trimmed_means_agree_with_numpy(count: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("otherwise", ["mean", "stay"])
 def test_elements_are_merged_over_their_holders_and_the_others_take_the_mean_or_stay(otherwise: str) -> None:
-    specs = mixed_specs(NETWORK)
+    architectures = mixed_architectures(NETWORK)
     state = random_state(NETWORK, 0)
-    changes = [random_change(NETWORK, spec, seed) for seed, spec in enumerate(specs)]
+    changes = [random_change(NETWORK, architecture, seed) for seed, architecture in enumerate(architectures)]
     merge = from_plain(CoordinateMedian, {"least_clients": 4, "otherwise": otherwise})
-    new = merged(merge, state, specs, changes)
-    held = [held_places(NETWORK, spec) for spec in specs]
+    new = merged(merge, state, architectures, changes)
+    held = [held_places(NETWORK, architecture) for architecture in architectures]
     few = 0
     for name, old in state.items():
-        full = [torch.zeros_like(old, dtype=torch.float64) for _ in specs]
-        for target, spec, change in zip(full, specs, changes, strict=True):
+        full = [torch.zeros_like(old, dtype=torch.float64) for _ in architectures]
+        for target, architecture, change in zip(full, architectures, changes, strict=True):
             if name in change:
-                tensor_maps(NETWORK, spec)[name].scatter(change[name].double(), target)
+                tensor_maps(NETWORK, architecture)[name].scatter(change[name].double(), target)
         for index in np.ndindex(*old.shape):
-            holders = [place for place in range(len(specs)) if held[place][name][index]]
+            holders = [place for place in range(len(architectures)) if held[place][name][index]]
             values = [full[place][index].item() for place in holders]
             weights = [1.0 + place for place in holders]
             if len(holders) >= 4:
@@ -147,7 +151,7 @@ def test_the_order_of_clients_changes_no_bit(merge: AnyStackedMerge) -> None:
         # The large ones cancel out, so that the rounding of float64 sums shows in what is left.
         large, small = random_change(NETWORK, FULL, seed, scale=1e4), random_change(NETWORK, FULL, seed + 9, scale=1e-8)
         changes += [large, {name: -tensor for name, tensor in large.items()}, small]
-    members = [Member(spec=FULL, weight=0.1)] * len(changes)
+    members = [Member(architecture=FULL, weight=0.1)] * len(changes)
     expected = stacked_merge(merge, stack(state, members, reading(changes)))
     for seed in range(5):
         order = np.random.default_rng(seed).permutation(len(changes))
@@ -158,22 +162,25 @@ def test_the_order_of_clients_changes_no_bit(merge: AnyStackedMerge) -> None:
 @pytest.mark.slow
 def test_krum_chooses_as_brute_force_does() -> None:
     state = random_state(NETWORK, 0)
-    specs = mixed_specs(NETWORK)
-    members = [Member(spec=spec, weight=1.0) for spec in specs]
+    architectures = mixed_architectures(NETWORK)
+    members = [Member(architecture=architecture, weight=1.0) for architecture in architectures]
     common = {
-        name: torch.stack([held_places(NETWORK, spec)[name] for spec in specs]).all(dim=0) for name in NETWORK.tensors
+        name: torch.stack([held_places(NETWORK, architecture)[name] for architecture in architectures]).all(dim=0)
+        for name in NETWORK.tensors
     }
     for seed in range(5):
-        changes = [random_change(NETWORK, spec, 10 * seed + place) for place, spec in enumerate(specs)]
+        changes = [
+            random_change(NETWORK, architecture, 10 * seed + place) for place, architecture in enumerate(architectures)
+        ]
         changes[seed] = {name: tensor * 3 for name, tensor in changes[seed].items()}
         # What one client alone or a few hold says nothing of their distance from the others.
-        maps = tensor_maps(NETWORK, specs[1])
+        maps = tensor_maps(NETWORK, architectures[1])
         for name, one in changes[1].items():
             changes[1][name] = torch.where(maps[name].extract(common[name]), one, 100 * one)
         vectors = []
-        for spec, change in zip(specs, changes, strict=True):
+        for architecture, change in zip(architectures, changes, strict=True):
             values = []
-            for name, tensor_map in tensor_maps(NETWORK, spec).items():
+            for name, tensor_map in tensor_maps(NETWORK, architecture).items():
                 full = torch.zeros(NETWORK.tensors[name].shape)
                 tensor_map.scatter(change[name], full)
                 values.append(full[common[name]])
@@ -181,15 +188,15 @@ def test_krum_chooses_as_brute_force_does() -> None:
         scores = []
         for vector in vectors:
             distances = sorted(float(np.sum((vector - other) ** 2)) for other in vectors if other is not vector)
-            scores.append(sum(distances[: len(specs) - 1 - 2]))
-        best = sorted(sorted(range(len(specs)), key=lambda place: scores[place])[: len(specs) - 1])
+            scores.append(sum(distances[: len(architectures) - 1 - 2]))
+        best = sorted(sorted(range(len(architectures)), key=lambda place: scores[place])[: len(architectures) - 1])
         merge = MultiKrum(malicious_count=1)
         assert krum_chosen(merge, stack(state, members, reading(changes))) == best
         assert seed not in best
         new = stacked_merge(merge, stack(state, members, reading(changes)))
         accumulator = Accumulator(NETWORK, state, total_weight=len(best))
         for place in best:
-            accumulator.add(specs[place], changes[place], 1.0)
+            accumulator.add(architectures[place], changes[place], 1.0)
         for name, tensor in accumulator.finish().items():
             torch.testing.assert_close(new[name], tensor, atol=1e-6, rtol=1e-6)
 
@@ -208,7 +215,7 @@ def blanchard(vectors: Sequence[Sequence[int]], malicious: int) -> tuple[list[in
 def krum_of(vectors: Sequence[Sequence[int]], malicious: int) -> list[int]:
     """What is chosen of clients whose changes of the head's biases are these."""
     changes = [{"head.bias": torch.tensor(vector, dtype=torch.float32)} for vector in vectors]
-    members = [Member(spec=FULL, weight=1.0)] * len(vectors)
+    members = [Member(architecture=FULL, weight=1.0)] * len(vectors)
     state = {"head.bias": torch.zeros(len(vectors[0]))}
     return krum_chosen(MultiKrum(malicious_count=malicious), stack(state, members, reading(changes)))
 
@@ -244,7 +251,7 @@ def test_krum_chooses_what_the_paper_does(vectors: list[list[int]], data: st.Dat
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 def test_krum_with_few_clients_averages_them_all(count: int) -> None:
     state = random_state(NETWORK, 0)
-    members = [Member(spec=FULL, weight=1.0)] * count
+    members = [Member(architecture=FULL, weight=1.0)] * count
     changes = [random_change(NETWORK, FULL, seed) for seed in range(count)]
     assert krum_chosen(MultiKrum(malicious_count=3), stack(state, members, reading(changes))) == list(range(count))
 

@@ -1,4 +1,4 @@
-"""What subnets over tokens cost, against PyTorch's own counts."""
+"""What submodels over tokens cost, against PyTorch's own counts."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ from subfleet.elastic.building import build_module, network_of
 from subfleet.elastic.cost import estimate_cost
 from subfleet.elastic.network import Family, Network
 from subfleet.elastic.spaces import uniform_space
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 
 pytestmark = pytest.mark.slow
 
@@ -37,10 +37,10 @@ def few_inputs(config: Family, batch_size: int) -> Tensor:
 
 @relaxed
 @given(case=token_cases())
-def test_counts_are_those_of_the_real_module(case: tuple[Network, SubnetSpec]) -> None:
-    network, spec = case
-    cost = estimate_cost(network, spec, batch_size=3)
-    module = build_module(network, spec)
+def test_counts_are_those_of_the_real_module(case: tuple[Network, Architecture]) -> None:
+    network, architecture = case
+    cost = estimate_cost(network, architecture, batch_size=3)
+    module = build_module(network, architecture)
     assert cost.parameters == sum(tensor.numel() for tensor in module.state_dict().values())
     inputs = few_inputs(network.config, 1)
     with FlopCounterMode(display=False) as counter, plainly():
@@ -49,9 +49,9 @@ def test_counts_are_those_of_the_real_module(case: tuple[Network, SubnetSpec]) -
     assert 2 * cost.forward_macs == counter.get_total_flops()
 
 
-def saved_numbers(network: Network, spec: SubnetSpec, batch_size: int) -> int:
+def saved_numbers(network: Network, architecture: Architecture, batch_size: int) -> int:
     """What autograd keeps of a forward pass, weights aside."""
-    module = build_module(network, spec)
+    module = build_module(network, architecture)
     weights = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
     saved: dict[int, Tensor] = {}  # kept, so that no two of them have one address
 
@@ -69,8 +69,8 @@ def saved_numbers(network: Network, spec: SubnetSpec, batch_size: int) -> int:
 @pytest.mark.parametrize("config", TOKEN_CONFIGS, ids=lambda config: config.TYPE)
 def test_memory_is_about_what_autograd_keeps(config: Family) -> None:
     network = network_of(config)
-    for spec in uniform_space(network, (0.5, 1)):
-        small, large = (estimate_cost(network, spec, batch_size=size) for size in (1, 33))
+    for architecture in uniform_space(network, (0.5, 1)):
+        small, large = (estimate_cost(network, architecture, batch_size=size) for size in (1, 33))
         growth = (large.training_memory_bytes - small.training_memory_bytes) / 32 / 4
-        kept = (saved_numbers(network, spec, 33) - saved_numbers(network, spec, 1)) / 32
+        kept = (saved_numbers(network, architecture, 33) - saved_numbers(network, architecture, 1)) / 32
         assert 0.5 * kept <= growth <= 2 * kept

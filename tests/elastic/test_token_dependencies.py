@@ -19,7 +19,7 @@ from torch import nn
 from subfleet.elastic.axes import Dim, Product, factors_of
 from subfleet.elastic.building import build_module, network_of
 from subfleet.elastic.network import Family, Network
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 
 pytestmark = pytest.mark.slow
 
@@ -51,13 +51,13 @@ def reads(name: str, dimension: int) -> bool:
 
 def oracle_ties(network: Network) -> Ties:
     """What the dependency graph ties, in the full network or with one block left out."""
-    full = network.full_spec()
+    full = network.full_architecture()
     kept = [tuple(name for name in full.blocks if name != block) for block in full.blocks]
-    return merged(group for blocks in (full.blocks, *kept) for group in groups_of(network, SubnetSpec(blocks=blocks)))
+    return merged(group for blocks in (full.blocks, *kept) for group in groups_of(network, Architecture(blocks=blocks)))
 
 
-def groups_of(network: Network, spec: SubnetSpec) -> Iterable[frozenset[Place]]:
-    module = build_module(network, spec)
+def groups_of(network: Network, architecture: Architecture) -> Iterable[frozenset[Place]]:
+    module = build_module(network, architecture)
     parameters = dict(module.named_parameters())
     loose = [(parameters[name], 2) for name in ("tokens.positions", "tokens.class_token") if name in parameters]
     names = {layer: name for name, layer in module.named_modules()}

@@ -1,4 +1,4 @@
-"""Transformers and LSTMs: what a subnet of them is, computes and learns."""
+"""Transformers and LSTMs: what a submodel of them is, computes and learns."""
 
 import dataclasses
 from dataclasses import replace
@@ -29,28 +29,28 @@ from subfleet.elastic.network import Family, Network
 from subfleet.elastic.permuting import permuted
 from subfleet.elastic.spaces import uniform_space
 from subfleet.protocol.errors import ConfigError
-from subfleet.protocol.subnet import Explicit, Prefix, SubnetSpec
-from subfleet.testing.subnets import held_places, same_bits
+from subfleet.protocol.submodel import Architecture, Explicit, Prefix
+from subfleet.testing.submodels import held_places, same_bits
 
 pytestmark = pytest.mark.slow
 
 
-def scattered(network: Network, spec: SubnetSpec, local: dict[str, Tensor]) -> dict[str, Tensor]:
+def scattered(network: Network, architecture: Architecture, local: dict[str, Tensor]) -> dict[str, Tensor]:
     dtype = next(iter(local.values())).dtype
     full = {name: torch.zeros(decl.shape, dtype=dtype) for name, decl in network.tensors.items()}
-    for name, tensor_map in tensor_maps(network, spec).items():
+    for name, tensor_map in tensor_maps(network, architecture).items():
         tensor_map.scatter(local[name], full[name])
     return full
 
 
-def with_whole(network: Network, spec: SubnetSpec, *kinds: str) -> SubnetSpec:
-    """The subnet with all axes of some kinds kept whole."""
-    kept = tuple((name, index_set) for name, index_set in spec.axes if network.axes[name].kind not in kinds)
-    return replace(spec, axes=kept)
+def with_whole(network: Network, architecture: Architecture, *kinds: str) -> Architecture:
+    """The submodel with all axes of some kinds kept whole."""
+    kept = tuple((name, index_set) for name, index_set in architecture.axes if network.axes[name].kind not in kinds)
+    return replace(architecture, axes=kept)
 
 
-def with_all_blocks(network: Network, spec: SubnetSpec) -> SubnetSpec:
-    return replace(spec, blocks=network.full_spec().blocks)
+def with_all_blocks(network: Network, architecture: Architecture) -> Architecture:
+    return replace(architecture, blocks=network.full_architecture().blocks)
 
 
 def close(got: Tensor, expected: Tensor) -> None:
@@ -59,13 +59,13 @@ def close(got: Tensor, expected: Tensor) -> None:
 
 @relaxed
 @given(case=token_cases())
-def test_a_subnets_module_has_exactly_the_shapes_of_its_maps(case: tuple[Network, SubnetSpec]) -> None:
-    network, spec = case
-    module = build_module(network, spec)
+def test_a_submodels_module_has_exactly_the_shapes_of_its_maps(case: tuple[Network, Architecture]) -> None:
+    network, architecture = case
+    module = build_module(network, architecture)
     found = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
-    local = extract(network, spec, init_state(network, 0))
-    assert found == network.shapes(spec) == {name: tuple(tensor.shape) for name, tensor in local.items()}
-    assert list(found) == list(network.shapes(spec))
+    local = extract(network, architecture, init_state(network, 0))
+    assert found == network.shapes(architecture) == {name: tuple(tensor.shape) for name, tensor in local.items()}
+    assert list(found) == list(network.shapes(architecture))
     config = network.config
     each = config.input_shape if config.TYPE in {"bert", "decoder", "lstm"} else ()
     assert module.double()(inputs_of(config)).shape == (4, *each, config.class_count)
@@ -73,19 +73,19 @@ def test_a_subnets_module_has_exactly_the_shapes_of_its_maps(case: tuple[Network
 
 @relaxed
 @given(case=token_cases(), seed=st.integers(0, 2**31))
-def test_extract_after_scatter_is_the_identity(case: tuple[Network, SubnetSpec], seed: int) -> None:
-    network, spec = case
-    local = random_change(network, spec, seed)
-    assert same_bits(extract(network, spec, scattered(network, spec, local)), local)
+def test_extract_after_scatter_is_the_identity(case: tuple[Network, Architecture], seed: int) -> None:
+    network, architecture = case
+    local = random_change(network, architecture, seed)
+    assert same_bits(extract(network, architecture, scattered(network, architecture, local)), local)
 
 
 @relaxed
 @given(case=token_cases())
-def test_a_map_reaches_the_elements_whose_indices_are_all_kept_and_no_other(case: tuple[Network, SubnetSpec]) -> None:
-    network, spec = case
-    ones = {name: torch.ones(shape) for name, shape in network.shapes(spec).items()}
-    held = held_places(network, spec)
-    for name, full in scattered(network, spec, ones).items():
+def test_a_map_reaches_the_elements_whose_indices_are_all_kept_and_no_other(case: tuple[Network, Architecture]) -> None:
+    network, architecture = case
+    ones = {name: torch.ones(shape) for name, shape in network.shapes(architecture).items()}
+    held = held_places(network, architecture)
+    for name, full in scattered(network, architecture, ones).items():
         assert torch.equal(full, held[name].float()), name
 
 
@@ -100,27 +100,27 @@ def test_permuting_every_axis_alike_keeps_the_logits(config: Family, data: st.Da
         for name, axis in network.axes.items()
         if axis.kind != "class"
     }
-    full = network.full_spec()
+    full = network.full_architecture()
     close(loaded(network, full, permuted(network, state, orders))(inputs), loaded(network, full, state)(inputs))
 
 
 @relaxed
 @given(case=token_cases(configs=TRANSFORMERS))
-def test_a_subnet_computes_what_the_full_network_does_with_all_else_set_to_zero(
-    case: tuple[Network, SubnetSpec],
+def test_a_submodel_computes_what_the_full_network_does_with_all_else_set_to_zero(
+    case: tuple[Network, Architecture],
 ) -> None:
     # LayerNorm sees the whole stream, so that is kept whole. A skipped block adds nothing, as one of zeros does.
-    network, spec = case[0], with_whole(*case, "embed")
-    local = extract(network, spec, double_state(network, 1))
+    network, architecture = case[0], with_whole(*case, "embed")
+    local = extract(network, architecture, double_state(network, 1))
     inputs = inputs_of(network.config)
-    got = loaded(network, spec, local)(inputs)
-    sizes = network.sizes(spec)
-    full = scattered(network, spec, local)
+    got = loaded(network, architecture, local)(inputs)
+    sizes = network.sizes(architecture)
+    full = scattered(network, architecture, local)
     for name, axis in network.axes.items():
         if axis.kind == "head_dim":
             # Scores are divided by the root of the head width, which is larger in the full network.
             _scale_queries(full, name.removesuffix(".head_dim"), (axis.size / sizes[name]) ** 0.5)
-    close(got, loaded(network, network.full_spec(), full)(inputs))
+    close(got, loaded(network, network.full_architecture(), full)(inputs))
 
 
 def _scale_queries(state: dict[str, Tensor], block: str, factor: float) -> None:
@@ -132,15 +132,15 @@ def _scale_queries(state: dict[str, Tensor], block: str, factor: float) -> None:
 
 @relaxed
 @given(case=token_cases())
-def test_gradients_reach_what_a_subnet_holds_and_nothing_else(case: tuple[Network, SubnetSpec]) -> None:
-    # With all else set to zero, what a subnet leaves out is cut off from the logits on both of its sides, if and only
+def test_gradients_reach_what_a_submodel_holds_and_nothing_else(case: tuple[Network, Architecture]) -> None:
+    # With all else set to zero, what a submodel leaves out is cut off from the logits on both of its sides, if and only
     # if the axes tie all that belongs together. Through LayerNorm's mean the stream stays connected.
-    network, spec = case[0], with_all_blocks(case[0], with_whole(*case, "embed"))
-    local = extract(network, spec, double_state(network, 3))
-    module = loaded(network, network.full_spec(), scattered(network, spec, local))
+    network, architecture = case[0], with_all_blocks(case[0], with_whole(*case, "embed"))
+    local = extract(network, architecture, double_state(network, 3))
+    module = loaded(network, network.full_architecture(), scattered(network, architecture, local))
     logits = module(inputs_of(network.config))
     (logits * torch.randn(logits.shape, generator=torch.Generator().manual_seed(1)).double()).sum().backward()
-    held = held_places(network, spec)
+    held = held_places(network, architecture)
     for name, parameter in module.named_parameters():
         assert parameter.grad is not None
         reached, expected = parameter.grad != 0, held[name]
@@ -156,27 +156,27 @@ def test_a_skipped_block_is_not_there(config: Family) -> None:
     network = network_of(config)
     state, inputs = double_state(network, 4), inputs_of(config)
     skipped = network.blocks[-1].name
-    spec = SubnetSpec(blocks=tuple(block.name for block in network.blocks[:-1]))
-    module = loaded(network, network.full_spec(), state)
-    assert not any(name.startswith(skipped) for name in network.shapes(spec))
+    architecture = Architecture(blocks=tuple(block.name for block in network.blocks[:-1]))
+    module = loaded(network, network.full_architecture(), state)
+    assert not any(name.startswith(skipped) for name in network.shapes(architecture))
     module.get_submodule(skipped).register_forward_hook(lambda _module, given, _result: given[0])
-    assert torch.equal(loaded(network, spec, extract(network, spec, state))(inputs), module(inputs))
+    assert torch.equal(loaded(network, architecture, extract(network, architecture, state))(inputs), module(inputs))
 
 
 @pytest.mark.parametrize("config", TRANSFORMERS, ids=lambda config: config.TYPE)
 def test_blocks_of_a_transformer_start_as_the_identity(config: Family) -> None:
     network = network_of(config)
     state = {name: tensor.double() for name, tensor in init_state(network, 0).items()}
-    bare = SubnetSpec()
+    bare = Architecture()
     inputs = inputs_of(config)
-    full = loaded(network, network.full_spec(), state)(inputs)
+    full = loaded(network, network.full_architecture(), state)(inputs)
     assert torch.equal(full, loaded(network, bare, extract(network, bare, state))(inputs))
 
 
 @pytest.mark.parametrize("config", TOKEN_CONFIGS, ids=lambda config: config.TYPE)
 def test_only_a_causal_network_does_not_see_what_comes(config: Family) -> None:
     network, inputs = network_of(config), inputs_of(config)[:1]
-    module = loaded(network, network.full_spec(), double_state(network, 5))
+    module = loaded(network, network.full_architecture(), double_state(network, 5))
     changed = inputs.clone()
     changed[..., -1] = (changed[..., -1] + 1) % network.symbols if network.symbols else 1
     same = torch.isclose(module(inputs), module(changed)).all(dim=-1)[0]
@@ -201,7 +201,7 @@ def test_one_layer_for_queries_keys_and_values_is_three_side_by_side() -> None:
 @pytest.mark.parametrize("config", TRANSFORMERS, ids=lambda config: config.TYPE)
 def test_a_learnable_step_multiplies_what_a_block_adds(config: Family) -> None:
     network = network_of(replace(config, learnable_steps=True))
-    full, inputs = network.full_spec(), inputs_of(config)
+    full, inputs = network.full_architecture(), inputs_of(config)
     assert [name for name, decl in network.tensors.items() if decl.role == "step"] == [
         f"{block.name}.step" for block in network.blocks
     ]
@@ -237,7 +237,7 @@ def test_queries_keys_and_values_of_one_layer_are_cut_alike() -> None:
     network = network_of(VIT)
     axes = (("section0.block0.head_dim", Prefix(size=2)), ("section0.block0.heads", Explicit(indices=(2, 0))))
     tensor = torch.arange(36.0)
-    rows = tensor_maps(network, SubnetSpec(axes=axes))["section0.block0.attention.qkv.bias"].extract(tensor)
+    rows = tensor_maps(network, Architecture(axes=axes))["section0.block0.attention.qkv.bias"].extract(tensor)
     # 3 kinds of 3 heads of 4; of each kind the heads 2 and 0, of each head the first 2.
     assert rows.tolist() == [8, 9, 0, 1, 20, 21, 12, 13, 32, 33, 24, 25]
 
@@ -271,16 +271,18 @@ def test_a_section_has_its_own_heads_and_each_block_its_own_axes() -> None:
 def test_a_scaler_divides_by_the_share_of_the_width_while_it_trains(config: Family) -> None:
     plain, scaled = network_of(config), network_of(replace(config, scaler=True))
     state, inputs = double_state(plain, 6), inputs_of(config)
-    spec = SubnetSpec(axes=tuple((name, Prefix(size=1)) for name in sorted(plain.axes) if name.endswith(".hidden")))
-    local = extract(plain, spec, state)
-    usual, divided = loaded(plain, spec, local), loaded(scaled, spec, local)
+    architecture = Architecture(
+        axes=tuple((name, Prefix(size=1)) for name in sorted(plain.axes) if name.endswith(".hidden"))
+    )
+    local = extract(plain, architecture, state)
+    usual, divided = loaded(plain, architecture, local), loaded(scaled, architecture, local)
     assert torch.equal(usual(inputs), divided(inputs))
-    whole = loaded(scaled, scaled.full_spec(), state).train()
-    assert torch.equal(whole(inputs), loaded(plain, plain.full_spec(), state)(inputs))
+    whole = loaded(scaled, scaled.full_architecture(), state).train()
+    assert torch.equal(whole(inputs), loaded(plain, plain.full_architecture(), state)(inputs))
     # Dividing what goes into GELU by the share is multiplying the layer before it.
     for name in (name for name in local if ".feed_forward.up." in name):
         local[name] = local[name] * plain.axes[name.split(".feed_forward")[0] + ".hidden"].size
-    close(divided.train()(inputs), loaded(plain, spec, local)(inputs))
+    close(divided.train()(inputs), loaded(plain, architecture, local)(inputs))
 
 
 def test_a_scaler_divides_embeddings_projections_and_what_joins_the_stream() -> None:
@@ -288,7 +290,7 @@ def test_a_scaler_divides_embeddings_projections_and_what_joins_the_stream() -> 
     axes = {
         name: Prefix(size=axis.size // 2) for name, axis in network.axes.items() if axis.kind in {"embed", "head_dim"}
     }
-    module = build_module(network, SubnetSpec(axes=tuple(sorted(axes.items()))))
+    module = build_module(network, Architecture(axes=tuple(sorted(axes.items()))))
     rates = {name: layer.rate for name, layer in module.named_modules() if hasattr(layer, "rate")}
     assert rates == {
         "tokens.scaler": 0.5,

@@ -86,24 +86,24 @@ def test_gradients_that_cannot_be_scored_are_refused(
 
 
 @pytest.mark.parametrize("config", [RESNET, MLP])
-def test_a_subnet_is_scored_by_the_gradients_of_its_layers(config: object, device: torch.device) -> None:
+def test_a_submodel_is_scored_by_the_gradients_of_its_layers(config: object, device: torch.device) -> None:
     network = network_of(RESNET if config is RESNET else MLP)
-    state = build_module(network, network.full_spec()).state_dict()
-    spec = uniform_space(network, (0.5,))[0]
+    state = build_module(network, network.full_architecture()).state_dict()
+    architecture = uniform_space(network, (0.5,))[0]
     batches = labelled(network, 2)
     there = {name: tensor.to(device) for name, tensor in state.items()}
-    found = zico_score(network, spec, there, batches)
-    whole = zico_score(network, network.full_spec(), state, batches)
+    found = zico_score(network, architecture, there, batches)
+    whole = zico_score(network, network.full_architecture(), state, batches)
     assert found != whole
-    assert found == pytest.approx(zico_score(network, spec, there, batches[::-1]), rel=1e-4)
-    names = scored_tensors(network, spec)
+    assert found == pytest.approx(zico_score(network, architecture, there, batches[::-1]), rel=1e-4)
+    names = scored_tensors(network, architecture)
     assert {"stem.weight", "head.weight", "section0.block0.layer2.weight"} <= set(names)
     assert not {"head.bias", "norm.weight", "norm.bias"} & set(names)
 
 
 def test_padding_has_no_gradient() -> None:
     network = network_of(MLP)
-    state, full = build_module(network, network.full_spec()).state_dict(), network.full_spec()
+    state, full = build_module(network, network.full_architecture()).state_dict(), network.full_architecture()
     batches = labelled(network, 2)
     padded = [
         (torch.cat([inputs, inputs + 1]), torch.cat([labels, torch.full_like(labels, -1)]))
@@ -116,6 +116,6 @@ def test_padding_has_no_gradient() -> None:
 
 def test_zero_residual_layers_hide_the_layers_before_them() -> None:
     network = network_of(MLP)
-    batches, full = labelled(network, 2), network.full_spec()
+    batches, full = labelled(network, 2), network.full_architecture()
     shown = zico_score(network, full, build_module(network, full).state_dict(), batches)
     assert zico_score(network, full, init_state(network, 0), batches) < shown

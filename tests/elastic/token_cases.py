@@ -1,7 +1,7 @@
 """Tiny networks over tokens, and what the tests of them share."""
 
 import torch
-from elastic.elastic_cases import random_state, specs
+from elastic.elastic_cases import architectures, random_state
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -9,7 +9,7 @@ from subfleet.elastic.building import build_module, network_of
 from subfleet.elastic.families.records.recurrent import Lstm
 from subfleet.elastic.families.records.transformers import Bert, BertClassifier, Decoder, Vit
 from subfleet.elastic.network import Family, Network
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 
 VIT = Vit(
     input_shape=(2, 6, 4),
@@ -64,10 +64,10 @@ TOKEN_CONFIGS: tuple[Family, ...] = (*TRANSFORMERS, LSTM)
 
 
 @st.composite
-def token_cases(draw: st.DrawFn, *, configs: tuple[Family, ...] = TOKEN_CONFIGS) -> tuple[Network, SubnetSpec]:
-    """Any of these networks with any subnet of it."""
+def token_cases(draw: st.DrawFn, *, configs: tuple[Family, ...] = TOKEN_CONFIGS) -> tuple[Network, Architecture]:
+    """Any of these networks with any submodel of it."""
     network = network_of(draw(st.sampled_from(configs)))
-    return network, draw(specs(network))
+    return network, draw(architectures(network))
 
 
 def inputs_of(config: Family, batch_size: int = 4) -> Tensor:
@@ -84,8 +84,8 @@ def double_state(network: Network, seed: int) -> dict[str, Tensor]:
     return {name: 0.5 * tensor.double() for name, tensor in random_state(network, seed).items()}
 
 
-def loaded(network: Network, spec: SubnetSpec, local: dict[str, Tensor]) -> nn.Module:
-    """The module of a subnet with its tensors, in evaluation mode."""
-    module = build_module(network, spec).double()
+def loaded(network: Network, architecture: Architecture, local: dict[str, Tensor]) -> nn.Module:
+    """The module of a submodel with its tensors, in evaluation mode."""
+    module = build_module(network, architecture).double()
     module.load_state_dict(local)
     return module.eval()

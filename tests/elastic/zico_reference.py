@@ -1,4 +1,4 @@
-"""The ZiCo score of a subnet from eager gradients: what the scores of devices are held against."""
+"""The ZiCo score of a submodel from eager gradients: what the scores of devices are held against."""
 
 from collections.abc import Iterable, Mapping
 
@@ -12,34 +12,34 @@ from subfleet.elastic.building import build_module
 from subfleet.elastic.maps import extract
 from subfleet.elastic.network import Network
 from subfleet.elastic.zico import scored_tensors
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 
 
 def zico_score(
-    network: Network, spec: SubnetSpec, state: Mapping[str, Tensor], batches: Iterable[tuple[Tensor, Tensor]]
+    network: Network, architecture: Architecture, state: Mapping[str, Tensor], batches: Iterable[tuple[Tensor, Tensor]]
 ) -> float:
-    """How well a subnet will learn: see `subfleet.arrays.zico`.
+    """How well a submodel will learn: see `subfleet.arrays.zico`.
 
-    Score before training, with the state of `build_module(network, network.full_spec())`: in `init_state` the last
-    layer of every block is 0 and hides the layers before it.
+    Score before training, with the state of `build_module(network, network.full_architecture())`: in `init_state` the
+    last layer of every block is 0 and hides the layers before it.
 
     Args:
         network: the declaration.
-        spec: the subnet.
+        architecture: the submodel.
         state: the full model's tensors by name.
         batches: inputs (samples, *input_shape) and a class for each row of logits, or a number below 0 for none; of two
             batches or more.
 
     Raises:
-        ConfigError: the spec is no subnet of this network, or the state lacks one of its tensors.
+        ConfigError: the architecture is no submodel of this network, or the state lacks one of its tensors.
         DataError: there are fewer than two batches, or a gradient is not finite.
     """
     device = next(iter(state.values())).device
-    module = build_module(network, spec).to(device)
-    module.load_state_dict(extract(network, spec, state))
+    module = build_module(network, architecture).to(device)
+    module.load_state_dict(extract(network, architecture, state))
     module.train()
     parameters = dict(module.named_parameters())
-    scored = {name: parameters[name] for name in scored_tensors(network, spec)}
+    scored = {name: parameters[name] for name in scored_tensors(network, architecture)}
     gradients: list[Arrays] = []
     for inputs, labels in batches:
         counted, wanted = labels >= 0, labels.to(device)

@@ -40,7 +40,7 @@ def part(place: int) -> Dataset:
 def client(name: str, place: int, *free_bytes: int, runtime: str = "onnx") -> EmulatedDevice:
     data = part(place)
     data_bytes = data.summary().data_bytes
-    profile = DeviceProfile(name="virtual", title="A device of a test", memory_share=0.5, runtimes=(runtime,))
+    profile = DeviceProfile(name="virtual", title="A device of a test", memory_fraction=0.5, runtimes=(runtime,))
     return EmulatedDevice(
         client_id=name,
         profile=profile,

@@ -38,7 +38,7 @@ from subfleet.protocol.programs import (
     TrainResult,
 )
 from subfleet.protocol.schema import canonical_json
-from subfleet.protocol.subnet import Prefix, SubnetSpec
+from subfleet.protocol.submodel import Architecture, Prefix
 from subfleet.protocol.topics import Topics
 from subfleet.serving.session import Server
 from subfleet.settings.fleet import HostSettings
@@ -109,23 +109,23 @@ class Refuser:
         raise NotImplementedError
 
 
-def test_it_ends_with_every_client_folded_in_every_round(calm: BatchResult) -> None:
+def test_it_ends_with_every_client_aggregated_in_every_round(calm: BatchResult) -> None:
     assert [record.round for record in calm.rounds] == [1, 2]
     assert [record.log_time_s for record in calm.rounds] == [0.0, 60.0]
-    assert {row.status for record in calm.rounds for row in record.clients} == {"folded"}
+    assert {row.status for record in calm.rounds for row in record.clients} == {"aggregated"}
     assert {name: tuple(found) for name, found in calm.trained.items()} == dict.fromkeys(("ada", "bob", "cyd"), (1, 2))
     assert calm.rounds[-1].loss < calm.rounds[0].loss
 
 
-def test_subnets_follow_the_log_at_the_rounds_time(calm: BatchResult) -> None:
+def test_submodels_follow_the_log_at_the_rounds_time(calm: BatchResult) -> None:
     first, second = map(by_name, calm.rounds)
     assert {name: row.budget_bytes for name, row in first.items()} == {
         "ada": SMALL_BYTES,
         "bob": SMALL_BYTES,
         "cyd": LARGE_BYTES,
     }
-    assert first["ada"].spec == first["bob"].spec == second["ada"].spec == "w1/2 d1"
-    assert second["bob"].spec == second["cyd"].spec == first["cyd"].spec == "w1 d1"
+    assert first["ada"].architecture == first["bob"].architecture == second["ada"].architecture == "w1/2 d1"
+    assert second["bob"].architecture == second["cyd"].architecture == first["cyd"].architecture == "w1 d1"
     for row in (*first.values(), *second.values()):
         assert 0 < row.planned_peak_bytes <= row.budget_bytes
         assert (row.downlink_budget_bytes, row.uplink_budget_bytes) == (1_250_000, 125_000)
@@ -159,7 +159,7 @@ def test_who_always_refuses_keeps_nobody_from_ending(exports: LazyExports) -> No
     for record in result.rounds:
         rows = by_name(record)
         assert rows["cyd"].status.startswith("refused: memory")
-        assert rows["ada"].status == rows["bob"].status == "folded"
+        assert rows["ada"].status == rows["bob"].status == "aggregated"
     assert len(refuser.jobs) == 4, "in each round it was given a smaller task, too"
     assert "cyd" not in result.trained
 
@@ -172,21 +172,23 @@ def test_a_link_may_change_what_a_client_says(exports: LazyExports) -> None:
 
 def test_what_clients_declare_is_what_is_trained(exports: LazyExports) -> None:
     """The small device declares what it can carry from the second round on, and is never given less."""
-    small = SubnetSpec(axes=tuple((f"section0.{axis}", Prefix(size=32)) for axis in ("block0.inner", "stream")))
+    small = Architecture(axes=tuple((f"section0.{axis}", Prefix(size=32)) for axis in ("block0.inner", "stream")))
     described = experiment(method=FlexiFed(choice="declared"))
     clients = tuple(
         replace(one, profile=replace(one.profile, architecture=size))
-        for one, size in zip(described.devices, (small, SubnetSpec(), small), strict=True)
+        for one, size in zip(described.devices, (small, Architecture(), small), strict=True)
     )
     first, second = map(by_name, run_batch(replace(described, devices=clients), exports).rounds)
     for rows in (first, second):
-        assert [(rows[name].spec, rows[name].status) for name in ("ada", "cyd")] == [("w1/2 d1", "folded")] * 2
+        assert [(rows[name].architecture, rows[name].status) for name in ("ada", "cyd")] == [
+            ("w1/2 d1", "aggregated")
+        ] * 2
     assert first["bob"].status.startswith("skipped: its declared architecture, 'w1 d1', needs")
-    assert (second["bob"].spec, second["bob"].status) == ("w1 d1", "folded")
+    assert (second["bob"].architecture, second["bob"].status) == ("w1 d1", "aggregated")
 
 
 def test_a_client_process_is_told_what_it_declares(tmp_path: Path) -> None:
-    spec = SubnetSpec(axes=(("section0.stream", Prefix(size=32)),), name="w1/2 d1")
+    architecture = Architecture(axes=(("section0.stream", Prefix(size=32)),), name="w1/2 d1")
     plain = ClientCommand(
         client_id="pi",
         broker=parse_url("mqtt://h"),
@@ -197,8 +199,8 @@ def test_a_client_process_is_told_what_it_declares(tmp_path: Path) -> None:
         state=tmp_path,
         runtime="onnx",
     )
-    told = replace(plain, declares=canonical_json(spec).decode()).arguments()
-    assert with_declaration(profile_with("laptop"), told[told.index("--architecture") + 1]).architecture == spec
+    told = replace(plain, declares=canonical_json(architecture).decode()).arguments()
+    assert with_declaration(profile_with("laptop"), told[told.index("--architecture") + 1]).architecture == architecture
     assert "--architecture" not in plain.arguments()
 
 
@@ -221,16 +223,16 @@ def test_a_runtime_that_loads_no_large_program_ends_up_with_a_smaller_one(export
     limited = Limited(20_000)
     result = run_batch(experiment(rounds=3), exports, trainers={"cyd": limited})
     rows = [by_name(record)["cyd"] for record in result.rounds]
-    assert [(row.status, row.spec) for row in rows] == [("folded", "w1/2 d1")] * 3
+    assert [(row.status, row.architecture) for row in rows] == [("aggregated", "w1/2 d1")] * 3
     assert [row.refusals for row in rows] == ["runtime: no kernel for so wide a layer", "", ""]
     assert len(limited.refused) == 1, "the same program is not sent again"
-    assert by_name(result.rounds[1])["bob"].spec == "w1 d1", "others may have it"
+    assert by_name(result.rounds[1])["bob"].architecture == "w1 d1", "others may have it"
 
 
 def test_a_training_program_of_pytorch_runs_too(exports: LazyExports) -> None:
     large = tuple(client(name, place, LARGE_BYTES, runtime="torch") for place, name in enumerate(("ada", "bob", "cyd")))
     result = run_batch(replace(experiment(rounds=1), devices=large), exports)
-    assert [(row.runtime, row.status) for row in result.rounds[0].clients] == [("torch", "folded")] * 3
+    assert [(row.runtime, row.status) for row in result.rounds[0].clients] == [("torch", "aggregated")] * 3
 
 
 def test_a_run_that_does_not_end_is_given_up(exports: LazyExports) -> None:
@@ -304,7 +306,7 @@ def test_the_bits_are_those_of_devices_in_real_time(exports: LazyExports, tmp_pa
     )
     virtual = run_batch(described, exports)
     real = InThreads(described, exports, tmp_path).result
-    assert {row.status for record in real.rounds for row in record.clients} == {"folded"}
+    assert {row.status for record in real.rounds for row in record.clients} == {"aggregated"}
     assert real.model_path is not None
     assert real.model_path.read_bytes() == virtual.model
 
@@ -330,7 +332,7 @@ def test_a_size_that_is_kept_is_one_that_the_log_has_room_for_most_of_the_time(e
     assert (first.participation, second.participation) == (1.0, 1.0)
     for record in (first, second):
         rows = by_name(record)
-        assert rows["ada"].spec_id == rows["bob"].spec_id != rows["cyd"].spec_id
+        assert rows["ada"].architecture_id == rows["bob"].architecture_id != rows["cyd"].architecture_id
     # Nine tenths of its log have that little; who may lack room in all of them, has the first reading's size.
     patient = replace(described, run=config(method=FlexiFed(), log_quantile=0.95))
     first, second = run_batch(patient, exports).rounds

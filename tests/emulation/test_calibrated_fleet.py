@@ -14,7 +14,7 @@ from subfleet.emulation.batch.run import BatchResult, run_batch
 from subfleet.emulation.gathered import GatheredRun
 from subfleet.methods import AnyMethod
 from subfleet.tasks import Dataset, iter_batches
-from subfleet.testing.subnets import same_bits
+from subfleet.testing.submodels import same_bits
 
 pytestmark = [pytest.mark.slow, pytest.mark.export]
 
@@ -47,19 +47,19 @@ def test_the_models_statistics_are_those_of_all_devices_data_and_its_weights_sta
     result = run_batch(described, exports)
     assert [record.calibrated for record in result.rounds] == [False, True]
     last = {row.client_id: row for row in result.rounds[-1].clients}
-    assert {name: (row.spec, row.status) for name, row in last.items()} == {
-        "ada": ("w1/2 d1", "folded"),
-        "bob": ("w1 d1", "folded"),
-        "cyd": ("w1 d1", "folded"),
+    assert {name: (row.architecture, row.status) for name, row in last.items()} == {
+        "ada": ("w1/2 d1", "aggregated"),
+        "bob": ("w1 d1", "aggregated"),
+        "cyd": ("w1 d1", "aggregated"),
     }
     assert last["bob"].bytes_down < result.rounds[0].clients[1].bytes_down, "the program was there"
     assert last["bob"].bytes_up < result.rounds[0].clients[1].bytes_up / 2, "sums are small"
     after = model_of(result)
-    trained = {name: result.trained[name][2].spec for name in last}
+    trained = {name: result.trained[name][2].architecture for name in last}
     measured = [
-        (spec, measured_moments(NETWORK, spec, before, batches(described, one.client_id, one.data)))
+        (architecture, measured_moments(NETWORK, architecture, before, batches(described, one.client_id, one.data)))
         for one in described.devices
-        for spec in [trained[one.client_id]]
+        for architecture in [trained[one.client_id]]
     ]
     expected = shared_statistics(NETWORK, before, measured)
     assert set(expected) == {name for name, decl in NETWORK.tensors.items() if decl.role in ("mean", "variance")}

@@ -65,7 +65,7 @@ def test_data_that_are_wrong_on_every_device_end_the_run(
 
 def test_one_healthy_device_is_enough_for_a_run(exports: LazyExports) -> None:
     result = run_batch(fleet(TARGETS, healthy=1), exports)
-    assert [row.status.split(":")[0] for row in result.rounds[0].clients] == ["skipped", "folded"]
+    assert [row.status.split(":")[0] for row in result.rounds[0].clients] == ["skipped", "aggregated"]
 
 
 def test_data_that_no_device_can_read_any_more_end_the_run(
@@ -85,7 +85,7 @@ def test_a_batch_that_does_not_end_says_what_it_waits_for(exports: LazyExports) 
     starved = fleet(lambda device: replace(device, profile=replace(device.profile, memory_limit="1K")))
     run = replace(starved.run, host=replace(starved.run.host, turns_per_round=20))
     with pytest.raises(
-        RunError, match=r"did not end within 40 turns: .* and waits for ada, bob skipped: no subnet fits"
+        RunError, match=r"did not end within 40 turns: .* and waits for ada, bob skipped: no submodel fits"
     ):
         run_batch(replace(starved, run=run), exports)
 
@@ -99,6 +99,6 @@ def test_a_board_trains_in_round_1_the_largest_submodel_that_its_disk_holds(expo
         return replace(device, profile=replace(device.profile, disk_limit=str(free.disk_bytes)))
 
     for row in (run_batch(fleet(short, healthy=1, rounds=2), exports).rounds[number].clients[0] for number in (0, 1)):
-        assert (row.status, row.limit, row.refusals) == ("folded", "disk", "")
+        assert (row.status, row.limit, row.refusals) == ("aggregated", "disk", "")
         assert 0 < row.disk_bytes <= (row.disk_budget_bytes or 0) < free.disk_bytes
         assert 0 < row.parameters < free.parameters

@@ -37,7 +37,7 @@ def model_after(rounds: int, shares: Shares, exports: LazyExports) -> ModelState
 
 
 def parted(shares: Shares, exports: LazyExports) -> float:
-    """How far copies are from each other after ten rounds, as a share of how far they moved."""
+    """How far copies are from each other after ten rounds, as a fraction of how far they moved."""
     first, last = (model_after(rounds, shares, exports).of(CHILD) for rounds in (BORN, BORN + 10))
     assert first.lineage is not None
     assert isinstance(first.lineage.map, Replicated)

@@ -14,13 +14,13 @@ from subfleet.emulation.gathered import EmulatedDevice, GatheredRun
 from subfleet.journal.records import ClientRow
 from subfleet.methods.anycostfl import AnycostFL
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Qsgd, TopK, TopKQsgd, Uncompressed
-from subfleet.serving.terms import terms_of
+from subfleet.serving.context import context_of
 from subfleet.settings.attacks import LabelShuffling
 
 pytestmark = [pytest.mark.slow, pytest.mark.export]
 
 MOST_BESIDES_BYTES = 8000
-"""Of a round: telemetry, receipts, heartbeats, the container's header."""
+"""Of a round: telemetry, acks, heartbeats, the container's header."""
 
 
 def rows(result: BatchResult) -> list[ClientRow]:
@@ -38,12 +38,18 @@ def test_updates_take_what_the_codec_says_and_the_fleet_learns(
 ) -> None:
     described = experiment(update_codec=codec)
     result = run_batch(described, exports)
-    network = terms_of(described.run, "run").network
-    specs = {found.spec.spec_id: found.spec for by_round in result.trained.values() for found in by_round.values()}
+    network = context_of(described.run, "run").network
+    architectures = {
+        found.architecture.architecture_id: found.architecture
+        for by_round in result.trained.values()
+        for found in by_round.values()
+    }
     for row, before in zip(rows(result), rows(plain), strict=True):
-        assert row.status == "folded"
-        assert row.spec_id == before.spec_id, "memory limits all of them, so that they have what they had"
-        assert row.update_bytes == update_bytes(network, specs[row.spec_id], codec)
+        assert row.status == "aggregated"
+        assert row.architecture_id == before.architecture_id, (
+            "memory limits all of them, so that they have what they had"
+        )
+        assert row.update_bytes == update_bytes(network, architectures[row.architecture_id], codec)
         assert row.update_bytes < row.weight_bytes * {"qsgd": 0.27, "top_k": 0.14, "top_k_qsgd": 0.07}[codec.TYPE]
         assert 0 <= row.bytes_up - row.update_bytes < MOST_BESIDES_BYTES
         saved = before.update_bytes - row.update_bytes
@@ -107,14 +113,14 @@ def _on_uplink(found: EmulatedDevice, link_bytes: int) -> EmulatedDevice:
 
 
 def test_anycostfl_gives_weak_uplinks_more_than_it_could_without_its_codec(exports: LazyExports) -> None:
-    whole = terms_of(config(), "run").candidates[-1].weight_bytes
+    whole = context_of(config(), "run").candidates[-1].weight_bytes
     links = (math.ceil(0.06 * whole), math.ceil(0.2 * whole), whole)
     plain, coded = (
         rows(run_batch(on_uplinks(AnycostFL(steps=2, codec=codec), *links), exports))
         for codec in (None, TopKQsgd(fraction=0.1))
     )
-    assert [row.status.partition(":")[0] for row in plain] == ["skipped", "skipped", "folded"]
-    assert [row.spec for row in coded] == ["w1"] * 3, "all of them carry the whole model"
+    assert [row.status.partition(":")[0] for row in plain] == ["skipped", "skipped", "aggregated"]
+    assert [row.architecture for row in coded] == ["w1"] * 3, "all of them carry the whole model"
     weak, middling, strong = coded
     assert weak.update_bytes < middling.update_bytes < strong.update_bytes < whole
     for row in coded:

@@ -1,10 +1,10 @@
-"""The estimate that is looked at before a program is written passes over no subnet that fits."""
+"""The estimate that is looked at before a program is written passes over no submodel that fits."""
 
 import pytest
 from shared_programs import program_of
 
 from subfleet.programs.export_requests import train_request
-from subfleet.serving.terms import terms_of
+from subfleet.serving.context import context_of
 from subfleet.settings.reading import read_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.export]
@@ -13,8 +13,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.export]
 @pytest.mark.parametrize("target", ["onnx", "executorch"])
 @pytest.mark.parametrize("place", [0, 2, -1])
 def test_an_estimate_is_at_most_the_programs_own_plan(target: str, place: int) -> None:
-    terms = terms_of(read_run("quickstart"), "run")
-    candidate = terms.candidates[place]
-    request = train_request(terms.network, candidate.spec, target, terms.training(1))
+    context = context_of(read_run("quickstart"), "run")
+    candidate = context.candidates[place]
+    request = train_request(context.network, candidate.architecture, target, context.training(1))
     planned_bytes = program_of(request).manifest.planned_peak_bytes
     assert 0.5 * planned_bytes < candidate.training_memory_bytes[target] <= planned_bytes

@@ -48,7 +48,7 @@ def test_clients_bring_what_the_paper_says_and_all_entries_the_same(game: str, c
         assert (sum(most.depths), depths) == (16, {10, 11, 12, 13, 14, 15, 16}), "VGG-19 has 16 convolutions"
         run = runs["fedadp-paper"]
         training = run.training
-        assert (run.rounds, training.epochs, training.batch_size, training.round_share) == (200, 10, 64, 0.2)
+        assert (run.rounds, training.epochs, training.batch_size, training.round_fraction) == (200, 10, 64, 0.2)
         assert training.learning_rate == 0.01
 
 
@@ -73,8 +73,8 @@ def test_two_rounds_of_the_entries_in_which_all_take_part(every: bool, exports: 
         run_in_batch(run, tmp_path / name, Unobserved(), threading.Event(), exports=exports)
         summary = json.loads((tmp_path / name / "summary.json").read_text(encoding="utf-8"))
         assert summary["participation"] == 1.0
-        specs = {row["client_id"]: row["spec_id"] for row in summary["rounds"][0]["clients"]}
-        assert len(set(specs.values())) == 6
+        architectures = {row["client_id"]: row["architecture_id"] for row in summary["rounds"][0]["clients"]}
+        assert len(set(architectures.values())) == 6
         assert set(summary["figures"]["tiers"]) == {"shallow", "two", "three", "four", "three-wider", "four-wider"}
         losses[name] = summary["rounds"][-1]["loss"]
     least = 4 if every else len(SOME)

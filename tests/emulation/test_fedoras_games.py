@@ -128,11 +128,11 @@ def test_a_short_game_goes_from_a_supernet_to_a_network_for_each_tier(
     keep_run(tmp_path / "run", run)
     for row in found:  # whoever was left with it
         tier = found_network(tmp_path / "run", row["network"])
-        written = write_path(tier, tier.network.full_spec(), ("onnx",), tmp_path / row["network"], cache=cache)
+        written = write_path(tier, tier.network.full_architecture(), ("onnx",), tmp_path / row["network"], cache=cache)
         assert (written["parameters"], written["forward_macs"]) == (row["parameters"], row["forward_macs"])
         session = ort.InferenceSession(written["files"]["onnx"])
         sample = np.random.default_rng(1).random((1, *run.model.input_shape), dtype=np.float32)
-        module = build_module(tier.network, tier.network.full_spec()).eval()
+        module = build_module(tier.network, tier.network.full_architecture()).eval()
         module.load_state_dict(dict(tier.state))
         (logits,) = session.run(None, {session.get_inputs()[0].name: sample})
         np.testing.assert_allclose(logits, module(torch.from_numpy(sample)).detach(), atol=1e-4)

@@ -97,15 +97,15 @@ def test_a_game_is_played_with_the_networks_that_fedtrans_came_to(
     assert len(networks) >= 2, "one that the weakest device carries, and one that grew"
     for name in names:
         summary = played(runs[name], tmp_path, exports)
-        assert [record["folded"] > 0 for record in summary["rounds"]] == [True, True]
+        assert [record["aggregated"] > 0 for record in summary["rounds"]] == [True, True]
         kept = kept_run(tmp_path / runs[name].name)
         if runs[name].model_of is not None:
             wanted = networks[0] if "smallest" in name or "middle" in name else networks[-1]
             assert kept.model == wanted.config
             whole = network_of(wanted.config)
             most = max(row["parameters"] for record in summary["rounds"] for row in record["clients"])
-            assert most <= Costs(whole).of([whole.full_spec()])[0][0]
-            assert (name != "fedavg-smallest") or most == Costs(whole).of([whole.full_spec()])[0][0]
+            assert most <= Costs(whole).of([whole.full_architecture()])[0][0]
+            assert (name != "fedavg-smallest") or most == Costs(whole).of([whole.full_architecture()])[0][0]
 
 
 ABLATED: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -167,6 +167,6 @@ def test_samples_can_be_split_as_unequally_as_the_sweep_says() -> None:
 
 def test_published_networks_come_in_the_order_of_their_cost() -> None:
     published = [run.model for run in read_runs("fedtrans-models", (), (1,)) if run.model.TYPE != "nas_bench_201"]
-    costs = [Costs(network).of([network.full_spec()])[0][1] for network in map(network_of, published)]
+    costs = [Costs(network).of([network.full_architecture()])[0][1] for network in map(network_of, published)]
     assert len(costs) == 7
     assert costs == sorted(costs)

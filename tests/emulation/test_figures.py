@@ -16,15 +16,15 @@ from subfleet.emulation.batch.run import BatchResult, run_batch
 from subfleet.emulation.gathered import GatheredRun
 from subfleet.journal.records import ClientRow
 from subfleet.protocol.errors import RunError
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 from subfleet.reporting.run_figures import violates
 
 ROW = ClientRow(
     client_id="ada",
     device="virtual",
     runtime="onnx",
-    spec="w1 d1",
-    spec_id="0" * 16,
+    architecture="w1 d1",
+    architecture_id="0" * 16,
     parameters=1000,
     memory_free_bytes=10_000,
     budget_bytes=5000,
@@ -38,7 +38,7 @@ ROW = ClientRow(
     seconds=0.0,
     loss=1.0,
     sample_count=10,
-    status="folded",
+    status="aggregated",
 )
 
 
@@ -92,27 +92,34 @@ def test_counts_are_those_of_the_rows(run: Run) -> None:
     rows = [row for record in result.rounds for row in record.clients]
     assert found["bytes_up"] == sum(row.bytes_up for row in rows)
     assert found["bytes_down"] == sum(row.bytes_down for row in rows)
-    assert (found["violations"], found["participation"], found["never_folded"]) == (0, 1.0, 0)
+    assert (found["violations"], found["participation"], found["never_aggregated"]) == (0, 1.0, 0)
     assert found["accuracy"] == result.rounds[-1].accuracy
     assert found["utilisation"] == pytest.approx(sum(row.utilisation or 0.0 for row in rows) / len(rows))
     # Three passes of both epochs over every sample; the matrices are (64, w), two of (w, w) in the block, and (w, 10).
     matrices = {"w1/2 d1": 64 * 32 + 2 * 32 * 32 + 32 * 10, "w1 d1": 3 * 64 * 64 + 64 * 10}
-    assert found["macs"] == sum(3 * 2 * SAMPLES * matrices[row.spec] for row in rows)
+    assert found["macs"] == sum(3 * 2 * SAMPLES * matrices[row.architecture] for row in rows)
     assert sum(row["macs"] for one in found["rounds"] for row in one["clients"]) == found["macs"]
 
 
 @pytest.mark.slow
 @pytest.mark.export
-def test_accuracies_are_of_the_subnets_that_clients_hold(run: Run) -> None:
+def test_accuracies_are_of_the_submodels_that_clients_hold(run: Run) -> None:
     described, result = run
     found = figures(described, result)
     network, state = network_of(described.run.model), load(result.model)
 
-    def accuracy(spec: SubnetSpec, data: Any) -> float:
-        return evaluate(network, spec, state, torch.from_numpy(data.inputs), torch.from_numpy(data.labels)).accuracy
+    def accuracy(architecture: Architecture, data: Any) -> float:
+        return evaluate(
+            network, architecture, state, torch.from_numpy(data.inputs), torch.from_numpy(data.labels)
+        ).accuracy
 
-    last = {name: found_with[2].spec for name, found_with in result.trained.items()}
-    assert last["ada"].spec_id != last["bob"].spec_id == last["cyd"].spec_id == network.full_spec().spec_id
+    last = {name: found_with[2].architecture for name, found_with in result.trained.items()}
+    assert (
+        last["ada"].architecture_id
+        != last["bob"].architecture_id
+        == last["cyd"].architecture_id
+        == network.full_architecture().architecture_id
+    )
     own = {one.client_id: accuracy(last[one.client_id], one.test) for one in described.devices}
     assert found["own"] == own
     assert (found["own_mean"], found["own_worst"]) == (pytest.approx(sum(own.values()) / 3), min(own.values()))
@@ -130,14 +137,14 @@ def test_a_client_that_sits_a_round_out_counts_against_that_round(run: Run) -> N
     found = figures(described, replace(result, rounds=(first, replace(second, clients=away))))
     assert found["participation"] == pytest.approx(5 / 6)
     assert found["least_participation"] == pytest.approx(2 / 3)
-    assert found["never_folded"] == 0, "which told nothing of it"
+    assert found["never_aggregated"] == 0, "which told nothing of it"
     assert [one["participation"] for one in found["rounds"]] == [1.0, pytest.approx(2 / 3)]
     assert [one["left_out"] for one in found["rounds"]] == ["", "1 skipped: away"]
 
 
 @pytest.mark.slow
 @pytest.mark.export
-def test_who_was_never_folded_has_no_model(run: Run) -> None:
+def test_who_was_never_aggregated_has_no_model(run: Run) -> None:
     described, result = run
     rounds = tuple(
         replace(
@@ -151,8 +158,8 @@ def test_who_was_never_folded_has_no_model(run: Run) -> None:
     alone = replace(result, rounds=rounds, own={"cyd": result.own["cyd"]})
     found = figures(described, alone)
     assert found["tiers"]["large"] > 0
-    assert found["tiers"]["small"] is found["worst_tier"] is found["subnets"] is None, "which is not 0"
-    assert found["never_folded"] == 2
+    assert found["tiers"]["small"] is found["worst_tier"] is found["submodels"] is None, "which is not 0"
+    assert found["never_aggregated"] == 2
     assert set(found["own"]) == {"cyd"}
-    with pytest.raises(RunError, match="no round of the run folded an update"):
+    with pytest.raises(RunError, match="no round of the run aggregated an update"):
         figures(described, replace(result, model=b""))

@@ -9,7 +9,7 @@ import pytest
 
 from subfleet.emulation.predictions import predictions
 from subfleet.protocol.errors import RunError
-from subfleet.reporting.own_models import tried_models
+from subfleet.reporting.personalised_models import tried_models
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ PACE = 1e6
 PROFILE = f"""
 name = "box"
 title = "A box that tells its pace"
-memory_share = 0.5
+memory_fraction = 0.5
 runtimes = ["torch"]
 macs_per_s = {PACE}
 """

@@ -45,7 +45,7 @@ SMALL = ("rounds=1", "training.epochs=1", "data.samples=600", "data.test_samples
 def test_the_fleet_is_the_one_of_the_published_tables() -> None:
     devices = devices_of(load_population("league"), 50, seed="any", data=Path(DATA))
     plain = [
-        [one.profile.name, one.profile.memory_share, [[row.t_s, row.reading] for row in one.log.rows]]
+        [one.profile.name, one.profile.memory_fraction, [[row.t_s, row.reading] for row in one.log.rows]]
         for one in devices
     ]
     assert hashlib.sha256(canonical_json(plain)).hexdigest() == FLEET
@@ -69,7 +69,7 @@ def test_links_carry_the_architectures_that_there_are(name: str) -> None:
     run = read_runs(name, (), (1,))[0]
     network = network_of(run.model)
     space = whole_depth if name == "league-width" else uniform_space
-    sizes = sorted(4 * network.parameter_count(spec) for spec in space(network, run.rates))
+    sizes = sorted(4 * network.parameter_count(architecture) for architecture in space(network, run.rates))
     carried = [_carried_bytes(run, place) for place in range(40)]
     assert carried == [sizes[0]] * 25 + [sizes[place * len(sizes) // 15] for place in range(15)]
     assert [device.tier for device in run.fleet.each()][40:] == ["attackers"] * 10
@@ -105,14 +105,14 @@ def test_a_round_of_the_league(game: str, exports: LazyExports, tmp_path: Path) 
     summary = _played(run, tmp_path, exports)
     (record,) = summary["rounds"]
     assert len(record["clients"]) == 8
-    assert record["folded"] == 8 if "oracle" in game else record["folded"] >= 4
+    assert record["aggregated"] == 8 if "oracle" in game else record["aggregated"] >= 4
     found = [one for one in summary["figures"]["tiers"].values() if one is not None]
     assert found
     assert all(0 <= one <= 1 for one in found)
     whole = len(found) == len(summary["figures"]["tiers"])
     assert summary["figures"]["worst_tier"] == (min(found) if whole else None)
     assert set(summary["figures"]["own"]) == {
-        row["client_id"] for row in record["clients"] if row["status"] == "folded"
+        row["client_id"] for row in record["clients"] if row["status"] == "aggregated"
     }
     assert "backdoor" not in summary["figures"]
 
@@ -132,7 +132,7 @@ def test_a_round_of_the_league_under_attack(game: str, exports: LazyExports, tmp
     devices = (*few, f"min_clients={last + 2}", "clients_per_round=0")
     run = _named(game, read_runs(name, (*SMALL, *devices, *_samples()), (1,)))
     summary = _played(run, tmp_path, exports)
-    assert summary["rounds"][0]["folded"] == last + 2
+    assert summary["rounds"][0]["aggregated"] == last + 2
     assert set(summary["figures"]["tiers"]) == {"smallest", "others", "attackers"}
     assert ("backdoor" in summary["figures"]) == ("backdoor" in game)
 

@@ -26,7 +26,7 @@ from subfleet.methods.roles import Roles
 from subfleet.methods.techniques import NormPolicy
 from subfleet.methods.tier_search import TierSearch
 from subfleet.protocol.errors import ConfigError
-from subfleet.rounds.terms import Terms
+from subfleet.rounds.context import RunContext
 from subfleet.search.path_evolution import EvolutionSettings
 from subfleet.testing.rounds import with_steps
 
@@ -68,7 +68,7 @@ def test_a_check_runs_on_every_runtime_that_the_method_tells(
 ) -> None:
     used = list[str]()
 
-    def seen(terms: Terms, experiment: GatheredRun, result: BatchResult) -> Iterator[str]:
+    def seen(context: RunContext, experiment: GatheredRun, result: BatchResult) -> Iterator[str]:
         used.extend(row.runtime for row in result.rounds[-1].clients)
         return iter(())
 
@@ -167,10 +167,10 @@ def test_bytes_that_are_not_counted_are_seen(monkeypatch: pytest.MonkeyPatch, ex
 
 def test_a_method_that_fails_is_told_in_its_own_words(monkeypatch: pytest.MonkeyPatch, exports: LazyExports) -> None:
     _with_steps(monkeypatch, space=lambda network, rates: ())
-    assert verdict_of(METHOD, exports).startswith("the method's space of subnets is empty")
+    assert verdict_of(METHOD, exports).startswith("the method's space of submodels is empty")
 
     def failing(ask: AssignmentContext) -> Assignment:
         raise ConfigError("nothing can be chosen")
 
-    _with_steps(monkeypatch, space=lambda network, rates: (network.full_spec(),), assign=failing)
+    _with_steps(monkeypatch, space=lambda network, rates: (network.full_architecture(),), assign=failing)
     assert verdict_of(METHOD, exports) == "nothing can be chosen"

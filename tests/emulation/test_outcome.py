@@ -28,8 +28,8 @@ def test_a_device_without_its_model_does_not_lose_the_run(tmp_path: Path) -> Non
         client_id="phone",
         target="onnx",
         path=tmp_path / "phone.onnx",
-        spec="w1",
-        spec_id="w1",
+        architecture="w1",
+        architecture_id="w1",
         max_abs_diff=None,
         status="missing: gone",
     )

@@ -26,9 +26,9 @@ from subfleet.methods.fedavg import FedAvg
 from subfleet.methods.heterofl import HeteroFL
 from subfleet.protocol.programs import TrainResult
 from subfleet.protocol.training import TrainingSettings
+from subfleet.settings.outliers import OutlierSettings
 from subfleet.settings.reading import read_run
 from subfleet.settings.samples import PartitionSettings
-from subfleet.settings.suspicion import SuspicionSettings
 from subfleet.tasks import Dataset, digits
 from subfleet.trainers.job_files import write_change
 
@@ -65,7 +65,7 @@ def played(
 ) -> BatchResult:
     training = TrainingSettings(batch_size=16, learning_rate=0.1)
     settings = {"targets": ("torch",), "min_clients": len(devices), "rounds": 2, "training": training, **changes}
-    run = config(suspicion=SuspicionSettings(outliers=outliers), **settings)
+    run = config(outliers=OutlierSettings(outliers=outliers), **settings)
     evaluation = digits().take(np.arange(LEARNED, len(digits())))
     return run_batch(GatheredRun(run=run, devices=devices, evaluation=evaluation), exports, trainers=trainers)
 
@@ -142,7 +142,7 @@ def test_no_method_gives_an_honest_device_away(name: str, alpha: float, exports:
             "deploy_targets=[]",
             f"data.partition.alpha={alpha}",
             "data.partition.min_samples=10",
-            "suspicion.outliers=scale",
+            "outliers.outliers=scale",
         ),
     )
     run_in_batch(run, tmp_path, Unobserved(), threading.Event(), exports=exports)

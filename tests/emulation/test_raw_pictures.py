@@ -23,7 +23,7 @@ from subfleet.export.requests import InferRequest
 from subfleet.protocol.errors import DataError
 from subfleet.protocol.programs import Trainer
 from subfleet.protocol.readings import Reading
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.transform import DataTransform
 from subfleet.reporting.results import summary
 from subfleet.settings.fleet import DeviceSettings, FleetSettings
@@ -101,7 +101,7 @@ def test_a_fleet_trains_on_pictures_of_any_size_and_the_models_say_what_was_done
     played: tuple[BatchResult, list[InferRequest]],
 ) -> None:
     result, asked = played
-    assert {row.status for record in result.rounds for row in record.clients} == {"folded"}
+    assert {row.status for record in result.rounds for row in record.clients} == {"aggregated"}
     assert not any(row.data_warning for record in result.rounds for row in record.clients)
     assert (result.rounds[-1].accuracy or 0) > 0.3
     assert [(one.transform, one.classes) for one in asked] == [(TRANSFORM, tuple("0123456789"))] * len(asked)
@@ -116,7 +116,7 @@ def test_predictions_from_the_raw_pictures_are_those_of_the_servers_evaluation(
     weights = unpacked(load(result.model)).of("").shared
     request = InferRequest(
         model=run.model,
-        spec=SubnetSpec(),
+        architecture=Architecture(),
         target=target,
         weights_sha256="0" * 64,
         classes=tuple("0123456789"),
@@ -172,14 +172,14 @@ def test_a_device_on_another_scale_stands_in_the_summary(exports: LazyExports) -
     told = summary("a", result.result)["data_warnings"]
     assert set(told) == {"cyd"}
     assert "a deviation 2" in told["cyd"]
-    assert {row.status for row in result.rounds[0].clients} == {"folded"}
+    assert {row.status for row in result.rounds[0].clients} == {"aggregated"}
 
 
-def test_a_device_on_another_scale_is_never_folded_where_the_run_refuses_it(exports: LazyExports) -> None:
+def test_a_device_on_another_scale_is_never_aggregated_where_the_run_refuses_it(exports: LazyExports) -> None:
     result = on_another_scale("refuse", exports)
     status = {row.client_id: row.status for row in result.rounds[0].clients}
     assert status["cyd"].startswith("skipped: its inputs go from 0 to 255 with")
-    assert {status["ada"], status["bob"]} == {"folded"}
+    assert {status["ada"], status["bob"]} == {"aggregated"}
 
 
 def test_data_of_one_scale_are_never_told_of(exports: LazyExports) -> None:

@@ -58,9 +58,9 @@ def test_each_client_has_its_best_scored_size_in_every_round(exports: LazyExport
             found = trainers[row.client_id].scores
             fitting = SIZES[:2] if row.client_id == "cyd" else SIZES
             assert len(found) == len(fitting), "each candidate is scored once, in the first round"
-            assert row.spec == fitting[found.index(max(found))]
-            assert (row.status, violates(row)) == ("folded", False)
-    first, second = ({row.client_id: row.spec for row in record.clients} for record in result.rounds)
+            assert row.architecture == fitting[found.index(max(found))]
+            assert (row.status, violates(row)) == ("aggregated", False)
+    first, second = ({row.client_id: row.architecture for row in record.clients} for record in result.rounds)
     assert first == second
     assert first["ada"] != first["bob"], "what is chosen follows the scores, not the budget"
     assert result.logical_seconds < 1.0, "no deadline took part"
@@ -77,5 +77,5 @@ def test_clients_of_pytorch_score_too(exports: LazyExports) -> None:
     clients = tuple(client(name, place, LARGE_BYTES, runtime="torch") for place, name in enumerate(NAMES))
     described = replace(experiment(method=FedFA(choice="score"), rounds=1), devices=clients)
     (record,) = run_batch(described, exports).rounds
-    assert [(row.runtime, row.status) for row in record.clients] == [("torch", "folded")] * 3
+    assert [(row.runtime, row.status) for row in record.clients] == [("torch", "aggregated")] * 3
     assert record.clients[0].bytes_down > 0

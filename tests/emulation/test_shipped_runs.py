@@ -57,9 +57,9 @@ def test_a_round_of_every_method_that_we_ship(name: str, device: str, exports: L
     (record,) = batch(run, tmp_path, exports)["rounds"]
     rows = record["clients"]
     assert {row["client_id"] for row in rows} == {device.id for device in read_run(name).fleet.devices}
-    folded = [row for row in rows if row["status"] == "folded"]
-    assert len(folded) == (run.clients_per_round or 5)
-    assert all(row["planned_peak_bytes"] <= row["budget_bytes"] for row in folded)
+    aggregated = [row for row in rows if row["status"] == "aggregated"]
+    assert len(aggregated) == (run.clients_per_round or 5)
+    assert all(row["planned_peak_bytes"] <= row["budget_bytes"] for row in aggregated)
     # Of ten classes; after one round a supernet's random paths know nothing yet.
     assert record["accuracy"] > (0.1 if name != "fedoras" else 0)
 
@@ -134,7 +134,7 @@ def served(run: Run, files: Files, cache: CacheFolder, folder: Path) -> Path:
 
 
 def _choices(folder: Path) -> list[list[tuple[Any, ...]]]:
-    names = ("client_id", "spec_id", "budget_bytes", "planned_peak_bytes", "limit", "status", "weight")
+    names = ("client_id", "architecture_id", "budget_bytes", "planned_peak_bytes", "limit", "status", "weight")
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     return [[tuple(row[name] for name in names) for row in record["clients"]] for record in summary["rounds"]]
 

@@ -10,7 +10,7 @@ from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.run import BatchResult, run_batch
 from subfleet.emulation.gathered import GatheredRun
 from subfleet.settings.attacks import LabelShuffling
-from subfleet.settings.suspicion import SuspicionSettings
+from subfleet.settings.outliers import OutlierSettings
 
 pytestmark = pytest.mark.slow
 
@@ -33,9 +33,9 @@ def statuses(result: BatchResult) -> list[str]:
 
 @pytest.mark.parametrize("honest", [3, 2])
 def test_a_run_is_as_good_as_that_of_the_honest_ones(honest: int, exports: LazyExports) -> None:
-    excluding = SuspicionSettings(outliers="exclude")
+    excluding = OutlierSettings(outliers="exclude")
     alone = run_batch(fleet(attacked=False, honest=honest), exports)
-    attacked = run_batch(fleet(attacked=True, honest=honest, suspicion=excluding), exports)
+    attacked = run_batch(fleet(attacked=True, honest=honest, outliers=excluding), exports)
     assert attacked.model == alone.model
     assert attacked.rounds[-1].accuracy == alone.rounds[-1].accuracy
     assert (alone.rounds[-1].accuracy or 0) > 0.3
@@ -47,13 +47,13 @@ def test_scaled_down_it_costs_next_to_nothing(exports: LazyExports) -> None:
     alone = run_batch(fleet(attacked=False, honest=3), exports)
     attacked = run_batch(fleet(attacked=True, honest=3), exports)
     assert (attacked.rounds[-1].accuracy or 0) >= (alone.rounds[-1].accuracy or 1) - 0.02
-    assert set(statuses(attacked)) == {"folded"}
+    assert set(statuses(attacked)) == {"aggregated"}
     assert attacked.result.method_status.endswith("updates scaled down: eve in 3 (of 3 rounds)")
 
 
 def test_a_run_that_suspects_nobody_is_spoiled(exports: LazyExports) -> None:
     """What the others are spared."""
-    off = SuspicionSettings(outliers="off")
-    spoiled = run_batch(fleet(attacked=True, honest=3, suspicion=off), exports)
-    assert statuses(spoiled)[0] == "folded"
+    off = OutlierSettings(outliers="off")
+    spoiled = run_batch(fleet(attacked=True, honest=3, outliers=off), exports)
+    assert statuses(spoiled)[0] == "aggregated"
     assert spoiled.rounds[0].loss > 1000

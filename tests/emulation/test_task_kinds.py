@@ -72,7 +72,7 @@ def played(request: pytest.FixtureRequest, exports: LazyExports) -> Played:
 def test_it_ends_with_the_metrics_of_its_kind_and_shows_them(played: Played) -> None:
     kind = played.gathered.run.training.objective.kind
     last = played.result.rounds[-1]
-    assert [row.status for record in played.result.rounds for row in record.clients] == ["folded"] * 9
+    assert [row.status for record in played.result.rounds for row in record.clients] == ["aggregated"] * 9
     assert (last.headline, next(iter(last.all_metrics))) == (kind.headline, kind.headline)
     assert set(last.all_metrics) == set(kind.metrics)
     assert (last.accuracy is None) == ("accuracy" not in kind.metrics)
@@ -98,7 +98,7 @@ def test_what_devices_tell_adds_up_to_what_the_server_finds_on_the_same_samples(
     for row in record.evaluated:
         data, owner = held_out[row.client_id], result.own[row.client_id]
         assert data is not None
-        found = evaluate(network, owner.spec, state, *tensors(data), objective=objective.name)
+        found = evaluate(network, owner.architecture, state, *tensors(data), objective=objective.name)
         own = {**({} if row.accuracy is None else {"accuracy": row.accuracy}), **row.metrics}
         assert own == pytest.approx(dict(found.metrics), abs=2e-4), row.client_id
         assert row.loss == pytest.approx(found.loss, rel=1e-4)
@@ -108,9 +108,11 @@ def test_what_devices_tell_adds_up_to_what_the_server_finds_on_the_same_samples(
         inputs=np.concatenate([one.inputs for one in held_out.values() if one is not None]),
         labels=np.concatenate([one.labels for one in held_out.values() if one is not None]),
     )
-    if len({one.spec for one in result.own.values()}) == 1:  # they have one model, of all their samples together
-        spec = next(iter(result.own.values())).spec
-        together = evaluate(network, spec, state, *tensors(whole), objective=objective.name)
+    if (
+        len({one.architecture for one in result.own.values()}) == 1
+    ):  # they have one model, of all their samples together
+        architecture = next(iter(result.own.values())).architecture
+        together = evaluate(network, architecture, state, *tensors(whole), objective=objective.name)
         assert dict(record.together) == pytest.approx(dict(together.metrics), abs=2e-4)
     assert "on held-out samples of their own" in spread_text(record)
 
@@ -123,13 +125,13 @@ def test_its_exported_model_predicts_what_scikit_learn_judges_as_the_server_does
     network, state = network_of(run.model), unpacked(load(played.result.model)).shared
     request = InferRequest(
         model=run.model,
-        spec=network.full_spec(),
+        architecture=network.full_architecture(),
         target=target,
         weights_sha256="",
         classes=played.gathered.evaluation.class_names,
         objective=run.training.objective.name,
     )
-    body, difference = export_inference_model(request, extract(network, network.full_spec(), state))
+    body, difference = export_inference_model(request, extract(network, network.full_architecture(), state))
     suffix = {"onnx": ".onnx", "executorch": ".pte"}[target]
     (tmp_path / f"model{suffix}").write_bytes(body)
     write_npz(tmp_path / "test.npz", played.gathered.evaluation)
@@ -211,7 +213,7 @@ def test_labels_of_one_s_own_files_are_taken_as_people_write_them(
     )
     found = gathered(read_run(name, (*own, "data.partition.min_samples=20")))
     result = run_batch(found, exports)
-    assert [row.status for row in result.rounds[0].clients] == ["folded"] * 3
+    assert [row.status for row in result.rounds[0].clients] == ["aggregated"] * 3
     assert len(figures(found, result)["own"]) == 3
 
 
@@ -239,9 +241,9 @@ def test_preflight_says_ready_of_what_then_ends_well(name: str, cache: CacheFold
 @pytest.mark.long
 @pytest.mark.parametrize("method", ["fjord", "dynamic_selection"])
 @pytest.mark.parametrize("name", ["segmentation", "sequence"])
-def test_subnets_are_taught_wherever_there_are_classes(name: str, method: str, exports: LazyExports) -> None:
-    """FjORD's nested widths by the larger one, and subnets by the whole model on noise."""
+def test_submodels_are_taught_wherever_there_are_classes(name: str, method: str, exports: LazyExports) -> None:
+    """FjORD's nested widths by the larger one, and submodels by the whole model on noise."""
     run = read_run(name, (f"method={{type='{method}'}}", "rounds=1", "deploy_targets=[]", "data.samples=300"))
     result = run_batch(gathered(run), exports)
-    assert [row.status for row in result.rounds[0].clients] == ["folded"] * 3
+    assert [row.status for row in result.rounds[0].clients] == ["aggregated"] * 3
     assert result.rounds[0].value is not None

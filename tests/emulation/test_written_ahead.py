@@ -18,7 +18,7 @@ LINK_S = 0.28
 
 
 def _described() -> GatheredRun:
-    method = DynamicSelection(distillation=None, prices="estimated")
+    method = DynamicSelection(distillation=None, estimates="estimated")
     described = experiment(rounds=3, method=method, exports_per_round=1, communication_s=LINK_S)
     return replace(described, devices=tuple(client(name, place, LARGE_BYTES) for place, name in enumerate("abc")))
 
@@ -31,17 +31,17 @@ def searched(exports: LazyExports) -> BatchResult:
 def test_no_budget_is_exceeded_while_programs_are_written_ahead(searched: BatchResult) -> None:
     assert len(searched.rounds) == 3
     for record in searched.rounds:
-        assert {row.status for row in record.clients} == {"folded"}
+        assert {row.status for row in record.clients} == {"aggregated"}
         assert not any(violates(row) for row in record.clients)
         assert all(row.planned_peak_bytes <= row.budget_bytes for row in record.clients)
 
 
 def test_later_rounds_train_what_earlier_ones_wanted(searched: BatchResult) -> None:
     first, *later = searched.rounds
-    tasks = {row.spec_id for row in first.clients}
+    tasks = {row.architecture_id for row in first.clients}
     assert first.programs_written > len(tasks), "one for each task, and one that was wanted"
     wanted = {row.wanted for row in first.clients} - {""}
-    assert wanted & {row.spec for record in later for row in record.clients}
+    assert wanted & {row.architecture for record in later for row in record.clients}
     assert all(row.parameters_lost > 0 for row in first.clients if row.wanted)
     assert sum(row.utilisation or 0 for row in later[-1].clients) > sum(row.utilisation or 0 for row in first.clients)
 

@@ -12,7 +12,7 @@ from subfleet.export.requests import EvaluateRequest, TrainRequest
 from subfleet.export.targets import target_named
 from subfleet.protocol.chains import LinkOperator, program_name
 from subfleet.protocol.programs import PieceProgram, Program
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.tensors import decode_container
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 
@@ -51,11 +51,11 @@ def train_request(
     *,
     optimiser: OptimiserSettings = CLIPPED,
     objective: ObjectiveSettings | None = None,
-    spec: SubnetSpec | None = None,
+    architecture: Architecture | None = None,
 ) -> TrainRequest:
     return TrainRequest(
         model=model,
-        spec=SubnetSpec() if spec is None else spec,
+        architecture=Architecture() if architecture is None else architecture,
         target=target,
         batch_size=4,
         objective=objective_of(model) if objective is None else objective,
@@ -65,7 +65,7 @@ def train_request(
 
 def evaluate_request(model: Family, target: str) -> EvaluateRequest:
     return EvaluateRequest(
-        model=model, spec=SubnetSpec(), target=target, batch_size=4, objective=objective_of(model).plain
+        model=model, architecture=Architecture(), target=target, batch_size=4, objective=objective_of(model).plain
     )
 
 

@@ -1,4 +1,4 @@
-"""Networks, subnets and requests that the tests of exports share."""
+"""Networks, submodels and requests that the tests of exports share."""
 
 from subfleet.elastic.building import build_module, network_of
 from subfleet.elastic.families.records.residual import Mlp, PreactResNet
@@ -6,7 +6,7 @@ from subfleet.elastic.growing import inserted
 from subfleet.elastic.network import Family
 from subfleet.export.requests import TrainRequest
 from subfleet.export.steps import SampleSpec, Step, training_step
-from subfleet.protocol.subnet import Explicit, Prefix, SubnetSpec
+from subfleet.protocol.submodel import Architecture, Explicit, Prefix
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 
 RESNET = PreactResNet(input_shape=(2, 7, 6), class_count=3, widths=(8, 12), depths=(2, 2), group_size=4)
@@ -19,19 +19,19 @@ PLAIN = OptimiserSettings(momentum=0.0)
 FULL_SGD = OptimiserSettings(momentum=0.9, weight_decay=0.01)
 
 
-def smallest(model: Family) -> SubnetSpec:
+def smallest(model: Family) -> Architecture:
     """One normalisation group on every channel axis, and no block that can be skipped."""
     axes = network_of(model).axes.values()
     kept = {axis.name: Prefix(size=axis.granularity) for axis in axes if axis.kind == "channel"}
-    return SubnetSpec(axes=tuple(sorted(kept.items())), name="smallest")
+    return Architecture(axes=tuple(sorted(kept.items())), name="smallest")
 
 
-def largest(model: Family) -> SubnetSpec:
+def largest(model: Family) -> Architecture:
     """Everything."""
-    return SubnetSpec(blocks=tuple(block.name for block in network_of(model).blocks), name="largest")
+    return Architecture(blocks=tuple(block.name for block in network_of(model).blocks), name="largest")
 
 
-def scattered(model: Family) -> SubnetSpec:
+def scattered(model: Family) -> Architecture:
     """The last group of every channel axis, and every second block."""
     network = network_of(model)
     kept = {
@@ -40,10 +40,10 @@ def scattered(model: Family) -> SubnetSpec:
         if axis.kind == "channel"
     }
     blocks = tuple(block.name for block in network.blocks)[::2]
-    return SubnetSpec(axes=tuple(sorted(kept.items())), blocks=blocks, name="scattered")
+    return Architecture(axes=tuple(sorted(kept.items())), blocks=blocks, name="scattered")
 
 
-CASES: dict[str, tuple[Family, SubnetSpec]] = {
+CASES: dict[str, tuple[Family, Architecture]] = {
     "resnet largest": (RESNET, largest(RESNET)),
     "resnet smallest": (RESNET, smallest(RESNET)),
     "ungrouped resnet scattered": (UNGROUPED_RESNET, scattered(UNGROUPED_RESNET)),
@@ -51,16 +51,16 @@ CASES: dict[str, tuple[Family, SubnetSpec]] = {
     "mlp scattered": (MLP, scattered(MLP)),
     "mlp largest": (MLP, largest(MLP)),
 }
-"""Networks and subnets of them between which every kind of layer, size and subnet occurs."""
+"""Networks and submodels of them between which every kind of layer, size and submodel occurs."""
 
 
 def train_request(
-    target: str, model: Family = MLP, *, spec: SubnetSpec | None = None, batch_size: int = 4
+    target: str, model: Family = MLP, *, architecture: Architecture | None = None, batch_size: int = 4
 ) -> TrainRequest:
     """A request with momentum and weight decay."""
     return TrainRequest(
         model=model,
-        spec=largest(model) if spec is None else spec,
+        architecture=largest(model) if architecture is None else architecture,
         target=target,
         batch_size=batch_size,
         objective=ObjectiveSettings(),
@@ -71,7 +71,7 @@ def train_request(
 def step_of(request: TrainRequest) -> Step:
     """The step that a request is traced from."""
     return training_step(
-        build_module(network_of(request.model), request.spec),
+        build_module(network_of(request.model), request.architecture),
         SampleSpec(shape=request.model.input_shape),
         batch_size=request.batch_size,
         objective=request.objective,

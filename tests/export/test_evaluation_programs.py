@@ -62,7 +62,7 @@ class Exits(nn.Module):
 
 def request(target: str, model: Family = MLP, **changes: object) -> EvaluateRequest:
     plain = EvaluateRequest(
-        model=model, spec=largest(model), target=target, batch_size=BATCH, objective=ObjectiveSettings()
+        model=model, architecture=largest(model), target=target, batch_size=BATCH, objective=ObjectiveSettings()
     )
     return replace(plain, **changes)  # type: ignore[arg-type]  # fields of it
 
@@ -168,10 +168,10 @@ def test_a_manifest_says_what_the_program_is_for(target: str) -> None:
 
 def test_ids_depend_on_what_changes_the_program_alone() -> None:
     plain = request("onnx")
-    assert replace(plain, spec=replace(plain.spec, name="other")).program_id == plain.program_id
+    assert replace(plain, architecture=replace(plain.architecture, name="other")).program_id == plain.program_id
     others = (
         replace(plain, batch_size=5),
-        replace(plain, spec=smallest(MLP)),
+        replace(plain, architecture=smallest(MLP)),
         replace(plain, target="executorch"),
         replace(plain, objective=ObjectiveSettings(name="mean_squared_error")),
     )

@@ -64,7 +64,12 @@ def test_unknown_names_list_the_known_ones() -> None:
         _ = train_request("tflite").program_id
     with pytest.raises(ValueError, match="batch_size is 0"):
         TrainRequest(
-            model=MLP, spec=largest(MLP), target="onnx", batch_size=0, objective=ObjectiveSettings(), optimiser=PLAIN
+            model=MLP,
+            architecture=largest(MLP),
+            target="onnx",
+            batch_size=0,
+            objective=ObjectiveSettings(),
+            optimiser=PLAIN,
         )
 
 

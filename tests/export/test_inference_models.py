@@ -15,23 +15,23 @@ from subfleet.export.steps import SampleSpec, inference_step
 from subfleet.export.targets import TARGETS
 from subfleet.export.versions import TARGET_NAMES
 from subfleet.protocol.errors import ExportError
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 
 pytestmark = [pytest.mark.export, pytest.mark.slow]
 
 
-def infer_request(target: str, model: Family, spec: SubnetSpec) -> InferRequest:
-    return InferRequest(model=model, spec=spec, target=target, weights_sha256="0" * 64)
+def infer_request(target: str, model: Family, architecture: Architecture) -> InferRequest:
+    return InferRequest(model=model, architecture=architecture, target=target, weights_sha256="0" * 64)
 
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("target", TARGET_NAMES)
 def test_a_model_gives_the_logits_of_pytorch(target: str, case: str) -> None:
-    config, subnet = CASES[case]
+    config, submodel = CASES[case]
     network = network_of(config)
-    state = extract(network, subnet, init_state(network, 3))
-    body, difference = export_inference_model(infer_request(target, config, subnet), state)
-    module = build_module(network, subnet)
+    state = extract(network, submodel, init_state(network, 3))
+    body, difference = export_inference_model(infer_request(target, config, submodel), state)
+    module = build_module(network, submodel)
     module.load_state_dict(state)
 
     assert 0 <= difference <= 1e-4
@@ -54,9 +54,9 @@ def test_an_onnx_model_is_plain_and_complete() -> None:
 
 
 @pytest.mark.parametrize("target", TARGET_NAMES)
-def test_tensors_that_are_not_the_subnets_are_refused(target: str) -> None:
+def test_tensors_that_are_not_the_submodels_are_refused(target: str) -> None:
     state = init_state(network_of(MLP), 0)
-    with pytest.raises(ExportError, match=r"'.*' has the shape .* but the subnet needs .*; extract"):
+    with pytest.raises(ExportError, match=r"'.*' has the shape .* but the submodel needs .*; extract"):
         export_inference_model(infer_request(target, MLP, smallest(MLP)), state)
     missing = dict(list(state.items())[1:])
     with pytest.raises(ExportError, match="has the shape None"):

@@ -41,7 +41,9 @@ CASES: Mapping[str, Family] = {
 
 
 def logits(target: str, network: Network, state: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-    request = InferRequest(model=network.config, spec=network.full_spec(), target=target, weights_sha256="0" * 64)
+    request = InferRequest(
+        model=network.config, architecture=network.full_architecture(), target=target, weights_sha256="0" * 64
+    )
     body, _ = export_inference_model(request, state)
     return torch.cat([TARGETS[target].run(body, {"input": sample})[0] for sample in torch.split(inputs, 1)])
 

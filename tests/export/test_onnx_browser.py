@@ -21,8 +21,8 @@ pytestmark = [
 def test_a_browser_gives_the_same_step(tmp_path: Path) -> None:
     jobs, expected = {}, {}
     for name in ("resnet smallest", "mlp scattered"):
-        model, spec = CASES[name]
-        request = train_request("onnx", model, spec=spec)
+        model, architecture = CASES[name]
+        request = train_request("onnx", model, architecture=architecture)
         step, body = step_of(request), bytes(program_of(request).body)
         example = step.example(torch.Generator().manual_seed(5))
         fed = {value.name: tensor for value, tensor in zip(step.inputs, example, strict=True)}

@@ -16,8 +16,8 @@ pytestmark = [pytest.mark.export, pytest.mark.slow, needs_oldest]
 
 @pytest.mark.parametrize("name", ["resnet largest", "ungrouped resnet scattered", "mlp scattered"])
 def test_the_oldest_runtime_gives_the_same_step(name: str, tmp_path: Path) -> None:
-    model, spec = CASES[name]
-    request = train_request("onnx", model, spec=spec)
+    model, architecture = CASES[name]
+    request = train_request("onnx", model, architecture=architecture)
     step, body = step_of(request), bytes(program_of(request).body)
     example = step.example(torch.Generator().manual_seed(6))
     fed = {value.name: tensor for value, tensor in zip(step.inputs, example, strict=True)}

@@ -29,7 +29,7 @@ from subfleet.export.requests import TrainRequest
 from subfleet.export.steps import SampleSpec, Step, evaluation_step, training_step
 from subfleet.protocol.memory import PackingWidth, planned_for
 from subfleet.protocol.programs import Program, encode_program
-from subfleet.protocol.subnet import Prefix, SubnetSpec
+from subfleet.protocol.submodel import Architecture, Prefix
 from subfleet.protocol.task_kinds import Objective
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 
@@ -38,7 +38,7 @@ BATCH, SIDE = 16, 28
 LOWEST, HIGHEST = 0.95, 1.10
 COUNTING_BYTES = 200_000
 MAPPED_BYTES = 2_000_000
-"""Pages of libraries that a first step maps; a small share of a training, but maybe most of an evaluation."""
+"""Pages of libraries that a first step maps; a small fraction of a training, but maybe most of an evaluation."""
 TRAIN = """
 import json, sys
 from pathlib import Path
@@ -120,7 +120,7 @@ EAGER: dict[str, tuple[Family, int, Objective]] = {
     "operators": (preset("char_lstm", input_shape=(80,), class_count=80), 2, "next_token"),
     "convolutions": (preset("efficientnet_v2_tiny", input_shape=(3, 32, 32), class_count=10), 4, "cross_entropy"),
 }
-"""A network, the share of its width, and what it is trained for."""
+"""A network, the fraction of its width, and what it is trained for."""
 MODULES = {"convolutional": convolutional, "wide": wide}
 
 
@@ -186,11 +186,11 @@ def test_a_fresh_process_of_pytorch_takes_no_more_than_was_planned(name: str, tm
     """Many operators, and many convolutions, of few numbers each."""
     config, share, objective = EAGER[name]
     cut = {one: axis for one, axis in network_of(config).axes.items() if axis.kind not in {"class", "kernel"}}
-    spec = SubnetSpec(axes=tuple((one, Prefix(size=axis.size // share)) for one, axis in sorted(cut.items())))
+    architecture = Architecture(axes=tuple((one, Prefix(size=axis.size // share)) for one, axis in sorted(cut.items())))
     program = export_training_program(
         TrainRequest(
             model=config,
-            spec=spec,
+            architecture=architecture,
             target="torch",
             batch_size=BATCH,
             objective=ObjectiveSettings(name=objective),

@@ -38,7 +38,7 @@ def trained(name: str) -> tuple[Family, dict[str, Tensor], QuantisationSamples]:
     model = MODELS[name]
     data = samples_for(model)
     network = network_of(model)
-    module: nn.Module = build_module(network, network.full_spec())
+    module: nn.Module = build_module(network, network.full_architecture())
     optimiser = torch.optim.Adam(module.parameters(), 5e-3)
     inputs, labels = torch.from_numpy(data.inputs[256:].copy()), torch.from_numpy(data.labels[256:].copy())
     for first in 2 * list(range(0, len(inputs), 32)):
@@ -53,7 +53,7 @@ def trained(name: str) -> tuple[Family, dict[str, Tensor], QuantisationSamples]:
 def request_for(model: Family, target: str, mode: str, samples: QuantisationSamples) -> InferRequest:
     return InferRequest(
         model=model,
-        spec=network_of(model).full_spec(),
+        architecture=network_of(model).full_architecture(),
         target=target,
         weights_sha256="0" * 64,
         quantisation=mode,  # type: ignore[arg-type]
@@ -115,7 +115,9 @@ def test_calibration_takes_two_samples_with_classes_or_more() -> None:
 
 
 def test_a_request_names_samples_just_where_it_needs_them() -> None:
-    plain = InferRequest(model=MLP, spec=network_of(MLP).full_spec(), target="onnx", weights_sha256="0" * 64)
+    plain = InferRequest(
+        model=MLP, architecture=network_of(MLP).full_architecture(), target="onnx", weights_sha256="0" * 64
+    )
     with pytest.raises(ValueError, match="need quantisation samples"):
         replace(plain, quantisation="static")
     with pytest.raises(ValueError, match="need quantisation samples"):

@@ -15,7 +15,7 @@ from subfleet.elastic.network import Family
 from subfleet.export.steps import Student
 from subfleet.export.steps.objectives import mutual_distillation, self_distillation
 from subfleet.protocol.errors import ConfigError, ExportError
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.training import ObjectiveSettings
 
 T = 2.0
@@ -89,7 +89,7 @@ def check_update(results: dict[str, Tensor], inputs: dict[str, Tensor], paramete
         (UNGROUPED_RESNET, largest(UNGROUPED_RESNET), scattered(UNGROUPED_RESNET)),
     ],
 )
-def test_self_distillation_of_a_nested_subnet(model: Family, outer: SubnetSpec, inner: SubnetSpec) -> None:
+def test_self_distillation_of_a_nested_submodel(model: Family, outer: Architecture, inner: Architecture) -> None:
     """FjORD: the student's weights are the network's own, so every term moves them; the student's own has 1 - a."""
     network = network_of(model)
     student = Student(module=build_module(network, inner), maps=nested_maps(network, outer, inner))
@@ -111,11 +111,11 @@ def test_self_distillation_of_a_nested_subnet(model: Family, outer: SubnetSpec, 
     [
         (largest(RESNET), smallest(RESNET)),
         (largest(RESNET), scattered(RESNET)),
-        (scattered(RESNET), SubnetSpec(axes=scattered(RESNET).axes)),
+        (scattered(RESNET), Architecture(axes=scattered(RESNET).axes)),
     ],
 )
-def test_maps_of_a_nested_subnet_compose(outer: SubnetSpec, inner: SubnetSpec) -> None:
-    """Cutting the larger subnet out and then the smaller one is cutting the smaller one out."""
+def test_maps_of_a_nested_submodel_compose(outer: Architecture, inner: Architecture) -> None:
+    """Cutting the larger submodel out and then the smaller one is cutting the smaller one out."""
     network = network_of(RESNET)
     state = {decl.name: draw(*decl.shape, seed=place) for place, decl in enumerate(network.tensors.values())}
     local = extract(network, outer, state)
@@ -127,8 +127,8 @@ def test_what_does_not_fit_is_named() -> None:
     network = network_of(RESNET)
     with pytest.raises(ConfigError, match=r"'section0\.block1"):
         nested_maps(network, smallest(RESNET), largest(RESNET))
-    with pytest.raises(ConfigError, match=r"keeps index 0 of axis .* which the subnet around it lacks"):
-        nested_maps(network, scattered(RESNET), SubnetSpec(blocks=scattered(RESNET).blocks))
+    with pytest.raises(ConfigError, match=r"keeps index 0 of axis .* which the one around it lacks"):
+        nested_maps(network, scattered(RESNET), Architecture(blocks=scattered(RESNET).blocks))
     with pytest.raises(ExportError, match="distillation is 'self' and the student network is missing"):
         step_of_module(nn.Linear(4, 3), (4,), objective=SELF)
     with pytest.raises(ExportError, match="3 exits and distillation is 'none'"):

@@ -1,4 +1,4 @@
-"""Training programs of subnets over tokens against PyTorch: transformers with one layer or three, and LSTMs."""
+"""Training programs of submodels over tokens against PyTorch: transformers with one layer or three, and LSTMs."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ from subfleet.export.request_steps import training_step_of
 from subfleet.export.requests import InferRequest, TrainRequest
 from subfleet.export.targets import TARGETS
 from subfleet.export.versions import TARGET_NAMES
-from subfleet.protocol.subnet import Prefix, SubnetSpec
+from subfleet.protocol.submodel import Architecture, Prefix
 from subfleet.protocol.training import ObjectiveSettings
 
 pytestmark = [pytest.mark.export, pytest.mark.slow]
@@ -28,12 +28,12 @@ CASES = [(target, family) for family in MODELS for target in TARGET_NAMES if (ta
 """Every family on every target, but for an encoder's logits of tokens: the classifier has its blocks."""
 
 
-def narrow(model: Family) -> SubnetSpec:
+def narrow(model: Family) -> Architecture:
     """About half of every axis, and no block that can be left out unless it has a step."""
     network = network_of(model)
     axes = {name: Prefix(size=(axis.size + 1) // 2) for name, axis in network.axes.items() if axis.kind != "class"}
-    blocks = network.full_spec().blocks if model.learnable_steps else ()
-    return SubnetSpec(axes=tuple(sorted(axes.items())), blocks=blocks)
+    blocks = network.full_architecture().blocks if model.learnable_steps else ()
+    return Architecture(axes=tuple(sorted(axes.items())), blocks=blocks)
 
 
 def request_of(family: str, target: str, *, recompute: bool = False) -> TrainRequest:
@@ -41,7 +41,7 @@ def request_of(family: str, target: str, *, recompute: bool = False) -> TrainReq
     over_tokens = family in {"decoder", "bert", "lstm"}
     return TrainRequest(
         model=model,
-        spec=narrow(model),
+        architecture=narrow(model),
         target=target,
         batch_size=3,
         objective=ObjectiveSettings(name="next_token" if over_tokens else "cross_entropy"),
@@ -87,7 +87,7 @@ def test_a_models_symbols_bound_the_programs_inputs() -> None:
 def test_an_inference_model_is_the_network(target: str, family: str) -> None:
     model = MODELS[family]
     module = build_module(network_of(model), narrow(model))
-    request = InferRequest(model=model, spec=narrow(model), target=target, weights_sha256="0" * 64)
+    request = InferRequest(model=model, architecture=narrow(model), target=target, weights_sha256="0" * 64)
     body, difference = export_inference_model(request, module.state_dict())
     assert body
     assert 0 <= difference <= 1e-4

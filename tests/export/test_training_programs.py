@@ -1,4 +1,4 @@
-"""Training programs of every family, subnet and target against PyTorch."""
+"""Training programs of every family, submodel and target against PyTorch."""
 
 import subprocess
 import sys
@@ -41,8 +41,8 @@ _OPERATORS_OF_ALL = {"onnx": {"Mul", "Sub"}, "executorch": {"XnnpackBackend", "a
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("target", TARGET_NAMES)
 def test_a_program_is_the_step(target: str, case: str) -> None:
-    model, spec = CASES[case]
-    request = train_request(target, model, spec=spec)
+    model, architecture = CASES[case]
+    request = train_request(target, model, architecture=architecture)
     program = decode_program(encode_program(program_of(request)))
     step = step_of(request)
 
@@ -64,7 +64,7 @@ def test_steps_with_momentum_and_weight_decay_follow_the_optimiser_of_pytorch(ta
     request = train_request(target, RESNET)
     program = program_of(request)
     inputs = example_of(request)
-    module = build_module(network_of(RESNET), request.spec)
+    module = build_module(network_of(RESNET), request.architecture)
     named = dict(module.named_parameters())
     for name, parameter in named.items():
         parameter.data.copy_(inputs[f"parameter.{name}"])
@@ -120,7 +120,12 @@ def test_equal_requests_give_equal_bytes(target: str) -> None:
 
 def test_no_momentum_keeps_no_state() -> None:
     request = TrainRequest(
-        model=MLP, spec=largest(MLP), target="onnx", batch_size=1, objective=ObjectiveSettings(), optimiser=PLAIN
+        model=MLP,
+        architecture=largest(MLP),
+        target="onnx",
+        batch_size=1,
+        objective=ObjectiveSettings(),
+        optimiser=PLAIN,
     )
     roles = {value.role for value in program_of(request).manifest.inputs}
     assert roles == {"input", "label", "sample_mask", "learning_rate", "parameter"}
@@ -165,7 +170,12 @@ def test_a_device_without_pytorch_trains_with_the_onnx_program(tmp_path: Path) -
 def test_optimiser_settings_are_part_of_the_program() -> None:
     heavy = OptimiserSettings(momentum=0.0, weight_decay=0.5)
     request = TrainRequest(
-        model=MLP, spec=largest(MLP), target="onnx", batch_size=2, objective=ObjectiveSettings(), optimiser=heavy
+        model=MLP,
+        architecture=largest(MLP),
+        target="onnx",
+        batch_size=2,
+        objective=ObjectiveSettings(),
+        optimiser=heavy,
     )
     inputs = example_of(request) | {"sample_mask": torch.zeros(2)}  # no sample, so weight decay is all there is
     results = run(program_of(request), inputs)

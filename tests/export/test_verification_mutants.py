@@ -91,7 +91,7 @@ def step_of(name: str, optimiser: str) -> Step:
     network = network_of(CONFIGS[name])
     accumulates = optimiser == "accumulated"
     return training_step(
-        build_module(network, network.full_spec()),
+        build_module(network, network.full_architecture()),
         sample_of(network),
         objective=objective_of(CONFIGS[name]),
         accumulate=accumulates,
@@ -164,7 +164,7 @@ def test_every_wrong_gradient_of_a_published_network_is_caught(name: str) -> Non
     config = config if len(config.input_shape) == 1 else preset(name, input_shape=(3, 32, 32), class_count=10)
     network = network_of(config)
     step = training_step(
-        build_module(network, network.full_spec()),
+        build_module(network, network.full_architecture()),
         sample_of(network),
         batch_size=6,
         objective=objective_of(config),

@@ -14,22 +14,24 @@ def check_story(summary: dict[str, Any]) -> None:
     assert len(rounds) == 5
     rows: list[Row] = [row for record in rounds for row in record["clients"]]
     assert [row["client_id"] for row in rows] == [*CLIENTS] * 5
-    assert {row["status"] for row in rows} == {"folded"}
+    assert {row["status"] for row in rows} == {"aggregated"}
     for record in rounds:
-        sizes = {row["spec"] for row in record["clients"]}
+        sizes = {row["architecture"] for row in record["clients"]}
         assert len(sizes) >= 3, f"round {record['round']}: {sorted(sizes)}"
-        assert record["subnets"] == len(sizes)
-    changing = {client for client in CLIENTS if len({row["spec"] for row in rows if row["client_id"] == client}) > 1}
-    assert changing, "a device's subnet changes"
+        assert record["submodels"] == len(sizes)
+    changing = {
+        client for client in CLIENTS if len({row["architecture"] for row in rows if row["client_id"] == client}) > 1
+    }
+    assert changing, "a device's submodel changes"
     _check_limits(rows)
-    own = {(model["spec"], model["accuracy"]) for model in summary["models"]}
-    assert len({spec for spec, _ in own}) >= 3, own
+    own = {(model["architecture"], model["accuracy"]) for model in summary["models"]}
+    assert len({architecture for architecture, _ in own}) >= 3, own
     assert min(accuracy for _, accuracy in own) >= 0.80, own
     assert summary["accuracy"] >= 0.95
 
 
 def _check_limits(rows: list[Row]) -> None:
-    """Memory alone decides a subnet and the link alone another, by the plans of programs that ran elsewhere."""
+    """Memory alone decides a submodel and the link alone another, by the plans of programs that ran elsewhere."""
     assert all(row["planned_peak_bytes"] <= row["budget_bytes"] for row in rows)
     assert all(4 * row["parameters"] <= _link_bytes(row) for row in rows)
     for limit in ("memory", "link"):
@@ -40,7 +42,7 @@ def _check_limits(rows: list[Row]) -> None:
 
 
 def _excluded_alone(row: Row, limit: str, rows: list[Row]) -> bool:
-    """Whether a larger subnet, which another device of the same runtime ran, exceeds this limit and no other."""
+    """Whether a larger submodel, which another device of the same runtime ran, exceeds this limit and no other."""
     for other in rows:
         if other["runtime"] == row["runtime"] and other["parameters"] > row["parameters"]:
             exceeded = {

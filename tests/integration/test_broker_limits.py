@@ -179,11 +179,11 @@ def test_a_round_is_trained_through_a_broker_with_a_limit(
     tmp_path: Path, settings: tuple[str, ...], data: Data, exports: ExportPool
 ) -> None:
     with _fleet(tmp_path, settings, data, exports) as fleet:
-        assert fleet.play() == ["folded", "folded"]
+        assert fleet.play() == ["aggregated", "aggregated"]
 
 
 def test_a_limit_that_was_tried_for_is_no_matter_to_devices(tmp_path: Path, data: Data, exports: ExportPool) -> None:
     with _fleet(tmp_path, ("message_size_limit 9000",), data, exports, tried=True) as fleet:
         assert fleet.sizes.chunk_bytes == fleet.known.chunk_bytes == 7_680
-        assert fleet.play() == ["folded", "folded"]
+        assert fleet.play() == ["aggregated", "aggregated"]
         assert any("chunks: those of 7680 bytes come through, larger ones do not" in said for said in fleet.notes.said)

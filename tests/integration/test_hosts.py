@@ -171,7 +171,11 @@ def test_every_host_tells_the_same_in_its_summary(place: Path, told: Mapping[Hos
     names = [{name for name in _names(summary) if not name.startswith(TIMED)} for summary in summaries]
     assert names[0] == names[1] == names[2]
     chosen = [
-        [(row["client_id"], row["spec"], row["status"]) for record in summary["rounds"] for row in record["clients"]]
+        [
+            (row["client_id"], row["architecture"], row["status"])
+            for record in summary["rounds"]
+            for row in record["clients"]
+        ]
         for summary in summaries
     ]
     assert chosen[0] == chosen[1] == chosen[2]
@@ -212,7 +216,7 @@ def test_the_accuracy_is_that_of_the_models_that_devices_are_given(
     """Each is tried by a runtime, and the network that nobody trained is not what is told."""
     found = {kind: _summary(place / kind) for kind in told}
     for summary in found.values():
-        assert summary["model"]["told"] == "subnet w1/2 d1, the largest that devices have trained"
+        assert summary["model"]["told"] == "submodel w1/2 d1, the largest that devices have trained"
         assert [one["accuracy"] for one in summary["models"]] == pytest.approx([summary["accuracy"]] * 2, abs=0.011)
     assert found["processes"]["accuracy"] == found["batch"]["accuracy"], "the same bits on both hosts"
 

@@ -143,7 +143,7 @@ def test_whatever_is_killed_the_run_ends_with_the_same_choices_and_bits(
     if not (tmp_path / "runs" / name / "summary.json").exists():
         code, output = Command(cache, "runs", "resume", name, "--runs", runs).ended()
         assert code == 0, output
-        assert "round 1:" not in output, "what was folded before is not done again"
+        assert "round 1:" not in output, "what was aggregated before is not done again"
     hurt = tmp_path / "runs" / name
     settings = read_run(path)
     if (
@@ -173,11 +173,11 @@ def file_of(name: str) -> str:
 
 def _networks(folder: Path) -> set[str]:
     """Those that were trained."""
-    return {spec_id for choices in _choices(folder) for _, spec_id, *_ in choices if spec_id}
+    return {architecture_id for choices in _choices(folder) for _, architecture_id, *_ in choices if architecture_id}
 
 
 def _choices(folder: Path) -> list[list[tuple[Any, ...]]]:
-    names = ("client_id", "spec_id", "budget_bytes", "planned_peak_bytes", "limit", "status", "weight")
+    names = ("client_id", "architecture_id", "budget_bytes", "planned_peak_bytes", "limit", "status", "weight")
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     assert len(summary["rounds"]) == ROUNDS.get(summary["method"], 3)
     return [[tuple(row[name] for name in names) for row in record["clients"]] for record in summary["rounds"]]
@@ -188,7 +188,7 @@ def _found(folder: Path) -> list[list[tuple[Any, ...]]]:
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     rounds = range(FIRST_FOUND.get(summary["method"], 1), ROUNDS.get(summary["method"], 3) + 1)
     assert [one["round"] for one in summary["evaluations"]] == list(rounds)
-    names = ("client_id", "spec_id", "loss", "accuracy", "sample_count", "label_count", "status")
+    names = ("client_id", "architecture_id", "loss", "accuracy", "sample_count", "label_count", "status")
     return [[tuple(row[name] for name in names) for row in record["clients"]] for record in summary["evaluations"]]
 
 

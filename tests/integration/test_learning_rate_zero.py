@@ -60,7 +60,7 @@ def test_a_round_with_learning_rate_0_changes_nothing(family: str, exports: Expo
     observer = Rounds()
     outcome = run_processes(experiment, tmp_path / "run", observer, threading.Event(), exports=exports)
     rows = observer.records[0].clients
-    assert {(row.runtime, row.status) for row in rows} == {("onnx", "folded"), ("executorch", "folded")}
+    assert {(row.runtime, row.status) for row in rows} == {("onnx", "aggregated"), ("executorch", "aggregated")}
     before = init_state(network_of(experiment.model), experiment.seed)
     after = unpacked(load_file(outcome.folder / "model.safetensors")).shared
     assert set(after) == set(before)

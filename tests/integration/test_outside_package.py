@@ -192,7 +192,7 @@ def test_methods_of_others_are_listed_with_ours(package: Path) -> None:
 def test_a_fleet_trains_with_all_three_by_a_program_of_a_worker_process(package: Path, tmp_path: Path) -> None:
     command = ("-m", "subfleet.cli.main", "run", _file(tmp_path), "--runs", str(tmp_path / "runs"), "--json")
     said = json.loads(_run(*command, packages=(package,), SUBFLEET_CACHE=str(tmp_path / "programs")))
-    assert [row["status"] for record in said["rounds"] for row in record["clients"]] == ["folded"] * 2
+    assert [row["status"] for record in said["rounds"] for row in record["clients"]] == ["aggregated"] * 2
     assert list((tmp_path / "programs").glob("*.program"))
 
 

@@ -106,7 +106,7 @@ def test_what_it_brings_is_listed_with_ours(fresh: Fresh) -> None:
 def test_its_run_ends_on_every_host(fresh: Fresh, host: str) -> None:
     file, runs = str(PLUGIN / "run.toml"), str(fresh.folder / host)
     summary = json.loads(fresh.run("subfleet", "run", file, "--host", host, "--runs", runs, *SHORT, "--json"))
-    assert [row["status"] for record in summary["rounds"] for row in record["clients"]] == ["folded"] * 2
+    assert [row["status"] for record in summary["rounds"] for row in record["clients"]] == ["aggregated"] * 2
     assert (fresh.folder / host / "ridges" / "model.safetensors").stat().st_size > 0
 
 
@@ -115,7 +115,7 @@ def test_the_file_of_the_recipe_runs(fresh: Fresh) -> None:
     _, file = re.findall(r"^   ```toml\n(.*?)^   ```$", page, re.MULTILINE | re.DOTALL)
     (fresh.folder / "recipe.toml").write_text(textwrap.dedent(file))
     summary = json.loads(fresh.run("subfleet", "run", "recipe.toml", "--host", "batch", *SHORT, "--json"))
-    assert [row["status"] for record in summary["rounds"] for row in record["clients"]] == ["folded"] * 2
+    assert [row["status"] for record in summary["rounds"] for row in record["clients"]] == ["aggregated"] * 2
 
 
 @pytest.mark.broker
@@ -138,7 +138,7 @@ def test_it_is_served_to_a_device(fresh: Fresh) -> None:
     folder = fresh.folder / "served" / "ridges"
     summary = json.loads((folder / "summary.json").read_text())
     assert "<h2>Each device's own model</h2>" in (folder / "report.html").read_text(encoding="utf-8")
-    assert [row["status"] for record in summary["rounds"] for row in record["clients"]] == ["folded"]
+    assert [row["status"] for record in summary["rounds"] for row in record["clients"]] == ["aggregated"]
 
 
 def test_its_own_tests_pass(fresh: Fresh) -> None:

@@ -25,7 +25,7 @@ CLIENT_FIELDS = {
     "device",
     "limit",
     "runtime",
-    "spec",
+    "architecture",
     "budget_bytes",
     "planned_peak_bytes",
     "measured_peak_bytes",
@@ -84,7 +84,7 @@ def test_the_fleet_is_unequal_in_every_round_and_learns(summary: dict[str, Any])
 
 
 def test_memory_is_measured_and_not_the_plan(summary: dict[str, Any]) -> None:
-    rows = [row for record in summary["rounds"] for row in record["clients"] if row["status"] == "folded"]
+    rows = [row for record in summary["rounds"] for row in record["clients"] if row["status"] == "aggregated"]
     assert all(0 < row["measured_peak_bytes"] <= row["budget_bytes"] for row in rows)
     assert all(row["measured_peak_bytes"] != row["planned_peak_bytes"] for row in rows)
     assert {row["runtime"] for row in rows} == {"onnx", "executorch"}
@@ -102,7 +102,7 @@ def test_each_device_has_its_own_model(finished: tuple[Path, str], summary: dict
 def test_how_good_the_model_is_for_each_device_stands_in_the_summary(
     finished: tuple[Path, str], summary: dict[str, Any]
 ) -> None:
-    """Client processes evaluated their own subnets on held-out samples, over a broker."""
+    """Client processes evaluated their own submodels on held-out samples, over a broker."""
     folder, printed = finished
     found = summary["evaluation"]
     values = {row["client_id"]: row["accuracy"] for row in found["clients"]}
@@ -178,7 +178,7 @@ def killed(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert not (runs / "quickstart" / "summary.json").exists()
     done = quickstart(runs, cache, "--name", "quickstart")
     assert done.returncode == 0, done.stderr
-    assert "round 3:" not in done.stdout, "what was folded before is not done again"
+    assert "round 3:" not in done.stdout, "what was aggregated before is not done again"
     return runs / "quickstart"
 
 
@@ -193,7 +193,7 @@ def test_kills_of_client_broker_and_server_cost_time_and_change_no_bit(
 
 
 def _choices(folder: Path) -> list[list[tuple[Any, ...]]]:
-    names = ("client_id", "spec_id", "budget_bytes", "planned_peak_bytes", "limit", "status", "weight")
+    names = ("client_id", "architecture_id", "budget_bytes", "planned_peak_bytes", "limit", "status", "weight")
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     return [[tuple(row[name] for name in names) for row in record["clients"]] for record in summary["rounds"]]
 

@@ -35,18 +35,25 @@ class Heard:
         self.rounds.append(record.round)
 
 
-def row(name: str, status: str = "folded", **changes: Any) -> ClientRow:
+def row(name: str, status: str = "aggregated", **changes: Any) -> ClientRow:
     figures: dict[str, Any] = dict.fromkeys(ClientRow.__dataclass_fields__, 0)
-    words = {"client_id": name, "device": "d", "runtime": "onnx", "spec": "w1", "spec_id": "1", "status": status}
+    words = {
+        "client_id": name,
+        "device": "d",
+        "runtime": "onnx",
+        "architecture": "w1",
+        "architecture_id": "1",
+        "status": status,
+    }
     later = dict.fromkeys(("wanted", "refusals", "lowered", "outlier", "limit"), "")
     return ClientRow(**{**figures, **later, **words, **changes})
 
 
 def record(number: int) -> RoundRecord:
-    folded = row("a", planned_peak_bytes=10, budget_bytes=20, measured_peak_bytes=8, bytes_down=100, bytes_up=50)
+    aggregated = row("a", planned_peak_bytes=10, budget_bytes=20, measured_peak_bytes=8, bytes_down=100, bytes_up=50)
     left = row("b", "skipped: away", bytes_down=7)
     return RoundRecord(
-        round=number, accuracy=number / 10, loss=1.0 / number, seconds=2.0, log_time_s=None, clients=(folded, left)
+        round=number, accuracy=number / 10, loss=1.0 / number, seconds=2.0, log_time_s=None, clients=(aggregated, left)
     )
 
 
@@ -67,7 +74,7 @@ def play(run: Run, folder: Path) -> Heard:
 def test_a_round_in_numbers() -> None:
     figures = figures_of(record(2))
     assert (figures["accuracy"], figures["loss"], figures["participation"]) == (0.2, 0.5, 0.5)
-    assert (figures["bytes_down"], figures["bytes_up"], figures["subnets"]) == (107.0, 50.0, 1.0)
+    assert (figures["bytes_down"], figures["bytes_up"], figures["submodels"]) == (107.0, 50.0, 1.0)
     assert (figures["planned_peak_bytes"], figures["measured_peak_bytes"], figures["utilisation"]) == (10.0, 8.0, 0.5)
 
 

@@ -17,7 +17,7 @@ from subfleet.protocol.messages import MAX_SAMPLES, MESSAGES, Message
 from subfleet.protocol.metric_sums import SCORE_BINS, MetricSums
 from subfleet.protocol.paths import PathScore
 from subfleet.protocol.schema import MAX_INTEGER
-from subfleet.protocol.subnet import Explicit, Full, Prefix, Roll, SubnetSpec
+from subfleet.protocol.submodel import Architecture, Explicit, Full, Prefix, Roll
 from subfleet.protocol.text import ACTING
 from subfleet.protocol.training import OptimiserSettings, TrainingSettings
 from subfleet.protocol.transform import DataTransform
@@ -34,8 +34,8 @@ _INDEX_SETS = st.one_of(
     st.builds(Explicit, indices=st.lists(st.integers(0, 99), min_size=1, max_size=6, unique=True).map(tuple)),
     st.builds(Full),
 )
-SPECS = st.builds(
-    SubnetSpec,
+ARCHITECTURES = st.builds(
+    Architecture,
     axes=st.dictionaries(_NAMES, _INDEX_SETS, max_size=4).map(lambda axes: tuple(sorted(axes.items(), key=_first))),
     blocks=st.lists(_NAMES, unique=True, max_size=4).map(tuple),
     choices=st.dictionaries(_NAMES, st.lists(_NAMES, min_size=1, max_size=3, unique=True).map(tuple), max_size=3).map(
@@ -69,7 +69,7 @@ _BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
     bool: st.booleans(),
     int: _SIZES,
     float: st.floats(min_value=0, allow_nan=False, allow_infinity=False),
-    SubnetSpec: SPECS,
+    Architecture: ARCHITECTURES,
     BlobRef: _BLOBS,
     ByteRange: st.builds(ByteRange, offset=st.integers(0, MAX_INTEGER), length=_SIZES),
     OptimiserSettings: st.builds(
@@ -126,7 +126,6 @@ _BY_FIELD: dict[str, st.SearchStrategy[Any]] = {
     "log_quantile": st.none() | st.floats(0, 1, exclude_max=True),
     "device": _SHOWN,
     "operators": st.lists(_SHOWN, max_size=3).map(tuple),
-    "architecture": st.one_of(st.none(), st.builds(dataclasses.replace, SPECS, name=_SHOWN)),
     "macs_per_s": st.one_of(st.none(), st.floats(1e-3, 1e18)),
     "runtimes": st.lists(_SHOWN, min_size=1, max_size=3).map(tuple),
     "sample_count": st.integers(1, MAX_SAMPLES),
@@ -134,7 +133,7 @@ _BY_FIELD: dict[str, st.SearchStrategy[Any]] = {
     "sample_bytes": st.integers(0, 2**32),
     "loss": st.floats(0, MAX_LOSS, exclude_max=True),
     "square_loss": st.none() | st.floats(0, MAX_LOSS, exclude_max=True),
-    "memory_share": st.floats(0.001, 1),
+    "memory_fraction": st.floats(0.001, 1),
     "memory_limit_bytes": st.one_of(st.none(), st.integers(1, 2**60)),
     "battery_fraction": st.one_of(st.none(), st.floats(0, 1)),
     "cpu_load": st.one_of(st.none(), st.floats(0, 1)),
@@ -200,8 +199,9 @@ def _evaluations(draw: st.DrawFn) -> Message:
 
 @st.composite
 def _profiles(draw: st.DrawFn) -> Message:
-    """Profiles name all of their classes or none, and declare a subnet, a network or nothing."""
-    draft = draw(_instances(MESSAGES["profile"], network=st.just("")))
+    """Profiles name all of their classes or none, and declare a submodel, a network or nothing."""
+    declared = st.none() | st.builds(dataclasses.replace, ARCHITECTURES, name=_SHOWN)
+    draft = draw(_instances(MESSAGES["profile"], network=st.just(""), architecture=declared))
     network = "" if draft.architecture is not None else draw(st.just("") | _SHOWN)
     count = draw(st.sampled_from([0, len(draft.class_counts)]))
     names = draw(st.lists(_CLASS_NAMES, min_size=count, max_size=count, unique=True))

@@ -17,7 +17,7 @@ from protocol.message_strategies import MESSAGE_STRATEGIES
 
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.logs import log_to_standard_error
-from subfleet.protocol.messages import MESSAGES, Message, Presence, Profile, Receipt, Refusal, decode, encode
+from subfleet.protocol.messages import MESSAGES, Ack, Message, Presence, Profile, Refusal, decode, encode
 from subfleet.protocol.schema import to_plain
 from subfleet.protocol.text import FREE_TEXTS, escaped, may_act, printable
 
@@ -124,15 +124,15 @@ def test_texts_for_people_keep_all_but_what_acts() -> None:
     told = decode(encode(refusal))
     assert isinstance(told, Refusal)
     assert told.detail == " [2Jkäse   und 日本語 👩\u200d🔬"
-    receipt = decode(encode(Receipt(of="m", status="refused", reason="a\x9bb\x07")))
-    assert isinstance(receipt, Receipt)
-    assert receipt.reason == "a b "
+    ack = decode(encode(Ack(of="m", status="refused", reason="a\x9bb\x07")))
+    assert isinstance(ack, Ack)
+    assert ack.reason == "a b "
 
 
 def test_odd_versions_keep_no_device_out() -> None:
     profile = Profile(
         client_id="pi", session_id="s", device="pi", runtimes=("onnx",), sample_count=1, class_counts=(1,),
-        input_shape=(1,), memory_total_bytes=1, memory_share=0.5, software={"cpu\n": "ARMv7\x1b"},
+        input_shape=(1,), memory_total_bytes=1, memory_fraction=0.5, software={"cpu\n": "ARMv7\x1b"},
     )  # fmt: skip
     told = decode(encode(profile))
     assert isinstance(told, Profile)

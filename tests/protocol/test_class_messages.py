@@ -9,7 +9,7 @@ from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.messages import Profile, decode, encode
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.task import Task, Train
 from subfleet.protocol.training import TrainingSettings
 
@@ -26,7 +26,7 @@ def _profile(**changes: object) -> bytes:
         class_counts=(1,),
         input_shape=(4,),
         memory_total_bytes=1,
-        memory_share=1.0,
+        memory_fraction=1.0,
     )
     return json.dumps({**json.loads(encode(profile)), **changes}).encode()
 
@@ -37,7 +37,7 @@ def _task(classes: tuple[str, ...] = ()) -> Task:
         run_id="r",
         round=1,
         client_id="pi",
-        spec=SubnetSpec(),
+        architecture=Architecture(),
         work=Train(
             program=ProgramRef(program_id="p", target="onnx", blob=_BLOB), weights=_BLOB, settings=TrainingSettings()
         ),

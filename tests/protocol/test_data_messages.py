@@ -19,7 +19,7 @@ PROFILE = Profile(
     class_counts=(1,),
     input_shape=(1, 8, 8),
     memory_total_bytes=1,
-    memory_share=0.5,
+    memory_fraction=0.5,
     message_id="m",
 )
 TOLD = InputStatistics(kind="numbers", minimum=0.0, maximum=1.0, mean=0.25, deviation=0.5)

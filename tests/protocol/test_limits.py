@@ -13,7 +13,7 @@ from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.limits import MAX_NAME_CHARACTERS
 from subfleet.protocol.messages import Message, Presence, Profile, Telemetry, Update, decode, encode
 from subfleet.protocol.readings import LogLow, Reading
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 
 NUMBERS = (int, float, bool, int | None, float | None)
 PRESENCE = Presence(client_id="pi", session_id="s", online=True)
@@ -26,7 +26,7 @@ PROFILE = Profile(
     class_counts=(1,),
     input_shape=(1,),
     memory_total_bytes=1,
-    memory_share=0.5,
+    memory_fraction=0.5,
 )
 TELEMETRY = Telemetry(
     client_id="pi",
@@ -101,7 +101,7 @@ def test_the_kind_of_network_is_short() -> None:
 def test_a_declared_architecture_is_limited_as_a_whole() -> None:
     blocks = tuple(f"block {place} " + "x" * 100 for place in range(600))
     with pytest.raises(ValueError, match=r"architecture has 6[0-9]{4} bytes, but may have 65536 at most"):
-        dataclasses.replace(PROFILE, architecture=SubnetSpec(blocks=blocks))
+        dataclasses.replace(PROFILE, architecture=Architecture(blocks=blocks))
 
 
 def test_every_text_list_and_mapping_of_these_messages_has_a_limit() -> None:

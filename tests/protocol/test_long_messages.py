@@ -21,7 +21,7 @@ _LONG = Profile(
     class_counts=tuple(range(20_000)),
     input_shape=(1,),
     memory_total_bytes=1,
-    memory_share=1.0,
+    memory_fraction=1.0,
 )
 _ENCODED = encode(_LONG)
 

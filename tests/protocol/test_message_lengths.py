@@ -12,7 +12,7 @@ from subfleet.protocol.evaluating import EvaluationSettings
 from subfleet.protocol.limits import MAX_COUNTED_CLASSES
 from subfleet.protocol.messages import Evaluated, Message, Profile, Task, encode
 from subfleet.protocol.programs import ProgramRef
-from subfleet.protocol.subnet import Explicit, Prefix, SubnetSpec
+from subfleet.protocol.submodel import Architecture, Explicit, Prefix
 from subfleet.protocol.task import ScoringCandidate
 
 RESNET50 = (64, 256, 512, 1024, 2048, *(64,) * 6, *(128,) * 8, *(256,) * 12, *(512,) * 6)
@@ -20,26 +20,26 @@ VGG16 = (64, 64, 128, 128, 256, 256, 256, *(512,) * 6, 4096, 4096)
 FRAME_BYTES = 256
 
 
-def _dropped(widths: tuple[int, ...]) -> SubnetSpec:
+def _dropped(widths: tuple[int, ...]) -> Architecture:
     """Any half of the channels of each layer, as Federated Dropout keeps them."""
     chance = random.Random(1)
     kept = [Explicit(indices=tuple(sorted(chance.sample(range(width), width // 2)))) for width in widths]
-    return SubnetSpec(axes=tuple((f"stages.{number:02}.width", one) for number, one in enumerate(kept)))
+    return Architecture(axes=tuple((f"stages.{number:02}.width", one) for number, one in enumerate(kept)))
 
 
-def _task(spec: SubnetSpec, names: int = 0, tensors: int = 0) -> Task:
+def _task(architecture: Architecture, names: int = 0, tensors: int = 0) -> Task:
     chance = random.Random(2)
     letters = "abcdefghijklmnopqrstuvwxyz"
     classes = tuple(f"{number}{''.join(chance.choices(letters, k=16))}" for number in range(names))
     sends = tuple(f"stages.{number // 8}.blocks.{number % 8}.convolution.weight" for number in range(tensors))
-    return train_task(spec=spec, classes=classes, sends=sends)
+    return train_task(architecture=architecture, classes=classes, sends=sends)
 
 
 def _scoring() -> Task:
     chance = random.Random(3)
     digests = [f"{chance.getrandbits(256):064x}" for _ in range(3 * MAX_CANDIDATES)]
-    specs = tuple(
-        SubnetSpec(
+    architectures = tuple(
+        Architecture(
             axes=tuple((f"stages.{axis:02}.width", Prefix(size=chance.randint(1, width))) for axis, width in pairs),
             blocks=tuple(f"stages.{block // 8}.blocks.{block % 8}" for block in range(32)),
         )
@@ -52,8 +52,11 @@ def _scoring() -> Task:
         for at in range(MAX_CANDIDATES)
     )
     weights = tuple(BlobRef(sha256=digests[3 * at + 2], size_bytes=10**7) for at in range(MAX_CANDIDATES))
-    each = zip(specs, programs, weights, strict=True)
-    candidates = tuple(ScoringCandidate(spec=spec, program=program, weights=blob) for spec, program, blob in each)
+    each = zip(architectures, programs, weights, strict=True)
+    candidates = tuple(
+        ScoringCandidate(architecture=architecture, program=program, weights=blob)
+        for architecture, program, blob in each
+    )
     return score_task(candidates=candidates)
 
 
@@ -75,8 +78,8 @@ def _profile(classes: int, *, named: bool = False) -> Profile:
         class_counts=tuple(chance.randint(0, 2000) for _ in range(classes)),
         input_shape=(3, 224, 224),
         memory_total_bytes=8 * 10**9,
-        memory_share=0.5,
-        class_names=_task(SubnetSpec(), names=classes).classes if named else (),
+        memory_fraction=0.5,
+        class_names=_task(Architecture(), names=classes).classes if named else (),
     )
 
 

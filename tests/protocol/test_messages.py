@@ -14,11 +14,11 @@ from subfleet.protocol.messages import (
     MAX_CONTROL_BYTES,
     MESSAGES,
     SCHEMA_VERSION,
+    Ack,
     Claim,
     Message,
     Presence,
     Profile,
-    Receipt,
     RoundInfo,
     Scores,
     check_client_id,
@@ -26,7 +26,7 @@ from subfleet.protocol.messages import (
     encode,
     new_message_id,
 )
-from subfleet.protocol.subnet import Prefix, SubnetSpec
+from subfleet.protocol.submodel import Architecture, Prefix
 
 pytestmark = pytest.mark.slow
 
@@ -157,7 +157,7 @@ def _profile(**changes: object) -> bytes:
         class_counts=(1,),
         input_shape=(4,),
         memory_total_bytes=1,
-        memory_share=1.0,
+        memory_fraction=1.0,
     )
     return json.dumps({**json.loads(encode(profile)), **changes}).encode()
 
@@ -173,11 +173,11 @@ def test_what_a_profile_may_leave_out_is_not_told_to_older_servers() -> None:
 
 
 def test_the_bytes_of_a_declaration_and_of_its_answer_are_fixed() -> None:
-    """Who declares nothing, and receipts of anything else, are written as before."""
+    """Who declares nothing, and acks of anything else, are written as before."""
     plain = json.loads(_profile(message_id="m"))
     assert "architecture" not in plain
-    assert "problem" not in json.loads(encode(Receipt(of="m", status="accepted")))
-    spec = SubnetSpec(axes=(("stream", Prefix(size=4)),), blocks=("b1",), name="mine")
+    assert "problem" not in json.loads(encode(Ack(of="m", status="accepted")))
+    declared = Architecture(axes=(("stream", Prefix(size=4)),), blocks=("b1",), name="mine")
     architecture = {
         "axes": [["stream", {"size": 4, "type": "prefix"}]],
         "blocks": ["b1"],
@@ -186,14 +186,14 @@ def test_the_bytes_of_a_declaration_and_of_its_answer_are_fixed() -> None:
     }
     told = decode(_profile(message_id="m", architecture=architecture))
     assert isinstance(told, Profile)
-    assert told.architecture == spec
+    assert told.architecture == declared
     assert (
         encode(told)
         == json.dumps({**plain, "architecture": architecture}, sort_keys=True, separators=(",", ":")).encode()
     )
-    answer = Receipt(of="m", status="refused", reason="no", message_id="r", problem="too_large")
+    answer = Ack(of="m", status="refused", reason="no", message_id="r", problem="too_large")
     assert encode(answer) == (
-        b'{"kind":"receipt","message_id":"r","of":"m","problem":"too_large","reason":"no","schema":2,"status":"refused"}'
+        b'{"kind":"ack","message_id":"r","of":"m","problem":"too_large","reason":"no","schema":2,"status":"refused"}'
     )
 
 
@@ -238,8 +238,8 @@ def test_what_is_wrong_is_said(payload: bytes, words: str) -> None:
 
 
 def test_a_message_of_another_kind_than_its_topic_is_refused() -> None:
-    payload = encode(Receipt(of="m", status="accepted"))
-    with pytest.raises(ProtocolError, match="kind is 'receipt', but must be update"):
+    payload = encode(Ack(of="m", status="accepted"))
+    with pytest.raises(ProtocolError, match="kind is 'ack', but must be update"):
         decode(payload, expected="update")
 
 

@@ -23,7 +23,7 @@ DECODED = frozenset(
         "class_predicted",
         "loss",
         "square_loss",
-        "memory_share",
+        "memory_fraction",
         "battery_fraction",
         "operator_examples",
         "positives",
@@ -42,7 +42,7 @@ DECODED = frozenset(
 )
 """Which a decoder refuses beyond a range of their own."""
 COMPARED = frozenset({"round", "retry", "indices", "size", "start", "modulus", "offset", "groups", "order"})
-"""With what is known: an odd one names nothing, or describes no subnet."""
+"""With what is known: an odd one names nothing, or describes no submodel."""
 SHAPES = frozenset({"input_shape", "other_input_shapes"})
 """With the run's."""
 
@@ -98,7 +98,7 @@ PROFILE = Profile(
     class_counts=(),
     input_shape=(1,),
     memory_total_bytes=1,
-    memory_share=1.0,
+    memory_fraction=1.0,
 )
 
 

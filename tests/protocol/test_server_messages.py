@@ -8,10 +8,10 @@ import pytest
 
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.errors import ProtocolError
-from subfleet.protocol.messages import Message, Receipt, Refusal, RoundInfo, decode, encode
+from subfleet.protocol.messages import Ack, Message, Refusal, RoundInfo, decode, encode
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.task import Deploy, Task
 
 SERVERS: Mapping[str, Message] = MappingProxyType(
@@ -22,25 +22,25 @@ SERVERS: Mapping[str, Message] = MappingProxyType(
             run_id="r",
             round=1,
             client_id="pi",
-            spec=SubnetSpec(),
+            architecture=Architecture(),
             work=Deploy(models=(ProgramRef(program_id="p", target="onnx", blob=BlobRef.of(b"p")),)),
             planned_peak_bytes=1,
             budget=Budget(memory_bytes=1),
             deadline_s=1.0,
         ),
-        "receipt": Receipt(of="m", status="accepted"),
+        "ack": Ack(of="m", status="accepted"),
     }
 )
 
 
-@pytest.mark.parametrize("kind", ["round", "task", "receipt"])
+@pytest.mark.parametrize("kind", ["round", "task", "ack"])
 @pytest.mark.parametrize("text", ["x" * 4097, "\x1b[2J", "", "\n"])
 def test_no_id_of_a_servers_is_long_empty_or_acts_on_a_terminal(kind: str, text: str) -> None:
     """Devices make ids of them, which are bounded too, and write them into their logs."""
     plain = json.loads(encode(SERVERS[kind]))
-    names = {"round": ("run_id", "message_id"), "task": ("run_id", "task_id", "message_id"), "receipt": ("of",)}[kind]
+    names = {"round": ("run_id", "message_id"), "task": ("run_id", "task_id", "message_id"), "ack": ("of",)}[kind]
     for name in names:
-        if kind == "receipt" and len(text) < 4097:
+        if kind == "ack" and len(text) < 4097:
             continue  # what it is of is compared with what was sent
         with pytest.raises(ProtocolError, match=name):
             decode(json.dumps({**plain, name: text}).encode())
@@ -54,7 +54,7 @@ def test_a_server_gives_no_impossible_time(seconds: float) -> None:
 
 
 @pytest.mark.parametrize("name", ["message_id", "task_id", "run_id"])
-def test_no_answer_has_an_id_that_its_receipt_could_not_carry(name: str) -> None:
+def test_no_answer_has_an_id_that_its_ack_could_not_carry(name: str) -> None:
     answer = Refusal(task_id="t", run_id="r", round=1, client_id="pi", reason="data", detail="none")
     with pytest.raises(ProtocolError, match=name):
         decode(json.dumps({**json.loads(encode(answer)), name: "x" * 600}).encode())

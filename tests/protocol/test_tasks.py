@@ -16,14 +16,14 @@ from agent.agent_cases import (
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.messages import decode, encode
 from subfleet.protocol.schema import canonical_json, to_plain
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.task import ScoringCandidate, Task
 from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.update_codecs import TopKQsgd
 
 _TRAINING = {"program": to_plain(PROGRAM), "settings": to_plain(TrainingSettings())}
 """What train and calibrate tasks have in common."""
-CANDIDATE = ScoringCandidate(spec=SubnetSpec(), program=PROGRAM, weights=blob("w"))
+CANDIDATE = ScoringCandidate(architecture=Architecture(), program=PROGRAM, weights=blob("w"))
 
 
 @pytest.mark.parametrize(
@@ -70,18 +70,18 @@ def test_each_kind_of_work_is_written_with_its_name(task: Task, work: dict[str, 
 def test_the_bytes_of_a_task_are_fixed() -> None:
     program = b'{"blob":%s,"program_id":"p","target":"fake"}' % canonical_json(PROGRAM.blob)
     first, second = (canonical_json(blob(f"weights s1 {part}")) for part in "ab")
-    spec = b'"spec":{"axes":[],"blocks":[],"choices":[],"name":"%s"}'
-    candidates = b'[{"program":%s,%s,"weights":%s},{"program":%s,%s,"weights":%s}]' % (
-        *(program, spec % b"w1/2 d1", first),
-        *(program, spec % b"w1 d1", second),
+    architecture = b'"architecture":{"axes":[],"blocks":[],"choices":[],"name":"%s"}'
+    candidates = b'[{%s,"program":%s,"weights":%s},{%s,"program":%s,"weights":%s}]' % (
+        *(architecture % b"w1/2 d1", program, first),
+        *(architecture % b"w1 d1", program, second),
     )
     settings = canonical_json(TrainingSettings())
     assert encode(score_task(retry=2, classes=("b", "a"))) == (
-        b'{"budget":{"downlink_bytes":null,"memory_bytes":1000,"uplink_bytes":null},'
+        b'{%s,"budget":{"downlink_bytes":null,"memory_bytes":1000,"uplink_bytes":null},'
         b'"classes":["b","a"],"client_id":"pi","deadline_s":60.0,"kind":"task","message_id":"m-s1",'
-        b'"planned_peak_bytes":500,"retry":2,"round":1,"run_id":"run","schema":2,%s,"task_id":"s1","transform":null,'
+        b'"planned_peak_bytes":500,"retry":2,"round":1,"run_id":"run","schema":2,"task_id":"s1","transform":null,'
         b'"work":{"batches":2,"candidates":%s,"settings":%s,"type":"score"}}'
-        % (spec % b"w1/2 d1", candidates, settings)
+        % (architecture % b"w1/2 d1", candidates, settings)
     )
 
 

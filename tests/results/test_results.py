@@ -17,19 +17,19 @@ from subfleet.protocol.errors import FileError
 from subfleet.protocol.task_kinds import METRICS
 from subfleet.reporting import plots
 from subfleet.reporting.columns import CLIENT_COLUMNS, participation_text
-from subfleet.reporting.own_models import kept_models, tried
+from subfleet.reporting.personalised_models import kept_models, tried
 from subfleet.reporting.results import summary as summary_of
 from subfleet.reporting.results import write_results
 from subfleet.reporting.telling import ending_lines, reached_text
 
 pytestmark = pytest.mark.slow  # drawing takes more than a second
 
-FOLDED = ClientRow(
+AGGREGATED = ClientRow(
     client_id="pi-4",
     device="raspberry_pi_4",
     runtime="onnx",
-    spec="w1/2 d2-1",
-    spec_id="0123456789abcdef",
+    architecture="w1/2 d2-1",
+    architecture_id="0123456789abcdef",
     parameters=12_345,
     memory_free_bytes=900_000_000,
     budget_bytes=18_000_000,
@@ -43,7 +43,7 @@ FOLDED = ClientRow(
     seconds=1.5,
     loss=0.75,
     sample_count=300,
-    status="folded",
+    status="aggregated",
     limit="memory",
     forward_macs=40,
     sample_passes=600,
@@ -52,19 +52,19 @@ FOLDED = ClientRow(
     expected_downlink_s=0.5,
 )
 SKIPPED = dataclasses.replace(
-    FOLDED,
+    AGGREGATED,
     client_id="<tiny>",
-    spec="",
-    spec_id="",
-    status="skipped: no subnet fits",
+    architecture="",
+    architecture_id="",
+    status="skipped: no submodel fits",
     measured_peak_bytes=0,
     sample_passes=0,
 )
-ROUND = RoundRecord(round=1, accuracy=0.5, loss=1.5, seconds=2.0, log_time_s=0.0, clients=(FOLDED, SKIPPED))
+ROUND = RoundRecord(round=1, accuracy=0.5, loss=1.5, seconds=2.0, log_time_s=0.0, clients=(AGGREGATED, SKIPPED))
 RESULT = RunResult(
     run_id="abc",
     method="heterofl",
-    method_status="subnets leave out blocks, & more",
+    method_status="submodels leave out blocks, & more",
     finished=True,
     accuracy=0.5,
     rounds=(ROUND, dataclasses.replace(ROUND, round=2)),
@@ -79,10 +79,10 @@ def test_summary_and_tables_hold_every_round_and_client(tmp_path: Path) -> None:
     assert summary["accuracy"] == 0.5
     assert [record["round"] for record in summary["rounds"]] == [1, 2]
     used, unused = summary["rounds"][0]["clients"]
-    assert used == {**dataclasses.asdict(FOLDED), "utilisation": 15 / 18, "training_macs": 3 * 40 * 600}
+    assert used == {**dataclasses.asdict(AGGREGATED), "utilisation": 15 / 18, "training_macs": 3 * 40 * 600}
     assert unused == {**dataclasses.asdict(SKIPPED), "utilisation": SKIPPED.utilisation, "training_macs": 0}
     assert summary["participation"] == summary["rounds"][0]["participation"] == 0.5
-    assert (summary["rounds"][0]["due"], summary["rounds"][0]["folded"]) == (2, 1)
+    assert (summary["rounds"][0]["due"], summary["rounds"][0]["aggregated"]) == (2, 1)
     assert summary["rounds"][0]["left_out"] == "1 skipped: memory"
     assert summary["rounds"][0]["limits"] == "1 memory"
     assert used["limit"] == "memory"
@@ -102,15 +102,17 @@ def test_summary_and_tables_hold_every_round_and_client(tmp_path: Path) -> None:
 
 
 FAR = "its change of weights is 20 times the median"
-SCALED = dataclasses.replace(FOLDED, client_id="eve", scale=0.25, outlier=FAR, lowered=f"scaled by 0.25, as {FAR}")
-REPORTED = dataclasses.replace(FOLDED, client_id="bob", outlier=FAR)
-REFUSED = dataclasses.replace(FOLDED, client_id="cyd", status="refused: it is not finite", outlier="it is not finite")
+SCALED = dataclasses.replace(AGGREGATED, client_id="eve", scale=0.25, outlier=FAR, lowered=f"scaled by 0.25, as {FAR}")
+REPORTED = dataclasses.replace(AGGREGATED, client_id="bob", outlier=FAR)
+REFUSED = dataclasses.replace(
+    AGGREGATED, client_id="cyd", status="refused: it is not finite", outlier="it is not finite"
+)
 
 
 def test_whose_updates_were_altered_stands_in_summary_report_rows_and_on_the_screen(tmp_path: Path) -> None:
     rounds = tuple(
         dataclasses.replace(ROUND, round=number, clients=clients)
-        for number, clients in enumerate([(FOLDED, SCALED, REPORTED), (FOLDED, SCALED, REFUSED)], 1)
+        for number, clients in enumerate([(AGGREGATED, SCALED, REPORTED), (AGGREGATED, SCALED, REFUSED)], 1)
     )
     result = dataclasses.replace(RESULT, rounds=rounds)
     write_results(tmp_path, name="test", result=result)
@@ -126,8 +128,8 @@ def test_whose_updates_were_altered_stands_in_summary_report_rows_and_on_the_scr
     assert lines[:3] == [f"U{text}" for text in words]
     assert counted_outliers(rounds).altered == tuple(f"u{text}" for text in words[:2])
     state = next(column for column in CLIENT_COLUMNS if column.title == "state")
-    assert state.cell(SCALED) == f"folded; scaled by 0.25, as {FAR}"
-    assert state.cell(REPORTED) == f"folded; reported: {FAR}"
+    assert state.cell(SCALED) == f"aggregated; scaled by 0.25, as {FAR}"
+    assert state.cell(REPORTED) == f"aggregated; reported: {FAR}"
     assert state.cell(REFUSED) == "refused: it is not finite"
 
 
@@ -158,27 +160,27 @@ def test_what_it_took_is_told_of_the_run_and_of_each_round(tmp_path: Path) -> No
 
 def test_participation_is_the_share_of_those_who_were_to_take_part() -> None:
     states = {
-        "folded": 4,
-        "skipped: no subnet fits: the smallest needs 7 bytes of memory and the budget is 6": 2,
-        "skipped: no subnet fits: the smallest needs 9 bytes of memory and the budget is 8": 1,
+        "aggregated": 4,
+        "skipped: no submodel fits: the smallest needs 7 bytes of memory and the budget is 6": 2,
+        "skipped: no submodel fits: the smallest needs 9 bytes of memory and the budget is 8": 1,
         "skipped: the device is not available now": 1,
         "skipped: it was not drawn for this round": 5,
         "refused: memory: the program needs 9 bytes, but 8 bytes are free for training now": 1,
         "missing: no answer came in time": 1,
     }
     rows = tuple(
-        dataclasses.replace(FOLDED, status=status, limit="memory" if "budget" in status else "")
+        dataclasses.replace(AGGREGATED, status=status, limit="memory" if "budget" in status else "")
         for status, count in states.items()
         for _ in range(count)
     )
     record = dataclasses.replace(ROUND, clients=rows)
-    assert (len(record.due), len(record.folded), record.participation) == (10, 4, 0.4)
+    assert (len(record.due), len(record.aggregated), record.participation) == (10, 4, 0.4)
     assert record.left_out == (
         "3 skipped: memory; 1 missing: no answer came in time; 1 refused: memory; "
         "1 skipped: the device is not available now"
     )
     assert participation_text(record) == f"4 of 10 devices took part ({record.left_out})"
-    alone = dataclasses.replace(ROUND, clients=(FOLDED,))
+    alone = dataclasses.replace(ROUND, clients=(AGGREGATED,))
     assert participation_text(alone) == "1 of 1 devices took part"
     assert participation_of((record, alone)) == 5 / 11
     assert participation_of(()) == dataclasses.replace(ROUND, clients=rows[8:9]).participation == 0.0
@@ -201,11 +203,11 @@ def test_the_report_needs_nothing_else_and_escapes_what_it_shows(tmp_path: Path)
 
 
 def test_a_row_shows_free_and_budget_and_no_figures_where_there_are_none() -> None:
-    shown = {column.title: column.cell(FOLDED) for column in CLIENT_COLUMNS}
-    titles = ("free MB", "budget MB", "link kB", "subnet", "limit", "planned MB")
+    shown = {column.title: column.cell(AGGREGATED) for column in CLIENT_COLUMNS}
+    titles = ("free MB", "budget MB", "link kB", "submodel", "limit", "planned MB")
     assert tuple(shown[title] for title in titles) == ("900.0", "18.0", "125", "w1/2 d2-1", "memory", "15.0")
     shown = {column.title: column.cell(SKIPPED) for column in CLIENT_COLUMNS}
-    assert (shown["measured MB"], shown["loss"], shown["state"]) == ("-", "-", "skipped: no subnet fits")
+    assert (shown["measured MB"], shown["loss"], shown["state"]) == ("-", "-", "skipped: no submodel fits")
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
@@ -228,13 +230,13 @@ def test_a_report_that_cannot_be_drawn_loses_nothing(tmp_path: Path, monkeypatch
 
 
 def test_what_the_accuracy_is_that_of_stands_in_every_file(tmp_path: Path) -> None:
-    model = EvaluatedModel(kind="trained", subnet="w1/2 d1", spec_id="a" * 16, untrained=0.25)
+    model = EvaluatedModel(kind="trained", submodel="w1/2 d1", architecture_id="a" * 16, untrained=0.25)
     rounds = (ROUND, dataclasses.replace(ROUND, round=2, model=model))
     result = dataclasses.replace(RESULT, rounds=rounds)
     write_results(tmp_path, name="test", result=result)
-    words = "subnet w1/2 d1, the largest that devices have trained, 25.0% untrained"
+    words = "submodel w1/2 d1, the largest that devices have trained, 25.0% untrained"
     told = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))["model"]
-    assert (told["kind"], told["subnet"], told["told"]) == ("trained", "w1/2 d1", words)
+    assert (told["kind"], told["submodel"], told["told"]) == ("trained", "w1/2 d1", words)
     assert told["short"] == "w1/2 d1, 25.0% untrained"
     with (tmp_path / "rounds.csv").open(encoding="utf-8", newline="") as file:
         assert [row["model"] for row in csv.DictReader(file)] == ["the model", words]
@@ -266,7 +268,7 @@ def test_a_run_without_accuracy_tells_what_its_kind_is_judged_by(tmp_path: Path)
     """Also of a device that was asked and has not answered."""
     metrics = {"mae": 0.25, "r2": 0.5, "rmse": 0.5}
     last = dataclasses.replace(ROUND, accuracy=None, metrics=metrics, headline="rmse")
-    known: dict[str, Any] = {"device": "pi", "spec": "w1", "spec_id": "", "accuracy": None}
+    known: dict[str, Any] = {"device": "pi", "architecture": "w1", "architecture_id": "", "accuracy": None}
     rows = (
         EvaluationRow(client_id="a", metrics=metrics, loss=0.25, sample_count=4, label_count=4, **known),
         EvaluationRow(client_id="b", status="missing: no answer came in time", **known),
@@ -293,7 +295,13 @@ def test_devices_own_models_are_shown_whether_or_not_somebody_has_tried_them(met
     file = tmp_path / "made.onnx"
     file.write_bytes(b"model")
     made = DeployedModel(
-        client_id="pi", target="onnx", path=file, spec="w1", spec_id="1", max_abs_diff=1e-7, status="deployed"
+        client_id="pi",
+        target="onnx",
+        path=file,
+        architecture="w1",
+        architecture_id="1",
+        max_abs_diff=1e-7,
+        status="deployed",
     )
     rows = kept_models(tmp_path, [(made, file)])
     result = dataclasses.replace(RESULT, rounds=(dataclasses.replace(ROUND, headline=metric),))
@@ -308,8 +316,8 @@ def test_devices_own_models_are_shown_whether_or_not_somebody_has_tried_them(met
 
 def test_data_on_another_scale_are_told_in_the_report_and_on_the_screen(tmp_path: Path) -> None:
     why = "its inputs go from 0 to 255, but those of the evaluation data from 0 to 1"
-    odd = [dataclasses.replace(FOLDED, client_id=f"c{number}", data_warning=why) for number in range(5)]
-    result = dataclasses.replace(RESULT, rounds=(dataclasses.replace(ROUND, clients=(FOLDED, *odd)),))
+    odd = [dataclasses.replace(AGGREGATED, client_id=f"c{number}", data_warning=why) for number in range(5)]
+    result = dataclasses.replace(RESULT, rounds=(dataclasses.replace(ROUND, clients=(AGGREGATED, *odd)),))
     report = write_results(tmp_path, name="test", result=result).read_text(encoding="utf-8")
     said = [f"Client c{number}: {why}" for number in range(3)]
     said.append("The data of 2 more clients do not go with the evaluation data either")

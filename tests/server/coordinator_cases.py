@@ -16,15 +16,15 @@ from subfleet.protocol.messages import Deployed, Presence, Profile, Refusal, Tas
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Reading
 from subfleet.rounds.actions import Action, Reply
+from subfleet.rounds.assigning import task_wanted
+from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Done, Event, Failed
 from subfleet.rounds.live import LiveState, Member
 from subfleet.rounds.networks import beginning_of, lineages_in_use
 from subfleet.rounds.persistent import PersistentMap
-from subfleet.rounds.seating import task_wanted
 from subfleet.rounds.sizing import explored
-from subfleet.rounds.state import RunState, Seat, remembered
-from subfleet.rounds.terms import Terms
+from subfleet.rounds.state import ClientState, RunState, remembered
 from subfleet.rounds.work import (
     CostRequest,
     EvaluationRequest,
@@ -40,15 +40,15 @@ from subfleet.rounds.work import (
     TaskRequest,
 )
 from subfleet.rounds.written import ProgramFacts
-from subfleet.search.queue import SizedProgram, Wish
-from subfleet.serving.terms import terms_of as planned
+from subfleet.search.queue import RequestedProgram, SizedProgram
+from subfleet.serving.context import context_of as planned
 from subfleet.settings.timing import Deadlines
 
 CLIENTS = ("ada", "bob", "cyd")
 PLAN_DEADLINES = Deadlines(lease_s=20.0)
 
 
-def terms_of(**changes: Any) -> Terms:
+def context_of(**changes: Any) -> RunContext:
     """The terms of the tests' configuration; deadlines are the product's own where none are given."""
     settings = config(**{"deadlines": Deadlines(), **changes})
     return planned(settings, "run")
@@ -64,7 +64,7 @@ def profile(name: str) -> Profile:
         class_counts=(1,) * CLASSES,
         input_shape=SHAPE,
         memory_total_bytes=PLENTY_BYTES,
-        memory_share=1.0,
+        memory_fraction=1.0,
     )
 
 
@@ -75,19 +75,19 @@ def known(*profiles: Profile, **of_member: Any) -> RunState:
     return RunState(profiles=declared, live=LiveState(members=members))
 
 
-def joined(terms: Terms, state: RunState, name: str, now_s: float) -> RunState:
+def joined(context: RunContext, state: RunState, name: str, now_s: float) -> RunState:
     heard = Presence(client_id=name, session_id=f"{name}-1", online=True)
-    state, _ = step(terms, state, heard, now_s)
-    return step(terms, state, profile(name), now_s)[0]
+    state, _ = step(context, state, heard, now_s)
+    return step(context, state, profile(name), now_s)[0]
 
 
 def telemetry(
-    terms: Terms, name: str, round_number: int = 1, memory_bytes: int = PLENTY_BYTES, *, retry: int = 0
+    context: RunContext, name: str, round_number: int = 1, memory_bytes: int = PLENTY_BYTES, *, retry: int = 0
 ) -> Telemetry:
     return Telemetry(
         client_id=name,
         session_id=f"{name}-1",
-        run_id=terms.run_id,
+        run_id=context.run_id,
         round=round_number,
         log_time_s=0.0,
         reading=Reading(memory_free_bytes=memory_bytes),
@@ -96,11 +96,11 @@ def telemetry(
     )
 
 
-def measuring(terms: Terms) -> RunState:
+def measuring(context: RunContext) -> RunState:
     """Round 1 was announced at second 1."""
     state = RunState()
     for name in CLIENTS:
-        state = joined(terms, state, name, 1.0)
+        state = joined(context, state, name, 1.0)
     assert state.phase == "measure"
     return state
 
@@ -110,7 +110,7 @@ def blob(text: str, size_bytes: int = 1000) -> BlobRef:
 
 
 def prepared(
-    terms: Terms,
+    context: RunContext,
     state: RunState,
     name: str,
     *,
@@ -120,22 +120,22 @@ def prepared(
     models: bool = False,
 ) -> Event:
     program = ProgramRef(program_id="program", target="onnx", blob=blob("program"))
-    seat = state.seats[name]
+    client = state.clients[name]
     if models:
-        assert seat.participant is not None
-        wanted = ModelsRequest(participant=seat.participant, round=state.round)
+        assert client.participant is not None
+        wanted = ModelsRequest(participant=client.participant, round=state.round)
         return Done(request=wanted, result=ExportedModels(programs=(program,), models=()))
-    task = task_wanted(state, seat)
+    task = task_wanted(state, client)
     assert task is not None
     facts = ProgramFacts(planned_peak_bytes=planned_peak_bytes, operators=operators, packings=packings)
     return Done(
-        request=task, result=PreparedTask(program=program, weights=blob(f"weights {size_of(seat)}"), facts=facts)
+        request=task, result=PreparedTask(program=program, weights=blob(f"weights {size_of(client)}"), facts=facts)
     )
 
 
 def task_failed(state: RunState, name: str, reason: str = "export failed: no") -> Failed:
     """A client's task cannot be made."""
-    task = task_wanted(state, state.seats[name])
+    task = task_wanted(state, state.clients[name])
     assert task is not None
     return Failed(request=task, reason=reason)
 
@@ -149,43 +149,43 @@ def written_ahead(
     return Done(request=wanted, result=facts)
 
 
-def size_of(seat: Seat) -> str:
+def size_of(client: ClientState) -> str:
     """Identity of what a client was given."""
-    return "" if seat.size is None else seat.size.spec_id
+    return "" if client.size is None else client.size.architecture_id
 
 
-def scaled(seat: Seat, scale: float) -> Seat:
+def scaled(client: ClientState, scale: float) -> ClientState:
     """A client's place in a round, its update counting less."""
-    assert seat.trained is not None
-    return replace(seat, trained=replace(seat.trained, scale=scale))
+    assert client.trained is not None
+    return replace(client, trained=replace(client.trained, scale=scale))
 
 
-def wish_of(seat: Seat) -> Wish | None:
+def requested_program_of(client: ClientState) -> RequestedProgram | None:
     """What a client would rather have been given."""
-    return None if seat.given is None else seat.given.wanted
+    return None if client.given is None else client.given.wanted
 
 
-def training(terms: Terms) -> RunState:
+def training(context: RunContext) -> RunState:
     """Every client has its task since second 2."""
-    state = measuring(terms)
+    state = measuring(context)
     for name in CLIENTS:
-        state, _ = step(terms, state, telemetry(terms, name), 2.0)
+        state, _ = step(context, state, telemetry(context, name), 2.0)
     for name in CLIENTS:
-        state, _ = step(terms, state, prepared(terms, state, name), 2.0)
-    assert {seat.stage for seat in state.seats.values()} == {"out"}
+        state, _ = step(context, state, prepared(context, state, name), 2.0)
+    assert {client.stage for client in state.clients.values()} == {"out"}
     return state
 
 
 def task(state: RunState, name: str) -> Task:
-    given = state.seats[name].task
+    given = state.clients[name].task
     assert given is not None
     return given
 
 
-def update(terms: Terms, state: RunState, name: str) -> Update:
+def update(context: RunContext, state: RunState, name: str) -> Update:
     return Update(
         task_id=task(state, name).task_id,
-        run_id=terms.run_id,
+        run_id=context.run_id,
         round=state.round,
         client_id=name,
         blob=blob(f"update {name} {state.round}"),
@@ -199,10 +199,10 @@ def update(terms: Terms, state: RunState, name: str) -> Update:
     )
 
 
-def refusal(terms: Terms, state: RunState, name: str, available_bytes: int | None = None) -> Refusal:
+def refusal(context: RunContext, state: RunState, name: str, available_bytes: int | None = None) -> Refusal:
     return Refusal(
         task_id=task(state, name).task_id,
-        run_id=terms.run_id,
+        run_id=context.run_id,
         round=state.round,
         client_id=name,
         reason="memory",
@@ -211,8 +211,8 @@ def refusal(terms: Terms, state: RunState, name: str, available_bytes: int | Non
     )
 
 
-def deployed(terms: Terms, state: RunState, name: str) -> Deployed:
-    return Deployed(task_id=task(state, name).task_id, run_id=terms.run_id, client_id=name, files=("model.onnx",))
+def deployed(context: RunContext, state: RunState, name: str) -> Deployed:
+    return Deployed(task_id=task(state, name).task_id, run_id=context.run_id, client_id=name, files=("model.onnx",))
 
 
 W = TypeVar(
@@ -235,37 +235,37 @@ def wanted_of(kind: type[W], actions: Iterable[Action]) -> list[W]:
 
 
 def looked_around(
-    terms: Terms, state: RunState, actions: Iterable[Action], now_s: float
+    context: RunContext, state: RunState, actions: Iterable[Action], now_s: float
 ) -> tuple[RunState, tuple[Action, ...]]:
     """The state, and what is then to be done, after what actions have looked for is found."""
     found: tuple[Action, ...] = ()
     wanted: tuple[SearchRequest | NetworksRequest, ...]
     wanted = (*wanted_of(SearchRequest, actions), *wanted_of(NetworksRequest, actions))
     for one in wanted:
-        state, more = step(terms, state, looked_for(terms, state, one), now_s)
+        state, more = step(context, state, looked_for(context, state, one), now_s)
         found += more
     return state, (*actions, *found)
 
 
-def looked_for(terms: Terms, state: RunState, request: SearchRequest | NetworksRequest) -> Done:
+def looked_for(context: RunContext, state: RunState, request: SearchRequest | NetworksRequest) -> Done:
     """What comes of a look at a state."""
     if isinstance(request, SearchRequest):
-        return Done(request=request, result=explored(terms, state))
-    return Done(request=request, result=beginning_of(terms, state))
+        return Done(request=request, result=explored(context, state))
+    return Done(request=request, result=beginning_of(context, state))
 
 
-def scored_by_chance(terms: Terms, state: RunState) -> ProposedGeneration:
+def scored_by_chance(context: RunContext, state: RunState) -> ProposedGeneration:
     """A generation with scores that follow from its paths alone."""
-    found = (terms.declared(one).network for one in lineages_in_use(terms, state))
+    found = (context.declared(one).network for one in lineages_in_use(context, state))
     supernet = next((one for one in found if one.choices), None)
-    if terms.roles.networks.path_search is None or supernet is None:
+    if context.roles.networks.path_search is None or supernet is None:
         return ProposedGeneration(generation=None)
-    proposing = ProposalContext(network=supernet, memory=remembered(terms, state), seed=terms.config.seed)
-    generation = terms.roles.networks.path_search.propose(proposing)
+    proposing = ProposalContext(network=supernet, memory=remembered(context, state), seed=context.config.seed)
+    generation = context.roles.networks.path_search.propose(proposing)
     paths = () if generation is None else generation.paths
     scores = tuple(stream_of(" ".join(path)).random() for path in paths)
     return ProposedGeneration(generation=generation, scores=scores)
 
 
 def replies(actions: Iterable[Action]) -> list[str]:
-    return [action.receipt.status for action in actions if isinstance(action, Reply)]
+    return [action.ack.status for action in actions if isinstance(action, Reply)]

@@ -18,10 +18,10 @@ from subfleet.edge_client.work import Finished, Outcome, output_path
 from subfleet.protocol.candidate_scores import CandidateScore
 from subfleet.protocol.evaluating import EvaluationResult
 from subfleet.protocol.memory import PackingWidth
-from subfleet.protocol.messages import Message, Profile, Receipt, RoundInfo, Telemetry, decode, encode
+from subfleet.protocol.messages import Ack, Message, Profile, RoundInfo, Telemetry, decode, encode
 from subfleet.protocol.programs import TrainResult
 from subfleet.protocol.readings import Reading
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.task import Calibrate, Deploy, Evaluate, Score, Task, Train
 from subfleet.protocol.topics import CHUNK, Topics
 from subfleet.transport.base import Delivery, Event, Transport, Will
@@ -59,7 +59,7 @@ class Behaviour:
     runtimes: tuple[str, ...] = ("onnx",)
     operators: tuple[str, ...] = ()
     packing_width: PackingWidth | None = None
-    architecture: SubnetSpec | None = None
+    architecture: Architecture | None = None
     network: str = ""
     input_shape: tuple[int, ...] = SHAPE
     scale: float = 0.1
@@ -93,7 +93,7 @@ class Device:
         self.transport = transport
         self.rounds: list[RoundInfo] = []
         self.tasks: list[Task] = []
-        self.receipts: dict[str, Receipt] = {}
+        self.acks: dict[str, Ack] = {}
         store = AgentStore(folder / client_id)
         store.work_folder.mkdir(exist_ok=True)
         self._session = session.Session(
@@ -120,8 +120,8 @@ class Device:
             self.rounds.append(message)
         elif isinstance(message, Task) and message.task_id not in {task.task_id for task in self.tasks}:
             self.tasks.append(message)
-        elif isinstance(message, Receipt):
-            self.receipts[message.of] = message
+        elif isinstance(message, Ack):
+            self.acks[message.of] = message
 
     def profile(self) -> Profile:
         return Profile(
@@ -134,7 +134,7 @@ class Device:
             class_counts=(1,) * CLASSES,
             input_shape=self.behaviour.input_shape,
             memory_total_bytes=PLENTY_BYTES,
-            memory_share=1.0,
+            memory_fraction=1.0,
             operators=self.behaviour.operators,
             packing_width=self.behaviour.packing_width,
             architecture=self.behaviour.architecture,

@@ -5,28 +5,28 @@ from types import MappingProxyType
 
 from server.coordinator_cases import (
     CLIENTS,
+    context_of,
     measuring,
     prepared,
     telemetry,
-    terms_of,
     update,
 )
 
 from subfleet.rounds.actions import AggregationRequest
 from subfleet.rounds.awaiting import punctuality_of
+from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Done, Tick
 from subfleet.rounds.live import PUNCTUAL, Duty, Punctuality
+from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.state import RunState
-from subfleet.rounds.suspicion import ChangeSize
-from subfleet.rounds.terms import Terms
 from subfleet.rounds.work import AggregatedRound, CheckRequest
 from subfleet.settings.timing import Deadlines
 
 OTHERS = ("ada", "bob")
 DEADLINES = Deadlines(measure_s=30.0, round_s=600.0, evaluate_s=300.0, deploy_s=300.0, lease_s=1e5)
-TERMS = terms_of(min_clients=2, rounds=40, deadlines=DEADLINES, deploy_targets=())
-LOOSE = terms_of(min_clients=2, rounds=40, deadlines=DEADLINES, deploy_targets=(), quorum=0.5)
+CONTEXT = context_of(min_clients=2, rounds=40, deadlines=DEADLINES, deploy_targets=())
+LOOSE = context_of(min_clients=2, rounds=40, deadlines=DEADLINES, deploy_targets=(), quorum=0.5)
 
 
 def after_misses(count: int, *took_s: float) -> Punctuality:
@@ -47,55 +47,55 @@ def missed(state: RunState, name: str, duty: Duty = "training") -> int:
     return punctuality_of(state, name, duty).missed
 
 
-def given_tasks(terms: Terms, state: RunState, now_s: float, *names: str) -> RunState:
+def given_tasks(context: RunContext, state: RunState, now_s: float, *names: str) -> RunState:
     """These tell what they can give, and whoever is chosen is sent a task."""
     for name in names or CLIENTS:
-        state, _ = step(terms, state, telemetry(terms, name, state.round, retry=state.retry), now_s)
+        state, _ = step(context, state, telemetry(context, name, state.round, retry=state.retry), now_s)
     assert state.phase == "train"
-    for name, seat in sorted(state.seats.items()):
-        if seat.stage == "preparing":
-            state, _ = step(terms, state, prepared(terms, state, name), now_s)
+    for name, client in sorted(state.clients.items()):
+        if client.stage == "preparing":
+            state, _ = step(context, state, prepared(context, state, name), now_s)
     return state
 
 
-def trained(terms: Terms, state: RunState, now_s: float, *names: str) -> RunState:
+def trained(context: RunContext, state: RunState, now_s: float, *names: str) -> RunState:
     for name in names:
         state, _ = step(
-            terms, state, Done(request=CheckRequest(update=update(terms, state, name)), result=ChangeSize()), now_s
+            context, state, Done(request=CheckRequest(update=update(context, state, name)), result=ChangeSize()), now_s
         )
     return state
 
 
-def folded(terms: Terms, state: RunState, now_s: float) -> RunState:
-    assert state.phase == "fold"
+def aggregated(context: RunContext, state: RunState, now_s: float) -> RunState:
+    assert state.phase == "aggregate"
     event = Done(
-        request=AggregationRequest(round=state.round, seats=()),
+        request=AggregationRequest(round=state.round, clients=()),
         result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}),
     )
-    return step(terms, state, event, now_s)[0]
+    return step(context, state, event, now_s)[0]
 
 
-def ticked(terms: Terms, state: RunState, now_s: float) -> RunState:
-    return step(terms, state, Tick(), now_s)[0]
+def ticked(context: RunContext, state: RunState, now_s: float) -> RunState:
+    return step(context, state, Tick(), now_s)[0]
 
 
-def closes_after(terms: Terms, state: RunState, seconds: float) -> RunState:
+def closes_after(context: RunContext, state: RunState, seconds: float) -> RunState:
     """The state after the phase has closed, neither before this time nor after it."""
     phase, entered_s = state.phase, state.live.entered_s
     if seconds:
-        state = ticked(terms, state, entered_s + seconds - 0.5)
+        state = ticked(context, state, entered_s + seconds - 0.5)
         assert state.phase == phase
-        state = ticked(terms, state, entered_s + seconds)
+        state = ticked(context, state, entered_s + seconds)
     assert state.phase != phase
     return state
 
 
-def rounds_without_cyd(terms: Terms, count: int) -> RunState:
+def rounds_without_cyd(context: RunContext, count: int) -> RunState:
     """Round 1 is open and others have answered in as many rounds before; cyd in none."""
-    state, now_s = measuring(terms), 2.0
+    state, now_s = measuring(context), 2.0
     for _ in range(count):
-        state = trained(terms, given_tasks(terms, state, now_s), now_s, *OTHERS)
-        now_s += terms.config.deadlines.round_s
-        state = ticked(terms, state, now_s) if state.phase == "train" else state
-        state = folded(terms, state, now_s)
+        state = trained(context, given_tasks(context, state, now_s), now_s, *OTHERS)
+        now_s += context.config.deadlines.round_s
+        state = ticked(context, state, now_s) if state.phase == "train" else state
+        state = aggregated(context, state, now_s)
     return state

@@ -1,14 +1,14 @@
-"""What random runs are made of: every method, terms of two kinds, and what a fold leaves of networks."""
+"""What random runs are made of: every method, terms of two kinds, and what an aggregation leaves of networks."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from server.coordinator_cases import blob, terms_of
+from server.coordinator_cases import blob, context_of
 from server.fake_device import CLASSES
 from server.methods.method_cases import OF_ONE_NETWORK
-from server.server_rig import MODEL, prices_of
+from server.server_rig import MODEL, estimates_of
 
 from subfleet.elastic.building import network_of
 from subfleet.elastic.lineage import Copied, Lineage
@@ -28,11 +28,11 @@ from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.schema import canonical_json
 from subfleet.protocol.task import Evaluate, Train
 from subfleet.rounds.actions import Action, AggregationRequest, Reply
+from subfleet.rounds.context import RunContext
 from subfleet.rounds.events import Done
 from subfleet.rounds.networks import all_lineages
 from subfleet.rounds.progress import Searching
 from subfleet.rounds.state import RunState
-from subfleet.rounds.terms import Terms
 from subfleet.rounds.work import (
     CostRequest,
     EvaluationRequest,
@@ -50,7 +50,7 @@ from subfleet.settings.samples import DataSettings
 from subfleet.settings.timing import Deadlines, Evaluations
 from subfleet.testing.rounds import SUPERNET
 
-PRICES = prices_of(network_of(MODEL))
+ESTIMATES = estimates_of(network_of(MODEL))
 _SMALL = replace(MODEL, widths=(4,), depths=(1,), norm="none")
 _NETWORKS = (_SMALL, replace(_SMALL, depths=(2,)), replace(_SMALL, widths=(8,)))
 Supplied = TaskRequest | ScoringRequest | EvaluationRequest | ModelsRequest | ProgramRequest | CostRequest
@@ -66,7 +66,7 @@ VARIANTS: Mapping[str, AnyMethod] = {
 }
 
 
-def terms_of_places(method: AnyMethod) -> tuple[Terms, ...]:
+def context_of_places(method: AnyMethod) -> tuple[RunContext, ...]:
     limits = {"join_s": 40, "measure_s": 10, "round_s": 30, "evaluate_s": 20, "deploy_s": 20}
     settings: dict[str, Any] = {
         "rounds": 3,
@@ -77,44 +77,46 @@ def terms_of_places(method: AnyMethod) -> tuple[Terms, ...]:
         data = DataSettings(test="server.server_rig:evaluation", validation_samples=5)
         settings |= {"model": replace(SUPERNET, class_count=CLASSES), "data": data}
     return tuple(
-        terms_of(quorum=quorum, clients_per_round=count, method=method, evaluation=Evaluations(every=every), **settings)
+        context_of(
+            quorum=quorum, clients_per_round=count, method=method, evaluation=Evaluations(every=every), **settings
+        )
         for quorum, count, every in ((1.0, 0, 1), (0.5, 2, 2))
     )
 
 
-def evolved_by(terms: Terms, fold: AggregationRequest) -> tuple[Any, tuple[Lineage, ...]]:
-    """What a fold finds and leaves of networks, in which as many appear as can."""
-    if terms.roles.networks.evolve is None:
-        return None, fold.lineages
-    if terms.roles.assigner.declarations:
-        return None, _united(terms, fold)
-    return _split(terms, fold) if isinstance(fold.memory, SattlerMemory) else _grown(terms, fold)
+def evolved_by(context: RunContext, aggregate: AggregationRequest) -> tuple[Any, tuple[Lineage, ...]]:
+    """What an aggregation finds and leaves of networks, in which as many appear as can."""
+    if context.roles.networks.evolve is None:
+        return None, aggregate.lineages
+    if context.roles.assigner.declarations:
+        return None, _united(context, aggregate)
+    return _split(context, aggregate) if isinstance(aggregate.memory, SattlerMemory) else _grown(context, aggregate)
 
 
-def brings(terms: Terms, place: int) -> str:
-    """What a client brings in place of a subnet, where the method goes by that: one of some networks."""
-    return canonical_json(_NETWORKS[place]).decode() if terms.roles.assigner.declarations else ""
+def brings(context: RunContext, place: int) -> str:
+    """What a client brings in place of a submodel, where the method goes by that: one of some networks."""
+    return canonical_json(_NETWORKS[place]).decode() if context.roles.assigner.declarations else ""
 
 
-def _united(terms: Terms, fold: AggregationRequest) -> tuple[Lineage, ...]:
+def _united(context: RunContext, aggregate: AggregationRequest) -> tuple[Lineage, ...]:
     """A union has whatever was brought, besides what the one before it had."""
-    before = all_lineages(terms, fold.lineages)
-    if not fold.brought:
-        return fold.lineages
+    before = all_lineages(context, aggregate.lineages)
+    if not aggregate.brought:
+        return aggregate.lineages
     old = [one for one in before if one.living and one.members]
-    members = (*(family for one in old for family in one.members), *fold.brought)
-    kept = (replace(one, retired_round=fold.round) if one in old else one for one in before)
-    born = Lineage(id=f"union{len(before)}", config=union_of(members), born_round=fold.round, members=members)
+    members = (*(family for one in old for family in one.members), *aggregate.brought)
+    kept = (replace(one, retired_round=aggregate.round) if one in old else one for one in before)
+    born = Lineage(id=f"union{len(before)}", config=union_of(members), born_round=aggregate.round, members=members)
     return (*kept, born)
 
 
-def _split(terms: Terms, fold: AggregationRequest) -> tuple[Clustering, tuple[Lineage, ...]]:
+def _split(context: RunContext, aggregate: AggregationRequest) -> tuple[Clustering, tuple[Lineage, ...]]:
     """Those of Sattler's are split wherever two clients are in one."""
     clusters: dict[str, list[str]] = {}
-    for seat in fold.seats:
-        assert seat.spec is not None
-        clusters.setdefault(seat.spec.network, []).append(seat.client_id)
-    memory: SattlerMemory = fold.memory
+    for client in aggregate.clients:
+        assert client.architecture is not None
+        clusters.setdefault(client.architecture.network, []).append(client.client_id)
+    memory: SattlerMemory = aggregate.memory
     splits = [
         Split(
             parent=parent,
@@ -127,42 +129,42 @@ def _split(terms: Terms, fold: AggregationRequest) -> tuple[Clustering, tuple[Li
         if len(clients) > 1
     ]
     parents = {split.parent for split in splits}
-    before = all_lineages(terms, fold.lineages)
-    kept = (replace(one, retired_round=fold.round) if one.id in parents else one for one in before)
+    before = all_lineages(context, aggregate.lineages)
+    kept = (replace(one, retired_round=aggregate.round) if one.id in parents else one for one in before)
     born = (
-        Lineage(id=name, config=MODEL, parent=split.parent, map=Copied(), born_round=fold.round)
+        Lineage(id=name, config=MODEL, parent=split.parent, map=Copied(), born_round=aggregate.round)
         for split in splits
         for name, _ in split.halves
     )
-    return Clustering(splits=tuple(splits)), (*kept, *born) if splits else fold.lineages
+    return Clustering(splits=tuple(splits)), (*kept, *born) if splits else aggregate.lineages
 
 
-def _grown(terms: Terms, fold: AggregationRequest) -> tuple[Growth, tuple[Lineage, ...]]:
+def _grown(context: RunContext, aggregate: AggregationRequest) -> tuple[Growth, tuple[Lineage, ...]]:
     """One of FedTrans' grows from the newest in every other round."""
-    before = all_lineages(terms, fold.lineages)
+    before = all_lineages(context, aggregate.lineages)
     living = [one.id for one in before if one.living]
-    born = f"m{len(living)}" if fold.round % 2 else ""
+    born = f"m{len(living)}" if aggregate.round % 2 else ""
     found = Growth(parameters=dict(zip(living, range(1, 9), strict=False)), newest=living[-1], born=born)
     if not born:
-        return found, fold.lineages
-    child = Lineage(id=born, config=MODEL, parent=living[-1], map=Copied(), born_round=fold.round)
+        return found, aggregate.lineages
+    child = Lineage(id=born, config=MODEL, parent=living[-1], map=Copied(), born_round=aggregate.round)
     return found, (*before, child)
 
 
-def _drawn_in(terms: Terms, task: Task, samples: int) -> OperatorExamples:
+def _drawn_in(context: RunContext, task: Task, samples: int) -> OperatorExamples:
     """What a device tells of the paths that it drew, where it drew any: the first operator that it has, everywhere."""
     if not isinstance(task.work, Train) or task.work.paths is None:
         return ()
-    given = dict(task.spec.choices)
+    given = dict(task.architecture.choices)
     return tuple(
-        (name, ((given.get(name, choice.operators)[0], samples),)) for name, choice in terms.network.choices.items()
+        (name, ((given.get(name, choice.operators)[0], samples),)) for name, choice in context.network.choices.items()
     )
 
 
 def answers(actions: tuple[Action, ...], message_id: str) -> list[str]:
     """What a message was answered; the step may tell the client besides that it is skipped."""
     replies = (action for action in actions if isinstance(action, Reply))
-    return [reply.receipt.status for reply in replies if reply.receipt.of == message_id]
+    return [reply.ack.status for reply in replies if reply.ack.of == message_id]
 
 
 def found_of(task: Task, samples: int) -> Evaluated:
@@ -189,7 +191,7 @@ def made_of(job: Supplied, planned: int, fails: bool) -> Done:
     program = ProgramRef(program_id="p", target="onnx", blob=blob("p"))
     match job:
         case TaskRequest():
-            weights = blob(f"w{job.participant.size.spec_id}")
+            weights = blob(f"w{job.participant.size.architecture_id}")
             facts = ProgramFacts(planned_peak_bytes=planned)
             made: Any = PreparedTask(program=program, weights=weights, facts=facts)
         case ScoringRequest():
@@ -205,13 +207,13 @@ def made_of(job: Supplied, planned: int, fails: bool) -> Done:
         case ProgramRequest():
             made = ProgramFacts(planned_peak_bytes=planned)
         case CostRequest():
-            made = PRICES
+            made = ESTIMATES
         case _:
             never(job)
     return Done(request=job, result=made)
 
 
-def update_of(terms: Terms, task: Task) -> Update:
+def update_of(context: RunContext, task: Task) -> Update:
     """What a device says of a task that it has trained."""
     return Update(
         task_id=task.task_id,
@@ -226,7 +228,7 @@ def update_of(terms: Terms, task: Task) -> Update:
         measured_peak_bytes=1,
         train_seconds=0.0,
         seconds=0.0,
-        operator_examples=_drawn_in(terms, task, 5),
+        operator_examples=_drawn_in(context, task, 5),
     )
 
 
@@ -237,4 +239,4 @@ def survived(state: RunState, now_s: float) -> RunState:
     assert loaded.lineages == state.lineages, "the journal has the run's networks"
     assert loaded.memory == state.memory, "what the method remembers is what the journal has"
     scoring = isinstance(state.at, Searching)  # which starts anew
-    return replace(loaded.restarted(now_s), seats=MappingProxyType({}) if scoring else loaded.seats)
+    return replace(loaded.restarted(now_s), clients=MappingProxyType({}) if scoring else loaded.clients)

@@ -7,12 +7,12 @@ from typing import Any
 from server.coordinator_cases import (
     CLIENTS,
     blob,
+    context_of,
     prepared,
     profile,
     scored_by_chance,
     task,
     telemetry,
-    terms_of,
     update,
     wanted_of,
 )
@@ -27,11 +27,11 @@ from subfleet.protocol.messages import Presence
 from subfleet.protocol.paths import PathScore
 from subfleet.protocol.programs import ProgramRef
 from subfleet.rounds.actions import Action, AggregationRequest, CloseGeneration
+from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Done, Event
+from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.state import RunState
-from subfleet.rounds.suspicion import ChangeSize
-from subfleet.rounds.terms import Terms
 from subfleet.rounds.work import AggregatedRound, CheckRequest, EvaluationRequest, GenerationRequest, PreparedTask
 from subfleet.rounds.written import ProgramFacts
 from subfleet.search.path_evolution import EvolutionSettings
@@ -43,87 +43,89 @@ Outcome = tuple[RunState, tuple[Action, ...]]
 EVOLUTION = EvolutionSettings(evaluations=6, population=3, offspring=3)
 
 
-def terms_with(search: TierSearch, **changes: Any) -> Terms:
+def context_with(search: TierSearch, **changes: Any) -> RunContext:
     """A supernet of one round, and then two tiers."""
     method = FedorAS(supernet_rounds=1, tiers=2, search=search, min_contributors=1)
     data = DataSettings(test="server.server_rig:evaluation", validation_samples=5)
     model = replace(SUPERNET, class_count=CLASSES)
-    return terms_of(**{"method": method, "model": model, "data": data, "rounds": 3, **changes})
+    return context_of(**{"method": method, "model": model, "data": data, "rounds": 3, **changes})
 
 
-BY_SERVER = terms_with(TierSearch(evolution=EVOLUTION))
+BY_SERVER = context_with(TierSearch(evolution=EVOLUTION))
 SCORING = TierSearch(evolution=EVOLUTION, scoring="devices", scoring_clients=2, scoring_rounds=1)
-BY_DEVICES = terms_with(replace(SCORING, scoring_rounds=2))
+BY_DEVICES = context_with(replace(SCORING, scoring_rounds=2))
 NOBODY = "no device that can compute its paths has scored them; see that some hold samples out"
 
 
-def supernet_round(terms: Terms, held_out: int = HELD_OUT) -> Outcome:
-    """The supernet's only round was folded at second 5, with all clients."""
+def supernet_round(context: RunContext, held_out: int = HELD_OUT) -> Outcome:
+    """The supernet's only round was aggregated at second 5, with all clients."""
     state = RunState()
     for name in CLIENTS:
-        state, _ = step(terms, state, Presence(client_id=name, session_id=f"{name}-1", online=True), 1.0)
+        state, _ = step(context, state, Presence(client_id=name, session_id=f"{name}-1", online=True), 1.0)
         state, _ = step(
-            terms, state, replace(profile(name), input_shape=SUPERNET.input_shape, held_out_count=held_out), 1.0
+            context, state, replace(profile(name), input_shape=SUPERNET.input_shape, held_out_count=held_out), 1.0
         )
     for name in CLIENTS:
-        state, _ = step(terms, state, telemetry(terms, name, state.round), 2.0)
+        state, _ = step(context, state, telemetry(context, name, state.round), 2.0)
     for name in CLIENTS:
-        state, _ = step(terms, state, prepared(terms, state, name), 2.0)
+        state, _ = step(context, state, prepared(context, state, name), 2.0)
     for name in CLIENTS:
-        given = dict(task(state, name).spec.choices)
-        kept = {one: given.get(one, choice.operators) for one, choice in terms.network.choices.items()}
+        given = dict(task(state, name).architecture.choices)
+        kept = {one: given.get(one, choice.operators) for one, choice in context.network.choices.items()}
         examples = tuple((choice, ((own[0], HELD_OUT),)) for choice, own in kept.items())
-        told = replace(update(terms, state, name), operator_examples=examples)
-        state, _ = step(terms, state, Done(request=CheckRequest(update=told), result=ChangeSize()), 3.0)
+        told = replace(update(context, state, name), operator_examples=examples)
+        state, _ = step(context, state, Done(request=CheckRequest(update=told), result=ChangeSize()), 3.0)
     return step(
-        terms,
+        context,
         state,
         Done(
-            request=AggregationRequest(round=1, seats=()),
+            request=AggregationRequest(round=1, clients=()),
             result=AggregatedRound(accuracy=0.2, loss=1.0, sha256="0" * 64, refused={}),
         ),
         5.0,
     )
 
 
-def journal_in(folder: Path, terms: Terms) -> Journal:
+def journal_in(folder: Path, context: RunContext) -> Journal:
     engine = open_database(folder)
     run_id = begin_run(engine, name="test", settings="{}", round_count=3)
-    return Journal(engine, run_id, first_memory=terms.roles.memory.initial)
+    return Journal(engine, run_id, first_memory=context.roles.memory.initial)
 
 
-def made_now(terms: Terms, state: RunState, actions: tuple[Action, ...]) -> Done:
+def made_now(context: RunContext, state: RunState, actions: tuple[Action, ...]) -> Done:
     (wanted,) = wanted_of(GenerationRequest, actions)
-    return Done(request=wanted, result=scored_by_chance(terms, state))
+    return Done(request=wanted, result=scored_by_chance(context, state))
 
 
-def searched(terms: Terms, state: RunState, actions: tuple[Action, ...]) -> tuple[RunState, list[CloseGeneration]]:
+def searched(
+    context: RunContext, state: RunState, actions: tuple[Action, ...]
+) -> tuple[RunState, list[CloseGeneration]]:
     """The state after the whole search by the server, and what was recorded of it."""
     closed = list[CloseGeneration]()
     while state.phase == "search":
-        made = made_now(terms, state, actions)
-        state, actions = step(terms, state, made, 6.0)
+        made = made_now(context, state, actions)
+        state, actions = step(context, state, made, 6.0)
         closed += [one for one in actions if isinstance(one, CloseGeneration)]
     return state, closed
 
 
-def sent(state: RunState, actions: tuple[Action, ...], terms: Terms, now_s: float) -> RunState:
+def sent(state: RunState, actions: tuple[Action, ...], context: RunContext, now_s: float) -> RunState:
     """Everybody who is to score has its task."""
     program = ProgramRef(program_id="scores", target="onnx", blob=blob("scores"))
     for wanted in wanted_of(EvaluationRequest, actions):
         facts = ProgramFacts(planned_peak_bytes=1000)
         made: Event = Done(request=wanted, result=PreparedTask(program=program, weights=blob("w"), facts=facts))
-        state, _ = step(terms, state, made, now_s)
+        state, _ = step(context, state, made, now_s)
     return state
 
 
 def scored(
-    state: RunState, terms: Terms, name: str, accuracies: tuple[float, ...], labels: int = HELD_OUT
+    state: RunState, context: RunContext, name: str, accuracies: tuple[float, ...], labels: int = HELD_OUT
 ) -> Evaluated:
     given = task(state, name)
     return Evaluated(
         task_id=given.task_id,
-        run_id=terms.run_id,
+        run_id=context.run_id,
         round=state.round,
         client_id=name,
         loss=1.0,

@@ -14,16 +14,16 @@ from server.fake_device import CLASSES, SHAPE, Behaviour, Device
 from subfleet.elastic.building import network_of
 from subfleet.elastic.cost import Costs
 from subfleet.elastic.families.records.residual import Mlp
-from subfleet.elastic.memory_prices import MemoryPrices
+from subfleet.elastic.memory_estimates import MemoryEstimates
 from subfleet.elastic.network import Network
-from subfleet.export.requests import AnyRequest, EvaluateRequest, InferRequest, PriceRequest, TrainRequest
+from subfleet.export.requests import AnyRequest, EstimateRequest, EvaluateRequest, InferRequest, TrainRequest
 from subfleet.journal.records import RoundRecord
 from subfleet.methods.heterofl import HeteroFL
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.memory import MemoryPlan, Packing
 from subfleet.protocol.programs import Program, ProgramManifest, encode_program
 from subfleet.protocol.training import TrainingSettings
-from subfleet.rounds.terms import Terms
+from subfleet.rounds.context import RunContext
 from subfleet.search.query import Search
 from subfleet.serving.session import Server
 from subfleet.settings.run import Run
@@ -59,10 +59,10 @@ def config(**changes: Any) -> Run:
     return Run(**{**settings, **changes})
 
 
-def prices_of(network: Network, bytes_per_parameter: int = 16) -> MemoryPrices:
-    """Prices that go by parameters alone."""
+def estimates_of(network: Network, bytes_per_parameter: int = 16) -> MemoryEstimates:
+    """Cost estimates that go by parameters alone."""
     costs = Costs(network)
-    return MemoryPrices(
+    return MemoryEstimates(
         columns=costs._columns,
         held=bytes_per_parameter * costs._told[:, 0],
         peaks=np.zeros((0, len(costs._told))),
@@ -72,10 +72,10 @@ def prices_of(network: Network, bytes_per_parameter: int = 16) -> MemoryPrices:
     )
 
 
-def search_of(terms: Terms, target: str = "onnx") -> Search | None:
+def search_of(context: RunContext, target: str = "onnx") -> Search | None:
     """A method's search that has learned nothing; None where it has none."""
-    search = terms.roles.assigner.search
-    return None if search is None else search.start(terms.network, terms.price, target)
+    search = context.roles.assigner.search
+    return None if search is None else search.start(context.network, context.estimate, target)
 
 
 class HandClock:
@@ -136,14 +136,14 @@ class FakeExports:
             operators=self.operators,
         )
         path = self.folder / f"{request.program_id}.program"
-        path.write_bytes(encode_program(Program(manifest=manifest, body=request.spec.spec_id.encode())))
+        path.write_bytes(encode_program(Program(manifest=manifest, body=request.architecture.architecture_id.encode())))
         future.set_result(path)
         return future
 
-    def submit_prices(self, request: PriceRequest) -> "Future[Path]":
+    def submit_estimates(self, request: EstimateRequest) -> "Future[Path]":
         self.requests.append(request)
         path = self.folder / request.file_name
-        path.write_bytes(prices_of(network_of(request.training.model)).packed())
+        path.write_bytes(estimates_of(network_of(request.training.model)).packed())
         future: Future[Path] = Future()
         future.set_result(path)
         return future
@@ -157,7 +157,7 @@ class FakeExports:
             plain if request.quantisation == "none" else {"quantisation": {"accuracy": 0.75, "float_accuracy": 0.875}}
         )
         Path(f"{path}.json").write_text(json.dumps(found), encoding="utf-8")
-        path.write_bytes(b"model " + request.spec.spec_id.encode() + weights_path.read_bytes())
+        path.write_bytes(b"model " + request.architecture.architecture_id.encode() + weights_path.read_bytes())
         future: Future[Path] = Future()
         future.set_result(path)
         return future

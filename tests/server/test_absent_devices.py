@@ -69,7 +69,7 @@ def test_devices_that_are_gone_open_no_round_and_delay_none(tmp_path: Path) -> N
         world.devices[name] = world.new_device(name, Behaviour())
         world.devices[name].open()
     world.run(turns=100)
-    assert rows(world.server) == [{"ada": "folded", "bob": "folded"}]
+    assert rows(world.server) == [{"ada": "aggregated", "bob": "aggregated"}]
     assert not [said for said in world.notes.said if any(name in said for name in GONE)]
 
 

@@ -12,7 +12,7 @@ from subfleet.elastic.maps import nested_maps
 from subfleet.methods import Method
 from subfleet.methods.assigner import AssignmentContext, Draw, WrittenSize, largest_fitting
 from subfleet.protocol.readings import Budget, Reading
-from subfleet.rounds.terms import Terms
+from subfleet.rounds.context import RunContext
 from subfleet.search.candidates import (
     Candidate,
     budget_of,
@@ -22,26 +22,26 @@ from subfleet.search.candidates import (
     ordered,
     why_not,
 )
-from subfleet.search.index import PriceIndex
+from subfleet.search.index import EstimateIndex
 from subfleet.search.query import Query, fit_of
-from subfleet.serving.terms import terms_of
+from subfleet.serving.context import context_of
 
 SETTINGS = config(rates=(0.5, 1.0))
-PLAN = terms_of(SETTINGS, "run")
+PLAN = context_of(SETTINGS, "run")
 CANDIDATES = PLAN.candidates
 
 
-def ask(terms: Terms, budget: Budget, below: Candidate | None = None) -> AssignmentContext:
+def ask(context: RunContext, budget: Budget, below: Candidate | None = None) -> AssignmentContext:
     """A client with this budget."""
     return AssignmentContext(
-        networks={"": terms.network},
-        candidates=terms.candidates,
-        price=terms.price,
-        draw=Draw(seed=0, round=1, client_id="ada", memory=terms.roles.memory.initial),
+        networks={"": context.network},
+        candidates=context.candidates,
+        estimate=context.estimate,
+        draw=Draw(seed=0, round=1, client_id="ada", memory=context.roles.memory.initial),
         target="onnx",
         budget=budget,
         below=below,
-        search=search_of(terms),
+        search=search_of(context),
     )
 
 
@@ -103,11 +103,11 @@ SHOWN = {
 
 
 @pytest.mark.parametrize("name", TAKEN)
-def test_a_limit_of_just_what_a_subnet_takes_is_kept_and_one_less_is_not(name: str) -> None:
+def test_a_limit_of_just_what_a_submodel_takes_is_kept_and_one_less_is_not(name: str) -> None:
     plenty = Budget(memory_bytes=2**40)
     for place, candidate in enumerate(CANDIDATES):
         taken = TAKEN[name](candidate)
-        # Every other price apart, so that this one alone is told.
+        # Every other cost estimate apart, so that this one alone is told.
         odd = replace(candidate, weight_bytes=taken, update_bytes=taken) if SHOWN[name] == "link" else candidate
         for short in (0, 1):
             budget = replace(plenty, **{name: taken - short})
@@ -117,7 +117,7 @@ def test_a_limit_of_just_what_a_subnet_takes_is_kept_and_one_less_is_not(name: s
             assert ask(PLAN, budget).allows(odd) != bool(short)
             assert ask(PLAN, budget).exceeded(odd) == exceeded_limits(odd, "onnx", budget)
             assert (fit_of(odd, query) is None) == bool(short)
-            assert (PriceIndex(["onnx"], [odd]).best(query) is None) == bool(short)
+            assert (EstimateIndex(["onnx"], [odd]).best(query) is None) == bool(short)
             assert (largest(budget) == place) != bool(short)
 
 
@@ -127,13 +127,15 @@ def test_a_search_gives_only_what_has_fewer_parameters_than_what_was_too_large()
             plenty = Budget(memory_bytes=2**40)
             query = Query(target="onnx", limits=plenty, below_parameters=candidate.parameters + more)
             assert (fit_of(candidate, query) is not None) == is_given
-            assert (PriceIndex(["onnx"], [candidate]).best(query) is not None) == is_given
+            assert (EstimateIndex(["onnx"], [candidate]).best(query) is not None) == is_given
 
 
 def test_the_plan_of_a_written_program_fits_a_budget_of_just_its_peak_and_none_of_one_byte_less() -> None:
     candidate = CANDIDATES[1]
     peak_bytes = 2 * candidate.training_memory_bytes["onnx"]
-    written = {candidate.spec.spec_id: WrittenSize(size=candidate.spec, planned_peak_bytes=peak_bytes)}
+    written = {
+        candidate.architecture.architecture_id: WrittenSize(size=candidate.architecture, planned_peak_bytes=peak_bytes)
+    }
     for short in (0, 1):
         known = replace(ask(PLAN, Budget(memory_bytes=peak_bytes - short)), written=written)
         assert known.allows(candidate) != bool(short)
@@ -188,8 +190,8 @@ def test_the_reason_names_the_limit_that_is_broken(limit: dict[str, int], words:
 
 
 @cache
-def terms_of_method(name: str) -> Terms:
-    return terms_of(config(method=QUICK[name]), "run")
+def context_of_method(name: str) -> RunContext:
+    return context_of(config(method=QUICK[name]), "run")
 
 
 @pytest.mark.slow
@@ -197,15 +199,15 @@ def terms_of_method(name: str) -> Terms:
 @settings(max_examples=25, deadline=None)
 @given(budgets)
 def test_no_method_gives_more_than_any_part_of_the_budget(name: str, budget: Budget) -> None:
-    terms = terms_of_method(name)
-    found = terms.roles.assigner.assign(ask(terms, budget))
+    context = context_of_method(name)
+    found = context.roles.assigner.assign(ask(context, budget))
     assert found.candidate is None or within(found.candidate, budget)
-    assert found.wanted is None or within(terms.price(found.wanted.program.size), budget)
+    assert found.wanted is None or within(context.estimate(found.wanted.program.size), budget)
 
 
-def test_an_estimate_passes_over_no_subnet_whose_activations_are_computed_twice() -> None:
+def test_an_estimate_passes_over_no_submodel_whose_activations_are_computed_twice() -> None:
     frugal = config(rates=(0.5, 1.0), training=replace(SETTINGS.training, recompute=True))
-    for whole, half in zip(CANDIDATES, terms_of(frugal, "run").candidates, strict=True):
+    for whole, half in zip(CANDIDATES, context_of(frugal, "run").candidates, strict=True):
         overhead_bytes = frugal.memory_overhead_bytes.get("onnx", 0)
         assert half.training_memory_bytes["onnx"] == 2 * whole.weight_bytes + overhead_bytes
         assert half.training_memory_bytes["onnx"] < whole.training_memory_bytes["onnx"]
@@ -213,20 +215,20 @@ def test_an_estimate_passes_over_no_subnet_whose_activations_are_computed_twice(
 
 @pytest.mark.parametrize("kind", OF_ONE_NETWORK.values(), ids=OF_ONE_NETWORK.keys())
 def test_every_method_keeps_the_contract(kind: type[Method]) -> None:
-    terms = terms_of(config(method=kind()), "run")
-    for one in terms.candidates:
-        terms.network.check(one.spec)
-        assert terms.network.size_of(one.spec) == one.spec
-    assign = terms.roles.assigner.assign
-    draw = Draw(seed=0, round=1, client_id="ada", memory=terms.roles.memory.initial)
+    context = context_of(config(method=kind()), "run")
+    for one in context.candidates:
+        context.network.check(one.architecture)
+        assert context.network.size_of(one.architecture) == one.architecture
+    assign = context.roles.assigner.assign
+    draw = Draw(seed=0, round=1, client_id="ada", memory=context.roles.memory.initial)
     nothing, plenty = Budget(memory_bytes=0), Budget(memory_bytes=2**40)
-    assert assign(ask(terms, nothing)).candidate is None
-    given = assign(ask(terms, plenty)).candidate
+    assert assign(ask(context, nothing)).candidate is None
+    given = assign(ask(context, plenty)).candidate
     assert given is not None
-    assert assign(ask(terms, plenty)) == assign(ask(terms, plenty))
-    assert assign(ask(terms, plenty, below=terms.candidates[0])).candidate is None
-    placed = terms.roles.assigner.place(terms.network, given.spec, draw)
-    assert terms.network.size_of(placed).spec_id == given.spec.spec_id
-    student = terms.roles.training.student(terms.network, given.spec, draw)
-    assert student is None or nested_maps(terms.network, given.spec, student)
+    assert assign(ask(context, plenty)) == assign(ask(context, plenty))
+    assert assign(ask(context, plenty, below=context.candidates[0])).candidate is None
+    placed = context.roles.assigner.place(context.network, given.architecture, draw)
+    assert context.network.size_of(placed).architecture_id == given.architecture.architecture_id
+    student = context.roles.training.student(context.network, given.architecture, draw)
+    assert student is None or nested_maps(context.network, given.architecture, student)
     assert kind.INFO.title

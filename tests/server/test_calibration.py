@@ -1,4 +1,4 @@
-"""Rounds in which devices measure the running statistics of norms: when they are, what is asked, what is folded."""
+"""Rounds in which devices measure the running statistics of norms: when they are, what is asked, what is aggregated."""
 
 import hashlib
 import itertools
@@ -14,23 +14,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from server.coordinator_cases import (
     CLIENTS,
+    context_of,
     measuring,
     prepared,
     refusal,
     replies,
     telemetry,
-    terms_of,
     update,
     wanted_of,
 )
 from server.fake_device import small_change
 from server.server_rig import MODEL, World, config, fleet
 
+from subfleet.aggregation.aggregation import Aggregation
+from subfleet.aggregation.calibration import calibrated_model, check_sums
 from subfleet.arrays import encode_arrays
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.running_statistics import NormMoments, shared_statistics
-from subfleet.folding.calibration import calibrated_model, check_sums
-from subfleet.folding.folding import Folding
 from subfleet.methods import AnyMethod
 from subfleet.methods.fedfa import FedFA
 from subfleet.methods.fjord import FjORD
@@ -43,14 +43,14 @@ from subfleet.protocol.messages import Task
 from subfleet.protocol.task import Calibrate
 from subfleet.protocol.training import TrainingSettings
 from subfleet.rounds.actions import Action, AggregationRequest, SendTask
+from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Done
+from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.state import RunState, Submodel, Trained
-from subfleet.rounds.suspicion import ChangeSize
-from subfleet.rounds.terms import Terms
 from subfleet.rounds.work import AggregatedRound, CheckRequest, TaskRequest
 from subfleet.settings.run import Run
-from subfleet.testing.subnets import same_bits
+from subfleet.testing.submodels import same_bits
 from subfleet.transport.blob_store import BlobStore
 from subfleet.transport.memory import Faults
 
@@ -91,12 +91,12 @@ def test_what_cannot_be_calibrated_is_refused(changes: dict[str, Any], words: st
         config(**changes)
 
 
-def measured_round(terms: Terms, number: int = 1) -> tuple[RunState, tuple[Action, ...]]:
+def measured_round(context: RunContext, number: int = 1) -> tuple[RunState, tuple[Action, ...]]:
     """Everybody has answered the announcement of a round."""
-    state = replace(measuring(terms), round=number, folded_round=number - 1)
+    state = replace(measuring(context), round=number, aggregated_round=number - 1)
     actions: tuple[Action, ...] = ()
     for name in CLIENTS:
-        state, more = step(terms, state, telemetry(terms, name, number), 2.0)
+        state, more = step(context, state, telemetry(context, name, number), 2.0)
         actions += more
     return state, actions
 
@@ -105,31 +105,31 @@ def measured_round(terms: Terms, number: int = 1) -> tuple[RunState, tuple[Actio
     "method", [HeteroFL(), FedFA(choice="score"), FjORD(self_distillation=False)], ids=lambda method: method.TYPE
 )
 def test_everybody_is_asked_for_the_norms_of_its_size_by_the_program_that_trains(method: AnyMethod) -> None:
-    terms = terms_of(**calibrating(rounds=1, method=method, clients_per_round=1))
-    state, asked = measured_round(terms, 2)
+    context = context_of(**calibrating(rounds=1, method=method, clients_per_round=1))
+    state, asked = measured_round(context, 2)
     assert [one.student for one in wanted_of(TaskRequest, asked)] == [None] * 3, "no candidates, no student"
     for name in CLIENTS:
-        state, (sent,) = step(terms, state, prepared(terms, state, name), 2.0)
+        state, (sent,) = step(context, state, prepared(context, state, name), 2.0)
         assert isinstance(sent, SendTask)
-        task, training = sent.task, terms.training(2)
+        task, training = sent.task, context.training(2)
         assert isinstance(task.work, Calibrate)
         assert task.work.settings == training
         assert (training.learning_rate, training.epochs, training.objective.distillation) == (0.0, 1, "none")
-        assert training.optimiser == terms.training(1).optimiser
-        assert task.work.calibration == calibration_of(terms.network, task.spec)
-    refused = replace(refusal(terms, state, "ada"), reason="data")
-    state, actions = step(terms, state, refused, 3.0)
+        assert training.optimiser == context.training(1).optimiser
+        assert task.work.calibration == calibration_of(context.network, task.architecture)
+    refused = replace(refusal(context, state, "ada"), reason="data")
+    state, actions = step(context, state, refused, 3.0)
     assert replies(actions) == ["accepted"]
     for name in CLIENTS[1:]:
         state, actions = step(
-            terms, state, Done(request=CheckRequest(update=update(terms, state, name)), result=ChangeSize()), 3.0
+            context, state, Done(request=CheckRequest(update=update(context, state, name)), result=ChangeSize()), 3.0
         )
         assert replies(actions) == ["accepted"]
     state, _ = step(
-        terms,
+        context,
         state,
         Done(
-            request=AggregationRequest(round=2, seats=()),
+            request=AggregationRequest(round=2, clients=()),
             result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}),
         ),
         4.0,
@@ -149,7 +149,7 @@ def sums(calibration: Calibration, shapes: Mapping[str, tuple[int, ...]], sample
     return found
 
 
-PLAN = terms_of(**calibrating(rounds=1))
+PLAN = context_of(**calibrating(rounds=1))
 SIZE = PLAN.space[0]
 ASKED = calibration_of(PLAN.network, SIZE)
 LAYER = ASKED.norms[0].name
@@ -206,31 +206,32 @@ def test_what_is_no_container_is_refused(tmp_path: Path) -> None:
         check_sums(PLAN.network, SIZE, ASKED, tmp_path / "absent", 7, 7)
 
 
-def answered(terms: Terms, folder: Path) -> tuple[Folding, RunState, dict[str, dict[str, Any]]]:
+def answered(context: RunContext, folder: Path) -> tuple[Aggregation, RunState, dict[str, dict[str, Any]]]:
     """Every client has sent its sums; the first has a smaller size."""
     blobs = BlobStore(folder)
-    state, _ = measured_round(terms, 2)
-    small = replace(state.seats["ada"], given=Submodel(size=terms.space[0], spec=terms.space[0]))
-    state = replace(state, seats={**state.seats, "ada": small})
+    state, _ = measured_round(context, 2)
+    small = replace(state.clients["ada"], given=Submodel(size=context.space[0], architecture=context.space[0]))
+    state = replace(state, clients={**state.clients, "ada": small})
     said = {}
     for place, name in enumerate(CLIENTS):
-        state, _ = step(terms, state, prepared(terms, state, name), 2.0)
-        task = state.seats[name].task
+        state, _ = step(context, state, prepared(context, state, name), 2.0)
+        task = state.clients[name].task
         assert task is not None
         assert isinstance(task.work, Calibrate)
-        said[name] = sums(task.work.calibration, terms.network.shapes(task.spec), 5 + place, name)
-        answer = replace(update(terms, state, name), blob=blobs.add(encode_arrays(said[name])))
+        said[name] = sums(task.work.calibration, context.network.shapes(task.architecture), 5 + place, name)
+        answer = replace(update(context, state, name), blob=blobs.add(encode_arrays(said[name])))
         state = replace(
-            state, seats={**state.seats, name: replace(state.seats[name], stage="done", trained=Trained(update=answer))}
+            state,
+            clients={**state.clients, name: replace(state.clients[name], stage="done", trained=Trained(update=answer))},
         )
-    unlimited = replace(terms, config=replace(terms.config, max_client_share=1.0))
-    folding = Folding(terms=unlimited, blobs=blobs)
-    return folding, state, said
+    unlimited = replace(context, config=replace(context.config, max_client_fraction=1.0))
+    aggregation = Aggregation(context=unlimited, blobs=blobs)
+    return aggregation, state, said
 
 
-def drawn_state(terms: Terms) -> ModelState:
+def drawn_state(context: RunContext) -> ModelState:
     generator = torch.Generator().manual_seed(1)
-    tensors = terms.network.tensors.values()
+    tensors = context.network.tensors.values()
     return ModelState(shared={decl.name: torch.rand(decl.shape, generator=generator) + 0.5 for decl in tensors})
 
 
@@ -244,49 +245,49 @@ def moments(found: Mapping[str, Any]) -> dict[str, NormMoments]:
 
 
 def test_sums_become_statistics_whatever_their_order_and_weights_keep_their_bits(tmp_path: Path) -> None:
-    folding, state, said = answered(PLAN, tmp_path)
+    aggregation, state, said = answered(PLAN, tmp_path)
     model = drawn_state(PLAN)
-    seats = list(state.seats.values())
-    folded = calibrated_model(folding, model, seats)
-    assert [client.client_id for client in folded.clients] == list(CLIENTS)
-    measured = [(client.spec, moments(said[client.client_id])) for client in folded.clients]
+    clients = list(state.clients.values())
+    aggregated = calibrated_model(aggregation, model, clients)
+    assert [client.client_id for client in aggregated.clients] == list(CLIENTS)
+    measured = [(client.architecture, moments(said[client.client_id])) for client in aggregated.clients]
     assert measured[0][0] != measured[1][0]
     expected = {**model.shared, **shared_statistics(PLAN.network, model.shared, measured)}
-    assert same_bits(dict(folded.state.shared), expected)
-    for order in itertools.permutations(seats):
-        assert same_bits(dict(calibrated_model(folding, model, order).state.shared), expected)
-    moved = {name for name, tensor in model.shared.items() if not torch.equal(folded.state.shared[name], tensor)}
+    assert same_bits(dict(aggregated.state.shared), expected)
+    for order in itertools.permutations(clients):
+        assert same_bits(dict(calibrated_model(aggregation, model, order).state.shared), expected)
+    moved = {name for name, tensor in model.shared.items() if not torch.equal(aggregated.state.shared[name], tensor)}
     assert moved == {name for name, decl in PLAN.network.tensors.items() if decl.role in ("mean", "variance")}
 
 
 def test_without_any_answer_the_model_stays_as_it_is(tmp_path: Path) -> None:
-    folding, _, _ = answered(PLAN, tmp_path)
+    aggregation, _, _ = answered(PLAN, tmp_path)
     model = drawn_state(PLAN)
-    assert same_bits(dict(calibrated_model(folding, model, ()).state.shared), dict(model.shared))
+    assert same_bits(dict(calibrated_model(aggregation, model, ()).state.shared), dict(model.shared))
 
 
 def test_a_copy_has_the_statistics_of_its_own_clients(tmp_path: Path) -> None:
-    terms = terms_of(**calibrating(rounds=1, method=Standalone()))
-    folding, state, said = answered(terms, tmp_path)
-    model = drawn_state(terms)
-    folded = calibrated_model(folding, model, list(state.seats.values()))
-    assert same_bits(dict(folded.state.shared), dict(model.shared))
-    for client in folded.clients:
-        own = shared_statistics(terms.network, model.shared, [(client.spec, moments(said[client.client_id]))])
-        assert same_bits(dict(folded.state.copies[client.client_id]), own)
+    context = context_of(**calibrating(rounds=1, method=Standalone()))
+    aggregation, state, said = answered(context, tmp_path)
+    model = drawn_state(context)
+    aggregated = calibrated_model(aggregation, model, list(state.clients.values()))
+    assert same_bits(dict(aggregated.state.shared), dict(model.shared))
+    for client in aggregated.clients:
+        own = shared_statistics(context.network, model.shared, [(client.architecture, moments(said[client.client_id]))])
+        assert same_bits(dict(aggregated.state.copies[client.client_id]), own)
 
 
 def test_an_answer_that_is_gone_from_the_disk_is_left_out(tmp_path: Path) -> None:
-    folding, state, said = answered(PLAN, tmp_path)
-    result = state.seats["bob"].update
+    aggregation, state, said = answered(PLAN, tmp_path)
+    result = state.clients["bob"].update
     assert result is not None
-    folding.blobs.path(result.blob).unlink()
+    aggregation.blobs.path(result.blob).unlink()
     model = drawn_state(PLAN)
-    folded = calibrated_model(folding, model, list(state.seats.values()))
-    assert list(folded.refused) == ["bob"]
-    measured = [(client.spec, moments(said[client.client_id])) for client in folded.clients]
+    aggregated = calibrated_model(aggregation, model, list(state.clients.values()))
+    assert list(aggregated.refused) == ["bob"]
+    measured = [(client.architecture, moments(said[client.client_id])) for client in aggregated.clients]
     assert same_bits(
-        dict(folded.state.shared), {**model.shared, **shared_statistics(PLAN.network, model.shared, measured)}
+        dict(aggregated.state.shared), {**model.shared, **shared_statistics(PLAN.network, model.shared, measured)}
     )
 
 
@@ -306,7 +307,7 @@ def played(folder: Path, faults: Faults | None = None, *, kill: bool = False) ->
     if kill:
         for number in (2, 4):
             world.run(lambda number=number: world.server.state.round == number)  # type: ignore[misc]  # the loop's own
-            world.run(lambda: any(seat.stage == "done" for seat in world.server.state.seats.values()))
+            world.run(lambda: any(client.stage == "done" for client in world.server.state.clients.values()))
             world.kill_server()
     world.run()
     return world
@@ -316,7 +317,7 @@ def played(folder: Path, faults: Faults | None = None, *, kill: bool = False) ->
 def test_a_run_has_the_same_bits_whatever_is_lost_and_whoever_dies(tmp_path: Path) -> None:
     calm = played(tmp_path / "calm")
     assert [record.calibrated for record in calm.notes.records] == [False, True, False, True]
-    assert {row.status for record in calm.notes.records for row in record.clients} == {"folded"}
+    assert {row.status for record in calm.notes.records for row in record.clients} == {"aggregated"}
     assert [task.work.TYPE for task in calm.devices["ada"].tasks] == ["train", "calibrate", "train", "calibrate"]
     rough = played(tmp_path / "rough", Faults(seed=3, loss=0.2, double=0.2, delay_s=1.5), kill=True)
     assert rough.model_bytes() == calm.model_bytes()
@@ -333,12 +334,12 @@ def test_sums_of_other_norms_are_refused_by_a_run(tmp_path: Path) -> None:
     world = World(tmp_path, config(**calibrating(rounds=1, deploy_targets=())), fleet(change=lying))
     world.run()
     statuses = {row.client_id: row.status for row in world.notes.records[-1].clients}
-    assert statuses["ada"] == statuses["cyd"] == "folded"
+    assert statuses["ada"] == statuses["cyd"] == "aggregated"
     assert statuses["bob"].startswith("refused: the sums name other tensors than was asked for")
 
 
 def test_a_norm_that_is_asked_for_must_make_sense() -> None:
     with pytest.raises(ValueError, match="norms is empty, but must have 1 or more"):
-        calibration_of(terms_of().network, terms_of().space[0])
+        calibration_of(context_of().network, context_of().space[0])
     with pytest.raises(ValueError, match="positions is 0"):
         NormLayer(name="norm", positions=0, momentum=0.1)

@@ -9,6 +9,7 @@ import httpx
 import pytest
 from server.coordinator_cases import (
     CLIENTS,
+    context_of,
     joined,
     measuring,
     prepared,
@@ -16,7 +17,6 @@ from server.coordinator_cases import (
     refusal,
     task_failed,
     telemetry,
-    terms_of,
     update,
 )
 from server.fake_device import SHAPE
@@ -27,36 +27,36 @@ from subfleet.journal.journal import Journal, begin_run
 from subfleet.protocol.messages import RefusalReason, Task
 from subfleet.reporting.address import HttpAddress
 from subfleet.reporting.api import serve_http
+from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Failed, Tick
 from subfleet.rounds.refusals import REFUSALS
 from subfleet.rounds.state import RunState
-from subfleet.rounds.terms import Terms
 from subfleet.rounds.work import CheckRequest
 from subfleet.search.fitting import LIMITS
 from subfleet.settings.timing import Deadlines
 
-PLAN = terms_of(clock=None, deadlines=Deadlines(lease_s=1e4))
+PLAN = context_of(clock=None, deadlines=Deadlines(lease_s=1e4))
 PASSING = [reason for reason, course in REFUSALS.items() if course.lasts == "passing"]
 
 Answers = Mapping[str, tuple[RefusalReason, str]]
 
 
-def attempt(terms: Terms, state: RunState, answers: Answers) -> RunState:
+def attempt(context: RunContext, state: RunState, answers: Answers) -> RunState:
     """One more attempt of the open round, in which each client answers whatever it is given with the same refusal."""
     if state.phase == "waiting":
-        state, _ = step(terms, state, Tick(), state.live.entered_s + 100.0)
+        state, _ = step(context, state, Tick(), state.live.entered_s + 100.0)
     assert state.phase == "measure"
     now_s = state.live.entered_s
     for name in answers:
-        state, _ = step(terms, state, telemetry(terms, name, state.round, retry=state.retry), now_s)
+        state, _ = step(context, state, telemetry(context, name, state.round, retry=state.retry), now_s)
     if state.phase == "measure":
-        state, _ = step(terms, state, Tick(), now_s + terms.config.deadlines.measure_s)
+        state, _ = step(context, state, Tick(), now_s + context.config.deadlines.measure_s)
     for name, (reason, detail) in answers.items():
-        while state.phase == "train" and state.seats[name].stage == "preparing":
-            state, _ = step(terms, state, prepared(terms, state, name), now_s)
-            told = replace(refusal(terms, state, name), reason=reason, detail=detail)
-            state, _ = step(terms, state, told, now_s)
+        while state.phase == "train" and state.clients[name].stage == "preparing":
+            state, _ = step(context, state, prepared(context, state, name), now_s)
+            told = replace(refusal(context, state, name), reason=reason, detail=detail)
+            state, _ = step(context, state, told, now_s)
     return state
 
 
@@ -80,7 +80,7 @@ def test_where_every_device_fails_for_good_the_run_ends_after_the_second_attempt
     state = attempt(PLAN, state, all_say(reason, "label 12 of 10"))
     assert (state.phase, state.retry) == ("failed", 2)
     assert state.failure == (
-        "round 1 left nothing to fold in 2 attempts, and another would come to the same: "
+        "round 1 left nothing to aggregate in 2 attempts, and another would come to the same: "
         f"ada, bob, cyd refused: {reason}: label 12 of 10; mend what that names, and start the run again"
     )
 
@@ -94,7 +94,7 @@ def test_a_program_that_no_device_can_run_ends_the_run_once_every_size_was_tried
         assert (state.phase, state.retry) == ("waiting", number)
     state = attempt(PLAN, state, all_say(reason, "nothing was given"))
     assert (state.phase, state.retry) == ("failed", 3)
-    assert {seat.stage for seat in state.seats.values()} == {"skipped"}
+    assert {client.stage for client in state.clients.values()} == {"skipped"}
     assert f"ada, bob, cyd refused: {reason}: no kernel 2;" in state.failure
 
 
@@ -142,7 +142,7 @@ def test_fewer_devices_than_a_round_begins_with_end_no_run() -> None:
     state, _ = step(PLAN, state, Tick(), state.live.entered_s + 100.0)
     # One of three says nothing any more, so that the second attempt is of two.
     state = attempt(PLAN, state, dict.fromkeys(CLIENTS[:2], ("data", "no")))
-    assert state.seats["cyd"].stage == "missing"
+    assert state.clients["cyd"].stage == "missing"
     assert state.phase == "waiting"
 
 
@@ -166,12 +166,12 @@ def test_a_device_that_starts_anew_is_given_two_attempts_again() -> None:
 
 def test_who_is_not_drawn_has_not_failed_and_has_not_mended() -> None:
     """Two of three are drawn for each attempt; it takes until each of them has been drawn twice."""
-    terms = terms_of(clock=None, deadlines=Deadlines(lease_s=1e4), clients_per_round=2)
-    state, drawn = measuring(terms), dict.fromkeys(CLIENTS, 0)
+    context = context_of(clock=None, deadlines=Deadlines(lease_s=1e4), clients_per_round=2)
+    state, drawn = measuring(context), dict.fromkeys(CLIENTS, 0)
     while state.phase != "failed":
-        state = attempt(terms, state, all_say("data"))
-        for name, seat in state.seats.items():
-            drawn[name] += seat.stage == "refused"
+        state = attempt(context, state, all_say("data"))
+        for name, client in state.clients.items():
+            drawn[name] += client.stage == "refused"
         assert (state.phase == "failed") == (min(drawn.values()) >= 2)
         assert state.retry < 30
 
@@ -218,7 +218,7 @@ def test_sizes_that_cannot_be_exported_end_the_run_with_the_reason_that_the_expo
             state, _ = step(PLAN, state, Tick(), state.live.entered_s + 100.0)
         for name in CLIENTS:
             state, _ = step(PLAN, state, telemetry(PLAN, name, retry=state.retry), state.live.entered_s)
-        for name in [name for name, seat in state.seats.items() if seat.stage == "preparing"]:
+        for name in [name for name, client in state.clients.items() if client.stage == "preparing"]:
             state, _ = step(
                 PLAN, state, task_failed(state, name, "export failed: no lowering of Fft"), state.live.entered_s
             )
@@ -266,7 +266,7 @@ def test_a_run_ends_on_the_screen_and_in_the_api_with_the_reason_and_begins_anew
     failure = world.server.state.failure
     assert world.server.state.retry == 2
     assert failure.startswith(
-        "round 1 left nothing to fold in 2 attempts, and another would come to the same: ada, bob"
+        "round 1 left nothing to aggregate in 2 attempts, and another would come to the same: ada, bob"
     )
     with serve_http(tmp_path / "state", HttpAddress(port=0)) as url:
         (run,) = httpx.get(f"{url}/api/runs").json()

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from server.coordinator_cases import CLIENTS, prepared, profile, replies, task, telemetry, terms_of, update
+from server.coordinator_cases import CLIENTS, context_of, prepared, profile, replies, task, telemetry, update
 from server.fake_device import CLASSES
 
 from subfleet.methods.fedoras import FedorAS
@@ -14,13 +14,13 @@ from subfleet.protocol.training import TrainingSettings
 from subfleet.rounds.actions import Reply
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Done
+from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.state import RunState
-from subfleet.rounds.suspicion import ChangeSize
 from subfleet.rounds.work import CheckRequest
 from subfleet.settings.samples import DataSettings
 from subfleet.testing.rounds import SUPERNET
 
-TERMS = terms_of(
+CONTEXT = context_of(
     method=FedorAS(supernet_rounds=1, tiers=2, subspace=0.6),
     model=replace(SUPERNET, class_count=CLASSES),
     data=DataSettings(test="unused", validation_samples=5),
@@ -34,27 +34,27 @@ Spoil = Callable[[OperatorExamples], OperatorExamples]
 def training() -> RunState:
     state = RunState()
     for name in CLIENTS:
-        state, _ = step(TERMS, state, Presence(client_id=name, session_id=f"{name}-1", online=True), 1.0)
-        state, _ = step(TERMS, state, replace(profile(name), input_shape=SUPERNET.input_shape), 1.0)
+        state, _ = step(CONTEXT, state, Presence(client_id=name, session_id=f"{name}-1", online=True), 1.0)
+        state, _ = step(CONTEXT, state, replace(profile(name), input_shape=SUPERNET.input_shape), 1.0)
     for name in CLIENTS:
-        state, _ = step(TERMS, state, telemetry(TERMS, name), 2.0)
+        state, _ = step(CONTEXT, state, telemetry(CONTEXT, name), 2.0)
     for name in CLIENTS:
-        state, _ = step(TERMS, state, prepared(TERMS, state, name), 2.0)
+        state, _ = step(CONTEXT, state, prepared(CONTEXT, state, name), 2.0)
     return state
 
 
 STATE = training()
-KEPT = TERMS.network.operators_of(task(STATE, "ada").spec)
+KEPT = CONTEXT.network.operators_of(task(STATE, "ada").architecture)
 LACKED = next(
-    (choice, one) for choice, own in TERMS.network.choices.items() for one in own.operators if one not in KEPT[choice]
+    (choice, one) for choice, own in CONTEXT.network.choices.items() for one in own.operators if one not in KEPT[choice]
 )
 TOLD: OperatorExamples = tuple((choice, ((own[0], EPOCHS * SAMPLES),)) for choice, own in KEPT.items())
 
 
 def said(examples: OperatorExamples) -> tuple[list[str], str]:
-    told = replace(update(TERMS, STATE, "ada"), operator_examples=examples)
-    _, actions = step(TERMS, STATE, Done(request=CheckRequest(update=told), result=ChangeSize()), 3.0)
-    return replies(actions), " ".join(one.receipt.reason for one in actions if isinstance(one, Reply))
+    told = replace(update(CONTEXT, STATE, "ada"), operator_examples=examples)
+    _, actions = step(CONTEXT, STATE, Done(request=CheckRequest(update=told), result=ChangeSize()), 3.0)
+    return replies(actions), " ".join(one.ack.reason for one in actions if isinstance(one, Reply))
 
 
 def test_what_was_trained_is_accepted_however_it_was_spread() -> None:
@@ -85,15 +85,15 @@ def test_what_cannot_be_is_refused(spoil: Spoil, words: str) -> None:
 
 
 def test_one_network_has_no_operators_to_tell_of() -> None:
-    terms = terms_of()
+    context = context_of()
     state = RunState()
     for name in CLIENTS:
-        state, _ = step(terms, state, Presence(client_id=name, session_id=f"{name}-1", online=True), 1.0)
-        state, _ = step(terms, state, profile(name), 1.0)
+        state, _ = step(context, state, Presence(client_id=name, session_id=f"{name}-1", online=True), 1.0)
+        state, _ = step(context, state, profile(name), 1.0)
     for name in CLIENTS:
-        state, _ = step(terms, state, telemetry(terms, name), 2.0)
+        state, _ = step(context, state, telemetry(context, name), 2.0)
     for name in CLIENTS:
-        state, _ = step(terms, state, prepared(terms, state, name), 2.0)
-    told = replace(update(terms, state, "ada"), operator_examples=TOLD)
-    _, actions = step(terms, state, Done(request=CheckRequest(update=told), result=ChangeSize()), 3.0)
+        state, _ = step(context, state, prepared(context, state, name), 2.0)
+    told = replace(update(context, state, "ada"), operator_examples=TOLD)
+    _, actions = step(context, state, Done(request=CheckRequest(update=told), result=ChangeSize()), 3.0)
     assert replies(actions) == ["refused"]

@@ -12,14 +12,14 @@ from server.random_cases import (
     VARIANTS,
     answers,
     brings,
+    context_of_places,
     evolved_by,
     found_of,
     made_of,
     survived,
-    terms_of_places,
     update_of,
 )
-from server.server_rig import MODEL, prices_of
+from server.server_rig import MODEL, estimates_of
 
 from subfleet.elastic.building import network_of
 from subfleet.protocol.candidate_scores import CandidateScore
@@ -33,13 +33,13 @@ from subfleet.rounds.actions import (
     Request,
     SendTask,
 )
+from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import resume_actions, round_info, step
 from subfleet.rounds.events import Done, Event, Failed, Tick
 from subfleet.rounds.networks import lineages_in_use, standing_for
+from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.sizing import lacking
 from subfleet.rounds.state import RunState
-from subfleet.rounds.suspicion import ChangeSize
-from subfleet.rounds.terms import Terms
 from subfleet.rounds.work import (
     AggregatedRound,
     CheckRequest,
@@ -52,24 +52,24 @@ from subfleet.rounds.work import (
 
 pytestmark = pytest.mark.slow
 
-PRICES = prices_of(network_of(MODEL))
+ESTIMATES = estimates_of(network_of(MODEL))
 
 HELD_OUT = 10
 names = st.sampled_from(CLIENTS)
 
 
 class Fleet(RuleBasedStateMachine):
-    every_terms: Sequence[Terms]
+    every_context: Sequence[RunContext]
 
     def __init__(self) -> None:
         super().__init__()
-        self.terms = self.every_terms[0]
+        self.context = self.every_context[0]
         self.state = RunState()
         self.now_s = 0.0
         self.jobs: list[Request] = []
         self.seen: dict[SearchRequest | NetworksRequest | GenerationRequest, RunState] = {}
         self.tasks: dict[str, Task] = {}
-        self.fold: AggregationRequest | None = None
+        self.aggregate: AggregationRequest | None = None
         self.accepted: dict[str, Update] = {}  # by task
         self.counted: dict[str, int] = {}  # task to round
         self.closed: list[int] = []
@@ -80,15 +80,15 @@ class Fleet(RuleBasedStateMachine):
 
     def apply(self, event: Event) -> tuple[Action, ...]:
         before = self.state
-        self.state, actions = step(self.terms, before, event, self.now_s)
-        assert step(self.terms, before, event, self.now_s) == (self.state, actions)
+        self.state, actions = step(self.context, before, event, self.now_s)
+        assert step(self.context, before, event, self.now_s) == (self.state, actions)
         for action in actions:
             self.perform(action)
         return actions
 
     def perform(self, action: Action) -> None:
         if isinstance(action, AggregationRequest):
-            self.fold = action
+            self.aggregate = action
         elif isinstance(action, Request) and not isinstance(action, CheckRequest):
             self.jobs.append(action)
             if isinstance(action, SearchRequest | NetworksRequest | GenerationRequest):
@@ -101,17 +101,17 @@ class Fleet(RuleBasedStateMachine):
         elif isinstance(action, Close):
             self.closed.append(action.round)
         elif isinstance(action, CloseEvaluation):
-            done = {seat.task.task_id for seat in action.seats if seat.stage == "done" and seat.task is not None}
+            done = {one.task.task_id for one in action.clients if one.stage == "done" and one.task is not None}
             assert action.round not in self.evaluations
             self.evaluations[action.round] = done
-            assert not any(seat.open for seat in action.seats)
+            assert not any(client.open for client in action.clients)
         elif isinstance(action, CloseGeneration):
             self.generations.append(action)
 
     @rule(place=st.integers(0, 1))
     @precondition(lambda self: self.state == RunState())
     def choose(self, place: int) -> None:
-        self.terms = self.every_terms[place]
+        self.context = self.every_context[place]
 
     @rule(name=names, life=st.integers(1, 2), online=st.booleans())
     def presence(self, name: str, life: int, online: bool) -> None:
@@ -119,21 +119,21 @@ class Fleet(RuleBasedStateMachine):
 
     @rule(name=names, place=st.integers(0, 2))
     def profile(self, name: str, place: int = 0) -> None:
-        shape = self.terms.config.model.input_shape
-        brought = brings(self.terms, place)
+        shape = self.context.config.model.input_shape
+        brought = brings(self.context, place)
         self.apply(replace(profile(name), held_out_count=HELD_OUT, input_shape=shape, network=brought))
 
     @rule(name=names, memory=st.sampled_from([10, 3000, 14_000, 10**9]), back=st.integers(0, 1))
     def telemetry(self, name: str, memory: int, back: int) -> None:
         number = max(self.state.round - back, 1)
-        self.apply(telemetry(self.terms, name, number, memory, retry=self.state.retry))
+        self.apply(telemetry(self.context, name, number, memory, retry=self.state.retry))
 
     @rule()
     def everyone_is_there(self) -> None:
         for name in CLIENTS:
             self.presence(name, 1, online=True)
             self.profile(name, CLIENTS.index(name))
-            self.apply(telemetry(self.terms, name, max(self.state.round, 1), retry=self.state.retry))
+            self.apply(telemetry(self.context, name, max(self.state.round, 1), retry=self.state.retry))
 
     @rule(
         data=st.data(),
@@ -158,9 +158,9 @@ class Fleet(RuleBasedStateMachine):
 
     def made(self, job: Request, planned: int, fails: bool) -> Done:
         if isinstance(job, GenerationRequest):
-            return Done(request=job, result=scored_by_chance(self.terms, self.seen[job]))
+            return Done(request=job, result=scored_by_chance(self.context, self.seen[job]))
         if isinstance(job, SearchRequest | NetworksRequest):
-            return looked_for(self.terms, self.seen[job], job)
+            return looked_for(self.context, self.seen[job], job)
         assert not isinstance(job, CheckRequest | AggregationRequest)
         return made_of(job, planned, fails)
 
@@ -175,18 +175,18 @@ class Fleet(RuleBasedStateMachine):
             self.answer(task, stored=True)
 
     def answer(self, task: Task, stored: bool) -> None:
-        update = update_of(self.terms, task)
+        update = update_of(self.context, task)
         self.apply(Tick())  # as below
-        seats = self.state.seats
+        clients = self.state.clients
         actions = self.apply(Done(request=CheckRequest(update=update), result=ChangeSize()) if stored else update)
         statuses = answers(actions, update.message_id)
         assert len(statuses) + sum(isinstance(action, CheckRequest) for action in actions) == 1
         if "accepted" in statuses:
             assert task.task_id not in self.accepted, "no update is counted twice"
-            assert seats[task.client_id].task == task
+            assert clients[task.client_id].task == task
             self.accepted[task.task_id] = update
         elif not stored:
-            assert self.state.seats == seats
+            assert self.state.clients == clients
 
     @rule(data=st.data(), odd=st.booleans())
     @precondition(lambda self: self.tasks)
@@ -197,7 +197,7 @@ class Fleet(RuleBasedStateMachine):
     def find(self, task: Task, samples: int) -> None:
         """What it finds counts once, and not what no device can find."""
         self.apply(Tick())  # as below
-        found, seats = found_of(task, samples), self.state.seats
+        found, clients = found_of(task, samples), self.state.clients
         (status,) = answers(self.apply(found), found.message_id)
         if status == "accepted":
             accepted = self.scored if found.scores else self.found
@@ -205,7 +205,7 @@ class Fleet(RuleBasedStateMachine):
             assert (task.work.TYPE, samples) == ("evaluate", HELD_OUT)
             accepted.add(task.task_id)
         elif self.state.phase in ("evaluate", "search"):
-            assert self.state.seats == seats
+            assert self.state.clients == clients
 
     @rule(data=st.data(), missing=st.booleans(), short=st.sampled_from([0, 0, 0, 1]))
     @precondition(lambda self: self.tasks)
@@ -229,14 +229,14 @@ class Fleet(RuleBasedStateMachine):
             seconds=0.0,
         )
         self.apply(Tick())  # what is due since a restart is done, whatever is said now
-        seats = self.state.seats
+        clients = self.state.clients
         actions = self.apply(scores)
         (status,) = answers(actions, scores.message_id)
         if status == "accepted":
-            assert (seats[task.client_id].stage, seats[task.client_id].task) == ("scoring", task)
-            assert self.state.seats[task.client_id].stage in ("preparing", "skipped")
+            assert (clients[task.client_id].stage, clients[task.client_id].task) == ("scoring", task)
+            assert self.state.clients[task.client_id].stage in ("preparing", "skipped")
         else:
-            assert self.state.seats == seats
+            assert self.state.clients == clients
 
     @rule(data=st.data(), available=st.sampled_from([None, 10, 12_000]))
     @precondition(lambda self: self.tasks)
@@ -251,10 +251,10 @@ class Fleet(RuleBasedStateMachine):
             detail="as told",
             available_bytes=available,
         )
-        before, lacks = self.state, self.state.phase == "train" and lacking(self.terms, self.state)
+        before, lacks = self.state, self.state.phase == "train" and lacking(self.context, self.state)
         found = answers(self.apply(refusal), refusal.message_id)
         if lacks and not found:
-            assert self.state.seats == before.seats, "what is not answered has changed nothing: it is sent again"
+            assert self.state.clients == before.clients, "what is not answered has changed nothing: it is sent again"
         else:
             assert len(found) == 1
 
@@ -266,21 +266,21 @@ class Fleet(RuleBasedStateMachine):
         self.apply(report)
 
     @rule()
-    @precondition(lambda self: self.fold is not None)
-    def folded(self) -> None:
-        assert self.fold is not None
-        fold, self.fold = self.fold, None
-        for seat in fold.seats:
-            assert seat.update is not None
-            assert self.accepted[seat.update.task_id] == seat.update
-            assert self.counted.setdefault(seat.update.task_id, fold.round) == fold.round
-        seen, lineages = evolved_by(self.terms, fold)
+    @precondition(lambda self: self.aggregate is not None)
+    def aggregated(self) -> None:
+        assert self.aggregate is not None
+        aggregate, self.aggregate = self.aggregate, None
+        for client in aggregate.clients:
+            assert client.update is not None
+            assert self.accepted[client.update.task_id] == client.update
+            assert self.counted.setdefault(client.update.task_id, aggregate.round) == aggregate.round
+        seen, lineages = evolved_by(self.context, aggregate)
         result = AggregatedRound(
             accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}, observation=seen, lineages=lineages
         )
-        self.apply(Done(request=AggregationRequest(round=fold.round, seats=()), result=result))
-        accepted = {name for name, update in self.accepted.items() if update.round == fold.round}
-        assert accepted == {seat.task.task_id for seat in fold.seats if seat.task is not None}
+        self.apply(Done(request=AggregationRequest(round=aggregate.round, clients=()), result=result))
+        accepted = {name for name, update in self.accepted.items() if update.round == aggregate.round}
+        assert accepted == {client.task.task_id for client in aggregate.clients if client.task is not None}
 
     @rule()
     def a_round_goes_well(self) -> None:
@@ -291,8 +291,8 @@ class Fleet(RuleBasedStateMachine):
             self.score_all()
         self.prepare_all()
         self.answer_all()
-        if self.fold is not None:
-            self.folded()
+        if self.aggregate is not None:
+            self.aggregated()
         while self.state.phase in ("evaluate", "search") and self.jobs:
             self.prepare_all()
             for task in list(self.tasks.values()):
@@ -308,18 +308,18 @@ class Fleet(RuleBasedStateMachine):
         """What survives is what the journal keeps."""
         self.state = survived(self.state, self.now_s)
         self.jobs.clear()
-        self.fold = None
-        for action in resume_actions(self.terms, self.state):
+        self.aggregate = None
+        for action in resume_actions(self.context, self.state):
             self.perform(action)
         if self.state.phase == "search":
             self.apply(Tick())
 
     @invariant()
     def one_open_round(self) -> None:
-        assert self.state.folded_round <= self.state.round <= self.state.folded_round + 1
+        assert self.state.aggregated_round <= self.state.round <= self.state.aggregated_round + 1
         assert self.closed == list(range(1, len(self.closed) + 1))
-        assert len(self.closed) == self.state.folded_round <= self.terms.config.rounds
-        info = round_info(self.terms, self.state, self.now_s)
+        assert len(self.closed) == self.state.aggregated_round <= self.context.config.rounds
+        info = round_info(self.context, self.state, self.now_s)
         assert info is None or info.round == self.state.round
 
     @invariant()
@@ -343,49 +343,49 @@ class Fleet(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_of_a_network_that_has_retired(self) -> None:
-        in_use = {one.id for one in lineages_in_use(self.terms, self.state)}
+        in_use = {one.id for one in lineages_in_use(self.context, self.state)}
         assert in_use
         if self.state.phase == "train":
-            given = {seat.spec.network for seat in self.state.seats.values() if seat.spec is not None}
+            given = {one.architecture.network for one in self.state.clients.values() if one.architecture is not None}
             assert given <= in_use
         assert {one.program.size.network for one in self.state.written.values()} <= in_use
         assert {one.size.network for one in self.state.queue} <= in_use
-        for seat in self.state.last.values():
-            heir = standing_for(self.terms, self.state, seat)
+        for client in self.state.last.values():
+            heir = standing_for(self.context, self.state, client)
             if heir is None:  # of a supernet nothing is a client's own, until networks are found in it
-                assert self.terms.network.choices
+                assert self.context.network.choices
                 assert not self.state.lineages
             else:
-                assert heir.spec.network in in_use
+                assert heir.architecture.network in in_use
 
     @invariant()
     def what_is_awaited_is_under_way(self) -> None:
-        """Every open seat has a job at work or a task out, so that only devices and deadlines are waited for."""
-        lacks = self.state.phase == "train" and lacking(self.terms, self.state)
-        for seat in self.state.seats.values():
-            if lacks and seat.stage in ("preparing", "answered"):
+        """Every open client has a job at work or a task out, so that only devices and deadlines are waited for."""
+        lacks = self.state.phase == "train" and lacking(self.context, self.state)
+        for client in self.state.clients.values():
+            if lacks and client.stage in ("preparing", "answered"):
                 assert any(isinstance(job, CostRequest | SearchRequest) for job in self.jobs)
-            elif seat.stage == "preparing":
-                assert any(getattr(job, "participant", None) == seat.participant for job in self.jobs)
-            elif seat.stage == "answered":
+            elif client.stage == "preparing":
+                assert any(getattr(job, "participant", None) == client.participant for job in self.jobs)
+            elif client.stage == "answered":
                 assert self.state.phase == "measure", "who can be given a size has one"
-            if seat.stage == "scoring" and seat.task is None:
-                assert any(isinstance(job, ScoringRequest) and job.client_id == seat.client_id for job in self.jobs)
-            if seat.stage == "out" or (seat.stage == "scoring" and seat.task is not None):
-                assert seat.task is not None
-                assert seat.task.task_id in self.tasks
-        assert (self.state.phase == "fold") == (self.fold is not None)
+            if client.stage == "scoring" and client.task is None:
+                assert any(isinstance(job, ScoringRequest) and job.client_id == client.client_id for job in self.jobs)
+            if client.stage == "out" or (client.stage == "scoring" and client.task is not None):
+                assert client.task is not None
+                assert client.task.task_id in self.tasks
+        assert (self.state.phase == "aggregate") == (self.aggregate is not None)
 
     def teardown(self) -> None:
         """With nobody answering any more, deadlines alone bring the run to its end."""
-        event(f"{self.state.phase} after {self.state.folded_round} rounds with {len(self.accepted)} updates")
-        event(f"{len(lineages_in_use(self.terms, self.state))} networks")
+        event(f"{self.state.phase} after {self.state.aggregated_round} rounds with {len(self.accepted)} updates")
+        event(f"{len(lineages_in_use(self.context, self.state))} networks")
         for _ in range(20):
             if self.state.phase in ("finished", "failed"):
                 return
             self.time_passes(50.0)
-            if self.fold is not None:
-                self.folded()
+            if self.aggregate is not None:
+                self.aggregated()
             for job in [job for job in self.jobs if isinstance(job, GenerationRequest)]:
                 self.finish_job(job, 0, False)
         raise AssertionError(f"the run waits for ever in phase {self.state.phase}")
@@ -394,6 +394,6 @@ class Fleet(RuleBasedStateMachine):
 @pytest.mark.parametrize("name", VARIANTS)
 def test_random_events_keep_the_invariants(name: str) -> None:
     class FleetOfMethod(Fleet):
-        every_terms = terms_of_places(VARIANTS[name])
+        every_context = context_of_places(VARIANTS[name])
 
     run_state_machine_as_test(FleetOfMethod, settings=settings(max_examples=30, stateful_step_count=60, deadline=None))

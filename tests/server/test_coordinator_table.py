@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from server.coordinator_cases import (
     CLIENTS,
+    context_of,
     deployed,
     joined,
     measuring,
@@ -17,7 +18,6 @@ from server.coordinator_cases import (
     size_of,
     task_failed,
     telemetry,
-    terms_of,
     training,
     update,
     wanted_of,
@@ -28,20 +28,20 @@ from subfleet.protocol.memory import Packing, PackingWidth
 from subfleet.protocol.messages import Presence, Task
 from subfleet.rounds.actions import AggregationRequest, GoOn, SendTask, Withdraw
 from subfleet.rounds.answers import MAX_HEADER_BYTES
+from subfleet.rounds.assigning import ask_of
 from subfleet.rounds.coordinator import round_info, step
 from subfleet.rounds.events import Done, Failed, Tick
+from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.phases import AT_ONCE
 from subfleet.rounds.progress import Finished, Measuring
-from subfleet.rounds.seating import ask_of
 from subfleet.rounds.state import RunState
-from subfleet.rounds.suspicion import ChangeSize
 from subfleet.rounds.work import AggregatedRound, CheckRequest, ModelsRequest, TaskRequest
 from subfleet.settings.timing import Deadlines
 
-PLAN = terms_of()
+PLAN = context_of()
 
 
-def _folding(state: RunState) -> RunState:
+def _aggregation(state: RunState) -> RunState:
     for name in CLIENTS:
         state, _ = step(
             PLAN, state, Done(request=CheckRequest(update=update(PLAN, state, name)), result=ChangeSize()), 5.0
@@ -50,20 +50,20 @@ def _folding(state: RunState) -> RunState:
 
 
 def _deploying() -> RunState:
-    state = _folding(training(PLAN))
-    folded = Done(
-        request=AggregationRequest(round=1, seats=()),
+    state = _aggregation(training(PLAN))
+    aggregated = Done(
+        request=AggregationRequest(round=1, clients=()),
         result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}),
     )
-    terms = terms_of(rounds=1)
-    state, actions = step(terms, state, folded, 6.0)
+    context = context_of(rounds=1)
+    state, actions = step(context, state, aggregated, 6.0)
     assert [one.client_id for one in wanted_of(ModelsRequest, actions)] == list(CLIENTS)
     return state
 
 
 def given(action: TaskRequest) -> tuple[int, str]:
     """Which attempt it is, and of what size."""
-    return action.attempt, action.participant.size.spec_id
+    return action.attempt, action.participant.size.architecture_id
 
 
 def test_a_round_opens_when_enough_clients_are_there() -> None:
@@ -76,10 +76,10 @@ def test_a_round_opens_when_enough_clients_are_there() -> None:
 
 
 def test_too_few_clients_fail_at_the_deadline() -> None:
-    terms = terms_of(deadlines=Deadlines(join_s=10))
-    state = joined(terms, RunState(), "ada", 1.0)
-    assert step(terms, state, Tick(), 9.9)[0].phase == "waiting"
-    state, _ = step(terms, state, Tick(), 10.0)
+    context = context_of(deadlines=Deadlines(join_s=10))
+    state = joined(context, RunState(), "ada", 1.0)
+    assert step(context, state, Tick(), 9.9)[0].phase == "waiting"
+    state, _ = step(context, state, Tick(), 10.0)
     assert state.phase == "failed"
     assert "1 of 3 clients" in state.failure
 
@@ -121,14 +121,14 @@ def test_the_silent_are_missing_after_the_deadline_and_late_telemetry_is_refused
     state, _ = step(PLAN, state, telemetry(PLAN, "ada"), 2.0)
     state, _ = step(PLAN, state, Tick(), 1.0 + PLAN.config.deadlines.measure_s)
     assert state.phase == "train"
-    assert state.seats["bob"].stage == "missing"
+    assert state.clients["bob"].stage == "missing"
     assert state.live.members["bob"].silent_since == 1
     assert replies(step(PLAN, state, telemetry(PLAN, "bob"), 40.0)[1]) == ["refused"]
 
 
 def test_nobody_answering_is_no_round() -> None:
     state, actions = step(PLAN, measuring(PLAN), Tick(), 1.0 + PLAN.config.deadlines.measure_s)
-    assert (state.phase, state.folded_round, actions) == ("waiting", 0, ())
+    assert (state.phase, state.aggregated_round, actions) == ("waiting", 0, ())
 
 
 @pytest.mark.parametrize(("width", "more_bytes"), [(None, 0), (8, -30), (16, 0), (32, 50)])
@@ -145,43 +145,43 @@ def test_a_plan_is_held_against_a_budget_by_the_width_of_the_devices_kernels(
     most_bytes = PLENTY_BYTES - more_bytes
     over = prepared(PLAN, state, "ada", planned_peak_bytes=most_bytes + 1, packings=packings)
     refused, _ = step(PLAN, state, over, 2.0)
-    assert refused.seats["ada"].stage == "preparing"
-    ask = ask_of(PLAN, replace(refused, round=2), refused.seats["ada"])
+    assert refused.clients["ada"].stage == "preparing"
+    ask = ask_of(PLAN, replace(refused, round=2), refused.clients["ada"])
     assert [one.planned_peak_bytes for one in ask.written.values()] == [PLENTY_BYTES + 1]
     sent, actions = step(
         PLAN, state, prepared(PLAN, state, "ada", planned_peak_bytes=most_bytes, packings=packings), 2.0
     )
-    assert sent.seats["ada"].stage == "out"
+    assert sent.clients["ada"].stage == "out"
     assert [one.task.planned_peak_bytes for one in actions if isinstance(one, SendTask)] == [PLENTY_BYTES]
 
 
-def test_a_program_that_plans_too_much_leads_to_the_next_smaller_subnet() -> None:
+def test_a_program_that_plans_too_much_leads_to_the_next_smaller_submodel() -> None:
     state = measuring(PLAN)
     for name in CLIENTS:
         state, _ = step(PLAN, state, telemetry(PLAN, name), 2.0)
-    sizes = [size.spec_id for size in PLAN.space]
-    place = sizes.index(size_of(state.seats["ada"]))
+    sizes = [size.architecture_id for size in PLAN.space]
+    place = sizes.index(size_of(state.clients["ada"]))
     fitting, _ = step(PLAN, state, prepared(PLAN, state, "ada", planned_peak_bytes=PLENTY_BYTES), 2.0)
-    assert fitting.seats["ada"].stage == "out"
+    assert fitting.clients["ada"].stage == "out"
     state, actions = step(PLAN, state, prepared(PLAN, state, "ada", planned_peak_bytes=PLENTY_BYTES + 1), 2.0)
     assert [given(one) for one in wanted_of(TaskRequest, actions)] == [(0, sizes[place - 1])]
     for _ in range(place):
         state, actions = step(PLAN, state, prepared(PLAN, state, "ada", planned_peak_bytes=10**12), 2.0)
-    assert state.seats["ada"].stage == "skipped"
-    assert "no subnet below" in state.seats["ada"].reason
+    assert state.clients["ada"].stage == "skipped"
+    assert "no submodel below" in state.clients["ada"].reason
 
 
 def test_an_export_for_an_earlier_choice_is_ignored() -> None:
     state = training(PLAN)
     again, actions = step(PLAN, state, prepared(PLAN, state, "ada"), 3.0)
-    assert (again.seats["ada"], actions) == (state.seats["ada"], ())
+    assert (again.clients["ada"], actions) == (state.clients["ada"], ())
 
 
 def test_an_update_is_fetched_then_accepted_then_a_duplicate() -> None:
     state = training(PLAN)
     offered = update(PLAN, state, "ada")
     after, actions = step(PLAN, state, offered, 3.0)
-    assert (after.seats, actions) == (state.seats, (CheckRequest(update=offered),))
+    assert (after.clients, actions) == (state.clients, (CheckRequest(update=offered),))
     state, actions = step(PLAN, after, Done(request=CheckRequest(update=offered), result=ChangeSize()), 4.0)
     assert replies(actions) == ["accepted"]
     assert Withdraw(task_id=offered.task_id) in actions
@@ -203,8 +203,8 @@ def test_an_update_for_anything_else_is_refused_with_a_reason(changes: dict[str,
     wrong = replace(update(PLAN, state, "ada"), **changes)
     after, actions = step(PLAN, state, wrong, 3.0)
     assert replies(actions) == ["refused"]
-    assert actions[0].receipt.reason  # type: ignore[union-attr]  # replies() has just shown that it is a Reply
-    assert after.seats == state.seats
+    assert actions[0].ack.reason  # type: ignore[union-attr]  # replies() has just shown that it is a Reply
+    assert after.clients == state.clients
 
 
 def test_an_update_that_announces_too_much_is_refused_before_it_is_fetched() -> None:
@@ -224,8 +224,8 @@ def test_an_update_after_the_close_is_refused_unless_it_was_accepted() -> None:
     early, late = update(PLAN, state, "ada"), update(PLAN, state, "bob")
     state, _ = step(PLAN, state, Done(request=CheckRequest(update=early), result=ChangeSize()), 3.0)
     state, actions = step(PLAN, state, Tick(), 2.0 + PLAN.config.deadlines.round_s)
-    fold = next(action for action in actions if isinstance(action, AggregationRequest))
-    assert [seat.client_id for seat in fold.seats] == ["ada"]
+    aggregate = next(action for action in actions if isinstance(action, AggregationRequest))
+    assert [client.client_id for client in aggregate.clients] == ["ada"]
     assert replies(step(PLAN, state, Done(request=CheckRequest(update=late), result=ChangeSize()), 700.0)[1]) == [
         "refused"
     ]
@@ -233,7 +233,7 @@ def test_an_update_after_the_close_is_refused_unless_it_was_accepted() -> None:
         PLAN,
         state,
         Done(
-            request=AggregationRequest(round=1, seats=()),
+            request=AggregationRequest(round=1, clients=()),
             result=AggregatedRound(accuracy=1.0, loss=0.0, sha256="0" * 64, refused={}),
         ),
         700.0,
@@ -242,24 +242,24 @@ def test_an_update_after_the_close_is_refused_unless_it_was_accepted() -> None:
     assert replies(step(PLAN, state, late, 701.0)[1]) == ["refused"]
 
 
-def test_a_rejected_update_ends_its_seat() -> None:
+def test_a_rejected_update_ends_its_client() -> None:
     state = training(PLAN)
     offered = update(PLAN, state, "ada")
     state, actions = step(PLAN, state, Failed(request=CheckRequest(update=offered), reason="not finite"), 3.0)
-    assert (state.seats["ada"].stage, state.seats["ada"].reason) == ("refused", "not finite")
+    assert (state.clients["ada"].stage, state.clients["ada"].reason) == ("refused", "not finite")
     assert replies(actions) == ["refused"]
 
 
 def test_a_refusal_for_memory_gives_a_smaller_task_and_its_repetition_nothing() -> None:
     state = training(PLAN)
     first = refusal(PLAN, state, "ada", available_bytes=10**9)
-    sizes = [size.spec_id for size in PLAN.space]
-    smaller = sizes[sizes.index(size_of(state.seats["ada"])) - 1]
+    sizes = [size.architecture_id for size in PLAN.space]
+    smaller = sizes[sizes.index(size_of(state.clients["ada"])) - 1]
     state, actions = step(PLAN, state, first, 3.0)
     assert replies(actions) == ["accepted"]
     assert [given(one) for one in wanted_of(TaskRequest, actions)] == [(1, smaller)]
     again, actions = step(PLAN, state, first, 3.0)
-    assert (replies(actions), again.seats) == (["duplicate"], state.seats)
+    assert (replies(actions), again.clients) == (["duplicate"], state.clients)
     state, actions = step(PLAN, state, prepared(PLAN, state, "ada"), 3.0)
     sent = next(action.task for action in actions if isinstance(action, SendTask))
     assert sent.task_id != first.task_id
@@ -275,7 +275,7 @@ def test_a_device_that_starts_anew_gets_its_task_again() -> None:
 
 
 def _task(state: RunState, name: str) -> Task:
-    task = state.seats[name].task
+    task = state.clients[name].task
     assert task is not None
     return task
 
@@ -290,15 +290,15 @@ def test_a_will_of_an_earlier_session_says_nothing() -> None:
 
 def test_a_client_past_its_lease_is_waited_for_in_a_strict_run_alone() -> None:
     for quorum, phase in ((1.0, "measure"), (0.5, "train")):
-        terms = terms_of(quorum=quorum, min_clients=2, deadlines=Deadlines(lease_s=10.0, measure_s=100.0))
+        context = context_of(quorum=quorum, min_clients=2, deadlines=Deadlines(lease_s=10.0, measure_s=100.0))
         state = RunState()
         for name, heard_s in (("cyd", 0.0), ("ada", 9.0), ("bob", 9.0)):
-            state = joined(terms, state, name, heard_s)
+            state = joined(context, state, name, heard_s)
         state = replace(
-            state, at=Measuring(), round=1, live=replace(state.live, entered_s=9.0), seats=MappingProxyType({})
+            state, at=Measuring(), round=1, live=replace(state.live, entered_s=9.0), clients=MappingProxyType({})
         )
         for name in ("ada", "bob"):
-            state, _ = step(terms, state, telemetry(terms, name), 12.0)
+            state, _ = step(context, state, telemetry(context, name), 12.0)
         assert state.phase == phase
 
 
@@ -307,36 +307,36 @@ def test_a_failed_export_skips_the_client() -> None:
     for name in CLIENTS:
         state, _ = step(PLAN, state, telemetry(PLAN, name), 2.0)
     state, _ = step(PLAN, state, task_failed(state, "ada"), 3.0)
-    assert (state.seats["ada"].stage, state.seats["ada"].reason) == ("skipped", "export failed: no")
+    assert (state.clients["ada"].stage, state.clients["ada"].reason) == ("skipped", "export failed: no")
 
 
 def test_the_deploy_phase_ends_when_everyone_has_its_models_or_at_its_deadline() -> None:
-    terms = terms_of(rounds=1)
+    context = context_of(rounds=1)
     state = _deploying()
     for name in CLIENTS:
-        state, actions = step(terms, state, prepared(terms, state, name, models=True), 7.0)
+        state, actions = step(context, state, prepared(context, state, name, models=True), 7.0)
         assert [action.task.work.TYPE for action in actions if isinstance(action, SendTask)] == ["deploy"]
     for name in CLIENTS[:-1]:
-        state, actions = step(terms, state, deployed(terms, state, name), 8.0)
+        state, actions = step(context, state, deployed(context, state, name), 8.0)
         assert replies(actions) == ["accepted"]
     assert state.phase == "deploy"
-    late, _ = step(terms, state, Tick(), 6.0 + terms.config.deadlines.deploy_s)
-    assert (late.phase, late.seats[CLIENTS[-1]].stage) == ("finished", "missing")
-    done, _ = step(terms, state, deployed(terms, state, CLIENTS[-1]), 8.0)
+    late, _ = step(context, state, Tick(), 6.0 + context.config.deadlines.deploy_s)
+    assert (late.phase, late.clients[CLIENTS[-1]].stage) == ("finished", "missing")
+    done, _ = step(context, state, deployed(context, state, CLIENTS[-1]), 8.0)
     assert done.phase == "finished"
-    again = deployed(terms, state, CLIENTS[0])
-    assert replies(step(terms, done, again, 9.0)[1]) == ["duplicate"]
+    again = deployed(context, state, CLIENTS[0])
+    assert replies(step(context, done, again, 9.0)[1]) == ["duplicate"]
 
 
 def test_models_of_a_few_are_asked_for_in_each_step_and_each_once() -> None:
-    terms, state = terms_of(rounds=1), _deploying()
+    context, state = context_of(rounds=1), _deploying()
     names = tuple(f"c{place:04}" for place in range(2 * AT_ONCE + 1))
     last = {name: replace(state.last["ada"], client_id=name) for name in names}
-    state = replace(state, last=MappingProxyType(last), seats=MappingProxyType({}))
+    state = replace(state, last=MappingProxyType(last), clients=MappingProxyType({}))
     found = list[str]()
     for _ in range(4):
         assert state.phase == "deploy"
-        state, actions = step(terms, state, Tick(), 6.0)
+        state, actions = step(context, state, Tick(), 6.0)
         wanted = [one.client_id for one in wanted_of(ModelsRequest, actions)]
         assert (len(wanted), any(isinstance(action, GoOn) for action in actions)) in {
             (AT_ONCE, True),
@@ -360,30 +360,30 @@ def test_what_everyone_is_told() -> None:
 
 
 def test_models_that_cannot_be_made_skip_a_client_that_had_a_second_task() -> None:
-    terms = terms_of(rounds=1)
-    state = training(terms)
-    again, _ = step(terms, state, refusal(terms, state, "ada"), 3.0)
-    state, _ = step(terms, again, prepared(terms, again, "ada"), 3.0)
+    context = context_of(rounds=1)
+    state = training(context)
+    again, _ = step(context, state, refusal(context, state, "ada"), 3.0)
+    state, _ = step(context, again, prepared(context, again, "ada"), 3.0)
     for name in CLIENTS:
         state, _ = step(
-            terms, state, Done(request=CheckRequest(update=update(terms, state, name)), result=ChangeSize()), 4.0
+            context, state, Done(request=CheckRequest(update=update(context, state, name)), result=ChangeSize()), 4.0
         )
-    folded = Done(
-        request=AggregationRequest(round=1, seats=()),
+    aggregated = Done(
+        request=AggregationRequest(round=1, clients=()),
         result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}),
     )
-    state, _ = step(terms, state, folded, 5.0)
+    state, _ = step(context, state, aggregated, 5.0)
     assert state.phase == "deploy"
-    participant = state.seats["ada"].participant
+    participant = state.clients["ada"].participant
     assert participant is not None
     failed = Failed(request=ModelsRequest(participant=participant, round=1), reason="export failed")
-    state, _ = step(terms, state, failed, 6.0)
-    assert (state.seats["ada"].stage, state.seats["ada"].reason) == ("skipped", "export failed")
+    state, _ = step(context, state, failed, 6.0)
+    assert (state.clients["ada"].stage, state.clients["ada"].reason) == ("skipped", "export failed")
 
 
 def test_control_characters_of_a_refusal_reach_no_terminal() -> None:
-    terms = terms_of()
-    state = training(terms)
-    told = replace(refusal(terms, state, "ada"), reason="data", detail="\x1b[2J gone\n")
-    state, _ = step(terms, state, told, 3.0)
-    assert state.seats["ada"].reason == "data:  [2J gone "
+    context = context_of()
+    state = training(context)
+    told = replace(refusal(context, state, "ada"), reason="data", detail="\x1b[2J gone\n")
+    state, _ = step(context, state, told, 3.0)
+    assert state.clients["ada"].reason == "data:  [2J gone "

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from server.coordinator_cases import CLIENTS, prepared, profile, telemetry, terms_of, update
+from server.coordinator_cases import CLIENTS, context_of, prepared, profile, telemetry, update
 from server.server_rig import World, config, fleet
 
 from subfleet.elastic.cost import estimate_cost
@@ -29,12 +29,12 @@ from subfleet.protocol.schema import canonical_json, from_plain
 from subfleet.protocol.task import Calibrate, Train, Work
 from subfleet.protocol.topics import Topics
 from subfleet.rounds.actions import AggregationRequest, Close
+from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Done
+from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.selection import expected_time
-from subfleet.rounds.state import Offer, RunState, Seat
-from subfleet.rounds.suspicion import ChangeSize
-from subfleet.rounds.terms import Terms
+from subfleet.rounds.state import ClientState, Offer, RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest
 
 NORMS = Calibration(norms=(NormLayer(name="norm", positions=1, momentum=0.1),))
@@ -43,8 +43,8 @@ ROW = ClientRow(
     client_id="ada",
     device="pi",
     runtime="onnx",
-    spec="w1",
-    spec_id="0" * 16,
+    architecture="w1",
+    architecture_id="0" * 16,
     parameters=1000,
     memory_free_bytes=None,
     budget_bytes=5000,
@@ -58,7 +58,7 @@ ROW = ClientRow(
     seconds=1.0,
     loss=1.0,
     sample_count=10,
-    status="folded",
+    status="aggregated",
     forward_macs=50,
     sample_passes=20,
     took_s=3.0,
@@ -139,40 +139,40 @@ def test_times_are_those_of_numpy(seconds: list[float]) -> None:
 # --- of a client ------------------------------------------------------------------------------------------------------
 
 
-def closed(terms: Terms, *, samples: int = 10, pace: float | None = PACE) -> Close:
+def closed(context: RunContext, *, samples: int = 10, pace: float | None = PACE) -> Close:
     """A first round in which everybody has trained, as links and paces are told; bob's update is found damaged."""
     state = RunState()
     for name in CLIENTS:
-        state, _ = step(terms, state, Presence(client_id=name, session_id=f"{name}-1", online=True), 1.0)
-        state, _ = step(terms, state, replace(profile(name), macs_per_s=pace), 1.0)
+        state, _ = step(context, state, Presence(client_id=name, session_id=f"{name}-1", online=True), 1.0)
+        state, _ = step(context, state, replace(profile(name), macs_per_s=pace), 1.0)
     reading = Reading(memory_free_bytes=10**9, downlink_bps=DOWN_BPS, uplink_bps=UP_BPS)
     for name in CLIENTS:
-        state, _ = step(terms, state, replace(telemetry(terms, name), reading=reading), 2.0)
+        state, _ = step(context, state, replace(telemetry(context, name), reading=reading), 2.0)
     for name in CLIENTS:
-        state, _ = step(terms, state, prepared(terms, state, name), 2.0)
+        state, _ = step(context, state, prepared(context, state, name), 2.0)
     for name in CLIENTS:
-        claimed = replace(update(terms, state, name), sample_count=samples)
-        state, _ = step(terms, state, Done(request=CheckRequest(update=claimed), result=ChangeSize()), 5.5)
+        claimed = replace(update(context, state, name), sample_count=samples)
+        state, _ = step(context, state, Done(request=CheckRequest(update=claimed), result=ChangeSize()), 5.5)
     event = Done(
-        request=AggregationRequest(round=1, seats=()),
+        request=AggregationRequest(round=1, clients=()),
         result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="a" * 64, refused={"bob": "too large"}, model_bytes=123),
     )
-    _, actions = step(terms, state, event, 6.0)
+    _, actions = step(context, state, event, 6.0)
     return next(action for action in actions if isinstance(action, Close))
 
 
-def told(terms: Terms, close: Close) -> RoundRecord:
-    return round_record(terms, close, Traffic(Topics()))
+def told(context: RunContext, close: Close) -> RoundRecord:
+    return round_record(context, close, Traffic(Topics()))
 
 
 def test_a_training_is_told_with_what_it_takes() -> None:
     epochs = 3
-    terms = terms_of(communication_s=8.0, training=replace(config().training, epochs=epochs))
-    found = told(terms, closed(terms))
+    context = context_of(communication_s=8.0, training=replace(config().training, epochs=epochs))
+    found = told(context, closed(context))
     assert found.model_bytes == 123
     for row in found.clients:
-        size = next(one for one in terms.space if one.spec_id == row.spec_id)
-        cost = estimate_cost(terms.network, size, batch_size=1)
+        size = next(one for one in context.space if one.architecture_id == row.architecture_id)
+        cost = estimate_cost(context.network, size, batch_size=1)
         assert (row.forward_macs, row.sample_passes, row.network) == (cost.forward_macs, 10 * epochs, "")
         assert row.training_macs == 3 * cost.forward_macs * 10 * epochs, "of an update that is refused, too"
         assert row.took_s == 3.5
@@ -181,49 +181,51 @@ def test_a_training_is_told_with_what_it_takes() -> None:
         assert row.expected_downlink_s == pytest.approx(8 * cost.weight_bytes / DOWN_BPS)
         assert row.expected_uplink_s == pytest.approx(8 * row.update_bytes / UP_BPS)
         assert row.expected_s == row.expected_downlink_s + row.expected_training_s + row.expected_uplink_s
-    assert [row.status for row in found.clients] == ["folded", "refused: too large", "folded"]
+    assert [row.status for row in found.clients] == ["aggregated", "refused: too large", "aggregated"]
 
 
 def test_samples_count_as_far_as_they_were_announced() -> None:
-    terms = terms_of()
-    epochs = terms.config.training.epochs
+    context = context_of()
+    epochs = context.config.training.epochs
     for samples, counted in ((10**6, 10), (4, 4)):
-        rows = told(terms, closed(terms, samples=samples)).clients
+        rows = told(context, closed(context, samples=samples)).clients
         assert {row.sample_passes for row in rows} == {counted * epochs}
-    part = terms_of(training=replace(terms.config.training, round_share=0.3))
+    part = context_of(training=replace(context.config.training, round_fraction=0.3))
     for row in told(part, closed(part)).clients:
         assert row.sample_passes == 3 * epochs, "of ten samples"
         assert row.expected_training_s == pytest.approx(row.training_macs / PACE)
 
 
 def test_without_a_pace_links_alone_are_expected() -> None:
-    terms = terms_of()
-    for row in told(terms, closed(terms, pace=None)).clients:
+    context = context_of()
+    for row in told(context, closed(context, pace=None)).clients:
         assert row.expected_training_s == 0.0 < row.expected_downlink_s
 
 
 def test_a_link_of_nothing_takes_long_and_not_for_ever() -> None:
     offer = Offer(budget=Budget(memory_bytes=1, downlink_bytes=0, uplink_bytes=1))
-    seat = Seat(client_id="ada", device="pi", stage="answered", offer=offer)
-    terms = terms_of()
+    client = ClientState(client_id="ada", device="pi", stage="answered", offer=offer)
+    context = context_of()
     found = expected_time(
-        terms,
-        seat,
+        context,
+        client,
         forward_macs=1,
-        training=terms.config.training,
+        training=context.config.training,
         weight_bytes=10**12,
         update_bytes=2,
     )
-    assert (found.downlink_s, found.uplink_s) == (1e9, 2 * terms.config.communication_s)
+    assert (found.downlink_s, found.uplink_s) == (1e9, 2 * context.config.communication_s)
 
 
-def test_the_nested_subnet_of_self_distillation_is_trained_too() -> None:
-    terms = terms_of(method=FjORD())
-    roles: Roles = terms.roles
-    assert roles.training.for_round(terms.config.training, 1).objective.distillation == "self"
-    rows = told(terms, closed(terms)).clients
-    costs = {one.spec_id: estimate_cost(terms.network, one, batch_size=1).forward_macs for one in terms.space}
-    assert any(row.forward_macs > costs[row.spec_id] for row in rows)
+def test_the_nested_submodel_of_self_distillation_is_trained_too() -> None:
+    context = context_of(method=FjORD())
+    roles: Roles = context.roles
+    assert roles.training.for_round(context.config.training, 1).objective.distillation == "self"
+    rows = told(context, closed(context)).clients
+    costs = {
+        one.architecture_id: estimate_cost(context.network, one, batch_size=1).forward_macs for one in context.space
+    }
+    assert any(row.forward_macs > costs[row.architecture_id] for row in rows)
 
 
 def calibrating(work: Work) -> Calibrate:
@@ -232,11 +234,13 @@ def calibrating(work: Work) -> Calibrate:
 
 
 def test_measured_norms_are_no_training() -> None:
-    terms = terms_of()
-    close = closed(terms)
-    tasks = [replace(seat.task, work=calibrating(seat.task.work)) for seat in close.seats if seat.task is not None]
-    seats = tuple(replace(seat, task=task) for seat, task in zip(close.seats, tasks, strict=True))
-    rows = told(terms, replace(close, seats=seats)).clients
+    context = context_of()
+    close = closed(context)
+    tasks = [
+        replace(client.task, work=calibrating(client.task.work)) for client in close.clients if client.task is not None
+    ]
+    clients = tuple(replace(client, task=task) for client, task in zip(close.clients, tasks, strict=True))
+    rows = told(context, replace(close, clients=clients)).clients
     assert {(row.sample_passes, row.training_macs, row.expected_s) for row in rows} == {(0, 0, 0.0)}
     assert all(row.forward_macs for row in rows)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from server.coordinator_cases import measuring, written_ahead
 from server.server_rig import World, config, fleet
-from server.test_export_queue import Wishes, asked, folded, is_folding, trained, wishing, written
+from server.test_export_queue import RequestedPrograms, aggregated, asked, is_aggregating, trained, wishing, written
 
 from subfleet.export.requests import EvaluateRequest, TrainRequest
 from subfleet.methods.fedtrans import FedTrans
@@ -27,51 +27,51 @@ GROWING = FedTrans(first="configured", gamma=1, delta=1, beta=1e9, stop_rounds=0
 
 
 def test_no_round_waits_where_the_method_lets_rounds_go_on() -> None:
-    terms = wishing(Wishes(ada=1))
-    terms = replace(terms, roles=with_steps(terms.roles, awaits_programs=False))
-    state, actions = trained(terms, asked(terms, measuring(terms))[0])
-    assert (state.phase, is_folding(actions), len(state.queue)) == ("fold", True, 1)
+    context = wishing(RequestedPrograms(ada=1))
+    context = replace(context, roles=with_steps(context.roles, awaits_programs=False))
+    state, actions = trained(context, asked(context, measuring(context))[0])
+    assert (state.phase, is_aggregating(actions), len(state.queue)) == ("aggregate", True, 1)
 
 
 def test_rounds_that_are_played_again_give_programs_when_they_were_given() -> None:
     """A program that was slow at first and one that never came: fast ones are not given earlier, slow ones awaited."""
-    wishes = Wishes(ada=1, bob=2)
-    terms = wishing(wishes, rounds=4)
-    terms = replace(terms, roles=with_steps(terms.roles, awaits_programs=False))
-    state, (slow, lost) = asked(terms, measuring(terms))
+    requested_programs = RequestedPrograms(ada=1, bob=2)
+    context = wishing(requested_programs, rounds=4)
+    context = replace(context, roles=with_steps(context.roles, awaits_programs=False))
+    state, (slow, lost) = asked(context, measuring(context))
     given = []
     for number in (1, 2, 3):
         if number == 2:
-            state, _ = step(terms, state, written_ahead(state, slow, 1), 3.0)
-        state, _ = folded(terms, trained(terms, state)[0])
-        state, _ = asked(terms, state)
-        given.append([seat.size for seat in state.seats.values()])
-    smallest, wanted = terms.space[0], terms.space[1]
+            state, _ = step(context, state, written_ahead(state, slow, 1), 3.0)
+        state, _ = aggregated(context, trained(context, state)[0])
+        state, _ = asked(context, state)
+        given.append([client.size for client in state.clients.values()])
+    smallest, wanted = context.space[0], context.space[1]
     assert given == [[smallest] * 3, [wanted, smallest, smallest], [wanted, smallest, smallest]]
-    turns = counting_turns(terms, state)
+    turns = counting_turns(context, state)
     first = SizedProgram(size=smallest, target="onnx").key
     assert turns == {first: 2, slow.key: 3, lost.key: NEVER}
 
-    again = replace(terms, config=replace(terms.config, programs_from=dict(turns)))
+    again = replace(context, config=replace(context.config, programs_from=dict(turns)))
     fast, _ = asked(again, measuring(again))
     fast = written(again, fast)
     for number, expected in enumerate(given, start=1):
         fast, actions = trained(again, fast)
-        assert is_folding(actions), number
-        fast, _ = asked(again, folded(again, fast)[0])
-        assert [seat.size for seat in fast.seats.values()] == expected
+        assert is_aggregating(actions), number
+        fast, _ = asked(again, aggregated(again, fast)[0])
+        assert [client.size for client in fast.clients.values()] == expected
     assert counting_turns(again, fast) == turns
 
     late, _ = asked(again, measuring(again))
     late, actions = trained(again, late)
-    assert is_folding(actions), "the program was not there after the first round"
-    late, _ = asked(again, folded(again, late)[0])
+    assert is_aggregating(actions), "the program was not there after the first round"
+    late, _ = asked(again, aggregated(again, late)[0])
     late, actions = trained(again, late)
-    assert not is_folding(actions), "it was after the second"
+    assert not is_aggregating(actions), "it was after the second"
     late, actions = step(again, late, written_ahead(late, slow, 1), 3.5)
-    assert is_folding(actions)
-    late, _ = asked(again, folded(again, late)[0])
-    assert [seat.size for seat in late.seats.values()] == given[1]
+    assert is_aggregating(actions)
+    late, _ = asked(again, aggregated(again, late)[0])
+    assert [client.size for client in late.clients.values()] == given[1]
 
 
 class Slow:
@@ -89,12 +89,12 @@ class Slow:
         if request.model == self.first:
             return self.write(request)
         future: Future[Path] = Future()
-        due = self.due.setdefault(request.program_id, self.world.server.state.folded_round + self.rounds)
+        due = self.due.setdefault(request.program_id, self.world.server.state.aggregated_round + self.rounds)
         self.pending.append((due, request, future))
         return future
 
     def turn(self) -> None:
-        due = [one for one in self.pending if one[0] <= self.world.server.state.folded_round]
+        due = [one for one in self.pending if one[0] <= self.world.server.state.aggregated_round]
         self.pending = [one for one in self.pending if one not in due]
         for _, request, future in due:
             future.set_result(self.write(request).result())
@@ -118,8 +118,10 @@ def played(folder: Path, settings: Run, *, slow: int = 0, kills: int = 0) -> Wor
 
 def outcome(world: World) -> Any:
     found = world.server.result()
-    rounds = [[(row.client_id, row.spec_id, row.status) for row in record.clients] for record in found.rounds]
-    evaluations = [[(row.client_id, row.spec_id, row.status) for row in record.clients] for record in found.evaluations]
+    rounds = [[(row.client_id, row.architecture_id, row.status) for row in record.clients] for record in found.rounds]
+    evaluations = [
+        [(row.client_id, row.architecture_id, row.status) for row in record.clients] for record in found.evaluations
+    ]
     return world.model_bytes(), rounds, evaluations, dict(found.programs_from), [one.lineage for one in found.networks]
 
 
@@ -129,8 +131,8 @@ def test_a_run_whose_networks_were_slow_to_write_is_played_again_to_the_same_bit
     slow = played(tmp_path / "slow", settings, slow=2, kills=9)
     _, rounds, evaluations, turns, lineages = expected = outcome(slow)
     assert len(lineages) > 2
-    assert len({spec_id for clients in rounds for _, spec_id, _ in clients}) > 1
-    assert len({spec_id for clients in evaluations for _, spec_id, _ in clients}) > 1
+    assert len({architecture_id for clients in rounds for _, architecture_id, _ in clients}) > 1
+    assert len({architecture_id for clients in evaluations for _, architecture_id, _ in clients}) > 1
     assert {status for clients in evaluations for *_, status in clients} == {"evaluated"}, "nobody waited for an export"
     fast = played(tmp_path / "fast", settings)
     assert outcome(fast)[1] != rounds, "when they are written matters"

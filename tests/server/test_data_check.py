@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from server.coordinator_cases import CLIENTS, measuring, profile, telemetry, terms_of
+from server.coordinator_cases import CLIENTS, context_of, measuring, profile, telemetry
 from server.fake_device import SHAPE
 
 from subfleet.agent.states import AgentSettings
@@ -14,11 +14,11 @@ from subfleet.protocol.input_statistics import InputStatistics
 from subfleet.protocol.messages import Profile
 from subfleet.protocol.training import ObjectiveSettings, TrainingSettings
 from subfleet.protocol.transform import DataTransform
+from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import round_info, step
 from subfleet.rounds.events import Event
 from subfleet.rounds.offers import peers_told, samples_problem, scale_warning
 from subfleet.rounds.state import RunState
-from subfleet.rounds.terms import Terms
 from subfleet.serving.narrating import told
 from subfleet.settings.rules import transform_problem
 from subfleet.settings.samples import DataCheck, DataSettings
@@ -29,46 +29,46 @@ STANDARD = InputStatistics(kind="numbers", minimum=-0.8, maximum=1.9, mean=0.0, 
 TEST = "server.server_rig:evaluation"
 
 
-def terms_with(check: DataCheck = "warn", evaluation: InputStatistics | None = SHARES) -> Terms:
-    terms = terms_of(data=DataSettings(test=TEST, check=check), rounds=1)
-    return replace(terms, evaluation_inputs=evaluation)
+def context_with(check: DataCheck = "warn", evaluation: InputStatistics | None = SHARES) -> RunContext:
+    context = context_of(data=DataSettings(test=TEST, check=check), rounds=1)
+    return replace(context, evaluation_inputs=evaluation)
 
 
 def telling(name: str, inputs: InputStatistics | None = SHARES, **changes: Any) -> Profile:
     return replace(profile(name), inputs=inputs, **changes)
 
 
-def measured(terms: Terms, odd: InputStatistics | None) -> tuple[RunState, list[str]]:
+def measured(context: RunContext, odd: InputStatistics | None) -> tuple[RunState, list[str]]:
     """The state after everybody has told what it has, and what people were told; "bob" is the odd one."""
-    state, said = measuring(terms), list[str]()
+    state, said = measuring(context), list[str]()
     events: list[Event] = [telling(name, odd if name == "bob" else SHARES) for name in CLIENTS]
-    events += [telemetry(terms, name) for name in CLIENTS]
+    events += [telemetry(context, name) for name in CLIENTS]
     for event in events:
         before = state
-        state, _ = step(terms, state, event, 2.0)
-        said += told(terms, before, state)
+        state, _ = step(context, state, event, 2.0)
+        said += told(context, before, state)
     return state, said
 
 
 @pytest.mark.parametrize("odd", [BYTES, STANDARD])
 def test_a_device_on_another_scale_is_told_of_and_takes_part(odd: InputStatistics) -> None:
-    state, said = measured(terms_with(), odd)
+    state, said = measured(context_with(), odd)
     warning = next(text for text in said if text.startswith("client bob: its inputs go from"))
     assert str(odd) in warning
     assert str(SHARES) in warning
     assert not any(name in text for text in said for name in ("ada: its", "cyd: its"))
-    assert {name: seat.stage for name, seat in state.seats.items()} == dict.fromkeys(CLIENTS, "preparing")
-    assert {name for name, seat in state.seats.items() if seat.offer.data_warning} == {"bob"}
+    assert {name: client.stage for name, client in state.clients.items()} == dict.fromkeys(CLIENTS, "preparing")
+    assert {name for name, client in state.clients.items() if client.offer.data_warning} == {"bob"}
 
 
 def test_a_device_on_another_scale_is_refused_before_it_is_trained() -> None:
-    state, _ = measured(terms_with("refuse"), BYTES)
-    assert {name: seat.stage for name, seat in state.seats.items()} == {
+    state, _ = measured(context_with("refuse"), BYTES)
+    assert {name: client.stage for name, client in state.clients.items()} == {
         "ada": "preparing",
         "bob": "skipped",
         "cyd": "preparing",
     }
-    assert "a deviation 255 times as large; scale them alike" in state.seats["bob"].reason
+    assert "a deviation 255 times as large; scale them alike" in state.clients["bob"].reason
 
 
 @pytest.mark.parametrize(
@@ -78,22 +78,22 @@ def test_a_device_on_another_scale_is_refused_before_it_is_trained() -> None:
 def test_nothing_is_said_where_nobody_looks_or_nothing_is_odd(
     check: DataCheck, evaluation: InputStatistics | None, inputs: InputStatistics | None
 ) -> None:
-    assert not scale_warning(terms_with(check, evaluation), telling("ada", inputs))
+    assert not scale_warning(context_with(check, evaluation), telling("ada", inputs))
 
 
 def test_where_most_devices_differ_the_evaluation_data_are_named() -> None:
     profiles = {name: telling(name) for name in CLIENTS}
-    (text,) = peers_told(terms_with(evaluation=BYTES), profiles)
+    (text,) = peers_told(context_with(evaluation=BYTES), profiles)
     assert text.startswith(f"the evaluation data go from {BYTES}, but the inputs of most of the 3 clients do not")
 
 
 def test_a_device_that_is_odd_among_all_others_is_named_beside_odd_evaluation_data() -> None:
     profiles = {name: telling(name) for name in CLIENTS} | {"dan": telling("dan", BYTES)}
-    said = list(peers_told(terms_with(evaluation=BYTES), profiles))
+    said = list(peers_told(context_with(evaluation=BYTES), profiles))
     assert len(said) == 2
     assert said[1].startswith("the inputs of dan are not on the scale of most of the 4 clients")
-    assert not list(peers_told(terms_with(), {name: telling(name) for name in CLIENTS}))
-    assert not list(peers_told(terms_with("off", BYTES), profiles))
+    assert not list(peers_told(context_with(), {name: telling(name) for name in CLIENTS}))
+    assert not list(peers_told(context_with("off", BYTES), profiles))
 
 
 TRANSFORM = DataTransform(resize=(3, 2), channels=1)
@@ -118,7 +118,7 @@ def test_samples_that_no_training_could_read_are_refused_when_a_device_joins(
     transform: DataTransform | None, changes: dict[str, Any], problem: str
 ) -> None:
     assert SHAPE == (6,)
-    config = terms_of(data=DataSettings(test=TEST, transform=transform)).config
+    config = context_of(data=DataSettings(test=TEST, transform=transform)).config
     found = samples_problem(config, replace(telling("ada"), **changes))
     assert re.match(problem, found) if problem else found == ""
 
@@ -127,7 +127,7 @@ def test_symbols_beyond_the_vocabulary_are_refused_when_a_device_joins() -> None
     vocabulary = 40
     model = Lstm(input_shape=(6,), class_count=vocabulary, vocabulary=vocabulary, widths=(8,), depths=(1,))
     training = TrainingSettings(objective=ObjectiveSettings(name="next_token"))
-    config = replace(terms_of().config, model=model, training=training)
+    config = replace(context_of().config, model=model, training=training)
 
     def problem(kind: str, most: float) -> str:
         inputs = InputStatistics(kind=kind, minimum=0, maximum=most, mean=1, deviation=1)  # type: ignore[arg-type]
@@ -140,8 +140,8 @@ def test_symbols_beyond_the_vocabulary_are_refused_when_a_device_joins() -> None
 
 def test_devices_hear_what_a_transformed_sample_takes() -> None:
     for transform, expected in ((None, 0), (DataTransform(mean=(0.5,), deviation=(1.0,)), 0), (TRANSFORM, 24)):
-        terms = terms_of(data=DataSettings(test=TEST, transform=transform))
-        info = round_info(terms, measuring(terms), 1.0)
+        context = context_of(data=DataSettings(test=TEST, transform=transform))
+        info = round_info(context, measuring(context), 1.0)
         assert info is not None
         assert info.sample_bytes == expected
 
@@ -169,8 +169,8 @@ def test_inputs_are_not_scaled_twice() -> None:
 
 
 def test_a_board_with_large_pictures_keeps_its_budget_where_they_are_made_small() -> None:
-    terms = terms_of(data=DataSettings(test=TEST, transform=TRANSFORM))
-    info = round_info(terms, measuring(terms), 1.0)
+    context = context_of(data=DataSettings(test=TEST, transform=TRANSFORM))
+    info = round_info(context, measuring(context), 1.0)
     for streams, expected in ((True, 10 * 32), (False, 10 * 32 + 10**9)):
         settings = AgentSettings(profile=profile("ada"), data_bytes=10**9, streams=streams)
         assert settings.data_bytes_in(info) == expected

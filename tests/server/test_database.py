@@ -22,7 +22,7 @@ def mode_of(engine: sql.Engine) -> object:
 def saved(engine: sql.Engine) -> int:
     """The round that a journal gives back after it was written."""
     journal = Journal(engine, begin_run(engine, name="one", settings="{}", round_count=9))
-    journal.save(RunState(), RunState(round=4, folded_round=3))
+    journal.save(RunState(), RunState(round=4, aggregated_round=3))
     return journal.load(0.0).round
 
 
@@ -97,8 +97,8 @@ def test_a_database_that_another_holds_is_sqlites_own_words(
     other.execute("BEGIN EXCLUSIVE")
     try:
         with pytest.raises(FileError, match=r"database is locked; stop the other process that has it open"):
-            journal.load(0.0) if reads else journal.save(RunState(), RunState(round=4, folded_round=3))
+            journal.load(0.0) if reads else journal.save(RunState(), RunState(round=4, aggregated_round=3))
     finally:
         other.close()
-    journal.save(RunState(), RunState(round=4, folded_round=3))
+    journal.save(RunState(), RunState(round=4, aggregated_round=3))
     assert journal.load(0.0).round == 4

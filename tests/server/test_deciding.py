@@ -1,4 +1,4 @@
-"""Which limit decided a subnet: the one that excludes a larger one alone, else those that exclude it together."""
+"""Which limit decided a submodel: the one that excludes a larger one alone, else those that exclude it together."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,7 +10,7 @@ from server.test_assignment import CANDIDATES, PLAN, ask, budgets
 
 from subfleet.methods.assigner import AssignmentContext, Unfit, WrittenSize, largest_fitting
 from subfleet.protocol.readings import Budget
-from subfleet.rounds.seating import BY_METHOD, deciding_limit
+from subfleet.rounds.assigning import BY_METHOD, deciding_limit
 from subfleet.search.candidates import Candidate
 from subfleet.search.fitting import INFINITE_BYTES, LIMITS
 
@@ -19,7 +19,7 @@ PLENTY = Budget(memory_bytes=10**9)
 
 def candidate(name: str, parameters: int, *, memory: int, moved: int, macs: int = 1) -> Candidate:
     return Candidate(
-        spec=replace(CANDIDATES[0].spec, name=name),
+        architecture=replace(CANDIDATES[0].architecture, name=name),
         parameters=parameters,
         forward_macs=macs,
         weight_bytes=moved,
@@ -78,8 +78,10 @@ def test_a_method_that_gives_less_than_fits_decides_itself() -> None:
 
 
 def written(peak: int, operators: tuple[str, ...] = ()) -> Mapping[str, WrittenSize]:
-    size = WHOLE.spec
-    return MappingProxyType({size.spec_id: WrittenSize(size=size, planned_peak_bytes=peak, operators=operators)})
+    size = WHOLE.architecture
+    return MappingProxyType(
+        {size.architecture_id: WrittenSize(size=size, planned_peak_bytes=peak, operators=operators)}
+    )
 
 
 def test_the_programs_own_plan_counts() -> None:
@@ -91,7 +93,10 @@ def test_a_program_that_the_device_cannot_run_is_no_matter_of_memory() -> None:
     assert deciding_limit(asked(45, written=written(INFINITE_BYTES)), WIDE) == "runtime"
     lacking = asked(45, written=written(40, ("Conv",)), operators=("Gemm",))
     assert deciding_limit(lacking, WIDE) == "runtime"
-    assert deciding_limit(asked(45, refused={WHOLE.spec.spec_id: Unfit(limit="runtime", why="no")}), WIDE) == "runtime"
+    assert (
+        deciding_limit(asked(45, refused={WHOLE.architecture.architecture_id: Unfit(limit="runtime", why="no")}), WIDE)
+        == "runtime"
+    )
 
 
 @pytest.mark.parametrize("limit", ["memory", "runtime"])

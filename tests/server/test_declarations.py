@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from server.coordinator_cases import (
     CLIENTS,
+    context_of,
     looked_around,
     measuring,
     prepared,
     profile,
     refusal,
     telemetry,
-    terms_of,
     wanted_of,
 )
 from server.fake_device import PLENTY_BYTES
@@ -24,42 +24,42 @@ from subfleet.methods import AnyMethod
 from subfleet.methods.fedfa import FedFA
 from subfleet.methods.flexifed import FlexiFed
 from subfleet.methods.standalone import Standalone
-from subfleet.protocol.messages import Receipt
-from subfleet.protocol.subnet import Explicit, Full, Prefix, Roll, SubnetSpec
+from subfleet.protocol.messages import Ack
+from subfleet.protocol.submodel import Architecture, Explicit, Full, Prefix, Roll
 from subfleet.rounds.actions import Reply, SendTask
+from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.offers import declaration_of
 from subfleet.rounds.state import RunState
-from subfleet.rounds.terms import Terms
 from subfleet.rounds.work import TaskRequest
 from subfleet.transport.memory import Faults
 
 METHODS: tuple[AnyMethod, ...] = (FlexiFed(choice="declared"), Standalone(choice="declared"), FedFA(choice="declared"))
-PLAN = terms_of(rounds=3, method=METHODS[0])
+PLAN = context_of(rounds=3, method=METHODS[0])
 SMALL = next(size for size in PLAN.space if size.axes and size.blocks)
 AXES = dict(SMALL.axes)
 AXIS, LENGTH = next((name, PLAN.network.axes[name].size) for name in AXES)
 
 
-def declared(terms: Terms, *sizes: SubnetSpec | None) -> RunState:
+def declared(context: RunContext, *sizes: Architecture | None) -> RunState:
     """Round 1 is announced to clients that have declared these architectures."""
-    state = measuring(terms)
+    state = measuring(context)
     for name, size in zip(CLIENTS, sizes, strict=False):
-        state, _ = step(terms, state, replace(profile(name), architecture=size), 1.0)
+        state, _ = step(context, state, replace(profile(name), architecture=size), 1.0)
     return state
 
 
-def assigned(terms: Terms, state: RunState, memory_bytes: int = PLENTY_BYTES) -> RunState:
+def assigned(context: RunContext, state: RunState, memory_bytes: int = PLENTY_BYTES) -> RunState:
     for name in CLIENTS:
-        state, actions = step(terms, state, telemetry(terms, name, 1, memory_bytes), 2.0)
-        state, _ = looked_around(terms, state, actions, 2.0)
+        state, actions = step(context, state, telemetry(context, name, 1, memory_bytes), 2.0)
+        state, _ = looked_around(context, state, actions, 2.0)
     assert state.phase == "train"
     return state
 
 
-def receipts(terms: Terms, state: RunState, size: SubnetSpec | None) -> list[Receipt]:
+def acks(context: RunContext, state: RunState, size: Architecture | None) -> list[Ack]:
     event = replace(profile("ada"), architecture=size, message_id="p")
-    return [action.receipt for action in step(terms, state, event, 1.0)[1] if isinstance(action, Reply)]
+    return [action.ack for action in step(context, state, event, 1.0)[1] if isinstance(action, Reply)]
 
 
 @pytest.mark.parametrize(
@@ -79,50 +79,50 @@ def receipts(terms: Terms, state: RunState, size: SubnetSpec | None) -> list[Rec
 def test_what_cannot_be_trained_is_refused_with_a_kind_and_a_sentence(
     changes: dict[str, Any], problem: str, words: str
 ) -> None:
-    wrong = SubnetSpec(**{"blocks": PLAN.network.full_spec().blocks, **changes})
-    (receipt,) = receipts(PLAN, measuring(PLAN), wrong)
-    assert (receipt.of, receipt.status, receipt.problem) == ("p", "refused", problem)
-    assert receipt.reason == declaration_of(PLAN, replace(profile("ada"), architecture=wrong)).reason
-    assert re.search(words, receipt.reason)
-    seat = assigned(PLAN, declared(PLAN, wrong, SMALL, SMALL)).seats["ada"]
-    assert (seat.stage, seat.reason, seat.size) == ("skipped", receipt.reason, None)
+    wrong = Architecture(**{"blocks": PLAN.network.full_architecture().blocks, **changes})
+    (ack,) = acks(PLAN, measuring(PLAN), wrong)
+    assert (ack.of, ack.status, ack.problem) == ("p", "refused", problem)
+    assert ack.reason == declaration_of(PLAN, replace(profile("ada"), architecture=wrong)).reason
+    assert re.search(words, ack.reason)
+    client = assigned(PLAN, declared(PLAN, wrong, SMALL, SMALL)).clients["ada"]
+    assert (client.stage, client.reason, client.size) == ("skipped", ack.reason, None)
 
 
 @pytest.mark.parametrize("size", PLAN.space, ids=lambda size: size.name)
-def test_every_size_of_the_space_is_accepted_in_whatever_words(size: SubnetSpec) -> None:
+def test_every_size_of_the_space_is_accepted_in_whatever_words(size: Architecture) -> None:
     whole = tuple((name, Full()) for name in PLAN.network.axes if name not in dict(size.axes))
     rolled = tuple((name, Roll(start=0, size=kept.size)) for name, kept in size.axes if isinstance(kept, Prefix))
     said = replace(size, axes=tuple(sorted((*rolled, *whole))), name="mine")
     found = [declaration_of(PLAN, replace(profile("ada"), architecture=one)).size for one in (said, size)]
     assert found == [size, size]
-    (receipt,) = receipts(PLAN, measuring(PLAN), said)
-    assert (receipt.status, receipt.problem, receipt.reason) == ("accepted", None, "")
+    (ack,) = acks(PLAN, measuring(PLAN), said)
+    assert (ack.status, ack.problem, ack.reason) == ("accepted", None, "")
 
 
 def test_each_profile_is_answered_as_answers_may_be_lost_and_one_without_a_declaration_is_not() -> None:
     state = measuring(PLAN)
     for _ in range(2):
-        answers = receipts(PLAN, state, SMALL)
-        assert [(one.of, one.status, one.message_id) for one in answers] == [("p", "accepted", "receipt/p")]
+        answers = acks(PLAN, state, SMALL)
+        assert [(one.of, one.status, one.message_id) for one in answers] == [("p", "accepted", "ack/p")]
         state, _ = step(PLAN, state, replace(profile("ada"), architecture=SMALL, message_id="p"), 1.0)
-    assert receipts(PLAN, state, None) == []
+    assert acks(PLAN, state, None) == []
 
 
 def test_a_method_that_goes_by_no_declarations_says_so_and_gives_what_fits() -> None:
-    terms = terms_of(rounds=3)
-    (receipt,) = receipts(terms, measuring(terms), SMALL)
-    assert (receipt.status, receipt.problem) == ("refused", "not_used")
-    assert receipt.reason == "the run's method 'heterofl' goes by no declarations, and gives what fits"
-    state = assigned(terms, declared(terms, SMALL))
-    assert {seat.size for seat in state.seats.values()} == {terms.space[-1]}
+    context = context_of(rounds=3)
+    (ack,) = acks(context, measuring(context), SMALL)
+    assert (ack.status, ack.problem) == ("refused", "not_used")
+    assert ack.reason == "the run's method 'heterofl' goes by no declarations, and gives what fits"
+    state = assigned(context, declared(context, SMALL))
+    assert {client.size for client in state.clients.values()} == {context.space[-1]}
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.TYPE)
 def test_everyone_is_given_what_it_declares_and_who_declares_nothing_is_left_out(method: AnyMethod) -> None:
-    terms = terms_of(rounds=3, method=method)
-    state = assigned(terms, declared(terms, terms.space[1], terms.space[-1]))
-    assert [state.seats[name].size for name in CLIENTS] == [terms.space[1], terms.space[-1], None]
-    assert state.seats["cyd"].reason == (
+    context = context_of(rounds=3, method=method)
+    state = assigned(context, declared(context, context.space[1], context.space[-1]))
+    assert [state.clients[name].size for name in CLIENTS] == [context.space[1], context.space[-1], None]
+    assert state.clients["cyd"].reason == (
         "the method goes by declared architectures, but the device declares none; name it with --architecture, or in "
         "its profile"
     )
@@ -131,14 +131,14 @@ def test_everyone_is_given_what_it_declares_and_who_declares_nothing_is_left_out
 def test_what_does_not_fit_now_is_left_out_and_never_shrunk() -> None:
     largest = PLAN.candidates[-1]
     need_bytes = largest.training_memory_bytes["onnx"]
-    state = assigned(PLAN, declared(PLAN, largest.spec, PLAN.space[0], PLAN.space[0]), need_bytes - 1)
-    seat = state.seats["ada"]
-    assert (seat.stage, seat.size) == ("skipped", None)
-    assert seat.reason == (
-        f"its declared architecture, {largest.spec.name!r}, needs {need_bytes} bytes of memory and the budget is "
-        f"{need_bytes - 1}"
+    state = assigned(PLAN, declared(PLAN, largest.architecture, PLAN.space[0], PLAN.space[0]), need_bytes - 1)
+    client = state.clients["ada"]
+    assert (client.stage, client.size) == ("skipped", None)
+    assert client.reason == (
+        f"its declared architecture, {largest.architecture.name!r}, needs {need_bytes} bytes of memory and the budget "
+        f"is {need_bytes - 1}"
     )
-    assert state.seats["bob"].size == PLAN.space[0]
+    assert state.clients["bob"].size == PLAN.space[0]
 
 
 def test_a_program_that_plans_too_much_leaves_the_device_out_with_the_reason() -> None:
@@ -146,7 +146,7 @@ def test_a_program_that_plans_too_much_leaves_the_device_out_with_the_reason() -
     state, actions = step(PLAN, state, prepared(PLAN, state, "ada", planned_peak_bytes=PLENTY_BYTES + 1), 2.0)
     assert not wanted_of(TaskRequest, actions)
     assert not any(isinstance(action, SendTask) for action in actions)
-    assert state.seats["ada"].reason == (
+    assert state.clients["ada"].reason == (
         f"its declared architecture, {PLAN.space[-1].name!r}, needs more memory than the budget of {PLENTY_BYTES}, as "
         "its program says"
     )
@@ -159,7 +159,7 @@ def test_a_refusal_of_it_is_final_in_its_round(reason: Any) -> None:
     answer = replace(refusal(PLAN, state, "ada", 1000), reason=reason)
     state, actions = step(PLAN, state, answer, 3.0)
     assert not wanted_of(TaskRequest, actions)
-    assert (state.seats["ada"].stage, state.seats["ada"].reason) == ("refused", f"{reason}: as told")
+    assert (state.clients["ada"].stage, state.clients["ada"].reason) == ("refused", f"{reason}: as told")
 
 
 def test_one_that_is_declared_anew_counts_from_the_next_announcement_on() -> None:
@@ -170,19 +170,19 @@ def test_one_that_is_declared_anew_counts_from_the_next_announcement_on() -> Non
     for name in CLIENTS[1:]:
         state, actions = step(PLAN, state, telemetry(PLAN, name), 2.0)
         state, _ = looked_around(PLAN, state, actions, 2.0)
-    assert state.seats["ada"].size == PLAN.space[0], "what it said before it was measured"
+    assert state.clients["ada"].size == PLAN.space[0], "what it said before it was measured"
 
 
 def played(folder: Path, faults: Faults | None = None, *, kill: bool = False) -> World:
     """The third device declares what no run has."""
     devices = fleet()
-    wrong = SubnetSpec(axes=(("width", Prefix(size=4)),))
+    wrong = Architecture(axes=(("width", Prefix(size=4)),))
     for name, size in zip(CLIENTS, (SMALL, PLAN.space[-1], wrong), strict=True):
         devices[name] = replace(devices[name], architecture=size)
     settings = config(method=METHODS[0], deploy_targets=())
     world = World(folder, settings, devices, faults=faults)
     if kill:
-        world.run(lambda: any(seat.stage == "out" for seat in world.server.state.seats.values()))
+        world.run(lambda: any(client.stage == "out" for client in world.server.state.clients.values()))
         world.kill_server()
     world.run()
     return world
@@ -193,13 +193,13 @@ def test_what_was_declared_is_what_is_trained_whatever_is_lost_and_whoever_dies(
     calm = played(tmp_path / "calm")
     for record in calm.notes.records:
         ada, bob, cyd = record.clients
-        assert [(row.spec_id, row.status) for row in (ada, bob)] == [
-            (SMALL.spec_id, "folded"),
-            (PLAN.space[-1].spec_id, "folded"),
+        assert [(row.architecture_id, row.status) for row in (ada, bob)] == [
+            (SMALL.architecture_id, "aggregated"),
+            (PLAN.space[-1].architecture_id, "aggregated"),
         ]
-        assert cyd.status.startswith("skipped: a subnet names the axis 'width', but the network has")
-    assert {task.spec.spec_id for task in calm.devices["ada"].tasks} == {SMALL.spec_id}
-    answers = {name: device.receipts[f"profile.{name}-1"] for name, device in calm.devices.items()}
+        assert cyd.status.startswith("skipped: a submodel names the axis 'width', but the network has")
+    assert {task.architecture.architecture_id for task in calm.devices["ada"].tasks} == {SMALL.architecture_id}
+    answers = {name: device.acks[f"profile.{name}-1"] for name, device in calm.devices.items()}
     assert {name: (one.status, one.problem) for name, one in answers.items()} == {
         "ada": ("accepted", None),
         "bob": ("accepted", None),

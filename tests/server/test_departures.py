@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from server.coordinator_cases import joined, profile, terms_of, training
+from server.coordinator_cases import context_of, joined, profile, training
 from server.server_rig import World, config, fleet
 
 from subfleet.journal.absences import kept_absences
@@ -13,19 +13,19 @@ from subfleet.journal.journal import Journal, begin_run
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.messages import Presence, decode, encode
 from subfleet.rounds.actions import Withdraw
+from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Tick
 from subfleet.rounds.live import Member
 from subfleet.rounds.members import absences, expected
 from subfleet.rounds.progress import Finished
 from subfleet.rounds.state import RunState
-from subfleet.rounds.terms import Terms
 from subfleet.serving.narrating import Attendance, Pace
 from subfleet.settings.timing import Deadlines
 
 DEADLINES = Deadlines(lease_s=30.0, round_s=600.0)
-STRICT = terms_of(deadlines=DEADLINES)
-LOOSE = terms_of(deadlines=DEADLINES, quorum=0.9)
+STRICT = context_of(deadlines=DEADLINES)
+LOOSE = context_of(deadlines=DEADLINES, quorum=0.9)
 WHY = "it said goodbye (it was stopped)"
 
 
@@ -38,26 +38,26 @@ def goodbye(name: str) -> Presence:
 
 
 def stages(state: RunState) -> dict[str, tuple[str, str]]:
-    return {name: (seat.stage, seat.reason) for name, seat in state.seats.items()}
+    return {name: (client.stage, client.reason) for name, client in state.clients.items()}
 
 
-def begun(terms: Terms) -> tuple[RunState, float]:
-    state = training(terms)
+def begun(context: RunContext) -> tuple[RunState, float]:
+    state = training(context)
     return state, max(member.heard_s or 0.0 for member in state.live.members.values())
 
 
 def test_a_goodbye_ends_the_wait_at_once_where_a_round_closes_at_a_quorum() -> None:
     state, now_s = begun(LOOSE)
-    before = state.seats["ada"]
+    before = state.clients["ada"]
     state, actions = step(LOOSE, state, goodbye("ada"), now_s + 1)
     assert stages(state)["ada"] == ("missing", WHY)
     assert before.task is None or Withdraw(task_id=before.task.task_id) in actions
-    assert {seat.stage for name, seat in state.seats.items() if name != "ada"} == {before.stage}
+    assert {client.stage for name, client in state.clients.items() if name != "ada"} == {before.stage}
 
 
 def test_in_a_strict_run_who_said_goodbye_has_a_lease_to_come_back() -> None:
     state, now_s = begun(STRICT)
-    stage = state.seats["ada"].stage
+    stage = state.clients["ada"].stage
     state, _ = step(STRICT, state, goodbye("ada"), now_s + 1)
     state, _ = step(STRICT, state, Tick(), now_s + 30.9)
     assert stages(state)["ada"] == (stage, "")
@@ -69,14 +69,14 @@ def test_in_a_strict_run_who_said_goodbye_has_a_lease_to_come_back() -> None:
     assert "ada" not in expected(STRICT, gone, now_s + 31)
 
 
-@pytest.mark.parametrize("terms", [STRICT, LOOSE])
-def test_a_will_is_only_a_hint_and_ends_no_wait_before_the_deadline(terms: Terms) -> None:
-    state, now_s = begun(terms)
-    stage = state.seats["ada"].stage
-    state, _ = step(terms, state, word("ada"), now_s + 1)
-    state, _ = step(terms, state, Tick(), now_s + 500)
+@pytest.mark.parametrize("context", [STRICT, LOOSE])
+def test_a_will_is_only_a_hint_and_ends_no_wait_before_the_deadline(context: RunContext) -> None:
+    state, now_s = begun(context)
+    stage = state.clients["ada"].stage
+    state, _ = step(context, state, word("ada"), now_s + 1)
+    state, _ = step(context, state, Tick(), now_s + 500)
     assert stages(state)["ada"] == (stage, "")
-    state, _ = step(terms, state, Tick(), state.live.entered_s + 600)
+    state, _ = step(context, state, Tick(), state.live.entered_s + 600)
     assert {name: reason for name, (_, reason) in stages(state).items() if name in ("ada", "bob")} == {
         "ada": "no answer came in time: its connection broke, says the broker (its will)",
         "bob": f"no answer came in time: no heartbeat for {state.live.entered_s - now_s:.0f} s",
@@ -99,7 +99,7 @@ def test_each_reason_has_its_words() -> None:
     live = replace(
         state.live, members=state.live.members.updated({"eve": Member(), "stranger": Member(session_id="s")})
     )
-    last = {"eve": replace(state.seats["ada"], client_id="eve")}
+    last = {"eve": replace(state.clients["ada"], client_id="eve")}
     state = replace(state, profiles=state.profiles.updated({"eve": profile("eve")}), live=live, last=last)
     assert {one.client_id: (one.kind, one.told(now_s + 41)) for one in absences(STRICT, state, now_s + 41)} == {
         "ada": ("goodbye", f"{WHY}, last seen 36 s ago"),
@@ -107,8 +107,8 @@ def test_each_reason_has_its_words() -> None:
         "cyd": ("silent", "no heartbeat for 41 s"),
         "eve": ("unheard", "it has not been heard since the server started"),
     }
-    refused = replace(state.seats["cyd"], stage="refused", reason="memory: 3 bytes are free")
-    state = replace(state, seats={**state.seats, "cyd": refused})
+    refused = replace(state.clients["cyd"], stage="refused", reason="memory: 3 bytes are free")
+    state = replace(state, clients={**state.clients, "cyd": refused})
     state, _ = step(STRICT, state, word("cyd", online=True), now_s + 41)
     assert [one.reason for one in absences(STRICT, state, now_s + 41) if one.client_id == "cyd"] == [
         "refused: memory: 3 bytes are free"
@@ -118,12 +118,12 @@ def test_each_reason_has_its_words() -> None:
 def test_who_goes_and_who_comes_back_is_said_once_and_kept_in_the_journal(tmp_path: Path) -> None:
     engine = open_database(tmp_path)
     run_id = begin_run(engine, name="test", settings="{}", round_count=2)
-    terms = replace(STRICT, run_id=run_id)
-    attendance, pace = Attendance(terms, engine), Pace(3, lambda: 0.0)
-    state, now_s = begun(terms)
+    context = replace(STRICT, run_id=run_id)
+    attendance, pace = Attendance(context, engine), Pace(3, lambda: 0.0)
+    state, now_s = begun(context)
     Journal(engine, run_id).save(RunState(), RunState(profiles=state.profiles))
     assert list(attendance.look(state, now_s)) == []
-    state, _ = step(terms, state, goodbye("ada"), now_s + 0.5)
+    state, _ = step(context, state, goodbye("ada"), now_s + 0.5)
     assert list(attendance.look(state, now_s + 0.9)) == [], "a second is not over"
     assert list(attendance.look(state, now_s + 1.0)) == [f"client ada is away: {WHY}"]
     assert list(attendance.look(state, now_s + 3.0)) == []
@@ -134,7 +134,7 @@ def test_who_goes_and_who_comes_back_is_said_once_and_kept_in_the_journal(tmp_pa
     told = pace.progress(state, attendance.awaited(state))
     assert told is not None
     assert told.away == (f"ada: {WHY}, last seen 2 s ago",)
-    state, _ = step(terms, state, word("ada", online=True, session="2"), now_s + 4)
+    state, _ = step(context, state, word("ada", online=True, session="2"), now_s + 4)
     assert list(attendance.look(state, now_s + 4)) == ["client ada is there again"]
     assert (dict(kept_absences(engine, run_id)), attendance.awaited(state)) == ({}, ())
     assert list(attendance.look(state, now_s + 36))[-1] == "client cyd is away: no heartbeat for 36 s"
@@ -151,8 +151,8 @@ def test_a_server_tells_the_screen_and_goes_on_without_who_has_said_goodbye(tmp_
     world.run(turns=100)
     assert f"client cyd is away: {WHY}" in world.notes.said
     assert {row.client_id: row.status for row in world.server.result().rounds[0].clients} == {
-        "ada": "folded",
-        "bob": "folded",
+        "ada": "aggregated",
+        "bob": "aggregated",
         "cyd": f"missing: {WHY}",
     }
 
@@ -160,10 +160,10 @@ def test_a_server_tells_the_screen_and_goes_on_without_who_has_said_goodbye(tmp_
 def test_when_the_run_is_over_nobody_is_told_that_everyone_leaves(tmp_path: Path) -> None:
     engine = open_database(tmp_path)
     run_id = begin_run(engine, name="test", settings="{}", round_count=2)
-    terms = replace(STRICT, run_id=run_id)
-    state = joined(terms, RunState(), "eve", 1.0)
-    state, _ = step(terms, replace(state, at=Finished()), word("eve", reason="the run is over"), 2.0)
-    assert list(Attendance(terms, engine).look(state, 3.0)) == []
+    context = replace(STRICT, run_id=run_id)
+    state = joined(context, RunState(), "eve", 1.0)
+    state, _ = step(context, replace(state, at=Finished()), word("eve", reason="the run is over"), 2.0)
+    assert list(Attendance(context, engine).look(state, 3.0)) == []
     assert [one.reason for one in kept_absences(engine, run_id).values()] == ["it said goodbye (the run is over)"]
     engine.dispose()
 

@@ -7,13 +7,13 @@ import pytest
 from server.coordinator_cases import (
     CLIENTS,
     blob,
+    context_of,
     looked_around,
     measuring,
     prepared,
     refusal,
     size_of,
     telemetry,
-    terms_of,
     update,
 )
 from server.server_rig import World, config, fleet
@@ -28,47 +28,47 @@ from subfleet.protocol.messages import Task
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Reading
 from subfleet.rounds.actions import Action, AggregationRequest, SendTask
+from subfleet.rounds.assigning import ask_of, task_wanted
+from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Done
 from subfleet.rounds.fitting import models_with_room
+from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.proposing import scoring_wanted
-from subfleet.rounds.seating import ask_of, task_wanted
 from subfleet.rounds.state import RunState
-from subfleet.rounds.suspicion import ChangeSize
-from subfleet.rounds.terms import Terms
 from subfleet.rounds.work import AggregatedRound, CheckRequest, ExportedModels, ModelsRequest, PreparedTask, Scorable
 from subfleet.rounds.written import ModelFile, ProgramFacts
 
-PLAN = terms_of(rounds=4)
+PLAN = context_of(rounds=4)
 SIZES = [TRAINED_COPIES * one.weight_bytes for one in PLAN.candidates]
 
 
 def assigned(
-    terms: Terms, state: RunState, disk_bytes: int | None, *, downlink_bps: float | None = None
+    context: RunContext, state: RunState, disk_bytes: int | None, *, downlink_bps: float | None = None
 ) -> tuple[RunState, tuple[Action, ...]]:
     """Everybody tells what it can give; the first client also what its disk holds."""
     found: tuple[Action, ...] = ()
     for name in CLIENTS:
-        told = telemetry(terms, name, state.round)
+        told = telemetry(context, name, state.round)
         if name == "ada":
             reading = Reading(memory_free_bytes=told.memory_budget_bytes, downlink_bps=downlink_bps)
             told = replace(told, disk_budget_bytes=disk_bytes, reading=reading)
-        state, actions = step(terms, state, told, 2.0)
+        state, actions = step(context, state, told, 2.0)
         found += actions
-    return looked_around(terms, state, found, 2.0)
+    return looked_around(context, state, found, 2.0)
 
 
-def made(terms: Terms, state: RunState, name: str, program_bytes: int) -> tuple[RunState, tuple[Action, ...]]:
+def made(context: RunContext, state: RunState, name: str, program_bytes: int) -> tuple[RunState, tuple[Action, ...]]:
     """A client's task is there, with weights of their true size."""
-    seat = state.seats[name]
-    wanted = task_wanted(state, seat)
+    client = state.clients[name]
+    wanted = task_wanted(state, client)
     assert wanted is not None
-    assert seat.size is not None
-    program = ProgramRef(program_id="p", target="onnx", blob=blob(f"program {size_of(seat)}", program_bytes))
-    weights = blob(f"weights {size_of(seat)}", terms.price(seat.size).weight_bytes)
+    assert client.size is not None
+    program = ProgramRef(program_id="p", target="onnx", blob=blob(f"program {size_of(client)}", program_bytes))
+    weights = blob(f"weights {size_of(client)}", context.estimate(client.size).weight_bytes)
     facts = ProgramFacts(planned_peak_bytes=1000, program_bytes=program_bytes)
     return step(
-        terms, state, Done(request=wanted, result=PreparedTask(program=program, weights=weights, facts=facts)), 2.0
+        context, state, Done(request=wanted, result=PreparedTask(program=program, weights=weights, facts=facts)), 2.0
     )
 
 
@@ -79,24 +79,24 @@ def sent(actions: tuple[Action, ...]) -> list[Task]:
 @pytest.mark.parametrize("place", range(len(SIZES)))
 @pytest.mark.parametrize("method", ["heterofl", "search"])
 def test_the_largest_size_that_the_disk_holds_is_given(place: int, method: str) -> None:
-    changes = {"method": DynamicSelection(distillation=None, prices="estimated")} if method == "search" else {}
-    terms = terms_of(rounds=4, **changes)
+    changes = {"method": DynamicSelection(distillation=None, estimates="estimated")} if method == "search" else {}
+    context = context_of(rounds=4, **changes)
     assert len(set(SIZES)) == len(SIZES)
-    state, _ = assigned(terms, measuring(terms), SIZES[place])
-    ada, bob = state.seats["ada"], state.seats["bob"]
+    state, _ = assigned(context, measuring(context), SIZES[place])
+    ada, bob = state.clients["ada"], state.clients["bob"]
     if method == "heterofl":
-        assert (ada.size, ada.limit) == (terms.space[place], "disk" if place < len(SIZES) - 1 else "")
+        assert (ada.size, ada.limit) == (context.space[place], "disk" if place < len(SIZES) - 1 else "")
     assert ada.size is not None
-    assert terms.price(ada.size).disk_bytes <= SIZES[place]
-    assert (bob.size, bob.limit) == (terms.space[-1], ""), "it tells nothing of its disk"
+    assert context.estimate(ada.size).disk_bytes <= SIZES[place]
+    assert (bob.size, bob.limit) == (context.space[-1], ""), "it tells nothing of its disk"
 
 
 def test_a_disk_that_holds_nothing_is_told_by_its_name() -> None:
     state, _ = assigned(PLAN, measuring(PLAN), SIZES[0] - 1)
-    ada = state.seats["ada"]
+    ada = state.clients["ada"]
     assert (ada.stage, ada.limit, ada.lasts) == ("skipped", "disk", "passing")
     assert ada.reason == (
-        f"no subnet fits: the smallest takes {SIZES[0]} bytes of disk beside its program and the budget is "
+        f"no submodel fits: the smallest takes {SIZES[0]} bytes of disk beside its program and the budget is "
         f"{SIZES[0] - 1}"
     )
 
@@ -105,23 +105,23 @@ def test_a_program_that_leaves_no_room_is_not_sent_and_a_smaller_size_is_in_the_
     """As the device weighs it: the program, the weights, the update and its copy."""
     program_bytes = SIZES[-1]
     state, _ = assigned(PLAN, measuring(PLAN), program_bytes + SIZES[1])
-    assert state.seats["ada"].size == PLAN.space[-1], "nothing is known of the program yet"
+    assert state.clients["ada"].size == PLAN.space[-1], "nothing is known of the program yet"
     tasks: list[Task] = []
     for _ in (3, 2, 1):
         assert not tasks
         state, actions = made(PLAN, state, "ada", program_bytes)
         tasks = sent(actions)
     (task,) = tasks
-    assert (task.spec, state.seats["ada"].limit) == (PLAN.space[1], "disk")
+    assert (task.architecture, state.clients["ada"].limit) == (PLAN.space[1], "disk")
     assert needed_bytes(task) == program_bytes + SIZES[1]
-    assert state.seats["ada"].attempt == 0, "no attempt was used up, as nothing was refused"
+    assert state.clients["ada"].attempt == 0, "no attempt was used up, as nothing was refused"
 
 
 def test_a_known_program_counts_when_sizes_are_chosen() -> None:
     state, _ = assigned(PLAN, measuring(PLAN), SIZES[2])
-    ask = ask_of(PLAN, state, state.seats["ada"])
+    ask = ask_of(PLAN, state, state.clients["ada"])
     known = WrittenSize(size=PLAN.space[2], planned_peak_bytes=1, program_bytes=1)
-    ask = replace(ask, written={PLAN.space[2].spec_id: known})
+    ask = replace(ask, written={PLAN.space[2].architecture_id: known})
     assert ask.why_not(PLAN.candidates[2]) == f"takes {SIZES[2] + 1} bytes of disk and the budget is {SIZES[2]}"
     assert ask.exceeded(PLAN.candidates[2]) == {"disk"}
     assert ask.allows(PLAN.candidates[1])
@@ -136,13 +136,13 @@ def refused_for_the_disk(state: RunState, available_bytes: int) -> RunState:
 
 def closed(state: RunState) -> RunState:
     for name in CLIENTS:
-        if state.seats[name].stage == "preparing":
+        if state.clients[name].stage == "preparing":
             state, _ = made(PLAN, state, name, 100)
         state, _ = step(
             PLAN, state, Done(request=CheckRequest(update=update(PLAN, state, name)), result=ChangeSize()), 3.0
         )
     event = Done(
-        request=AggregationRequest(round=state.round, seats=()),
+        request=AggregationRequest(round=state.round, clients=()),
         result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}),
     )
     return step(PLAN, state, event, 4.0)[0]
@@ -151,7 +151,7 @@ def closed(state: RunState) -> RunState:
 def test_a_refusal_with_a_number_is_answered_with_what_fits_and_teaches_the_rounds_after_it(tmp_path: Path) -> None:
     state, _ = assigned(PLAN, measuring(PLAN), None)
     state = refused_for_the_disk(state, SIZES[1] + 100)
-    ada = state.seats["ada"]
+    ada = state.clients["ada"]
     assert (ada.size, ada.limit, ada.attempt) == (PLAN.space[1], "disk", 1)
     state = closed(state)
     engine = open_database(tmp_path)
@@ -160,40 +160,40 @@ def test_a_refusal_with_a_number_is_answered_with_what_fits_and_teaches_the_roun
     loaded = Journal(engine, begin_run(engine, name="test", settings="{}", round_count=2)).load(9.0)
     assert loaded.disks == state.disks == {"ada": SIZES[1] + 100}
     later, _ = assigned(PLAN, state, None)
-    assert (later.seats["ada"].size, later.seats["ada"].limit) == (PLAN.space[1], "disk")
+    assert (later.clients["ada"].size, later.clients["ada"].limit) == (PLAN.space[1], "disk")
     told, _ = assigned(PLAN, state, SIZES[-1] + 100)
-    assert told.seats["ada"].size == PLAN.space[-1], "what it tells itself is newer"
+    assert told.clients["ada"].size == PLAN.space[-1], "what it tells itself is newer"
     anew, _ = step(PLAN, state, replace(state.profiles["ada"], session_id="ada-2"), 5.0)
     assert anew.disks == {}
 
 
 def test_what_cannot_come_within_the_round_is_not_sent() -> None:
     """A program of 1 MB at 16 kbit/s takes 500 s, and the weights the rest; what it had last is not fetched again."""
-    terms = terms_of(communication_s=600.0)
-    state, _ = assigned(terms, measuring(terms), None, downlink_bps=16_000.0)
-    state, actions = made(terms, state, "ada", 1_199_999)
+    context = context_of(communication_s=600.0)
+    state, _ = assigned(context, measuring(context), None, downlink_bps=16_000.0)
+    state, actions = made(context, state, "ada", 1_199_999)
     assert sent(actions) == []
-    assert state.seats["ada"].limit == "link"
-    state, actions = made(terms, state, "ada", 1_190_000)
+    assert state.clients["ada"].limit == "link"
+    state, actions = made(context, state, "ada", 1_190_000)
     assert len(sent(actions)) == 1
 
 
 def test_candidates_that_are_to_be_scored_lie_on_the_disk_beside_each_other() -> None:
-    terms = terms_of(rounds=4, method=FedFA(choice="score"))
-    state, _ = assigned(terms, measuring(terms), 7900)
-    seat = state.seats["ada"]
-    assert len(seat.proposals) == 4
+    context = context_of(rounds=4, method=FedFA(choice="score"))
+    state, _ = assigned(context, measuring(context), 7900)
+    client = state.clients["ada"]
+    assert len(client.proposals) == 4
     candidates = tuple(
         Scorable(
             size=size,
-            program=ProgramRef(program_id="s", target="onnx", blob=blob(size.spec_id)),
-            weights=blob(f"first {size.spec_id}"),
+            program=ProgramRef(program_id="s", target="onnx", blob=blob(size.architecture_id)),
+            weights=blob(f"first {size.architecture_id}"),
             planned_peak_bytes=1000,
         )
-        for size in seat.proposals
+        for size in client.proposals
     )
-    wanted = scoring_wanted(state, seat)
-    _, actions = step(terms, state, Done(request=wanted, result=candidates), 2.0)
+    wanted = scoring_wanted(state, client)
+    _, actions = step(context, state, Done(request=wanted, result=candidates), 2.0)
     (task,) = sent(actions)
     assert [program.blob for program in task.programs] == [one.program.blob for one in candidates[:3]]
     assert needed_bytes(task) == 6000
@@ -207,53 +207,53 @@ def test_a_device_is_sent_the_models_for_which_it_has_room_its_own_first(
     disk_bytes: int | None, targets: list[str]
 ) -> None:
     state, _ = assigned(PLAN, measuring(PLAN), None)
-    seat = state.seats["ada"]
-    assert seat.offer.budget is not None
-    seat = replace(seat, offer=replace(seat.offer, budget=replace(seat.offer.budget, disk_bytes=disk_bytes)))
+    client = state.clients["ada"]
+    assert client.offer.budget is not None
+    client = replace(client, offer=replace(client.offer, budget=replace(client.offer.budget, disk_bytes=disk_bytes)))
     models = (
         ProgramRef(program_id="e", target="executorch", blob=blob("e", 500)),
         ProgramRef(program_id="o", target="onnx", blob=blob("o", 1000)),
     )
-    assert [model.target for model in models_with_room(seat, models)] == targets
+    assert [model.target for model in models_with_room(client, models)] == targets
 
 
 @pytest.mark.parametrize("disk_bytes", [2000, 1999])
 def test_a_model_that_does_not_fit_is_skipped_with_the_reason(disk_bytes: int) -> None:
-    terms = terms_of(rounds=1)
-    state, _ = assigned(terms, measuring(terms), 10**6)
+    context = context_of(rounds=1)
+    state, _ = assigned(context, measuring(context), 10**6)
     for name in CLIENTS:
-        state, _ = step(terms, state, prepared(terms, state, name), 2.0)
+        state, _ = step(context, state, prepared(context, state, name), 2.0)
         state, _ = step(
-            terms, state, Done(request=CheckRequest(update=update(terms, state, name)), result=ChangeSize()), 3.0
+            context, state, Done(request=CheckRequest(update=update(context, state, name)), result=ChangeSize()), 3.0
         )
     state, _ = step(
-        terms,
+        context,
         state,
         Done(
-            request=AggregationRequest(round=1, seats=()),
+            request=AggregationRequest(round=1, clients=()),
             result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}),
         ),
         4.0,
     )
     assert state.phase == "deploy"
-    seat = state.seats["ada"]
-    assert seat.offer.budget is not None
-    assert seat.participant is not None
-    seat = replace(seat, offer=replace(seat.offer, budget=replace(seat.offer.budget, disk_bytes=disk_bytes)))
-    state = replace(state, seats={**state.seats, "ada": seat})
+    client = state.clients["ada"]
+    assert client.offer.budget is not None
+    assert client.participant is not None
+    client = replace(client, offer=replace(client.offer, budget=replace(client.offer.budget, disk_bytes=disk_bytes)))
+    state = replace(state, clients={**state.clients, "ada": client})
     program = ProgramRef(program_id="o", target="onnx", blob=blob("o", 1000))
     model = ModelFile(target="onnx", file="model.onnx", max_abs_diff=None)
-    wanted = ModelsRequest(participant=state.seats["ada"].participant, round=1)  # type: ignore[arg-type]  # checked above
+    wanted = ModelsRequest(participant=state.clients["ada"].participant, round=1)  # type: ignore[arg-type]  # checked above
     state, actions = step(
-        terms, state, Done(request=wanted, result=ExportedModels(programs=(program,), models=(model,))), 5.0
+        context, state, Done(request=wanted, result=ExportedModels(programs=(program,), models=(model,))), 5.0
     )
     if disk_bytes == 2000:
         (task,) = sent(actions)
         assert needed_bytes(task) == 2000
-        assert state.seats["ada"].models == (model,)
+        assert state.clients["ada"].models == (model,)
     else:
         assert sent(actions) == []
-        assert state.seats["ada"].reason == "none of its models fits the 1999 bytes of its disk twice"
+        assert state.clients["ada"].reason == "none of its models fits the 1999 bytes of its disk twice"
 
 
 @pytest.mark.slow
@@ -267,7 +267,7 @@ def test_a_board_of_an_earlier_release_is_offered_what_is_too_large_once_in_a_ru
     world = World(tmp_path, config(rounds=3, deploy_targets=()), fleet(refuse=refuse))
     world.run()
     rows = [row for record in world.server.result().rounds for row in record.clients if row.client_id == "ada"]
-    assert [(row.status, row.limit) for row in rows] == 3 * [("folded", "disk")]
+    assert [(row.status, row.limit) for row in rows] == 3 * [("aggregated", "disk")]
     assert [row.refusals.count("disk:") for row in rows] == [1, 0, 0]
     assert [row.disk_budget_bytes for row in rows] == 3 * [most_bytes]
     assert all(0 < row.disk_bytes <= most_bytes for row in rows)

@@ -1,4 +1,4 @@
-"""The server reads updates by the codec of their task, and holds subnets against the uplink with what it writes."""
+"""The server reads updates by the codec of their task, and holds submodels against the uplink with what it writes."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,8 +11,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from server.coordinator_cases import terms_of, training, update
+from server.coordinator_cases import context_of, training, update
 
+from subfleet.aggregation.aggregation import Aggregation
+from subfleet.aggregation.updates import Magnitude, check_update, read_change
 from subfleet.arrays import decode_arrays, encode_arrays
 from subfleet.arrays.codecs import encode_changes, rounding_numbers
 from subfleet.elastic.building import init_state
@@ -20,8 +22,6 @@ from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.merges import CoordinateMedian
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.update_form import UpdateForm, update_bytes
-from subfleet.folding.folding import Folding
-from subfleet.folding.updates import Magnitude, check_update, read_change
 from subfleet.methods.anycostfl import AnycostFL
 from subfleet.methods.assigner import AssignmentContext, Draw
 from subfleet.methods.heterofl import HeteroFL
@@ -30,9 +30,9 @@ from subfleet.protocol.messages import Task
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.task import Train
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Qsgd, TopK, TopKQsgd, Uncompressed
-from subfleet.rounds.state import RunState, Seat, Trained
-from subfleet.rounds.terms import Terms
-from subfleet.serving.terms import terms_of as planned
+from subfleet.rounds.context import RunContext
+from subfleet.rounds.state import ClientState, RunState, Trained
+from subfleet.serving.context import context_of as planned
 from subfleet.settings.reading import read_run
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
@@ -41,7 +41,7 @@ from subfleet.transport.blob_store import BlobStore
 
 Changes = dict[str, npt.NDArray[np.float32]]
 MODEL = Mlp(input_shape=(6,), class_count=3, widths=(8, 8), depths=(2, 1), group_size=4, norm="batch")
-PLAN = terms_of(model=MODEL)
+PLAN = context_of(model=MODEL)
 NETWORK = PLAN.network
 STATE = init_state(NETWORK, 0)
 BUFFERS = {name for name, decl in NETWORK.tensors.items() if decl.role in ("mean", "variance")}
@@ -53,7 +53,7 @@ def drawn(task: Task, scale: float = 0.1) -> Changes:
     generator = np.random.default_rng(len(task.client_id) + sum(map(ord, task.client_id)))
     return {
         name: (scale * generator.normal(size=shape)).astype(np.float32)
-        for name, shape in NETWORK.shapes(task.spec).items()
+        for name, shape in NETWORK.shapes(task.architecture).items()
     }
 
 
@@ -64,29 +64,31 @@ def written(codec: AnyUpdateCodec, changes: Changes, client_id: str) -> bytes:
     return encode_arrays(encode_changes(codec, changes, exact=BUFFERS, uniform=uniform))
 
 
-def seats(blobs: BlobStore, codec: AnyUpdateCodec, scale: float = 0.1, *, decoded: bool = False) -> list[Seat]:
+def clients(blobs: BlobStore, codec: AnyUpdateCodec, scale: float = 0.1, *, decoded: bool = False) -> list[ClientState]:
     """Clients whose updates are encoded; or who send what becomes of them, as it is."""
     state, found = training(PLAN), []
-    for name, seat in state.seats.items():
-        assert seat.task is not None
-        assert isinstance(seat.task.work, Train)
-        work = replace(seat.task.work, update_codec=Uncompressed() if decoded else codec)
-        task = replace(seat.task, work=work)
+    for name, client in state.clients.items():
+        assert client.task is not None
+        assert isinstance(client.task.work, Train)
+        work = replace(client.task.work, update_codec=Uncompressed() if decoded else codec)
+        task = replace(client.task, work=work)
         ref = blobs.add(written(codec, drawn(task, scale), name))
         if decoded:
-            change = read_change(UpdateForm.of(NETWORK, task.spec, codec), blobs, ref)
+            change = read_change(UpdateForm.of(NETWORK, task.architecture, codec), blobs, ref)
             ref = blobs.add(encode_arrays({key: tensor.numpy() for key, tensor in change.items()}))
         found.append(
-            replace(seat, stage="done", task=task, trained=Trained(update=replace(update(PLAN, state, name), blob=ref)))
+            replace(
+                client, stage="done", task=task, trained=Trained(update=replace(update(PLAN, state, name), blob=ref))
+            )
         )
     return found
 
 
-def folded(found: list[Seat], blobs: BlobStore, **changes: Any) -> dict[str, torch.Tensor]:
+def aggregated(found: list[ClientState], blobs: BlobStore, **changes: Any) -> dict[str, torch.Tensor]:
     roles = with_steps(HeteroFL().roles(), **changes)
-    terms = replace(PLAN, roles=roles, config=replace(PLAN.config, max_client_share=1.0))
-    folding = Folding(terms=terms, blobs=blobs)
-    result = folding.fold(ModelState(shared=STATE), 1, found)
+    context = replace(PLAN, roles=roles, config=replace(PLAN.config, max_client_fraction=1.0))
+    aggregation = Aggregation(context=context, blobs=blobs)
+    result = aggregation.aggregate(ModelState(shared=STATE), 1, found)
     assert not result.refused
     return dict(result.state.shared)
 
@@ -97,25 +99,25 @@ def same_bits(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> 
 
 @EVERY
 @pytest.mark.parametrize("merge", [None, CoordinateMedian(least_clients=2)], ids=["mean", "median"])
-def test_encoded_updates_are_folded_as_what_they_decode_to(
+def test_encoded_updates_are_aggregated_as_what_they_decode_to(
     tmp_path: Path, codec: AnyUpdateCodec, merge: CoordinateMedian | None
 ) -> None:
     blobs = BlobStore(tmp_path)
-    found = folded(seats(blobs, codec), blobs, merge=merge)
-    assert same_bits(found, folded(seats(blobs, codec, decoded=True), blobs, merge=merge))
+    found = aggregated(clients(blobs, codec), blobs, merge=merge)
+    assert same_bits(found, aggregated(clients(blobs, codec, decoded=True), blobs, merge=merge))
     assert not same_bits(found, STATE)
 
 
 @EVERY
 def test_no_change_changes_no_bit(tmp_path: Path, codec: AnyUpdateCodec) -> None:
     blobs = BlobStore(tmp_path)
-    assert same_bits(folded(seats(blobs, codec, scale=0.0), blobs), STATE)
+    assert same_bits(aggregated(clients(blobs, codec, scale=0.0), blobs), STATE)
 
 
 @EVERY
-def test_running_statistics_are_folded_as_they_were_measured(tmp_path: Path, codec: AnyUpdateCodec) -> None:
+def test_running_statistics_are_aggregated_as_they_were_measured(tmp_path: Path, codec: AnyUpdateCodec) -> None:
     blobs = BlobStore(tmp_path)
-    exact, found = (folded(seats(blobs, one), blobs) for one in (Uncompressed(), codec))
+    exact, found = (aggregated(clients(blobs, one), blobs) for one in (Uncompressed(), codec))
     assert BUFFERS
     assert all(torch.equal(found[name], exact[name]) for name in BUFFERS)
 
@@ -127,21 +129,21 @@ def checked(form: UpdateForm, path: Path) -> None:
 
 @pytest.mark.slow
 @EVERY
-def test_an_update_takes_what_its_subnet_was_priced_with(tmp_path: Path, codec: AnyUpdateCodec) -> None:
-    terms = terms_of(model=MODEL, update_codec=codec)
-    for candidate in terms.candidates:
-        task = replace(_task(), spec=candidate.spec)
+def test_an_update_takes_what_its_submodel_was_estimated_with(tmp_path: Path, codec: AnyUpdateCodec) -> None:
+    context = context_of(model=MODEL, update_codec=codec)
+    for candidate in context.candidates:
+        task = replace(_task(), architecture=candidate.architecture)
         content = written(codec, drawn(task), "ada")
         values = sum(array.nbytes for array in decode_arrays(content).values())
-        assert values == candidate.update_bytes == update_bytes(NETWORK, candidate.spec, codec)
+        assert values == candidate.update_bytes == update_bytes(NETWORK, candidate.architecture, codec)
         assert candidate.update_bytes <= candidate.weight_bytes
         assert (candidate.update_bytes == candidate.weight_bytes) == (codec == Uncompressed())
         (tmp_path / "update").write_bytes(content)
-        checked(UpdateForm.of(NETWORK, candidate.spec, codec), tmp_path / "update")
+        checked(UpdateForm.of(NETWORK, candidate.architecture, codec), tmp_path / "update")
 
 
 def _task() -> Task:
-    task = training(PLAN).seats["ada"].task
+    task = training(PLAN).clients["ada"].task
     assert task is not None
     return task
 
@@ -149,7 +151,7 @@ def _task() -> Task:
 @pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.TYPE)
 def test_what_the_codec_does_not_write_is_refused_when_it_comes(tmp_path: Path, codec: AnyUpdateCodec) -> None:
     task, path = _task(), tmp_path / "update"
-    form, changes = UpdateForm.of(NETWORK, task.spec, codec), drawn(_task())
+    form, changes = UpdateForm.of(NETWORK, task.architecture, codec), drawn(_task())
     good = decode_arrays(written(codec, changes, "ada"))
     coded = next(name for name, array in good.items() if array.dtype == np.uint8)
     buffer = min(BUFFERS & good.keys())
@@ -172,7 +174,7 @@ def test_what_the_codec_does_not_write_is_refused_when_it_comes(tmp_path: Path, 
 
 
 def test_what_decodes_to_no_number_is_refused(tmp_path: Path) -> None:
-    form = UpdateForm.of(NETWORK, _task().spec, TopK(fraction=0.3))
+    form = UpdateForm.of(NETWORK, _task().architecture, TopK(fraction=0.3))
     good = decode_arrays(written(form.codec, drawn(_task()), "ada"))
     coded = next(name for name, array in good.items() if array.dtype == np.uint8)
     ends = np.array(good[coded])
@@ -182,27 +184,27 @@ def test_what_decodes_to_no_number_is_refused(tmp_path: Path) -> None:
         checked(form, tmp_path / "update")
 
 
-def ask(terms: Terms, **links: int) -> AssignmentContext:
+def ask(context: RunContext, **links: int) -> AssignmentContext:
     return AssignmentContext(
-        networks={"": terms.network},
-        candidates=terms.candidates,
-        price=terms.price,
+        networks={"": context.network},
+        candidates=context.candidates,
+        estimate=context.estimate,
         draw=Draw(seed=0, round=1, client_id="ada"),
         target="onnx",
         budget=Budget(memory_bytes=2**40, **links),
     )
 
 
-def given_parameters(terms: Terms, **links: int) -> int:
-    found = terms.roles.assigner.assign(ask(terms, **links)).candidate
+def given_parameters(context: RunContext, **links: int) -> int:
+    found = context.roles.assigner.assign(ask(context, **links)).candidate
     return 0 if found is None else found.parameters
 
 
-def test_a_weak_uplink_carries_a_larger_subnet_with_a_codec_and_a_weak_downlink_does_not() -> None:
-    plans = [terms_of(model=MODEL, update_codec=codec) for codec in (None, *CODECS)]
+def test_a_weak_uplink_carries_a_larger_submodel_with_a_codec_and_a_weak_downlink_does_not() -> None:
+    plans = [context_of(model=MODEL, update_codec=codec) for codec in (None, *CODECS)]
     limit = PLAN.candidates[2].weight_bytes
-    assert len({given_parameters(terms, downlink_bytes=limit) for terms in plans}) == 1
-    raw, *compressed = (given_parameters(terms, uplink_bytes=limit) for terms in plans)
+    assert len({given_parameters(context, downlink_bytes=limit) for context in plans}) == 1
+    raw, *compressed = (given_parameters(context, uplink_bytes=limit) for context in plans)
     assert min(compressed) > raw > 0
 
 
@@ -235,30 +237,30 @@ def test_anycostfl_gives_the_largest_width_and_then_the_densest_update(uplink_by
     assert found == (fitting[-1] if fitting else None)
     if found is None:
         return
-    codec = ANYCOST.update_codec(ANYCOST.network, found.spec, Budget(memory_bytes=1, uplink_bytes=uplink_bytes))
+    codec = ANYCOST.update_codec(ANYCOST.network, found.architecture, Budget(memory_bytes=1, uplink_bytes=uplink_bytes))
     assert isinstance(codec, TopKQsgd)
-    assert update_bytes(ANYCOST.network, found.spec, codec) <= uplink_bytes
+    assert update_bytes(ANYCOST.network, found.architecture, codec) <= uplink_bytes
     denser = replace(codec, fraction=min(1.0, codec.fraction + 0.02))
-    assert codec.fraction == 1.0 or update_bytes(ANYCOST.network, found.spec, denser) > uplink_bytes
+    assert codec.fraction == 1.0 or update_bytes(ANYCOST.network, found.architecture, denser) > uplink_bytes
     assert codec.fraction >= 0.05
 
 
 def test_anycostfl_sends_all_where_nothing_limits_it_and_nothing_else_where_it_is_told() -> None:
-    size, free = ANYCOST.candidates[-1].spec, Budget(memory_bytes=1)
+    size, free = ANYCOST.candidates[-1].architecture, Budget(memory_bytes=1)
     assert ANYCOST.update_codec(ANYCOST.network, size, free) == TopKQsgd(fraction=1.0)
     for codec, expected in ((None, Uncompressed()), (Qsgd(), Qsgd()), (TopK(fraction=0.5), TopK(fraction=1.0))):
-        assert terms_of(method=AnycostFL(codec=codec)).update_codec(PLAN.network, PLAN.space[0], free) == expected
-    told = terms_of(method=AnycostFL(), update_codec=TopK(fraction=0.5))
+        assert context_of(method=AnycostFL(codec=codec)).update_codec(PLAN.network, PLAN.space[0], free) == expected
+    told = context_of(method=AnycostFL(), update_codec=TopK(fraction=0.5))
     assert told.update_codec(PLAN.network, PLAN.space[0], free) == TopK(fraction=0.5)
 
 
 def codecs_of(state: RunState) -> set[AnyUpdateCodec]:
-    works = [seat.task.work for seat in state.seats.values() if seat.task is not None]
+    works = [client.task.work for client in state.clients.values() if client.task is not None]
     return {work.update_codec for work in works if isinstance(work, Train)}
 
 
 def test_a_task_names_the_codec() -> None:
-    state = training(terms_of(model=MODEL, update_codec=CODECS[0]))
+    state = training(context_of(model=MODEL, update_codec=CODECS[0]))
     assert codecs_of(state) == {CODECS[0]}
     assert codecs_of(training(PLAN)) == {Uncompressed()}
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from server.coordinator_cases import CLIENTS, blob, prepared, profile, telemetry, terms_of, update, wanted_of
+from server.coordinator_cases import CLIENTS, blob, context_of, prepared, profile, telemetry, update, wanted_of
 from server.random_cases import answers, found_of
 from server.server_rig import World, config, fleet
 
@@ -24,47 +24,50 @@ from subfleet.protocol.task import Evaluate
 from subfleet.protocol.topics import Topics
 from subfleet.reporting.results import summary
 from subfleet.rounds.actions import Action, AggregationRequest, CloseEvaluation, SendTask, Withdraw
+from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import resume_actions, round_info, step
 from subfleet.rounds.evaluating import AT_ONCE
 from subfleet.rounds.events import Done, Event, Failed, Tick
+from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.state import RunState
-from subfleet.rounds.suspicion import ChangeSize
-from subfleet.rounds.terms import Terms
 from subfleet.rounds.work import AggregatedRound, CheckRequest, EvaluationRequest, PreparedTask, TaskRequest
 from subfleet.rounds.written import ProgramFacts
 from subfleet.settings.timing import Deadlines, Evaluations
 
 HELD_OUT = 10
 EACH = Evaluations(every=1)
-TERMS = terms_of(evaluation=EACH, rounds=3)
+CONTEXT = context_of(evaluation=EACH, rounds=3)
 Outcome = tuple[RunState, tuple[Action, ...]]
 
 
-def folded(terms: Terms, held_out: Mapping[str, int], *, number: int = 1) -> Outcome:
-    """A round was folded at second 5, in which all took part; these hold samples out."""
+def aggregated(context: RunContext, held_out: Mapping[str, int], *, number: int = 1) -> Outcome:
+    """A round was aggregated at second 5, in which all took part; these hold samples out."""
     state, actions = RunState(), tuple[Action, ...]()
     for name in CLIENTS:
-        state, _ = step(terms, state, Presence(client_id=name, session_id=f"{name}-1", online=True), 1.0)
-        state, _ = step(terms, state, replace(profile(name), held_out_count=held_out.get(name, 0)), 1.0)
+        state, _ = step(context, state, Presence(client_id=name, session_id=f"{name}-1", online=True), 1.0)
+        state, _ = step(context, state, replace(profile(name), held_out_count=held_out.get(name, 0)), 1.0)
     for _ in range(number):
         for name in CLIENTS:
-            state, _ = step(terms, state, telemetry(terms, name, state.round), 2.0)
+            state, _ = step(context, state, telemetry(context, name, state.round), 2.0)
         for name in CLIENTS:
-            state, _ = step(terms, state, prepared(terms, state, name), 2.0)
+            state, _ = step(context, state, prepared(context, state, name), 2.0)
         for name in CLIENTS:
             state, _ = step(
-                terms, state, Done(request=CheckRequest(update=update(terms, state, name)), result=ChangeSize()), 3.0
+                context,
+                state,
+                Done(request=CheckRequest(update=update(context, state, name)), result=ChangeSize()),
+                3.0,
             )
         event = Done(
-            request=AggregationRequest(round=state.round, seats=()),
+            request=AggregationRequest(round=state.round, clients=()),
             result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}),
         )
-        state, actions = step(terms, state, event, 5.0)
+        state, actions = step(context, state, event, 5.0)
     return state, actions
 
 
-def asked(terms: Terms = TERMS, **held_out: int) -> Outcome:
-    return folded(terms, held_out or dict.fromkeys(CLIENTS, HELD_OUT))
+def asked(context: RunContext = CONTEXT, **held_out: int) -> Outcome:
+    return aggregated(context, held_out or dict.fromkeys(CLIENTS, HELD_OUT))
 
 
 def made(wanted: EvaluationRequest, planned_bytes: int = 1000) -> Event:
@@ -73,22 +76,22 @@ def made(wanted: EvaluationRequest, planned_bytes: int = 1000) -> Event:
     return Done(request=wanted, result=PreparedTask(program=program, weights=blob("weights"), facts=facts))
 
 
-def given_out(terms: Terms = TERMS, **held_out: int) -> RunState:
+def given_out(context: RunContext = CONTEXT, **held_out: int) -> RunState:
     """Everybody who is asked has its task since second 6."""
-    state, actions = asked(terms, **held_out)
+    state, actions = asked(context, **held_out)
     for wanted in wanted_of(EvaluationRequest, actions):
-        state, _ = step(terms, state, made(wanted), 6.0)
+        state, _ = step(context, state, made(wanted), 6.0)
     return state
 
 
 def task(state: RunState, name: str) -> Task:
-    found = state.seats[name].task
+    found = state.clients[name].task
     assert found is not None
     return found
 
 
-def said(terms: Terms, state: RunState, name: str, now_s: float = 7.0, **changes: Any) -> Outcome:
-    return step(terms, state, replace(found_of(task(state, name), HELD_OUT), **changes), now_s)
+def said(context: RunContext, state: RunState, name: str, now_s: float = 7.0, **changes: Any) -> Outcome:
+    return step(context, state, replace(found_of(task(state, name), HELD_OUT), **changes), now_s)
 
 
 def closed(actions: tuple[Action, ...]) -> CloseEvaluation:
@@ -96,7 +99,7 @@ def closed(actions: tuple[Action, ...]) -> CloseEvaluation:
 
 
 def told(actions: tuple[Action, ...]) -> dict[str, str]:
-    record = evaluation_record(TERMS, closed(actions), Traffic(Topics("main")))
+    record = evaluation_record(CONTEXT, closed(actions), Traffic(Topics("main")))
     return {row.client_id: row.status for row in record.clients}
 
 
@@ -120,8 +123,8 @@ ERRORS = MetricSums(
 )
 def test_it_is_due_after_each_so_many_rounds_and_after_the_last(evaluation: Evaluations, due: tuple[int, ...]) -> None:
     assert tuple(number for number in (1, 2, 3) if evaluation.due(number, 3)) == due
-    terms = terms_of(evaluation=evaluation, rounds=3)
-    state, _ = folded(terms, dict.fromkeys(CLIENTS, HELD_OUT))
+    context = context_of(evaluation=evaluation, rounds=3)
+    state, _ = aggregated(context, dict.fromkeys(CLIENTS, HELD_OUT))
     assert (state.phase == "evaluate") == (1 in due)
 
 
@@ -129,40 +132,40 @@ def test_only_those_with_held_out_data_who_are_there_are_asked() -> None:
     state, actions = asked(ada=HELD_OUT, cyd=HELD_OUT)
     assert state.phase == "evaluate"
     assert [one.client_id for one in wanted_of(EvaluationRequest, actions)] == ["ada", "cyd"]
-    nobody, actions = folded(TERMS, {})
+    nobody, actions = aggregated(CONTEXT, {})
     assert (nobody.phase, wanted_of(EvaluationRequest, actions)) == ("measure", [])
 
 
-def test_a_task_brings_the_subnet_that_the_client_would_be_given_for_good() -> None:
+def test_a_task_brings_the_submodel_that_the_client_would_be_given_for_good() -> None:
     state = given_out()
-    for name, seat in state.seats.items():
+    for name, client in state.clients.items():
         given = task(state, name)
         last = state.last[name]
-        assert given.spec == last.spec
+        assert given.architecture == last.architecture
         assert isinstance(given.work, Evaluate)
         assert (given.work.settings.batch_size, given.work.settings.per_class) == (
-            TERMS.training(1).program_batch_size,
+            CONTEXT.training(1).program_batch_size,
             False,
         )
         assert given.task_id == f"run/r1/{name}/evaluate"
-        assert seat.stage == "out"
-    info = round_info(TERMS, state, 7.0)
+        assert client.stage == "out"
+    info = round_info(CONTEXT, state, 7.0)
     assert info is not None
     assert info.phase == "train"
 
 
 def test_a_few_are_asked_in_each_step_and_each_once() -> None:
     names = tuple(f"c{place:03}" for place in range(2 * AT_ONCE + 1))
-    terms = replace(TERMS, config=replace(TERMS.config, min_clients=1))
-    state, _ = asked(terms)
-    seat, member = state.last["ada"], state.live.members["ada"]
+    context = replace(CONTEXT, config=replace(CONTEXT.config, min_clients=1))
+    state, _ = asked(context)
+    client, member = state.last["ada"], state.live.members["ada"]
     profiles = state.profiles.updated({name: replace(state.profiles["ada"], client_id=name) for name in names})
     live = replace(state.live, members=state.live.members.updated(dict.fromkeys(names, member)))
-    last = {name: replace(seat, client_id=name) for name in names}
-    state = replace(state, profiles=profiles, live=live, last=last, seats={})
+    last = {name: replace(client, client_id=name) for name in names}
+    state = replace(state, profiles=profiles, live=live, last=last, clients={})
     found = []
     for _ in range(6):
-        state, actions = step(terms, state, Tick(), 6.0)
+        state, actions = step(context, state, Tick(), 6.0)
         wanted = [one.client_id for one in wanted_of(EvaluationRequest, actions)]
         assert len(wanted) <= AT_ONCE
         found += wanted
@@ -175,20 +178,20 @@ def test_a_few_are_asked_in_each_step_and_each_once() -> None:
 def test_the_phase_ends_when_all_have_answered_and_each_counts_once() -> None:
     state = given_out()
     for name in CLIENTS[:-1]:
-        state, actions = said(TERMS, state, name)
+        state, actions = said(CONTEXT, state, name)
         assert answers(actions, f"evaluated.{task(state, name).task_id}.{HELD_OUT}") == ["accepted"]
         assert any(isinstance(action, Withdraw) for action in actions)
-        again, actions = said(TERMS, state, name, loss=9.0)
+        again, actions = said(CONTEXT, state, name, loss=9.0)
         assert answers(actions, f"evaluated.{task(state, name).task_id}.{HELD_OUT}") == ["duplicate"]
-        assert again.seats == state.seats
+        assert again.clients == state.clients
     last = found_of(task(state, CLIENTS[-1]), HELD_OUT)
-    state, actions = step(TERMS, state, last, 8.0)
+    state, actions = step(CONTEXT, state, last, 8.0)
     assert told(actions) == dict.fromkeys(CLIENTS, "evaluated")
     assert state.phase == "measure"
     assert {name: (one.round, one.evaluated.loss) for name, one in state.evaluated.items()} == dict.fromkeys(
         CLIENTS, (1, 1.0)
     )
-    late, actions = step(TERMS, state, last, 9.0)
+    late, actions = step(CONTEXT, state, last, 9.0)
     assert answers(actions, last.message_id) == ["duplicate"]
     assert late.evaluated == state.evaluated
 
@@ -208,15 +211,15 @@ def test_the_phase_ends_when_all_have_answered_and_each_counts_once() -> None:
 )
 def test_what_cannot_be_is_refused(changes: dict[str, Any], reason: str) -> None:
     state = given_out()
-    after, actions = said(TERMS, state, "ada", **changes)
-    receipts = [action.receipt for action in actions if hasattr(action, "receipt")]
-    assert [(one.status, reason in one.reason) for one in receipts] == [("refused", True)]
-    assert after.seats == state.seats
+    after, actions = said(CONTEXT, state, "ada", **changes)
+    acks = [action.ack for action in actions if hasattr(action, "ack")]
+    assert [(one.status, reason in one.reason) for one in acks] == [("refused", True)]
+    assert after.clients == state.clients
 
 
 def test_classes_are_counted_where_that_was_asked() -> None:
-    terms = terms_of(evaluation=Evaluations(every=1, per_class=True), rounds=3)
-    state = given_out(terms)
+    context = context_of(evaluation=Evaluations(every=1, per_class=True), rounds=3)
+    state = given_out(context)
     asked_for = task(state, "ada").work
     assert isinstance(asked_for, Evaluate)
     assert asked_for.settings.per_class
@@ -224,25 +227,25 @@ def test_classes_are_counted_where_that_was_asked() -> None:
     for counts, status in (((9, 1), "refused"), ((5, 4, 1), "accepted")):
         right = (1,) * len(counts)
         after, actions = said(
-            terms, state, "ada", class_counts=counts, class_correct=right, accuracy=len(right) / HELD_OUT
+            context, state, "ada", class_counts=counts, class_correct=right, accuracy=len(right) / HELD_OUT
         )
-        (action,) = (one for one in actions if hasattr(one, "receipt"))
-        assert action.receipt.status == status
-    row = next(one for one in after.seats.values() if one.client_id == "ada")
+        (action,) = (one for one in actions if hasattr(one, "ack"))
+        assert action.ack.status == status
+    row = next(one for one in after.clients.values() if one.client_id == "ada")
     assert row.evaluated is not None
     assert row.evaluated.class_correct == (1, 1, 1)
 
 
 def test_an_update_is_no_answer_to_an_evaluation_and_the_other_way_round() -> None:
     state = given_out()
-    _, actions = step(TERMS, state, update(TERMS, state, "ada"), 7.0)
-    assert [action.receipt.status for action in actions if hasattr(action, "receipt")] == ["refused"]
+    _, actions = step(CONTEXT, state, update(CONTEXT, state, "ada"), 7.0)
+    assert [action.ack.status for action in actions if hasattr(action, "ack")] == ["refused"]
 
 
 # --- what goes wrong ----------------------------------------------------------------------------------------------
 
 
-def test_a_refusal_ends_the_seat_and_says_nothing_of_the_program_that_trains() -> None:
+def test_a_refusal_ends_the_client_and_says_nothing_of_the_program_that_trains() -> None:
     state = given_out()
     no = Refusal(
         task_id=task(state, "ada").task_id,
@@ -252,18 +255,18 @@ def test_a_refusal_ends_the_seat_and_says_nothing_of_the_program_that_trains() -
         reason="runtime",
         detail="it lacks an operator",
     )
-    state, _ = step(TERMS, state, no, 7.0)
-    assert (state.seats["ada"].stage, state.seats["ada"].reason) == ("refused", "runtime: it lacks an operator")
+    state, _ = step(CONTEXT, state, no, 7.0)
+    assert (state.clients["ada"].stage, state.clients["ada"].reason) == ("refused", "runtime: it lacks an operator")
     assert state.unfit == {}
 
 
 def test_what_cannot_be_made_or_does_not_fit_leaves_a_client_out() -> None:
     state, actions = asked()
     ada, bob, cyd = wanted_of(EvaluationRequest, actions)
-    state, _ = step(TERMS, state, Failed(request=ada, reason="export failed: no"), 6.0)
-    state, _ = step(TERMS, state, made(bob, 10**12), 6.0)
-    state, _ = step(TERMS, state, made(cyd), 6.0)
-    state, actions = said(TERMS, state, "cyd")
+    state, _ = step(CONTEXT, state, Failed(request=ada, reason="export failed: no"), 6.0)
+    state, _ = step(CONTEXT, state, made(bob, 10**12), 6.0)
+    state, _ = step(CONTEXT, state, made(cyd), 6.0)
+    state, actions = said(CONTEXT, state, "cyd")
     assert told(actions) == {
         "ada": "skipped: export failed: no",
         "bob": "skipped: to evaluate takes 1000000000000 bytes of memory, but the budget is 1000000000",
@@ -271,28 +274,28 @@ def test_what_cannot_be_made_or_does_not_fit_leaves_a_client_out() -> None:
     }
 
 
-def test_what_fails_late_of_the_round_before_takes_nobodys_seat() -> None:
+def test_what_fails_late_of_the_round_before_takes_nobodys_client() -> None:
     """A program that trains fails when its client is already asked to evaluate."""
     state, _ = asked()
-    client = state.seats["ada"].participant
+    client = state.clients["ada"].participant
     assert client is not None
     late = TaskRequest(participant=client, round=1, attempt=0, target="onnx")
-    assert step(TERMS, state, Failed(request=late, reason="no"), 6.0)[0].seats == state.seats
+    assert step(CONTEXT, state, Failed(request=late, reason="no"), 6.0)[0].clients == state.clients
 
 
 def test_the_deadline_ends_the_wait_and_a_quorum_where_timing_may_decide() -> None:
     state = given_out()
-    state, _ = said(TERMS, state, "ada")
-    late_s = 5.0 + TERMS.config.deadlines.evaluate_s
-    assert step(TERMS, state, Tick(), late_s - 0.1)[0].phase == "evaluate"
-    after, actions = step(TERMS, state, Tick(), late_s)
+    state, _ = said(CONTEXT, state, "ada")
+    late_s = 5.0 + CONTEXT.config.deadlines.evaluate_s
+    assert step(CONTEXT, state, Tick(), late_s - 0.1)[0].phase == "evaluate"
+    after, actions = step(CONTEXT, state, Tick(), late_s)
     missing = "missing: no answer came in time: no heartbeat for 303 s"
     assert told(actions) == {"ada": "evaluated", "bob": missing, "cyd": missing}
     assert {action.task_id for action in actions if isinstance(action, Withdraw)} == {
         f"run/r1/{name}/evaluate" for name in ("bob", "cyd")
     }
     assert after.phase != "evaluate"
-    quick = terms_of(evaluation=EACH, rounds=3, quorum=0.6)
+    quick = context_of(evaluation=EACH, rounds=3, quorum=0.6)
     state = given_out()
     state, _ = said(quick, state, "ada")
     state, actions = said(quick, state, "bob")
@@ -302,7 +305,7 @@ def test_the_deadline_ends_the_wait_and_a_quorum_where_timing_may_decide() -> No
 def test_whoever_starts_anew_is_sent_its_task_again() -> None:
     state = given_out()
     anew = Presence(client_id="ada", session_id="ada-2", online=True)
-    _, actions = step(TERMS, state, anew, 7.0)
+    _, actions = step(CONTEXT, state, anew, 7.0)
     assert [action.task for action in actions if isinstance(action, SendTask)] == [task(state, "ada")]
 
 
@@ -315,18 +318,18 @@ def test_the_journal_keeps_what_is_under_way_and_what_was_found(tmp_path: Path) 
     journal = Journal(engine, run_id)
     state, actions = asked()
     wanted = wanted_of(EvaluationRequest, actions)
-    early, _ = step(TERMS, state, made(wanted[0]), 6.0)
-    done, _ = said(TERMS, early, "ada")
-    part, _ = step(TERMS, done, made(wanted[1]), 6.0)
+    early, _ = step(CONTEXT, state, made(wanted[0]), 6.0)
+    done, _ = said(CONTEXT, early, "ada")
+    part, _ = step(CONTEXT, done, made(wanted[1]), 6.0)
     journal.save(RunState(), part)
     found = journal.load(9.0)
-    assert (found.phase, found.seats, found.evaluated) == ("evaluate", part.seats, {})
-    again = resume_actions(TERMS, found)
+    assert (found.phase, found.clients, found.evaluated) == ("evaluate", part.clients, {})
+    again = resume_actions(CONTEXT, found)
     assert [action.task for action in again if isinstance(action, SendTask)] == [task(part, "bob")]
     assert wanted_of(EvaluationRequest, again) == [wanted[2]]
-    late, actions = step(TERMS, part, Tick(), 5.0 + TERMS.config.deadlines.evaluate_s)
+    late, actions = step(CONTEXT, part, Tick(), 5.0 + CONTEXT.config.deadlines.evaluate_s)
     close = closed(actions)
-    journal.save(part, late, close=close, record=evaluation_record(TERMS, close, Traffic(Topics("main"))))
+    journal.save(part, late, close=close, record=evaluation_record(CONTEXT, close, Traffic(Topics("main"))))
     found = journal.load(9.0)
     assert (found.evaluated, found.settled) == (late.evaluated, late.settled)
     assert "run/r1/ada/evaluate" in found.settled

@@ -5,19 +5,19 @@ from dataclasses import replace
 import pytest
 from server.coordinator_cases import (
     CLIENTS,
+    context_of,
     joined,
     measuring,
     prepared,
     telemetry,
-    terms_of,
 )
 from server.punctuality_cases import (
+    CONTEXT,
     DEADLINES,
     OTHERS,
-    TERMS,
     after_misses,
+    aggregated,
     closes_after,
-    folded,
     given_tasks,
     missed,
     ticked,
@@ -30,11 +30,11 @@ from subfleet.methods.oort import Oort
 from subfleet.methods.selector import Selection, SelectionContext
 from subfleet.protocol.messages import Presence
 from subfleet.rounds.awaiting import punctuality_of
+from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.live import Punctuality
 from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.state import RunState
-from subfleet.rounds.terms import Terms
 from subfleet.testing.rounds import with_steps
 
 # --- who is chosen ------------------------------------------------------------------------------------------------
@@ -44,10 +44,10 @@ from subfleet.testing.rounds import with_steps
 @pytest.mark.parametrize("wanted", [1, 2])
 def test_extras_are_asked_beside_those_that_are_wanted(method: Oort | None, wanted: int) -> None:
     settings = {} if method is None else {"method": method}
-    terms = terms_of(min_clients=2, rounds=40, deadlines=DEADLINES, clients_per_round=wanted, **settings)
-    state = measuring(terms)
+    context = context_of(min_clients=2, rounds=40, deadlines=DEADLINES, clients_per_round=wanted, **settings)
+    state = measuring(context)
     for name in ("dan", "eve", "fay"):
-        state = joined(terms, state, name, 1.0)
+        state = joined(context, state, name, 1.0)
     everyone, extras = (*CLIENTS, "dan", "eve", "fay"), ("cyd", "dan", "eve")
     for name, count in zip(extras, (2, 8, 9), strict=True):
         state = with_record(state, name, "training", after_misses(count))
@@ -57,11 +57,11 @@ def test_extras_are_asked_beside_those_that_are_wanted(method: Oort | None, want
             state.live, members=PersistentMap({name: state.live.members[name] for name in ("ada", "bob", "fay")})
         ),
     )
-    state = given_tasks(terms, state, 2.0, *everyone)
-    chosen = {name for name, seat in state.seats.items() if seat.stage == "out"}
+    state = given_tasks(context, state, 2.0, *everyone)
+    chosen = {name for name, client in state.clients.items() if client.stage == "out"}
     assert len(chosen & set(extras)) == wanted
-    without = given_tasks(terms, plain, 2.0, "ada", "bob", "fay")
-    assert chosen - set(extras) == {name for name, seat in without.seats.items() if seat.stage == "out"}
+    without = given_tasks(context, plain, 2.0, "ada", "bob", "fay")
+    assert chosen - set(extras) == {name for name, client in without.clients.items() if client.stage == "out"}
     assert len(chosen) == 2 * wanted
 
 
@@ -72,40 +72,40 @@ def test_where_only_extras_are_there_the_method_chooses_among_them() -> None:
         found.append(tuple(one.client_id for one in selecting.clients))
         return Selection(clients=("bob", "cyd"), memory=selecting.memory)
 
-    terms = replace(TERMS, roles=with_steps(TERMS.roles, select=last_two))
-    state = measuring(terms)
+    context = replace(CONTEXT, roles=with_steps(CONTEXT.roles, select=last_two))
+    state = measuring(context)
     for name in CLIENTS:
         state = with_record(state, name, "training", after_misses(2))
-    state = given_tasks(terms, state, 2.0)
+    state = given_tasks(context, state, 2.0)
     assert found == [CLIENTS]
-    assert {name for name, seat in state.seats.items() if seat.stage == "out"} == {"bob", "cyd"}
+    assert {name for name, client in state.clients.items() if client.stage == "out"} == {"bob", "cyd"}
 
 
 def test_all_take_part_in_a_round_that_measures_norms() -> None:
-    terms = terms_of(
+    context = context_of(
         **calibrating(min_clients=2, rounds=4, calibrate_every=1, deadlines=DEADLINES, clients_per_round=1)
     )
-    state = given_tasks(terms, measuring(terms), 2.0)
-    (drawn,) = (name for name, seat in state.seats.items() if seat.stage == "out")
-    state = folded(terms, trained(terms, state, 3.0, drawn), 4.0)
-    assert terms.config.calibrates(state.round)
+    state = given_tasks(context, measuring(context), 2.0)
+    (drawn,) = (name for name, client in state.clients.items() if client.stage == "out")
+    state = aggregated(context, trained(context, state, 3.0, drawn), 4.0)
+    assert context.config.calibrates(state.round)
     for name in ("bob", "cyd"):
         state = with_record(state, name, "training", after_misses(2))
-    state = given_tasks(terms, state, 5.0)
-    assert {seat.stage for seat in state.seats.values()} == {"out"}
-    state = trained(terms, state, 6.0, "ada")
-    assert (state.phase, missed(state, "cyd")) == ("fold", 3)
+    state = given_tasks(context, state, 5.0)
+    assert {client.stage for client in state.clients.values()} == {"out"}
+    state = trained(context, state, 6.0, "ada")
+    assert (state.phase, missed(state, "cyd")) == ("aggregate", 3)
 
 
 # --- telemetry ----------------------------------------------------------------------------------------------------
 
 
-def untold(terms: Terms, state: RunState, now_s: float) -> RunState:
+def untold(context: RunContext, state: RunState, now_s: float) -> RunState:
     """All but cyd tell what they can give; cyd beats."""
     for name in OTHERS:
-        state, _ = step(terms, state, telemetry(terms, name, state.round), now_s)
+        state, _ = step(context, state, telemetry(context, name, state.round), now_s)
     beat = Presence(client_id="cyd", session_id="cyd-1", online=True)
-    return step(terms, state, beat, now_s + 0.1)[0]
+    return step(context, state, beat, now_s + 0.1)[0]
 
 
 LATE = (30.0, "no telemetry came in time")
@@ -118,39 +118,41 @@ AFTER_ONE = "no answer came in 7.5 s; it has not answered the last announcement,
 def test_an_announcement_waits_for_telemetry_until_its_deadline_once_and_a_quarter_once(
     min_clients: int, second: tuple[float, str]
 ) -> None:
-    terms = replace(TERMS, config=replace(TERMS.config, min_clients=min_clients))
-    state = measuring(terms)
+    context = replace(CONTEXT, config=replace(CONTEXT.config, min_clients=min_clients))
+    state = measuring(context)
     third = (0.0, "it has not answered the last 2 announcements, and nobody waits for it")
     for count, (seconds, reason) in enumerate((LATE, second, third), 1):
         assert state.phase == "measure"
-        state = untold(terms, state, state.live.entered_s)
-        state = closes_after(terms, state, seconds) if seconds else state
-        assert (state.phase, state.seats["cyd"].reason, missed(state, "cyd", "telemetry")) == ("train", reason, count)
+        state = untold(context, state, state.live.entered_s)
+        state = closes_after(context, state, seconds) if seconds else state
+        assert (state.phase, state.clients["cyd"].reason, missed(state, "cyd", "telemetry")) == ("train", reason, count)
         for name in OTHERS:
-            state, _ = step(terms, state, prepared(terms, state, name), state.live.entered_s)
-        state = folded(terms, trained(terms, state, state.live.entered_s, *OTHERS), state.live.entered_s + 1)
-        state, _ = step(terms, state, Presence(client_id="cyd", session_id="cyd-1", online=True), state.live.entered_s)
+            state, _ = step(context, state, prepared(context, state, name), state.live.entered_s)
+        state = aggregated(context, trained(context, state, state.live.entered_s, *OTHERS), state.live.entered_s + 1)
+        state, _ = step(
+            context, state, Presence(client_id="cyd", session_id="cyd-1", online=True), state.live.entered_s
+        )
 
 
 def test_telemetry_makes_up_for_what_was_missed() -> None:
-    state = with_record(measuring(TERMS), "cyd", "telemetry", after_misses(2))
-    state, _ = step(TERMS, state, telemetry(TERMS, "cyd"), 3.0)
+    state = with_record(measuring(CONTEXT), "cyd", "telemetry", after_misses(2))
+    state, _ = step(CONTEXT, state, telemetry(CONTEXT, "cyd"), 3.0)
     assert punctuality_of(state, "cyd", "telemetry") == Punctuality(took_s=(2.0,))
-    state, _ = step(TERMS, state, telemetry(TERMS, "ada"), 3.0)
+    state, _ = step(CONTEXT, state, telemetry(CONTEXT, "ada"), 3.0)
     assert state.phase == "measure"
 
 
 def test_an_announcement_that_nobody_answers_is_missed_by_nobody() -> None:
-    state = ticked(TERMS, measuring(TERMS), 31.0)
-    assert not state.seats
+    state = ticked(CONTEXT, measuring(CONTEXT), 31.0)
+    assert not state.clients
     assert [missed(state, name, "telemetry") for name in CLIENTS] == [0, 0, 0]
 
 
 def test_where_only_extras_are_there_an_announcement_waits_until_its_deadline() -> None:
-    state = measuring(TERMS)
+    state = measuring(CONTEXT)
     for name in CLIENTS:
         state = with_record(state, name, "telemetry", after_misses(2))
-    state = ticked(TERMS, state, 30.5)
+    state = ticked(CONTEXT, state, 30.5)
     assert state.phase == "measure"
-    state, _ = step(TERMS, state, telemetry(TERMS, "cyd"), 30.5)
+    state, _ = step(CONTEXT, state, telemetry(CONTEXT, "cyd"), 30.5)
     assert state.phase == "train"

@@ -21,12 +21,12 @@ from server.searching_cases import (
     NOBODY,
     SCORING,
     Outcome,
+    context_with,
     journal_in,
     made_now,
     scored,
     sent,
     supernet_round,
-    terms_with,
 )
 
 from subfleet.journal.generations import (
@@ -43,11 +43,11 @@ from subfleet.protocol.readings import Budget
 from subfleet.protocol.task import Evaluate
 from subfleet.protocol.topics import Topics
 from subfleet.rounds.actions import CloseGeneration, Reply, Request, SendTask
+from subfleet.rounds.context import RunContext
 from subfleet.rounds.continuing import taken_up
 from subfleet.rounds.coordinator import resume_actions, step
 from subfleet.rounds.events import Done, Tick
 from subfleet.rounds.state import RunState
-from subfleet.rounds.terms import Terms
 from subfleet.rounds.work import EvaluationRequest, GenerationRequest, PreparedTask
 from subfleet.rounds.written import ProgramFacts
 from subfleet.settings.timing import Deadlines
@@ -59,44 +59,44 @@ def changed(made: Done, **changes: Any) -> Done:
     return replace(made, result=replace(made.result, **changes))
 
 
-def opened(terms: Terms = BY_DEVICES, held_out: int = HELD_OUT, *, central: bool = True) -> Outcome:
+def opened(context: RunContext = BY_DEVICES, held_out: int = HELD_OUT, *, central: bool = True) -> Outcome:
     """Devices are asked for the first scores, at second 6."""
-    state, actions = supernet_round(terms, held_out)
-    made = made_now(terms, state, actions)
-    return step(terms, state, changed(made, ticket="ab") if central else changed(made, ticket="ab", scores=()), 6.0)
+    state, actions = supernet_round(context, held_out)
+    made = made_now(context, state, actions)
+    return step(context, state, changed(made, ticket="ab") if central else changed(made, ticket="ab", scores=()), 6.0)
 
 
 def test_devices_are_sent_the_smallest_supernet_that_holds_the_paths() -> None:
     state, actions = opened()
     wanted = wanted_of(EvaluationRequest, actions)
-    assert len(wanted) == len(state.seats) == 2
+    assert len(wanted) == len(state.clients) == 2
     assert state.live.scores is not None
     assert state.live.scores.made.generation is not None
     paths = state.live.scores.made.generation.paths
     for place, (name, choice) in enumerate(BY_DEVICES.network.choices.items()):
-        held = dict(wanted[0].participant.spec.choices).get(name, choice.operators)
+        held = dict(wanted[0].participant.architecture.choices).get(name, choice.operators)
         assert set(held) == {path[place] for path in paths}
     state = sent(state, actions, BY_DEVICES, 6.0)
-    given = [task(state, name).work for name in state.seats]
+    given = [task(state, name).work for name in state.clients]
     assert all(isinstance(one, Evaluate) and one.settings.population == paths for one in given)
 
 
 @pytest.mark.parametrize(("share", "first"), [(1.0, 0.8), (0.5, 0.5)])
 def test_scores_are_means_over_labels_of_all_rounds_and_rank_against_the_servers(share: float, first: float) -> None:
     """However many labels a device says to have counted, it has no more than its share of them."""
-    terms = terms_with(replace(SCORING, scoring_rounds=2), max_client_share=share)
-    state, actions = opened(terms)
+    context = context_with(replace(SCORING, scoring_rounds=2), max_client_fraction=share)
+    state, actions = opened(context)
     assert state.live.scores is not None
     central = state.live.scores.made.scores
     asked, record = list[set[str]](), None
     for now_s in (7.0, 8.0):
-        state = sent(state, actions, terms, now_s)
-        asked.append(set(state.seats))
-        for number, name in enumerate(sorted(state.seats)):
+        state = sent(state, actions, context, now_s)
+        asked.append(set(state.clients))
+        for number, name in enumerate(sorted(state.clients)):
             ranks = tuple(0.1 * (1 + sorted(central).index(one)) for one in central)
-            told = scored(state, terms, name, ranks if number else (0.5,) * len(central), 2 if number else 8)
-            state, actions = step(terms, state, told, now_s)
-            assert [one.receipt.status for one in actions if isinstance(one, Reply)] == ["accepted"]
+            told = scored(state, context, name, ranks if number else (0.5,) * len(central), 2 if number else 8)
+            state, actions = step(context, state, told, now_s)
+            assert [one.ack.status for one in actions if isinstance(one, Reply)] == ["accepted"]
         closes = [one for one in actions if isinstance(one, CloseGeneration)]
         record = closes[0] if closes else record
     assert record is not None
@@ -128,25 +128,25 @@ def _too_few(told: Evaluated) -> Evaluated:
 def test_scores_are_believed_no_further_than_what_is_known(spoil: Callable[[Evaluated], Evaluated], words: str) -> None:
     state, actions = opened()
     state = sent(state, actions, BY_DEVICES, 6.0)
-    name = min(state.seats)
+    name = min(state.clients)
     after, actions = step(BY_DEVICES, state, spoil(scored(state, BY_DEVICES, name, (0.1, 0.2, 0.3))), 7.0)
-    (reply,) = [one.receipt for one in actions if isinstance(one, Reply)]
+    (reply,) = [one.ack for one in actions if isinstance(one, Reply)]
     assert (reply.status, reply.reason) == ("refused", words)
-    assert after.seats[name].stage == "out"
+    assert after.clients[name].stage == "out"
 
 
 @pytest.mark.parametrize("central", [False, True])
 def test_a_device_that_refuses_or_is_silent_holds_nobody_up(central: bool) -> None:
-    terms = terms_with(SCORING, deadlines=Deadlines(evaluate_s=50.0))
-    state, actions = opened(terms, central=central)
-    state = sent(state, actions, terms, 6.0)
-    first, second = sorted(state.seats)
-    state, _ = step(terms, state, refusal(terms, state, first), 7.0)
-    assert state.seats[first].stage == "refused"
-    after, actions = step(terms, state, scored(state, terms, second, (0.1, 0.2, 0.3)), 8.0)
+    context = context_with(SCORING, deadlines=Deadlines(evaluate_s=50.0))
+    state, actions = opened(context, central=central)
+    state = sent(state, actions, context, 6.0)
+    first, second = sorted(state.clients)
+    state, _ = step(context, state, refusal(context, state, first), 7.0)
+    assert state.clients[first].stage == "refused"
+    after, actions = step(context, state, scored(state, context, second, (0.1, 0.2, 0.3)), 8.0)
     assert [one.scores for one in actions if isinstance(one, CloseGeneration)] == [pytest.approx((0.1, 0.2, 0.3))]
     assert after.generations == 1
-    late, actions = step(terms, state, Tick(), 57.0)  # nobody has told anything
+    late, actions = step(context, state, Tick(), 57.0)  # nobody has told anything
     if central:
         assert state.live.scores is not None
         assert [one.scores for one in actions if isinstance(one, CloseGeneration)] == [state.live.scores.made.scores]
@@ -157,29 +157,29 @@ def test_a_device_that_refuses_or_is_silent_holds_nobody_up(central: bool) -> No
 
 def test_a_tier_that_no_device_can_compute_has_no_network() -> None:
     """The rest of the search goes on: others have devices."""
-    terms = terms_with(replace(SCORING, evolution=replace(EVOLUTION, evaluations=3)))
-    state, actions = supernet_round(terms)
+    context = context_with(replace(SCORING, evolution=replace(EVOLUTION, evaluations=3)))
+    state, actions = supernet_round(context)
     poor = {
         name: replace(
-            seat,
+            client,
             offer=replace(
-                seat.offer,
-                budget=Budget(memory_bytes=2**40, forward_macs=supernet_tiers(terms.network, 2)[0].high_macs),
+                client.offer,
+                budget=Budget(memory_bytes=2**40, forward_macs=supernet_tiers(context.network, 2)[0].high_macs),
             ),
         )
-        for name, seat in state.last.items()
+        for name, client in state.last.items()
     }
     state, now_s, tiers = replace(state, last=MappingProxyType(poor)), 6.0, list[int]()
     for _ in range(3):
-        made = changed(made_now(terms, state, actions), ticket="ab", scores=())
-        state, actions = step(terms, state, made, now_s)
-        state = sent(state, actions, terms, now_s)
-        for name in sorted(state.seats):
-            state, actions = step(terms, state, scored(state, terms, name, (0.1, 0.2, 0.3)), now_s)
+        made = changed(made_now(context, state, actions), ticket="ab", scores=())
+        state, actions = step(context, state, made, now_s)
+        state = sent(state, actions, context, now_s)
+        for name in sorted(state.clients):
+            state, actions = step(context, state, scored(state, context, name, (0.1, 0.2, 0.3)), now_s)
             tiers += [one.generation.tier for one in actions if isinstance(one, CloseGeneration)]
         if state.live.scores is not None:  # nobody could be asked
-            now_s += terms.config.deadlines.evaluate_s
-            state, actions = step(terms, state, Tick(), now_s)
+            now_s += context.config.deadlines.evaluate_s
+            state, actions = step(context, state, Tick(), now_s)
         if state.phase != "search":
             break
     assert tiers == [1]
@@ -198,8 +198,8 @@ def test_what_its_runtime_lacks_a_device_does_not_score() -> None:
     facts = ProgramFacts(planned_peak_bytes=1000, chain=Chain(links=links, fixed_bytes=0, runtime_bytes=()))
     made = Done(request=wanted, result=PreparedTask(program=program, weights=blob("w"), facts=facts))
     state, _ = step(BY_DEVICES, state, made, 6.0)
-    seat = state.seats[wanted.client_id]
-    assert (seat.stage, seat.reason) == (
+    client = state.clients[wanted.client_id]
+    assert (client.stage, client.reason) == (
         "skipped",
         "its runtime 'onnx' lacks an operator of what is to be evaluated",
     )
@@ -227,9 +227,9 @@ def test_a_server_that_starts_anew_has_the_generation_scored_by_tasks_of_other_n
     state, actions = step(BY_DEVICES, state, changed(made, ticket="ab"), 6.0)
     state = sent(state, actions, BY_DEVICES, 6.0)
     journal.save(before, state)
-    names = {task(state, name).task_id for name in state.seats}
+    names = {task(state, name).task_id for name in state.clients}
     anew = taken_up(BY_DEVICES, journal.load(0.0))
-    assert (anew.phase, anew.live.scores, dict(anew.seats)) == ("search", None, {})
+    assert (anew.phase, anew.live.scores, dict(anew.clients)) == ("search", None, {})
     assert not any(isinstance(one, SendTask) for one in resume_actions(BY_DEVICES, anew))
     asked = replace(
         anew, live=replace(anew.live, members=state.live.members), last=state.last
@@ -239,10 +239,10 @@ def test_a_server_that_starts_anew_has_the_generation_scored_by_tasks_of_other_n
     assert wanted == [made.request]
     asked, actions = step(BY_DEVICES, asked, changed(made, ticket="cd"), 2.0)
     asked = sent(asked, actions, BY_DEVICES, 2.0)
-    assert len(asked.seats) == 2
-    assert not names & {task(asked, name).task_id for name in asked.seats}
+    assert len(asked.clients) == 2
+    assert not names & {task(asked, name).task_id for name in asked.clients}
 
 
 def test_running_statistics_are_measured_by_the_server_alone() -> None:
     with pytest.raises(ValueError, match="running statistics of a supernet are those of no path"):
-        terms_with(TierSearch(scoring="devices"), model=replace(SUPERNET, class_count=CLASSES, norm="batch"))
+        context_with(TierSearch(scoring="devices"), model=replace(SUPERNET, class_count=CLASSES, norm="batch"))

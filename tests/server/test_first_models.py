@@ -26,8 +26,8 @@ from subfleet.journal.journal import Journal, begin_run
 from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.schema import to_plain
 from subfleet.rounds.state import RunState
+from subfleet.serving.context import context_of
 from subfleet.serving.loading import loaded_model
-from subfleet.serving.terms import terms_of
 from subfleet.settings.first_model import FirstWeights
 from subfleet.settings.kept import MODEL, keep_run, kept_run
 from subfleet.settings.parts import parts_of
@@ -35,7 +35,7 @@ from subfleet.settings.reading import read_run, read_runs
 from subfleet.settings.run import Run
 from subfleet.settings.summary import SUMMARY
 from subfleet.settings.taking import networks_of, with_model
-from subfleet.testing.subnets import held_places
+from subfleet.testing.submodels import held_places
 
 SMALL = ("model.widths=[64]", "model.depths=[1]")
 
@@ -155,7 +155,7 @@ def first_model(run: Run, folder: Path) -> ModelState:
     """The model of a run that has not begun."""
     engine = open_database(folder)
     run_id = begin_run(engine, name=run.name, settings=run.fingerprint(), round_count=run.rounds)
-    return loaded_model(terms_of(run, run_id), RunState(), Journal(engine, run_id), folder)
+    return loaded_model(context_of(run, run_id), RunState(), Journal(engine, run_id), folder)
 
 
 @pytest.mark.slow
@@ -366,7 +366,7 @@ def test_networks_are_listed_by_their_cost_with_the_accuracy_of_a_run_that_has_o
     assert [row["model"] for row in rows] == [to_plain(configs[place]) for place in (0, 1, 3, 2)]
     for row, place in zip(rows, (0, 1, 3, 2), strict=True):
         network = network_of(configs[place])
-        cost = estimate_cost(network, network.full_spec(), batch_size=1)
+        cost = estimate_cost(network, network.full_architecture(), batch_size=1)
         assert (row["forward_macs"], row["parameters"]) == (cost.forward_macs, cost.parameters)
     table = CliRunner().invoke(app, ["runs", "networks", "grown", "--runs", str(grown)])
     assert table.stdout.index("first") < table.stdout.index("m2") < table.stdout.index("m1")
@@ -375,7 +375,7 @@ def test_networks_are_listed_by_their_cost_with_the_accuracy_of_a_run_that_has_o
 
 
 @pytest.mark.slow
-def test_a_run_that_trained_a_subnet_alone_says_so_and_whose_weights_are_taken_knows_it(grown: Path) -> None:
+def test_a_run_that_trained_a_submodel_alone_says_so_and_whose_weights_are_taken_knows_it(grown: Path) -> None:
     part = grown / "part"
     part.mkdir()
     run = read_run("quickstart", SMALL)
@@ -388,7 +388,7 @@ def test_a_run_that_trained_a_subnet_alone_says_so_and_whose_weights_are_taken_k
     save_file(packed(state), part / MODEL)
     (row,) = json.loads(CliRunner().invoke(app, ["runs", "networks", "part", "--runs", str(grown), "--json"]).stdout)
     cost = estimate_cost(network, size, batch_size=1)
-    assert (row["subnet"], row["forward_macs"], row["parameters"]) == (size.name, cost.forward_macs, cost.parameters)
+    assert (row["submodel"], row["forward_macs"], row["parameters"]) == (size.name, cost.forward_macs, cost.parameters)
     taken = first_model(with_model(taking(run="part", weights=True), grown), part)
     assert taken.untrained.keys() == marks.keys()
     assert all(mark.equal(taken.untrained[name]) for name, mark in marks.items())

@@ -5,17 +5,17 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from server.coordinator_cases import PLAN_DEADLINES, joined, known, profile, telemetry, terms_of
+from server.coordinator_cases import PLAN_DEADLINES, context_of, joined, known, profile, telemetry
 
 from subfleet.protocol.messages import Presence, Profile
 from subfleet.rounds import coordinator
+from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Tick
 from subfleet.rounds.live import LiveState, Member
 from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.progress import Waiting
 from subfleet.rounds.state import RunState
-from subfleet.rounds.terms import Terms
 
 keys = st.text(max_size=3)
 
@@ -42,11 +42,11 @@ def test_a_persistent_map_is_the_mapping_that_it_stands_for(
     assert list(PersistentMap(known)) == list(PersistentMap(dict(reversed(known.items()))))
 
 
-def fleet_of(terms: Terms, count: int) -> RunState:
+def fleet_of(context: RunContext, count: int) -> RunState:
     names = [f"client{number}" for number in range(count)]
     members = {name: Member(session_id=f"{name}-1", heard_s=1.0, noted_s=1.0) for name in names}
     state = replace(known(*map(profile, names)), live=LiveState(members=PersistentMap(members)))
-    return step(terms, state, Tick(), 2.0)[0]
+    return step(context, state, Tick(), 2.0)[0]
 
 
 @pytest.mark.parametrize("count", [10, 3000])
@@ -54,14 +54,14 @@ def fleet_of(terms: Terms, count: int) -> RunState:
 def test_a_heartbeat_shares_all_other_members_and_looks_at_none(
     count: int, phase: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    terms = terms_of(min_clients=1 if phase == "measure" else count + 1, deadlines=PLAN_DEADLINES)
-    state = fleet_of(terms, count)
+    context = context_of(min_clients=1 if phase == "measure" else count + 1, deadlines=PLAN_DEADLINES)
+    state = fleet_of(context, count)
     assert state.phase == phase
     monkeypatch.setattr(coordinator, "advance", lambda *_: pytest.fail("the whole fleet was looked at"))
     heard = Presence(client_id="client7", session_id="client7-1", online=True)
-    regular = replace(telemetry(terms, "client7"), run_id=None, round=None)
+    regular = replace(telemetry(context, "client7"), run_id=None, round=None)
     for event in (heard, regular, replace(state.profiles["client7"])):
-        after, actions = step(terms, state, event, 3.0)
+        after, actions = step(context, state, event, 3.0)
         assert actions == ()
         assert list(after.live.members.changed(state.live.members)) == (
             [] if isinstance(event, Profile) else ["client7"]
@@ -73,7 +73,7 @@ def test_a_heartbeat_shares_all_other_members_and_looks_at_none(
         ]
         assert len(own) <= 1
         assert sum(leaf is not old for branch in own for leaf, old in zip(branch, _old(state, after), strict=True)) <= 1
-        assert after.seats is state.seats
+        assert after.clients is state.clients
 
 
 def _old(state: RunState, after: RunState) -> tuple[object, ...]:
@@ -83,12 +83,12 @@ def _old(state: RunState, after: RunState) -> tuple[object, ...]:
 
 def test_whose_word_moves_the_run_moves_it_at_once() -> None:
     """Who comes back, begins anew, is heard again after its lease, or says that it goes."""
-    terms = terms_of(min_clients=3, deadlines=PLAN_DEADLINES)
-    state = fleet_of(terms, 2)
+    context = context_of(min_clients=3, deadlines=PLAN_DEADLINES)
+    state = fleet_of(context, 2)
     came = Presence(client_id="new", session_id="new-1", online=True)
-    state, _ = step(terms, state, came, 3.0)
-    assert step(terms, state, profile("new"), 3.0)[0].phase == "measure"
-    state = fleet_of(terms, 3)
+    state, _ = step(context, state, came, 3.0)
+    assert step(context, state, profile("new"), 3.0)[0].phase == "measure"
+    state = fleet_of(context, 3)
     assert state.phase == "measure"
     lapsed = replace(state, at=Waiting(), round=0)
     late_s = 1.0 + PLAN_DEADLINES.lease_s + 1
@@ -96,15 +96,15 @@ def test_whose_word_moves_the_run_moves_it_at_once() -> None:
         assert lapsed.phase == "waiting"
         name = f"client{number}"
         said = Presence(client_id=name, session_id=f"{name}-1", online=True)
-        lapsed, _ = step(terms, lapsed, said, late_s)
+        lapsed, _ = step(context, lapsed, said, late_s)
     assert lapsed.phase == "measure"
 
 
 def test_a_profile_that_comes_again_changes_nothing() -> None:
-    terms = terms_of()
-    state = joined(terms, RunState(), "ada", 1.0)
+    context = context_of()
+    state = joined(context, RunState(), "ada", 1.0)
     told = state.profiles["ada"]
-    again, _ = step(terms, state, replace(told), 2.0)
+    again, _ = step(context, state, replace(told), 2.0)
     assert again is state
-    changed, _ = step(terms, state, replace(told, sample_count=99), 2.0)
+    changed, _ = step(context, state, replace(told, sample_count=99), 2.0)
     assert changed.profiles["ada"] != told

@@ -10,20 +10,20 @@ import pytest
 from server.fake_device import Behaviour
 from server.server_rig import World, config, fleet
 
+from subfleet.aggregation.aggregation import AggregatedModel, Aggregation
+from subfleet.aggregation.checking import Checker
 from subfleet.elastic.model_state import ModelState
-from subfleet.folding.checking import Checker
-from subfleet.folding.folding import FoldedModel, Folding
 from subfleet.methods import AnyMethod
 from subfleet.methods.fedtrans import FedTrans
 from subfleet.methods.oort import Oort
 from subfleet.protocol.blobs import BlobRef
-from subfleet.protocol.messages import Message, Presence, Profile, Receipt, Refusal, Telemetry, Update, encode
+from subfleet.protocol.messages import Ack, Message, Presence, Profile, Refusal, Telemetry, Update, encode
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.task import Task
+from subfleet.rounds.context import RunContext
 from subfleet.rounds.networks import beginning_of
-from subfleet.rounds.state import RunState, Seat
-from subfleet.rounds.suspicion import ChangeSize
-from subfleet.rounds.terms import Terms
+from subfleet.rounds.outliers import ChangeSize
+from subfleet.rounds.state import ClientState, RunState
 from subfleet.serving import duties
 from subfleet.settings.timing import Deadlines
 from subfleet.transport.base import Transport
@@ -38,7 +38,7 @@ def _statuses(world: World) -> dict[str, str]:
 
 
 def _out(world: World) -> bool:
-    return any(seat.stage == "out" for seat in world.server.state.seats.values())
+    return any(client.stage == "out" for client in world.server.state.clients.values())
 
 
 def _eve(world: World) -> Transport:
@@ -92,11 +92,11 @@ def update_for(task: Task, blob: BlobRef) -> Update:
 
 
 @pytest.mark.slow
-def test_an_id_that_no_receipt_could_carry_is_dropped(tmp_path: Path) -> None:
+def test_an_id_that_no_ack_could_carry_is_dropped(tmp_path: Path) -> None:
     world = World(tmp_path, config(rounds=1, deploy_targets=()), fleet())
     _say(_eve(world), _telemetry(world.server.run_id), message_id="\u00e9" * 120_000)
     world.run()
-    assert set(_statuses(world).values()) == {"folded"}
+    assert set(_statuses(world).values()) == {"aggregated"}
 
 
 def test_half_a_character_is_dropped_before_the_journal_meets_it(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_link_faster_than_any_number_is_a_fast_link(tmp_path: Path, rate_bps: 
     world.run(until=lambda: _out(world))
     world.kill_server()  # and it can be read back
     world.run()
-    assert set(_statuses(world).values()) == {"folded"}
+    assert set(_statuses(world).values()) == {"aggregated"}
 
 
 @pytest.mark.slow
@@ -124,7 +124,7 @@ def test_the_most_samples_that_clients_may_claim_can_be_weighed(tmp_path: Path) 
     devices = {name: Behaviour(sample_count=SAMPLES) for name in ("ada", "bob", "cyd")}
     world = World(tmp_path, config(rounds=1, deploy_targets=()), devices)
     world.run()
-    assert set(_statuses(world).values()) == {"folded"}
+    assert set(_statuses(world).values()) == {"aggregated"}
 
 
 @pytest.mark.slow
@@ -134,7 +134,7 @@ def test_what_a_client_claims_of_its_samples_is_bounded_and_the_table_says_so(tm
     world.devices["eve"].behaviour.says = claiming(sample_count=SAMPLES)
     world.run()
     rows = {row.client_id: row for row in world.server.result().rounds[0].clients}
-    assert rows["eve"].status == "folded"
+    assert rows["eve"].status == "aggregated"
     assert (rows["eve"].sample_count, rows["eve"].weight, rows["eve"].share) == (SAMPLES, 10, 1 / 7)
     assert rows["eve"].lowered == f"it claims {SAMPLES} samples, but its profile has 10"
     assert rows["ada"].lowered == ""
@@ -149,10 +149,10 @@ def test_what_a_client_claims_of_its_samples_is_bounded_and_the_table_says_so(tm
 def test_a_loss_of_any_size_ends_nothing(method: AnyMethod, loss: float, tmp_path: Path) -> None:
     world = World(tmp_path, config(rounds=3, deploy_targets=(), method=method), {**fleet(), "eve": Behaviour()})
     world.devices["eve"].behaviour.says = claiming(loss=loss)
-    world.run(until=lambda: world.server.state.folded_round == 2)
+    world.run(until=lambda: world.server.state.aggregated_round == 2)
     world.kill_server()  # and what is remembered can be read back
     world.run()
-    assert set(_statuses(world).values()) == {"folded"}
+    assert set(_statuses(world).values()) == {"aggregated"}
 
 
 @pytest.mark.slow
@@ -166,14 +166,14 @@ def test_a_profile_of_all_the_samples_there_may_be_has_half_a_round(tmp_path: Pa
     assert (rows["cyd"].weight, rows["cyd"].lowered) == (33, "")
 
 
-def test_a_receipt_settles_only_its_senders_task(tmp_path: Path) -> None:
+def test_a_ack_settles_only_its_senders_task(tmp_path: Path) -> None:
     world = World(tmp_path, config(), fleet())
     world.run(until=lambda: _out(world))
-    tasks = [seat.task for seat in world.server.state.seats.values() if seat.task is not None]
+    tasks = [client.task for client in world.server.state.clients.values() if client.task is not None]
     pending = world.server._link._outbox.pending
     eve = _eve(world)
     for task in tasks:
-        _say(eve, Receipt(of=task.message_id, status="accepted"))
+        _say(eve, Ack(of=task.message_id, status="accepted"))
     world.server.step(0.0)
     assert world.server._link._outbox.pending == pending > 0
 
@@ -182,7 +182,9 @@ def test_a_client_that_offers_ever_new_updates_has_one_transfer(tmp_path: Path) 
     world = World(tmp_path, config(rounds=1, deploy_targets=()), fleet())
     world.run(until=lambda: all(device.tasks for device in world.devices.values()))
     ada = world.devices.pop("ada")
-    world.run(until=lambda: world.server.state.seats["ada"].stage == "out" and not world.server._link._exchange.active)
+    world.run(
+        until=lambda: world.server.state.clients["ada"].stage == "out" and not world.server._link._exchange.active
+    )
     (weights,) = ada.tasks[0].weights
     for number in range(20):
         blob = replace(BlobRef.of(b"%d" % number), size_bytes=weights.size_bytes)
@@ -203,7 +205,9 @@ def _world_with_an_upload(folder: Path) -> World:
     world = World(folder, config(rounds=1, deploy_targets=(), deadlines=deadlines), fleet())
     world.run(until=lambda: all(device.tasks for device in world.devices.values()))
     ada = world.devices.pop("ada")
-    world.run(until=lambda: world.server.state.seats["ada"].stage == "out" and not world.server._link._exchange.active)
+    world.run(
+        until=lambda: world.server.state.clients["ada"].stage == "out" and not world.server._link._exchange.active
+    )
     ada.send(update_for(ada.tasks[0], NEVER_SENT))
     world.turn()
     assert _began(world)
@@ -217,7 +221,7 @@ def _began(world: World) -> bool:
 @pytest.mark.slow
 def test_an_upload_that_is_not_there_when_its_round_closes_is_deleted(tmp_path: Path) -> None:
     world = _world_with_an_upload(tmp_path)
-    world.run(until=lambda: world.server.state.phase == "fold")
+    world.run(until=lambda: world.server.state.phase == "aggregate")
     assert (_partials(world), world.server._link._exchange.active) == ([], 0)
 
 
@@ -225,7 +229,7 @@ def test_a_refused_task_takes_its_upload_with_it(tmp_path: Path) -> None:
     world = _world_with_an_upload(tmp_path)
     ada = world.broker.client("ada")
     ada.open(())
-    task = next(seat.task for seat in world.server.state.seats.values() if seat.stage == "out")
+    task = next(client.task for client in world.server.state.clients.values() if client.stage == "out")
     assert task is not None
     refusal = Refusal(
         task_id=task.task_id, run_id=task.run_id, round=1, client_id="ada", reason="data", detail="no data"
@@ -267,28 +271,30 @@ def test_clients_that_live_but_never_answer_do_not_hold_a_run_for_ever(tmp_path:
 def test_work_beside_the_loop_that_fails_ends_what_was_asked_for_and_not_the_run(
     error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever it raises: the fold without the member that it stumbles over, the check of an update, a task."""
-    fold, check = Folding.fold, Checker._change
+    """Whatever it raises: the aggregation without the member that it stumbles over, the check of an update, a task."""
+    aggregate, check = Aggregation.aggregate, Checker._change
 
-    def stumbles(self: Folding, state: ModelState, number: int, seats: Sequence[Seat], *rest: Any) -> FoldedModel:
-        if number == 1 and any(seat.client_id == "cyd" for seat in seats):
+    def stumbles(
+        self: Aggregation, state: ModelState, number: int, clients: Sequence[ClientState], *rest: Any
+    ) -> AggregatedModel:
+        if number == 1 and any(client.client_id == "cyd" for client in clients):
             raise error
-        return fold(self, state, number, seats, *rest)
+        return aggregate(self, state, number, clients, *rest)
 
     def refuses(self: Checker, update: Update, *rest: Any) -> ChangeSize:
         if update.client_id == "bob" and update.round == 2:
             raise error
         return replace(check(self, update, *rest), weights=3.0 if update.client_id == "cyd" else 1.0)
 
-    monkeypatch.setattr(Folding, "fold", stumbles)
+    monkeypatch.setattr(Aggregation, "aggregate", stumbles)
     monkeypatch.setattr(Checker, "_change", refuses)
     world = World(tmp_path, config(rounds=3, deploy_targets=()), fleet())
     world.run()
     rounds = [{row.client_id: row.status for row in one.clients} for one in world.server.result().rounds]
-    assert rounds[0].pop("cyd").startswith("refused: folding failed")
+    assert rounds[0].pop("cyd").startswith("refused: aggregation failed")
     assert rounds[1].pop("bob").startswith("refused: it could not be checked")
     rounds[1].pop("cyd", "")  # it is left out for some rounds
-    assert {status for one in rounds[:2] for status in one.values()} == {"folded"}
+    assert {status for one in rounds[:2] for status in one.values()} == {"aggregated"}
     assert len(rounds) == 3
 
 
@@ -297,13 +303,13 @@ def test_networks_that_cannot_be_looked_for_fail_a_try_and_not_the_run(
 ) -> None:
     failures = [RuntimeError("not today")]
 
-    def found(terms: Terms, state: RunState) -> Any:
+    def found(context: RunContext, state: RunState) -> Any:
         if failures:
             raise failures.pop()
-        return beginning_of(terms, state)
+        return beginning_of(context, state)
 
     monkeypatch.setattr(duties, "beginning_of", found)
     world = World(tmp_path, config(rounds=1, deploy_targets=(), method=FedTrans()), fleet())
     world.run()
     assert not failures
-    assert set(_statuses(world).values()) == {"folded"}
+    assert set(_statuses(world).values()) == {"aggregated"}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 from server.coordinator_cases import profile, telemetry
 from server.hostile_cases import NUMBERS, distorted, renamed, with_number
-from server.random_cases import VARIANTS, answers, brings, found_of, terms_of_places, update_of
+from server.random_cases import VARIANTS, answers, brings, context_of_places, found_of, update_of
 from server.test_coordinator_random import HELD_OUT, Fleet
 
 from subfleet.journal.database import METADATA
@@ -35,10 +35,10 @@ from subfleet.protocol.messages import (
 )
 from subfleet.protocol.topics import Topics
 from subfleet.rounds.actions import Action, AggregationRequest, Close, CloseEvaluation, CloseGeneration, SendTask
+from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import round_info
 from subfleet.rounds.events import Done, Event, FromDevice, Tick
-from subfleet.rounds.suspicion import ChangeSize
-from subfleet.rounds.terms import Terms
+from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.weights import round_weights
 from subfleet.rounds.work import CheckRequest
 
@@ -55,16 +55,16 @@ class WithEve(Fleet):
         self.engine = sql.create_engine("sqlite://")
         METADATA.create_all(self.engine)
         run_id = begin_run(self.engine, name="run", settings="{}", round_count=3)
-        self.journal = Journal(self.engine, run_id, first_memory=self.terms.roles.memory.initial)
+        self.journal = Journal(self.engine, run_id, first_memory=self.context.roles.memory.initial)
         self.numbers = itertools.count()
 
     def apply(self, event: Event) -> tuple[Action, ...]:
         before = self.state
         actions = super().apply(event)
         close = next((one for one in actions if isinstance(one, Close | CloseEvaluation | CloseGeneration)), None)
-        record = None if close is None else record_of(self.terms, close, Traffic(Topics("main")))
+        record = None if close is None else record_of(self.context, close, Traffic(Topics("main")))
         self.journal.save(before, self.state, close=close, record=record)
-        if (info := round_info(self.terms, self.state, self.now_s)) is not None:
+        if (info := round_info(self.context, self.state, self.now_s)) is not None:
             encode(info)
         return actions
 
@@ -73,7 +73,9 @@ class WithEve(Fleet):
         if isinstance(action, SendTask):
             encode(action.task)
         elif isinstance(action, AggregationRequest):
-            weights = round_weights(self.terms.weigh(action.round), action.seats, self.terms.config.max_client_share)
+            weights = round_weights(
+                self.context.weigh(action.round), action.clients, self.context.config.max_client_fraction
+            )
             assert 0.99 < sum(one.share for one in weights.values()) < 1.01
 
     def hear(self, data: st.DataObject, message: Message) -> None:
@@ -106,7 +108,7 @@ class WithEve(Fleet):
         self.hear(data, self.described(place))
 
     def described(self, place: int) -> Profile:
-        shape, brought = self.terms.config.model.input_shape, brings(self.terms, place)
+        shape, brought = self.context.config.model.input_shape, brings(self.context, place)
         return replace(profile(EVE), held_out_count=HELD_OUT, input_shape=shape, network=brought, macs_per_s=1e9)
 
     @rule(data=st.data())
@@ -114,7 +116,7 @@ class WithEve(Fleet):
         self.hear(data, self.measured())
 
     def measured(self) -> Telemetry:
-        known = telemetry(self.terms, EVE, max(self.state.round, 1), retry=self.state.retry)
+        known = telemetry(self.context, EVE, max(self.state.round, 1), retry=self.state.retry)
         reading = replace(known.reading, downlink_bps=1e6, uplink_bps=1e6, latency_s=0.1)
         return replace(known, reading=reading, disk_budget_bytes=10**9)
 
@@ -165,12 +167,12 @@ class WithEve(Fleet):
                 break
             self.time_passes(11.0)
         assert self.state.phase == "finished", (self.state.phase, self.state.failure)
-        assert len(self.journal.records()) == self.terms.config.rounds
+        assert len(self.journal.records()) == self.context.config.rounds
         self.engine.dispose()
 
 
 def _update(machine: WithEve, task: Task) -> Update:
-    return replace(update_of(machine.terms, task), client_id=EVE)
+    return replace(update_of(machine.context, task), client_id=EVE)
 
 
 def _found(machine: WithEve, task: Task) -> Evaluated:
@@ -218,14 +220,14 @@ def test_one_text_wherever_it_is_valid_ends_no_run(name: str, text: str) -> None
 
 def _take_part(name: str, said: Callable[[str, Message], Iterable[Message]]) -> None:
     """Eve does in each round what she is asked, in messages that are made of what she would say."""
-    terms, _ = terms_of_places(VARIANTS[name])
-    fleet = _machine(terms)
+    context, _ = context_of_places(VARIANTS[name])
+    fleet = _machine(context)
 
     def take(kind: str, message: Message) -> None:
         for one in said(kind, fleet.named(message)):
             fleet.take(one)
 
-    for _ in range(terms.config.rounds + 1):
+    for _ in range(context.config.rounds + 1):
         fleet.take(Presence(client_id=EVE, session_id="eve-1", online=True))
         take("profile", fleet.described(0))
         fleet.everyone_is_there()
@@ -238,11 +240,11 @@ def _take_part(name: str, said: Callable[[str, Message], Iterable[Message]]) -> 
     fleet.teardown()
 
 
-def _machine(terms: Terms) -> WithEve:
-    class OfTerms(WithEve):
-        every_terms = (terms,)
+def _machine(context: RunContext) -> WithEve:
+    class OfContext(WithEve):
+        every_context = (context,)
 
-    return OfTerms()
+    return OfContext()
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -258,7 +260,7 @@ def test_nothing_that_one_member_says_in_many_runs_ends_one(name: str) -> None:
 
 def _play(name: str, *, examples: int) -> None:
     class FleetOfMethod(WithEve):
-        every_terms = terms_of_places(VARIANTS[name])
+        every_context = context_of_places(VARIANTS[name])
 
     found = settings(max_examples=examples, stateful_step_count=40, deadline=None)
     run_state_machine_as_test(FleetOfMethod, settings=found)

@@ -39,7 +39,7 @@ def test_runs_rounds_and_clients_are_those_of_the_run(world: World, client: http
     assert client.get(f"/api/runs/{run_id}").json()["phase"] == "finished"
     rounds = client.get(f"/api/runs/{run_id}/rounds").json()
     assert [record["round"] for record in rounds] == [1, 2]
-    assert [row["status"] for row in rounds[0]["clients"]] == ["folded"] * 3
+    assert [row["status"] for row in rounds[0]["clients"]] == ["aggregated"] * 3
     clients = client.get(f"/api/runs/{run_id}/clients").json()
     assert {one["client_id"]: one["sample_count"] for one in clients} == {"ada": 7, "bob": 20, "cyd": 33}
 

@@ -3,17 +3,17 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from server.coordinator_cases import profile, telemetry, terms_of
+from server.coordinator_cases import context_of, profile, telemetry
 
 from subfleet.link.inbox import read_delivery
 from subfleet.link.traffic import Traffic
 from subfleet.protocol.blobs import Chunk, encode_chunk
-from subfleet.protocol.messages import Presence, Receipt, Telemetry, encode
+from subfleet.protocol.messages import Ack, Presence, Telemetry, encode
 from subfleet.protocol.topics import Topics
 from subfleet.transport.base import Delivery
 
 TOPICS = Topics("main")
-PLAN = terms_of()
+PLAN = context_of()
 
 
 def _up(kind: str, payload: bytes, client_id: str = "ada") -> Delivery:
@@ -32,8 +32,8 @@ def test_messages_become_events() -> None:
     read = read_delivery(TOPICS, _up("telemetry", encode(telemetry(PLAN, "ada"))), _no_complaint)
     assert read is not None
     assert isinstance(read[1], Telemetry)
-    receipt = Receipt(of="x", status="accepted")
-    assert read_delivery(TOPICS, _up("receipt", encode(receipt)), _no_complaint) == ("ada", receipt)
+    ack = Ack(of="x", status="accepted")
+    assert read_delivery(TOPICS, _up("ack", encode(ack)), _no_complaint) == ("ada", ack)
     chunk = read_delivery(
         TOPICS, _up("chunk", encode_chunk(Chunk(sha256="0" * 64, offset=0, data=b"x"))), _no_complaint
     )

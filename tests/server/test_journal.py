@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from server.coordinator_cases import CLIENTS, terms_of, training, update
+from server.coordinator_cases import CLIENTS, context_of, training, update
 
 from subfleet.journal import database, stored_state
 from subfleet.journal.database import DATABASE_NAME, open_database
@@ -24,13 +24,13 @@ from subfleet.rounds.actions import AggregationRequest
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Done
 from subfleet.rounds.live import LiveState, Member
+from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.progress import Aggregating, Waiting
-from subfleet.rounds.state import RunState, Seat
-from subfleet.rounds.suspicion import ChangeSize
+from subfleet.rounds.state import ClientState, RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest
 
-PLAN = terms_of()
+PLAN = context_of()
 
 
 def _journal(folder: Path) -> Journal:
@@ -71,7 +71,7 @@ def test_a_closed_round_is_loaded_with_its_record(tmp_path: Path) -> None:
         journal.save(state, after)
         state = after
     event = Done(
-        request=AggregationRequest(round=1, seats=()),
+        request=AggregationRequest(round=1, clients=()),
         result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="a" * 64, refused={"bob": "too large"}),
     )
     after, actions = step(PLAN, state, event, 4.0)
@@ -82,7 +82,7 @@ def test_a_closed_round_is_loaded_with_its_record(tmp_path: Path) -> None:
     assert loaded == _known(after, 9.0)
     assert set(loaded.last) == {"ada", "cyd"}
     assert journal.records() == (record,)
-    assert [row.status for row in record.clients] == ["folded", "refused: too large", "folded"]
+    assert [row.status for row in record.clients] == ["aggregated", "refused: too large", "aggregated"]
     assert journal.checkpoint_sha256(1) == "a" * 64
     assert journal.checkpoint_sha256(2) is None
 
@@ -180,16 +180,18 @@ def test_a_database_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> No
 def test_a_long_run_is_taken_up_from_a_few_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = _journal(tmp_path)
     after = start = training(PLAN)
-    last: dict[str, Seat] = {}
+    last: dict[str, ClientState] = {}
     for number in range(1, 31):
         # The last client took part in the first rounds alone.
         names = CLIENTS if number <= 5 else CLIENTS[:-1]
-        seats = {name: replace(start.seats[name], stage="done", attempt=number) for name in names}
-        before = replace(after, round=number, folded_round=number - 1, at=Aggregating(), seats=MappingProxyType(seats))
+        clients = {name: replace(start.clients[name], stage="done", attempt=number) for name in names}
+        before = replace(
+            after, round=number, aggregated_round=number - 1, at=Aggregating(), clients=MappingProxyType(clients)
+        )
         journal.save(after, before)
-        last |= seats
+        last |= clients
         known = MappingProxyType({**last})
-        after = replace(before, at=Waiting(), folded_round=number, last=known, seats=MappingProxyType({}))
+        after = replace(before, at=Waiting(), aggregated_round=number, last=known, clients=MappingProxyType({}))
         journal.save(before, after)
     read: list[object] = []
 
@@ -199,5 +201,7 @@ def test_a_long_run_is_taken_up_from_a_few_rows(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(stored_state, "from_plain", counted)
     loaded = journal.load(0.0)
-    assert {name: seat.attempt for name, seat in loaded.last.items()} == dict(zip(CLIENTS, (30, 30, 5), strict=True))
-    assert read.count(Seat) == len(CLIENTS)
+    assert {name: client.attempt for name, client in loaded.last.items()} == dict(
+        zip(CLIENTS, (30, 30, 5), strict=True)
+    )
+    assert read.count(ClientState) == len(CLIENTS)

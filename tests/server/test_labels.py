@@ -7,21 +7,21 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from server.coordinator_cases import CLIENTS, measuring, prepared, profile, task, telemetry, terms_of
+from server.coordinator_cases import CLIENTS, context_of, measuring, prepared, profile, task, telemetry
 from server.fake_device import CLASSES, SHAPE
 from server.server_rig import World, config, fleet
 
+from subfleet.aggregation.evaluation_data import with_evaluation
 from subfleet.elastic.building import network_of
 from subfleet.export.requests import InferRequest
-from subfleet.folding.evaluation_data import with_evaluation
 from subfleet.methods.heterofl import HeteroFL, held_classes
 from subfleet.protocol.errors import ConfigError, DataError
 from subfleet.protocol.messages import Profile
 from subfleet.protocol.training import ObjectiveSettings, TrainingSettings
+from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.offers import class_counts_of
-from subfleet.rounds.state import RunState, Seat
-from subfleet.rounds.terms import Terms
+from subfleet.rounds.state import ClientState, RunState
 from subfleet.settings.reading import read_run
 from subfleet.settings.samples import DataSettings
 from subfleet.tasks import Dataset, write_npz
@@ -36,13 +36,13 @@ def naming(classes: tuple[str, ...], test: str = "server.server_rig:evaluation")
 RUN = config(data=naming(NAMES))
 
 
-def seat_of(terms: Terms, told: Profile) -> tuple[RunState, Seat]:
-    """The seat of a client with such a profile, once it has been measured."""
-    state = measuring(terms)
-    state, _ = step(terms, state, told, 1.5)
+def client_of(context: RunContext, told: Profile) -> tuple[RunState, ClientState]:
+    """the state of a client with such a profile, once it has been measured."""
+    state = measuring(context)
+    state, _ = step(context, state, told, 1.5)
     for name in CLIENTS:
-        state, _ = step(terms, state, telemetry(terms, name), 2.0)
-    return state, state.seats[told.client_id]
+        state, _ = step(context, state, telemetry(context, name), 2.0)
+    return state, state.clients[told.client_id]
 
 
 def with_classes(*names: str, counts: tuple[int, ...] | None = None) -> Profile:
@@ -76,35 +76,35 @@ def test_counts_by_name_are_put_into_the_runs_order() -> None:
 def test_a_device_with_other_classes_is_skipped_with_the_reason(
     classes: tuple[str, ...], told: Profile, words: str
 ) -> None:
-    _, seat = seat_of(terms_of(data=naming(classes)), told)
-    assert (seat.stage, seat.task) == ("skipped", None)
-    assert words in seat.reason
+    _, client = client_of(context_of(data=naming(classes)), told)
+    assert (client.stage, client.task) == ("skipped", None)
+    assert words in client.reason
 
 
 def test_a_device_with_some_of_the_classes_is_told_all_names_in_its_task() -> None:
-    terms = terms_of(data=naming(NAMES))
-    state, seat = seat_of(terms, with_classes("dog"))
-    assert (seat.stage, seat.offer.class_counts) == ("preparing", (0, 0, 5))
-    state, _ = step(terms, state, prepared(terms, state, "ada"), 2.0)
+    context = context_of(data=naming(NAMES))
+    state, client = client_of(context, with_classes("dog"))
+    assert (client.stage, client.offer.class_counts) == ("preparing", (0, 0, 5))
+    state, _ = step(context, state, prepared(context, state, "ada"), 2.0)
     assert task(state, "ada").classes == NAMES
 
 
 def test_masks_are_made_of_the_classes_that_a_device_names() -> None:
-    terms = terms_of(data=naming(NAMES), method=HeteroFL())
-    _, seat = seat_of(terms, with_classes("dog", "bee", counts=(7, 2)))
-    assert seat.participant is not None
+    context = context_of(data=naming(NAMES), method=HeteroFL())
+    _, client = client_of(context, with_classes("dog", "bee", counts=(7, 2)))
+    assert client.participant is not None
     (bias,) = (
-        mask for name, mask in held_classes(terms.network, seat.participant).items()
-        if network_of(terms.config.model).tensors[name].shape == (CLASSES,)
+        mask for name, mask in held_classes(context.network, client.participant).items()
+        if network_of(context.config.model).tensors[name].shape == (CLASSES,)
     )  # fmt: skip
     assert np.asarray(bias).tolist() == [0, 1, 1]
 
 
 def test_gray_and_coloured_pictures_are_the_same_samples() -> None:
-    terms = terms_of()
+    context = context_of()
     refused = replace(profile("ada"), input_shape=(3, *SHAPE))
-    assert "its samples have shape" in seat_of(terms, refused)[1].reason
-    assert seat_of(terms, replace(refused, other_input_shapes=(SHAPE,)))[1].stage == "preparing"
+    assert "its samples have shape" in client_of(context, refused)[1].reason
+    assert client_of(context, replace(refused, other_input_shapes=(SHAPE,)))[1].stage == "preparing"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 import pytest
-from server.coordinator_cases import CLIENTS, joined, known, profile, terms_of, training
+from server.coordinator_cases import CLIENTS, context_of, joined, known, profile, training
 from server.server_rig import World, config, fleet
 
 from subfleet.journal.database import open_database
@@ -22,7 +22,7 @@ from subfleet.rounds.progress import Waiting
 from subfleet.rounds.state import RunState
 from subfleet.settings.timing import Deadlines
 
-PLAN = terms_of(deadlines=Deadlines(lease_s=30.0, forget_s=100.0))
+PLAN = context_of(deadlines=Deadlines(lease_s=30.0, forget_s=100.0))
 
 
 def test_who_never_took_part_and_is_silent_is_forgotten() -> None:
@@ -39,11 +39,11 @@ def test_who_never_took_part_and_is_silent_is_forgotten() -> None:
     assert step(PLAN, state, Tick(), 150.1)[0].live.members == {}
 
 
-def test_who_is_heard_who_has_a_seat_and_who_took_part_stay() -> None:
+def test_who_is_heard_who_has_a_client_and_who_took_part_stay() -> None:
     state = training(PLAN)
-    seated, _ = step(PLAN, state, Tick(), 500.0)
-    assert set(seated.live.members) == set(CLIENTS)
-    later = replace(state, seats=MappingProxyType({}), last=MappingProxyType({"ada": state.seats["ada"]}))
+    assigned, _ = step(PLAN, state, Tick(), 500.0)
+    assert set(assigned.live.members) == set(CLIENTS)
+    later = replace(state, clients=MappingProxyType({}), last=MappingProxyType({"ada": state.clients["ada"]}))
     later = replace(later, at=Waiting(), round=0)
     later, _ = step(PLAN, later, Presence(client_id="bob", session_id="bob-1", online=True), 490.0)
     later, _ = step(PLAN, later, Tick(), 500.0)
@@ -52,11 +52,11 @@ def test_who_is_heard_who_has_a_seat_and_who_took_part_stay() -> None:
 
 def test_beyond_a_number_those_go_first_that_were_silent_for_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(members, "MOST_STRANGERS", 3)
-    terms = terms_of(min_clients=100, deadlines=Deadlines(forget_s=1e6))
+    context = context_of(min_clients=100, deadlines=Deadlines(forget_s=1e6))
     state = RunState()
     for number in range(50):
-        state = joined(terms, state, f"eve-{number}", float(number))
-        state, _ = step(terms, state, Tick(), float(number))
+        state = joined(context, state, f"eve-{number}", float(number))
+        state, _ = step(context, state, Tick(), float(number))
         assert len(state.live.members) <= 3
     assert set(state.live.members) == {"eve-47", "eve-48", "eve-49"}
 
@@ -66,7 +66,7 @@ def test_large_profiles_are_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
     large = [replace(profile(f"eve-{number}"), class_counts=(1,) * 300) for number in range(9)]
     heard = {one.client_id: Member(noted_s=number) for number, one in enumerate(large)}
     state = replace(known(*large), live=LiveState(members=PersistentMap(heard)))
-    state, _ = step(terms_of(), state, Tick(), 9.0)
+    state, _ = step(context_of(), state, Tick(), 9.0)
     assert set(state.live.members) == {"eve-6", "eve-7", "eve-8"}
 
 
@@ -103,14 +103,14 @@ def test_one_bad_sender_costs_one_line_a_minute_and_no_memory(
     assert len(lines) == 1
     assert "device has 4000 characters, but may have 128 at most" in lines[0]
     world.run()
-    assert {row.status for row in world.server.result().rounds[0].clients} == {"folded"}
+    assert {row.status for row in world.server.result().rounds[0].clients} == {"aggregated"}
 
 
 def test_clients_of_before_count_for_nothing_until_they_speak() -> None:
     """A journal names them, and a strict run waits for them in its rounds; but a round needs clients that are there."""
-    terms = terms_of(min_clients=2)
-    state, _ = step(terms, known(profile("bob"), profile("cyd")), Tick(), 1.0)
-    state = joined(terms, state, "ada", 1.0)
+    context = context_of(min_clients=2)
+    state, _ = step(context, known(profile("bob"), profile("cyd")), Tick(), 1.0)
+    state = joined(context, state, "ada", 1.0)
     assert state.phase == "waiting"
-    state = joined(terms, state, "bob", 2.0)
-    assert (state.phase, sorted(members.expected(terms, state, 2.0))) == ("measure", ["ada", "bob", "cyd"])
+    state = joined(context, state, "bob", 2.0)
+    assert (state.phase, sorted(members.expected(context, state, 2.0))) == ("measure", ["ada", "bob", "cyd"])

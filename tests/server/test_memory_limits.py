@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-from server.coordinator_cases import profile, telemetry, terms_of
+from server.coordinator_cases import context_of, profile, telemetry
 
 from subfleet.protocol.errors import ConfigError
-from subfleet.rounds.offers import measured_seat
+from subfleet.rounds.offers import measured_client
 from subfleet.rounds.state import RunState
 from subfleet.settings.fleet import MemoryLimits
 from subfleet.settings.reading import read_run
@@ -26,15 +26,15 @@ OFFERED_BYTES = 1_000_000_000
     ],
 )
 def test_the_closest_limit_bounds_what_a_device_offers(limits: MemoryLimits, budget_bytes: int) -> None:
-    terms = terms_of(memory_limits=limits)
-    seat = measured_seat(terms, RunState(), profile("ada"), telemetry(terms, "ada", memory_bytes=OFFERED_BYTES))
-    assert seat.offer.budget is not None
-    assert (seat.offer.budget.memory_bytes, seat.offer.memory_budget_bytes) == (budget_bytes, budget_bytes)
-    assert seat.offer.memory_free_bytes == OFFERED_BYTES
+    context = context_of(memory_limits=limits)
+    client = measured_client(context, RunState(), profile("ada"), telemetry(context, "ada", memory_bytes=OFFERED_BYTES))
+    assert client.offer.budget is not None
+    assert (client.offer.budget.memory_bytes, client.offer.memory_budget_bytes) == (budget_bytes, budget_bytes)
+    assert client.offer.memory_free_bytes == OFFERED_BYTES
 
 
 def test_a_run_is_only_taken_up_with_the_same_limits() -> None:
-    plain, limited = terms_of().config, terms_of(memory_limits=MemoryLimits(every_device="1G")).config
+    plain, limited = context_of().config, context_of(memory_limits=MemoryLimits(every_device="1G")).config
     assert plain.fingerprint() != limited.fingerprint()
 
 

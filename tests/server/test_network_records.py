@@ -7,7 +7,7 @@ from types import MappingProxyType
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from server.coordinator_cases import terms_of
+from server.coordinator_cases import context_of
 from server.test_costs import ROW, record
 
 from subfleet.elastic.cells import cells_of, deepened, widened
@@ -22,9 +22,9 @@ from subfleet.rounds.written import ProgramFacts, WrittenProgram
 from subfleet.search.fitting import INFINITE_BYTES
 from subfleet.search.queue import SizedProgram
 
-TERMS = terms_of()
-CONFIG = TERMS.config.model
-CELLS = cells_of(TERMS.network)
+CONTEXT = context_of()
+CONFIG = CONTEXT.config.model
+CELLS = cells_of(CONTEXT.network)
 WIDE = widened(CONFIG, [CELLS[0].name], 2.0)
 FIRST = Lineage(id="", config=CONFIG)
 WIDER = Lineage(id="m1", config=WIDE, parent="", map=Replicated(), born_round=1, reason="it learned no more")
@@ -32,7 +32,7 @@ DEEPER = Lineage(id="m2", config=deepened(WIDE, CELLS[1]), parent="m1", map=Repl
 
 
 def written(lineage: Lineage, turn: int, *, target: str = "onnx", peak_bytes: int = 1000) -> WrittenProgram:
-    size = TERMS.declared(lineage).space[-1]
+    size = CONTEXT.declared(lineage).space[-1]
     return WrittenProgram(
         program=SizedProgram(size=size, target=target), facts=ProgramFacts(planned_peak_bytes=peak_bytes), turn=turn
     )
@@ -45,7 +45,7 @@ def state_of(
 
 
 def played(*networks: Sequence[str], retries: Sequence[int] = ()) -> tuple[RoundRecord, ...]:
-    """Rounds in each of which clients c0, c1, ... were folded with these networks."""
+    """Rounds in each of which clients c0, c1, ... were aggregated with these networks."""
     rounds = []
     for number, of_round in enumerate(networks, start=1):
         rows = [replace(ROW, client_id=f"c{place}", network=name) for place, name in enumerate(of_round)]
@@ -57,7 +57,7 @@ def test_networks_are_told_with_who_trained_them_and_what_that_took() -> None:
     rounds = played(["", ""], ["", "m1", "m1"], ["", "m1"])
     left_out = replace(ROW, client_id="c9", network="m1", status="refused: far from the others")
     rounds = (*rounds[:2], replace(rounds[2], clients=(*rounds[2].clients, left_out)))
-    first, wider, deeper = network_records(TERMS, state_of(), rounds, ())
+    first, wider, deeper = network_records(CONTEXT, state_of(), rounds, ())
     assert first.trained == {1: ("c0", "c1"), 2: ("c0",), 3: ("c0",)}
     assert wider.trained == {2: ("c1", "c2"), 3: ("c1",)}
     assert (first.clients, wider.clients, deeper.clients) == (("c0", "c1"), ("c1", "c2"), ())
@@ -66,8 +66,8 @@ def test_networks_are_told_with_who_trained_them_and_what_that_took() -> None:
     longer = {*CELLS[0].axes}
     assert wider.wider == tuple(cell.name for cell in CELLS if longer & {*cell.axes})
     assert (deeper.wider, deeper.deeper, deeper.changed) == ((), (CELLS[1].name,), f"{CELLS[1].name} deeper")
-    price = TERMS.declared(DEEPER).candidates[-1]
-    assert (deeper.parameters, deeper.forward_macs) == (price.parameters, price.forward_macs)
+    estimate = CONTEXT.declared(DEEPER).candidates[-1]
+    assert (deeper.parameters, deeper.forward_macs) == (estimate.parameters, estimate.forward_macs)
     assert first.forward_macs < wider.forward_macs < deeper.forward_macs
 
 
@@ -90,19 +90,27 @@ def test_a_network_is_ready_for_the_round_after_the_turn_in_which_its_program_wa
     programs: tuple[WrittenProgram, ...], retries: Sequence[int], trained: int | None, expected: int | None
 ) -> None:
     rounds = played(*(["m1" if number == trained else ""] for number in range(1, 5)), retries=retries)
-    _, wider, _ = network_records(TERMS, state_of(*programs), rounds, ())
+    _, wider, _ = network_records(CONTEXT, state_of(*programs), rounds, ())
     assert wider.ready_round == expected
 
 
 def test_accuracy_is_the_mean_over_those_whose_own_it_is() -> None:
     rows = [
-        EvaluationRow(client_id=name, device="pi", spec="", spec_id="", loss=1.0, accuracy=accuracy, network=network)
+        EvaluationRow(
+            client_id=name,
+            device="pi",
+            architecture="",
+            architecture_id="",
+            loss=1.0,
+            accuracy=accuracy,
+            network=network,
+        )
         for name, network, accuracy in (("a", "", 0.2), ("b", "m1", 0.5), ("c", "m1", 0.9))
     ]
     gone = replace(rows[2], client_id="d", accuracy=0.0, status="missing: no answer came in time")
     last = EvaluationRecord(round=2, seconds=1.0, clients=(*rows, gone))
     earlier = replace(last, round=1, clients=(replace(rows[0], accuracy=1.0),))
-    first, wider, deeper = network_records(TERMS, state_of(), (), (earlier, last))
+    first, wider, deeper = network_records(CONTEXT, state_of(), (), (earlier, last))
     assert (first.own_mean, first.owners) == (0.2, ("a",))
     assert wider.own_mean == pytest.approx(0.7)
     assert wider.owners == ("b", "c")
@@ -110,7 +118,7 @@ def test_accuracy_is_the_mean_over_those_whose_own_it_is() -> None:
 
 
 def test_a_run_that_never_had_another_network_tells_of_the_one() -> None:
-    (only,) = network_records(TERMS, RunState(), played([""], [""]), ())
+    (only,) = network_records(CONTEXT, RunState(), played([""], [""]), ())
     assert (only.lineage, only.name, len(only.trained)) == (FIRST, "the first", 2)
 
 
@@ -137,16 +145,16 @@ def test_people_are_told_when_a_network_may_be_trained() -> None:
     unwritable = state_of(written(FIRST, 1), written(WIDER, 2, peak_bytes=INFINITE_BYTES), turn=2)
     ready = state_of(written(FIRST, 1), written(WIDER, 2), turn=2)
     more = state_of(*ready.written.values(), written(WIDER, 3, target="executorch"), turn=3)
-    assert readiness_told(TERMS, nothing, unwritable) == ()
-    assert readiness_told(TERMS, nothing, ready) == ("network m1 may be trained from the next round on",)
-    assert readiness_told(TERMS, ready, more) == ()
-    assert readiness_told(TERMS, RunState(), state_of(written(FIRST, 1), lineages=(), turn=1)) == ()
+    assert readiness_told(CONTEXT, nothing, unwritable) == ()
+    assert readiness_told(CONTEXT, nothing, ready) == ("network m1 may be trained from the next round on",)
+    assert readiness_told(CONTEXT, ready, more) == ()
+    assert readiness_told(CONTEXT, RunState(), state_of(written(FIRST, 1), lineages=(), turn=1)) == ()
 
 
 def test_what_is_told_of_a_run_that_is_played_again_is_what_was_told() -> None:
     """A program that is there earlier than it was is ready no sooner."""
     early = written(WIDER, 2)
-    again = replace(TERMS, config=replace(TERMS.config, programs_from={early.program.key: 4}))
+    again = replace(CONTEXT, config=replace(CONTEXT.config, programs_from={early.program.key: 4}))
     state = state_of(early, turn=2)
     assert readiness_told(again, state_of(turn=2), state) == ()
     said = ("network m1 may be trained from the next round on",)
@@ -154,5 +162,5 @@ def test_what_is_told_of_a_run_that_is_played_again_is_what_was_told() -> None:
     assert readiness_told(again, replace(state, round=3), replace(state, round=4)) == ()
     rounds = played(*[[""]] * 5)
     assert network_records(again, state, rounds, ())[1].ready_round == 4
-    never = replace(TERMS, config=replace(TERMS.config, programs_from={early.program.key: 0}))
+    never = replace(CONTEXT, config=replace(CONTEXT.config, programs_from={early.program.key: 0}))
     assert network_records(never, state, rounds, ())[1].ready_round is None

@@ -1,4 +1,4 @@
-"""Several networks in a run: ids that never collide, what retires, and folds that keep them apart."""
+"""Several networks in a run: ids that never collide, what retires, and aggregates that keep them apart."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,15 +10,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from server.coordinator_cases import CLIENTS, refusal, training
-from server.coordinator_cases import terms_of as terms_with_settings
+from server.coordinator_cases import context_of as context_with_settings
 from server.server_rig import MODEL
 
+from subfleet.aggregation.aggregation import evolved
+from subfleet.aggregation.views import Views
 from subfleet.elastic.building import build_module, init_state, network_of
 from subfleet.elastic.lineage import Copied, Drawn, Lineage, Replicated
 from subfleet.elastic.model_state import ModelState, packed, unpacked
 from subfleet.elastic.replication import Replication, size_in
-from subfleet.folding.folding import evolved
-from subfleet.folding.views import Views
 from subfleet.journal.database import open_database
 from subfleet.journal.journal import Journal, begin_run
 from subfleet.methods.aggregator import Participant
@@ -29,35 +29,35 @@ from subfleet.methods.run_networks import Evolution, EvolutionContext, StandingC
 from subfleet.protocol.errors import ConfigError, InvalidError
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.schema import canonical_json
-from subfleet.protocol.subnet import Prefix, SubnetSpec
+from subfleet.protocol.submodel import Architecture, Prefix
+from subfleet.rounds.context import RunContext
+from subfleet.rounds.estimation import candidates_of, estimates_of, estimates_wanted, target_estimates
 from subfleet.rounds.networks import (
     all_lineages,
+    estimate_of,
     in_use,
     lineages_in_use,
     networks_told,
-    price_of,
     standing_for,
     with_lineages,
 )
-from subfleet.rounds.pricing import candidates_of, prices_of, prices_wanted, target_prices
 from subfleet.rounds.refusals import unfit_sizes, with_unfit
 from subfleet.rounds.state import RunState, Submodel
-from subfleet.rounds.terms import Terms
 from subfleet.rounds.work import CostRequest
 from subfleet.rounds.written import ProgramFacts, WrittenProgram
 from subfleet.search.queue import SizedProgram
-from subfleet.testing.rounds import first_state, terms_with, with_steps
-from subfleet.testing.subnets import same_bits
+from subfleet.testing.rounds import context_with, first_state, with_steps
+from subfleet.testing.submodels import same_bits
 
-TERMS = terms_with(HeteroFL())
-CONFIG = TERMS.config.model
+CONTEXT = context_with(HeteroFL())
+CONFIG = CONTEXT.config.model
 WIDER = replace(CONFIG, widths=(12, 16), depths=(3, 3))
 FIRST = Lineage(id="", config=CONFIG)
 COPY = Lineage(id="a", config=CONFIG, parent="", map=Copied(), born_round=1)
 
 ids = st.sampled_from(["", "a", "b", "c1", "c11"])
-specs = st.builds(
-    SubnetSpec,
+architectures = st.builds(
+    Architecture,
     axes=st.sampled_from([(), (("stream", Prefix(size=4)),), (("stream", Prefix(size=8)),)]),
     blocks=st.sampled_from([(), ("a",), ("a", "b")]),
     network=ids,
@@ -77,31 +77,31 @@ def evolving(before: ModelState, **changes: Any) -> EvolutionContext:
         "round": 1,
         "seed": 3,
         "lineages": (FIRST,),
-        "networks": {"": TERMS.network},
+        "networks": {"": CONTEXT.network},
         "before": before,
         "after": before,
         "clients": (),
         "losses": {},
         "carried_by": lambda lineage: (),
         "trained": tuple,
-        "folded_with": lambda network_id, names: before,
+        "aggregated_with": lambda network_id, names: before,
     }
     return EvolutionContext(**{**settings, **changes})
 
 
 def grown(lineage: Lineage, state: ModelState) -> tuple[ModelState, tuple[Lineage, ...]]:
-    return evolved(TERMS, evolving(state), Evolution(after=state, born=(lineage,)))
+    return evolved(CONTEXT, evolving(state), Evolution(after=state, born=(lineage,)))
 
 
 # --- ids ----------------------------------------------------------------------------------------------------------
 
 
-@given(left=specs, right=specs, student=st.none() | specs)
-def test_what_is_known_by_a_subnets_id_is_known_by_its_network(
-    left: SubnetSpec, right: SubnetSpec, student: SubnetSpec | None
+@given(left=architectures, right=architectures, student=st.none() | architectures)
+def test_what_is_known_by_a_submodels_id_is_known_by_its_network(
+    left: Architecture, right: Architecture, student: Architecture | None
 ) -> None:
     same = left == right
-    assert (left.spec_id == right.spec_id) == same
+    assert (left.architecture_id == right.architecture_id) == same
     keys = [SizedProgram(size=one, target="onnx", student=student).key for one in (left, right)]
     assert (keys[0] == keys[1]) == same
     for network in ("", "a"):
@@ -111,28 +111,28 @@ def test_what_is_known_by_a_subnets_id_is_known_by_its_network(
 
 def test_the_ids_of_a_run_with_one_network_are_those_that_they_were() -> None:
     """As they stand in journals and caches of before."""
-    assert SubnetSpec().spec_id == "5ae1625b488b3935"
-    assert SubnetSpec(axes=(("stream", Prefix(size=4)),), blocks=("a",)).spec_id == "c759946ca39eaad5"
-    assert b"network" not in canonical_json(SubnetSpec())
+    assert Architecture().architecture_id == "5ae1625b488b3935"
+    assert Architecture(axes=(("stream", Prefix(size=4)),), blocks=("a",)).architecture_id == "c759946ca39eaad5"
+    assert b"network" not in canonical_json(Architecture())
 
 
-def test_a_subnet_of_one_network_is_none_of_another() -> None:
-    other = TERMS.declared(COPY)
-    for spec in TERMS.space:
-        with pytest.raises(ConfigError, match="a subnet is one of network '', but was taken for one of 'a'"):
-            other.network.shapes(spec)
-    assert [one.network for one in other.space] == ["a"] * len(TERMS.space)
-    assert [replace(one, network="", name="") for one in other.space] == [replace(one, name="") for one in TERMS.space]
+def test_a_submodel_of_one_network_is_none_of_another() -> None:
+    other = CONTEXT.declared(COPY)
+    for architecture in CONTEXT.space:
+        with pytest.raises(ConfigError, match="a submodel is one of network '', but was taken for one of 'a'"):
+            other.network.shapes(architecture)
+    assert [one.network for one in other.space] == ["a"] * len(CONTEXT.space)
+    assert [replace(one, network="", name="") for one in other.space] == [replace(a, name="") for a in CONTEXT.space]
     assert all(one.name.startswith("a ") for one in other.space)
 
 
 def test_what_two_networks_give_a_client_has_two_keys(tmp_path: Path) -> None:
-    state, _ = grown(COPY, first_state(TERMS.network))
-    views = Views(terms=TERMS, samples=torch.zeros(1, 5))
+    state, _ = grown(COPY, first_state(CONTEXT.network))
+    views = Views(context=CONTEXT, samples=torch.zeros(1, 5))
     keys = set()
     for network_id in ("", "a"):
-        size = replace(TERMS.declared(COPY if network_id else None).space[0], name="the same")
-        keys.add(views.key(state, Participant(client_id="ada", spec=size, size=size)))
+        size = replace(CONTEXT.declared(COPY if network_id else None).space[0], name="the same")
+        keys.add(views.key(state, Participant(client_id="ada", architecture=size, size=size)))
     assert len(keys) == 2
 
 
@@ -151,7 +151,7 @@ def test_an_id_that_is_no_name_of_a_file_is_refused() -> None:
 
 
 def test_a_copy_has_the_bits_of_its_parent_and_memory_of_its_own() -> None:
-    before = first_state(TERMS.network)
+    before = first_state(CONTEXT.network)
     state, lineages = grown(COPY, before)
     assert lineages == (FIRST, COPY)
     child = state.of("a")
@@ -162,24 +162,24 @@ def test_a_copy_has_the_bits_of_its_parent_and_memory_of_its_own() -> None:
 
 
 def test_a_wider_and_deeper_network_computes_what_its_parent_does() -> None:
-    before = first_state(TERMS.network)
+    before = first_state(CONTEXT.network)
     state, lineages = grown(replicated(), before)
     inputs = torch.randn(7, 5, generator=torch.Generator().manual_seed(0))
     said = []
     for lineage in lineages:
-        network = TERMS.declared(lineage).network
-        module = build_module(network, network.full_spec())
+        network = CONTEXT.declared(lineage).network
+        module = build_module(network, network.full_architecture())
         module.load_state_dict(dict(state.of(lineage.id).shared))
         said.append(module.eval()(inputs).detach())
     torch.testing.assert_close(said[0], said[1], rtol=1e-5, atol=1e-5)
-    assert price_of(TERMS, lineages, in_use(TERMS, RunState(lineages=lineages))[1].space[-1]).parameters > (
-        TERMS.candidates[-1].parameters
+    assert estimate_of(CONTEXT, lineages, in_use(CONTEXT, RunState(lineages=lineages))[1].space[-1]).parameters > (
+        CONTEXT.candidates[-1].parameters
     )
 
 
 def test_a_network_that_is_drawn_begins_as_a_run_of_its_own_would() -> None:
     alone = Lineage(id="new", config=WIDER, born_round=1)
-    state, _ = grown(alone, first_state(TERMS.network))
+    state, _ = grown(alone, first_state(CONTEXT.network))
     assert same_bits(state.of("new").shared, init_state(network_of(WIDER), 3))
 
 
@@ -214,9 +214,9 @@ MISTAKES: dict[str, tuple[Callable[[ModelState], Evolution], str]] = {
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_methods_mistake_is_told(name: str) -> None:
     answer, told = MISTAKES[name]
-    state = first_state(TERMS.network)
+    state = first_state(CONTEXT.network)
     with pytest.raises(ValueError, match=told):
-        evolved(TERMS, evolving(state), answer(state))
+        evolved(CONTEXT, evolving(state), answer(state))
 
 
 def test_what_knows_one_network_alone_does_not_go_with_networks_that_change() -> None:
@@ -229,7 +229,7 @@ def test_what_knows_one_network_alone_does_not_go_with_networks_that_change() ->
 
 def test_settings_that_a_map_does_not_fit_are_refused() -> None:
     with pytest.raises(ConfigError, match="has other settings than its parent"):
-        grown(replace(COPY, config=WIDER), first_state(TERMS.network))
+        grown(replace(COPY, config=WIDER), first_state(CONTEXT.network))
 
 
 # --- checkpoints and the journal --------------------------------------------------------------------------------------
@@ -237,12 +237,12 @@ def test_settings_that_a_map_does_not_fit_are_refused() -> None:
 
 @pytest.mark.parametrize("retired", [(), ("",), ("a",)])
 def test_a_model_of_several_networks_survives_a_checkpoint(retired: tuple[str, ...]) -> None:
-    before = first_state(TERMS.network)
+    before = first_state(CONTEXT.network)
     answer = Evolution(after=before, born=(COPY, replicated()))
-    state, lineages = evolved(TERMS, evolving(before), answer)
-    networks = {one.id: TERMS.declared(one).network for one in lineages}
+    state, lineages = evolved(CONTEXT, evolving(before), answer)
+    networks = {one.id: CONTEXT.declared(one).network for one in lineages}
     later = evolving(state, round=2, lineages=lineages, networks=networks)
-    state, lineages = evolved(TERMS, later, Evolution(after=state, retired=retired))
+    state, lineages = evolved(CONTEXT, later, Evolution(after=state, retired=retired))
     child = state.of("wide")
     copies = {"ada": {"stem.weight": child.shared["stem.weight"] + 1}}
     kept = {"a/b.c": torch.arange(3), "x": torch.zeros(())}
@@ -265,20 +265,20 @@ def test_a_model_of_several_networks_survives_a_checkpoint(retired: tuple[str, .
         assert not any(network_id and name.startswith(f"network/{network_id}/") for name in packed(state))
 
 
-def retiring(terms: Terms) -> tuple[RunState, RunState]:
+def retiring(context: RunContext) -> tuple[RunState, RunState]:
     """A run whose network `a` retires, with something known of it wherever something can be; before and after."""
-    state = training(terms)
-    lineages = (*all_lineages(terms, ()), COPY, replace(COPY, id="b"))
+    state = training(context)
+    lineages = (*all_lineages(context, ()), COPY, replace(COPY, id="b"))
     state = replace(state, lineages=lineages)
-    sizes = {one.id: terms.declared(one).space[0] for one in lineages}
+    sizes = {one.id: context.declared(one).space[0] for one in lineages}
     programs = {one: SizedProgram(size=size, target="onnx") for one, size in sizes.items()}
     facts = ProgramFacts(planned_peak_bytes=1000)
-    seat = state.seats["ada"]
+    client = state.clients["ada"]
     for size in sizes.values():
-        no = replace(refusal(terms, state, "ada"), reason="runtime")
-        state = with_unfit(state, replace(seat, given=Submodel(size=size, spec=size)), no, "no")
+        no = replace(refusal(context, state, "ada"), reason="runtime")
+        state = with_unfit(state, replace(client, given=Submodel(size=size, architecture=size)), no, "no")
     last = {
-        name: replace(seat, client_id=name, given=Submodel(size=size, spec=size))
+        name: replace(client, client_id=name, given=Submodel(size=size, architecture=size))
         for name, size in zip(CLIENTS, sizes.values(), strict=True)
     }
     state = replace(
@@ -288,27 +288,27 @@ def retiring(terms: Terms) -> tuple[RunState, RunState]:
         last=last,
     )
     after = with_lineages(
-        terms, state, tuple(replace(one, retired_round=2) if one.id == "a" else one for one in lineages)
+        context, state, tuple(replace(one, retired_round=2) if one.id == "a" else one for one in lineages)
     )
     return state, after
 
 
 def test_nothing_is_known_any_more_of_a_network_that_has_retired() -> None:
-    terms = terms_with_settings(method=HeteroFL())
-    before, after = retiring(terms)
-    assert [one.id for one in lineages_in_use(terms, after)] == ["", "b"]
+    context = context_with_settings(method=HeteroFL())
+    before, after = retiring(context)
+    assert [one.id for one in lineages_in_use(context, after)] == ["", "b"]
     for kept in (after.written, after.queue, unfit_sizes(after, "ada", "onnx")):
         assert len(kept) == 2
     assert {one.program.size.network for one in after.written.values()} == {"", "b"}
     assert {one.size.network for one in after.queue} == {"", "b"}
     assert unfit_sizes(before, "ada", "onnx").keys() - unfit_sizes(after, "ada", "onnx").keys() == {
-        terms.declared(COPY).space[0].spec_id
+        context.declared(COPY).space[0].architecture_id
     }
 
 
 def test_the_journal_keeps_networks_and_prunes_the_programs_of_those_that_retire(tmp_path: Path) -> None:
-    terms = terms_with_settings(method=HeteroFL())
-    before, after = retiring(terms)
+    context = context_with_settings(method=HeteroFL())
+    before, after = retiring(context)
     engine = open_database(tmp_path)
     journal = Journal(engine, begin_run(engine, name="test", settings="{}", round_count=2))
     journal.save(RunState(), before)
@@ -323,69 +323,69 @@ def test_the_journal_keeps_networks_and_prunes_the_programs_of_those_that_retire
 # --- what clients are given ---------------------------------------------------------------------------------------
 
 
-def test_sizes_are_those_of_all_networks_in_use_each_with_its_own_price() -> None:
-    terms = terms_with_settings(method=HeteroFL())
-    state = RunState(lineages=(*all_lineages(terms, ()), replace(COPY, config=MODEL)))
-    both = candidates_of(terms, state, "onnx")
-    assert len(both) == 2 * len(terms.space)
+def test_sizes_are_those_of_all_networks_in_use_each_with_its_own_estimate() -> None:
+    context = context_with_settings(method=HeteroFL())
+    state = RunState(lineages=(*all_lineages(context, ()), replace(COPY, config=MODEL)))
+    both = candidates_of(context, state, "onnx")
+    assert len(both) == 2 * len(context.space)
     assert [one.order for one in both] == sorted(one.order for one in both)
-    price = prices_of(terms, state, "onnx")
-    assert all(price(one.spec) == replace(one, spec=one.spec) for one in both)
+    estimate = estimates_of(context, state, "onnx")
+    assert all(estimate(one.architecture) == replace(one, architecture=one.architecture) for one in both)
     alone = replace(
         state, lineages=tuple(replace(one, retired_round=1) if not one.id else one for one in state.lineages)
     )
-    assert {one.spec.network for one in candidates_of(terms, alone, "onnx")} == {"a"}
+    assert {one.architecture.network for one in candidates_of(context, alone, "onnx")} == {"a"}
 
 
-def test_prices_are_asked_for_of_each_network() -> None:
-    terms = terms_with_settings(method=DynamicSelection())
-    state = RunState(lineages=(*all_lineages(terms, ()), replace(COPY, config=MODEL)))
-    wanted = prices_wanted(terms, state, "onnx")
+def test_estimates_are_asked_for_of_each_network() -> None:
+    context = context_with_settings(method=DynamicSelection())
+    state = RunState(lineages=(*all_lineages(context, ()), replace(COPY, config=MODEL)))
+    wanted = estimates_wanted(context, state, "onnx")
     assert [one.key for one in wanted] == ["onnx", "a/onnx"]
-    known = {one.key: target_prices(terms, one, None, "no") for one in wanted}
-    assert prices_wanted(terms, replace(state, live=replace(state.live, prices=known)), "onnx") == ()
-    assert [one.spec.network for one in known["a/onnx"].candidates] == ["a"] * len(terms.space)
+    known = {one.key: target_estimates(context, one, None, "no") for one in wanted}
+    assert estimates_wanted(context, replace(state, live=replace(state.live, estimates=known)), "onnx") == ()
+    assert [one.architecture.network for one in known["a/onnx"].candidates] == ["a"] * len(context.space)
 
 
 def test_a_client_of_a_retired_network_has_what_stands_for_it_or_is_left_out() -> None:
-    terms = terms_with_settings(method=HeteroFL())
-    _, after = retiring(terms)
+    context = context_with_settings(method=HeteroFL())
+    _, after = retiring(context)
 
-    def stands(standing: StandingContext) -> SubnetSpec:
-        kept = standing.client.spec
+    def stands(standing: StandingContext) -> Architecture:
+        kept = standing.client.architecture
         return kept if kept.network in standing.networks else replace(kept, network="b")
 
-    others = with_steps(terms.roles, standing=stands)
-    for roles, expected in ((terms.roles, None), (others, "b")):
-        told = replace(terms, roles=roles)
+    others = with_steps(context.roles, standing=stands)
+    for roles, expected in ((context.roles, None), (others, "b")):
+        told = replace(context, roles=roles)
         gone = standing_for(told, after, after.last["bob"])
-        assert (None if gone is None else gone.spec.network) == expected
-        assert gone is None or gone.size == terms.declared(after.lineages[2]).space[0]
+        assert (None if gone is None else gone.architecture.network) == expected
+        assert gone is None or gone.size == context.declared(after.lineages[2]).space[0]
         stays = standing_for(told, after, after.last["ada"])
         assert stays is not None
-        assert stays.spec.network == ""
+        assert stays.architecture.network == ""
 
 
 def test_what_a_client_trained_last_is_ready_and_what_was_written_in_a_turn_counts_from_the_next() -> None:
-    terms = terms_with_settings(method=HeteroFL())
-    _, after = retiring(terms)
+    context = context_with_settings(method=HeteroFL())
+    _, after = retiring(context)
     asked = list[StandingContext]()
 
-    def stands(standing: StandingContext) -> SubnetSpec:
+    def stands(standing: StandingContext) -> Architecture:
         asked.append(standing)
-        return standing.client.spec
+        return standing.client.architecture
 
-    told = replace(terms, roles=with_steps(terms.roles, standing=stands))
-    seat = replace(
+    told = replace(context, roles=with_steps(context.roles, standing=stands))
+    client = replace(
         after.last["ada"],
         offer=replace(after.last["ada"].offer, runtime="onnx", budget=Budget(memory_bytes=2**40)),
     )
-    assert seat.size is not None
-    other = terms.declared(after.lineages[2]).space[0]
+    assert client.size is not None
+    other = context.declared(after.lineages[2]).space[0]
     for turn, nothing_written, expected in ((2, False, True), (1, False, False), (2, True, False)):
         state = replace(after, round=turn, written={} if nothing_written else after.written)
-        standing_for(told, state, seat)
-        assert asked[-1].ready(replace(seat.size, name="as it is called elsewhere"))
+        standing_for(told, state, client)
+        assert asked[-1].ready(replace(client.size, name="as it is called elsewhere"))
         assert asked[-1].ready(other) == expected
 
 

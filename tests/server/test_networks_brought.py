@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from server.coordinator_cases import CLIENTS, looked_around, measuring, profile, telemetry, terms_of, wanted_of
+from server.coordinator_cases import CLIENTS, context_of, looked_around, measuring, profile, telemetry, wanted_of
 from server.random_cases import survived
 from server.server_rig import MODEL, World, config, fleet
 
@@ -24,18 +24,18 @@ from subfleet.methods.run_networks import BeginContext
 from subfleet.methods.standalone import Standalone
 from subfleet.methods.uniting import _grouped
 from subfleet.protocol.errors import ConfigError
-from subfleet.protocol.messages import Presence, Receipt
+from subfleet.protocol.messages import Ack, Presence
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.schema import canonical_json, to_plain
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 from subfleet.rounds.actions import Reply
+from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Done, Failed, Tick
 from subfleet.rounds.networks import NOT_YET, beginning_of, brought_anew
 from subfleet.rounds.offers import MOST_NETWORKS
 from subfleet.rounds.progress import Measuring
 from subfleet.rounds.state import RunState
-from subfleet.rounds.terms import Terms
 from subfleet.rounds.work import NetworksRequest
 from subfleet.settings.published import network_brought
 from subfleet.settings.timing import Evaluations
@@ -52,38 +52,38 @@ METHODS: tuple[AnyMethod, ...] = (
     Clustered(choice="declared"),
     Standalone(choice="declared"),
 )
-TERMS = terms_of(rounds=3, method=METHODS[0])
+CONTEXT = context_of(rounds=3, method=METHODS[0])
 
 
 def told(family: AnyFamily) -> str:
     return canonical_json(family).decode()
 
 
-def declared(terms: Terms, *families: AnyFamily | None) -> RunState:
+def declared(context: RunContext, *families: AnyFamily | None) -> RunState:
     """Round 1 is announced to clients that bring these."""
-    state = measuring(terms)
+    state = measuring(context)
     for name, family in zip(CLIENTS, families, strict=False):
-        state, _ = step(terms, state, replace(profile(name), network="" if family is None else told(family)), 1.0)
+        state, _ = step(context, state, replace(profile(name), network="" if family is None else told(family)), 1.0)
     return state
 
 
-def measured(terms: Terms, state: RunState, *names: str) -> RunState:
+def measured(context: RunContext, state: RunState, *names: str) -> RunState:
     for name in names:
-        state, actions = step(terms, state, telemetry(terms, name, state.round), 2.0)
-        state, _ = looked_around(terms, state, actions, 2.0)
+        state, actions = step(context, state, telemetry(context, name, state.round), 2.0)
+        state, _ = looked_around(context, state, actions, 2.0)
     return state
 
 
-def receipt(terms: Terms, text: str) -> Receipt:
+def ack(context: RunContext, text: str) -> Ack:
     event = replace(profile("ada"), network=text, message_id="p")
-    (found,) = [one.receipt for one in step(terms, measuring(terms), event, 1.0)[1] if isinstance(one, Reply)]
+    (found,) = [one.ack for one in step(context, measuring(context), event, 1.0)[1] if isinstance(one, Reply)]
     return found
 
 
 def test_a_network_is_accepted_before_there_is_a_union() -> None:
-    assert (receipt(TERMS, told(SMALL)).status, receipt(TERMS, told(SMALL)).problem) == ("accepted", None)
+    assert (ack(CONTEXT, told(SMALL)).status, ack(CONTEXT, told(SMALL)).problem) == ("accepted", None)
     told_in_part = '{"family": "mlp", "widths": [4], "depths": [1]}'
-    assert receipt(TERMS, told_in_part).status == "accepted", "inputs and classes are the run's"
+    assert ack(CONTEXT, told_in_part).status == "accepted", "inputs and classes are the run's"
 
 
 @pytest.mark.parametrize(
@@ -112,70 +112,70 @@ def test_what_is_no_network_of_the_run_is_refused_in_a_sentence(changes: dict[st
     plain = {key: one for key, one in {**to_plain(SMALL), **changes}.items() if one is not None}
     with pytest.raises(ConfigError, match=words):
         network_brought(json.dumps(plain), MODEL)
-    found = receipt(TERMS, json.dumps(plain))
+    found = ack(CONTEXT, json.dumps(plain))
     assert (found.status, found.problem) == ("refused", "no_network")
     assert found.reason.startswith("the network that it declares is none: ")
 
 
 @pytest.mark.parametrize("text", ["[]", "{", "null", '{"widths": NaN}'])
 def test_what_is_no_json_object_is_refused(text: str) -> None:
-    assert receipt(TERMS, text).problem == "no_network"
+    assert ack(CONTEXT, text).problem == "no_network"
 
 
 def test_a_method_that_goes_by_no_declarations_says_so() -> None:
-    assert receipt(terms_of(rounds=3), told(SMALL)).problem == "not_used"
+    assert ack(context_of(rounds=3), told(SMALL)).problem == "not_used"
 
 
 @pytest.mark.parametrize("method", METHODS, ids=repr)
 def test_everyone_is_given_the_network_that_it_brings(method: AnyMethod) -> None:
-    terms = terms_of(rounds=3, method=method)
-    state = measured(terms, declared(terms, SMALL, DEEP, WIDE), *CLIENTS)
+    context = context_of(rounds=3, method=method)
+    state = measured(context, declared(context, SMALL, DEEP, WIDE), *CLIENTS)
     assert [(one.id, one.living) for one in state.lineages] == [("", False), ("union1", True)]
     union = state.lineages[-1]
     assert union.config == replace(SMALL, widths=(8,), depths=(2,))
-    members = terms.declared(union).members
-    assert [state.seats[name].size for name in CLIENTS] == [members[one] for one in (SMALL, DEEP, WIDE)]
+    members = context.declared(union).members
+    assert [state.clients[name].size for name in CLIENTS] == [members[one] for one in (SMALL, DEEP, WIDE)]
     names = [size.name for size in members.values()]
     assert [name.rsplit(" ", 1)[0] for name in names] == ["union1 mlp d1", "union1 mlp d2", "union1 mlp d1"]
 
 
 def test_unions_are_made_beside_the_loop_and_count_once() -> None:
     """No step builds a network; a round in which they cannot be made is tried again."""
-    state = declared(TERMS, SMALL, DEEP, WIDE)
+    state = declared(CONTEXT, SMALL, DEEP, WIDE)
     for name in CLIENTS[:-1]:
-        state, _ = step(TERMS, state, telemetry(TERMS, name), 2.0)
-    state, actions = step(TERMS, state, telemetry(TERMS, CLIENTS[-1]), 2.0)
+        state, _ = step(CONTEXT, state, telemetry(CONTEXT, name), 2.0)
+    state, actions = step(CONTEXT, state, telemetry(CONTEXT, CLIENTS[-1]), 2.0)
     (wanted,) = wanted_of(NetworksRequest, actions)
     assert (state.phase, state.lineages) == ("measure", ())
-    assert not wanted_of(NetworksRequest, step(TERMS, state, Tick(), 3.0)[1]), "it is being made"
-    made = beginning_of(TERMS, state)
-    begun, _ = step(TERMS, state, Done(request=wanted, result=made), 3.0)
+    assert not wanted_of(NetworksRequest, step(CONTEXT, state, Tick(), 3.0)[1]), "it is being made"
+    made = beginning_of(CONTEXT, state)
+    begun, _ = step(CONTEXT, state, Done(request=wanted, result=made), 3.0)
     assert (begun.phase, begun.lineages) == ("train", made)
-    again, _ = step(TERMS, begun, Done(request=wanted, result=()), 3.0)
+    again, _ = step(CONTEXT, begun, Done(request=wanted, result=()), 3.0)
     assert again.lineages == made
-    lost, _ = step(TERMS, state, Failed(request=wanted, reason="no"), 3.0)
+    lost, _ = step(CONTEXT, state, Failed(request=wanted, reason="no"), 3.0)
     assert (lost.lineages, lost.tries.retry) == ((), 1), "nobody has a network that is trained"
-    late, _ = step(TERMS, state, Tick(), 1e9)
+    late, _ = step(CONTEXT, state, Tick(), 1e9)
     assert (late.lineages, late.tries.retry) == ((), 1)
 
 
-def test_who_brings_nothing_and_who_declares_a_subnet_of_a_model_that_is_not_trained_are_left_out() -> None:
-    state = declared(TERMS, SMALL, None)
-    state, _ = step(TERMS, state, replace(profile("cyd"), architecture=TERMS.space[0]), 1.0)
-    state = measured(TERMS, state, *CLIENTS)
-    assert state.seats["bob"].reason.startswith("the method goes by declared architectures")
-    assert state.seats["cyd"].reason == "it has declared no architecture"
-    assert (state.seats["ada"].stage, state.seats["cyd"].stage) == ("preparing", "skipped")
+def test_who_brings_nothing_and_who_declares_a_submodel_of_a_model_that_is_not_trained_are_left_out() -> None:
+    state = declared(CONTEXT, SMALL, None)
+    state, _ = step(CONTEXT, state, replace(profile("cyd"), architecture=CONTEXT.space[0]), 1.0)
+    state = measured(CONTEXT, state, *CLIENTS)
+    assert state.clients["bob"].reason.startswith("the method goes by declared architectures")
+    assert state.clients["cyd"].reason == "it has declared no architecture"
+    assert (state.clients["ada"].stage, state.clients["cyd"].stage) == ("preparing", "skipped")
 
 
 def test_who_comes_with_another_network_waits_for_the_end_of_the_round() -> None:
-    state = measured(TERMS, declared(TERMS, SMALL, SMALL, None), *CLIENTS)
-    state = replace(state, at=Measuring(), seats={}, round=2, folded_round=1)
+    state = measured(CONTEXT, declared(CONTEXT, SMALL, SMALL, None), *CLIENTS)
+    state = replace(state, at=Measuring(), clients={}, round=2, aggregated_round=1)
     for name, family in zip(CLIENTS, (SMALL, WIDE, WIDE), strict=True):
-        state, _ = step(TERMS, state, replace(profile(name), network=told(family)), 3.0)
-    state = measured(TERMS, state, *CLIENTS)
-    assert [state.seats[name].reason for name in CLIENTS] == ["", NOT_YET, NOT_YET]
-    assert brought_anew(TERMS, state) == (WIDE,), "once, however many bring it"
+        state, _ = step(CONTEXT, state, replace(profile(name), network=told(family)), 3.0)
+    state = measured(CONTEXT, state, *CLIENTS)
+    assert [state.clients[name].reason for name in CLIENTS] == ["", NOT_YET, NOT_YET]
+    assert brought_anew(CONTEXT, state) == (WIDE,), "once, however many bring it"
 
 
 def played(folder: Path, method: AnyMethod, faults: Faults | None = None, *, kill: bool = False) -> World:
@@ -193,7 +193,7 @@ def played(folder: Path, method: AnyMethod, faults: Faults | None = None, *, kil
 
             def training(number: int = number) -> bool:
                 state = world.server.state
-                return state.round == number and any(seat.stage == "out" for seat in state.seats.values())
+                return state.round == number and any(client.stage == "out" for client in state.clients.values())
 
             world.run(training)
             world.kill_server()
@@ -207,32 +207,32 @@ def test_a_union_grows_with_who_comes_whatever_is_lost_and_whoever_dies(method: 
     calm = played(tmp_path / "calm", method)
     states = [{row.client_id: row.status for row in record.clients} for record in calm.notes.records]
     assert states[0]["cyd"].startswith("skipped: the device is not available")
-    assert states[1] == states[2] == states[3] == dict.fromkeys(CLIENTS, "folded"), "it was heard in round 1"
+    assert states[1] == states[2] == states[3] == dict.fromkeys(CLIENTS, "aggregated"), "it was heard in round 1"
     lineages = calm.server.state.lineages
     assert [(one.id, one.retired_round) for one in lineages] == [("", 0), ("union1", 1), ("union2", None)]
     assert lineages[-1].parent == "union1"
-    sizes = {row.client_id: row.spec_id for row in calm.notes.records[-1].clients}
-    own = terms_of(method=method).declared(lineages[-1]).members
-    assert sizes == {name: own[one].spec_id for name, one in zip(CLIENTS, (SMALL, DEEP, WIDE), strict=True)}
+    sizes = {row.client_id: row.architecture_id for row in calm.notes.records[-1].clients}
+    own = context_of(method=method).declared(lineages[-1]).members
+    assert sizes == {name: own[one].architecture_id for name, one in zip(CLIENTS, (SMALL, DEEP, WIDE), strict=True)}
     rough = played(tmp_path / "rough", method, Faults(seed=3, loss=0.2, double=0.2, delay_s=1.5), kill=True)
     assert rough.model_bytes() == calm.model_bytes()
 
 
 def test_a_member_may_declare_so_many_networks_and_no_more_even_if_it_leaves_in_between() -> None:
-    state = declared(TERMS, *(replace(SMALL, widths=(4 * count,)) for count in (1, 2, 3)))
+    state = declared(CONTEXT, *(replace(SMALL, widths=(4 * count,)) for count in (1, 2, 3)))
     for number, width in enumerate((4, 8, 12, 16, 20), start=1):
         told_now = replace(profile("eve"), network=told(replace(SMALL, widths=(width,))), message_id=f"p{number}")
-        state, actions = step(TERMS, state, told_now, 1.0)
-        (answer,) = [one.receipt for one in actions if isinstance(one, Reply)]
+        state, actions = step(CONTEXT, state, told_now, 1.0)
+        (answer,) = [one.ack for one in actions if isinstance(one, Reply)]
         assert answer.problem == ("too_many" if number > MOST_NETWORKS else None)
         assert ("but may declare 4" in answer.reason) == (number > MOST_NETWORKS)
         before = survived(state, 1.0)
-        state, _ = step(TERMS, before, Presence(client_id="eve", session_id=f"eve-{number}", online=True), 1.0)
-        state, _ = step(TERMS, state, told_now, 1.0)
-        state, _ = step(TERMS, state, telemetry(TERMS, "eve", max(state.round, 1), retry=state.retry), 2.0)
-        assert (state.seats["eve"].offer.brought is None) == (number > MOST_NETWORKS)
+        state, _ = step(CONTEXT, before, Presence(client_id="eve", session_id=f"eve-{number}", online=True), 1.0)
+        state, _ = step(CONTEXT, state, told_now, 1.0)
+        state, _ = step(CONTEXT, state, telemetry(CONTEXT, "eve", max(state.round, 1), retry=state.retry), 2.0)
+        assert (state.clients["eve"].offer.brought is None) == (number > MOST_NETWORKS)
         state = replace(
-            state, seats=MappingProxyType({}), live=replace(state.live, members=state.live.members.without({"eve"}))
+            state, clients=MappingProxyType({}), live=replace(state.live, members=state.live.members.without({"eve"}))
         )
     assert len(state.brought["eve"]) == MOST_NETWORKS
 
@@ -245,12 +245,12 @@ def test_what_is_too_large_is_in_no_union_and_leaves_the_others_theirs(
     """And nothing of it is built, nor is anything as long as it is wide."""
     for module in (replication, elastic_unions):
         monkeypatch.setattr(module, "size_in", within(replication.size_in))
-    terms = terms_of(rounds=3, method=method)
-    state = measured(terms, declared(terms, SMALL, DEEP, replace(SMALL, **changes)), *CLIENTS)
+    context = context_of(rounds=3, method=method)
+    state = measured(context, declared(context, SMALL, DEEP, replace(SMALL, **changes)), *CLIENTS)
     (_, union) = state.lineages
     assert set(union.members) == {SMALL, DEEP}
-    assert state.seats["cyd"].stage == "skipped"
-    assert {state.seats[name].stage for name in ("ada", "bob")} == {"preparing"}
+    assert state.clients["cyd"].stage == "skipped"
+    assert {state.clients[name].stage for name in ("ada", "bob")} == {"preparing"}
 
 
 @pytest.mark.parametrize("others", [2, 5])
@@ -265,7 +265,7 @@ def test_one_far_larger_than_the_median_is_in_no_union_whose_width_others_are_co
         assert begin is not None
         brought = MappingProxyType({**{f"c{place}": SMALL for place in range(others)}, "eve": large})
         beginning = BeginContext(
-            network=TERMS.network, rates=(1.0,), clients=tuple(brought), carried_by=lambda _: (), brought=brought
+            network=CONTEXT.network, rates=(1.0,), clients=tuple(brought), carried_by=lambda _: (), brought=brought
         )
         (union,) = begin(beginning)
         left_out = far and others == 5 and isinstance(method, FedADP)
@@ -273,9 +273,12 @@ def test_one_far_larger_than_the_median_is_in_no_union_whose_width_others_are_co
         assert SMALL in union.members
 
 
-def within(size_in: Callable[[Network, Network], SubnetSpec]) -> Callable[[Network, Network], SubnetSpec]:
-    def looked_at(network: Network, part: Network) -> SubnetSpec:
-        assert max(network.parameter_count(network.full_spec()), part.parameter_count(part.full_spec())) < 10**6
+def within(size_in: Callable[[Network, Network], Architecture]) -> Callable[[Network, Network], Architecture]:
+    def looked_at(network: Network, part: Network) -> Architecture:
+        assert (
+            max(network.parameter_count(network.full_architecture()), part.parameter_count(part.full_architecture()))
+            < 10**6
+        )
         return size_in(network, part)
 
     return looked_at

@@ -6,31 +6,31 @@ from pathlib import Path
 import pytest
 from server.coordinator_cases import (
     CLIENTS,
+    context_of,
     measuring,
     prepared,
     profile,
     task_failed,
     telemetry,
-    terms_of,
     training,
 )
 from server.fake_device import Behaviour
 from server.server_rig import World, config, fleet
 
-from subfleet.protocol.messages import Presence, Receipt
+from subfleet.protocol.messages import Ack, Presence
 from subfleet.protocol.readings import Reading
 from subfleet.rounds.actions import Action, Reply
 from subfleet.rounds.coordinator import step
 from subfleet.transport.memory import Faults
 
-PLAN = terms_of()
+PLAN = context_of()
 LITTLE = 10
 
 
-def notices(actions: tuple[Action, ...]) -> dict[str, Receipt]:
+def notices(actions: tuple[Action, ...]) -> dict[str, Ack]:
     """What clients are told of tasks that they do not get."""
     replies = [action for action in actions if isinstance(action, Reply)]
-    return {one.client_id: one.receipt for one in replies if one.receipt.reason and one.receipt.status == "accepted"}
+    return {one.client_id: one.ack for one in replies if one.ack.reason and one.ack.status == "accepted"}
 
 
 def test_who_is_skipped_is_told_in_the_very_step_and_with_every_heartbeat_of_the_round() -> None:
@@ -43,13 +43,13 @@ def test_who_is_skipped_is_told_in_the_very_step_and_with_every_heartbeat_of_the
     told = notices(actions)
     assert told.keys() == {"ada"}
     assert told["ada"].of == "its telemetry"
-    assert told["ada"].reason.startswith("no subnet fits: the smallest needs")
+    assert told["ada"].reason.startswith("no submodel fits: the smallest needs")
     for name in CLIENTS:
         alive = Presence(client_id=name, session_id=f"{name}-1", online=True)
         assert notices(step(PLAN, state, alive, 3.0)[1]) == ({"ada": told["ada"]} if name == "ada" else {})
 
 
-def test_a_device_that_can_take_no_part_at_all_is_told_with_its_receipt() -> None:
+def test_a_device_that_can_take_no_part_at_all_is_told_with_its_ack() -> None:
     state = measuring(PLAN)
     away = replace(telemetry(PLAN, "ada"), reading=Reading(available=False))
     _, actions = step(PLAN, state, away, 2.0)
@@ -64,12 +64,12 @@ def test_a_program_that_cannot_be_written_is_told_too_and_who_has_a_task_is_told
     assert notices(actions) == {}
     failed = task_failed(state, "ada")
     assert notices(step(PLAN, state, failed, 2.0)[1])["ada"].reason == "export failed: no"
-    assert profile("bob").client_id in training(PLAN).seats
+    assert profile("bob").client_id in training(PLAN).clients
 
 
-def test_in_a_try_that_leaves_nothing_to_fold_everybody_is_told() -> None:
+def test_in_a_try_that_leaves_nothing_to_aggregate_everybody_is_told() -> None:
     state = measuring(PLAN)
-    told: dict[str, Receipt] = {}
+    told: dict[str, Ack] = {}
     for name in CLIENTS:
         state, actions = step(PLAN, state, telemetry(PLAN, name, memory_bytes=LITTLE), 2.0)
         told |= notices(actions)
@@ -83,8 +83,8 @@ def test_on_a_link_that_loses_half_of_all_messages_a_skipped_device_hears_why(tm
     for seed in range(3):
         faults = Faults(seed=seed, loss=0.5)
         world = World(tmp_path / str(seed), config(min_clients=4), devices, faults=faults)
-        heard = world.devices["dot"].receipts
-        world.run(until=lambda heard=heard: any(receipt.reason for receipt in heard.values()))  # type: ignore[misc]  # bound now
+        heard = world.devices["dot"].acks
+        world.run(until=lambda heard=heard: any(ack.reason for ack in heard.values()))  # type: ignore[misc]  # bound now
         assert world.server.state.round == 1
-        (told,) = [receipt for receipt in heard.values() if receipt.reason]
-        assert told.reason.startswith("no subnet fits: the smallest needs")
+        (told,) = [ack for ack in heard.values() if ack.reason]
+        assert told.reason.startswith("no submodel fits: the smallest needs")

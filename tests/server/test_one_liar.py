@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from subfleet.rounds.suspicion import HELD_SHARE, MOST_GROWTH, ChangeSize, outliers_of
-from subfleet.rounds.weights import client_share, share_limit
-from subfleet.settings.suspicion import SuspicionSettings
+from subfleet.rounds.outliers import HELD_FRACTION, MOST_GROWTH, ChangeSize, outliers_of
+from subfleet.rounds.weights import client_fraction, fraction_limit
+from subfleet.settings.outliers import OutlierSettings
 
-SETTINGS = SuspicionSettings()
+SETTINGS = OutlierSettings()
 HELD = 3.0
 HONEST = st.builds(
     ChangeSize,
@@ -29,7 +29,7 @@ def test_no_change_counts_more_than_its_limit(honest: list[ChangeSize], liar: Ch
     usual = max(size.weights for size in honest)  # the median with one liar among them is no larger
     assert counted <= max(SETTINGS.change_factor * usual * MOST_GROWTH, HELD) * (1 + 1e-9)
     if liar.travel <= min(size.travel for size in honest) and liar.samples < min(size.samples for size in honest):
-        assert counted <= max(SETTINGS.change_factor * usual, HELD_SHARE * HELD) * (1 + 1e-9)
+        assert counted <= max(SETTINGS.change_factor * usual, HELD_FRACTION * HELD) * (1 + 1e-9)
 
 
 @given(honest=st.lists(st.floats(1.0, 1000.0), min_size=1, max_size=40), claimed=st.floats(1.0, 2.0**62))
@@ -37,9 +37,9 @@ def test_no_client_has_more_than_three_times_an_equal_share_and_never_more_than_
     honest: list[float], claimed: float
 ) -> None:
     weights = [*honest, claimed]
-    share = client_share(None, len(weights))
+    share = client_fraction(None, len(weights))
     assert share == min(0.5, 3 / len(weights))
-    limit = share_limit(weights, share)
+    limit = fraction_limit(weights, share)
     counted = [weight if limit is None else min(weight, float(limit)) for weight in weights]
     assert counted[-1] / sum(counted) <= max(share, 1 / len(weights)) * (1 + 1e-9)
 

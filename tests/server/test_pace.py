@@ -6,7 +6,7 @@ from types import MappingProxyType
 from subfleet.journal.guarding import GuardedObserver, Unobserved
 from subfleet.journal.records import Progress, RoundRecord
 from subfleet.rounds.progress import Measuring, Training
-from subfleet.rounds.state import RunState, Seat, Stage
+from subfleet.rounds.state import ClientState, RunState, Stage
 from subfleet.serving.narrating import Pace
 
 
@@ -18,8 +18,10 @@ class Clock:
 
 
 def state(number: int, *stages: Stage) -> RunState:
-    seats = {str(place): Seat(client_id=str(place), device="d", stage=stage) for place, stage in enumerate(stages)}
-    return RunState(round=number, at=Training(), seats=MappingProxyType(seats))
+    clients = {
+        str(place): ClientState(client_id=str(place), device="d", stage=stage) for place, stage in enumerate(stages)
+    }
+    return RunState(round=number, at=Training(), clients=MappingProxyType(clients))
 
 
 def test_rounds_devices_and_time_left() -> None:

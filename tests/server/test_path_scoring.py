@@ -6,27 +6,27 @@ import pytest
 import torch
 from torch import Tensor
 
+from subfleet.aggregation.path_scoring import score_of, scored_generation
+from subfleet.aggregation.views import Views
 from subfleet.elastic.building import init_state
 from subfleet.elastic.evaluate import evaluate
 from subfleet.elastic.families.records.choices import ChoiceRnn
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import Network
-from subfleet.elastic.paths import path_spec
+from subfleet.elastic.paths import path_architecture
 from subfleet.elastic.running_statistics import recalibrated
-from subfleet.folding.path_scoring import score_of, scored_generation
-from subfleet.folding.views import Views
 from subfleet.methods.aggregator import Participant
 from subfleet.methods.fedoras import FedorAS
 from subfleet.methods.tier_search import TierSearch
 from subfleet.protocol.task_kinds import Objective
 from subfleet.protocol.training import ObjectiveSettings, TrainingSettings
+from subfleet.rounds.context import RunContext
 from subfleet.rounds.progress import Searching
 from subfleet.rounds.state import RunState
-from subfleet.rounds.terms import Terms
 from subfleet.search.path_evolution import EvolutionSettings
 from subfleet.settings.samples import DataSettings
 from subfleet.tasks import Dataset
-from subfleet.testing.rounds import SUPERNET, terms_with
+from subfleet.testing.rounds import SUPERNET, context_with
 
 EVOLUTION = EvolutionSettings(evaluations=4, population=4, offspring=2)
 METHOD = FedorAS(supernet_rounds=1, tiers=1, search=TierSearch(evolution=EVOLUTION))
@@ -36,9 +36,9 @@ TEXT = ChoiceRnn(
 )
 
 
-def terms_of(model: object, **changes: object) -> Terms:
+def context_of(model: object, **changes: object) -> RunContext:
     data = DataSettings(test="unused", validation_samples=40)
-    return terms_with(METHOD, model, data=data, **changes)  # type: ignore[arg-type]
+    return context_with(METHOD, model, data=data, **changes)  # type: ignore[arg-type]
 
 
 def spoiled(network: Network) -> dict[str, Tensor]:
@@ -58,9 +58,9 @@ def samples(shape: tuple[int, ...], classes: int) -> tuple[Tensor, Tensor]:
 
 
 def test_a_path_is_scored_by_running_statistics_of_its_own() -> None:
-    terms = terms_of(BATCH)
-    network, data = terms.network, samples(BATCH.input_shape, BATCH.class_count)
-    state, path = spoiled(network), path_spec(network, ["conv1", "dsconv3"])
+    context = context_of(BATCH)
+    network, data = context.network, samples(BATCH.input_shape, BATCH.class_count)
+    state, path = spoiled(network), path_architecture(network, ["conv1", "dsconv3"])
     own = evaluate(network, path, recalibrated(network, state, path, [data[0]]), *data)
     assert own.loss != pytest.approx(evaluate(network, path, state, *data).loss, rel=0.01)
     assert score_of(network, path, state, data, objective="next_token") == pytest.approx(-own.loss)
@@ -69,21 +69,21 @@ def test_a_path_is_scored_by_running_statistics_of_its_own() -> None:
 
 @pytest.mark.parametrize("objective", ["binary_cross_entropy", "mean_squared_error"])
 def test_paths_of_labels_that_are_no_classes_are_scored_by_loss(objective: Objective) -> None:
-    terms = terms_of(BATCH)
-    network, (inputs, labels) = terms.network, samples(BATCH.input_shape, BATCH.class_count)
+    context = context_of(BATCH)
+    network, (inputs, labels) = context.network, samples(BATCH.input_shape, BATCH.class_count)
     targets = torch.nn.functional.one_hot(labels, BATCH.class_count).float()
-    state, path = spoiled(network), path_spec(network, ["conv1", "dsconv3"])
+    state, path = spoiled(network), path_architecture(network, ["conv1", "dsconv3"])
     measured = recalibrated(network, state, path, [inputs])
     own = evaluate(network, path, measured, inputs, targets, objective=objective)
     assert score_of(network, path, state, (inputs, targets), objective=objective) == pytest.approx(-own.loss)
 
 
 def test_a_supernets_mean_is_of_paths_with_running_statistics_of_their_own() -> None:
-    terms = terms_of(BATCH)
-    network, (inputs, _) = terms.network, samples(BATCH.input_shape, BATCH.class_count)
-    state, path = spoiled(network), path_spec(network, ["conv1", "dsconv3"])
-    views = Views(terms=terms, samples=inputs)
-    seen = views.for_use(ModelState(shared=state), Participant(client_id="", spec=path, size=path))
+    context = context_of(BATCH)
+    network, (inputs, _) = context.network, samples(BATCH.input_shape, BATCH.class_count)
+    state, path = spoiled(network), path_architecture(network, ["conv1", "dsconv3"])
+    views = Views(context=context, samples=inputs)
+    seen = views.for_use(ModelState(shared=state), Participant(client_id="", architecture=path, size=path))
     expected = recalibrated(network, state, path, [inputs])
     changed = [name for name in expected if not torch.equal(expected[name], state[name])]
     assert changed
@@ -95,20 +95,22 @@ def test_a_generation_is_scored_by_accuracy_or_where_symbols_are_predicted_by_lo
     stream = torch.Generator().manual_seed(3)
     if text:
         training = TrainingSettings(objective=ObjectiveSettings(name="next_token"))
-        terms = terms_of(TEXT, training=training)
+        context = context_of(TEXT, training=training)
         inputs = torch.randint(5, (40, 6), generator=stream)
         labels = torch.randint(5, (40, 6), generator=stream)
     else:
-        terms = terms_of(SUPERNET)
+        context = context_of(SUPERNET)
         inputs, labels = samples(SUPERNET.input_shape, SUPERNET.class_count)
-    network, state = terms.network, init_state(terms.network, 4)
+    network, state = context.network, init_state(context.network, 4)
     made = scored_generation(
-        terms,
-        RunState(round=1, folded_round=1, at=Searching()),
+        context,
+        RunState(round=1, aggregated_round=1, at=Searching()),
         ModelState(shared=state),
         Dataset(inputs=inputs.numpy(), labels=labels.numpy()),
     )
     assert made.generation is not None
-    found = [evaluate(network, path_spec(network, path), state, inputs, labels) for path in made.generation.paths]
+    found = [
+        evaluate(network, path_architecture(network, path), state, inputs, labels) for path in made.generation.paths
+    ]
     assert list(made.scores) == pytest.approx([-one.loss if text else one.accuracy for one in found])
     assert len(set(made.scores)) > 1

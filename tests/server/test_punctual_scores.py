@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 from server.coordinator_cases import (
     CLIENTS,
+    context_of,
     measuring,
     telemetry,
-    terms_of,
     wanted_of,
 )
 from server.punctuality_cases import (
@@ -20,7 +20,7 @@ from server.punctuality_cases import (
     ticked,
     with_record,
 )
-from server.searching_cases import SCORING, made_now, scored, sent, supernet_round, terms_with
+from server.searching_cases import SCORING, context_with, made_now, scored, sent, supernet_round
 from server.test_evaluations import asked, made, said
 from server.test_scoring import candidates
 
@@ -29,11 +29,11 @@ from subfleet.protocol.candidate_scores import CandidateScore
 from subfleet.protocol.messages import Scores
 from subfleet.rounds.actions import Action, CloseEvaluation, Reply, Withdraw
 from subfleet.rounds.awaiting import punctuality_of
+from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Tick
 from subfleet.rounds.live import Punctuality
 from subfleet.rounds.state import RunState
-from subfleet.rounds.terms import Terms
 from subfleet.rounds.work import EvaluationRequest
 from subfleet.settings.timing import Evaluations
 
@@ -41,30 +41,32 @@ from subfleet.settings.timing import Evaluations
 
 
 def evaluations(
-    terms: Terms, misses: int, *, of: tuple[str, ...] = ("cyd",)
+    context: RunContext, misses: int, *, of: tuple[str, ...] = ("cyd",)
 ) -> tuple[RunState, Mapping[str, EvaluationRequest]]:
     """All are asked to evaluate after a round, at second 5."""
-    state, actions = asked(terms)
+    state, actions = asked(context)
     for name in of:
         state = with_record(state, name, "evaluation", after_misses(misses))
     return state, {one.participant.client_id: one for one in wanted_of(EvaluationRequest, actions)}
 
 
-def evaluating(terms: Terms, misses: int, *, of: tuple[str, ...] = ("cyd",)) -> RunState:
+def evaluating(context: RunContext, misses: int, *, of: tuple[str, ...] = ("cyd",)) -> RunState:
     """Everybody has its task since second 6."""
-    state, wanted = evaluations(terms, misses, of=of)
+    state, wanted = evaluations(context, misses, of=of)
     for name in sorted(wanted):
-        state, _ = step(terms, state, made(wanted[name]), 6.0)
+        state, _ = step(context, state, made(wanted[name]), 6.0)
     return state
 
 
-EVALUATED = terms_of(evaluation=Evaluations(every=1), rounds=3, deadlines=DEADLINES)
+EVALUATED = context_of(evaluation=Evaluations(every=1), rounds=3, deadlines=DEADLINES)
 
 
-def seats_closed(terms: Terms, state: RunState, name: str, now_s: float) -> Mapping[str, str]:
-    """Why seats were closed, after this client has said what it found; empty where the evaluation goes on."""
-    _, actions = said(terms, state, name, now_s)
-    return {seat.client_id: seat.reason for one in actions if isinstance(one, CloseEvaluation) for seat in one.seats}
+def clients_closed(context: RunContext, state: RunState, name: str, now_s: float) -> Mapping[str, str]:
+    """Why client states were closed, after this client has said what it found; empty where the evaluation goes on."""
+    _, actions = said(context, state, name, now_s)
+    return {
+        client.client_id: client.reason for one in actions if isinstance(one, CloseEvaluation) for client in one.clients
+    }
 
 
 @pytest.mark.parametrize(
@@ -89,9 +91,9 @@ def test_an_evaluation_waits_until_its_deadline_once_and_a_quarter_once(
         assert ticked(EVALUATED, state, 5.0 + seconds - 0.5).phase == "evaluate"
         state, actions = step(EVALUATED, state, Tick(), 5.0 + seconds)
         (close,) = (one for one in actions if isinstance(one, CloseEvaluation))
-        reasons = {seat.client_id: seat.reason for seat in close.seats}
+        reasons = {client.client_id: client.reason for client in close.clients}
     else:
-        reasons = dict(seats_closed(EVALUATED, state, "bob", 7.0))
+        reasons = dict(clients_closed(EVALUATED, state, "bob", 7.0))
         state, _ = said(EVALUATED, state, "bob", 7.0)
     assert state.phase == "measure"
     assert reasons["cyd"] == reason
@@ -101,7 +103,7 @@ def test_an_evaluation_waits_until_its_deadline_once_and_a_quarter_once(
 
 def test_what_an_extra_finds_in_time_counts() -> None:
     state, _ = said(EVALUATED, evaluating(EVALUATED, 2), "cyd", 8.0)
-    assert state.seats["cyd"].stage == "done"
+    assert state.clients["cyd"].stage == "done"
     assert punctuality_of(state, "cyd", "evaluation") == Punctuality(took_s=(2.0,))
     state, _ = said(EVALUATED, state, "ada", 8.0)
     assert state.phase == "evaluate", "others are waited for"
@@ -119,15 +121,15 @@ def test_where_nobody_evaluated_nobody_has_missed_more_than_one() -> None:
 
 
 def test_an_evaluation_that_closes_at_its_quorum_has_not_waited_for_the_others() -> None:
-    terms = replace(EVALUATED, config=replace(EVALUATED.config, quorum=0.5))
-    state, _ = said(terms, evaluating(EVALUATED, 0), "ada", 7.0)
-    state, _ = said(terms, state, "bob", 7.0)
+    context = replace(EVALUATED, config=replace(EVALUATED.config, quorum=0.5))
+    state, _ = said(context, evaluating(EVALUATED, 0), "ada", 7.0)
+    state, _ = said(context, state, "bob", 7.0)
     assert (state.phase, missed(state, "cyd", "evaluation")) == ("measure", 0)
 
 
 # --- scores of candidates -----------------------------------------------------------------------------------------
 
-SCORED = terms_of(
+SCORED = context_of(
     min_clients=2, rounds=9, deadlines=DEADLINES, method=FedFA(choice="score"), rates=(0.25, 0.5, 0.75, 1.0)
 )
 
@@ -147,7 +149,7 @@ def scoring(misses: int, *, of: tuple[str, ...] = ("cyd",), also: tuple[str, ...
 def scores_told(state: RunState, now_s: float, *names: str) -> tuple[RunState, list[Action]]:
     actions = list[Action]()
     for name in names:
-        task = state.seats[name].task
+        task = state.clients[name].task
         assert task is not None
         found = tuple(CandidateScore(score=1.0, reason="") for _ in task.programs)
         answer = Scores(task_id=task.task_id, run_id=SCORED.run_id, round=1, client_id=name, scores=found, seconds=0.1)
@@ -162,32 +164,32 @@ def test_scores_are_waited_for_half_of_the_rounds_time_once_and_a_quarter_of_tha
 ) -> None:
     state, _ = scores_told(scoring(misses), 3.0, *OTHERS)
     state = ticked(SCORED, state, 2.0 + seconds - 0.5)
-    assert state.seats["cyd"].stage == "scoring"
+    assert state.clients["cyd"].stage == "scoring"
     state = ticked(SCORED, state, 2.0 + seconds)
-    assert state.seats["cyd"].stage == "preparing"
+    assert state.clients["cyd"].stage == "preparing"
     assert [missed(state, name, "scores") for name in CLIENTS] == [0, 0, misses + 1]
     assert missed(state, "cyd", "training") == 0
 
 
 def test_an_extra_may_tell_scores_as_long_as_others_may() -> None:
     state, _ = scores_told(scoring(2), 3.0, "ada")
-    assert state.seats["cyd"].stage == "scoring"
+    assert state.clients["cyd"].stage == "scoring"
     told_in_time, actions = scores_told(state, 4.0, "cyd")
-    assert "accepted" in [one.receipt.status for one in actions if isinstance(one, Reply)]
+    assert "accepted" in [one.ack.status for one in actions if isinstance(one, Reply)]
     assert punctuality_of(told_in_time, "cyd", "scores") == Punctuality(took_s=(2.0,))
-    task = state.seats["cyd"].task
+    task = state.clients["cyd"].task
     assert task is not None
     state, actions = scores_told(state, 4.0, "bob")
-    assert (state.seats["cyd"].stage, missed(state, "cyd", "scores")) == ("preparing", 3)
+    assert (state.clients["cyd"].stage, missed(state, "cyd", "scores")) == ("preparing", 3)
     assert Withdraw(task_id=task.task_id) in actions
 
 
 def test_where_only_extras_score_they_are_waited_for_as_after_one_miss() -> None:
     state = scoring(3, of=CLIENTS)
     state = ticked(SCORED, state, 76.5)
-    assert {seat.stage for seat in state.seats.values()} == {"scoring"}
+    assert {client.stage for client in state.clients.values()} == {"scoring"}
     state = ticked(SCORED, state, 77.0)
-    assert {seat.stage for seat in state.seats.values()} == {"preparing"}
+    assert {client.stage for client in state.clients.values()} == {"preparing"}
     assert [missed(state, name, "scores") for name in CLIENTS] == [3, 3, 3]
 
 
@@ -198,12 +200,12 @@ def test_where_nobody_scored_nobody_has_missed_more_than_one() -> None:
 
 def test_a_score_task_that_was_never_sent_is_not_missed() -> None:
     state, _ = scores_told(scoring(2, also=OTHERS), 3.0, *OTHERS)
-    assert (state.seats["cyd"].stage, missed(state, "cyd", "scores")) == ("preparing", 2)
+    assert (state.clients["cyd"].stage, missed(state, "cyd", "scores")) == ("preparing", 2)
 
 
 # --- scores of paths ----------------------------------------------------------------------------------------------
 
-PATHS = terms_with(replace(SCORING, scoring_rounds=6), deadlines=DEADLINES)
+PATHS = context_with(replace(SCORING, scoring_rounds=6), deadlines=DEADLINES)
 
 
 def paths(misses: Mapping[str, int]) -> tuple[RunState, tuple[Action, ...]]:
@@ -225,7 +227,7 @@ def closed_rounds(state: RunState) -> int:
 @pytest.mark.parametrize(("misses", "seconds"), [(0, 300.0), (1, 75.0), (2, 0.0)])
 def test_paths_are_waited_for_until_the_deadline_once_and_a_quarter_once(misses: int, seconds: float) -> None:
     state, _ = paths({})
-    first, second = sorted(state.seats)
+    first, second = sorted(state.clients)
     state = with_record(state, second, "paths", after_misses(misses))
     state, _ = step(PATHS, state, scored(state, PATHS, first, (0.1, 0.2, 0.3)), 7.0)
     if seconds:
@@ -239,19 +241,19 @@ def test_paths_are_waited_for_until_the_deadline_once_and_a_quarter_once(misses:
 
 def test_extras_score_paths_beside_those_that_are_wanted() -> None:
     plain, _ = paths({})
-    assert len(plain.seats) == 2
+    assert len(plain.clients) == 2
     state, actions = paths({"cyd": 2})
-    assert set(state.seats) == set(CLIENTS)
+    assert set(state.clients) == set(CLIENTS)
     assert len(wanted_of(EvaluationRequest, actions)) == 3
     state, _ = paths({"cyd": 2, "bob": 8, "ada": 3})
-    assert len(state.seats) == 2
+    assert len(state.clients) == 2
 
 
 def test_where_only_extras_score_paths_a_round_of_scoring_waits_as_after_one_miss() -> None:
     state, _ = paths(dict.fromkeys(CLIENTS, 2))
     state = ticked(PATHS, state, 80.5)
     assert closed_rounds(state) == 0
-    asked_now = set(state.seats)
+    asked_now = set(state.clients)
     state = ticked(PATHS, state, 81.0)
     assert closed_rounds(state) == 1
     assert {missed(state, name, "paths") for name in asked_now} == {2}

@@ -8,21 +8,21 @@ from types import MappingProxyType
 import pytest
 from server.coordinator_cases import (
     CLIENTS,
+    context_of,
     measuring,
     prepared,
     refusal,
     telemetry,
-    terms_of,
     update,
 )
 from server.punctuality_cases import (
+    CONTEXT,
     DEADLINES,
     LOOSE,
     OTHERS,
-    TERMS,
     after_misses,
+    aggregated,
     closes_after,
-    folded,
     given_tasks,
     missed,
     rounds_without_cyd,
@@ -36,12 +36,12 @@ from subfleet.protocol.answers import Answer
 from subfleet.protocol.messages import Message, Presence
 from subfleet.rounds.actions import Withdraw
 from subfleet.rounds.awaiting import nobody_waits, punctuality_of
+from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Done
 from subfleet.rounds.live import PUNCTUAL, Punctuality
+from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.state import RunState
-from subfleet.rounds.suspicion import ChangeSize
-from subfleet.rounds.terms import Terms
 from subfleet.rounds.work import CheckRequest
 from subfleet.serving.narrating import told
 from subfleet.settings.timing import Deadlines
@@ -83,9 +83,9 @@ def test_an_answer_makes_up_for_all_misses() -> None:
 # --- training -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("terms", [TERMS, replace(TERMS, config=replace(TERMS.config, clients_per_round=3))])
-def test_a_round_waits_until_its_deadline_once_and_a_quarter_once_and_then_no_longer(terms: Terms) -> None:
-    state, now_s = measuring(terms), 2.0
+@pytest.mark.parametrize("context", [CONTEXT, replace(CONTEXT, config=replace(CONTEXT.config, clients_per_round=3))])
+def test_a_round_waits_until_its_deadline_once_and_a_quarter_once_and_then_no_longer(context: RunContext) -> None:
+    state, now_s = measuring(context), 2.0
     reasons = (
         (600.0, "no answer came in time"),
         (150.0, "no answer came in 150 s; it has not answered its last task, and is not waited for any longer"),
@@ -93,144 +93,148 @@ def test_a_round_waits_until_its_deadline_once_and_a_quarter_once_and_then_no_lo
         (0.0, "it has not answered its last 3 tasks, and nobody waits for it"),
     )
     for count, (seconds, reason) in enumerate(reasons, 1):
-        state = trained(terms, given_tasks(terms, state, now_s), now_s, *OTHERS)
-        state = closes_after(terms, state, seconds) if seconds else state
-        assert (state.phase, state.seats["cyd"].stage, state.seats["cyd"].reason) == ("fold", "missing", reason)
+        state = trained(context, given_tasks(context, state, now_s), now_s, *OTHERS)
+        state = closes_after(context, state, seconds) if seconds else state
+        assert (state.phase, state.clients["cyd"].stage, state.clients["cyd"].reason) == (
+            "aggregate",
+            "missing",
+            reason,
+        )
         assert (missed(state, "cyd"), missed(state, "ada")) == (count, 0)
         now_s += seconds + 1
-        state = folded(terms, state, now_s)
+        state = aggregated(context, state, now_s)
         assert state.phase == "measure"
 
 
 def test_an_extra_is_waited_for_after_its_eighth_miss() -> None:
-    state = with_record(measuring(TERMS), "cyd", "training", after_misses(7))
-    state = trained(TERMS, given_tasks(TERMS, state, 2.0), 3.0, *OTHERS)
-    state = folded(TERMS, state, 4.0)
-    state = trained(TERMS, given_tasks(TERMS, state, 5.0), 6.0, *OTHERS)
-    state = folded(TERMS, closes_after(TERMS, state, 150.0), 160.0)
-    assert trained(TERMS, given_tasks(TERMS, state, 161.0), 162.0, *OTHERS).phase == "fold"
+    state = with_record(measuring(CONTEXT), "cyd", "training", after_misses(7))
+    state = trained(CONTEXT, given_tasks(CONTEXT, state, 2.0), 3.0, *OTHERS)
+    state = aggregated(CONTEXT, state, 4.0)
+    state = trained(CONTEXT, given_tasks(CONTEXT, state, 5.0), 6.0, *OTHERS)
+    state = aggregated(CONTEXT, closes_after(CONTEXT, state, 150.0), 160.0)
+    assert trained(CONTEXT, given_tasks(CONTEXT, state, 161.0), 162.0, *OTHERS).phase == "aggregate"
 
 
 def test_the_time_is_counted_from_the_sending_of_the_task_and_by_what_answers_took() -> None:
-    state = given_tasks(TERMS, measuring(TERMS), 2.0)
-    state = trained(TERMS, state, 52.0, *CLIENTS)
+    state = given_tasks(CONTEXT, measuring(CONTEXT), 2.0)
+    state = trained(CONTEXT, state, 52.0, *CLIENTS)
     assert punctuality_of(state, "cyd", "training") == Punctuality(took_s=(50.0,))
-    state = folded(TERMS, state, 60.0)
-    state = trained(TERMS, given_tasks(TERMS, state, 61.0), 62.0, *OTHERS)
-    state = folded(TERMS, closes_after(TERMS, state, 600.0), 700.0)
+    state = aggregated(CONTEXT, state, 60.0)
+    state = trained(CONTEXT, given_tasks(CONTEXT, state, 61.0), 62.0, *OTHERS)
+    state = aggregated(CONTEXT, closes_after(CONTEXT, state, 600.0), 700.0)
     for name in CLIENTS:
-        state, _ = step(TERMS, state, telemetry(TERMS, name, state.round), 701.0)
+        state, _ = step(CONTEXT, state, telemetry(CONTEXT, name, state.round), 701.0)
     for name in CLIENTS:
-        state, _ = step(TERMS, state, prepared(TERMS, state, name), 711.0)
-    state = trained(TERMS, state, 712.0, *OTHERS)
-    state = closes_after(TERMS, state, 10.0 + 100.0)
-    assert state.seats["cyd"].reason.startswith("no answer came in 100 s;")
+        state, _ = step(CONTEXT, state, prepared(CONTEXT, state, name), 711.0)
+    state = trained(CONTEXT, state, 712.0, *OTHERS)
+    state = closes_after(CONTEXT, state, 10.0 + 100.0)
+    assert state.clients["cyd"].reason.startswith("no answer came in 100 s;")
 
 
 def test_a_task_that_is_still_being_made_is_waited_for_and_none_that_was_never_sent_is_missed() -> None:
-    state = with_record(measuring(TERMS), "cyd", "training", after_misses(1))
+    state = with_record(measuring(CONTEXT), "cyd", "training", after_misses(1))
     for name in CLIENTS:
-        state, _ = step(TERMS, state, telemetry(TERMS, name, state.round), 2.0)
+        state, _ = step(CONTEXT, state, telemetry(CONTEXT, name, state.round), 2.0)
     for name in OTHERS:
-        state, _ = step(TERMS, state, prepared(TERMS, state, name), 2.0)
-    state = closes_after(TERMS, trained(TERMS, state, 3.0, *OTHERS), 600.0)
-    assert (state.phase, missed(state, "cyd")) == ("fold", 1)
+        state, _ = step(CONTEXT, state, prepared(CONTEXT, state, name), 2.0)
+    state = closes_after(CONTEXT, trained(CONTEXT, state, 3.0, *OTHERS), 600.0)
+    assert (state.phase, missed(state, "cyd")) == ("aggregate", 1)
 
 
 def test_the_answer_of_an_extra_counts_in_time_and_makes_it_a_client_like_any_other() -> None:
-    state = given_tasks(TERMS, rounds_without_cyd(TERMS, 2), 1203.0)
+    state = given_tasks(CONTEXT, rounds_without_cyd(CONTEXT, 2), 1203.0)
     assert nobody_waits(state, "cyd")
-    state = trained(TERMS, state, 1204.0, "ada", "cyd")
-    assert (state.phase, state.seats["cyd"].stage, missed(state, "cyd")) == ("train", "done", 0)
-    state = trained(TERMS, state, 1205.0, "bob")
-    assert state.phase == "fold"
-    state = folded(TERMS, state, 1206.0)
-    state = trained(TERMS, given_tasks(TERMS, state, 1207.0), 1208.0, *OTHERS)
-    closes_after(TERMS, state, 600.0)
+    state = trained(CONTEXT, state, 1204.0, "ada", "cyd")
+    assert (state.phase, state.clients["cyd"].stage, missed(state, "cyd")) == ("train", "done", 0)
+    state = trained(CONTEXT, state, 1205.0, "bob")
+    assert state.phase == "aggregate"
+    state = aggregated(CONTEXT, state, 1206.0)
+    state = trained(CONTEXT, given_tasks(CONTEXT, state, 1207.0), 1208.0, *OTHERS)
+    closes_after(CONTEXT, state, 600.0)
 
 
 def test_the_task_of_an_extra_is_withdrawn_when_the_round_closes() -> None:
-    state = given_tasks(TERMS, rounds_without_cyd(TERMS, 2), 1203.0)
-    task = state.seats["cyd"].task
+    state = given_tasks(CONTEXT, rounds_without_cyd(CONTEXT, 2), 1203.0)
+    task = state.clients["cyd"].task
     assert task is not None
-    state = trained(TERMS, state, 1204.0, "ada")
+    state = trained(CONTEXT, state, 1204.0, "ada")
     _, actions = step(
-        TERMS, state, Done(request=CheckRequest(update=update(TERMS, state, "bob")), result=ChangeSize()), 1205.0
+        CONTEXT, state, Done(request=CheckRequest(update=update(CONTEXT, state, "bob")), result=ChangeSize()), 1205.0
     )
     assert Withdraw(task_id=task.task_id) in actions
 
 
 def test_a_refusal_does_not_make_up_for_a_miss() -> None:
     """Else a client that refuses one task and is silent about the next would cost a deadline in every round."""
-    state = given_tasks(TERMS, rounds_without_cyd(TERMS, 2), 1203.0)
-    state, _ = step(TERMS, state, refusal(TERMS, state, "cyd"), 1204.0)
-    assert state.seats["cyd"].stage == "preparing"
-    state, _ = step(TERMS, state, prepared(TERMS, state, "cyd"), 1204.0)
-    state = trained(TERMS, state, 1205.0, *OTHERS)
-    assert (state.phase, missed(state, "cyd")) == ("fold", 3)
+    state = given_tasks(CONTEXT, rounds_without_cyd(CONTEXT, 2), 1203.0)
+    state, _ = step(CONTEXT, state, refusal(CONTEXT, state, "cyd"), 1204.0)
+    assert state.clients["cyd"].stage == "preparing"
+    state, _ = step(CONTEXT, state, prepared(CONTEXT, state, "cyd"), 1204.0)
+    state = trained(CONTEXT, state, 1205.0, *OTHERS)
+    assert (state.phase, missed(state, "cyd")) == ("aggregate", 3)
 
 
 def test_where_only_extras_are_there_one_of_them_is_waited_for_until_the_deadline() -> None:
-    state = measuring(TERMS)
+    state = measuring(CONTEXT)
     for name in CLIENTS:
         state = with_record(state, name, "training", after_misses(3))
-    state = given_tasks(TERMS, state, 2.0)
-    assert {seat.stage for seat in state.seats.values()} == {"out"}
-    assert trained(TERMS, state, 500.0, "bob").phase == "fold"
-    late = closes_after(TERMS, state, 600.0)
+    state = given_tasks(CONTEXT, state, 2.0)
+    assert {client.stage for client in state.clients.values()} == {"out"}
+    assert trained(CONTEXT, state, 500.0, "bob").phase == "aggregate"
+    late = closes_after(CONTEXT, state, 600.0)
     assert (late.phase, late.retry, missed(late, "bob")) == ("waiting", 1, 3)
 
 
 def test_where_nobody_answered_nobody_has_missed_a_training() -> None:
     """It may be the server that was not heard: the whole fleet would be extras after it."""
-    late = closes_after(TERMS, given_tasks(TERMS, measuring(TERMS), 2.0), 600.0)
+    late = closes_after(CONTEXT, given_tasks(CONTEXT, measuring(CONTEXT), 2.0), 600.0)
     assert (late.phase, late.retry) == ("waiting", 1)
     assert [missed(late, name) for name in CLIENTS] == [0, 0, 0]
 
 
 def test_where_all_others_refuse_an_extra_is_waited_for() -> None:
-    state = given_tasks(TERMS, rounds_without_cyd(TERMS, 2), 1203.0)
+    state = given_tasks(CONTEXT, rounds_without_cyd(CONTEXT, 2), 1203.0)
     for name in OTHERS:
-        gone = replace(state.seats[name], stage="refused", reason="no data")
-        state = replace(state, seats=MappingProxyType({**state.seats, name: gone}))
-    assert ticked(TERMS, state, 1700.0).phase == "train"
+        gone = replace(state.clients[name], stage="refused", reason="no data")
+        state = replace(state, clients=MappingProxyType({**state.clients, name: gone}))
+    assert ticked(CONTEXT, state, 1700.0).phase == "train"
 
 
 def test_a_round_that_closes_at_its_quorum_has_not_waited_for_the_others() -> None:
     state = given_tasks(LOOSE, measuring(LOOSE), 2.0)
     state = trained(LOOSE, state, 3.0, *OTHERS)
-    assert (state.phase, missed(state, "cyd")) == ("fold", 0)
-    assert state.seats["cyd"].reason == "the round closed at its quorum"
+    assert (state.phase, missed(state, "cyd")) == ("aggregate", 0)
+    assert state.clients["cyd"].reason == "the round closed at its quorum"
 
 
 def test_a_quorum_is_a_share_of_those_that_are_waited_for() -> None:
     state = given_tasks(LOOSE, with_record(measuring(LOOSE), "cyd", "training", after_misses(2)), 2.0)
     state = trained(LOOSE, state, 3.0, "ada")
-    assert (state.phase, missed(state, "bob"), missed(state, "cyd")) == ("fold", 0, 3)
+    assert (state.phase, missed(state, "bob"), missed(state, "cyd")) == ("aggregate", 0, 3)
 
 
 @pytest.mark.parametrize("farewell", ["it was stopped", ""])
 def test_who_goes_away_with_a_task_has_missed_it_and_why_it_is_away_is_told(farewell: str) -> None:
     """Else a client that says goodbye shortly before each deadline would cost a round its whole time."""
-    state = trained(TERMS, given_tasks(TERMS, measuring(TERMS), 2.0), 3.0, *OTHERS)
+    state = trained(CONTEXT, given_tasks(CONTEXT, measuring(CONTEXT), 2.0), 3.0, *OTHERS)
     gone = Presence(client_id="cyd", session_id="cyd-1", online=False, reason=farewell)
-    state, _ = step(TERMS, state, gone, 590.0)
-    state = ticked(TERMS, state, 602.0)
+    state, _ = step(CONTEXT, state, gone, 590.0)
+    state = ticked(CONTEXT, state, 602.0)
     words = f"it said goodbye ({farewell})" if farewell else "its connection broke, says the broker (its will)"
-    assert (state.phase, missed(state, "cyd")) == ("fold", 1)
-    assert state.seats["cyd"].reason == f"no answer came in time: {words}"
+    assert (state.phase, missed(state, "cyd")) == ("aggregate", 1)
+    assert state.clients["cyd"].reason == f"no answer came in time: {words}"
 
 
 def test_who_said_goodbye_and_is_given_up_has_missed_its_task() -> None:
     state = trained(LOOSE, given_tasks(LOOSE, measuring(LOOSE), 2.0), 3.0)
     state, _ = step(LOOSE, state, Presence(client_id="cyd", session_id="cyd-1", online=False, reason="off"), 4.0)
-    assert state.seats["cyd"].stage == "missing"
+    assert state.clients["cyd"].stage == "missing"
     assert missed(trained(LOOSE, state, 5.0, *OTHERS), "cyd") == 1
 
 
 def test_a_client_that_starts_anew_is_waited_for_no_longer_than_before() -> None:
-    state = rounds_without_cyd(TERMS, 2)
-    state, _ = step(TERMS, state, Presence(client_id="cyd", session_id="cyd-2", online=True), 1204.0)
+    state = rounds_without_cyd(CONTEXT, 2)
+    state, _ = step(CONTEXT, state, Presence(client_id="cyd", session_id="cyd-2", online=True), 1204.0)
     assert missed(state, "cyd") == 2
 
 
@@ -239,25 +243,25 @@ def test_a_client_that_starts_anew_is_waited_for_no_longer_than_before() -> None
 
 @pytest.mark.parametrize(("misses", "seconds"), [(0, 300.0), (1, 75.0), (3, 75.0)])
 def test_models_are_waited_for_shortly_where_trainings_were_missed(misses: int, seconds: float) -> None:
-    terms = terms_of(min_clients=2, rounds=1, deadlines=DEADLINES, deploy_targets=("onnx",))
-    state = trained(terms, given_tasks(terms, measuring(terms), 2.0), 3.0, *CLIENTS)
-    state = folded(terms, state, 4.0)
+    context = context_of(min_clients=2, rounds=1, deadlines=DEADLINES, deploy_targets=("onnx",))
+    state = trained(context, given_tasks(context, measuring(context), 2.0), 3.0, *CLIENTS)
+    state = aggregated(context, state, 4.0)
     assert state.phase == "deploy"
     for name in CLIENTS:
         known = after_misses(misses, 1.0) if name == "cyd" else after_misses(9)
         state = with_record(state, name, "training", known)
     for name in OTHERS:
-        gone = replace(state.seats[name], stage="done")
-        state = replace(state, seats=MappingProxyType({**state.seats, name: gone}))
-    assert closes_after(terms, state, seconds).phase == "finished"
+        gone = replace(state.clients[name], stage="done")
+        state = replace(state, clients=MappingProxyType({**state.clients, name: gone}))
+    assert closes_after(context, state, seconds).phase == "finished"
 
 
 def sentences(before: RunState, after: RunState) -> Iterator[str]:
-    return told(TERMS, before, after)
+    return told(CONTEXT, before, after)
 
 
 def test_people_are_told_once_when_nobody_waits_for_a_client_and_when_somebody_does_again() -> None:
-    state = given_tasks(TERMS, measuring(TERMS), 2.0)
+    state = given_tasks(CONTEXT, measuring(CONTEXT), 2.0)
     said_of_cyd, before = list[str](), state
     for count in range(12):
         state = with_record(state, "cyd", "training", after_misses(count))
@@ -273,9 +277,11 @@ def test_people_are_told_once_when_nobody_waits_for_a_client_and_when_somebody_d
 
 
 def test_a_screen_does_not_say_that_a_round_waits_for_an_extra() -> None:
-    state = given_tasks(TERMS, with_record(measuring(TERMS), "cyd", "training", after_misses(2)), 2.0)
+    state = given_tasks(CONTEXT, with_record(measuring(CONTEXT), "cyd", "training", after_misses(2)), 2.0)
     assert [nobody_waits(state, name) for name in CLIENTS] == [False, False, True]
-    assert not nobody_waits(ticked(TERMS, rounds_without_cyd(TERMS, 2), 1204.0), "cyd"), "it may be told its telemetry"
+    assert not nobody_waits(ticked(CONTEXT, rounds_without_cyd(CONTEXT, 2), 1204.0), "cyd"), (
+        "it may be told its telemetry"
+    )
 
 
 def mute(message: Message) -> Message | None:
@@ -295,8 +301,8 @@ def test_a_run_with_a_mute_device_has_short_rounds_from_the_third_on(tmp_path: P
     assert 10.0 <= seconds[1] < 20.0
     assert max(seconds[2:]) < 10.0
     assert {row.client_id: row.status for row in world.notes.records[-1].clients} == {
-        "ada": "folded",
-        "bob": "folded",
+        "ada": "aggregated",
+        "bob": "aggregated",
         "cyd": "missing: it has not answered its last 4 tasks, and nobody waits for it",
     }
     assert sum("nobody waits" in text for text in world.notes.said) == 1

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from server.coordinator_cases import terms_of
+from server.coordinator_cases import context_of
 
 from subfleet.programs.export_requests import train_request
 from subfleet.protocol.training import TrainingSettings
@@ -14,11 +14,11 @@ from subfleet.rounds.tasks import score_training
 def test_a_batch_that_is_trained_at_once_is_scored_at_once(
     micro_batch_size: int, part_size: int, one_part: bool
 ) -> None:
-    network = terms_of().network
+    network = context_of().network
     training = TrainingSettings(batch_size=8, micro_batch_size=micro_batch_size)
-    trained = train_request(network, network.full_spec(), "onnx", training)
+    trained = train_request(network, network.full_architecture(), "onnx", training)
     assert (trained.batch_size, trained.accumulate) == (part_size, micro_batch_size > 0)
-    scored = train_request(network, network.full_spec(), "onnx", score_training(training))
+    scored = train_request(network, network.full_architecture(), "onnx", score_training(training))
     assert (scored.batch_size, scored.accumulate, scored.one_part) == (part_size, True, one_part)
     assert (
         replace(trained, accumulate=True, one_part=one_part).program_id

@@ -1,4 +1,4 @@
-"""A round in which nothing was folded uses up no number: it is tried again, and the run says what it waits for."""
+"""A round in which nothing was aggregated uses up no number: it is tried again, and the run says what it waits for."""
 
 import random
 from collections.abc import Callable
@@ -9,6 +9,7 @@ import httpx
 import pytest
 from server.coordinator_cases import (
     CLIENTS,
+    context_of,
     measuring,
     prepared,
     refusal,
@@ -16,7 +17,6 @@ from server.coordinator_cases import (
     size_of,
     task_failed,
     telemetry,
-    terms_of,
     training,
     update,
 )
@@ -32,65 +32,65 @@ from subfleet.protocol.task import Calibrate
 from subfleet.reporting.address import HttpAddress
 from subfleet.reporting.api import serve_http
 from subfleet.rounds.actions import AggregationRequest, Close, SendTask
+from subfleet.rounds.context import RunContext
 from subfleet.rounds.continuing import what_is_lacking
 from subfleet.rounds.coordinator import round_info, step
 from subfleet.rounds.events import Done, Tick
-from subfleet.rounds.state import RunState, Seat
-from subfleet.rounds.suspicion import ChangeSize
-from subfleet.rounds.terms import Terms
+from subfleet.rounds.outliers import ChangeSize
+from subfleet.rounds.state import ClientState, RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest
 from subfleet.settings.timing import Deadlines, LogClock
 
-LIVE = terms_of(clock=None, deadlines=Deadlines(lease_s=1e4))
-LOGS = terms_of(clock=LogClock(start_s=5.0, step_s=10.0), deadlines=Deadlines(retry_s=35.0))
+LIVE = context_of(clock=None, deadlines=Deadlines(lease_s=1e4))
+LOGS = context_of(clock=LogClock(start_s=5.0, step_s=10.0), deadlines=Deadlines(retry_s=35.0))
 LITTLE = 10
 
 
-def measuring_again(terms: Terms, state: RunState, now_s: float) -> RunState:
+def measuring_again(context: RunContext, state: RunState, now_s: float) -> RunState:
     """Everybody says again what it can give."""
     for name in CLIENTS:
-        state, _ = step(terms, state, telemetry(terms, name, state.round, retry=state.retry), now_s)
+        state, _ = step(context, state, telemetry(context, name, state.round, retry=state.retry), now_s)
     return state
 
 
-def starved(terms: Terms, state: RunState, now_s: float) -> RunState:
+def starved(context: RunContext, state: RunState, now_s: float) -> RunState:
     """Nobody has memory for anything."""
     for name in CLIENTS:
-        told = telemetry(terms, name, state.round, LITTLE, retry=state.retry)
-        state, _ = step(terms, state, told, now_s)
+        told = telemetry(context, name, state.round, LITTLE, retry=state.retry)
+        state, _ = step(context, state, told, now_s)
     return state
 
 
-def refused(terms: Terms, state: RunState, now_s: float) -> RunState:
+def refused(context: RunContext, state: RunState, now_s: float) -> RunState:
     """Everybody is given a task, and nobody does it."""
     for name in CLIENTS:
-        state, _ = step(terms, state, prepared(terms, state, name), now_s)
+        state, _ = step(context, state, prepared(context, state, name), now_s)
     for name in CLIENTS:
-        told = replace(refusal(terms, state, name), reason="data")
-        state, _ = step(terms, state, told, now_s)
+        told = replace(refusal(context, state, name), reason="data")
+        state, _ = step(context, state, told, now_s)
     return state
 
 
-def silent(terms: Terms, state: RunState, now_s: float) -> RunState:
+def silent(context: RunContext, state: RunState, now_s: float) -> RunState:
     """Everybody is given a task, and nobody answers."""
     for name in CLIENTS:
-        state, _ = step(terms, state, prepared(terms, state, name), now_s)
-    return step(terms, state, Tick(), state.live.entered_s + terms.config.deadlines.round_s)[0]
+        state, _ = step(context, state, prepared(context, state, name), now_s)
+    return step(context, state, Tick(), state.live.entered_s + context.config.deadlines.round_s)[0]
 
 
-def unusable(terms: Terms, state: RunState, now_s: float) -> RunState:
-    """Everybody answers with what cannot be folded after all."""
+def unusable(context: RunContext, state: RunState, now_s: float) -> RunState:
+    """Everybody answers with what cannot be aggregated after all."""
     for name in CLIENTS:
-        state, _ = step(terms, state, prepared(terms, state, name), now_s)
+        state, _ = step(context, state, prepared(context, state, name), now_s)
     for name in CLIENTS:
         state, _ = step(
-            terms, state, Done(request=CheckRequest(update=update(terms, state, name)), result=ChangeSize()), now_s
+            context, state, Done(request=CheckRequest(update=update(context, state, name)), result=ChangeSize()), now_s
         )
     event = Done(
-        request=AggregationRequest(round=state.round, seats=()),
+        request=AggregationRequest(round=state.round, clients=()),
         result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused=dict.fromkeys(CLIENTS, "too large")),
     )
-    state, actions = step(terms, state, event, now_s)
+    state, actions = step(context, state, event, now_s)
     assert not [action for action in actions if isinstance(action, Close)]
     return state
 
@@ -103,17 +103,17 @@ def unusable(terms: Terms, state: RunState, now_s: float) -> RunState:
         (unusable, "refused: too large"),
     ],
 )
-def test_a_round_without_anything_to_fold_is_tried_again_under_its_number(
-    end: Callable[[Terms, RunState, float], RunState], why: str
+def test_a_round_without_anything_to_aggregate_is_tried_again_under_its_number(
+    end: Callable[[RunContext, RunState, float], RunState], why: str
 ) -> None:
     state = end(LIVE, measuring_again(LIVE, measuring(LIVE), 2.0), 3.0)
-    assert (state.phase, state.round, state.folded_round, state.retry) == ("waiting", 1, 0, 1)
+    assert (state.phase, state.round, state.aggregated_round, state.retry) == ("waiting", 1, 0, 1)
     assert state.tries.waits_for == f"ada, bob, cyd {why}"
     early, _ = step(LIVE, state, Tick(), state.live.entered_s + 0.9)
     assert early.phase == "waiting"
     assert round_info(LIVE, early, state.live.entered_s) is None
     state, _ = step(LIVE, early, Tick(), state.live.entered_s + 1.0)
-    assert (state.phase, state.round, dict(state.seats)) == ("measure", 1, {})
+    assert (state.phase, state.round, dict(state.clients)) == ("measure", 1, {})
     info = round_info(LIVE, state, state.live.entered_s)
     assert info is not None
     assert (info.round, info.retry, info.phase, info.message_id) == (1, 1, "measure", "run/1.1/measure")
@@ -121,52 +121,52 @@ def test_a_round_without_anything_to_fold_is_tried_again_under_its_number(
 
 def test_nobody_with_room_for_anything_is_no_round_either() -> None:
     state = starved(LIVE, measuring(LIVE), 2.0)
-    assert (state.phase, state.round, state.folded_round, state.retry) == ("waiting", 1, 0, 1)
-    assert state.tries.waits_for.startswith("ada, bob, cyd skipped: no subnet fits: the smallest needs")
+    assert (state.phase, state.round, state.aggregated_round, state.retry) == ("waiting", 1, 0, 1)
+    assert state.tries.waits_for.startswith("ada, bob, cyd skipped: no submodel fits: the smallest needs")
 
 
 def test_pauses_double_up_to_the_longest_and_the_run_fails_at_its_deadline_with_a_sentence() -> None:
-    terms = terms_of(clock=None, deadlines=Deadlines(retry_s=40.0, pause_s=2.0, longest_pause_s=9.0))
-    state, pauses = measuring(terms), []
+    context = context_of(clock=None, deadlines=Deadlines(retry_s=40.0, pause_s=2.0, longest_pause_s=9.0))
+    state, pauses = measuring(context), []
     while state.phase != "failed":
-        state = starved(terms, state, state.live.entered_s)
+        state = starved(context, state, state.live.entered_s)
         paused_s = state.live.retries.pause_s
         if state.phase == "waiting":
             pauses.append(paused_s)
-            state, _ = step(terms, state, Tick(), state.live.entered_s + paused_s)
+            state, _ = step(context, state, Tick(), state.live.entered_s + paused_s)
     assert pauses == [2.0, 4.0, 8.0, 9.0, 9.0, 9.0]
     assert state.failure.startswith(
-        "round 1 left nothing to fold for 40 s, in 7 tries (ada, bob, cyd skipped: no subnet"
+        "round 1 left nothing to aggregate for 40 s, in 7 tries (ada, bob, cyd skipped: no submodel"
     )
     assert "start the server again" in state.failure
-    info = round_info(terms, state, state.live.entered_s)
+    info = round_info(context, state, state.live.entered_s)
     assert info is not None
     assert info.phase == "finished"
 
 
 def test_the_deadline_of_the_next_round_begins_anew() -> None:
-    terms = terms_of(clock=None, deadlines=Deadlines(retry_s=40.0, lease_s=1e4))
-    state = starved(terms, measuring(terms), 2.0)
-    state, _ = step(terms, state, Tick(), 3.0)
-    state = folded(terms, measuring_again(terms, state, 20.0), 20.0)
+    context = context_of(clock=None, deadlines=Deadlines(retry_s=40.0, lease_s=1e4))
+    state = starved(context, measuring(context), 2.0)
+    state, _ = step(context, state, Tick(), 3.0)
+    state = aggregated(context, measuring_again(context, state, 20.0), 20.0)
     assert (state.phase, state.round, state.retry, state.tries.waits_for) == ("measure", 2, 0, "")
-    state = starved(terms, state, 44.0)
+    state = starved(context, state, 44.0)
     assert (state.phase, state.retry, state.live.retries.pause_s) == ("waiting", 1, 1.0)
 
 
-def folded(terms: Terms, state: RunState, now_s: float) -> RunState:
+def aggregated(context: RunContext, state: RunState, now_s: float) -> RunState:
     """Everybody trains, and the round is closed."""
     for name in CLIENTS:
-        state, _ = step(terms, state, prepared(terms, state, name), now_s)
+        state, _ = step(context, state, prepared(context, state, name), now_s)
     for name in CLIENTS:
         state, _ = step(
-            terms, state, Done(request=CheckRequest(update=update(terms, state, name)), result=ChangeSize()), now_s
+            context, state, Done(request=CheckRequest(update=update(context, state, name)), result=ChangeSize()), now_s
         )
     event = Done(
-        request=AggregationRequest(round=state.round, seats=()),
+        request=AggregationRequest(round=state.round, clients=()),
         result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}),
     )
-    return step(terms, state, event, now_s)[0]
+    return step(context, state, event, now_s)[0]
 
 
 def test_each_try_reads_replayed_logs_one_step_later_at_once_and_rounds_after_it_too() -> None:
@@ -174,7 +174,7 @@ def test_each_try_reads_replayed_logs_one_step_later_at_once_and_rounds_after_it
     info = round_info(LOGS, state, 2.0)
     assert info is not None
     assert (info.round, info.retry, info.phase, info.log_time_s) == (1, 2, "measure", 25.0)
-    state = folded(LOGS, measuring_again(LOGS, state, 2.0), 2.0)
+    state = aggregated(LOGS, measuring_again(LOGS, state, 2.0), 2.0)
     info = round_info(LOGS, state, 2.0)
     assert info is not None
     assert (info.round, info.retry, info.phase, info.log_time_s) == (2, 0, "measure", 35.0)
@@ -196,8 +196,8 @@ def test_what_logs_did_not_decide_takes_time_under_a_logical_clock_as_well() -> 
 
 
 def test_a_clock_that_stands_still_is_no_reason_to_try_at_once() -> None:
-    terms = terms_of(clock=LogClock(step_s=0.0))
-    state = starved(terms, measuring(terms), 2.0)
+    context = context_of(clock=LogClock(step_s=0.0))
+    state = starved(context, measuring(context), 2.0)
     assert (state.phase, state.live.retries.pause_s) == ("waiting", 1.0)
 
 
@@ -221,17 +221,17 @@ def test_answers_to_an_earlier_try_do_not_count() -> None:
         "refused"
     ]
     assert replies(step(LIVE, state, old, 701.0)[1]) == ["refused"]
-    assert {seat.stage for seat in state.seats.values()} == {"out"}
+    assert {client.stage for client in state.clients.values()} == {"out"}
 
 
 def test_a_program_that_could_not_be_written_is_not_asked_for_again_in_the_next_try() -> None:
     state = measuring_again(LIVE, measuring(LIVE), 2.0)
-    first = size_of(state.seats["ada"])
+    first = size_of(state.clients["ada"])
     for name in CLIENTS:
         state, _ = step(LIVE, state, task_failed(state, name), 2.0)
     assert state.tries.waits_for == "ada, bob, cyd skipped: export failed: no"
     state = measuring_again(LIVE, step(LIVE, state, Tick(), 3.0)[0], 3.0)
-    assert {size_of(seat) for seat in state.seats.values()} == {LIVE.space[-2].spec_id} != {first}
+    assert {size_of(client) for client in state.clients.values()} == {LIVE.space[-2].architecture_id} != {first}
 
 
 def test_another_try_draws_other_clients() -> None:
@@ -242,17 +242,19 @@ def test_another_try_draws_other_clients() -> None:
 
 
 def test_what_is_lacking_is_told_shortly_and_the_most_frequent_first() -> None:
-    seats = {
-        f"c{place}": Seat(client_id=f"c{place}", device="d", stage="skipped", reason=f"reason {place % 7} " + "x" * 500)
+    clients = {
+        f"c{place}": ClientState(
+            client_id=f"c{place}", device="d", stage="skipped", reason=f"reason {place % 7} " + "x" * 500
+        )
         for place in range(9)
     }
-    seats["done"] = Seat(client_id="done", device="d", stage="done")
-    told = what_is_lacking(seats)
+    clients["done"] = ClientState(client_id="done", device="d", stage="done")
+    told = what_is_lacking(clients)
     assert told.startswith("c0, c7 skipped: reason 0 xxx")
     assert told.endswith("; 3 more for other reasons")
     assert "done" not in told
     assert len(told) < 1000
-    many = {name: Seat(client_id=name, device="d", stage="missing", reason="late") for name in "abcdef"}
+    many = {name: ClientState(client_id=name, device="d", stage="missing", reason="late") for name in "abcdef"}
     assert what_is_lacking(many) == "a, b, c and 3 more missing: late"
 
 
@@ -264,7 +266,7 @@ def test_the_journal_knows_the_tries_and_forgets_who_answered_in_them(tmp_path: 
     def moved(before: RunState, after: RunState) -> RunState:
         journal.save(before, after)
         loaded = journal.load(9.0)
-        assert (loaded.phase, loaded.round, dict(loaded.seats)) == (after.phase, after.round, dict(after.seats))
+        assert (loaded.phase, loaded.round, dict(loaded.clients)) == (after.phase, after.round, dict(after.clients))
         assert (loaded.retry, loaded.turn) == (after.retry, after.turn)
         assert loaded.tries.waits_for == after.tries.waits_for
         assert loaded.live.retries.since_s is None  # a server that starts again has its deadlines anew
@@ -276,16 +278,16 @@ def test_the_journal_knows_the_tries_and_forgets_who_answered_in_them(tmp_path: 
         step(LIVE, state, Done(request=CheckRequest(update=update(LIVE, state, "ada")), result=ChangeSize()), 3.0)[0],
     )
     state = moved(state, step(LIVE, state, Tick(), 2.0 + LIVE.config.deadlines.round_s)[0])
-    assert state.phase == "fold"
+    assert state.phase == "aggregate"
     event = Done(
-        request=AggregationRequest(round=1, seats=()),
+        request=AggregationRequest(round=1, clients=()),
         result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={"ada": "too large"}),
     )
     state = moved(state, step(LIVE, state, event, 700.0)[0])
     state = moved(state, step(LIVE, state, Tick(), 701.0)[0])
     assert journal.update_digests(since_round=1) == set()
     state = moved(state, step(LIVE, state, telemetry(LIVE, "ada", retry=1), 702.0)[0])
-    assert set(journal.load(9.0).seats) == {"ada"}
+    assert set(journal.load(9.0).clients) == {"ada"}
 
 
 # --- whole runs
@@ -314,12 +316,11 @@ def test_no_round_is_burnt_while_memory_is_short_and_the_logs_go_on(tmp_path: Pa
         (1, 120.0, 12),
         (2, 130.0, 0),
     ]
-    assert {row.status for record in result.rounds for row in record.clients} == {"folded"}
-    first, second = ({row.spec_id for row in record.clients} for record in result.rounds)
+    assert {row.status for record in result.rounds for row in record.clients} == {"aggregated"}
+    first, second = ({row.architecture_id for row in record.clients} for record in result.rounds)
     assert first != second
-    lines = [
-        said for said in world.notes.said if said.startswith("round 1 left nothing to fold (ada, bob, cyd skipped:")
-    ]
+    begins = "round 1 left nothing to aggregate (ada, bob, cyd skipped:"
+    lines = [said for said in world.notes.said if said.startswith(begins)]
     assert len(lines) == 12
     assert all(said.endswith("; it is tried again at once") for said in lines)
 
@@ -359,12 +360,12 @@ def test_a_live_run_waits_and_says_for_what_until_memory_is_there_again(tmp_path
         (run,) = httpx.get(f"{url}/api/runs").json()
         page = httpx.get(url).text
     assert (run["phase"], run["round"], run["retry"], run["lost"]) == ("waiting", 1, 4, 4)
-    assert run["waits_for"].startswith("ada, bob, cyd skipped: no subnet fits")
+    assert run["waits_for"].startswith("ada, bob, cyd skipped: no submodel fits")
     assert "tried 4 times and waits for ada, bob, cyd skipped" in page
     (record,) = finished(world).server.result().rounds
     assert world.clock.now_s - begun_s > 60.0
     assert record.retries == 6  # after 1, 2, 4, 8, 16 and 32 seconds
-    assert {row.status for row in record.clients} == {"folded"}
+    assert {row.status for row in record.clients} == {"aggregated"}
 
 
 @pytest.mark.slow
@@ -373,7 +374,7 @@ def test_a_run_that_gave_up_is_tried_again_by_the_next_server(tmp_path: Path) ->
     world = finished(World(tmp_path, settings, short_until(80.0)))
     assert world.server.state.phase == "failed"
     assert world.server.state.failure.startswith(
-        "round 1 left nothing to fold for 50 s, in 5 tries (ada, bob, cyd skipped"
+        "round 1 left nothing to aggregate for 50 s, in 5 tries (ada, bob, cyd skipped"
     )
     world.kill_server()
     (record,) = finished(world).server.result().rounds
@@ -392,7 +393,7 @@ def test_a_round_that_measures_norms_is_tried_again_likewise(tmp_path: Path) -> 
 
     world = World(tmp_path, config(**calibrating(rounds=1, deploy_targets=())), fleet(refuse=refuse))
     world.run(until=lambda: world.server.state.retry == 1 and world.server.state.phase == "measure")
-    assert (world.server.state.round, world.server.state.folded_round) == (2, 1)
-    info = round_info(world.server._terms, world.server.state, world.clock.now_s)
+    assert (world.server.state.round, world.server.state.aggregated_round) == (2, 1)
+    info = round_info(world.server._context, world.server.state, world.clock.now_s)
     assert info is not None
     assert (info.round, info.log_time_s) == (2, 20.0)

@@ -279,5 +279,5 @@ def test_what_takes_part_is_every_field_that_does_not_say_otherwise() -> None:
     parts = json.loads(read_run("quickstart").fingerprint())
     assert not {"min_clients", "deadlines", "keep_rounds", "host"} & set(parts)
     assert "name" not in parts["fleet"]
-    assert {"data", "method", "model", "seed", "suspicion"} <= set(parts)
+    assert {"data", "method", "model", "seed", "outliers"} <= set(parts)
     assert parts["method"]["type"] == "heterofl"

@@ -9,6 +9,7 @@ import pytest
 from server.coordinator_cases import (
     CLIENTS,
     blob,
+    context_of,
     measuring,
     prepared,
     refusal,
@@ -16,7 +17,6 @@ from server.coordinator_cases import (
     size_of,
     task,
     telemetry,
-    terms_of,
     update,
     wanted_of,
 )
@@ -31,27 +31,27 @@ from subfleet.protocol.memory import Packing
 from subfleet.protocol.messages import Presence, Scores, Task
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.task import Score
 from subfleet.rounds.actions import Action, AggregationRequest, Reply, SendTask, Withdraw
 from subfleet.rounds.coordinator import resume_actions, step
 from subfleet.rounds.events import Done, Tick
+from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.proposing import scoring_wanted
 from subfleet.rounds.state import RunState
-from subfleet.rounds.suspicion import ChangeSize
 from subfleet.rounds.work import AggregatedRound, CheckRequest, Scorable, ScoringRequest, TaskRequest
-from subfleet.testing.rounds import ask, terms_with
+from subfleet.testing.rounds import ask, context_with
 from subfleet.transport.memory import Faults
 
 METHOD = FedFA(choice="score")
-PLAN = terms_of(method=METHOD, rates=(0.25, 0.5, 0.75, 1.0))
-LARGEST = PLAN.space[-1].spec_id
+PLAN = context_of(method=METHOD, rates=(0.25, 0.5, 0.75, 1.0))
+LARGEST = PLAN.space[-1].architecture_id
 
 
-def specs_of(task: Task) -> tuple[SubnetSpec, ...]:
+def architectures_of(task: Task) -> tuple[Architecture, ...]:
     """The candidates of a score task."""
     assert isinstance(task.work, Score)
-    return tuple(one.spec for one in task.work.candidates)
+    return tuple(one.architecture for one in task.work.candidates)
 
 
 def proposed() -> tuple[RunState, tuple[Action, ...]]:
@@ -60,7 +60,7 @@ def proposed() -> tuple[RunState, tuple[Action, ...]]:
 
 
 def answered(state: RunState, round_number: int, now_s: float) -> tuple[RunState, tuple[Action, ...]]:
-    """Everyone answers a round's announcement; what is then done, without receipts."""
+    """Everyone answers a round's announcement; what is then done, without acks."""
     actions: tuple[Action, ...] = ()
     for name in CLIENTS:
         state, actions = step(PLAN, state, telemetry(PLAN, name, round_number), now_s)
@@ -72,13 +72,13 @@ def candidates(state: RunState, name: str, planned_peak_bytes: int = 1000, packi
         Scorable(
             size=size,
             program=ProgramRef(program_id=f"s{place}", target="onnx", blob=blob(f"score {place}")),
-            weights=blob(f"first {size.spec_id}"),
+            weights=blob(f"first {size.architecture_id}"),
             planned_peak_bytes=planned_peak_bytes + place,
             packings=packings,
         )
-        for place, size in enumerate(state.seats[name].proposals)
+        for place, size in enumerate(state.clients[name].proposals)
     )
-    return Done(request=scoring_wanted(state, state.seats[name]), result=scorable)
+    return Done(request=scoring_wanted(state, state.clients[name]), result=scorable)
 
 
 def scoring() -> RunState:
@@ -103,7 +103,7 @@ def scores(state: RunState, name: str, *found: float | None, **changes: Any) -> 
 
 def given(actions: tuple[Action, ...]) -> list[str]:
     """Ids of the sizes that are being prepared."""
-    return [one.participant.size.spec_id for one in wanted_of(TaskRequest, actions)]
+    return [one.participant.size.architecture_id for one in wanted_of(TaskRequest, actions)]
 
 
 def test_candidates_that_fit_are_proposed_before_anything_is_trained() -> None:
@@ -111,28 +111,28 @@ def test_candidates_that_fit_are_proposed_before_anything_is_trained() -> None:
     asked = wanted_of(ScoringRequest, actions)
     assert [one.client_id for one in asked] == list(CLIENTS)
     assert len(asked) == len(actions)
-    order = [size.spec_id for size in PLAN.space]
+    order = [size.architecture_id for size in PLAN.space]
     for action in asked:
-        places = [order.index(size.spec_id) for size in action.sizes]
+        places = [order.index(size.architecture_id) for size in action.sizes]
         assert len(places) == 4
         assert places == sorted(set(places))
         assert places[-1] == len(order) - 1
-        assert state.seats[action.client_id].proposals == action.sizes
+        assert state.clients[action.client_id].proposals == action.sizes
     state, actions = step(PLAN, state, candidates(state, "ada"), 3.0)
     (sent,) = actions
     assert isinstance(sent, SendTask)
     assert (sent.task.planned_peak_bytes, sent.task.deadline_s) == (1003, 299.0)
-    assert specs_of(sent.task) == state.seats["ada"].proposals
+    assert architectures_of(sent.task) == state.clients["ada"].proposals
     assert isinstance(sent.task.work, Score)
     assert (sent.task.work.settings.micro_batch_size, sent.task.work.settings.learning_rate) == (4, 0.0)
     again, actions = step(PLAN, state, candidates(state, "ada"), 3.0)
-    assert (again.seats, actions) == (state.seats, ())
+    assert (again.clients, actions) == (state.clients, ())
 
 
 def test_candidates_are_planned_for_the_width_of_the_devices_kernels() -> None:
     state, _ = proposed()
-    seat = replace(state.seats["ada"], offer=replace(state.seats["ada"].offer, packing_width=32))
-    state = replace(state, seats=MappingProxyType({**state.seats, "ada": seat}))
+    client = replace(state.clients["ada"], offer=replace(state.clients["ada"].offer, packing_width=32))
+    state = replace(state, clients=MappingProxyType({**state.clients, "ada": client}))
     _, actions = step(PLAN, state, candidates(state, "ada", packings=(Packing(width=32, more_bytes=500),)), 3.0)
     assert [one.task.planned_peak_bytes for one in actions if isinstance(one, SendTask)] == [1503]
     far = candidates(state, "ada", packings=(Packing(width=32, more_bytes=2 * PLENTY_BYTES),))
@@ -147,7 +147,7 @@ def test_the_best_candidate_is_trained_in_the_same_round_and_kept_in_the_next() 
         CLIENTS, [(1.0, 4.0, 2.0, 3.0), (-1.0, None, -3.0, -2.0), (5.0, 5.0, 5.0, None)], strict=True
     ):
         best = {"ada": 1, "bob": 0, "cyd": 2}[name]  # of equals the largest
-        chosen[name] = state.seats[name].proposals[best].spec_id
+        chosen[name] = state.clients[name].proposals[best].architecture_id
         state, actions = step(PLAN, state, scores(state, name, *found), 3.0)
         assert (replies(actions), given(actions)) == (["accepted"], [chosen[name]])
         assert Withdraw(task_id=f"run/r1/{name}/score") in actions
@@ -157,12 +157,12 @@ def test_the_best_candidate_is_trained_in_the_same_round_and_kept_in_the_next() 
         state, _ = step(
             PLAN, state, Done(request=CheckRequest(update=update(PLAN, state, name)), result=ChangeSize()), 5.0
         )
-    assert state.phase == "fold"
+    assert state.phase == "aggregate"
     state, _ = step(
         PLAN,
         state,
         Done(
-            request=AggregationRequest(round=1, seats=()),
+            request=AggregationRequest(round=1, clients=()),
             result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}),
         ),
         6.0,
@@ -178,9 +178,9 @@ def test_scores_that_come_again_change_nothing() -> None:
     state, _ = step(PLAN, state, said, 3.0)
     for _ in range(2):
         again, actions = step(PLAN, state, said, 3.0)
-        assert (again.seats, replies(actions), len(actions)) == (state.seats, ["duplicate"], 1)
+        assert (again.clients, replies(actions), len(actions)) == (state.clients, ["duplicate"], 1)
         state, _ = step(PLAN, state, prepared(PLAN, state, "ada"), 3.0)
-        assert state.seats["ada"].stage == "out"
+        assert state.clients["ada"].stage == "out"
 
 
 @pytest.mark.parametrize(
@@ -196,13 +196,13 @@ def test_scores_that_come_again_change_nothing() -> None:
 def test_scores_of_anything_else_are_refused_with_a_reason(changes: dict[str, Any], found: tuple[float, ...]) -> None:
     state = scoring()
     after, actions = step(PLAN, state, scores(state, "ada", *found, **changes), 3.0)
-    assert (replies(actions), after.seats) == (["refused"], state.seats)
+    assert (replies(actions), after.clients) == (["refused"], state.clients)
 
 
 def test_an_update_is_no_answer_to_candidates() -> None:
     state = scoring()
     after, actions = step(PLAN, state, update(PLAN, state, "ada"), 3.0)
-    assert (replies(actions), after.seats) == (["refused"], state.seats)
+    assert (replies(actions), after.clients) == (["refused"], state.clients)
 
 
 def test_who_scores_none_or_refuses_is_given_what_fits_and_its_repetition_nothing() -> None:
@@ -213,24 +213,24 @@ def test_who_scores_none_or_refuses_is_given_what_fits_and_its_repetition_nothin
     state, actions = step(PLAN, state, refused, 3.0)
     assert (replies(actions), given(actions)) == (["accepted"], [LARGEST])
     again, actions = step(PLAN, state, refused, 3.0)
-    assert (replies(actions), again.seats) == (["duplicate"], state.seats)
+    assert (replies(actions), again.clients) == (["duplicate"], state.clients)
     least = PLAN.candidates[0].training_memory_bytes["onnx"]
     state, actions = step(PLAN, state, refusal(PLAN, state, "cyd", least), 3.0)
-    assert given(actions) == [PLAN.space[0].spec_id], "what is free now decides"
+    assert given(actions) == [PLAN.space[0].architecture_id], "what is free now decides"
 
 
 def test_half_of_a_rounds_time_is_for_scores_and_the_rest_for_training_without() -> None:
     state = scoring()
     said = scores(state, "ada", 1.0, 2.0, 3.0, 4.0)
     waiting, actions = step(PLAN, state, Tick(), 301.9)
-    assert (waiting.seats, actions) == (state.seats, ())
+    assert (waiting.clients, actions) == (state.clients, ())
     state, actions = step(PLAN, state, Tick(), 302.0)
     assert given(actions) == [LARGEST] * 3
     assert [action.task_id for action in actions if isinstance(action, Withdraw)] == [
         f"run/r1/{name}/score" for name in CLIENTS
     ]
     late, actions = step(PLAN, state, said, 303.0)
-    assert (replies(actions), late.seats) == (["refused"], state.seats)
+    assert (replies(actions), late.clients) == (["refused"], state.clients)
 
 
 def test_programs_that_plan_too_much_are_not_scored() -> None:
@@ -240,23 +240,23 @@ def test_programs_that_plan_too_much_are_not_scored() -> None:
     some = replace(whole, result=(*whole.result[:2], *large[2:]))
     _, (sent,) = step(PLAN, state, some, 3.0)
     assert isinstance(sent, SendTask)
-    assert specs_of(sent.task) == state.seats["ada"].proposals[:2]
+    assert architectures_of(sent.task) == state.clients["ada"].proposals[:2]
     for few in (whole.result[:1], (whole.result[0], *large[1:]), ()):
         after, actions = step(PLAN, state, replace(whole, result=tuple(few)), 3.0)
         assert given(actions) == [LARGEST], "one alone needs no score"
-        assert after.seats["ada"].stage == "preparing"
+        assert after.clients["ada"].stage == "preparing"
 
 
 def test_a_candidate_may_plan_the_whole_budget_and_no_byte_more() -> None:
     state, _ = proposed()
     whole = candidates(state, "ada")
-    budget = state.seats["ada"].offer.budget
+    budget = state.clients["ada"].offer.budget
     assert budget is not None
     for more, scored in ((0, 3), (1, 2)):
         last = replace(whole.result[2], planned_peak_bytes=budget.memory_bytes + more)
         _, (sent,) = step(PLAN, state, replace(whole, result=(*whole.result[:2], last)), 3.0)
         assert isinstance(sent, SendTask)
-        assert len(specs_of(sent.task)) == scored
+        assert len(architectures_of(sent.task)) == scored
 
 
 def test_a_device_that_starts_anew_gets_its_candidates_again() -> None:
@@ -282,34 +282,38 @@ def test_candidates_and_the_chosen_one_survive_a_crash(tmp_path: Path) -> None:
     state, _ = step(PLAN, state, candidates(state, "bob"), 2.0)
     state, chosen = step(PLAN, state, scores(state, "bob", 1.0, 2.0, 1.0, 1.0), 3.0)
     found = stored(state, tmp_path)
-    assert found.seats == state.seats
+    assert found.clients == state.clients
     actions = resume_actions(PLAN, found)
     assert SendTask(task=task(state, "ada")) in actions
     assert wanted_of(ScoringRequest, actions) == wanted_of(ScoringRequest, asked)[-1:]
-    assert given(actions) == given(chosen) == [state.seats["bob"].proposals[1].spec_id]
+    assert given(actions) == given(chosen) == [state.clients["bob"].proposals[1].architecture_id]
     after, actions = step(PLAN, found, scores(state, "ada", 1.0, 2.0, 1.0, 1.0), 4.0)
-    assert size_of(after.seats["ada"]) == state.seats["ada"].proposals[1].spec_id
+    assert size_of(after.clients["ada"]) == state.clients["ada"].proposals[1].architecture_id
     assert replies(actions) == ["accepted"]
 
 
 def test_proposals_are_spread_drawn_alike_and_within_the_links_budget() -> None:
-    terms = terms_with(FedFA(choice="score", proposals=3))
-    propose = terms.roles.assigner.propose
+    context = context_with(FedFA(choice="score", proposals=3))
+    propose = context.roles.assigner.propose
     assert propose is not None
-    known = {name: tuple(one.spec.spec_id for one in propose(ask(terms, name))) for name in "abcdefgh"}
-    assert known == {name: tuple(one.spec.spec_id for one in propose(ask(terms, name))) for name in "abcdefgh"}
+    known = {
+        name: tuple(one.architecture.architecture_id for one in propose(ask(context, name))) for name in "abcdefgh"
+    }
+    assert known == {
+        name: tuple(one.architecture.architecture_id for one in propose(ask(context, name))) for name in "abcdefgh"
+    }
     assert len(set(known.values())) > 1
-    order = [one.spec.spec_id for one in terms.candidates]
+    order = [one.architecture.architecture_id for one in context.candidates]
     half = (len(order) - 1) // 2
     for sizes in known.values():
         small, middle, large = (order.index(size) for size in sizes)
         assert small < half <= middle < large == len(order) - 1
-    assert propose(ask(terms, "a", previous=terms.space[0])) == ()
-    assert propose(ask(terms, "a", memory_bytes=1)) == ()
+    assert propose(ask(context, "a", previous=context.space[0])) == ()
+    assert propose(ask(context, "a", memory_bytes=1)) == ()
     assert FedFA().roles().assigner.propose is None
-    for link_bytes in range(0, 4 * terms.candidates[-1].weight_bytes, 500):
+    for link_bytes in range(0, 4 * context.candidates[-1].weight_bytes, 500):
         budget = Budget(memory_bytes=2**40, downlink_bytes=link_bytes)
-        found = propose(replace(ask(terms, "a"), budget=budget))
+        found = propose(replace(ask(context, "a"), budget=budget))
         if len(found) > 1:
             assert sum(one.weight_bytes for one in found) + found[-1].weight_bytes <= link_bytes
 
@@ -322,16 +326,18 @@ def test_a_number_of_proposals_that_is_no_choice_is_refused(count: int) -> None:
 
 def score_by_width(task: Task) -> tuple[float, ...]:
     """The second smallest is best."""
-    return tuple(float(place == 1) for place in range(len(specs_of(task))))
+    return tuple(float(place == 1) for place in range(len(architectures_of(task))))
 
 
 def played(folder: Path, faults: Faults | None = None, *, kill: bool = False) -> World:
     settings = config(method=METHOD, rates=(0.25, 0.5, 0.75, 1.0), deploy_targets=())
     world = World(folder, settings, fleet(score=score_by_width), faults=faults)
     if kill:
-        world.run(lambda: any(seat.stage == "scoring" and seat.task for seat in world.server.state.seats.values()))
+        world.run(
+            lambda: any(client.stage == "scoring" and client.task for client in world.server.state.clients.values())
+        )
         world.kill_server()
-        world.run(lambda: any(seat.size is not None for seat in world.server.state.seats.values()))
+        world.run(lambda: any(client.size is not None for client in world.server.state.clients.values()))
         world.kill_server()
     world.run()
     return world
@@ -340,11 +346,11 @@ def played(folder: Path, faults: Faults | None = None, *, kill: bool = False) ->
 @pytest.mark.slow
 def test_a_run_has_the_same_bits_whatever_is_lost_and_whoever_dies(tmp_path: Path) -> None:
     calm = played(tmp_path / "calm")
-    rows = {(row.client_id, row.spec_id) for record in calm.notes.records for row in record.clients}
+    rows = {(row.client_id, row.architecture_id) for record in calm.notes.records for row in record.clients}
     assert len(rows) == len(CLIENTS), "sizes stay as they were chosen"
     for name, device in calm.devices.items():
         first = device.tasks[0]
-        assert (name, specs_of(first)[1].spec_id) in rows
+        assert (name, architectures_of(first)[1].architecture_id) in rows
         assert [one.work.TYPE for one in device.tasks] == ["score", "train", "train"]
     rough = played(tmp_path / "rough", Faults(seed=3, loss=0.2, double=0.2, delay_s=1.5), kill=True)
     assert rough.model_bytes() == calm.model_bytes()

@@ -13,7 +13,7 @@ from server.searching_cases import BY_SERVER, HELD_OUT, journal_in, made_now, se
 
 from subfleet.elastic.cost import Costs, estimate_cost
 from subfleet.elastic.lineage import Chosen, Lineage
-from subfleet.elastic.paths import path_spec
+from subfleet.elastic.paths import path_architecture
 from subfleet.journal.generations import (
     GenerationRecord,
     TuningRecord,
@@ -26,7 +26,7 @@ from subfleet.protocol.topics import Topics
 from subfleet.rounds.actions import Close, CloseGeneration
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Failed, Tick
-from subfleet.rounds.state import RunState, Seat, Trained
+from subfleet.rounds.state import ClientState, RunState, Trained
 from subfleet.rounds.work import GenerationRequest
 from subfleet.testing.rounds import SUPERNET
 
@@ -52,13 +52,13 @@ def test_generations_are_asked_for_one_at_a_time_and_what_is_found_takes_the_pla
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_a_round_of_the_supernet_takes_what_the_paths_that_were_drawn_take(place: int) -> None:
     """And not what the cheapest one takes, nor the numbers of operators that were not sent."""
-    terms = BY_SERVER
-    close = next(one for one in supernet_round(terms)[1] if isinstance(one, Close))
-    seats, expected = list[Seat](), dict[str, tuple[float, int]]()
-    for seat in close.seats:
-        assert seat.update is not None
-        assert seat.spec is not None
-        kept, paths = terms.network.operators_of(seat.spec), list[list[str]]()
+    context = BY_SERVER
+    close = next(one for one in supernet_round(context)[1] if isinstance(one, Close))
+    clients, expected = list[ClientState](), dict[str, tuple[float, int]]()
+    for client in close.clients:
+        assert client.update is not None
+        assert client.architecture is not None
+        kept, paths = context.network.operators_of(client.architecture), list[list[str]]()
         for turn in range(2):  # of its examples a quarter went along the one path, and all others along the other
             paths.append([own[(place + turn) % len(own)] for own in kept.values()])
         counts = (HELD_OUT // 4, HELD_OUT - HELD_OUT // 4)
@@ -66,18 +66,21 @@ def test_a_round_of_the_supernet_takes_what_the_paths_that_were_drawn_take(place
             (name, tuple(added({one[at]: count} for one, count in zip(paths, counts, strict=True)).items()))
             for at, name in enumerate(kept)
         )
-        seats.append(replace(seat, trained=Trained(update=replace(seat.update, operator_examples=told))))
-        macs = [estimate_cost(terms.network, path_spec(terms.network, one), batch_size=1).forward_macs for one in paths]
+        clients.append(replace(client, trained=Trained(update=replace(client.update, operator_examples=told))))
+        macs = [
+            estimate_cost(context.network, path_architecture(context.network, one), batch_size=1).forward_macs
+            for one in paths
+        ]
         mean = sum(count * one for count, one in zip(counts, macs, strict=True)) / HELD_OUT
-        parts = Costs(terms.network).of_parts(terms.network.full_spec())
-        numbers = parts[""][0] + sum(parts[one][0] for one in terms.network.parts_of(seat.spec))
-        expected[seat.client_id] = (mean, numbers)
-    record = round_record(terms, replace(close, seats=tuple(seats)), Traffic(Topics("main")))
+        parts = Costs(context.network).of_parts(context.network.full_architecture())
+        numbers = parts[""][0] + sum(parts[one][0] for one in context.network.parts_of(client.architecture))
+        expected[client.client_id] = (mean, numbers)
+    record = round_record(context, replace(close, clients=tuple(clients)), Traffic(Topics("main")))
     for row in record.clients:
         macs_of, numbers = expected[row.client_id]
         assert row.forward_macs == pytest.approx(macs_of, abs=1)
         assert row.parameters == numbers
-    cheapest = terms.candidates[0].forward_macs
+    cheapest = context.candidates[0].forward_macs
     assert any(row.forward_macs > cheapest for row in record.clients)
 
 

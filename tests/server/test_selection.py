@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from server.coordinator_cases import terms_of, training, update
+from server.coordinator_cases import context_of, training, update
 from server.server_rig import World, config, fleet
 
 from subfleet.methods.roles import ClosedRound
@@ -18,7 +18,7 @@ from subfleet.protocol.readings import Budget
 from subfleet.rounds.actions import AggregationRequest
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Done
-from subfleet.rounds.suspicion import ChangeSize
+from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.work import AggregatedRound, CheckRequest
 from subfleet.testing.rounds import with_steps
 
@@ -78,9 +78,9 @@ def test_a_run_gives_tasks_to_those_drawn_alone(tmp_path: Path) -> None:
     world = World(tmp_path, config(rounds=4, clients_per_round=2, seed=3, deploy_targets=()), fleet())
     world.run()
     for record in world.notes.records:
-        folded = tuple(row.client_id for row in record.clients if row.status == "folded")
-        assert folded == drawn(world.devices, 2, seed=3, round_number=record.round)
-        others = {row.status for row in record.clients if row.client_id not in folded}
+        aggregated = tuple(row.client_id for row in record.clients if row.status == "aggregated")
+        assert aggregated == drawn(world.devices, 2, seed=3, round_number=record.round)
+        others = {row.status for row in record.clients if row.client_id not in aggregated}
         assert others == {"skipped: it was not drawn for this round"}
     assert len({row.client_id for record in world.notes.records for row in record.clients}) == 3
 
@@ -99,22 +99,22 @@ def test_methods_are_told_what_the_server_knows_and_not_what_clients_claim() -> 
         closed.append(round_)
         return memory
 
-    terms = terms_of()
-    terms = replace(terms, roles=with_steps(terms.roles, remember=remember))
-    state = training(terms)
-    claims = {"ada": replace(update(terms, state, "ada"), sample_count=10**6, loss=2.0, square_loss=1.0)}
-    claims["bob"] = replace(update(terms, state, "bob"), sample_count=3, loss=2.0, square_loss=9.0)
-    claims["cyd"] = replace(update(terms, state, "cyd"), sample_count=4, loss=3.0, train_seconds=1e6, seconds=1e6)
+    context = context_of()
+    context = replace(context, roles=with_steps(context.roles, remember=remember))
+    state = training(context)
+    claims = {"ada": replace(update(context, state, "ada"), sample_count=10**6, loss=2.0, square_loss=1.0)}
+    claims["bob"] = replace(update(context, state, "bob"), sample_count=3, loss=2.0, square_loss=9.0)
+    claims["cyd"] = replace(update(context, state, "cyd"), sample_count=4, loss=3.0, train_seconds=1e6, seconds=1e6)
     for name, claim in claims.items():
-        state, _ = step(terms, state, Done(request=CheckRequest(update=claim), result=ChangeSize()), 5.0)
-        trained = state.seats[name].trained
+        state, _ = step(context, state, Done(request=CheckRequest(update=claim), result=ChangeSize()), 5.0)
+        trained = state.clients[name].trained
         assert trained is not None
         assert trained.took_s == 3.0, "since second 2, by the server's clock"
     step(
-        terms,
+        context,
         state,
         Done(
-            request=AggregationRequest(round=1, seats=()),
+            request=AggregationRequest(round=1, clients=()),
             result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}),
         ),
         6.0,

@@ -10,7 +10,7 @@ from subfleet.methods import METHODS
 from subfleet.methods.fedavg import FedAvg
 from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.training import AugmentationSettings
-from subfleet.serving.terms import terms_of
+from subfleet.serving.context import context_of
 from subfleet.settings.fleet import FleetSettings
 from subfleet.settings.overrides import parsed
 from subfleet.settings.reading import read_run
@@ -79,8 +79,8 @@ def test_a_file_gives_a_complete_configuration(tmp_path: Path) -> None:
         ("round_s = 60.0", "round_s = 0.0", "must be above 0"),
         (
             "rounds = 3",
-            "rounds = 3\nmax_client_share = 0.0",
-            "max_client_share is 0.0, but must be above 0 and at most",
+            "rounds = 3\nmax_client_fraction = 0.0",
+            "max_client_fraction is 0.0, but must be above 0 and at most",
         ),
         ("rates = [0.5, 1.0]", "rates = [0.5, 2.0]", "at most 1"),
         ("widths = [8, 8]", "widths = [7, 8]", "group_size"),
@@ -148,7 +148,7 @@ def test_the_fingerprint_follows_the_outcome_and_nothing_else() -> None:
     same = config(min_clients=1, fleet=FleetSettings(name="another"), keep_rounds=9)
     assert same.fingerprint() == base.fingerprint()
     others = [config(seed=1), config(clock=LogClock(step_s=1.0)), config(method=FedAvg()), config(rates=(1.0,))]
-    others.append(config(max_client_share=1.0))
+    others.append(config(max_client_fraction=1.0))
     assert len({base.fingerprint(), *(other.fingerprint() for other in others)}) == 6
 
 
@@ -172,9 +172,9 @@ AUGMENTED = WHOLE.replace("epochs = 2\n", 'epochs = 2\naugmentation = { name = "
 def test_images_are_augmented_by_one_line_and_other_inputs_are_refused_before_a_run(tmp_path: Path) -> None:
     found = read_run(_file(tmp_path, AUGMENTED.replace("[64]", "[1, 8, 8]")))
     assert found.training.augmentation == AugmentationSettings(name="crop", padding=2)
-    assert terms_of(found, "digits-1").training(1).augmentation.padding == 2
+    assert context_of(found, "digits-1").training(1).augmentation.padding == 2
     with pytest.raises(ConfigError, match=r"samples are of the shape \(64,\), but it is for images"):
-        terms_of(read_run(_file(tmp_path, AUGMENTED)), "digits-1")
+        context_of(read_run(_file(tmp_path, AUGMENTED)), "digits-1")
     with pytest.raises(ConfigError, match="augmentation 'flip' has no border"):
         read_run(_file(tmp_path, AUGMENTED.replace('"crop"', '"flip"')))
 

@@ -123,7 +123,7 @@ def test_real_agents_train_real_programs(tmp_path: Path, url: str) -> None:
             client.wait(timeout=30)
             assert client.returncode == 0
     assert result.finished
-    assert [row.status for record in result.rounds for row in record.clients] == ["folded"] * 4
+    assert [row.status for record in result.rounds for row in record.clients] == ["aggregated"] * 4
     assert (result.accuracy or 0) > 0.9
     rows = [row for record in result.rounds for row in record.clients]
     assert all((row.measured_peak_bytes or 0) > 0 and 0 < row.planned_peak_bytes <= row.budget_bytes for row in rows)

@@ -1,4 +1,4 @@
-"""Whole runs: a real server, real journal, real folding; only exporter and trainers are fakes."""
+"""Whole runs: a real server, real journal, real aggregation; only exporter and trainers are fakes."""
 
 import random
 import threading
@@ -13,10 +13,10 @@ import torch
 from server.fake_device import PLENTY_BYTES, Behaviour
 from server.server_rig import World, config, fleet
 
+from subfleet.aggregation.checkpoint import load_checkpoint
 from subfleet.elastic.building import init_state
 from subfleet.export.quantisation.report import samples_of
 from subfleet.export.requests import InferRequest, TrainRequest
-from subfleet.folding.checkpoint import load_checkpoint
 from subfleet.protocol.errors import ConfigError, ExportError, FileError
 from subfleet.protocol.memory import Packing
 from subfleet.protocol.messages import Task
@@ -56,28 +56,29 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return final_bytes(tmp_path_factory.mktemp("calm"))
 
 
-def test_a_run_ends_with_every_device_folded_and_deployed(tmp_path: Path) -> None:
+def test_a_run_ends_with_every_device_aggregated_and_deployed(tmp_path: Path) -> None:
     world = finished(World(tmp_path, config(), fleet()))
     result = world.server.result()
     assert result.finished
     assert [record.round for record in result.rounds] == [1, 2] == [record.round for record in world.notes.records]
     assert [record.log_time_s for record in result.rounds] == [0.0, 10.0]
-    assert all(row.status == "folded" for record in result.rounds for row in record.clients)
+    assert all(row.status == "aggregated" for record in result.rounds for row in record.clients)
     assert {model.client_id: model.status for model in result.deployed} == dict.fromkeys(world.devices, "deployed")
     assert all(model.path.is_file() for model in result.deployed)
     world.turn()
     assert all(device.rounds[-1].phase == "finished" for device in world.devices.values())
 
 
-def test_devices_get_the_largest_subnet_that_fits_now(tmp_path: Path) -> None:
+def test_devices_get_the_largest_submodel_that_fits_now(tmp_path: Path) -> None:
     world = finished(World(tmp_path, config(), mixed_fleet()))
     first, second = ({row.client_id: row for row in record.clients} for record in world.server.result().rounds)
-    assert first["ada"].spec_id == first["bob"].spec_id == second["bob"].spec_id != first["cyd"].spec_id
-    assert second["ada"].spec_id == second["cyd"].spec_id
-    candidates = world.server._terms.candidates
+    ids, later = ({name: row.architecture_id for name, row in one.items()} for one in (first, second))
+    assert ids["ada"] == ids["bob"] == later["bob"] != ids["cyd"]
+    assert later["ada"] == later["cyd"]
+    candidates = world.server._context.candidates
     for row in (*first.values(), *second.values()):
         smaller = [one for one in candidates if one.training_memory_bytes["onnx"] <= row.budget_bytes]
-        assert row.spec_id == smaller[-1].spec.spec_id
+        assert row.architecture_id == smaller[-1].architecture.architecture_id
 
 
 def test_the_order_of_arrival_does_not_matter(tmp_path: Path, calm: bytes) -> None:
@@ -130,7 +131,7 @@ def test_a_server_that_dies_between_journal_and_action_does_it_again(tmp_path: P
         if world.server.finished:
             break
         server = world.server
-        phase = (server.state.phase, server.state.round, len(server.state.seats))
+        phase = (server.state.phase, server.state.round, len(server.state.clients))
         if phase not in died:
             died.add(phase)
             server._perform = lambda action: None  # type: ignore[method-assign]  # what is decided is lost
@@ -182,8 +183,8 @@ def test_a_change_of_zero_changes_no_bit(tmp_path: Path) -> None:
     state = load_checkpoint(
         tmp_path / "state" / "checkpoints", 2, world.server._journal.checkpoint_sha256(2) or "missing"
     )
-    start = init_state(world.server._terms.network, 0)
-    assert result.rounds[-1].clients[0].status == "folded"
+    start = init_state(world.server._context.network, 0)
+    assert result.rounds[-1].clients[0].status == "aggregated"
     assert all(state[name].view(torch.int32).equal(start[name].view(torch.int32)) for name in start)
 
 
@@ -193,8 +194,8 @@ def test_what_no_client_held_keeps_its_bits(tmp_path: Path) -> None:
     state = load_checkpoint(
         tmp_path / "state" / "checkpoints", 2, world.server._journal.checkpoint_sha256(2) or "missing"
     )
-    start = init_state(world.server._terms.network, 0)
-    held = world.server._terms.network.shapes(world.devices["ada"].tasks[0].spec)
+    start = init_state(world.server._context.network, 0)
+    held = world.server._context.network.shapes(world.devices["ada"].tasks[0].architecture)
     moved = {name for name in start if not torch.equal(state[name], start[name])}
     assert moved == set(held)
     for name, shape in held.items():
@@ -212,7 +213,7 @@ def test_a_refusal_for_memory_brings_a_smaller_task(tmp_path: Path) -> None:
     )
     world = finished(World(tmp_path, config(deploy_targets=()), devices))
     row = world.server.result().rounds[0].clients[0]
-    assert (row.client_id, row.status) == ("ada", "folded")
+    assert (row.client_id, row.status) == ("ada", "aggregated")
     assert row.parameters < world.server.result().rounds[0].clients[1].parameters
     first, second = world.devices["ada"].tasks[:2]
     assert second.task_id.endswith("/1")
@@ -238,18 +239,22 @@ def test_attempts_are_limited_and_other_refusals_final(tmp_path: Path) -> None:
     devices["bob"] = replace(devices["bob"], refuse=lambda _: ("data", None))
     world = finished(World(tmp_path, config(rounds=1, deploy_targets=(), max_attempts=2), devices))
     ada, bob, cyd = world.server.result().rounds[0].clients
-    assert (ada.status, bob.status, cyd.status) == ("refused: memory: as told", "refused: data: as told", "folded")
+    assert (ada.status, bob.status, cyd.status) == ("refused: memory: as told", "refused: data: as told", "aggregated")
     assert (len(world.devices["ada"].tasks), len(world.devices["bob"].tasks)) == (2, 1)
 
 
 def test_the_programs_own_plan_decides(tmp_path: Path) -> None:
-    """The whole width plans more than anyone has, whatever the estimate said: the next smaller subnets are tried."""
+    """The whole width plans more than anyone has, whatever the estimate said: the next smaller submodels are tried."""
     world = World(
-        tmp_path, config(rounds=1), fleet(), planned=lambda request: 2 * LARGE if request.spec.axes == () else 1000
+        tmp_path,
+        config(rounds=1),
+        fleet(),
+        planned=lambda request: 2 * LARGE if request.architecture.axes == () else 1000,
     )
     rows = finished(world).server.result().rounds[0].clients
-    narrow = [one for one in world.server._terms.candidates if one.spec.axes]
-    assert {(row.spec_id, row.status) for row in rows} == {(narrow[-1].spec.spec_id, "folded")}
+    narrow = [one for one in world.server._context.candidates if one.architecture.axes]
+    expected = narrow[-1].architecture.architecture_id
+    assert {(row.architecture_id, row.status) for row in rows} == {(expected, "aggregated")}
     assert all(row.planned_peak_bytes <= row.budget_bytes for row in rows)
 
 
@@ -281,9 +286,9 @@ def test_a_device_that_nothing_fits_is_skipped_with_the_reason(tmp_path: Path) -
     devices["bob"] = replace(devices["bob"], reading=lambda _: Reading(uplink_bps=8.0))
     world = finished(World(tmp_path, config(rounds=1, deploy_targets=()), devices))
     ada, bob, cyd = world.server.result().rounds[0].clients
-    assert ada.status.startswith("skipped: no subnet fits: the smallest needs")
-    assert bob.status.startswith("skipped: no subnet fits: the smallest moves")
-    assert cyd.status == "folded"
+    assert ada.status.startswith("skipped: no submodel fits: the smallest needs")
+    assert bob.status.startswith("skipped: no submodel fits: the smallest moves")
+    assert cyd.status == "aggregated"
 
 
 @pytest.mark.parametrize(
@@ -298,7 +303,7 @@ def test_a_device_that_cannot_take_part_is_skipped(tmp_path: Path, behaviour: Be
     world = finished(World(tmp_path, config(rounds=1, deploy_targets=()), {**fleet(), "dot": behaviour}))
     rows = {row.client_id: row.status for row in world.server.result().rounds[0].clients}
     assert rows["dot"].startswith(reason)
-    assert rows["ada"] == "folded"
+    assert rows["ada"] == "aggregated"
 
 
 def test_an_export_that_fails_costs_its_devices_alone(tmp_path: Path) -> None:
@@ -310,7 +315,7 @@ def test_an_export_that_fails_costs_its_devices_alone(tmp_path: Path) -> None:
     world = World(tmp_path, config(rounds=1), {**fleet(), "dot": Behaviour(runtimes=("executorch",))}, planned=planned)
     rows = {row.client_id: row.status for row in finished(world).server.result().rounds[0].clients}
     assert rows["dot"] == "skipped: export failed: no such lowering"
-    assert rows["ada"] == "folded"
+    assert rows["ada"] == "aggregated"
 
 
 def _spoiled(weights: Mapping[str, Any], task: Task) -> dict[str, Any]:
@@ -330,12 +335,12 @@ def _gigantic(weights: Mapping[str, Any], task: Task) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("change", [_spoiled, _misshapen, _nameless, _gigantic])
-def test_a_bad_update_is_refused_and_never_folded(tmp_path: Path, change: Any) -> None:
+def test_a_bad_update_is_refused_and_never_aggregated(tmp_path: Path, change: Any) -> None:
     devices = fleet()
     with_bad = World(tmp_path / "bad", config(deploy_targets=()), {**devices, "eve": Behaviour(change=change)})
     statuses = {row.client_id: row.status for row in finished(with_bad).server.result().rounds[0].clients}
     assert statuses.pop("eve").startswith("refused: ")
-    assert set(statuses.values()) == {"folded"}
+    assert set(statuses.values()) == {"aggregated"}
     without = finished(World(tmp_path / "good", config(deploy_targets=()), devices))
     assert with_bad.model_bytes() == without.model_bytes()
 
@@ -347,9 +352,9 @@ def test_a_silent_device_is_missing_after_the_deadline(tmp_path: Path) -> None:
     world.devices.pop("cyd")
     finished(world)
     first, second = ({row.client_id: row.status for row in record.clients} for record in world.server.result().rounds)
-    assert first["cyd"] in ("missing: no answer came in time", "folded")
+    assert first["cyd"] in ("missing: no answer came in time", "aggregated")
     assert second["cyd"] == "missing: no telemetry came in time"
-    assert first["ada"] == second["ada"] == "folded"
+    assert first["ada"] == second["ada"] == "aggregated"
 
 
 def test_a_quorum_closes_a_round_without_the_slowest(tmp_path: Path) -> None:
@@ -358,7 +363,7 @@ def test_a_quorum_closes_a_round_without_the_slowest(tmp_path: Path) -> None:
     slow = world.devices.pop("cyd")
     finished(world)
     statuses = {row.client_id: row.status for row in world.server.result().rounds[0].clients}
-    assert statuses == {"ada": "folded", "bob": "folded", "cyd": "missing: the round closed at its quorum"}
+    assert statuses == {"ada": "aggregated", "bob": "aggregated", "cyd": "missing: the round closed at its quorum"}
     slow.step()
 
 

@@ -4,62 +4,62 @@ from dataclasses import replace
 from types import MappingProxyType
 
 import pytest
-from server.coordinator_cases import joined, known, measuring, prepared, profile, telemetry, terms_of, update
+from server.coordinator_cases import context_of, joined, known, measuring, prepared, profile, telemetry, update
 
 from subfleet.journal.rows import round_record
 from subfleet.link.traffic import Traffic
 from subfleet.protocol.messages import Presence
 from subfleet.protocol.topics import Topics
 from subfleet.rounds.actions import AggregationRequest, Close
+from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Done, Tick
 from subfleet.rounds.members import expected
+from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.progress import Waiting
 from subfleet.rounds.state import RunState
-from subfleet.rounds.suspicion import ChangeSize
-from subfleet.rounds.terms import Terms
 from subfleet.rounds.work import AggregatedRound, CheckRequest
 from subfleet.settings.timing import Deadlines, LogClock
 
-STRICT = terms_of(min_clients=2, rounds=5)
+STRICT = context_of(min_clients=2, rounds=5)
 OTHERS = ("ada", "bob")
 
 
-def begun(terms: Terms, state: RunState, now_s: float, *names: str) -> RunState:
+def begun(context: RunContext, state: RunState, now_s: float, *names: str) -> RunState:
     """These tell what they can give."""
     for name in names:
-        state, _ = step(terms, state, telemetry(terms, name, state.round), now_s)
+        state, _ = step(context, state, telemetry(context, name, state.round), now_s)
     return state
 
 
-def closed(terms: Terms, state: RunState, now_s: float, *names: str) -> tuple[RunState, Close]:
+def closed(context: RunContext, state: RunState, now_s: float, *names: str) -> tuple[RunState, Close]:
     """These train, and the round is closed."""
     for name in names:
-        state, _ = step(terms, state, prepared(terms, state, name), now_s)
+        state, _ = step(context, state, prepared(context, state, name), now_s)
     for name in names:
         state, _ = step(
-            terms, state, Done(request=CheckRequest(update=update(terms, state, name)), result=ChangeSize()), now_s
+            context, state, Done(request=CheckRequest(update=update(context, state, name)), result=ChangeSize()), now_s
         )
     event = Done(
-        request=AggregationRequest(round=state.round, seats=()),
+        request=AggregationRequest(round=state.round, clients=()),
         result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}),
     )
-    state, actions = step(terms, state, event, now_s)
+    state, actions = step(context, state, event, now_s)
     return state, next(action for action in actions if isinstance(action, Close))
 
 
-def told(terms: Terms, close: Close) -> tuple[float, dict[str, str]]:
-    record = round_record(terms, close, Traffic(Topics("main")))
+def told(context: RunContext, close: Close) -> tuple[float, dict[str, str]]:
+    record = round_record(context, close, Traffic(Topics("main")))
     return record.participation, {row.client_id: row.status for row in record.clients}
 
 
-def after_a_miss(terms: Terms) -> tuple[RunState, Close, float]:
+def after_a_miss(context: RunContext) -> tuple[RunState, Close, float]:
     """Everyone joined, and one was not heard again in round 1."""
-    state = begun(terms, measuring(terms), 2.0, *OTHERS)
-    late = 2.0 + terms.config.deadlines.measure_s
-    state, _ = step(terms, state, Tick(), late)
+    state = begun(context, measuring(context), 2.0, *OTHERS)
+    late = 2.0 + context.config.deadlines.measure_s
+    state, _ = step(context, state, Tick(), late)
     assert state.phase == "train"
-    return *closed(terms, state, late, *OTHERS), late
+    return *closed(context, state, late, *OTHERS), late
 
 
 def said(name: str, *, online: bool) -> Presence:
@@ -76,7 +76,7 @@ def test_every_round_tells_of_who_is_silent_and_waits_no_longer() -> None:
         state, close = closed(STRICT, state, now_s, *OTHERS)
         share, rows = told(STRICT, close)
         assert share == pytest.approx(2 / 3)
-        assert rows == dict.fromkeys(OTHERS, "folded") | {"cyd": "missing: it has been silent since round 1"}
+        assert rows == dict.fromkeys(OTHERS, "aggregated") | {"cyd": "missing: it has been silent since round 1"}
     state, _ = step(STRICT, state, said("cyd", online=True), now_s)
     assert "cyd" in expected(STRICT, state, now_s)
     _, close = closed(STRICT, begun(STRICT, state, now_s, *OTHERS, "cyd"), now_s, *OTHERS, "cyd")
@@ -87,36 +87,36 @@ def test_who_says_that_it_goes_is_not_silent() -> None:
     state, _, now_s = after_a_miss(STRICT)
     state, _ = step(STRICT, state, said("cyd", online=False), now_s)
     _, close = closed(STRICT, begun(STRICT, state, now_s, *OTHERS), now_s, *OTHERS)
-    assert told(STRICT, close) == (1.0, dict.fromkeys(OTHERS, "folded"))
+    assert told(STRICT, close) == (1.0, dict.fromkeys(OTHERS, "aggregated"))
 
 
 def test_who_is_silent_opens_no_round() -> None:
-    terms = terms_of(min_clients=3, rounds=5)
-    state = begun(terms, measuring(terms), 2.0, *OTHERS)
-    late = 2.0 + terms.config.deadlines.measure_s
-    state, _ = step(terms, state, Tick(), late)
-    state, _ = closed(terms, state, late, *OTHERS)
+    context = context_of(min_clients=3, rounds=5)
+    state = begun(context, measuring(context), 2.0, *OTHERS)
+    late = 2.0 + context.config.deadlines.measure_s
+    state, _ = step(context, state, Tick(), late)
+    state, _ = closed(context, state, late, *OTHERS)
     assert state.phase == "waiting"
-    assert step(terms, state, Tick(), late)[0].phase == "waiting"
+    assert step(context, state, Tick(), late)[0].phase == "waiting"
 
 
 def test_a_run_with_a_quorum_tells_of_those_whose_lease_ran_out() -> None:
-    terms = terms_of(min_clients=2, rounds=5, quorum=0.99, deadlines=Deadlines(lease_s=5.0))
-    state, _ = closed(terms, begun(terms, measuring(terms), 2.0, *OTHERS, "cyd"), 2.0, *OTHERS, "cyd")
+    context = context_of(min_clients=2, rounds=5, quorum=0.99, deadlines=Deadlines(lease_s=5.0))
+    state, _ = closed(context, begun(context, measuring(context), 2.0, *OTHERS, "cyd"), 2.0, *OTHERS, "cyd")
     assert (state.phase, state.round) == ("measure", 2)
     for name in OTHERS:
-        state, _ = step(terms, state, said(name, online=True), 8.0)
-    state = begun(terms, state, 8.0, *OTHERS)
-    _, close = closed(terms, state, 8.0, *OTHERS)
-    share, rows = told(terms, close)
+        state, _ = step(context, state, said(name, online=True), 8.0)
+    state = begun(context, state, 8.0, *OTHERS)
+    _, close = closed(context, state, 8.0, *OTHERS)
+    share, rows = told(context, close)
     assert share == pytest.approx(2 / 3)
     assert rows["cyd"] == "missing: it has been silent since round 2"
 
 
 def test_of_a_journal_only_those_count_who_took_part_or_are_heard() -> None:
     """A run with a quorum does not wait for whom only its journal knows."""
-    terms = terms_of(min_clients=2, rounds=5, quorum=0.99)
-    state, _ = closed(terms, begun(terms, measuring(terms), 2.0, *OTHERS, "cyd"), 2.0, *OTHERS, "cyd")
+    context = context_of(min_clients=2, rounds=5, quorum=0.99)
+    state, _ = closed(context, begun(context, measuring(context), 2.0, *OTHERS, "cyd"), 2.0, *OTHERS, "cyd")
     before = known(*map(profile, (*OTHERS, "cyd", "ghost")), noted_s=3.0)
     state = replace(
         state,
@@ -124,37 +124,37 @@ def test_of_a_journal_only_those_count_who_took_part_or_are_heard() -> None:
         round=1,
         profiles=before.profiles,
         live=replace(state.live, members=before.live.members),
-        seats=MappingProxyType({}),
+        clients=MappingProxyType({}),
     )
     for name in OTHERS:
-        state = joined(terms, state, name, 3.0)
-    _, close = closed(terms, begun(terms, state, 3.0, *OTHERS), 3.0, *OTHERS)
-    assert told(terms, close)[1] == dict.fromkeys(OTHERS, "folded") | {
+        state = joined(context, state, name, 3.0)
+    _, close = closed(context, begun(context, state, 3.0, *OTHERS), 3.0, *OTHERS)
+    assert told(context, close)[1] == dict.fromkeys(OTHERS, "aggregated") | {
         "cyd": "missing: it has been silent since round 2"
     }
 
 
 def test_a_profile_alone_is_no_device() -> None:
-    terms = terms_of(min_clients=2, rounds=5, quorum=0.99)
-    state, _ = step(terms, measuring(terms), profile("ghost"), 2.0)
-    _, close = closed(terms, begun(terms, state, 2.0, *OTHERS, "cyd"), 2.0, *OTHERS, "cyd")
-    assert "ghost" not in told(terms, close)[1]
+    context = context_of(min_clients=2, rounds=5, quorum=0.99)
+    state, _ = step(context, measuring(context), profile("ghost"), 2.0)
+    _, close = closed(context, begun(context, state, 2.0, *OTHERS, "cyd"), 2.0, *OTHERS, "cyd")
+    assert "ghost" not in told(context, close)[1]
 
 
 def test_who_never_took_part_is_forgotten_though_rounds_tell_of_it() -> None:
-    terms = terms_of(min_clients=2, rounds=5, deadlines=Deadlines(forget_s=100.0, round_s=1e4))
-    state, _, now_s = after_a_miss(terms)
-    state = begun(terms, state, now_s, *OTHERS)
-    state, _ = step(terms, state, Tick(), now_s + 101.0)
+    context = context_of(min_clients=2, rounds=5, deadlines=Deadlines(forget_s=100.0, round_s=1e4))
+    state, _, now_s = after_a_miss(context)
+    state = begun(context, state, now_s, *OTHERS)
+    state, _ = step(context, state, Tick(), now_s + 101.0)
     assert state.phase == "train"
     assert set(state.live.members) == set(OTHERS)
 
 
 def test_logs_are_replayed_at_once_though_somebody_is_silent() -> None:
-    terms = terms_of(min_clients=2, rounds=5, clock=LogClock(start_s=0.0, step_s=10.0))
-    state, _, now_s = after_a_miss(terms)
+    context = context_of(min_clients=2, rounds=5, clock=LogClock(start_s=0.0, step_s=10.0))
+    state, _, now_s = after_a_miss(context)
     for name in OTHERS:
-        starved = telemetry(terms, name, state.round, memory_bytes=0)
-        state, _ = step(terms, state, starved, now_s)
+        starved = telemetry(context, name, state.round, memory_bytes=0)
+        state, _ = step(context, state, starved, now_s)
     assert (state.phase, state.retry) == ("measure", 1)
     assert "cyd missing: it has been silent since round 1" in state.tries.waits_for

@@ -3,21 +3,21 @@
 from dataclasses import replace
 from typing import Any
 
-from server.coordinator_cases import CLIENTS, measuring, prepared, size_of, telemetry, terms_of
+from server.coordinator_cases import CLIENTS, context_of, measuring, prepared, size_of, telemetry
 from server.fake_device import PLENTY_BYTES
 
 from subfleet.methods.fedfa import FedFA
 from subfleet.methods.heterofl import HeteroFL
 from subfleet.protocol.readings import Budget, LogLow
+from subfleet.rounds.assigning import ask_of
 from subfleet.rounds.coordinator import round_info, step
-from subfleet.rounds.seating import ask_of
 from subfleet.settings.fleet import MemoryLimits
 from subfleet.settings.timing import LogClock
 
 
 def _asked(**changes: Any) -> float | None:
-    terms = terms_of(**changes)
-    info = round_info(terms, measuring(terms), 1.0)
+    context = context_of(**changes)
+    info = round_info(context, measuring(context), 1.0)
     assert info is not None
     return info.log_quantile
 
@@ -35,32 +35,32 @@ def test_devices_are_asked_for_their_logs_where_sizes_are_kept_and_logs_are_repl
 def test_what_a_log_has_is_bounded_by_the_limits_of_the_run_and_told_to_the_method() -> None:
     clock = LogClock(start_s=0.0, step_s=60.0)
     low = LogLow(memory_budget_bytes=4000, downlink_bps=800.0)
-    for terms, expected in (
+    for context, expected in (
         (
-            terms_of(method=FedFA(), clock=clock, memory_limits=MemoryLimits(every_device="3000")),
+            context_of(method=FedFA(), clock=clock, memory_limits=MemoryLimits(every_device="3000")),
             Budget(memory_bytes=3000, downlink_bytes=1000),
         ),
-        (terms_of(method=HeteroFL(), clock=clock), None),
+        (context_of(method=HeteroFL(), clock=clock), None),
     ):
-        state, _ = step(terms, measuring(terms), replace(telemetry(terms, "ada"), log_low=low), 2.0)
-        assert state.seats["ada"].offer.lasting == expected
-        assert ask_of(terms, state, state.seats["ada"]).lasting == expected
+        state, _ = step(context, measuring(context), replace(telemetry(context, "ada"), log_low=low), 2.0)
+        assert state.clients["ada"].offer.lasting == expected
+        assert ask_of(context, state, state.clients["ada"]).lasting == expected
 
 
 def test_the_program_of_a_size_for_good_is_held_against_the_log_and_that_of_the_smallest_is_not() -> None:
-    terms = terms_of(method=FedFA(), clock=LogClock(start_s=0.0, step_s=60.0))
-    state = measuring(terms)
+    context = context_of(method=FedFA(), clock=LogClock(start_s=0.0, step_s=60.0))
+    state = measuring(context)
     for name in CLIENTS:
-        # Prices say that the largest fits; what programs plan is told when they are written.
+        # Cost estimates say that the largest fits; what programs plan is told when they are written.
         low = LogLow(memory_budget_bytes=PLENTY_BYTES // 2)
-        state, _ = step(terms, state, replace(telemetry(terms, name), log_low=low), 2.0)
-    sizes = [size.spec_id for size in terms.space]
-    assert size_of(state.seats["ada"]) == sizes[-1]
+        state, _ = step(context, state, replace(telemetry(context, name), log_low=low), 2.0)
+    sizes = [size.architecture_id for size in context.space]
+    assert size_of(state.clients["ada"]) == sizes[-1]
     whole, more = PLENTY_BYTES // 2, PLENTY_BYTES // 2 + 1
-    fitting, _ = step(terms, state, prepared(terms, state, "ada", planned_peak_bytes=whole), 2.0)
-    assert fitting.seats["ada"].stage == "out"
+    fitting, _ = step(context, state, prepared(context, state, "ada", planned_peak_bytes=whole), 2.0)
+    assert fitting.clients["ada"].stage == "out"
     for place in reversed(range(len(sizes) - 1)):
-        state, _ = step(terms, state, prepared(terms, state, "ada", planned_peak_bytes=more), 2.0)
-        assert size_of(state.seats["ada"]) == sizes[place]
-    state, _ = step(terms, state, prepared(terms, state, "ada", planned_peak_bytes=more), 2.0)
-    assert state.seats["ada"].stage == "out"
+        state, _ = step(context, state, prepared(context, state, "ada", planned_peak_bytes=more), 2.0)
+        assert size_of(state.clients["ada"]) == sizes[place]
+    state, _ = step(context, state, prepared(context, state, "ada", planned_peak_bytes=more), 2.0)
+    assert state.clients["ada"].stage == "out"

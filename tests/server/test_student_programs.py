@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from server.coordinator_cases import CLIENTS, measuring, prepared, telemetry, terms_of, update
+from server.coordinator_cases import CLIENTS, context_of, measuring, prepared, telemetry, update
 from server.server_rig import World, config, fleet
 
 from subfleet.export.requests import TrainRequest
@@ -12,56 +12,59 @@ from subfleet.link.traffic import Traffic
 from subfleet.methods.fjord import FjORD
 from subfleet.protocol.topics import Topics
 from subfleet.rounds.actions import AggregationRequest, Close
+from subfleet.rounds.assigning import ask_of
+from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.events import Done
-from subfleet.rounds.seating import ask_of
+from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.state import RunState
-from subfleet.rounds.suspicion import ChangeSize
-from subfleet.rounds.terms import Terms
 from subfleet.rounds.work import AggregatedRound, CheckRequest
 
 
-def played(terms: Terms, state: RunState) -> tuple[RunState, int]:
+def played(context: RunContext, state: RunState) -> tuple[RunState, int]:
     """A round in which everybody trains; the programs that its record tells."""
     for name in CLIENTS:
-        state, _ = step(terms, state, telemetry(terms, name, state.round), 2.0)
+        state, _ = step(context, state, telemetry(context, name, state.round), 2.0)
     for name in CLIENTS:
-        state, _ = step(terms, state, prepared(terms, state, name), 3.0)
+        state, _ = step(context, state, prepared(context, state, name), 3.0)
         state, _ = step(
-            terms, state, Done(request=CheckRequest(update=update(terms, state, name)), result=ChangeSize()), 3.0
+            context, state, Done(request=CheckRequest(update=update(context, state, name)), result=ChangeSize()), 3.0
         )
     event = Done(
-        request=AggregationRequest(round=state.round, seats=()),
+        request=AggregationRequest(round=state.round, clients=()),
         result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}),
     )
-    state, actions = step(terms, state, event, 4.0)
+    state, actions = step(context, state, event, 4.0)
     close = next(action for action in actions if isinstance(action, Close))
-    return state, round_record(terms, close, Traffic(Topics())).programs_written
+    return state, round_record(context, close, Traffic(Topics())).programs_written
 
 
 def test_each_pair_of_size_and_student_is_one_program_of_the_round_that_wrote_it() -> None:
-    terms = terms_of(method=FjORD(), rounds=6)
-    state, known = measuring(terms), set[tuple[str, str]]()
+    context = context_of(method=FjORD(), rounds=6)
+    state, known = measuring(context), set[tuple[str, str]]()
     for _ in range(5):
-        state, written = played(terms, state)
+        state, written = played(context, state)
         pairs = {
-            (seat.size.spec_id, "" if seat.given is None or seat.given.student is None else seat.given.student.spec_id)
-            for seat in state.last.values()
-            if seat.size is not None
+            (
+                client.size.architecture_id,
+                "" if client.given is None or client.given.student is None else client.given.student.architecture_id,
+            )
+            for client in state.last.values()
+            if client.size is not None
         }
         assert written == len(pairs - known)
         known |= pairs
     assert len(known) > len({size for size, _ in known}), "or nothing is shown of students"
-    seat = next(iter(state.last.values()))
+    client = next(iter(state.last.values()))
     alone = {size for size, student in known if not student}
-    assert ask_of(terms, state, seat).written.keys() == alone, "what two networks need says nothing of one"
+    assert ask_of(context, state, client).written.keys() == alone, "what two networks need says nothing of one"
     assert 0 < len(alone) < len(known)
 
 
 @pytest.mark.slow
 def test_a_device_with_memory_for_the_smallest_network_alone_takes_part_in_every_round(tmp_path: Path) -> None:
     """Two copies of the smallest took 8.51 MB against 6.14 of one, so that small devices were skipped."""
-    smallest = terms_of(method=FjORD()).candidates[0].training_memory_bytes["onnx"]
+    smallest = context_of(method=FjORD()).candidates[0].training_memory_bytes["onnx"]
 
     def planned(request: TrainRequest) -> int:
         return smallest if request.student is None else smallest + 1
@@ -71,5 +74,5 @@ def test_a_device_with_memory_for_the_smallest_network_alone_takes_part_in_every
     world = World(tmp_path, settings, behaviours, planned=planned)
     world.run()
     rows = [row for record in world.server.result().rounds for row in record.clients]
-    assert [row.status for row in rows] == ["folded"] * 6 * len(behaviours)
+    assert [row.status for row in rows] == ["aggregated"] * 6 * len(behaviours)
     assert world.server.result().method_status == "a width is drawn per client and round, not per batch"

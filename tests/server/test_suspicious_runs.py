@@ -10,24 +10,24 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load
-from server.coordinator_cases import terms_of, training, update
+from server.coordinator_cases import context_of, training, update
 from server.fake_device import Behaviour, small_change
 from server.server_rig import World, config, fleet
 
+from subfleet.aggregation import checking
+from subfleet.aggregation.checking import Checker
+from subfleet.aggregation.network_aggregation import NetworkAggregation
+from subfleet.aggregation.updates import check_update
 from subfleet.elastic.building import init_state
 from subfleet.elastic.model_state import ModelState, unpacked
-from subfleet.folding import checking
-from subfleet.folding.checking import Checker
-from subfleet.folding.network_folding import NetworkFolding
-from subfleet.folding.updates import check_update
 from subfleet.programs.worker import Duty, Snapshot, Threads, Worker
 from subfleet.protocol.messages import Task
 from subfleet.reporting.results import summary
 from subfleet.reporting.telling import ending_lines
 from subfleet.rounds.events import Failed
 from subfleet.rounds.work import CheckRequest
+from subfleet.settings.outliers import OutlierSettings
 from subfleet.settings.run import Run
-from subfleet.settings.suspicion import SuspicionSettings
 from subfleet.transport.blob_store import BlobStore
 
 ROUNDS = 3
@@ -46,8 +46,8 @@ def once(weights: Mapping[str, Any], task: Task) -> dict[str, Any]:
     return enormous(weights, task) if task.round == 1 else small_change(weights, task.client_id, task.round, 0.1)
 
 
-def settings(*, outliers: Any = "exclude", **suspicion: Any) -> Run:
-    return config(rounds=ROUNDS, deploy_targets=(), suspicion=SuspicionSettings(outliers=outliers, **suspicion))
+def settings(*, outliers: Any = "exclude", **more: Any) -> Run:
+    return config(rounds=ROUNDS, deploy_targets=(), outliers=OutlierSettings(outliers=outliers, **more))
 
 
 def statuses(world: World, client_id: str) -> list[str]:
@@ -76,7 +76,7 @@ def test_a_run_goes_on_with_the_bits_that_the_honest_ones_have_alone(others: Any
     words = "its change of weights is" if others is fleet else "the model diverged to a loss of"
     assert first.startswith(f"refused: {words}")
     assert all(status.startswith(f"skipped: left out until round 4: in round 1 {words}") for status in later)
-    assert set(statuses(attacked, "ada")) == {"folded"}
+    assert set(statuses(attacked, "ada")) == {"aggregated"}
     assert [text for text in attacked.notes.said if text.startswith("client eve is left out until round 4")]
 
 
@@ -92,7 +92,7 @@ def test_by_default_a_far_update_is_scaled_and_everybody_says_so(tmp_path: Path)
         assert torch.allclose(found.shared[name], tensor, rtol=0, atol=1e-6)
     for record in result.rounds:
         (eve,) = [row for row in record.clients if row.client_id == "eve"]
-        assert eve.status == "folded"
+        assert eve.status == "aggregated"
         assert 0 < eve.scale < 1e-6
         assert eve.share < 1e-6
         assert eve.lowered.startswith(f"scaled by {eve.scale:.3g}, as its change of weights is ")
@@ -127,27 +127,27 @@ def test_a_client_comes_back_after_its_rounds_and_is_watched_again(tmp_path: Pat
     world = ended(World(tmp_path, settings(exclusion_rounds=1), {**fleet(), "eve": Behaviour(change=enormous)}))
     assert [status.split(":")[0] for status in statuses(world, "eve")] == ["refused", "skipped", "refused"]
     world = ended(World(tmp_path / "better", settings(exclusion_rounds=1), {**fleet(), "eve": Behaviour(change=once)}))
-    assert [status.split(":")[0] for status in statuses(world, "eve")] == ["refused", "skipped", "folded"]
+    assert [status.split(":")[0] for status in statuses(world, "eve")] == ["refused", "skipped", "aggregated"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("acts", [True, False], ids=["after", "before"])
-def test_a_server_that_dies_between_detection_and_the_next_fold_ends_with_the_same_bits(
+def test_a_server_that_dies_between_detection_and_the_next_aggregate_ends_with_the_same_bits(
     acts: bool, tmp_path: Path
 ) -> None:
     devices = {**three(), "eve": Behaviour(change=enormous)}
     calm = ended(World(tmp_path / "calm", settings(), devices))
     world = World(tmp_path / "killed", settings(), devices)
-    world.run(until=lambda: world.server.state.phase == "fold")
+    world.run(until=lambda: world.server.state.phase == "aggregate")
     if not acts:
         world.server._perform = lambda action: None  # type: ignore[method-assign]  # what is decided is lost
     world.turn()
-    assert [seat.client_id for seat in world.server.state.seats.values() if seat.stage == "suspect"] == ["eve"]
+    assert [client.client_id for client in world.server.state.clients.values() if client.stage == "suspect"] == ["eve"]
     world.kill_server()
-    assert [seat.client_id for seat in world.server.state.seats.values() if seat.stage == "suspect"] == ["eve"]
-    world.run(until=lambda: world.server.state.folded_round == 1)
+    assert [client.client_id for client in world.server.state.clients.values() if client.stage == "suspect"] == ["eve"]
+    world.run(until=lambda: world.server.state.aggregated_round == 1)
     world.kill_server()
-    assert set(world.server.state.suspicion.excluded) == {"eve"}
+    assert set(world.server.state.outliers.excluded) == {"eve"}
     world.run()
     assert world.model_bytes() == calm.model_bytes()
     assert statuses(world, "eve") == statuses(calm, "eve")
@@ -159,29 +159,29 @@ def test_a_run_that_diverges_whoever_is_left_out_ends_with_a_sentence(tmp_path: 
     world.run()
     assert world.server.state.phase == "failed"
     assert world.server.state.failure.startswith(
-        "round 1 could not be folded in 3 tries (ada, bob, cyd refused: the model diverged to a loss of "
+        "round 1 could not be aggregated in 3 tries (ada, bob, cyd refused: the model diverged to a loss of "
     )
     assert world.server.result().rounds == ()
 
 
 @pytest.mark.slow
-def test_what_cannot_be_folded_is_refused_when_it_comes_and_each_round_is_folded_once(
+def test_what_cannot_be_aggregated_is_refused_when_it_comes_and_each_round_is_aggregated_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folds: list[ModelState] = []
-    fold = NetworkFolding._folded
+    aggregates: list[ModelState] = []
+    aggregate = NetworkAggregation._aggregated
 
-    def counted(self: NetworkFolding, *given: Any) -> Any:
-        folds.append(fold(self, *given))
-        return folds[-1]
+    def counted(self: NetworkAggregation, *given: Any) -> Any:
+        aggregates.append(aggregate(self, *given))
+        return aggregates[-1]
 
-    monkeypatch.setattr(NetworkFolding, "_folded", counted)
+    monkeypatch.setattr(NetworkAggregation, "_aggregated", counted)
     world = ended(World(tmp_path, settings(), {**fleet(), "eve": Behaviour(change=unfoldable)}))
     refused = statuses(world, "eve")
-    assert len(refused) == len(folds) == ROUNDS
+    assert len(refused) == len(aggregates) == ROUNDS
     assert all("holds a change of 1.0000000150474662e+30, but each must be finite and" in why for why in refused)
-    (receipt,) = {one.status for name, one in world.devices["eve"].receipts.items() if name.startswith("update.")}
-    assert receipt == "refused"
+    (ack,) = {one.status for name, one in world.devices["eve"].acks.items() if name.startswith("update.")}
+    assert ack == "refused"
 
 
 @pytest.mark.slow
@@ -200,22 +200,22 @@ def test_the_loop_goes_on_while_an_update_is_looked_at(tmp_path: Path, monkeypat
     world.run(until=lambda: asked.wait(0.01))
     for _ in range(20):
         world.turn()
-    assert {seat.stage for seat in world.server.state.seats.values()} == {"out"}
+    assert {client.stage for client in world.server.state.clients.values()} == {"out"}
     told.set()
     world.server.finish = finish  # type: ignore[method-assign]
     world.run()
-    assert {status for name in world.devices for status in statuses(world, name)} == {"folded"}
+    assert {status for name in world.devices for status in statuses(world, name)} == {"aggregated"}
 
 
 def test_an_update_that_is_offered_twice_is_looked_at_once(tmp_path: Path) -> None:
-    terms, blobs = terms_of(), BlobStore(tmp_path)
-    state = training(terms)
-    offered = replace(update(terms, state, "ada"), blob=blobs.add(b"no container"))
+    context, blobs = context_of(), BlobStore(tmp_path)
+    state = training(context)
+    offered = replace(update(context, state, "ada"), blob=blobs.add(b"no container"))
     threads = Threads()
-    duty = Duty(work=threads.work("check", Checker(terms, blobs).check), failure="it could not be checked")
+    duty = Duty(work=threads.work("check", Checker(context, blobs).check), failure="it could not be checked")
     worker, request = Worker({CheckRequest: duty}, threads), CheckRequest(update=offered)
     for _ in range(2):
-        worker.begin(request, Snapshot(state=state, model=ModelState(shared=init_state(terms.network, 0))))
+        worker.begin(request, Snapshot(state=state, model=ModelState(shared=init_state(context.network, 0))))
     assert worker.requests == (request,)
     worker.finish(exports=True)
     (found,) = worker.events()

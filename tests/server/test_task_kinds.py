@@ -113,7 +113,7 @@ REFUSED: dict[str, tuple[Family, str, dict[str, Any], str]] = {
         MLP,
         "mean_squared_error",
         {"distillation": DistillationSettings()},
-        "teaches subnets the classes that the whole model predicts.*set distillation.iterations = 0",
+        "teaches submodels the classes that the whole model predicts.*set distillation.iterations = 0",
     ),
     "a gain of nothing": (MLP, "mean_squared_error", {"method": FedTrans()}, "set method.stop_rounds = 0"),
     "classes of several numbers": (MLP, "mean_squared_error", emulated("dirichlet"), "take 'iid' or 'natural'"),
@@ -136,7 +136,7 @@ TAUGHT = ObjectiveSettings(name="cross_entropy", label_smoothing=0.1)
 
 @pytest.mark.parametrize("option", [{"label_smoothing": 0.1}, {"class_mask": True}, {"distillation": "mutual"}])
 @pytest.mark.parametrize("name", ["binary_cross_entropy", "mean_squared_error"])
-def test_terms_over_classes_need_classes(name: str, option: dict[str, Any]) -> None:
+def test_context_over_classes_need_classes(name: str, option: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="knows no classes"):
         ObjectiveSettings(name=name, **option)  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""How much an update counts: no more than its client's profile tells, and no more than a share of the round."""
+"""How much an update counts: no more than its client's profile tells, and no more than a fraction of the round."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -6,39 +6,39 @@ from fractions import Fraction
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from server.coordinator_cases import CLIENTS, scaled, terms_of, training, update
+from server.coordinator_cases import CLIENTS, context_of, scaled, training, update
 
 from subfleet.methods.aggregator import by_samples
-from subfleet.rounds.state import Seat, Trained
-from subfleet.rounds.weights import round_weights, share_limit
+from subfleet.rounds.state import ClientState, Trained
+from subfleet.rounds.weights import fraction_limit, round_weights
 
-PLAN = terms_of()
+PLAN = context_of()
 WEIGHTS = st.lists(st.floats(min_value=2.0**-20, max_value=2.0**40), min_size=1, max_size=12)
 SHARES = st.integers(min_value=1, max_value=100).map(lambda percent: percent / 100)
 
 
-def _seats(known: dict[str, int], claimed: dict[str, int]) -> list[Seat]:
+def _clients(known: dict[str, int], claimed: dict[str, int]) -> list[ClientState]:
     state = training(PLAN)
     return [
         replace(
-            state.seats[name],
+            state.clients[name],
             stage="done",
-            offer=replace(state.seats[name].offer, sample_count=count),
+            offer=replace(state.clients[name].offer, sample_count=count),
             trained=Trained(update=replace(update(PLAN, state, name), sample_count=claimed[name])),
         )
         for name, count in known.items()
     ]
 
 
-def _capped(weights: list[float], max_share: float) -> list[Fraction]:
-    limit = share_limit(weights, max_share)
+def _capped(weights: list[float], max_fraction: float) -> list[Fraction]:
+    limit = fraction_limit(weights, max_fraction)
     return [Fraction(weight) if limit is None else min(Fraction(weight), limit) for weight in weights]
 
 
 @given(WEIGHTS, SHARES)
-def test_none_has_more_than_its_share_of_what_then_counts(weights: list[float], max_share: float) -> None:
-    capped = _capped(weights, max_share)
-    share = Fraction(str(max_share))
+def test_none_has_more_than_its_share_of_what_then_counts(weights: list[float], max_fraction: float) -> None:
+    capped = _capped(weights, max_fraction)
+    share = Fraction(str(max_fraction))
     if len(weights) * share <= 1:
         assert set(capped) == {Fraction(min(weights))}
     else:
@@ -47,12 +47,12 @@ def test_none_has_more_than_its_share_of_what_then_counts(weights: list[float], 
 
 @pytest.mark.slow
 @given(WEIGHTS, SHARES)
-def test_no_more_is_taken_away_than_the_share_asks_for(weights: list[float], max_share: float) -> None:
-    share, limit = Fraction(str(max_share)), share_limit(weights, max_share)
+def test_no_more_is_taken_away_than_the_share_asks_for(weights: list[float], max_fraction: float) -> None:
+    share, limit = Fraction(str(max_fraction)), fraction_limit(weights, max_fraction)
     if limit is None:
         assert max(weights) <= share * sum(map(Fraction, weights)) or len(set(weights)) == 1
         return
-    capped = _capped(weights, max_share)
+    capped = _capped(weights, max_fraction)
     assert any(weight > limit for weight in weights)
     assert all(after == min(weight, limit) for weight, after in zip(weights, capped, strict=True))
     if len(weights) * share > 1:
@@ -62,28 +62,28 @@ def test_no_more_is_taken_away_than_the_share_asks_for(weights: list[float], max
 
 @pytest.mark.slow
 @given(WEIGHTS, SHARES, st.randoms())
-def test_the_limit_does_not_depend_on_the_order(weights: list[float], max_share: float, random: object) -> None:
+def test_the_limit_does_not_depend_on_the_order(weights: list[float], max_fraction: float, random: object) -> None:
     shuffled = list(weights)
     random.shuffle(shuffled)  # type: ignore[attr-defined]  # hypothesis gives a random.Random
-    assert share_limit(shuffled, max_share) == share_limit(weights, max_share)
+    assert fraction_limit(shuffled, max_fraction) == fraction_limit(weights, max_fraction)
 
 
 @given(WEIGHTS)
 def test_a_share_of_one_lowers_nothing(weights: list[float]) -> None:
-    assert share_limit(weights, 1.0) is None
+    assert fraction_limit(weights, 1.0) is None
 
 
 @pytest.mark.slow
 @given(WEIGHTS, SHARES)
-def test_what_was_lowered_is_not_lowered_again(weights: list[float], max_share: float) -> None:
-    capped = [float(one) for one in _capped(weights, max_share)]
-    limit = share_limit(capped, max_share)
+def test_what_was_lowered_is_not_lowered_again(weights: list[float], max_fraction: float) -> None:
+    capped = [float(one) for one in _capped(weights, max_fraction)]
+    limit = fraction_limit(capped, max_fraction)
     # Only rounding to floats may be left to take away.
     assert limit is None or float(limit) == pytest.approx(max(capped), rel=1e-15)
 
 
 @pytest.mark.parametrize(
-    ("weights", "max_share", "limit"),
+    ("weights", "max_fraction", "limit"),
     [
         ([1, 1, 2**40], 0.5, 2),
         ([3, 4, 100, 200], 0.4, 14),
@@ -97,13 +97,13 @@ def test_what_was_lowered_is_not_lowered_again(weights: list[float], max_share: 
         ([], 0.5, None),
     ],
 )
-def test_limits_worked_out_by_hand(weights: list[float], max_share: float, limit: int | None) -> None:
-    assert share_limit(weights, max_share) == limit
+def test_limits_worked_out_by_hand(weights: list[float], max_fraction: float, limit: int | None) -> None:
+    assert fraction_limit(weights, max_fraction) == limit
 
 
 def test_an_update_counts_no_more_samples_than_its_profile_told() -> None:
-    seats = _seats({"ada": 30, "bob": 30, "cyd": 40}, {"ada": 30, "bob": 2**40, "cyd": 20})
-    found = round_weights(by_samples, seats, 0.5)
+    clients = _clients({"ada": 30, "bob": 30, "cyd": 40}, {"ada": 30, "bob": 2**40, "cyd": 20})
+    found = round_weights(by_samples, clients, 0.5)
     assert {name: one.counted for name, one in found.items()} == {"ada": 30, "bob": 30, "cyd": 20}
     assert found["bob"].lowered == "it claims 1099511627776 samples, but its profile has 30"
     assert (found["ada"].lowered, found["cyd"].lowered) == ("", "")
@@ -112,27 +112,30 @@ def test_an_update_counts_no_more_samples_than_its_profile_told() -> None:
 
 def test_what_a_profile_claims_is_capped_too() -> None:
     most = 2**40
-    found = round_weights(by_samples, _seats({"ada": 10, "bob": 10, "cyd": most}, dict.fromkeys(CLIENTS, 10)), 0.5)
+    found = round_weights(by_samples, _clients({"ada": 10, "bob": 10, "cyd": most}, dict.fromkeys(CLIENTS, 10)), 0.5)
     assert {one.counted for one in found.values()} == {10}
-    seats = _seats({"ada": 10, "bob": 10, "cyd": most}, {"ada": 10, "bob": 10, "cyd": most})
-    found = round_weights(by_samples, seats, 0.5)
+    clients = _clients({"ada": 10, "bob": 10, "cyd": most}, {"ada": 10, "bob": 10, "cyd": most})
+    found = round_weights(by_samples, clients, 0.5)
     assert {name: one.share for name, one in found.items()} == {"ada": 0.25, "bob": 0.25, "cyd": 0.5}
     assert found["cyd"].lowered == "its share is capped at 0.5 of the round"
-    off = round_weights(by_samples, seats, 1.0)
+    off = round_weights(by_samples, clients, 1.0)
     assert off["cyd"].counted == most
 
 
 def test_a_scaled_update_weighs_less_before_shares_are_capped() -> None:
-    seats = _seats({"ada": 10, "bob": 10, "cyd": 80}, {"ada": 10, "bob": 10, "cyd": 80})
-    seats = [replace(scaled(seat, 0.25), outlier="it is far") if seat.client_id == "bob" else seat for seat in seats]
-    found = round_weights(by_samples, seats, 0.5)
+    clients = _clients({"ada": 10, "bob": 10, "cyd": 80}, {"ada": 10, "bob": 10, "cyd": 80})
+    clients = [
+        replace(scaled(client, 0.25), outlier="it is far") if client.client_id == "bob" else client
+        for client in clients
+    ]
+    found = round_weights(by_samples, clients, 0.5)
     assert {name: one.counted for name, one in found.items()} == {"ada": 10, "bob": 2.5, "cyd": 12.5}
     assert found["bob"].lowered == "scaled by 0.25, as it is far"
 
 
 def test_uniform_weights_are_capped_by_nothing_but_the_count_of_clients() -> None:
-    seats = _seats({"ada": 3, "bob": 30, "cyd": 300}, {"ada": 3, "bob": 30, "cyd": 300})
-    found = round_weights(lambda _: 1.0, seats, 0.1)
+    clients = _clients({"ada": 3, "bob": 30, "cyd": 300}, {"ada": 3, "bob": 30, "cyd": 300})
+    found = round_weights(lambda _: 1.0, clients, 0.1)
     assert {one.share for one in found.values()} == {1 / 3}
 
 
@@ -140,9 +143,9 @@ def test_uniform_weights_are_capped_by_nothing_but_the_count_of_clients() -> Non
 def test_by_default_a_claim_is_worth_three_equal_shares(count: int, share: float) -> None:
     names = [f"c{place:03d}" for place in range(count)]
     samples = dict.fromkeys(names, 10) | {"c001": 2**40}
-    (one,) = _seats({"ada": 10}, {"ada": 10})
+    (one,) = _clients({"ada": 10}, {"ada": 10})
     assert one.update is not None
-    seats = [
+    clients = [
         replace(
             one,
             client_id=name,
@@ -151,6 +154,6 @@ def test_by_default_a_claim_is_worth_three_equal_shares(count: int, share: float
         )
         for name, told in samples.items()
     ]
-    weights = round_weights(by_samples, seats, None)
+    weights = round_weights(by_samples, clients, None)
     assert weights["c001"].share == pytest.approx(share, rel=1e-9)
     assert sum(one.share for one in weights.values()) == pytest.approx(1.0)

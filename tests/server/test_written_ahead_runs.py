@@ -13,17 +13,17 @@ from subfleet.elastic.teaching import DistillationSettings
 from subfleet.export.requests import TrainRequest
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.task import Train
-from subfleet.rounds.terms import Terms
-from subfleet.serving.terms import terms_of as planned
+from subfleet.rounds.context import RunContext
+from subfleet.serving.context import context_of as planned
 
 
-def _unwritable(terms: Terms, names: set[str]) -> Callable[[TrainRequest], int]:
-    """An exporter that plans what prices say, and cannot write what a search composes of some widths."""
+def _unwritable(context: RunContext, names: set[str]) -> Callable[[TrainRequest], int]:
+    """An exporter that plans what cost estimates say, and cannot write what a search composes of some widths."""
 
     def peak_bytes(request: TrainRequest) -> int:
-        if request.spec.spec_id in names:
+        if request.architecture.architecture_id in names:
             raise ExportError("a layer cannot be trained")
-        return terms.price(request.spec).training_memory_bytes["onnx"]
+        return context.estimate(request.architecture).training_memory_bytes["onnx"]
 
     return peak_bytes
 
@@ -33,7 +33,7 @@ def _held_back(exports: FakeExports, sizes: set[str]) -> None:
     write = exports.submit_training
 
     def submit(request: TrainRequest) -> "Future[Path]":
-        return write(request) if request.spec.spec_id in sizes else Future()
+        return write(request) if request.architecture.architecture_id in sizes else Future()
 
     exports.submit_training = submit  # type: ignore[method-assign, assignment]
 
@@ -45,8 +45,10 @@ def _run(folder: Path, names: set[str], *, kill: bool = False) -> World:
         behaviour.memory_budget_bytes = lambda _, name=name: BUDGETS[name]  # type: ignore[misc]
     world = World(folder, settings, behaviours, planned=_unwritable(planned(settings, "run"), names))
     if kill:
-        _held_back(world.exports, {size.spec_id for size in planned(settings, "run").space})
-        world.run(lambda: world.server.state.folded_round == 0 and world.server.state.queue != () and _all_done(world))
+        _held_back(world.exports, {size.architecture_id for size in planned(settings, "run").space})
+        world.run(
+            lambda: world.server.state.aggregated_round == 0 and world.server.state.queue != () and _all_done(world)
+        )
         del world.exports.submit_training
         world.kill_server()
     world.run()
@@ -54,13 +56,18 @@ def _run(folder: Path, names: set[str], *, kill: bool = False) -> World:
 
 
 def _all_done(world: World) -> bool:
-    return all(seat.stage == "done" for seat in world.server.state.seats.values())
+    return all(client.stage == "done" for client in world.server.state.clients.values())
 
 
 def _wanted_first(world: World) -> set[str]:
     training = [one for one in world.exports.requests if isinstance(one, TrainRequest)]
-    given = {task.spec.spec_id for device in world.devices.values() for task in device.tasks if task.round == 1}
-    return {one.spec.spec_id for one in training} - given
+    given = {
+        task.architecture.architecture_id
+        for device in world.devices.values()
+        for task in device.tasks
+        if task.round == 1
+    }
+    return {one.architecture.architecture_id for one in training} - given
 
 
 @pytest.mark.slow
@@ -68,17 +75,17 @@ def test_a_run_writes_ahead_and_the_same_bits_come_after_a_kill(tmp_path: Path) 
     calm = _run(tmp_path / "calm", set())
     first, second, _ = calm.notes.records
     assert first.programs_written > 0
-    assert {row.spec for row in second.clients} - {row.spec for row in first.clients}
+    assert {row.architecture for row in second.clients} - {row.architecture for row in first.clients}
     assert sum(row.parameters_lost for row in first.clients) > sum(row.parameters_lost for row in second.clients)
     assert _run(tmp_path / "killed", set(), kill=True).model_bytes() == calm.model_bytes()
 
 
 @pytest.mark.slow
-def test_a_run_whose_wishes_cannot_be_written_goes_on_without_them(tmp_path: Path) -> None:
+def test_a_run_whose_requested_programs_cannot_be_written_goes_on_without_them(tmp_path: Path) -> None:
     broken = _wanted_first(_run(tmp_path / "whole", set()))
     assert broken
     world = _run(tmp_path / "broken", broken)
     tasks = [task for device in world.devices.values() for task in device.tasks]
-    given = {task.spec.spec_id for task in tasks if isinstance(task.work, Train)}
+    given = {task.architecture.architecture_id for task in tasks if isinstance(task.work, Train)}
     assert not given & broken
-    assert {row.status for record in world.notes.records for row in record.clients} == {"folded"}
+    assert {row.status for record in world.notes.records for row in record.clients} == {"aggregated"}

@@ -181,7 +181,7 @@ def test_the_counts_of_all_classes_fit_into_one_control_message() -> None:
         class_counts=tuple(999_999 for _ in summary.class_counts),
         input_shape=summary.input_shape,
         memory_total_bytes=1,
-        memory_share=1.0,
+        memory_fraction=1.0,
     )
     assert decode(encode(profile)) == profile
 

@@ -20,7 +20,7 @@ from subfleet.methods.aggregator import AggregationContext, Aggregator, ClientUp
 from subfleet.methods.assigner import Assigner, Assignment, AssignmentContext, Draw
 from subfleet.methods.describing import MethodInfo, Setting
 from subfleet.methods.roles import Roles
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 from subfleet.tasks import Dataset
 from subfleet.tasks.named_dataset import NamedDataset, TrainTest
 from subfleet.testing import DatasetContract, FamilyContract, MethodContract
@@ -43,8 +43,8 @@ def _by_memory(ask: AssignmentContext) -> Assignment:
     return Assignment(candidate=fitting[len(LOOSE) % len(fitting)] if fitting else None)
 
 
-def _wider(network: Network, size: SubnetSpec, draw: Draw) -> SubnetSpec:
-    return network.full_spec()
+def _wider(network: Network, size: Architecture, draw: Draw) -> Architecture:
+    return network.full_architecture()
 
 
 def _decayed(context: AggregationContext) -> ModelState:
@@ -52,9 +52,11 @@ def _decayed(context: AggregationContext) -> ModelState:
 
 
 def _everywhere(network: Network, state: Mapping[str, Tensor], trained: Sequence[ClientUpdate]) -> list[Replacement]:
-    whole = network.full_spec()
+    whole = network.full_architecture()
     return [
-        Replacement(spec=whole, change={name: torch.ones(shape) for name, shape in network.shapes(whole).items()})
+        Replacement(
+            architecture=whole, change={name: torch.ones(shape) for name, shape in network.shapes(whole).items()}
+        )
         for _ in trained
     ]
 
@@ -163,13 +165,13 @@ def test_a_family_that_leaves_an_axis_uncut_fails() -> None:
     for test in (
         FamilyContract.test_it_is_a_record_that_survives_json,
         FamilyContract.test_the_declaration_has_the_shapes_of_the_whole_module,
-        FamilyContract.test_every_subnets_module_has_exactly_the_shapes_of_its_maps,
+        FamilyContract.test_every_submodels_module_has_exactly_the_shapes_of_its_maps,
         FamilyContract.test_extract_after_scatter_is_the_identity,
         FamilyContract.test_first_weights_are_those_of_the_seed,
     ):
         test(family_contract("sound"))
     with pytest.raises(Exception, match=r"shape|size"):
-        family_contract("uncut").test_every_subnets_module_has_exactly_the_shapes_of_its_maps()
+        family_contract("uncut").test_every_submodels_module_has_exactly_the_shapes_of_its_maps()
 
 
 @pytest.mark.slow

@@ -50,7 +50,7 @@ def program_of(target: str, config: Family) -> bytes:
     """Written once for all tests."""
     request = TrainRequest(
         model=config,
-        spec=smallest(network_of(config)),
+        architecture=smallest(network_of(config)),
         target=target,
         batch_size=SETTINGS.batch_size,
         objective=SETTINGS.objective,
@@ -63,8 +63,8 @@ def calibration_job(
     folder: Path, target: str = "onnx", config: Family = CONFIG, data: Dataset | None = None
 ) -> TrainJob:
     network = network_of(config)
-    spec = smallest(network)
-    weights = {name: tensor.numpy() for name, tensor in extract(network, spec, drawn(network)).items()}
+    architecture = smallest(network)
+    weights = {name: tensor.numpy() for name, tensor in extract(network, architecture, drawn(network)).items()}
     folder.mkdir(exist_ok=True)
     write_npz(folder / "data.npz", data or part_of_digits())
     (folder / "program").write_bytes(program_of(target, config))
@@ -78,7 +78,7 @@ def calibration_job(
         round=4,
         client_id="laptop",
         memory_limit_bytes=2**30,
-        calibration=Calibration(norms=norm_layers(network, spec)),
+        calibration=Calibration(norms=norm_layers(network, architecture)),
     )
 
 

@@ -22,7 +22,7 @@ from subfleet.export.requests import EvaluateRequest, TrainRequest
 from subfleet.protocol.evaluating import EvaluationSettings
 from subfleet.protocol.paths import PathSettings
 from subfleet.protocol.programs import EvaluateJob, TrainJob
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings, TrainingSettings
 from subfleet.tasks import Dataset, iter_batches, split_batch, write_npz
 from subfleet.trainers.program_layout import Place
@@ -42,8 +42,8 @@ class Case:
     settings: TrainingSettings
 
     @property
-    def spec(self) -> SubnetSpec:
-        return SubnetSpec(choices=self.kept)
+    def architecture(self) -> Architecture:
+        return Architecture(choices=self.kept)
 
     def data(self, seed: int = 0) -> Dataset:
         generator = np.random.default_rng(seed)
@@ -97,7 +97,7 @@ CASES = {
 
 def arrays_of(case: Case) -> dict[str, npt.NDArray[np.generic]]:
     network = network_of(case.config)
-    state = extract(network, case.spec, init_state(network, 0))
+    state = extract(network, case.architecture, init_state(network, 0))
     return {name: tensor.numpy() for name, tensor in state.items()}
 
 
@@ -105,7 +105,7 @@ def write_job(folder: Path, case: Case, target: str) -> TrainJob:
     settings = case.settings
     request = TrainRequest(
         model=case.config,
-        spec=network_of(case.config).full_spec(),
+        architecture=network_of(case.config).full_architecture(),
         target=target,
         batch_size=settings.program_batch_size,
         objective=settings.objective,
@@ -132,7 +132,7 @@ def write_job(folder: Path, case: Case, target: str) -> TrainJob:
 def plain(case: Case, job: TrainJob, paths: Sequence[dict[str, str]]) -> dict[str, npt.NDArray[np.float32]]:
     """Weights of the untouched supernet after an ordinary loop of PyTorch, on true smaller last batches."""
     network, data, settings = network_of(case.config), case.data(), case.settings
-    module = build_module(network, case.spec).train()
+    module = build_module(network, case.architecture).train()
     module.load_state_dict({name: torch.from_numpy(array) for name, array in arrays_of(case).items()}, strict=False)
     rate, rule = settings.learning_rate, settings.optimiser
     optimiser: torch.optim.Optimizer = (
@@ -205,7 +205,7 @@ def test_a_population_is_evaluated_as_pytorch_does(tmp_path: Path, runtime: str)
     network, data = network_of(case.config), case.data(seed=1)
     request = EvaluateRequest(
         model=case.config,
-        spec=network.full_spec(),
+        architecture=network.full_architecture(),
         target=trainer.target,
         batch_size=BATCH,
         objective=ObjectiveSettings(),
@@ -223,7 +223,7 @@ def test_a_population_is_evaluated_as_pytorch_does(tmp_path: Path, runtime: str)
         choices=case.kept,
     )
     result = trainer.evaluate(job, never)
-    module = build_module(network, case.spec).eval()
+    module = build_module(network, case.architecture).eval()
     module.load_state_dict({name: torch.from_numpy(array) for name, array in arrays_of(case).items()}, strict=False)
     for path, score in zip(population, result.scores, strict=True):
         draw(module, dict(zip(network.choices, path, strict=True)))

@@ -95,7 +95,7 @@ CASES = {
 
 
 def state_of(case: Case) -> dict[str, torch.Tensor]:
-    """Weights of the smallest subnet; running statistics are such as a training leaves."""
+    """Weights of the smallest submodel; running statistics are such as a training leaves."""
     network = network_of(case.config)
     state = extract(network, smallest(network), init_state(network, 0))
     generator = torch.Generator().manual_seed(2)
@@ -109,7 +109,7 @@ def write_job(folder: Path, case: Case, target: str, settings: EvaluationSetting
     settings = replace(settings, objective=case.objective.name)
     request = EvaluateRequest(
         model=case.config,
-        spec=smallest(network_of(case.config)),
+        architecture=smallest(network_of(case.config)),
         target=target,
         batch_size=settings.batch_size,
         objective=case.objective,
@@ -266,7 +266,7 @@ def test_a_program_for_something_else_is_refused(tmp_path: Path) -> None:
         trainer.train(training, never)
     request = TrainRequest(
         model=case.config,
-        spec=smallest(network_of(case.config)),
+        architecture=smallest(network_of(case.config)),
         target="onnx",
         batch_size=BATCH,
         objective=ObjectiveSettings(),

@@ -30,9 +30,9 @@ ROUNDS = 100
 LARGEST_EXCESS = 1.05
 MODEL = Mlp(input_shape=(1, 8, 8), class_count=10, widths=(256,), depths=(2,), group_size=16)
 PATTERNS = ((0,), (0, 1, 0, 0, 1, 1, 1, 0))
-"""Which subnet is trained in each round, again and again: the same one, and one or the other."""
+"""Which submodel is trained in each round, again and again: the same one, and one or the other."""
 SETTLED, FEW = 30, 20
-"""Rounds after which a process has all that it ever loads, and in which each subnet was trained some times."""
+"""Rounds after which a process has all that it ever loads, and in which each submodel was trained some times."""
 
 # A client's process: the worker that a session starts, which trains each task in a thread; rounds bring new weights.
 CLIENT = """
@@ -44,7 +44,7 @@ from subfleet.edge_client.worker import TrainingWorker
 from subfleet.protocol.task import Task, Train
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.training import TrainingSettings
 from subfleet.trainers.memory import release_free_memory
 from subfleet.transport.blob_store import BlobStore
@@ -67,7 +67,7 @@ for pattern in patterns:
         place = pattern[number % len(pattern)]
         weights = blobs.add_file(folder / f"weights-{place}")
         task = Task(
-            task_id=f"task-{number}", run_id="run", round=number, client_id="device", spec=SubnetSpec(),
+            task_id=f"task-{number}", run_id="run", round=number, client_id="device", architecture=Architecture(),
             work=Train(
                 program=ProgramRef(program_id=f"program-{place}", target=target, blob=programs[place]), weights=weights,
                 settings=TrainingSettings(epochs=1, batch_size=batch_size, learning_rate=0.01),
@@ -90,18 +90,18 @@ for pattern in patterns:
 
 
 def programs(target: str) -> tuple[Program, Program]:
-    """Of the largest subnet and the smallest."""
-    specs = uniform_space(network_of(MODEL), (0.5, 1.0))
+    """Of the largest submodel and the smallest."""
+    architectures = uniform_space(network_of(MODEL), (0.5, 1.0))
     requests = (
         TrainRequest(
             model=MODEL,
-            spec=spec,
+            architecture=architecture,
             target=target,
             batch_size=BATCH,
             objective=ObjectiveSettings(),
             optimiser=OptimiserSettings(momentum=0.9, weight_decay=1e-3),
         )
-        for spec in (specs[-1], specs[0])
+        for architecture in (architectures[-1], architectures[0])
     )
     largest, smallest = map(program_of, requests)
     return largest, smallest

@@ -36,11 +36,11 @@ def test_steps_are_those_that_epochs_begin_with(steps: int) -> None:
 @pytest.mark.parametrize("steps", [1, PER_EPOCH, PER_EPOCH + 2])
 @pytest.mark.parametrize("share", [1.0, 0.5])
 def test_samples_are_counted_as_often_as_they_are_trained_on(steps: int, share: float) -> None:
-    one = task(local_steps=steps, round_share=share)
+    one = task(local_steps=steps, round_fraction=share)
     trained = sum(float(np.sum(call.fed["mask"])) for call in calls(one))
     assert one.settings.sample_passes(COUNT) == trained
     assert one.settings.passes_over(0) == 0
-    assert TrainingSettings(epochs=3, round_share=share).sample_passes(COUNT) == 3 * math.ceil(share * COUNT)
+    assert TrainingSettings(epochs=3, round_fraction=share).sample_passes(COUNT) == 3 * math.ceil(share * COUNT)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from subfleet.export.programs import export_inference_model  # noqa: E402
 from subfleet.export.quantisation.models import export_quantised_model  # noqa: E402
 from subfleet.export.quantisation.report import samples_of  # noqa: E402
 from subfleet.export.requests import InferRequest  # noqa: E402
-from subfleet.protocol.subnet import SubnetSpec  # noqa: E402
+from subfleet.protocol.submodel import Architecture  # noqa: E402
 
 pytestmark = [pytest.mark.export, pytest.mark.slow]
 
@@ -42,7 +42,7 @@ TRAINERS: dict[str, tuple[str, Callable[[], Trainer]]] = {
     "torch": ("torch", TorchTrainer),
 }
 HELD = (7, 8, 9)
-REQUEST = InferRequest(model=MODEL, spec=SubnetSpec(), target="onnx", weights_sha256="0" * 64)
+REQUEST = InferRequest(model=MODEL, architecture=Architecture(), target="onnx", weights_sha256="0" * 64)
 
 
 def state() -> dict[str, Any]:
@@ -107,7 +107,7 @@ def expected_predictions(folder: Path, name_of: Callable[[int], str]) -> list[in
 
 
 def network_module() -> Any:
-    module = build_module(network_of(MODEL), SubnetSpec())
+    module = build_module(network_of(MODEL), Architecture())
     module.load_state_dict(state())
     return module.eval()
 

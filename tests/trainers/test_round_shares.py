@@ -1,4 +1,4 @@
-"""A round goes over a share of a client's samples, the same in each of its epochs and another in each round."""
+"""A round goes over a fraction of a client's samples, the same in each of its epochs and another in each round."""
 
 from dataclasses import replace
 
@@ -25,14 +25,14 @@ def seen(task: TrainJob) -> list[list[int]]:
 
 
 def part(task: TrainJob, share: float) -> TrainJob:
-    return replace(task, settings=replace(task.settings, round_share=share))
+    return replace(task, settings=replace(task.settings, round_fraction=share))
 
 
 @pytest.mark.parametrize(("share", "count"), [(1.0, 11), (0.5, 6), (0.2, 3), (0.01, 1)])
 def test_each_epoch_goes_over_the_same_part_of_that_share(share: float, count: int) -> None:
     first, second = seen(part(PLAIN, share))
     assert first == second
-    assert len(set(first)) == len(first) == count == TrainingSettings(round_share=share).round_count(COUNT)
+    assert len(set(first)) == len(first) == count == TrainingSettings(round_fraction=share).round_count(COUNT)
 
 
 def test_rounds_and_clients_have_parts_of_their_own_and_come_round_to_all_samples() -> None:
@@ -58,5 +58,5 @@ def test_norms_are_measured_on_all_samples() -> None:
 
 @pytest.mark.parametrize("share", [0.0, -0.1, 1.1, float("nan")])
 def test_a_share_out_of_range_is_refused(share: float) -> None:
-    with pytest.raises(ValueError, match="round_share is"):
-        TrainingSettings(round_share=share)
+    with pytest.raises(ValueError, match="round_fraction is"):
+        TrainingSettings(round_fraction=share)

@@ -46,11 +46,11 @@ def score_job(
 ) -> ScoreJob:
     config = SCORED[family]
     network = network_of(config)
-    spec = smallest(network)
+    architecture = smallest(network)
     program = program_of(
         TrainRequest(
             model=config,
-            spec=spec,
+            architecture=architecture,
             target=target,
             batch_size=settings.micro_batch_size,
             objective=ObjectiveSettings(),
@@ -59,7 +59,7 @@ def score_job(
             one_part=settings.micro_batch_size == settings.batch_size,
         )
     )
-    first = extract(network, spec, build_module(network, network.full_spec()).state_dict())
+    first = extract(network, architecture, build_module(network, network.full_architecture()).state_dict())
     write_npz(folder / "data.npz", data or part_of_digits())
     (folder / "program").write_bytes(encode_program(program))
     (folder / "weights").write_bytes(encode_arrays({name: tensor.numpy() for name, tensor in first.items()}))
@@ -85,7 +85,7 @@ def score_in_pytorch(job: ScoreJob, family: str, batch_size: int = SETTINGS.batc
         (torch.from_numpy(dataset.inputs[indices]), torch.from_numpy(dataset.labels[indices]))
         for indices, _ in list(order)[: job.batches]
     ]
-    state = build_module(network, network.full_spec()).state_dict()
+    state = build_module(network, network.full_architecture()).state_dict()
     return zico_score(network, smallest(network), state, batches)
 
 

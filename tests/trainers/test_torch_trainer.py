@@ -37,7 +37,7 @@ def program() -> Program:
     return write_torch_program(
         TrainRequest(
             model=MODEL,
-            spec=NETWORK.full_spec(),
+            architecture=NETWORK.full_architecture(),
             target="torch",
             batch_size=BATCH,
             objective=ObjectiveSettings(),
@@ -109,7 +109,7 @@ def test_a_plan_is_not_below_what_a_fresh_process_takes(tmp_path: Path) -> None:
     network = network_of(model)
     request = TrainRequest(
         model=model,
-        spec=network.full_spec(),
+        architecture=network.full_architecture(),
         target="torch",
         batch_size=BATCH,
         objective=ObjectiveSettings(),
@@ -195,11 +195,11 @@ def test_stopping_limits_and_labels_end_training(job: TrainJob) -> None:
 
 def test_a_model_predicts_as_its_module_does(tmp_path: Path) -> None:
     state = init_state(NETWORK, 3)
-    (tmp_path / "model.safetensors").write_bytes(write_torch_model(MODEL, NETWORK.full_spec(), state))
+    (tmp_path / "model.safetensors").write_bytes(write_torch_model(MODEL, NETWORK.full_architecture(), state))
     dataset = data(70)
     write_npz(tmp_path / "data.npz", dataset)
     prediction = TorchTrainer().predict(tmp_path / "model.safetensors", str(tmp_path / "data.npz"))
-    module = build_module(NETWORK, NETWORK.full_spec())
+    module = build_module(NETWORK, NETWORK.full_architecture())
     module.load_state_dict(state)
     with torch.no_grad():
         expected = module(torch.from_numpy(dataset.inputs)).argmax(1)

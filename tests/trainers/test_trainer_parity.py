@@ -12,7 +12,7 @@ from shared_programs import program_of
 from subfleet.arrays import decode_arrays, encode_arrays
 from subfleet.protocol.errors import ConfigError, ProtocolError
 from subfleet.protocol.programs import Trainer, TrainJob, encode_program
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.training import AugmentationSettings, ObjectiveSettings, OptimiserSettings, TrainingSettings
 from subfleet.tasks import Dataset, digits, iter_batches, write_npz
 from subfleet.tasks.transforms.images import augmentation_draws, augmented
@@ -76,7 +76,7 @@ def part_of_digits() -> Dataset:
     return Dataset(inputs=whole.inputs[:SAMPLES], labels=whole.labels[:SAMPLES])
 
 
-def smallest(network: Network) -> SubnetSpec:
+def smallest(network: Network) -> Architecture:
     return uniform_space(network, (0.5, 1.0))[0]
 
 
@@ -95,11 +95,11 @@ def write_real_job(
     folder: Path, config: Family, target: str, settings: TrainingSettings = SETTINGS, data: Dataset | None = None
 ) -> TrainJob:
     network = network_of(config)
-    spec = smallest(network)
+    architecture = smallest(network)
     program = program_of(
         TrainRequest(
             model=config,
-            spec=spec,
+            architecture=architecture,
             target=target,
             batch_size=settings.micro_batch_size or settings.batch_size,
             objective=settings.objective,
@@ -107,7 +107,7 @@ def write_real_job(
             accumulate=settings.micro_batch_size > 0,
         )
     )
-    state = extract(network, spec, init_state(network, 0))
+    state = extract(network, architecture, init_state(network, 0))
     write_npz(folder / "data.npz", data or part_of_digits())
     (folder / "program").write_bytes(encode_program(program))
     (folder / "weights").write_bytes(encode_arrays({name: tensor.numpy() for name, tensor in state.items()}))
@@ -126,9 +126,9 @@ def write_real_job(
 def train_eagerly(config: Family, job: TrainJob) -> tuple[Changes, float, float]:
     """An epoch of PyTorch on the true smaller last batch: changes, mean loss, and mean of the squares of the losses."""
     network = network_of(config)
-    spec = smallest(network)
-    start = extract(network, spec, init_state(network, 0))
-    module = build_module(network, spec)
+    architecture = smallest(network)
+    start = extract(network, architecture, init_state(network, 0))
+    module = build_module(network, architecture)
     module.load_state_dict(start)
     optimiser = torch.optim.SGD(
         module.parameters(),
@@ -268,16 +268,16 @@ def test_a_models_predictions_equal_pytorch(tmp_path: Path, runtime: str) -> Non
     trainer = trainer_of(runtime, tmp_path)
     config = CONFIGS["resnet"]
     network = network_of(config)
-    spec = smallest(network)
-    state = extract(network, spec, init_state(network, 0))
-    request = InferRequest(model=config, spec=spec, target=trainer.target, weights_sha256="0" * 64)
+    architecture = smallest(network)
+    state = extract(network, architecture, init_state(network, 0))
+    request = InferRequest(model=config, architecture=architecture, target=trainer.target, weights_sha256="0" * 64)
     body, _ = export_inference_model(request, state)
     model_path = tmp_path / f"model{trainer.suffix}"
     model_path.write_bytes(body)
     dataset = part_of_digits()
     write_npz(tmp_path / "data.npz", dataset)
     prediction = trainer.predict(model_path, str(tmp_path / "data.npz"))
-    module = build_module(network, spec)
+    module = build_module(network, architecture)
     module.load_state_dict(state)
     with torch.no_grad():
         expected = module(torch.from_numpy(dataset.inputs)).argmax(1)

@@ -10,7 +10,7 @@ from subfleet.transport.memory import Faults, MemoryBroker
 from subfleet.transport.outbox import Outbox, Outgoing
 
 
-def test_a_message_is_sent_again_ever_more_rarely_until_its_receipt() -> None:
+def test_a_message_is_sent_again_ever_more_rarely_until_its_ack() -> None:
     outbox = Outbox(retry_s=2.0)
     outbox.put("m", "t", b"x", retain=True)
     sent_s = [now_s for now_s in range(100) if outbox.due(float(now_s))]
@@ -49,7 +49,7 @@ def test_a_wait_must_be_above_zero(retry_s: float) -> None:
 def disturb(broker: MemoryBroker, now_s: float, chance: random.Random, seed: int) -> None:
     """Cut a link now and then, and let all be well after 2,900 s.
 
-    A message and its receipt get through together once in forty times, which bounds nothing. A good link does: the
+    A message and its ack get through together once in forty times, which bounds nothing. A good link does: the
     longest wait is 16 s, and nothing is on its way for longer than the delay.
     """
     if now_s >= 2900:
@@ -62,11 +62,11 @@ def disturb(broker: MemoryBroker, now_s: float, chance: random.Random, seed: int
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2**32), loss=st.sampled_from([0.0, 0.3, 0.6]), delay_s=st.sampled_from([0.0, 5.0]))
 @example(seed=4264175, loss=0.6, delay_s=5.0)
-def test_everything_arrives_with_receipts_over_a_bad_link(seed: int, loss: float, delay_s: float) -> None:
+def test_everything_arrives_with_acks_over_a_bad_link(seed: int, loss: float, delay_s: float) -> None:
     clock = HandClock()
     broker = MemoryBroker(Faults(seed=seed, loss=loss, double=0.3, delay_s=delay_s), clock)
     sender, receiver = broker.client("s"), broker.client("r")
-    sender.open(("receipt",))
+    sender.open(("ack",))
     receiver.open(("data",))
     outbox, chance, stored = Outbox(), random.Random(seed), set()
     for number in range(20):
@@ -79,7 +79,7 @@ def test_everything_arrives_with_receipts_over_a_bad_link(seed: int, loss: float
         while (event := receiver.poll(0)) is not None:
             if isinstance(event, Delivery):
                 stored.add(event.payload)
-                receiver.publish("receipt", event.payload)
+                receiver.publish("ack", event.payload)
         while (event := sender.poll(0)) is not None:
             if isinstance(event, Delivery):
                 outbox.settle(event.payload.decode())

@@ -142,7 +142,7 @@ def _of_tables(
     turned = [*series[start:], *series[:start]]
     # The log ends with the trace, so that no row lacks a link.
     count = min(len(turned), int((samples[-1].t_s + samples[-1].duration_s) // population.step_s))
-    rows = join_rows(samples, turned[:count], step_s=population.step_s, uplink_fraction=traces.table.uplink_share)
+    rows = join_rows(samples, turned[:count], step_s=population.step_s, uplink_fraction=traces.table.uplink_fraction)
     log = ResourceLog(device=kind.name, source=population.source, licence=population.licence, rows=rows)
     return PopulationDevice(profile=_profile(kind, series), log=log)
 
@@ -169,7 +169,7 @@ def _profile(kind: Kind, memory_bytes: Sequence[int]) -> DeviceProfile:
             f"median_budget_bytes of {kind.name!r} is {kind.median_budget_bytes}, but half of the time its devices "
             f"have no more than {median:.0f} bytes; take that at most"
         )
-    return replace(profile, memory_share=kind.median_budget_bytes / median)
+    return replace(profile, memory_fraction=kind.median_budget_bytes / median)
 
 
 def _below(file: str, population: Population, data: Path | None) -> Path:

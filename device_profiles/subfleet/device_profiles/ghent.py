@@ -114,7 +114,7 @@ def join_rows(
         memory_free_bytes: one value a step; their number is the number of rows.
         start_s: where in the trace the log begins.
         step_s: seconds between two rows, above 0.
-        uplink_fraction: the uplink as a share of the downlink, where the trace measured only the downlink.
+        uplink_fraction: the uplink as a fraction of the downlink, where the trace measured only the downlink.
         network: kind of link that the rows name.
     """
     rows = []

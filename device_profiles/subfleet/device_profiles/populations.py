@@ -35,7 +35,8 @@ class MemoryTable:
         file: a CSV file or its gzip; a relative path begins at the folder of data (SUBFLEET_DATA).
         columns: whose sum, times `unit_bytes`, is the memory, 1 or more.
         unit_bytes: of one unit of these columns, 1 or more.
-        used_percent: a column with the share of that memory which is used, in percent; empty where all of it is free.
+        used_percent: a column with the fraction of that memory which is used, in percent; empty where all of it is
+            free.
         row_column: the column that tells whose a row is; empty takes every row.
         row_with: what that column's text must contain.
         row_without: what it must not contain; empty forbids nothing.
@@ -60,12 +61,12 @@ class LinkTable:
     Attributes:
         file: as for `MemoryTable`.
         traces: how many, by their names' order; 0 takes all.
-        uplink_share: the uplink as a share of the downlink, which alone was measured, above 0.
+        uplink_fraction: the uplink as a fraction of the downlink, which alone was measured, above 0.
     """
 
     file: str
     traces: Annotated[int, Range(least=0, words="0 for all, or above 0")] = 0
-    uplink_share: PositiveAmount = 0.2
+    uplink_fraction: PositiveAmount = 0.2
 
 
 def _check_source(
@@ -84,14 +85,14 @@ class Kind:
 
     Attributes:
         name: under which its devices' results are summed up.
-        weight: its share of the devices, as a number beside those of the other kinds, above 0.
+        weight: its fraction of the devices, as a number beside those of the other kinds, above 0.
         profile: a shipped device profile's name, or a TOML file.
         logs: resource logs, shipped ones by name or CSV files; each device replays one of them.
         links: resource logs whose links take the place of those in `logs`; each device has one of them.
         memory: in place of `logs`, with `link`: measured memory.
         link: in place of `links`: measured links.
-        median_budget_bytes: in place of the profile's share of free memory that share, at most all, whose median over
-            the memory is this much, above 0.
+        median_budget_bytes: in place of the profile's fraction of free memory that share, at most all, whose median
+            over the memory is this much, above 0.
 
     Raises:
         ValueError: it has both kinds of memory or none, or a number is out of its range.

@@ -16,7 +16,7 @@ from subfleet.protocol.memory import PackingWidth
 from subfleet.protocol.memory_size import Size, bytes_of
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.schema import ADDED_LATER, to_plain, validated
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.suggestion import did_you_mean
 from subfleet.protocol.toml import parse_toml
 
@@ -46,8 +46,8 @@ class DeviceProfile:
     Attributes:
         name: 1 or more characters; what tables call the device.
         title: the device in words.
-        memory_share: share of free memory that it gives to training, above 0, at most 1. The one dial that turns free
-            memory into a budget; it is a choice of whoever runs the device, not a fact about it.
+        memory_fraction: fraction of free memory that it gives to training, above 0, at most 1. The one dial that turns
+            free memory into a budget; it is a choice of whoever runs the device, not a fact about it.
         memory_limit: the most that it gives to training, a size such as "300M", whatever its share comes to; None is no
             limit.
         disk_limit: the most that the device's folder may hold, a size such as "500M": programs, weights, updates and
@@ -60,7 +60,7 @@ class DeviceProfile:
         macs_per_s: multiply-accumulates that it trains with in a second, above 0; None is unknown: no limit.
         operators: that its runtimes have, by the names in the manifests of programs; empty lists nothing, and all are
             tried. For builds of a runtime that leave operators out.
-        architecture: the subnet that it declares to have, for methods that go by declarations; None declares nothing.
+        architecture: the submodel that it declares to have, for methods that go by declarations; None declares nothing.
         network: in place of that a network of its own, as the text of a JSON object; see
             `subfleet.protocol.messages.Profile`.
         packing_width: how many outputs its processor's kernels for products take at once: XNNPACK's 8 on Arm and with
@@ -71,7 +71,7 @@ class DeviceProfile:
 
     name: Annotated[str, Length(least=1)]
     title: str
-    memory_share: PositiveFraction
+    memory_fraction: PositiveFraction
     runtimes: Annotated[tuple[str, ...], Length(least=1), Each()]
     threads: Positive = 1
     provider: str = "cpu"
@@ -81,7 +81,7 @@ class DeviceProfile:
     memory_limit: Size | None = None
     disk_limit: Size = field(default="2G", metadata=ADDED_LATER)
     operators: tuple[Annotated[str, Shown], ...] = ()
-    architecture: SubnetSpec | None = field(default=None, metadata=ADDED_LATER)
+    architecture: Architecture | None = field(default=None, metadata=ADDED_LATER)
     packing_width: PackingWidth | None = field(default=None, metadata=ADDED_LATER)
     sources: tuple[str, ...] = ()
     network: str = field(default="", metadata=ADDED_LATER)
@@ -98,17 +98,17 @@ class DeviceProfile:
 
 
 def memory_budget_bytes(
-    reading: Reading, memory_share: float, *, limit_bytes: int | None = None, data_bytes: int = 0
+    reading: Reading, memory_fraction: float, *, limit_bytes: int | None = None, data_bytes: int = 0
 ) -> int:
-    """The growth that training may cause now: a share of free memory, at most the limit; 0 where it is unknown.
+    """The growth that training may cause now: a fraction of free memory, at most the limit; 0 where it is unknown.
 
     Args:
         reading: of the device, while nothing is trained.
-        memory_share: of the profile.
+        memory_fraction: of the profile.
         limit_bytes: of the profile; None is no limit.
         data_bytes: what the samples will take; training has its share of what they leave free.
     """
-    share_bytes = int(max((reading.memory_free_bytes or 0) - data_bytes, 0) * memory_share)
+    share_bytes = int(max((reading.memory_free_bytes or 0) - data_bytes, 0) * memory_fraction)
     return share_bytes if limit_bytes is None else min(share_bytes, limit_bytes)
 
 

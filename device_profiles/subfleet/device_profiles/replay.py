@@ -37,13 +37,13 @@ class ReplayedLog:
         return self.log.rows[bisect_right(self._times_s, at_s) - 1].reading
 
     def low(self, quantile: float) -> Reading:
-        """Free memory and link rates that the device has at least, but for a share of the time that it is available.
+        """Free memory and link rates that the device has at least, but for a fraction of the time that it is available.
 
         Each is told by itself: both memory and link may be lower for twice the share. Unknown memory counts as none; a
         link that is unknown is no limit, and is unknown here where it is for long enough.
 
         Args:
-            quantile: the share of time, at least 0 and below 1; 0 gives the least of the log.
+            quantile: the fraction of time, at least 0 and below 1; 0 gives the least of the log.
 
         Raises:
             ValueError: the quantile is out of range.
@@ -56,7 +56,7 @@ class ReplayedLog:
         return Reading(memory_free_bytes=int(memory_bytes), downlink_bps=_known(down_bps), uplink_bps=_known(up_bps))
 
     def _low(self, value: Callable[[Reading], float], quantile: float) -> float:
-        """The largest value below which the log is for no more than the share of its time."""
+        """The largest value below which the log is for no more than the fraction of its time."""
         ends_s = (*self._times_s[1:], self.period_s)
         held = [
             (value(row.reading), end_s - time_s)

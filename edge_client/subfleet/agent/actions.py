@@ -70,7 +70,7 @@ class Weigh:
     """Find out how much of the disk a task would take; `Weighed` answers.
 
     Attributes:
-        pinned: digests of the blobs that stay whatever needs room: those of the task, and updates without a receipt.
+        pinned: digests of the blobs that stay whatever needs room: those of the task, and updates without an ack.
     """
 
     task: Task

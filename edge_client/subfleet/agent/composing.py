@@ -7,10 +7,10 @@ from subfleet.agent.actions import MeasureForRound
 from subfleet.agent.events import EvaluationEnded, Measured, Placed, Scored, Trained
 from subfleet.agent.states import AgentSettings, Job
 from subfleet.protocol.messages import (
+    Ack,
     Deployed,
     Evaluated,
     Presence,
-    Receipt,
     Refusal,
     RefusalReason,
     RoundInfo,
@@ -20,7 +20,7 @@ from subfleet.protocol.messages import (
     Update,
 )
 
-__all__ = ["deployed", "evaluated", "presence", "receipt", "refusal", "scores", "telemetry", "telemetry_id", "update"]
+__all__ = ["ack", "deployed", "evaluated", "presence", "refusal", "scores", "telemetry", "telemetry_id", "update"]
 
 MAX_DETAIL_CHARACTERS = 500
 
@@ -36,12 +36,12 @@ def presence(settings: AgentSettings, now_s: float, *, online: bool = True, reas
     )
 
 
-def receipt(
+def ack(
     settings: AgentSettings, task: Task, status: Literal["accepted", "duplicate", "refused"], reason: str = ""
-) -> Receipt:
+) -> Ack:
     """Tells the server that a task came."""
-    message_id = f"receipt.{settings.session_id}.{task.message_id}"
-    return Receipt(of=task.message_id, status=status, reason=reason, message_id=message_id)
+    message_id = f"ack.{settings.session_id}.{task.message_id}"
+    return Ack(of=task.message_id, status=status, reason=reason, message_id=message_id)
 
 
 def telemetry(settings: AgentSettings, event: Measured, now_s: float) -> Telemetry:

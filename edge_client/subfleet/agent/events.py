@@ -83,8 +83,8 @@ class Measured:
     Attributes:
         measure: what was asked.
         log_time_s: the time in the replayed log that was read; None for a live reading.
-        memory_budget_bytes: the share of free memory that training may take.
-        log_low: what the log has but for the share of time that was named; None where none was, or there is no log.
+        memory_budget_bytes: the fraction of free memory that training may take.
+        log_low: what the log has but for the fraction of time that was named; None where none was, or there is no log.
         disk_budget_bytes: what a task may take of the disk, beside what was to stay; None is unknown.
     """
 

@@ -38,8 +38,8 @@ class AgentSettings:
         heartbeat_s: seconds between two presences, as is telemetry_s between two telemetries outside rounds.
         leave_when_finished: leave when the run that the device took part in is over.
         linger_s: how long nothing may have happened after the end of the run before the agent leaves.
-        leave_limit_s: seconds after the end of the run after which it leaves although a receipt is missing.
-        keep_s: how long an answer is sent again without a receipt.
+        leave_limit_s: seconds after the end of the run after which it leaves although an ack is missing.
+        keep_s: how long an answer is sent again without an ack.
     """
 
     profile: Profile
@@ -77,7 +77,7 @@ class Saved:
     Attributes:
         round: the last announcement of the run that the device takes part in.
         task: the task that has no answer yet.
-        updates: without a receipt, as are refusals, deployed, scores and evaluated.
+        updates: without an ack, as are refusals, deployed, scores and evaluated.
         done: ids of the last tasks that were answered or replaced.
         programs: digests of the last programs that trained or evaluated, the newest last.
         survival: which works processes of this device did not survive, and what follows.
@@ -95,7 +95,7 @@ class Saved:
     survival: Survival = field(default=Survival(), metadata=ADDED_LATER)
 
     def answers(self) -> tuple[Answer, ...]:
-        """Every answer without a receipt."""
+        """Every answer without an ack."""
         return (*self.updates, *self.refusals, *self.deployed, *self.scores, *self.evaluated)
 
     def blobs(self) -> frozenset[str]:
@@ -103,7 +103,7 @@ class Saved:
         return frozenset(self.programs) | self.pinned()
 
     def pinned(self) -> frozenset[str]:
-        """Digests of what must stay, however short room is: what the task names, and updates without a receipt."""
+        """Digests of what must stay, however short room is: what the task names, and updates without an ack."""
         of_task = () if self.task is None else self.task.blobs
         return frozenset(blob.sha256 for blob in (*of_task, *(update.blob for update in self.updates)))
 
@@ -138,7 +138,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pending:
-    """A message without a receipt; given up at `until_s`."""
+    """A message without an ack; given up at `until_s`."""
 
     message: Telemetry | Answer
     until_s: float
@@ -154,7 +154,7 @@ class AgentState:
         round_at_s: when it came; None after a connect, until the server has said what is current.
         job: the task in hand.
         running: id of the task that the worker still runs, also after it was told to stop; one at a time.
-        pending: messages without a receipt.
+        pending: messages without an ack.
         done: ids of the last tasks that were answered or replaced.
         programs: digests of the last programs that trained or evaluated.
         survival: which works processes of this device did not survive, and what follows.

@@ -6,7 +6,7 @@ no number and touches no file, so that every sequence of events can be tried in 
 - one task at a time: nothing is trained before the worker has ended what it trained before;
 - a task that was answered or replaced is never trained again, however often it comes;
 - a newer task takes the place of an older one, and a round that has moved on ends the older round's task;
-- an answer is written to disk before it is sent, and kept until its receipt or the end of its run;
+- an answer is written to disk before it is sent, and kept until its ack or the end of its run;
 - a work is written down on disk before it is begun, and a work that two processes died at is begun no third time;
 - every wait has a deadline.
 """
@@ -27,7 +27,7 @@ from subfleet.agent.actions import (
     Settle,
 )
 from subfleet.agent.announcements import is_before, is_over, is_past, is_stale
-from subfleet.agent.composing import presence, receipt, telemetry
+from subfleet.agent.composing import ack, presence, telemetry
 from subfleet.agent.events import (
     BlobArrived,
     BlobFailed,
@@ -61,7 +61,7 @@ from subfleet.agent.working import (
 from subfleet.protocol.answers import Answer
 from subfleet.protocol.evaluating import NO_HELD_OUT
 from subfleet.protocol.exhaustive import never
-from subfleet.protocol.messages import Receipt, RoundInfo, Task, Telemetry
+from subfleet.protocol.messages import Ack, RoundInfo, Task, Telemetry
 from subfleet.protocol.task import Deploy, Evaluate
 
 __all__ = ["start", "step"]
@@ -98,7 +98,7 @@ def step(settings: AgentSettings, state: AgentState, event: Event, now_s: float)
     actions += more
     before_saved, saved = state.saved(), after.saved()
     if before_saved != saved:
-        # A receipt or the end of a task frees blobs; they go only after the file no longer names them.
+        # An ack or the end of a task frees blobs; they go only after the file no longer names them.
         freed: tuple[Action, ...] = (Prune(keep=saved.blobs()),) if before_saved.blobs() - saved.blobs() else ()
         actions = (Save(saved=saved), *actions, *freed)
     return after, actions
@@ -141,7 +141,7 @@ def _on_link_up(settings: AgentSettings, state: AgentState, now_s: float) -> Ste
 
 
 def _signs_of_life(settings: AgentSettings, now_s: float) -> tuple[Action, ...]:
-    """The profile goes with every heartbeat: neither ends in a receipt, and a device without a profile gets no task."""
+    """The profile goes with every heartbeat: neither ends in an ack, and a device without a profile gets no task."""
     return (
         Publish(message=presence(settings, now_s), retain=True),
         Publish(message=settings.profile, retain=True),
@@ -190,7 +190,7 @@ def _on_received(settings: AgentSettings, state: AgentState, event: Received, no
         return _on_round(state, message, now_s)
     if isinstance(message, Task):
         return _on_task(settings, state, message, now_s)
-    if isinstance(message, Receipt):
+    if isinstance(message, Ack):
         # That of the profile settles nothing: a server that starts anew must know the device, and answers it again.
         return _settle(state, lambda pending: pending.message_id == message.of)
     return state, ()
@@ -215,14 +215,14 @@ def _on_task(settings: AgentSettings, state: AgentState, task: Task, now_s: floa
         return state, ()
     known = state.job.task if state.job is not None else None
     if task.task_id in state.done or (known is not None and known.task_id == task.task_id):
-        return state, (Publish(message=receipt(settings, task, "duplicate")),)
+        return state, (Publish(message=ack(settings, task, "duplicate")),)
     overtaken = known is not None and known.run_id == task.run_id and is_before(task, known)
     if overtaken or (state.round is not None and state.round_at_s is not None and is_past(task, state.round)):
-        return state, (Publish(message=receipt(settings, task, "refused", "a newer round is under way")),)
+        return state, (Publish(message=ack(settings, task, "refused", "a newer round is under way")),)
     state, actions = drop_job(state)
     job = Job(task=task, stage="waiting", lacking=frozenset(), arrived_at_s=now_s)
     state = replace(state, job=job, busy_at_s=now_s)
-    actions += (Publish(message=receipt(settings, task, "accepted")),)
+    actions += (Publish(message=ack(settings, task, "accepted")),)
     foreign = [one.target for one in task.programs if one.target not in settings.profile.runtimes]
     if foreign and not isinstance(task.work, Deploy):
         detail = f"the program is for {foreign[0]!r}, but this device runs {list(settings.profile.runtimes)}"

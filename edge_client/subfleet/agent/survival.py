@@ -18,7 +18,7 @@ __all__ = ["FATAL_DEATHS", "Begun", "Ceiling", "Survival"]
 
 FATAL_DEATHS = 2
 """How many deaths in a row teach something."""
-REGAINED_SHARE = 16
+REGAINED_FRACTION = 16
 """One part in so many is what a ceiling grows by after a round that the process survived."""
 
 
@@ -65,7 +65,7 @@ class Ceiling:
         """As a round begins: a sixteenth higher where the process survived the round before."""
         if (run_id, number) == (self.run_id, self.round):
             return self
-        gained_bytes = max(1, self.memory_bytes // REGAINED_SHARE) if self.survived else 0
+        gained_bytes = max(1, self.memory_bytes // REGAINED_FRACTION) if self.survived else 0
         return replace(self, memory_bytes=self.memory_bytes + gained_bytes, run_id=run_id, round=number, survived=True)
 
     def died_in(self, info: RoundInfo | None) -> "Ceiling":

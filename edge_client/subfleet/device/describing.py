@@ -14,7 +14,7 @@ from subfleet.protocol.memory import PackingWidth
 from subfleet.protocol.messages import Profile, check_client_id, new_message_id
 from subfleet.protocol.programs import DataSummary
 from subfleet.protocol.schema import canonical_json, parse_json
-from subfleet.protocol.subnet import MAX_SPEC_BYTES, parse_spec
+from subfleet.protocol.submodel import MAX_ARCHITECTURE_BYTES, parse_architecture
 
 __all__ = [
     "announced_profile",
@@ -48,7 +48,7 @@ def default_client_id(client_id: str | None, user: str | None) -> str:
 def profile_with(
     name_or_path: str,
     *,
-    memory_share: float | None = None,
+    memory_fraction: float | None = None,
     memory_limit: str | None = None,
     disk_limit: str | None = None,
     threads: int | None = None,
@@ -62,7 +62,7 @@ def profile_with(
     try:
         return replace(
             profile,
-            memory_share=profile.memory_share if memory_share is None else memory_share,
+            memory_fraction=profile.memory_fraction if memory_fraction is None else memory_fraction,
             memory_limit=profile.memory_limit if memory_limit is None else memory_limit,
             disk_limit=profile.disk_limit if disk_limit is None else disk_limit,
             threads=profile.threads if threads is None else threads,
@@ -74,12 +74,12 @@ def profile_with(
 def with_declaration(profile: DeviceProfile, text_or_path: str) -> DeviceProfile:
     """The profile of a device that declares what `--architecture` says: JSON, or the path of a file with it.
 
-    With a `family` or a `preset` it is the settings of a network of the device's own, and else a subnet of the run's
+    With a `family` or a `preset` it is the settings of a network of the device's own, and else a submodel of the run's
     network. Which networks there are the server knows.
 
     Raises:
         FileError: the file cannot be read.
-        ConfigError: it is no subnet, and names no network.
+        ConfigError: it is no submodel, and names no network.
     """
     text = text_or_path.encode(errors="surrogateescape")
     if not text_or_path.lstrip().startswith("{"):
@@ -88,13 +88,13 @@ def with_declaration(profile: DeviceProfile, text_or_path: str) -> DeviceProfile
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
             raise FileError(
-                f"the architecture {text_or_path!r:.200} cannot be read ({reason}); name a file with a subnet as JSON"
+                f"the architecture {text_or_path!r:.200} cannot be read ({reason}); name a file with a submodel as JSON"
             ) from error
     try:
-        plain = parse_json(text, max_bytes=MAX_SPEC_BYTES)
+        plain = parse_json(text, max_bytes=MAX_ARCHITECTURE_BYTES)
         if isinstance(plain, dict) and plain.keys() & {"family", "preset"}:
             return replace(profile, architecture=None, network=canonical_json(plain).decode())
-        return replace(profile, architecture=parse_spec(text), network="")
+        return replace(profile, architecture=parse_architecture(text), network="")
     except ProtocolError as error:
         raise ConfigError(
             f"the architecture cannot be used: {error}; `subfleet preflight --json` tells some"
@@ -161,7 +161,7 @@ def announced_profile(
         class_counts=summary.class_counts,
         input_shape=summary.input_shape,
         memory_total_bytes=profile.memory_total_bytes or 0,
-        memory_share=profile.memory_share,
+        memory_fraction=profile.memory_fraction,
         memory_limit_bytes=profile.memory_limit_bytes,
         message_id=f"profile.{session_id}",
         operators=profile.operators,

@@ -19,7 +19,7 @@ class Meter(Protocol):
         ...
 
     def low(self, quantile: float) -> Reading | None:
-        """What a replayed log has at least, but for a share of its time; None where nothing is replayed."""
+        """What a replayed log has at least, but for a fraction of its time; None where nothing is replayed."""
         ...
 
     def note_transfer(self, direction: Direction, size_bytes: int, now_s: float) -> None:

@@ -66,7 +66,7 @@ def _join(options: argparse.Namespace) -> int:
             state=options.state,
             replay=options.replay,
             fleet=options.fleet,
-            memory_share=options.memory_share,
+            memory_fraction=options.memory_fraction,
             memory_limit=options.memory_limit,
             disk_limit=options.disk_limit,
             runtime=options.runtime,
@@ -116,7 +116,7 @@ def _doctor(options: argparse.Namespace) -> int:
             client_id=options.id,
             shared_user=options.shared_user,
             state=options.state,
-            memory_share=options.memory_share,
+            memory_fraction=options.memory_fraction,
             memory_limit=options.memory_limit,
         )
     )

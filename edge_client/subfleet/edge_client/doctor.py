@@ -79,7 +79,7 @@ class DoctorOptions:
     client_id: str | None = None
     shared_user: bool = False
     state: Path | None = None
-    memory_share: float | None = None
+    memory_fraction: float | None = None
     memory_limit: str | None = None
 
 
@@ -89,7 +89,7 @@ def examine(options: DoctorOptions) -> Examination:
     Raises:
         ConfigError: the profile or the share cannot be used.
     """
-    profile = profile_with(options.profile, memory_share=options.memory_share, memory_limit=options.memory_limit)
+    profile = profile_with(options.profile, memory_fraction=options.memory_fraction, memory_limit=options.memory_limit)
     tried = {name: try_runtime(name, profile.provider) for name in profile.runtimes}
     packages = {name: try_package(module, name) for name, module in _NEEDED.items()}
     findings = [_python(), *(_package(*found) for found in packages.items()), *_runtimes(profile, tried)]
@@ -113,7 +113,7 @@ def _memory(profile: DeviceProfile, taken_bytes: int, broken: Collection[str]) -
         _, reading = LiveMeter().read(None)
     except MissingExtraError as error:
         return Finding(check="memory", code=error.exit_code, text="cannot be measured", remedy=str(error)), 0
-    share, limit_bytes = profile.memory_share, profile.memory_limit_bytes
+    share, limit_bytes = profile.memory_fraction, profile.memory_limit_bytes
     budget_bytes = memory_budget_bytes(reading, share, limit_bytes=limit_bytes, data_bytes=taken_bytes)
     limit = "none" if reading.memory_limit_bytes is None else _megabytes(reading.memory_limit_bytes)
     free = _megabytes(reading.memory_free_bytes or 0)

@@ -51,12 +51,12 @@ class JoinOptions:
         state: the agent's folder.
         replay: name or file of a resource log that takes the place of live readings.
         fleet: name of the fleet.
-        memory_share: in place of the profile's.
+        memory_fraction: in place of the profile's.
         memory_limit: in place of the profile's, a size such as "300M", as is disk_limit.
         runtime: in place of the profile's runtimes.
         threads: in place of the profile's.
         provider: in place of the profile's.
-        architecture: in place of the profile's: a subnet or a network of its own as JSON, or the path of a file.
+        architecture: in place of the profile's: a submodel or a network of its own as JSON, or the path of a file.
         tells_statistics: the server hears what the inputs are like, in four numbers.
         leave_when_finished: end when the run is over.
         leave_with_stdin: stop when standard input ends, as it does when whoever started the agent is gone.
@@ -72,7 +72,7 @@ class JoinOptions:
     state: Path | None = None
     replay: str | None = None
     fleet: str = DEFAULT_FLEET
-    memory_share: float | None = None
+    memory_fraction: float | None = None
     memory_limit: str | None = None
     disk_limit: str | None = None
     runtime: str | None = None
@@ -99,7 +99,7 @@ def join(options: JoinOptions) -> None:
     topics = Topics(options.fleet)
     profile = profile_with(
         options.profile,
-        memory_share=options.memory_share,
+        memory_fraction=options.memory_fraction,
         memory_limit=options.memory_limit,
         disk_limit=options.disk_limit,
         threads=options.threads,

@@ -94,7 +94,7 @@ def _add_device_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fleet", metavar="NAME", default="main", help="name of the fleet (%(default)s)")
     parser.add_argument("--state", metavar="DIR", type=Path, help="folder for what outlives the process")
     parser.add_argument(
-        "--memory-share", metavar="F", type=_share, help="share of free memory for training, above 0, at most 1"
+        "--memory-fraction", metavar="F", type=_share, help="fraction of free memory for training, above 0, at most 1"
     )
     parser.add_argument(
         "--memory-limit", metavar="SIZE", type=_size, help="most memory for training, such as 300M or 1.5Gi"
@@ -129,7 +129,7 @@ def _add_join(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--architecture",
         metavar="FILE|JSON",
-        help="declare the subnet that this device has, or the settings of a network of its own, such as "
+        help="declare the submodel that this device has, or the settings of a network of its own, such as "
         '{"preset": "vgg16"}, for methods that go by declarations (the profile\'s)',
     )
     parser.add_argument(

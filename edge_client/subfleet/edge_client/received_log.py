@@ -4,7 +4,7 @@ import logging
 
 from subfleet.agent.composing import telemetry_id
 from subfleet.agent.states import AgentSettings
-from subfleet.protocol.messages import Message, Receipt, RoundInfo, Task
+from subfleet.protocol.messages import Ack, Message, RoundInfo, Task
 from subfleet.protocol.text import printable
 
 __all__ = ["ReceivedLog"]
@@ -22,7 +22,7 @@ class ReceivedLog:
     def __init__(self, settings: AgentSettings) -> None:
         self._settings = settings
         self._round: RoundInfo | None = None
-        self._declared: Receipt | None = None
+        self._declared: Ack | None = None
         self._skipped = ""
 
     def note(self, message: Message) -> None:
@@ -31,11 +31,11 @@ class ReceivedLog:
             self._announced(message)
         elif isinstance(message, Task):
             self._skipped = ""
-            name = printable(message.spec.name or message.spec.spec_id)
+            name = printable(message.architecture.name or message.architecture.architecture_id)
             _LOG.info("task %s: %s %s", message.task_id, message.work, name)
-        elif isinstance(message, Receipt) and message.of == self._settings.profile.message_id:
+        elif isinstance(message, Ack) and message.of == self._settings.profile.message_id:
             self._answered(message)
-        elif isinstance(message, Receipt) and message.reason and message.status != "refused":
+        elif isinstance(message, Ack) and message.reason and message.status != "refused":
             self._told(message)
 
     def _announced(self, info: RoundInfo) -> None:
@@ -44,7 +44,7 @@ class ReceivedLog:
             again = f", tried again ({info.retry})" if info.retry else ""
             _LOG.info("run %s round %d of %d: %s%s", info.run_id, info.round, info.round_count, info.phase, again)
 
-    def _answered(self, answer: Receipt) -> None:
+    def _answered(self, answer: Ack) -> None:
         known, self._declared = self._declared, answer
         if answer == known:
             return
@@ -53,7 +53,7 @@ class ReceivedLog:
         else:
             _LOG.info("the declared architecture is %s", answer.status)
 
-    def _told(self, answer: Receipt) -> None:
+    def _told(self, answer: Ack) -> None:
         """Why the device has no task in the round; a reason of an earlier round says nothing of this one."""
         info = self._round
         if info is None or answer.of != telemetry_id(self._settings, info):

@@ -99,7 +99,7 @@ class Session:
         topics: of the fleet.
         device: its folder, worker and meter.
         clock: seconds, monotonic.
-        retry_s: how long to wait for a receipt or a chunk before asking again.
+        retry_s: how long to wait for an ack or a chunk before asking again.
     """
 
     def __init__(
@@ -363,7 +363,7 @@ class Session:
         profile = self._settings.profile
         return memory_budget_bytes(
             reading,
-            profile.memory_share,
+            profile.memory_fraction,
             limit_bytes=profile.memory_limit_bytes,
             data_bytes=self._settings.data_bytes_in(self._state.round),
         )

@@ -1,6 +1,6 @@
 """The agent's folder: what must outlive the process, written as a whole or not at all.
 
-<state>/agent.json          the answers without a receipt, the task in hand, what was done
+<state>/agent.json          the answers without an ack, the task in hand, what was done
 <state>/blobs/              programs, weights and updates, by content
 <state>/work/               what is being trained; emptied at every start
 <state>/models/<run>/       the inference models of the last runs
@@ -8,7 +8,7 @@
 <state>/lock                held by the one agent that uses the folder
 
 All of it together has a limit. Programs that were not used for long go first; what the task in hand needs, updates
-without a receipt and placed models stay, and a task that would not fit beside them is not begun.
+without an ack and placed models stay, and a task that would not fit beside them is not begun.
 """
 
 import hashlib
@@ -44,7 +44,7 @@ SCHEMA_VERSION = 2
 MAX_STATE_BYTES = 64 * 2**20
 _STATE_FILE = "agent.json"
 _BLOCK_BYTES = 2**20
-FREE_SHARE = 0.5
+FREE_FRACTION = 0.5
 """Of the free disk, that blobs may take at most."""
 STATE_BYTES = 8192
 """By which the state file may grow when it holds a task."""
@@ -157,7 +157,7 @@ class AgentStore:
             others_bytes = sum(path.stat().st_size for path in inside if path.is_file())
         except OSError as error:
             raise _unusable(self.folder, error) from error
-        ours_bytes = self.blobs.allocated_bytes + int(FREE_SHARE * free_bytes)
+        ours_bytes = self.blobs.allocated_bytes + int(FREE_FRACTION * free_bytes)
         limit_bytes = sys.maxsize if self._disk_limit_bytes is None else self._disk_limit_bytes
         return max(0, min(limit_bytes - others_bytes, ours_bytes))
 

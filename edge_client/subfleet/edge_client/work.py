@@ -182,7 +182,7 @@ class TaskWork:
             memory_limit_bytes=memory_limit_bytes,
             threads=self.threads,
             classes=task.classes,
-            choices=task.spec.choices,
+            choices=task.architecture.choices,
             transform=task.transform,
         )
         if isinstance(work, Calibrate):
@@ -247,7 +247,7 @@ class TaskWork:
             memory_limit_bytes=memory_limit_bytes,
             threads=self.threads,
             classes=task.classes,
-            choices=task.spec.choices,
+            choices=task.architecture.choices,
             transform=task.transform,
         )
         result = self.trainers[work.program.target].evaluate(job, stopped)

@@ -68,7 +68,7 @@ class _Sums:
         self._squares: _Doubles = np.zeros((), np.float64)
 
     def add(self, samples: int, mean: Array, variance: Array) -> None:
-        """Add a batch's share of the running statistics."""
+        """Add a batch's fraction of the running statistics."""
         norm, count = self._norm, samples * self._norm.positions
         share = float(np.float32(norm.momentum))
         of_batch = mean.astype(np.float64) * (norm.scale / share)

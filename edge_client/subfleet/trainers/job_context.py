@@ -52,7 +52,7 @@ def job_context(
 ) -> Iterator[JobContext]:
     """Read a job's data, find its package where it was kept, and give back the job's memory at the end.
 
-    The data set is read before measuring begins, since it is there whatever subnet is trained; the program, the
+    The data set is read before measuring begins, since it is there whatever submodel is trained; the program, the
     weights, the runtime's memory, the steps and the writing of results all count. So does a package that is kept from
     the job before.
 

@@ -73,7 +73,7 @@ class RuntimeTrainer:
 
     def train(self, job: TrainJob, stopped: Callable[[], bool]) -> TrainResult:
         """Train; see `train_job` for what it does and raises."""
-        # Before anything is measured: the library is there whatever subnet is trained.
+        # Before anything is measured: the library is there whatever submodel is trained.
         return train_job(job, stopped, target=self.target, runtime=self._loaded(), host=self._host)
 
     def score(self, job: ScoreJob, stopped: Callable[[], bool]) -> float:

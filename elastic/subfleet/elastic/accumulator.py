@@ -1,4 +1,4 @@
-"""Exact weighted averaging of what subnets learned.
+"""Exact weighted averaging of what submodels learned.
 
 What clients send is a change: trained minus received. Each element of the full model moves by the weighted mean of the
 changes of those who held it, and stays bit-identical where too few held it or where the mean is exactly 0. Weighted
@@ -21,7 +21,7 @@ from subfleet.elastic.maps import Placement, placements
 from subfleet.elastic.network import Network
 from subfleet.elastic.regions import Region, Regions, region_of
 from subfleet.protocol.errors import ConfigError, ProtocolError
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 
 __all__ = ["Accumulator", "Contribution"]
 
@@ -31,17 +31,17 @@ class Contribution:
     """What one client learned.
 
     Attributes:
-        spec: the subnet that it trained.
-        change: trained minus received, by name, for exactly the subnet's tensors, or those in `sent`.
+        architecture: the submodel that it trained.
+        change: trained minus received, by name, for exactly the submodel's tensors, or those in `sent`.
         weight: its share, such as its number of samples; 0 or more. With 0 it is checked and has no effect.
         placements: where its tensors are added, each tensor of the model at most once; None adds every tensor at its
             own place.
         factors: by name of the full model's tensor, multiplies the weight there: from 0, which does not count, to 1;
             a tensor broadcasts against the local one, such as (classes, 1) for the rows of a head.
-        sent: names of the subnet's tensors that the change has, where it has not all; placements name no others.
+        sent: names of the submodel's tensors that the change has, where it has not all; placements name no others.
     """
 
-    spec: SubnetSpec
+    architecture: Architecture
     change: Mapping[str, Tensor]
     weight: float
     placements: Sequence[Placement] | None = None
@@ -75,7 +75,7 @@ class Accumulator:
 
     Attributes:
         network: the declaration.
-        state: the full model that the round started from, or some of its tensors; only these are folded. It is read
+        state: the full model that the round started from, or some of its tensors; only these are aggregated. It is read
             again by `finish` and never written.
         min_contributors: an element moves only where at least this many clients with a weight above 0 hold it; 2 is
             what FedorAS's operator-wise averaging does (section 3.4, equation 5).
@@ -108,7 +108,7 @@ class Accumulator:
 
     def add(
         self,
-        spec: SubnetSpec,
+        architecture: Architecture,
         change: Mapping[str, Tensor],
         weight: float,
         *,
@@ -116,14 +116,17 @@ class Accumulator:
         factors: Mapping[str, float | Tensor] | None = None,
     ) -> None:
         """Add what one client learned, as `add_many` does; the arguments are those of `Contribution`."""
-        contribution = Contribution(spec=spec, change=change, weight=weight, placements=placements, factors=factors)
+        contribution = Contribution(
+            architecture=architecture, change=change, weight=weight, placements=placements, factors=factors
+        )
         self.add_many([contribution])
 
     def add_many(self, contributions: Sequence[Contribution]) -> None:
         """Add what several clients learned, in one pass over the sums. On any error nothing has been added.
 
         Raises:
-            ConfigError: a spec is no subnet of this network, or placements name what is not there or a tensor twice.
+            ConfigError: an architecture is no submodel of this network, or placements name what is not there or a
+                tensor twice.
             ProtocolError: tensors are missing, unexpected, of a wrong shape or type, not finite or far too large; or
                 a weight or factor is out of range or takes the sum of weights above the announced total. Which of the
                 contributions it is shows when they are added one by one.
@@ -193,11 +196,11 @@ class Accumulator:
         return parts
 
     def _shapes_and_places(self, contribution: Contribution) -> tuple[Mapping[str, tuple[int, ...]], Sequence[_Place]]:
-        spec = contribution.spec
-        if spec.spec_id not in self._own_places:
-            own = self._places(placements(self.network, spec))
-            self._own_places[spec.spec_id] = self.network.shapes(spec), own
-        shapes, places = self._own_places[spec.spec_id]
+        architecture = contribution.architecture
+        if architecture.architecture_id not in self._own_places:
+            own = self._places(placements(self.network, architecture))
+            self._own_places[architecture.architecture_id] = self.network.shapes(architecture), own
+        shapes, places = self._own_places[architecture.architecture_id]
         if contribution.placements is None:
             return shapes, places
         _check_placements(self.network, shapes, contribution.placements)
@@ -293,8 +296,8 @@ def _check_placements(network: Network, shapes: Mapping[str, tuple[int, ...]], p
     unknown = [place for place in places if place.local not in shapes or place.name not in network.tensors]
     if unknown:
         raise ConfigError(
-            f"a placement adds the subnet's tensor {unknown[0].local!r} to {unknown[0].name!r}, but one of them is not "
-            "there"
+            f"a placement adds the submodel's tensor {unknown[0].local!r} to {unknown[0].name!r}, but one of them is "
+            "not there"
         )
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)

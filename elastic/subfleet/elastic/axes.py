@@ -1,4 +1,4 @@
-"""Classes of tied tensor dimensions, and which of their indices a subnet keeps."""
+"""Classes of tied tensor dimensions, and which of their indices a submodel keeps."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from subfleet.protocol.errors import ConfigError
-from subfleet.protocol.subnet import Centre, Explicit, Full, IndexSet, Prefix, Roll
+from subfleet.protocol.submodel import Centre, Explicit, Full, IndexSet, Prefix, Roll
 
 __all__ = ["Axis", "AxisKind", "Dim", "Product", "check_indices", "factors_of", "kept_indices", "local_size"]
 
@@ -68,7 +68,7 @@ def factors_of(dim: Dim, size: int) -> tuple[str | int, ...]:
 
 
 def local_size(dim: Dim, size: int, sizes: Mapping[str, int]) -> int:
-    """How long a dimension is in a subnet that keeps `sizes` of the axes."""
+    """How long a dimension is in a submodel that keeps `sizes` of the axes."""
     return math.prod(factor if isinstance(factor, int) else sizes[factor] for factor in factors_of(dim, size))
 
 
@@ -97,7 +97,7 @@ def check_indices(axis: Axis, index_set: IndexSet) -> None:
     """
     # Before the indices are listed: there may be very many of them.
     if isinstance(index_set, Prefix | Roll | Centre) and index_set.size > axis.size:
-        raise ConfigError(f"a subnet keeps {index_set.size} of axis {axis.name!r}, which has only {axis.size}")
+        raise ConfigError(f"a submodel keeps {index_set.size} of axis {axis.name!r}, which has only {axis.size}")
     if axis.kind == "kernel" or isinstance(index_set, Centre):
         _check_centre(axis, index_set)
         return
@@ -106,28 +106,28 @@ def check_indices(axis: Axis, index_set: IndexSet) -> None:
     beyond = isinstance(index_set, Roll) and index_set.start >= axis.size
     indices = () if beyond else kept_indices(index_set, axis.size)
     if beyond or max(indices) >= axis.size:
-        raise ConfigError(f"a subnet keeps indices of axis {axis.name!r} beyond its size {axis.size}")
+        raise ConfigError(f"a submodel keeps indices of axis {axis.name!r} beyond its size {axis.size}")
     if axis.kind == "class" and list(indices) != list(range(axis.size)):
-        raise ConfigError(f"a subnet keeps {index_set} of axis {axis.name!r}, but must keep all {axis.size} in order")
+        raise ConfigError(f"a submodel keeps {index_set} of axis {axis.name!r}, but must keep all {axis.size} in order")
     step = axis.granularity
     for first in range(0, len(indices), step):
         # A group may be permuted inside: its members are normalised together, whatever their order.
         group = sorted(indices[first : first + step])
         if group != list(range(group[0], group[0] + step)) or group[0] % step:
             raise ConfigError(
-                f"a subnet keeps {index_set} of axis {axis.name!r}, but must keep whole aligned groups of {step}"
+                f"a submodel keeps {index_set} of axis {axis.name!r}, but must keep whole aligned groups of {step}"
             )
 
 
 def _check_centre(axis: Axis, index_set: IndexSet) -> None:
     if axis.kind != "kernel" or not isinstance(index_set, Centre | Full):
         raise ConfigError(
-            f"a subnet keeps {index_set} of axis {axis.name!r} of kind {axis.kind!r}, but a centre is for kernels, and "
-            "kernels are kept whole or as their centre"
+            f"a submodel keeps {index_set} of axis {axis.name!r} of kind {axis.kind!r}, but a centre is for kernels, "
+            "and kernels are kept whole or as their centre"
         )
     # An odd difference has no middle.
     if isinstance(index_set, Centre) and (axis.size - index_set.size) % 2:
         raise ConfigError(
-            f"a subnet keeps the centre {index_set.size} of kernel axis {axis.name!r} of size {axis.size}, but their "
+            f"a submodel keeps the centre {index_set.size} of kernel axis {axis.name!r} of size {axis.size}, but their "
             "difference must be even"
         )

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from subfleet.elastic.families.blueprint import declare, module_of
 from subfleet.elastic.network import Family, LocalShapes, Network, Role, TensorDecl
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 
 __all__ = ["build_module", "init_state", "network_of", "sized_module"]
 
@@ -38,16 +38,16 @@ def init_state(network: Network, seed: int) -> dict[str, Tensor]:
     }
 
 
-def build_module(network: Network, spec: SubnetSpec) -> nn.Module:
-    """A module of a subnet's own size, whose state has exactly the names and shapes of the subnet's maps.
+def build_module(network: Network, architecture: Architecture) -> nn.Module:
+    """A module of a submodel's own size, whose state has exactly the names and shapes of the submodel's maps.
 
     Its weights are drawn from a fixed seed, no layer's are zero, so that they show every wiring error; load the
     extracted state to use it. The global random state is untouched.
 
     Raises:
-        ConfigError: the spec is no subnet of this network.
+        ConfigError: the architecture is no submodel of this network.
     """
-    local = network.local(spec)
+    local = network.local(architecture)
     module = sized_module(network.config, local)
     state = {name: _draw_tensor(network.tensors[name], shape, _MODULE_SEED) for name, shape in local.tensors.items()}
     module.load_state_dict(state, assign=True)

@@ -2,7 +2,7 @@
 
 FedTrans (Zhu et al. 2024, section 4.1) transforms a model cell by cell. Here a cell is a block, the first of a section
 included. It becomes wider inside, where it has axes of its own, so that nothing else changes its shape. Layers of a
-plain chain have none: what they give is the stream of their section, as subnets may leave layers out, so that the
+plain chain have none: what they give is the stream of their section, as submodels may leave layers out, so that the
 section becomes wider as a whole; or, where layers have widths of their own, each by itself.
 """
 
@@ -58,7 +58,7 @@ def cells_of(network: Network) -> tuple[Cell, ...]:
 
 def parameters_of(network: Network) -> dict[str, int]:
     """How many numbers each cell of a network holds, running statistics included, by its name."""
-    shapes = network.shapes(network.full_spec())
+    shapes = network.shapes(network.full_architecture())
     sizes = {name: math.prod(shape) for name, shape in shapes.items()}
     return {
         cell.name: sum(size for name, size in sizes.items() if name.startswith(f"{cell.name}."))

@@ -1,4 +1,4 @@
-"""What a subnet costs, told from its shapes alone before any program is written."""
+"""What a submodel costs, told from its shapes alone before any program is written."""
 
 import math
 from collections import Counter
@@ -13,9 +13,9 @@ from subfleet.elastic.axes import factors_of
 from subfleet.elastic.network import Network
 from subfleet.elastic.sizes import Floats, SizeTable
 from subfleet.protocol.errors import ConfigError
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 
-__all__ = ["Costs", "SubnetCost", "estimate_cost", "part_costs"]
+__all__ = ["Costs", "SubmodelCost", "estimate_cost", "part_costs"]
 
 _FLOAT_BYTES = 4
 _WEIGHT_HALVES = 9
@@ -24,8 +24,8 @@ as the optimiser takes each as soon as the backward pass has told it: deep netwo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SubnetCost:
-    """The cost of one subnet.
+class SubmodelCost:
+    """The cost of one submodel.
 
     Attributes:
         parameters: numbers that it holds; exact.
@@ -43,7 +43,7 @@ class SubnetCost:
     training_memory_bytes: int
 
 
-def estimate_cost(network: Network, spec: SubnetSpec, *, batch_size: int) -> SubnetCost:
+def estimate_cost(network: Network, architecture: Architecture, *, batch_size: int) -> SubmodelCost:
     """Count from the declaration.
 
     Of a subspace all tensors count for parameters and bytes; for multiplications and memory beside its weights only the
@@ -51,32 +51,32 @@ def estimate_cost(network: Network, spec: SubnetSpec, *, batch_size: int) -> Sub
 
     Args:
         network: the declaration.
-        spec: the subnet.
+        architecture: the submodel.
         batch_size: samples of one training step, 1 or more.
 
     Raises:
-        ConfigError: the spec is no subnet of this network, or batch_size is below 1.
+        ConfigError: the architecture is no submodel of this network, or batch_size is below 1.
     """
     if batch_size < 1:
         raise ConfigError(f"batch_size is {batch_size}, but must be 1 or more")
-    parts, parameters = _parts_costs(network, spec)
+    parts, parameters = _parts_costs(network, architecture)
     chosen = {part for choice in network.choices.values() for part in choice.parts}
     always = [cost for part, cost in parts.items() if part not in chosen]
     cheapest = [
         [parts.get(f"{name}.{operator}", _PartCost()) for operator in kept]
-        for name, kept in network.operators_of(spec).items()
+        for name, kept in network.operators_of(architecture).items()
     ]
     macs = sum(cost.macs for cost in always) + sum(min(cost.macs for cost in choice) for choice in cheapest)
     workspace = max(
         [cost.workspace for cost in always] + [min(cost.workspace for cost in choice) for choice in cheapest], default=0
     )
     weight_bytes = parameters * _FLOAT_BYTES
-    if network.is_path(spec):
+    if network.is_path(architecture):
         saved = math.prod(network.config.input_shape) + sum(cost.saved for cost in parts.values())
         weights_bytes = _WEIGHT_HALVES * weight_bytes // 2
     else:  # blocks are computed again, and keep their inputs alone
         saved, weights_bytes = math.prod(network.config.input_shape), 2 * weight_bytes
-    return SubnetCost(
+    return SubmodelCost(
         parameters=parameters,
         weight_bytes=weight_bytes,
         forward_macs=macs,
@@ -99,10 +99,10 @@ class _PartCost:
     workspace: int = 0
 
 
-def _parts_costs(network: Network, spec: SubnetSpec) -> tuple[dict[str | None, _PartCost], int]:
-    """What each part of a subnet costs, under None what is always kept; and how many parameters it has."""
+def _parts_costs(network: Network, architecture: Architecture) -> tuple[dict[str | None, _PartCost], int]:
+    """What each part of a submodel costs, under None what is always kept; and how many parameters it has."""
     parts: dict[str | None, _PartCost] = {}
-    parameters, shapes = 0, network.shapes(spec)
+    parameters, shapes = 0, network.shapes(architecture)
     norms = {_layer_of(name) for name in shapes if network.tensors[name].role == "gain"}
     for name, shape in shapes.items():
         decl, count = network.tensors[name], math.prod(shape)
@@ -118,7 +118,7 @@ def _parts_costs(network: Network, spec: SubnetSpec) -> tuple[dict[str | None, _
         elif decl.role == "bias" and _layer_of(name) not in norms:
             # A layer with a bias has no norm behind it, which would take it away: what follows keeps its output.
             own.saved += count * decl.positions
-    for part, result, summed in _products(network, spec):
+    for part, result, summed in _products(network, architecture):
         own = parts.setdefault(part, _PartCost())
         own.macs += result * summed
         own.saved += result
@@ -126,7 +126,7 @@ def _parts_costs(network: Network, spec: SubnetSpec) -> tuple[dict[str | None, _
 
 
 class Costs:
-    """The exact part of what subnets cost, for searches that ask for thousands of them.
+    """The exact part of what submodels cost, for searches that ask for thousands of them.
 
     Args:
         network: the declaration.
@@ -146,31 +146,31 @@ class Costs:
         for place, counts in enumerate((parameters, macs)):
             self._told[list(counts), place] = list(counts.values())
 
-    def of(self, specs: Sequence[SubnetSpec]) -> list[tuple[int, int]]:
-        """Parameters, and multiply-accumulates of one sample's forward pass, of subnets, which are not checked.
+    def of(self, architectures: Sequence[Architecture]) -> list[tuple[int, int]]:
+        """Parameters, and multiply-accumulates of one sample's forward pass, of submodels, which are not checked.
 
         Of a subspace, those of the path that takes fewest.
         """
-        sizes = np.rint(self._columns.of(self._network, specs))
+        sizes = np.rint(self._columns.of(self._network, architectures))
         found = np.rint(sizes @ self._told)
         if self._network.choices:
-            found[:, 1] -= self._left_over(sizes * self._told[:, 1], specs)
+            found[:, 1] -= self._left_over(sizes * self._told[:, 1], architectures)
         return [(int(parameters), int(macs)) for parameters, macs in found]
 
-    def of_parts(self, spec: SubnetSpec) -> dict[str, tuple[int, int]]:
-        """The same of each part that a subnet keeps, by its name; under an empty one what is always kept."""
-        told = np.rint(self._columns.of(self._network, [spec]))[0][:, None] * self._told
+    def of_parts(self, architecture: Architecture) -> dict[str, tuple[int, int]]:
+        """The same of each part that a submodel keeps, by its name; under an empty one what is always kept."""
+        told = np.rint(self._columns.of(self._network, [architecture]))[0][:, None] * self._told
         places = {"": -1} | {name: place for place, name in enumerate(self._network.parts)}
-        kept = {"", *self._network.parts_of(spec)}
+        kept = {"", *self._network.parts_of(architecture)}
         sums = {name: told[self._columns.blocks == place].sum(axis=0) for name, place in places.items() if name in kept}
         return {name: (round(parameters), round(macs)) for name, (parameters, macs) in sums.items()}
 
-    def _left_over(self, macs: Floats, specs: Sequence[SubnetSpec]) -> Floats:
-        """Of the multiply-accumulates of each column, those of operators that the cheapest path has not: (subnets,)."""
+    def _left_over(self, macs: Floats, architectures: Sequence[Architecture]) -> Floats:
+        """Multiply-accumulates of operators that the cheapest path lacks, for each column: (submodels,)."""
         places = {name: place for place, name in enumerate(self._network.parts)}
-        left = np.zeros(len(specs))
-        for row, spec in enumerate(specs):
-            for name, kept in self._network.operators_of(spec).items():
+        left = np.zeros(len(architectures))
+        for row, architecture in enumerate(architectures):
+            for name, kept in self._network.operators_of(architecture).items():
                 own = [macs[row, self._columns.blocks == places[f"{name}.{operator}"]].sum() for operator in kept]
                 left[row] += sum(own) - min(own)
         return left
@@ -179,7 +179,7 @@ class Costs:
 @lru_cache(maxsize=8)  # a supernet has thousands of tensors, and each of its clients asks
 def part_costs(network: Network) -> Mapping[str, tuple[int, int]]:
     """Parameters and multiply-accumulates of each part of a whole network; see `Costs.of_parts`."""
-    return MappingProxyType(Costs(network).of_parts(network.full_spec()))
+    return MappingProxyType(Costs(network).of_parts(network.full_architecture()))
 
 
 def _column(sizes: SizeTable, factors: Sequence[str | int], block: str | None) -> int:
@@ -191,9 +191,9 @@ def _layer_of(tensor_name: str) -> str:
     return tensor_name.rpartition(".")[0]
 
 
-def _products(network: Network, spec: SubnetSpec) -> Iterator[tuple[str | None, int, int]]:
-    """Of each product of computed values in a subnet its part, how many numbers it gives, and how many each sums."""
-    sizes, kept = network.sizes(spec), network.parts_of(spec)
+def _products(network: Network, architecture: Architecture) -> Iterator[tuple[str | None, int, int]]:
+    """Of each product of computed values in a submodel its part, how many numbers it gives, and how many each sums."""
+    sizes, kept = network.sizes(architecture), network.parts_of(architecture)
     for product in network.products:
         if product.part is None or product.part in kept:
             result, summed = (

@@ -1,4 +1,4 @@
-"""In-place distillation: on noise, and without any data, the full model teaches its own subnets.
+"""In-place distillation: on noise, and without any data, the full model teaches its own submodels.
 
 Yao et al., "Exploring System-Heterogeneous Federated Learning with Dynamic Model Selection", section 3.3, algorithm 1;
 the paper's text and its algorithm differ, so there are two modes, and a third of ours. Images are drawn from N(0, 1),
@@ -27,7 +27,7 @@ from subfleet.elastic.network import BUFFER_ROLES, Network
 from subfleet.elastic.spaces import SearchSpace
 from subfleet.elastic.teaching import DistillationSettings
 from subfleet.protocol.errors import ConfigError
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 
 __all__ = ["distil", "divergence_gradient", "draw_students"]
 
@@ -37,32 +37,33 @@ _ROUNDING = 1e-5
 
 
 def draw_students(
-    network: Network, space: Sequence[SubnetSpec] | SearchSpace, count: int, seed: int
-) -> tuple[SubnetSpec, ...]:
-    """The subnets that are taught: the one with the fewest parameters first, the others drawn at random.
+    network: Network, space: Sequence[Architecture] | SearchSpace, count: int, seed: int
+) -> tuple[Architecture, ...]:
+    """The submodels that are taught: the one with the fewest parameters first, the others drawn at random.
 
     Args:
         network: the declaration.
-        space: the subnets to choose from, listed or by their genes, of which each is then drawn uniformly.
+        space: the submodels to choose from, listed or by their genes, of which each is then drawn uniformly.
         count: of students, 1 or more; the paper takes as many as clients took part.
         seed: of the draw.
 
     Raises:
-        ConfigError: there is no subnet to choose from, no student to choose, or a spec is no subnet of this network.
+        ConfigError: there is no submodel to choose from, no student to choose, or an architecture is no submodel of
+            this network.
     """
     there = space.count() if isinstance(space, SearchSpace) else len(space)
     if not there or count < 1:
-        raise ConfigError(f"{count} students are to be drawn from {there} subnets, but both must be 1 or more")
-    stream = random.Random(f"subfleet students 1/{seed}")  # noqa: S311 - chooses subnets, keeps no secret
+        raise ConfigError(f"{count} students are to be drawn from {there} submodels, but both must be 1 or more")
+    stream = random.Random(f"subfleet students 1/{seed}")  # noqa: S311 - chooses submodels, keeps no secret
     if isinstance(space, SearchSpace):
-        return tuple(map(space.spec, (space.smallest, *(space.random(stream) for _ in range(count - 1)))))
+        return tuple(map(space.architecture, (space.smallest, *(space.random(stream) for _ in range(count - 1)))))
     return (min(space, key=network.parameter_count), *stream.choices(space, k=count - 1))
 
 
 def distil(
-    network: Network, state: Tensors, specs: Sequence[SubnetSpec], settings: DistillationSettings, seed: int
+    network: Network, state: Tensors, architectures: Sequence[Architecture], settings: DistillationSettings, seed: int
 ) -> dict[str, Tensor]:
-    """Teach subnets what the full model says of noise.
+    """Teach submodels what the full model says of noise.
 
     With learning rate 0, and where every student is the full model, no bit changes; neither does an element that no
     student holds, nor any running statistic.
@@ -70,8 +71,8 @@ def distil(
     Args:
         network: the declaration.
         state: the full model's tensors by name.
-        specs: the students; each of their divergences counts equally. One that is there twice counts twice, and costs
-            no more than once.
+        architectures: the students; each of their divergences counts equally. One that is there twice counts twice, and
+            costs no more than once.
         settings: how.
         seed: of the noise.
 
@@ -79,11 +80,11 @@ def distil(
         The new full model; it shares no memory with the old one where it differs.
 
     Raises:
-        ConfigError: there is no student, or a spec is no subnet of this network.
+        ConfigError: there is no student, or an architecture is no submodel of this network.
     """
-    if not specs:
+    if not architectures:
         raise ConfigError("distillation needs one or more students, but got none; draw some, or leave distillation out")
-    return _MODES[settings.mode](network, state, specs, settings, seed)
+    return _MODES[settings.mode](network, state, architectures, settings, seed)
 
 
 def divergence_gradient(student: Tensor, teacher: Tensor, temperature: float = 1.0) -> Tensor:
@@ -106,11 +107,14 @@ def divergence_gradient(student: Tensor, teacher: Tensor, temperature: float = 1
 
 
 def _distil_shared(
-    network: Network, state: Tensors, specs: Sequence[SubnetSpec], settings: DistillationSettings, seed: int
+    network: Network, state: Tensors, architectures: Sequence[Architecture], settings: DistillationSettings, seed: int
 ) -> dict[str, Tensor]:
-    teacher = _module(network, network.full_spec(), state)
-    shares = [(spec, count / len(specs)) for spec, count in Counter(specs).items()]
-    students = [(_module(network, spec, state), tensor_maps(network, spec), share) for spec, share in shares]
+    teacher = _module(network, network.full_architecture(), state)
+    shares = [(architecture, count / len(architectures)) for architecture, count in Counter(architectures).items()]
+    students = [
+        (_module(network, architecture, state), tensor_maps(network, architecture), share)
+        for architecture, share in shares
+    ]
     weights = {name: state[name].clone().requires_grad_() for name in _learned(network, state)}
     optimiser = torch.optim.Adam(list(weights.values()), lr=settings.learning_rate)
     current = {**state, **weights}
@@ -131,17 +135,17 @@ def _distil_shared(
 
 
 def _distil_copies(
-    network: Network, state: Tensors, specs: Sequence[SubnetSpec], settings: DistillationSettings, seed: int
+    network: Network, state: Tensors, architectures: Sequence[Architecture], settings: DistillationSettings, seed: int
 ) -> dict[str, Tensor]:
     device = _device_of(state)
-    teacher = _module(network, network.full_spec(), state)
+    teacher = _module(network, network.full_architecture(), state)
     with torch.no_grad():
         expected = [_rows(teacher, state, inputs) for inputs in _noise(network, settings, seed, device)]
-    accumulator = Accumulator(network, state, total_weight=len(specs) + 1)
-    accumulator.add(network.full_spec(), {name: torch.zeros_like(tensor) for name, tensor in state.items()}, 1)
+    accumulator = Accumulator(network, state, total_weight=len(architectures) + 1)
+    accumulator.add(network.full_architecture(), {name: torch.zeros_like(tensor) for name, tensor in state.items()}, 1)
     # One student after the other, on the same noise: the memory of one copy.
-    for spec, count in Counter(specs).items():
-        module, received = _module(network, spec, state), extract(network, spec, state)
+    for architecture, count in Counter(architectures).items():
+        module, received = _module(network, architecture, state), extract(network, architecture, state)
         weights = {name: received[name].clone().requires_grad_() for name in _learned(network, received)}
         optimiser = torch.optim.Adam(list(weights.values()), lr=settings.learning_rate)
         for inputs, wanted in zip(_noise(network, settings, seed, device), expected, strict=True):
@@ -150,11 +154,13 @@ def _distil_copies(
             torch.autograd.backward(logits, divergence_gradient(logits.detach(), wanted, settings.temperature))
             optimiser.step()
         trained = {**received, **weights}
-        accumulator.add(spec, {name: trained[name].detach() - tensor for name, tensor in received.items()}, count)
+        accumulator.add(
+            architecture, {name: trained[name].detach() - tensor for name, tensor in received.items()}, count
+        )
     return accumulator.finish()
 
 
-_Mode = Callable[[Network, Tensors, Sequence[SubnetSpec], DistillationSettings, int], dict[str, Tensor]]
+_Mode = Callable[[Network, Tensors, Sequence[Architecture], DistillationSettings, int], dict[str, Tensor]]
 _MODES: Mapping[str, _Mode] = MappingProxyType(
     {"shared": _distil_shared, "anchored": _distil_shared, "copies": _distil_copies}
 )
@@ -169,12 +175,12 @@ def _learned(network: Network, tensors: Tensors) -> Iterator[str]:
 
 
 def _slices(maps: Mapping[str, TensorMap], state: Tensors) -> dict[str, Tensor]:
-    """The tensors of a subnet, which lead the gradient back to the full model's."""
+    """The tensors of a submodel, which lead the gradient back to the full model's."""
     return {name: tensor_map.extract(state[name]) for name, tensor_map in maps.items()}
 
 
-def _module(network: Network, spec: SubnetSpec, state: Tensors) -> nn.Module:
-    module = build_module(network, spec).to(_device_of(state)).eval()
+def _module(network: Network, architecture: Architecture, state: Tensors) -> nn.Module:
+    module = build_module(network, architecture).to(_device_of(state)).eval()
     for part in module.modules():
         part.train(isinstance(part, _BatchNorm))
     return module

@@ -1,4 +1,4 @@
-"""How good a subnet of the current model is."""
+"""How good a submodel of the current model is."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from subfleet.elastic.maps import extract
 from subfleet.elastic.network import Network
 from subfleet.protocol.errors import DataError
 from subfleet.protocol.metric_sums import Totals
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.task_kinds import TASK_KINDS, Objective, TaskKind, metrics_of
 from subfleet.tasks.metrics import Tally
 
@@ -43,7 +43,7 @@ class Evaluation:
 
     @property
     def accuracy(self) -> float:
-        """Share of the labels that were predicted, 0 to 1; 0 where that means nothing."""
+        """Fraction of the labels that were predicted, 0 to 1; 0 where that means nothing."""
         return self.totals.correct / self.totals.label_count
 
     @property
@@ -64,7 +64,7 @@ class Evaluation:
 
 def evaluate(  # noqa: PLR0913 - each says one thing of the evaluation
     network: Network,
-    spec: SubnetSpec,
+    architecture: Architecture,
     state: Mapping[str, Tensor],
     inputs: Tensor,
     labels: Tensor,
@@ -72,11 +72,11 @@ def evaluate(  # noqa: PLR0913 - each says one thing of the evaluation
     objective: Objective = "cross_entropy",
     batch_size: int = 256,
 ) -> Evaluation:
-    """Evaluate a subnet, cut from the full model, on labelled samples, where the model's tensors are.
+    """Evaluate a submodel, cut from the full model, on labelled samples, where the model's tensors are.
 
     Args:
         network: the declaration.
-        spec: the subnet.
+        architecture: the submodel.
         state: the full model's tensors by name.
         inputs: (samples, *input_shape); float32, or int64 of symbols.
         labels: int64 (samples,), or (samples, *places) where the network gives logits of each token or pixel, of which
@@ -85,40 +85,40 @@ def evaluate(  # noqa: PLR0913 - each says one thing of the evaluation
         batch_size: samples at a time; bounds the memory and does not change the result.
 
     Raises:
-        ConfigError: the spec is no subnet of this network, or the state lacks one of its tensors.
+        ConfigError: the architecture is no submodel of this network, or the state lacks one of its tensors.
         DataError: no label counts, the counts of inputs and labels differ, or the labels are not those that the
             network predicts.
     """
-    found = evaluate_many(network, spec, state, [(inputs, labels)], objective=objective, batch_size=batch_size)
+    found = evaluate_many(network, architecture, state, [(inputs, labels)], objective=objective, batch_size=batch_size)
     return found[0]
 
 
 def evaluate_many(
     network: Network,
-    spec: SubnetSpec,
+    architecture: Architecture,
     state: Mapping[str, Tensor],
     datasets: Iterable[tuple[Tensor, Tensor]],
     *,
     objective: Objective = "cross_entropy",
     batch_size: int = 256,
 ) -> list[Evaluation]:
-    """Evaluate a subnet on each of several data sets, such as those of all clients; see `evaluate`.
+    """Evaluate a submodel on each of several data sets, such as those of all clients; see `evaluate`.
 
     Args:
         network: the declaration.
-        spec: the subnet.
+        architecture: the submodel.
         state: the full model's tensors by name.
         datasets: inputs and labels of each.
         objective: whose loss is told.
         batch_size: samples at a time.
 
     Raises:
-        ConfigError: the spec is no subnet of this network, or the state lacks one of its tensors.
+        ConfigError: the architecture is no submodel of this network, or the state lacks one of its tensors.
         DataError: of a data set, no label counts, the counts of inputs and labels differ, or the labels are not those
             that the network predicts.
     """
-    local = extract(network, spec, state)
-    module = build_module(network, spec)
+    local = extract(network, architecture, state)
+    module = build_module(network, architecture)
     # The module takes over the extracted tensors, on whatever device they are.
     module.load_state_dict(local, assign=True)
     module.eval()

@@ -7,7 +7,7 @@ from torch import Tensor, zeros
 
 from subfleet.elastic.maps import tensor_maps
 from subfleet.elastic.network import Network
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 
 __all__ = ["Exchange", "in_place"]
 
@@ -25,8 +25,8 @@ class Exchange(Protocol):
         ...
 
     @property
-    def moved(self) -> SubnetSpec:
-        """The subnet of the model that an update moves."""
+    def moved(self) -> Architecture:
+        """The submodel of the model that an update moves."""
         ...
 
     def down(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -38,21 +38,21 @@ class Exchange(Protocol):
         ...
 
 
-def in_place(network: Network, spec: SubnetSpec, local: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A subnet's tensors at their place in tensors of the whole network's shapes, with 0 everywhere else.
+def in_place(network: Network, architecture: Architecture, local: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A submodel's tensors at their place in tensors of the whole network's shapes, with 0 everywhere else.
 
-    What is cut from these is the subnet again, to the last bit.
+    What is cut from these is the submodel again, to the last bit.
 
     Args:
         network: the declaration.
-        spec: where they are put.
-        local: all of the subnet's tensors.
+        architecture: where they are put.
+        local: all of the submodel's tensors.
 
     Raises:
-        ConfigError: the spec is no subnet of this network.
+        ConfigError: the architecture is no submodel of this network.
     """
     found = {}
-    for name, place in tensor_maps(network, spec).items():
+    for name, place in tensor_maps(network, architecture).items():
         found[name] = zeros(network.tensors[name].shape, dtype=local[name].dtype, device=local[name].device)
         place.scatter(local[name], found[name])
     return found

@@ -1,8 +1,8 @@
 """Layer grafting: a shallow client's last block stands in for the blocks that it lacks; none is left to few clients.
 
 Park and Joe-Wong, "Federated Learning with Flexible Architectures" (FedFA), section 4.2 and algorithm 2. Where a
-subnet keeps the first block of a section alone, that is its last one, which is copied where it is like the others. In
-most networks it is not, as it reads other channels: a subnet without any other block can then not be grafted, and is
+submodel keeps the first block of a section alone, that is its last one, which is copied where it is like the others. In
+most networks it is not, as it reads other channels: a submodel without any other block can then not be grafted, and is
 refused. The paper's own architectures always have one.
 
 The paper copies weights: with no training at all, a deep block still moves towards the last blocks of shallow clients,
@@ -21,21 +21,21 @@ from subfleet.elastic.families.sections import block_name
 from subfleet.elastic.maps import extract
 from subfleet.elastic.network import Network
 from subfleet.protocol.errors import ConfigError
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 
 __all__ = ["Graft", "check_grafting", "graft", "grafted_change", "is_graftable"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graft:
-    """A subnet with its copies.
+    """A submodel with its copies.
 
     Attributes:
-        spec: of the subnet and its copies, whose inner axes are cut as those of the block that they copy.
-        sources: the subnet's tensor that each of its tensors is, by name, in network order.
+        architecture: of the submodel and its copies, whose inner axes are cut as those of the block that they copy.
+        sources: the submodel's tensor that each of its tensors is, by name, in network order.
     """
 
-    spec: SubnetSpec
+    architecture: Architecture
     sources: Mapping[str, str]
 
 
@@ -53,46 +53,48 @@ def check_grafting(network: Network) -> None:
         )
 
 
-def is_graftable(network: Network, spec: SubnetSpec) -> bool:
-    """Whether a subnet has a block to be copied in each section that it lacks blocks of."""
+def is_graftable(network: Network, architecture: Architecture) -> bool:
+    """Whether a submodel has a block to be copied in each section that it lacks blocks of."""
     try:
-        graft(network, spec)
+        graft(network, architecture)
     except ConfigError:
         return False
     return True
 
 
-def graft(network: Network, spec: SubnetSpec) -> Graft:
+def graft(network: Network, architecture: Architecture) -> Graft:
     """Append copies of the last block of each section, up to the network's depth.
 
     Raises:
-        ConfigError: the spec is no subnet of this network, or the blocks of a section are not alike.
+        ConfigError: the architecture is no submodel of this network, or the blocks of a section are not alike.
     """
-    stands_for = {block: block for block in spec.blocks}
+    stands_for = {block: block for block in architecture.blocks}
     for section, numbers in enumerate(block_numbers(network.config)):
         blocks = [block.name for block in network.blocks if block.section == section]
-        kept = [name for name in blocks if name in spec.blocks] or [block_name(section, numbers[0])]
+        kept = [name for name in blocks if name in architecture.blocks] or [block_name(section, numbers[0])]
         stands_for |= {name: kept[-1] for name in blocks if name not in kept}
-    sources = {name: name for name in network.shapes(spec)}
-    index_sets = dict(spec.axes)
+    sources = {name: name for name in network.shapes(architecture)}
+    index_sets = dict(architecture.axes)
     for block, origin in stands_for.items():
         if block != origin:
             check_grafting(network)
             pairs = _counterparts(network, block, origin)
             sources |= pairs
             index_sets |= {
-                axis: spec.index_set(of) for name in pairs for axis, of in _renamed_axes(network, name, pairs[name])
+                axis: architecture.index_set(of)
+                for name in pairs
+                for axis, of in _renamed_axes(network, name, pairs[name])
             }
     blocks = [block.name for block in network.blocks if block.name in stands_for]
-    grafted = replace(spec, axes=tuple(sorted(index_sets.items())), blocks=tuple(blocks))
+    grafted = replace(architecture, axes=tuple(sorted(index_sets.items())), blocks=tuple(blocks))
     shapes = network.shapes(grafted)
     odd = [name for name, source in sources.items() if shapes[name] != shapes[source]]
     if odd:
         raise ConfigError(
-            f"subnet {spec.name!r} cannot be grafted: its {sources[odd[0]]!r} is {shapes[sources[odd[0]]]}, but as "
-            f"{odd[0]!r} would have to be {shapes[odd[0]]}; give it a second block in each section"
+            f"submodel {architecture.name!r} cannot be grafted: its {sources[odd[0]]!r} is {shapes[sources[odd[0]]]}, "
+            f"but as {odd[0]!r} would have to be {shapes[odd[0]]}; give it a second block in each section"
         )
-    return Graft(spec=grafted, sources={name: sources[name] for name in network.tensors if name in sources})
+    return Graft(architecture=grafted, sources={name: sources[name] for name in network.tensors if name in sources})
 
 
 def grafted_change(
@@ -102,14 +104,14 @@ def grafted_change(
 
     Args:
         network: the declaration.
-        found: the subnet with its copies.
+        found: the submodel with its copies.
         state: the full model that the round started from.
-        change: trained minus received, by name of the subnet's tensors before grafting.
+        change: trained minus received, by name of the submodel's tensors before grafting.
 
     Returns:
-        A change of `found.spec`; that of the subnet's own tensors is the given one.
+        A change of `found.architecture`; that of the submodel's own tensors is the given one.
     """
-    received = extract(network, found.spec, state)
+    received = extract(network, found.architecture, state)
     return {
         name: change[source] if name == source else received[source] + change[source] - received[name]
         for name, source in found.sources.items()
@@ -129,7 +131,7 @@ def _counterparts(network: Network, block: str, origin: str) -> dict[str, str]:
     if shapes[block] != shapes[origin]:
         raise ConfigError(
             f"block {origin!r} cannot be grafted as {block!r}, as their tensors differ; give the blocks of a section "
-            "the same layers and widths, and each subnet one of them besides the section's first"
+            "the same layers and widths, and each submodel one of them besides the section's first"
         )
     return {f"{block}.{suffix}": f"{origin}.{suffix}" for suffix in shapes[block]}
 

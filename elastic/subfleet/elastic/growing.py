@@ -1,7 +1,7 @@
 """Networks that grow by a block: it is inserted behind another, and all others keep their names.
 
 A block is told by its section and a number in it, not by its place. A new one gets a number that its section has not
-had, so that tensors, axes and subnets' blocks are called in the deeper network as they were before.
+had, so that tensors, axes and submodels' blocks are called in the deeper network as they were before.
 """
 
 from collections.abc import Mapping
@@ -31,10 +31,10 @@ def inserted(config: _FamilyT, *, section: int, after: int, sizes: Mapping[str, 
     """The settings of a network with one more block, whose number is one above the largest of its section.
 
     It comes behind another, so a section's first block stays the first: it reads what comes before the section, which
-    may have another width or be halved, and no subnet leaves it out. The new one keeps its section's width, or, where
+    may have another width or be halved, and no submodel leaves it out. The new one keeps its section's width, or, where
     layers have widths of their own, that of the layer before it, and can be left out. At the end of a section whose
     blocks are counted, it is as if the section had been as deep from the start. What a section had and has no more is
-    not known here: blocks are left out by subnets, and not taken from settings.
+    not known here: blocks are left out by submodels, and not taken from settings.
 
     With first weights of its own the deeper network computes what the other one does where blocks start as the
     identity, as those of `Mlp`, `PreactResNet` and the transformers do. `subfleet.elastic.identities` makes those of

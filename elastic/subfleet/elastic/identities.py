@@ -53,8 +53,8 @@ def as_identities(
     Args:
         network: the declaration.
         blocks: which, in network order.
-        shapes: of the tensors of a subnet that has these blocks beside those that the weights are of.
-        weights: of that subnet without them.
+        shapes: of the tensors of a submodel that has these blocks beside those that the weights are of.
+        weights: of that submodel without them.
 
     Raises:
         ConfigError: a block cannot be the identity.

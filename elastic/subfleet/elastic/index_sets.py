@@ -1,10 +1,10 @@
-"""What subnets of a space keep of each axis: sets by the axis's name, of which those that are whole are not named."""
+"""What submodels of a space keep of each axis: sets by the axis's name, of which those that are whole are not named."""
 
 from collections.abc import Collection, Mapping, Sequence
 
 from subfleet.elastic.axes import Axis, kept_indices
 from subfleet.elastic.network import Network
-from subfleet.protocol.subnet import Centre, IndexSet, Prefix
+from subfleet.protocol.submodel import Centre, IndexSet, Prefix
 
 __all__ = ["kept_size", "named_sets", "tied_sets"]
 
@@ -12,7 +12,7 @@ __all__ = ["kept_size", "named_sets", "tied_sets"]
 def named_sets(axes: Sequence[Axis], sizes: Sequence[int]) -> tuple[tuple[str, IndexSet], ...]:
     """Sets of these sizes at the front of axes, or in the middle of kernels, sorted by name.
 
-    An axis that is kept whole is not named, so that equal subnets are equal specs.
+    An axis that is kept whole is not named, so that equal submodels are equal architectures.
     """
     kept: list[tuple[str, IndexSet]] = [
         (axis.name, Centre(size=size) if axis.kind == "kernel" else Prefix(size=size))

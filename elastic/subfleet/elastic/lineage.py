@@ -28,8 +28,8 @@ class Replicated:
     Attributes:
         sources: pairs of axis and the parent's index that each of its own indices copies, sorted by axis; those of the
             axes that differ in size. See `subfleet.elastic.replication.Replication`.
-        noise: what is added to copies: its deviation as a share of that of the tensor that they are in, 0 or more. The
-            network then computes what its parent does only nearly.
+        noise: what is added to copies: its deviation as a fraction of that of the tensor that they are in, 0 or more.
+            The network then computes what its parent does only nearly.
         divided: which weights are divided among copies: those that "read" them, which keeps what the network computes;
             or those that "compute" them, as FedTrans' text prints it, which does not.
         shares: pairs of axis and how much each of its indices counts among the copies of one, sorted by axis; none
@@ -94,8 +94,8 @@ class Lineage:
         config: its settings, from which all else of it follows.
         parent: id of the network that it grew from; None where there is none.
         map: from its parent's weights to its own first ones.
-        born_round: after whose fold it appeared; 0 for the one that the run begins with.
-        retired_round: after whose fold it was given up; None where it is in use.
+        born_round: after whose aggregation it appeared; 0 for the one that the run begins with.
+        retired_round: after whose aggregation it was given up; None where it is in use.
         reason: what of its parent was changed in it and why, for people; empty where there is nothing to tell.
         members: networks that clients bring, of which it is the union; its sizes are then theirs and no others.
 

@@ -1,4 +1,4 @@
-"""Where a subnet's tensors lie in the full network's tensors."""
+"""Where a submodel's tensors lie in the full network's tensors."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,13 +11,13 @@ from torch import Tensor
 from subfleet.elastic.axes import factors_of, kept_indices
 from subfleet.elastic.network import Network, TensorDecl
 from subfleet.protocol.errors import ConfigError
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 
 __all__ = ["Gather", "Placement", "TensorMap", "extract", "nested_maps", "placements", "tensor_maps"]
 
 
 class TensorMap(Protocol):
-    """Takes one tensor of the full network to one tensor of a subnet, and sums of local tensors back. Linear."""
+    """Takes one tensor of the full network to one tensor of a submodel, and sums of local tensors back. Linear."""
 
     def extract(self, tensor: Tensor) -> Tensor:
         """The local tensor. It may share memory with `tensor`."""
@@ -62,10 +62,10 @@ class Gather:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Placement:
-    """Where a tensor of a subnet belongs in the full network. A subnet's tensor may have several places (grafting).
+    """Where a tensor of a submodel belongs in the full network. A submodel's tensor may have several places (grafting).
 
     Attributes:
-        local: name of the subnet's tensor.
+        local: name of the submodel's tensor.
         name: name of the full network's tensor.
         map: from the one to the other.
     """
@@ -75,68 +75,71 @@ class Placement:
     map: TensorMap
 
 
-def tensor_maps(network: Network, spec: SubnetSpec) -> dict[str, TensorMap]:
-    """A map for each tensor of a subnet, in network order.
+def tensor_maps(network: Network, architecture: Architecture) -> dict[str, TensorMap]:
+    """A map for each tensor of a submodel, in network order.
 
     Raises:
-        ConfigError: the spec is no subnet of this network.
+        ConfigError: the architecture is no submodel of this network.
     """
-    names = network.shapes(spec)
+    names = network.shapes(architecture)
     sizes = {name: axis.size for name, axis in network.axes.items()}
-    kept = {name: kept_indices(spec.index_set(name), size) for name, size in sizes.items()}
+    kept = {name: kept_indices(architecture.index_set(name), size) for name, size in sizes.items()}
     return {name: _gather_of(network.tensors[name], sizes, kept) for name in names}
 
 
-def placements(network: Network, spec: SubnetSpec) -> tuple[Placement, ...]:
-    """Every tensor of a subnet at its own place, in network order.
+def placements(network: Network, architecture: Architecture) -> tuple[Placement, ...]:
+    """Every tensor of a submodel at its own place, in network order.
 
     Raises:
-        ConfigError: the spec is no subnet of this network.
+        ConfigError: the architecture is no submodel of this network.
     """
-    return tuple(Placement(local=name, name=name, map=found) for name, found in tensor_maps(network, spec).items())
+    return tuple(
+        Placement(local=name, name=name, map=found) for name, found in tensor_maps(network, architecture).items()
+    )
 
 
-def nested_maps(network: Network, outer: SubnetSpec, inner: SubnetSpec) -> dict[str, TensorMap]:
-    """Where the tensors of a subnet lie in those of a larger subnet that holds it, in network order.
+def nested_maps(network: Network, outer: Architecture, inner: Architecture) -> dict[str, TensorMap]:
+    """Where the tensors of a submodel lie in those of a larger submodel that holds it, in network order.
 
     Raises:
-        ConfigError: one of the specs is no subnet of this network, or `outer` lacks something that `inner` keeps.
+        ConfigError: one of the architectures is no submodel of this network, or `outer` lacks something that `inner`
+            keeps.
     """
     lacking = sorted(network.shapes(inner).keys() - network.shapes(outer).keys())
     if lacking:
-        raise ConfigError(f"a nested subnet holds the tensor {lacking[0]!r}, which the subnet around it lacks")
+        raise ConfigError(f"a nested submodel holds the tensor {lacking[0]!r}, which the submodel around it lacks")
     places = {name: _places(network, outer, inner, name) for name in network.axes}
     sizes = network.sizes(outer)
     return {name: _gather_of(network.tensors[name], sizes, places) for name in network.shapes(inner)}
 
 
-def _places(network: Network, outer: SubnetSpec, inner: SubnetSpec, axis: str) -> Sequence[int]:
-    """Where the indices that one subnet keeps of an axis stand among those of another."""
+def _places(network: Network, outer: Architecture, inner: Architecture, axis: str) -> Sequence[int]:
+    """Where the indices that one submodel keeps of an axis stand among those of another."""
     size = network.axes[axis].size
     place_of = {index: place for place, index in enumerate(kept_indices(outer.index_set(axis), size))}
     kept = kept_indices(inner.index_set(axis), size)
     missing = [index for index in kept if index not in place_of]
     if missing:
         raise ConfigError(
-            f"a nested subnet keeps index {missing[0]} of axis {axis!r}, which the subnet around it lacks; keep less"
+            f"a nested submodel keeps index {missing[0]} of axis {axis!r}, which the one around it lacks; keep less"
         )
     places = [place_of[index] for index in kept]
     whole = range(places[0], places[0] + len(places))
     return whole if places == list(whole) else places
 
 
-def extract(network: Network, spec: SubnetSpec, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A subnet's own, contiguous tensors out of the full network's; they share no memory with it.
+def extract(network: Network, architecture: Architecture, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A submodel's own, contiguous tensors out of the full network's; they share no memory with it.
 
     Args:
         network: the declaration.
-        spec: the subnet.
+        architecture: the submodel.
         state: the full network's tensors by name.
 
     Raises:
-        ConfigError: the spec is no subnet of this network, or the state lacks one of its tensors.
+        ConfigError: the architecture is no submodel of this network, or the state lacks one of its tensors.
     """
-    maps = tensor_maps(network, spec)
+    maps = tensor_maps(network, architecture)
     missing = sorted(maps.keys() - state.keys())
     if missing:
         raise ConfigError(f"the model lacks the tensors {missing}, but its network declares them")

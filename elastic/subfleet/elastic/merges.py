@@ -55,8 +55,8 @@ class TrimmedMean:
     Yin et al., ICML 2018, definition 2.
 
     Attributes:
-        fraction: share of the values that is left out at either end, rounded up; from 0 to below a half. At least one
-            value is always kept.
+        fraction: fraction of the values that is left out at either end, rounded up; from 0 to below a half. At least
+            one value is always kept.
         least_clients: as in `CoordinateMedian`.
         otherwise: as in `CoordinateMedian`.
     """

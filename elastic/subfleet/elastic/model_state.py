@@ -15,7 +15,7 @@ from torch import Tensor, from_numpy
 from subfleet.elastic.lineage import Drawn, Lineage
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 
 __all__ = ["ModelState", "packed", "unpacked"]
 
@@ -42,16 +42,16 @@ class ModelState:
 
     Attributes:
         shared: the whole model, by tensor name.
-        copies: by cohort, the tensors that its clients train apart from all others, in the full shape; a tensor that
-            a cohort has not trained yet is the shared one.
+        copies: by sharing group, the tensors that its clients train apart from all others, in the full shape; a tensor
+            that a sharing group has not trained yet is the shared one.
         moments: of a server optimiser, by kind and tensor name.
         kept: whatever else a method remembers in tensors, of any shape, by names of its own.
         sizes: that clients had whose updates are in it, sorted by their ids, where copies go by them; else none.
         lineage: of its network; None for the one that the run begins with, as long as that is in use.
         untrained: by name of a shared tensor, True for each element that no device has trained; a tensor that is not
-            named has none. Those of `copies` were trained by the clients of their cohort.
-        model: the subnet that devices have trained and that is evaluated as the model; None before the first fold, and
-            where the method has no model for all.
+            named has none. Those of `copies` were trained by the clients of their sharing group.
+        model: the submodel that devices have trained and that is evaluated as the model; None before the first
+            aggregation, and where the method has no model for all.
         others: by their ids, the states of the run's other networks that are in use; a state of those has none.
     """
 
@@ -59,10 +59,10 @@ class ModelState:
     copies: Mapping[str, Tensors] = field(default_factory=_none)
     moments: Mapping[str, Tensors] = field(default_factory=_none)
     kept: Tensors = field(default_factory=_nothing)
-    sizes: tuple[SubnetSpec, ...] = ()
+    sizes: tuple[Architecture, ...] = ()
     lineage: Lineage | None = None
     untrained: Tensors = field(default_factory=_nothing)
-    model: SubnetSpec | None = None
+    model: Architecture | None = None
     others: "Mapping[str, ModelState]" = field(default_factory=_no_other)
 
     @classmethod
@@ -99,7 +99,7 @@ class ModelState:
 
     @property
     def tensor_bytes(self) -> int:
-        """Of its tensors: those of every network, the copies of cohorts, moments, and what a method keeps.
+        """Of its tensors: those of every network, the copies of sharing groups, moments, and what a method keeps.
 
         What is noted of who has trained them does not count.
         """
@@ -112,14 +112,14 @@ class ModelState:
         """Of the networks that are in use, the one that the run begins with first."""
         return (*([""] if self.shared else []), *sorted(self.others))
 
-    def seen_with(self, cohorts: Mapping[str, str]) -> dict[str, Tensor]:
+    def seen_with(self, sharing_groups: Mapping[str, str]) -> dict[str, Tensor]:
         """The whole model as a client sees it.
 
         Args:
-            cohorts: of which cohort its copy of a tensor is, by tensor name; those not named are shared.
+            sharing_groups: of which sharing group its copy of a tensor is, by tensor name; those not named are shared.
         """
         return {
-            name: self.copies.get(cohorts[name], {}).get(name, tensor) if name in cohorts else tensor
+            name: self.copies.get(sharing_groups[name], {}).get(name, tensor) if name in sharing_groups else tensor
             for name, tensor in self.shared.items()
         }
 
@@ -163,8 +163,8 @@ class ModelState:
 def packed(state: ModelState) -> dict[str, Tensor]:
     """A state as one flat mapping.
 
-    Names are `name`, `copy/cohort/name`, `moment/kind/name`, `kept/name` and `untrained/name`; sizes, lineage and model
-    are bytes of JSON. Of another network all names begin with `network/id/`.
+    Names are `name`, `copy/sharing_group/name`, `moment/kind/name`, `kept/name` and `untrained/name`; sizes, lineage
+    and model are bytes of JSON. Of another network all names begin with `network/id/`.
     """
     texts = {_SIZES: state.sizes, _LINEAGE: state.lineage, _MODEL: state.model}
     others = {name: packed(other) for name, other in state.others.items()}
@@ -201,9 +201,9 @@ def unpacked(tensors: Tensors) -> ModelState:
 
 def _network(tensors: Tensors) -> ModelState:
     """The state of one network."""
-    sizes: tuple[SubnetSpec, ...] = ()
+    sizes: tuple[Architecture, ...] = ()
     lineage: Lineage | None = None
-    model: SubnetSpec | None = None
+    model: Architecture | None = None
     shared: dict[str, Tensor] = {}
     kept: dict[str, Tensor] = {}
     untrained: dict[str, Tensor] = {}
@@ -211,11 +211,11 @@ def _network(tensors: Tensors) -> ModelState:
     for path, tensor in tensors.items():
         kind, *rest = path.split("/")
         if path == _SIZES:
-            sizes = from_plain(tuple[SubnetSpec, ...], _json_of(tensor))
+            sizes = from_plain(tuple[Architecture, ...], _json_of(tensor))
         elif path == _LINEAGE:
             lineage = from_plain(Lineage, _json_of(tensor))
         elif path == _MODEL:
-            model = from_plain(SubnetSpec, _json_of(tensor))
+            model = from_plain(Architecture, _json_of(tensor))
         elif not rest:
             shared[path] = tensor
         elif kind == _KEPT:

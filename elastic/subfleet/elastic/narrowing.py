@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from subfleet.elastic.replication import Replicate, Replication
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 
 __all__ = ["Narrowing"]
 
@@ -36,7 +36,7 @@ class Narrowing:
         return f"narrowed/{self.replication.key}"
 
     @property
-    def moved(self) -> SubnetSpec:
+    def moved(self) -> Architecture:
         """See `subfleet.elastic.exchanges.Exchange`."""
         return self.replication.moved
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_chec
 
 from subfleet.elastic.axes import Axis, Dim, check_indices, kept_indices, local_size
 from subfleet.protocol.errors import ConfigError
-from subfleet.protocol.subnet import Centre, Prefix, SubnetSpec
+from subfleet.protocol.submodel import Architecture, Centre, Prefix
 
 if TYPE_CHECKING:
     from subfleet.elastic.families.blueprint import Blueprint
@@ -75,7 +75,7 @@ class Family(Protocol):
 
     @property
     def scaler(self) -> bool:
-        """While it trains, a subnet divides what enters a norm by its share of that axis (HeteroFL, section 3.2)."""
+        """While it trains, a submodel divides what enters a norm by its share of that axis (HeteroFL, section 3.2)."""
 
     def __hash__(self) -> int:
         """Equal settings have equal hashes."""
@@ -108,13 +108,13 @@ class OfOperators(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """A part of the network that a subnet may leave out.
+    """A part of the network that a submodel may leave out.
 
     Attributes:
         name: unique in its network; prefix of the names of its tensors.
         section: index of the section that it belongs to.
         reads: axis of what it reads, where it gives another one; empty where both are the same.
-        gives: that axis. A subnet without the block passes on what it would have read, and so keeps of both the same.
+        gives: that axis. A submodel without the block passes on what it would have read, and so keeps of both the same.
     """
 
     name: str
@@ -155,7 +155,7 @@ class TensorDecl:
     """One tensor of the full network.
 
     Attributes:
-        name: the same in the full network and in every subnet.
+        name: the same in the full network and in every submodel.
         shape: in the full network.
         axes: what each dimension is tied to.
         part: the skippable block or the operator that owns it, or None if it is always kept.
@@ -192,7 +192,7 @@ class MatrixProduct:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalShapes:
-    """How large a subnet is: all that a family needs to build its module.
+    """How large a submodel is: all that a family needs to build its module.
 
     Attributes:
         sizes: how many indices it keeps, by axis.
@@ -211,7 +211,7 @@ class Network:
 
     Attributes:
         config: what it was declared from.
-        id: among the networks of a run, which its subnets carry; empty for the one that the run begins with.
+        id: among the networks of a run, which its submodels carry; empty for the one that the run begins with.
         axes: by name.
         blocks: the skippable ones, in network order.
         choices: by name, in network order; a choice of one operator is none.
@@ -245,79 +245,83 @@ class Network:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Names of all that a subnet may leave out: the skippable blocks, then the operators of each choice."""
+        """Names of all that a submodel may leave out: the skippable blocks, then the operators of each choice."""
         operators = (part for choice in self.choices.values() for part in choice.parts)
         return (*(block.name for block in self.blocks), *operators)
 
-    def parts_of(self, spec: SubnetSpec) -> frozenset[str]:
-        """Of these, what a subnet keeps; the spec is not checked."""
+    def parts_of(self, architecture: Architecture) -> frozenset[str]:
+        """Of these, what a submodel keeps; the architecture is not checked."""
         if not self.choices:
-            return frozenset(spec.blocks)
-        operators = (f"{name}.{one}" for name, kept in self.operators_of(spec).items() for one in kept)
-        return frozenset((*spec.blocks, *operators))
+            return frozenset(architecture.blocks)
+        operators = (f"{name}.{one}" for name, kept in self.operators_of(architecture).items() for one in kept)
+        return frozenset((*architecture.blocks, *operators))
 
-    def operators_of(self, spec: SubnetSpec) -> dict[str, tuple[str, ...]]:
-        """The operators that a subnet keeps of each choice, in network order; the spec is not checked."""
-        kept = dict(spec.choices)
+    def operators_of(self, architecture: Architecture) -> dict[str, tuple[str, ...]]:
+        """The operators that a submodel keeps of each choice, in network order; the architecture is not checked."""
+        kept = dict(architecture.choices)
         return {name: kept.get(name, choice.operators) for name, choice in self.choices.items()}
 
-    def is_path(self, spec: SubnetSpec) -> bool:
-        """Whether a subnet is a network by itself: of each choice it keeps one operator."""
-        return all(len(kept) == 1 for kept in self.operators_of(spec).values())
+    def is_path(self, architecture: Architecture) -> bool:
+        """Whether a submodel is a network by itself: of each choice it keeps one operator."""
+        return all(len(kept) == 1 for kept in self.operators_of(architecture).values())
 
-    def full_spec(self) -> SubnetSpec:
-        """The subnet that keeps everything."""
-        return SubnetSpec(blocks=tuple(block.name for block in self.blocks), name="full", network=self.id)
+    def full_architecture(self) -> Architecture:
+        """The submodel that keeps everything."""
+        return Architecture(blocks=tuple(block.name for block in self.blocks), name="full", network=self.id)
 
-    def check(self, spec: SubnetSpec) -> None:
-        """Make sure that a spec is a subnet of this network.
+    def check(self, architecture: Architecture) -> None:
+        """Make sure that an architecture is a submodel of this network.
 
         Raises:
             ConfigError: it is of another network of the run, names an unknown axis, block, choice or operator, keeps
                 indices that an axis lacks, splits a group of tied indices, lists its blocks or operators out of order,
                 or leaves out a block without keeping the same of what it gives as of what it reads.
         """
-        self._check_held(spec)
-        for tied in self.tied_axes(spec.blocks):
-            first, *others = (tuple(kept_indices(spec.index_set(name), self.axes[name].size)) for name in tied)
+        self._check_held(architecture)
+        for tied in self.tied_axes(architecture.blocks):
+            first, *others = (tuple(kept_indices(architecture.index_set(name), self.axes[name].size)) for name in tied)
             differing = next((name for name, kept in zip(tied[1:], others, strict=True) if kept != first), None)
             if differing is not None:
                 raise ConfigError(
-                    f"a subnet leaves out blocks between the axes {tied[0]!r} and {differing!r}, but keeps other "
+                    f"a submodel leaves out blocks between the axes {tied[0]!r} and {differing!r}, but keeps other "
                     "indices of the one than of the other; keep the same of both, or keep the blocks"
                 )
 
-    def _check_held(self, spec: SubnetSpec) -> None:
-        """Make sure that a spec says what of this network is held: all of a subnet, or what an update moves."""
-        if spec.network != self.id:
-            raise ConfigError(f"a subnet is one of network {spec.network!r:.80}, but was taken for one of {self.id!r}")
-        for name, index_set in spec.axes:
+    def _check_held(self, architecture: Architecture) -> None:
+        """Make sure that an architecture is one of this network: a submodel, or what an update moves."""
+        if architecture.network != self.id:
+            raise ConfigError(
+                f"a submodel is one of network {architecture.network!r:.80}, but was taken for one of {self.id!r}"
+            )
+        for name, index_set in architecture.axes:
             if name not in self.axes:
-                raise ConfigError(f"a subnet names the axis {name!r}, but the network has {sorted(self.axes)}")
+                raise ConfigError(f"a submodel names the axis {name!r}, but the network has {sorted(self.axes)}")
             check_indices(self.axes[name], index_set)
         order = [block.name for block in self.blocks]
-        if list(spec.blocks) != [name for name in order if name in spec.blocks]:
-            raise ConfigError(f"a subnet keeps the blocks {list(spec.blocks)}, but must name some of {order}, in order")
-        self._check_choices(spec)
+        if list(architecture.blocks) != [name for name in order if name in architecture.blocks]:
+            raise ConfigError(
+                f"a submodel keeps the blocks {list(architecture.blocks)}, but must name some of {order}, in order"
+            )
+        self._check_choices(architecture)
 
-    def _check_choices(self, spec: SubnetSpec) -> None:
-        told, kept = [name for name, _ in spec.choices], dict(spec.choices)
+    def _check_choices(self, architecture: Architecture) -> None:
+        told, kept = [name for name, _ in architecture.choices], dict(architecture.choices)
         if told != [name for name in self.choices if name in kept]:
             raise ConfigError(
-                f"a subnet keeps operators of the choices {told}, but must name some of {[*self.choices]}, in order"
+                f"a submodel keeps operators of the choices {told}, but must name some of {[*self.choices]}, in order"
                 if self.choices
-                else f"a subnet keeps operators of the choices {told}, but this network has no choices"
+                else f"a submodel keeps operators of the choices {told}, but this network has no choices"
             )
-        for name, own in spec.choices:
+        for name, own in architecture.choices:
             every = self.choices[name].operators
             if list(own) != [operator for operator in every if operator in own]:
                 raise ConfigError(
-                    f"a subnet keeps the operators {list(own)} of choice {name!r}, but must name some of "
+                    f"a submodel keeps the operators {list(own)} of choice {name!r}, but must name some of "
                     f"{list(every)}, in order"
                 )
 
     def tied_axes(self, blocks: Collection[str]) -> tuple[tuple[str, ...], ...]:
-        """Axes of which a subnet with these skippable blocks keeps the same indices, as what is between is left out."""
+        """Axes that keep the same indices in a submodel with these skippable blocks, as no block is between them."""
         chains: list[list[str]] = []
         for block in self.blocks:
             if block.gives and block.name not in blocks:
@@ -328,63 +332,65 @@ class Network:
                     before.append(block.gives)
         return tuple(map(tuple, chains))
 
-    def sizes(self, spec: SubnetSpec) -> dict[str, int]:
-        """How many indices a subnet keeps, by axis; or a part that an update moves, as in `shapes`.
+    def sizes(self, architecture: Architecture) -> dict[str, int]:
+        """How many indices a submodel keeps, by axis; or a part that an update moves, as in `shapes`.
 
         Raises:
-            ConfigError: the spec names what this network lacks, or splits a group.
+            ConfigError: the architecture names what this network lacks, or splits a group.
         """
-        self._check_held(spec)
+        self._check_held(architecture)
         sizes = {name: axis.size for name, axis in self.axes.items()}
-        sizes.update({name: len(kept_indices(index_set, sizes[name])) for name, index_set in spec.axes})
+        sizes.update({name: len(kept_indices(index_set, sizes[name])) for name, index_set in architecture.axes})
         return sizes
 
-    def shapes(self, spec: SubnetSpec) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of a subnet's tensors, in network order; or of a part that an update moves.
+    def shapes(self, architecture: Architecture) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of a submodel's tensors, in network order; or of a part that an update moves.
 
-        Such a part may have whole axes on both sides of a block that it lacks, which no subnet could pass on.
+        Such a part may have whole axes on both sides of a block that it lacks, which no submodel could pass on.
 
         Raises:
-            ConfigError: the spec names what this network lacks, or splits a group.
+            ConfigError: the architecture names what this network lacks, or splits a group.
         """
-        sizes = self.sizes(spec)
-        kept = self.parts_of(spec)
+        sizes = self.sizes(architecture)
+        kept = self.parts_of(architecture)
         return {
             decl.name: tuple(local_size(dim, size, sizes) for size, dim in zip(decl.shape, decl.axes, strict=True))
             for decl in self.tensors.values()
             if decl.part is None or decl.part in kept
         }
 
-    def local(self, spec: SubnetSpec) -> LocalShapes:
-        """How large a subnet is.
+    def local(self, architecture: Architecture) -> LocalShapes:
+        """How large a submodel is.
 
         Raises:
-            ConfigError: the spec is no subnet of this network.
+            ConfigError: the architecture is no submodel of this network.
         """
-        self.check(spec)
-        return LocalShapes(sizes=self.sizes(spec), tensors=self.shapes(spec), parts=self.parts_of(spec))
+        self.check(architecture)
+        return LocalShapes(
+            sizes=self.sizes(architecture), tensors=self.shapes(architecture), parts=self.parts_of(architecture)
+        )
 
-    def size_of(self, spec: SubnetSpec) -> SubnetSpec:
-        """The subnet of the same size that is at the front of every axis: all that programs and costs depend on.
+    def size_of(self, architecture: Architecture) -> Architecture:
+        """The submodel of the same size that is at the front of every axis: all that programs and costs depend on.
 
         A subspace has the size of the whole supernet, whose program chains whatever is drawn.
 
         Raises:
-            ConfigError: the spec is no subnet of this network.
+            ConfigError: the architecture is no submodel of this network.
         """
-        self.check(spec)
-        sizes = self.sizes(spec)
+        self.check(architecture)
+        sizes = self.sizes(architecture)
         axes = tuple(
             (name, index_set if isinstance(index_set, Centre) else Prefix(size=sizes[name]))
-            for name, index_set in spec.axes
+            for name, index_set in architecture.axes
             if sizes[name] < self.axes[name].size
         )
-        return replace(spec, axes=axes, choices=spec.choices if self.is_path(spec) else ())
+        return replace(architecture, axes=axes, choices=architecture.choices if self.is_path(architecture) else ())
 
-    def parameter_count(self, spec: SubnetSpec) -> int:
-        """How many numbers a subnet holds, running statistics included.
+    def parameter_count(self, architecture: Architecture) -> int:
+        """How many numbers a submodel holds, running statistics included.
 
         Raises:
-            ConfigError: the spec is no subnet of this network.
+            ConfigError: the architecture is no submodel of this network.
         """
-        return sum(math.prod(shape) for shape in self.shapes(spec).values())
+        return sum(math.prod(shape) for shape in self.shapes(architecture).values())

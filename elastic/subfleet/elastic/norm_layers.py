@@ -2,7 +2,7 @@
 
 from subfleet.elastic.network import Network
 from subfleet.protocol.calibration import NormLayer
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 
 __all__ = ["norm_layers", "norm_tensors"]
 
@@ -12,19 +12,21 @@ _MEAN = "running_mean"
 
 
 def norm_tensors(network: Network) -> frozenset[str]:
-    """Names of all tensors of norms: gain, bias, running mean and variance. Some methods keep them apart by spec."""
+    """Names of all tensors of norms (gain, bias, running mean, variance), which some methods keep per architecture."""
     layers = {_layer(name) for name, decl in network.tensors.items() if decl.role in ("gain", "mean", "variance")}
     return frozenset(name for name in network.tensors if _layer(name) in layers)
 
 
-def norm_layers(network: Network, spec: SubnetSpec) -> tuple[NormLayer, ...]:
-    """The norms of a subnet that have running statistics, in the order in which it declares them.
+def norm_layers(network: Network, architecture: Architecture) -> tuple[NormLayer, ...]:
+    """The norms of a submodel that have running statistics, in the order in which it declares them.
 
     Raises:
-        ConfigError: the spec is no subnet of this network.
+        ConfigError: the architecture is no submodel of this network.
     """
     found = []
-    for name, (channels,) in ((name, shape) for name, shape in network.shapes(spec).items() if name.endswith(_MEAN)):
+    for name, (channels,) in (
+        (name, shape) for name, shape in network.shapes(architecture).items() if name.endswith(_MEAN)
+    ):
         decl = network.tensors[name]
         scale = channels / decl.shape[0] if network.config.scaler else 1.0
         found.append(NormLayer(name=_layer(name), positions=decl.positions, momentum=_MOMENTUM, scale=scale))

@@ -6,12 +6,12 @@ from dataclasses import replace
 from subfleet.elastic.families import AnyFamily
 from subfleet.elastic.network import Network, OfOperators
 from subfleet.protocol.errors import ConfigError
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 
-__all__ = ["path_spec", "realised"]
+__all__ = ["path_architecture", "realised"]
 
 
-def path_spec(network: Network, operators: Sequence[str], *, name: str = "") -> SubnetSpec:
+def path_architecture(network: Network, operators: Sequence[str], *, name: str = "") -> Architecture:
     """The path with these operators, one for each of the network's choices in their order.
 
     Raises:
@@ -22,20 +22,20 @@ def path_spec(network: Network, operators: Sequence[str], *, name: str = "") -> 
             f"a path names {len(operators)} operators, but the network has {len(network.choices)} choices"
         )
     chosen = tuple((choice, (operator,)) for choice, operator in zip(network.choices, operators, strict=True))
-    spec = replace(network.full_spec(), choices=chosen, name=name)
-    network.check(spec)
-    return spec
+    architecture = replace(network.full_architecture(), choices=chosen, name=name)
+    network.check(architecture)
+    return architecture
 
 
-def realised(network: Network, path: SubnetSpec) -> AnyFamily:
+def realised(network: Network, path: Architecture) -> AnyFamily:
     """The settings of a path as a network of its own, whose tensors have the names and shapes that the path has.
 
     Raises:
-        ConfigError: the spec is no path of this network, or its family knows no operators.
+        ConfigError: the architecture is no path of this network, or its family knows no operators.
     """
     network.check(path)
     if not network.is_path(path):
-        raise ConfigError(f"a subnet keeps the operators {dict(path.choices)}, but a path has one of each choice")
+        raise ConfigError(f"a submodel keeps the operators {dict(path.choices)}, but a path has one of each choice")
     if not isinstance(network.config, OfOperators):
         raise ConfigError(f"family {network.config.TYPE!r} has no operators to choose from")
     found: AnyFamily = network.config.with_operators(network.operators_of(path))

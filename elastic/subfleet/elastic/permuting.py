@@ -10,7 +10,7 @@ from subfleet.elastic.axes import Axis, factors_of
 from subfleet.elastic.maps import tensor_maps
 from subfleet.elastic.network import BUFFER_ROLES, Network
 from subfleet.protocol.errors import ConfigError
-from subfleet.protocol.subnet import Explicit
+from subfleet.protocol.submodel import Explicit
 
 __all__ = ["importance_order", "permuted"]
 
@@ -43,7 +43,7 @@ def permuted(
                 f"the new order of axis {name!r} has {len(order)} indices, but must have all {network.axes[name].size}"
             )
     axes = tuple((name, Explicit(indices=tuple(order))) for name, order in sorted(permutations.items()))
-    maps = tensor_maps(network, replace(network.full_spec(), axes=axes))
+    maps = tensor_maps(network, replace(network.full_architecture(), axes=axes))
     return {
         name: maps[name].extract(tensor).clone(memory_format=torch.contiguous_format) for name, tensor in state.items()
     }

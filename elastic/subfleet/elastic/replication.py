@@ -30,7 +30,7 @@ from subfleet.elastic.lineage import Replicated
 from subfleet.elastic.network import Network, TensorDecl
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.schema import canonical_json
-from subfleet.protocol.subnet import Prefix, SubnetSpec
+from subfleet.protocol.submodel import Architecture, Prefix
 
 __all__ = ["Replicate", "Replication", "is_replicable", "size_in"]
 
@@ -107,7 +107,7 @@ class Replication:
     """
 
     network: Network
-    size: SubnetSpec
+    size: Architecture
     sources: Mapping[str, tuple[int, ...]]
     shares: Mapping[str, tuple[float, ...]] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -129,7 +129,7 @@ class Replication:
             check_identity(self.network, name)
 
     @classmethod
-    def drawn(cls, network: Network, size: SubnetSpec, stream: random.Random) -> "Replication":
+    def drawn(cls, network: Network, size: Architecture, stream: random.Random) -> "Replication":
         """One in which every index of the smaller network comes first, and the rest are copies that are drawn.
 
         Copies are drawn in rounds through all indices, or groups of an axis that keeps such: none has two more than
@@ -142,7 +142,7 @@ class Replication:
         return cls(network=network, size=size, sources=MappingProxyType(sources))
 
     @classmethod
-    def in_turn(cls, network: Network, size: SubnetSpec) -> "Replication":
+    def in_turn(cls, network: Network, size: Architecture) -> "Replication":
         """One in which the indices of the larger network copy those of the smaller in turn, again and again.
 
         Of sizes that are whole multiples of each other, copies of copies are then the same as copies.
@@ -180,7 +180,9 @@ class Replication:
     @property
     def key(self) -> str:
         """See `subfleet.elastic.exchanges.Exchange`."""
-        return canonical_json([sorted(self.sources.items()), sorted(self.shares.items()), self.size.spec_id]).decode()
+        return canonical_json(
+            [sorted(self.sources.items()), sorted(self.shares.items()), self.size.architecture_id]
+        ).decode()
 
     def share_of(self, axis: str) -> tuple[float, ...]:
         """How much each index of an axis that has copies counts among those of one."""
@@ -193,9 +195,9 @@ class Replication:
         return tuple(block.name for block in self.network.blocks if block.name not in self.size.blocks)
 
     @property
-    def moved(self) -> SubnetSpec:
+    def moved(self) -> Architecture:
         """What of the larger network the smaller one's change moves: all of every axis, and its own blocks."""
-        return SubnetSpec(blocks=self.size.blocks, name=self.size.name, network=self.network.id)
+        return Architecture(blocks=self.size.blocks, name=self.size.name, network=self.network.id)
 
     def maps(self) -> dict[str, Replicate]:
         """A map for each tensor of the smaller network, in network order."""
@@ -231,7 +233,7 @@ class Replication:
                 one.scatter(local, found[name])
         return found
 
-    def _maps(self, size: SubnetSpec) -> dict[str, Replicate]:
+    def _maps(self, size: Architecture) -> dict[str, Replicate]:
         sizes, shapes = self.network.sizes(size), self.network.shapes(size)
         return {name: self._map(self.network.tensors[name], shape, sizes) for name, shape in shapes.items()}
 
@@ -252,7 +254,7 @@ class Replication:
         )
 
 
-def is_replicable(network: Network, size: SubnetSpec) -> bool:
+def is_replicable(network: Network, size: Architecture) -> bool:
     """Whether a network can be made of one of its sizes by copies and by blocks that compute nothing."""
     sizes = network.sizes(size)
     shorter = {name for name, axis in network.axes.items() if sizes[name] != axis.size}
@@ -267,7 +269,7 @@ def is_replicable(network: Network, size: SubnetSpec) -> bool:
     return not (shorter & (summed | whole | kernels)) and all(starts_as_identity(network, name) for name in lacking)
 
 
-def size_in(network: Network, smaller: Network) -> SubnetSpec:
+def size_in(network: Network, smaller: Network) -> Architecture:
     """A network as a size of a larger one of the same family.
 
     Where one of the two has widths of layers and the other of sections, the latter's layers have those.
@@ -289,7 +291,7 @@ def size_in(network: Network, smaller: Network) -> SubnetSpec:
             f"a network is no size of another: its blocks are {own_blocks}, which stand there as {list(kept)}"
         )
     axes = tuple((name, Prefix(size=size)) for name, size in sorted(sizes.items()) if size < network.axes[name].size)
-    size = SubnetSpec(axes=axes, blocks=kept, network=network.id)
+    size = Architecture(axes=axes, blocks=kept, network=network.id)
     network.check(size)
     shapes = network.shapes(size)
     own = {name: decl.shape for name, decl in smaller.tensors.items()}

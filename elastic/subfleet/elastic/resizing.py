@@ -11,7 +11,7 @@ from subfleet.elastic.families.records.blocks import OF_BLOCKS, block_numbers, o
 from subfleet.elastic.families.sections import block_name, layer_axis
 from subfleet.elastic.network import Family, Network
 from subfleet.protocol.errors import ConfigError
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 
 __all__ = [
     "AXES_OF_BLOCKS",
@@ -52,7 +52,7 @@ def head_widths(network: Network) -> set[int]:
     return {axis.size for axis in network.axes.values() if axis.kind == "head_dim"}
 
 
-def settings_of_size(network: Network, size: SubnetSpec) -> AnyFamily:
+def settings_of_size(network: Network, size: Architecture) -> AnyFamily:
     """The settings of a network that is what a size of another one is, with all of its blocks.
 
     Raises:
@@ -62,7 +62,7 @@ def settings_of_size(network: Network, size: SubnetSpec) -> AnyFamily:
     found, own = network_of(config), {name: decl.shape for name, decl in network_of(config).tensors.items()}
     if own != network.shapes(size) or found.config.depths != network.config.depths:
         raise ConfigError(
-            f"subnet {size.name!r} of family {network.config.TYPE!r} is no network of that family by itself; choose "
+            f"submodel {size.name!r} of family {network.config.TYPE!r} is no network of that family by itself; choose "
             "another one"
         )
     return config

@@ -1,6 +1,6 @@
 """Running statistics of norms, measured on data with the weights held still.
 
-Training lets the statistics of a batch norm lag behind its weights, and a subnet's differ from the full network's.
+Training lets the statistics of a batch norm lag behind its weights, and a submodel's differ from the full network's.
 HeteroFL's static batch norm (Diao et al. 2021, section 3.3) keeps none while it trains and measures them before each
 evaluation. Here sums are measured, by the server or by devices (`subfleet.trainers.calibrating`), which add up
 over batches and over devices to the statistics of all their data; with one batch they are those of PyTorch's cumulative
@@ -20,7 +20,7 @@ from subfleet.elastic.building import build_module
 from subfleet.elastic.maps import TensorMap, extract, tensor_maps
 from subfleet.elastic.network import Network
 from subfleet.protocol.errors import DataError
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 
 __all__ = [
     "NormMoments",
@@ -63,13 +63,13 @@ class NormMoments:
 
 
 def measured_moments(
-    network: Network, spec: SubnetSpec, state: Mapping[str, Tensor], batches: Iterable[Tensor]
+    network: Network, architecture: Architecture, state: Mapping[str, Tensor], batches: Iterable[Tensor]
 ) -> dict[str, NormMoments]:
-    """What the norms of a subnet are given by some data, each normalising by its own batch as in training.
+    """What the norms of a submodel are given by some data, each normalising by its own batch as in training.
 
     Args:
         network: the declaration.
-        spec: the subnet.
+        architecture: the submodel.
         state: the full model's tensors by name.
         batches: inputs (samples, *input_shape).
 
@@ -77,11 +77,11 @@ def measured_moments(
         Moments of each norm that has running statistics, by the name of its layer.
 
     Raises:
-        ConfigError: the spec is no subnet of this network, or the state lacks one of its tensors.
+        ConfigError: the architecture is no submodel of this network, or the state lacks one of its tensors.
     """
     device = next(iter(state.values())).device
-    module = build_module(network, spec).to(device)
-    module.load_state_dict(extract(network, spec, state))
+    module = build_module(network, architecture).to(device)
+    module.load_state_dict(extract(network, architecture, state))
     module.eval()
     found: dict[str, NormMoments] = {}
     for name, layer in module.named_modules():
@@ -98,7 +98,7 @@ def merged_statistics(moments: Sequence[Mapping[str, NormMoments]]) -> dict[str,
     """The running statistics, float32, that all the data together would give.
 
     Args:
-        moments: of one subnet, of each client.
+        moments: of one submodel, of each client.
 
     Returns:
         Mean and unbiased variance of each norm by name of the tensor.
@@ -107,7 +107,7 @@ def merged_statistics(moments: Sequence[Mapping[str, NormMoments]]) -> dict[str,
         DataError: the clients measured different norms, or fewer than two values of one.
     """
     if len({frozenset(one) for one in moments}) > 1:
-        raise DataError("clients measured the norms of different networks; merge those of one subnet only")
+        raise DataError("clients measured the norms of different networks; merge those of one submodel only")
     merged: dict[str, Tensor] = {}
     for layer in moments[0] if moments else ():
         whole = _sum([one[layer] for one in moments])
@@ -119,9 +119,9 @@ def merged_statistics(moments: Sequence[Mapping[str, NormMoments]]) -> dict[str,
 
 
 def shared_statistics(
-    network: Network, state: Mapping[str, Tensor], measured: Sequence[tuple[SubnetSpec, Mapping[str, NormMoments]]]
+    network: Network, state: Mapping[str, Tensor], measured: Sequence[tuple[Architecture, Mapping[str, NormMoments]]]
 ) -> dict[str, Tensor]:
-    """The running statistics of the full model, channel by channel those of all data of whichever subnets hold it.
+    """The running statistics of the full model, channel by channel those of all data of whichever submodels hold it.
 
     Sums are added up exactly, so that the result has the same bits for every order of clients. A channel that was
     given fewer than two values keeps its bits.
@@ -129,15 +129,15 @@ def shared_statistics(
     Args:
         network: the declaration.
         state: the full model's tensors by name; only running statistics are looked at.
-        measured: each client's subnet, and what it has measured by name of the layer.
+        measured: each client's submodel, and what it has measured by name of the layer.
 
     Returns:
         Mean and variance of each norm that anybody has measured, by name of the tensor.
 
     Raises:
-        ConfigError: a spec is no subnet of this network.
+        ConfigError: an architecture is no submodel of this network.
     """
-    maps = [tensor_maps(network, spec) for spec, _ in measured]
+    maps = [tensor_maps(network, architecture) for architecture, _ in measured]
     new: dict[str, Tensor] = {}
     for layer in sorted({name for _, found in measured for name in found}):
         mean, variance = f"{layer}.running_mean", f"{layer}.running_var"
@@ -164,7 +164,7 @@ def _statistics(layer: str, total: Tensor, squares: Tensor, count: Tensor) -> di
 
 
 def _placed(places: TensorMap, local: Tensor, full: Tensor) -> Tensor:
-    """A subnet's channels where they lie among all; the others are 0."""
+    """A submodel's channels where they lie among all; the others are 0."""
     whole = torch.zeros(full.shape, dtype=local.dtype, device=local.device)
     places.scatter(local, whole)
     return whole
@@ -180,23 +180,24 @@ def _exact_sum(parts: Sequence[Tensor]) -> Tensor:
 
 
 def recalibrated(
-    network: Network, state: Mapping[str, Tensor], spec: SubnetSpec, batches: Iterable[Tensor]
+    network: Network, state: Mapping[str, Tensor], architecture: Architecture, batches: Iterable[Tensor]
 ) -> dict[str, Tensor]:
-    """The full model with the running statistics that a subnet of it has on some data; all else keeps its bits.
+    """The full model with the running statistics that a submodel of it has on some data; all else keeps its bits.
 
     Args:
         network: the declaration.
         state: the full model's tensors by name.
-        spec: the subnet that will be evaluated; statistics of channels and blocks that it lacks stay as they are.
+        architecture: the submodel that will be evaluated; statistics of channels and blocks that it lacks stay as they
+            are.
         batches: inputs (samples, *input_shape).
 
     Raises:
-        ConfigError: the spec is no subnet of this network, or the state lacks one of its tensors.
+        ConfigError: the architecture is no submodel of this network, or the state lacks one of its tensors.
         DataError: a norm was given fewer than two values of each channel.
     """
-    maps = tensor_maps(network, spec)
+    maps = tensor_maps(network, architecture)
     new = dict(state)
-    for name, local in merged_statistics([measured_moments(network, spec, state, batches)]).items():
+    for name, local in merged_statistics([measured_moments(network, architecture, state, batches)]).items():
         held = _placed(maps[name], torch.ones_like(local), state[name])
         new[name] = torch.where(held > 0, _placed(maps[name], local, state[name]), state[name])
     return new

@@ -16,13 +16,13 @@ from torch import Tensor
 from subfleet.elastic.maps import TensorMap, tensor_maps
 from subfleet.elastic.network import Network, Role
 from subfleet.elastic.weight_sizes import Central, WeightNorm
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 
 __all__ = ["scale_factors", "scaled_change"]
 
 _SCALED_ROLES: frozenset[Role] = frozenset({"weight", "residual", "embedding", "symbol"})
 _LEAST_NORM = 1e-12
-Client = tuple[SubnetSpec, Mapping[str, Tensor]]
+Client = tuple[Architecture, Mapping[str, Tensor]]
 
 
 def scale_factors(
@@ -35,7 +35,7 @@ def scale_factors(
 
     Args:
         network: the declaration.
-        clients: subnet and trained tensors of each; where depths differ, after grafting.
+        clients: submodel and trained tensors of each; where depths differ, after grafting.
         norm: how large weights are.
         central: which of them count.
 
@@ -43,9 +43,9 @@ def scale_factors(
         For each client a factor for each of its tensors. The mean is taken over the clients that hold the tensor.
 
     Raises:
-        ConfigError: a spec is no subnet of this network.
+        ConfigError: an architecture is no submodel of this network.
     """
-    maps = [tensor_maps(network, spec) for spec, _ in clients]
+    maps = [tensor_maps(network, architecture) for architecture, _ in clients]
     found: list[dict[str, float]] = [dict.fromkeys(held, 1.0) for held in maps]
     for name, decl in network.tensors.items():
         holders = [place for place, held in enumerate(maps) if name in held]
@@ -123,7 +123,7 @@ def _between(weights: Tensor) -> Tensor:
 
 
 def _percentile(values: Tensor, share: float) -> Tensor:
-    """The smallest value that this share of the values does not exceed; torch.quantile takes no large tensors."""
+    """The smallest value that this fraction of the values does not exceed; torch.quantile takes no large tensors."""
     return values.kthvalue(math.ceil(share * len(values))).values
 
 

@@ -70,7 +70,7 @@ class ServerOptimiser(Protocol):
 def _step(
     optimiser: ServerOptimiser,
     old: Mapping[str, Tensor],
-    folded: Mapping[str, Tensor],
+    aggregated: Mapping[str, Tensor],
     held: Mapping[str, Tensor],
     moments: Moments,
     *,
@@ -81,20 +81,20 @@ def _step(
     Args:
         optimiser: whose rule moves each tensor.
         old: the model that the round started from.
-        folded: the mean of what clients learned, as `Accumulator.finish` gives it.
+        aggregated: the mean of what clients learned, as `Accumulator.finish` gives it.
         held: bool, which elements enough clients trained, as `Accumulator.held` gives it.
         moments: what the last step returned; empty at first. Tensors that it lacks start anew.
-        buffers: names of tensors that take the folded value: running means and variances.
+        buffers: names of tensors that take the aggregated value: running means and variances.
     """
-    new = dict(folded)
+    new = dict(aggregated)
     starts = optimiser.starts()
     after = {kind: dict(moments.get(kind, {})) for kind in starts}
     for name in old.keys() - set(buffers):
         shape = old[name].shape
         before = {kind: after[kind].get(name, old[name].new_full(shape, start)) for kind, start in starts.items()}
         doubles = {kind: moment.double() for kind, moment in before.items()}
-        advanced, step = optimiser.advance(doubles, _change(old[name], folded[name]))
-        new[name] = _moved(old[name], folded[name], held[name], step)
+        advanced, step = optimiser.advance(doubles, _change(old[name], aggregated[name]))
+        new[name] = _moved(old[name], aggregated[name], held[name], step)
         for kind, moment in before.items():
             after[kind][name] = advanced[kind].to(moment.dtype).where(held[name], moment)
     return new, after
@@ -205,7 +205,7 @@ class FedYogi:
     Attributes:
         learning_rate: of the server, above 0.
         beta1: decay of the mean, 0 up to, not including, 1.
-        beta2: 1 minus the share of a square by which the second moment moves, 0 to 1.
+        beta2: 1 minus the fraction of a square by which the second moment moves, 0 to 1.
         tau: added to the divisor, above 0; how little adaptive the step is.
     """
 
@@ -233,12 +233,12 @@ SERVER_OPTIMISERS: Mapping[str, type[AnyServerOptimiser]] = MappingProxyType(
 )
 
 
-def _change(old: Tensor, folded: Tensor) -> Tensor:
-    return folded.double() - old.double()
+def _change(old: Tensor, aggregated: Tensor) -> Tensor:
+    return aggregated.double() - old.double()
 
 
-def _moved(old: Tensor, folded: Tensor, held: Tensor, step: Tensor) -> Tensor:
-    """The old values and their steps where held; a step of just the mean change gives the folded bits."""
-    stepped = folded.where(step == _change(old, folded), (old.double() + step).to(old.dtype))
+def _moved(old: Tensor, aggregated: Tensor, held: Tensor, step: Tensor) -> Tensor:
+    """The old values and their steps where held; a step of just the mean change gives the aggregated bits."""
+    stepped = aggregated.where(step == _change(old, aggregated), (old.double() + step).to(old.dtype))
     # A step of 0 is left out as well: -0.0 + 0.0 would not be -0.0.
     return stepped.where(held & (step != 0), old)

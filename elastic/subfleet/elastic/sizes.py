@@ -1,7 +1,7 @@
-"""Sizes of many subnets at once: a column for each different size, a row for each subnet.
+"""Sizes of many submodels at once: a column for each different size, a row for each submodel.
 
-A size is a number times powers of axes, in a block that a subnet may leave out: a tensor's numbers, or what a value of
-a training step takes.
+A size is a number times powers of axes, in a block that a submodel may leave out: a tensor's numbers, or what a value
+of a training step takes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from subfleet.elastic.axes import kept_indices
 from subfleet.elastic.network import Network
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 
 __all__ = ["Columns", "Floats", "SizeTable"]
 
@@ -27,7 +27,7 @@ class Columns:
 
     Attributes:
         numbers: that powers of axes are multiplied with, (columns,).
-        powers: of how many indices a subnet keeps of each axis, (axes, columns).
+        powers: of how many indices a submodel keeps of each axis, (axes, columns).
         blocks: places among the network's parts of those that columns belong to, (columns,); -1 for what
             is always kept.
         least: axis, column, and the indices of the axis below which the column is 0, (rules, 3).
@@ -38,23 +38,25 @@ class Columns:
     blocks: Integers
     least: Integers
 
-    def of(self, network: Network, specs: Sequence[SubnetSpec]) -> Floats:
-        """The sizes of subnets of the network that this was made for; they are not checked: (subnets, columns)."""
+    def of(self, network: Network, architectures: Sequence[Architecture]) -> Floats:
+        """The sizes of submodels of the network that this was made for; they are not checked: (submodels, columns)."""
         axes, parts = network.axes, network.parts
         whole = {name: axis.size for name, axis in axes.items()}
         kept = [
-            [*{**whole, **{name: len(kept_indices(one, axes[name].size)) for name, one in spec.axes}}.values()]
-            for spec in specs
+            [*{**whole, **{name: len(kept_indices(one, axes[name].size)) for name, one in architecture.axes}}.values()]
+            for architecture in architectures
         ]
-        within = [[name in held for name in parts] for held in map(network.parts_of, specs)]
-        return self.at(np.array(kept, dtype=np.float64), np.array(within, dtype=np.float64).reshape(len(specs), -1))
+        within = [[name in held for name in parts] for held in map(network.parts_of, architectures)]
+        return self.at(
+            np.array(kept, dtype=np.float64), np.array(within, dtype=np.float64).reshape(len(architectures), -1)
+        )
 
     def at(self, kept: Floats, within: Floats) -> Floats:
-        """The sizes of subnets: (subnets, columns).
+        """The sizes of submodels: (submodels, columns).
 
         Args:
-            kept: indices of each axis, (subnets, axes).
-            within: 1 for each kept part, (subnets, parts).
+            kept: indices of each axis, (submodels, axes).
+            within: 1 for each kept part, (submodels, parts).
         """
         found: Floats = self.numbers * np.exp(np.log(kept) @ self.powers)
         found *= np.column_stack([within, np.ones(len(kept))])[:, self.blocks]
@@ -64,10 +66,10 @@ class Columns:
 
 
 class SizeTable:
-    """Collects columns, and tells how they follow from what subnets keep.
+    """Collects columns, and tells how they follow from what submodels keep.
 
     Args:
-        network: whose subnets they are of.
+        network: whose submodels they are of.
     """
 
     def __init__(self, network: Network) -> None:
@@ -90,7 +92,7 @@ class SizeTable:
 
         Args:
             number: that the powers are multiplied with.
-            powers: of how many indices a subnet keeps of an axis.
+            powers: of how many indices a submodel keeps of an axis.
             block: the part without which the size is 0; None for what is always kept.
             channels: axes of which too few make the size 0.
             least: indices of each of these that are enough.
@@ -98,12 +100,12 @@ class SizeTable:
         key = (block, number, tuple(sorted(powers.items())), tuple(channels), least)
         return self._columns.setdefault(key, len(self._columns))
 
-    def of(self, specs: Sequence[SubnetSpec]) -> Floats:
-        """The sizes of subnets, which are not checked: (subnets, columns)."""
-        return self.columns().of(self._network, specs)
+    def of(self, architectures: Sequence[Architecture]) -> Floats:
+        """The sizes of submodels, which are not checked: (submodels, columns)."""
+        return self.columns().of(self._network, architectures)
 
     def random(self, count: int) -> Floats:
-        """The sizes of random subnets, of any width and depth alike: (subnets, columns)."""
+        """The sizes of random submodels, of any width and depth alike: (submodels, columns)."""
         draw, axes = np.random.default_rng(0), self._network.axes.values()
         step = np.array([1 if axis.kind == "kernel" else axis.granularity for axis in axes])
         groups = np.array([axis.size for axis in axes]) / step

@@ -1,4 +1,4 @@
-"""Sets of subnets to choose from: all width rates with all depths, and spaces of genes too large to list."""
+"""Sets of submodels to choose from: all width rates with all depths, and spaces of genes too large to list."""
 
 import itertools
 import math
@@ -14,7 +14,7 @@ from subfleet.elastic.cost import Costs
 from subfleet.elastic.index_sets import kept_size, named_sets, tied_sets
 from subfleet.elastic.network import Network
 from subfleet.protocol.errors import ConfigError
-from subfleet.protocol.subnet import IndexSet, SubnetSpec
+from subfleet.protocol.submodel import Architecture, IndexSet
 
 __all__ = ["Gene", "Genes", "Option", "SearchSpace", "search_space", "uniform_space"]
 
@@ -23,13 +23,13 @@ _SCALED: frozenset[AxisKind] = frozenset({"channel", "squeeze", "head_dim", "ffn
 """Kinds of axes that a width rate cuts. Heads are kept and become narrower, as in HeteroFL's transformers."""
 
 
-def uniform_space(network: Network, rates: Sequence[float]) -> tuple[SubnetSpec, ...]:
+def uniform_space(network: Network, rates: Sequence[float]) -> tuple[Architecture, ...]:
     """Every width rate with every depth: nested prefixes of all scaled axes, and the first blocks of each section.
 
     An axis keeps `ceil(rate * size)` indices, rounded up to whole groups. Rates that round to the same widths make one
-    subnet, named after the largest of them. A name such as "w1/2 d2-1" tells the rate and the blocks of each section,
+    submodel, named after the largest of them. A name such as "w1/2 d2-1" tells the rate and the blocks of each section,
     counting those that are always there. Where sections of many blocks have more than 256 depths together, all
-    sections shrink alike: the k-th depth keeps the same share of the blocks of each. Where a block is left out that
+    sections shrink alike: the k-th depth keeps the same fraction of the blocks of each. Where a block is left out that
     gives another axis than it reads, both keep what the shorter one would.
 
     Args:
@@ -37,18 +37,21 @@ def uniform_space(network: Network, rates: Sequence[float]) -> tuple[SubnetSpec,
         rates: widths relative to the full network, from 0.001 to 1.
 
     Returns:
-        Different subnets from the fewest to the most parameters.
+        Different submodels from the fewest to the most parameters.
 
     Raises:
         ConfigError: there is no rate, or one is out of range.
     """
     fractions = sorted(_fractions(rates), reverse=True)
-    found: dict[object, SubnetSpec] = {}
-    for spec in itertools.chain.from_iterable(_of_rate(network, rate) for rate in fractions):
-        found.setdefault((spec.axes, spec.blocks), spec)
-    specs = [*found.values()]
-    sizes = [parameters for parameters, _ in Costs(network).of(specs)]
-    return tuple(spec for _, spec in sorted(zip(sizes, specs, strict=True), key=lambda pair: (pair[0], pair[1].name)))
+    found: dict[object, Architecture] = {}
+    for architecture in itertools.chain.from_iterable(_of_rate(network, rate) for rate in fractions):
+        found.setdefault((architecture.axes, architecture.blocks), architecture)
+    architectures = [*found.values()]
+    sizes = [parameters for parameters, _ in Costs(network).of(architectures)]
+    return tuple(
+        architecture
+        for _, architecture in sorted(zip(sizes, architectures, strict=True), key=lambda pair: (pair[0], pair[1].name))
+    )
 
 
 def _fractions(rates: Sequence[float]) -> set[Fraction]:
@@ -75,15 +78,15 @@ def _sections(network: Network) -> list[list[str]]:
     return names
 
 
-def _of_rate(network: Network, rate: Fraction) -> Iterator[SubnetSpec]:
-    """Subnets of one width and every depth."""
+def _of_rate(network: Network, rate: Fraction) -> Iterator[Architecture]:
+    """Submodels of one width and every depth."""
     sections = _sections(network)
     always = [most - len(names) for most, names in zip(network.config.depths, sections, strict=True)]
     cut = [axis for axis in network.axes.values() if axis.kind in _SCALED]
     axes = dict(named_sets(cut, [_scaled_size(axis, rate) for axis in cut]))
     for depth in _depths(network):
         blocks = tuple(name for names, kept in zip(sections, depth, strict=True) for name in names[:kept])
-        yield SubnetSpec(
+        yield Architecture(
             axes=tied_sets(network, axes, blocks),
             blocks=blocks,
             name=f"w{rate} d{'-'.join(str(kept + more) for kept, more in zip(depth, always, strict=True))}",
@@ -96,7 +99,7 @@ def _scaled_size(axis: Axis, rate: Fraction) -> int:
 
 
 Genes = tuple[int, ...]
-"""One subnet of a space: of each gene, the place of the option that it takes."""
+"""One submodel of a space: of each gene, the place of the option that it takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +136,7 @@ class Gene:
 class SearchSpace:
     """All combinations of the options of genes: the space (w, S) of dynamic model selection (section 3.1).
 
-    Options of a gene are ordered from the fewest to the most kept elements, so larger genes make a subnet that holds
+    Options of a gene are ordered from the fewest to the most kept elements, so larger genes make a submodel that holds
     the smaller one's elements. Where a block is dropped that gives another axis than it reads, both keep what the
     shorter one would.
 
@@ -150,20 +153,20 @@ class SearchSpace:
 
     @property
     def smallest(self) -> Genes:
-        """The subnet that all others contain."""
+        """The submodel that all others contain."""
         return (0,) * len(self.genes)
 
     @property
     def largest(self) -> Genes:
-        """The subnet that contains all others."""
+        """The submodel that contains all others."""
         return tuple(len(gene.options) - 1 for gene in self.genes)
 
     def count(self) -> int:
-        """How many combinations there are. Some may be the same subnet, where a gene sizes a block that is dropped."""
+        """Number of combinations. Some are the same submodel, where a gene sizes a block that is dropped."""
         return math.prod(len(gene.options) for gene in self.genes)
 
     def canonical(self, genes: Genes) -> Genes:
-        """The smallest genes that make the same subnet."""
+        """The smallest genes that make the same submodel."""
         kept = self._kept_blocks(genes)
         return self._canonical(genes, kept, self._sets(genes, kept))
 
@@ -177,34 +180,36 @@ class SearchSpace:
             for gene, place in zip(self.genes, genes, strict=True)
         )
 
-    def spec(self, genes: Genes) -> SubnetSpec:
-        """The subnet of these genes. The same subnet is the same spec, name included, whatever genes made it."""
+    def architecture(self, genes: Genes) -> Architecture:
+        """The submodel of these genes. Equal submodels have equal architectures and names, whatever their genes."""
         kept = self._kept_blocks(genes)
         axes = self._sets(genes, kept)
-        return SubnetSpec(
+        return Architecture(
             axes=axes,
             blocks=tuple(block.name for block in self.network.blocks if block.name in kept),
             name=".".join(map(str, self._canonical(genes, kept, axes))),
             network=self.network.id,
         )
 
-    def genes_of(self, spec: SubnetSpec) -> Genes:
-        """The genes of a subnet.
+    def genes_of(self, architecture: Architecture) -> Genes:
+        """The genes of a submodel.
 
         Raises:
-            ConfigError: the subnet is not in this space.
+            ConfigError: the submodel is not in this space.
         """
-        sets, kept = dict(spec.axes), frozenset(spec.blocks)
+        sets, kept = dict(architecture.axes), frozenset(architecture.blocks)
         genes = tuple(self._place(gene, sets, kept) for gene in self.genes)
-        found = self.spec(genes)
-        if (found.axes, found.blocks, found.network) != (spec.axes, spec.blocks, spec.network):
-            raise ConfigError(f"the subnet {spec.name!r} is not in the search space; choose one of its own subnets")
+        found = self.architecture(genes)
+        if (found.axes, found.blocks, found.network) != (architecture.axes, architecture.blocks, architecture.network):
+            raise ConfigError(
+                f"the submodel {architecture.name!r} is not in the search space; choose one of its own submodels"
+            )
         return genes
 
-    def holds(self, spec: SubnetSpec) -> bool:
-        """Whether a subnet is in this space."""
+    def holds(self, architecture: Architecture) -> bool:
+        """Whether a submodel is in this space."""
         try:
-            self.genes_of(spec)
+            self.genes_of(architecture)
         except ConfigError:
             return False
         return True
@@ -214,10 +219,10 @@ class SearchSpace:
         return tuple(rng.randrange(len(gene.options)) for gene in self.genes)
 
     def spread(self, rng: Random) -> Genes:
-        """A subnet of any size alike, where independent draws of many genes are nearly all of middle size.
+        """A submodel of any size alike, where independent draws of many genes are nearly all of middle size.
 
-        Its genes keep about one share of their options, or a share that rises or falls along the network, more or less
-        closely.
+        Its genes keep about one fraction of their options, or a share that rises or falls along the network, more or
+        less closely.
         """
         share, slope, noise = rng.random(), rng.uniform(-1, 1), rng.uniform(0, 0.6)
         span = max(len(self.genes) - 1, 1)
@@ -226,7 +231,7 @@ class SearchSpace:
         return tuple(round(min(max(own, 0), 1) * last) for own, last in zip(shares, most, strict=True))
 
     def corner(self, rng: Random) -> Genes:
-        """A subnet whose every gene is the smallest or the largest, of any size alike.
+        """A submodel whose every gene is the smallest or the largest, of any size alike.
 
         What has the most parameters within a budget is near such a one: where memory is dear it is spent on the genes
         that give most parameters for it, and on no other.
@@ -244,7 +249,7 @@ class SearchSpace:
         return (*genes[:chosen], genes[chosen] + rng.choice(steps), *genes[chosen + 1 :])
 
     def enumerate(self, limit: int = 200_000) -> Iterator[Genes]:
-        """Every different subnet once, from the smallest to the largest.
+        """Every different submodel once, from the smallest to the largest.
 
         Raises:
             ConfigError: there are more combinations than `limit`.
@@ -266,7 +271,7 @@ class SearchSpace:
         return owners is not None and owners.isdisjoint(kept)
 
     def _sets(self, genes: Genes, kept: frozenset[str]) -> tuple[tuple[str, IndexSet], ...]:
-        """What a subnet of these genes keeps of each axis that it names."""
+        """What a submodel of these genes keeps of each axis that it names."""
         chosen = (pair for gene, place in zip(self.genes, genes, strict=True) for pair in gene.options[place].axes)
         return tied_sets(self.network, {axis: own for axis, own in chosen if not self._unused(axis, kept)}, kept)
 

@@ -55,7 +55,7 @@ def stacked_merge(settings: AnyStackedMerge, stack: Stack) -> dict[str, Tensor]:
     """The new model; elements that no member holds keep their bits.
 
     Raises:
-        ProtocolError: a change is missing, has another shape than its subnet's tensor, or is not finite.
+        ProtocolError: a change is missing, has another shape than its submodel's tensor, or is not finite.
     """
     return _MERGES[type(settings)](settings, stack)
 

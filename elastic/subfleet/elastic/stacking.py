@@ -11,7 +11,7 @@ from torch import Tensor
 from subfleet.elastic.maps import tensor_maps
 from subfleet.elastic.network import Network
 from subfleet.protocol.errors import ProtocolError
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 
 __all__ = [
     "Member",
@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 ReadChanges = Callable[[str], Sequence[Tensor | None]]
-"""Gives every member's change of a tensor, in the order of the members; None where its subnet lacks the tensor."""
+"""Gives every member's change of a tensor, in the order of the members; None where its submodel lacks the tensor."""
 
 _CHUNK = 2**16
 """Elements that are reduced at once, so that little memory is taken beside the stack."""
@@ -53,13 +53,13 @@ class Member:
     """A client of the round.
 
     Attributes:
-        spec: the subnet that it trained.
-        weight: its share of a mean, above 0.
+        architecture: the submodel that it trained.
+        weight: its fraction of a mean, above 0.
         counted: by tensor, which elements of its change count as held, bool; it broadcasts against the local tensor,
             such as (classes, 1) for the rows of a head. Of tensors that are not named all do.
     """
 
-    spec: SubnetSpec
+    architecture: Architecture
     weight: float
     counted: Mapping[str, Tensor] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -121,9 +121,9 @@ def stacks(
     """Tensor by tensor: its name, values and who holds them, (holders, elements), and the holders' weights.
 
     Raises:
-        ProtocolError: a change has another shape than its subnet's tensor, or is not finite.
+        ProtocolError: a change has another shape than its submodel's tensor, or is not finite.
     """
-    places = [(tensor_maps(network, member.spec), network.shapes(member.spec)) for member in members]
+    places = [(tensor_maps(network, member.architecture), network.shapes(member.architecture)) for member in members]
     for name in names:
         shape = network.tensors[name].shape
         given = zip(members, places, read(name), strict=True)
@@ -135,7 +135,7 @@ def stacks(
             if name not in maps or tuple(change.shape) != shapes[name] or not bool(torch.isfinite(change).all()):
                 raise ProtocolError(
                     f"tensor {name!r} of an update has the shape {tuple(change.shape)}, but must be finite and have "
-                    f"the shape {shapes.get(name)} of its subnet"
+                    f"the shape {shapes.get(name)} of its submodel"
                 )
             maps[name].scatter(change, values[place])
             maps[name].scatter(member.marks(name, shapes[name], device), held[place])
@@ -148,8 +148,8 @@ def held_elements(network: Network, state: Mapping[str, Tensor], members: Sequen
     """Which elements of some tensors of the model any of the members hold, bool."""
     held = {name: torch.zeros(tensor.shape, dtype=torch.int32, device=tensor.device) for name, tensor in state.items()}
     for member in members:
-        shapes = network.shapes(member.spec)
-        for name, tensor_map in tensor_maps(network, member.spec).items():
+        shapes = network.shapes(member.architecture)
+        for name, tensor_map in tensor_maps(network, member.architecture).items():
             if name in held:
                 tensor_map.scatter(member.marks(name, shapes[name], held[name].device).int(), held[name])
     return {name: count > 0 for name, count in held.items()}

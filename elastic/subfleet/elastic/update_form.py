@@ -1,4 +1,4 @@
-"""What the update of a subnet must be, and how many bytes it takes."""
+"""What the update of a submodel must be, and how many bytes it takes."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -10,7 +10,7 @@ import numpy.typing as npt
 from subfleet.arrays.codecs import Floats, decode_change, encoded_bytes
 from subfleet.elastic.network import BUFFER_ROLES, Network
 from subfleet.protocol.errors import ProtocolError
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.update_codecs import AnyUpdateCodec
 
 __all__ = ["UpdateForm", "update_bytes"]
@@ -33,13 +33,15 @@ class UpdateForm:
     codec: AnyUpdateCodec
 
     @classmethod
-    def of(cls, network: Network, spec: SubnetSpec, codec: AnyUpdateCodec, sent: Collection[str] = ()) -> "UpdateForm":
-        """The update of a subnet; with names of tensors, of those alone.
+    def of(
+        cls, network: Network, architecture: Architecture, codec: AnyUpdateCodec, sent: Collection[str] = ()
+    ) -> "UpdateForm":
+        """The update of a submodel; with names of tensors, of those alone.
 
         Raises:
-            ConfigError: the spec is no subnet of the network.
+            ConfigError: the architecture is no submodel of the network.
         """
-        shapes = {name: shape for name, shape in network.shapes(spec).items() if not sent or name in sent}
+        shapes = {name: shape for name, shape in network.shapes(architecture).items() if not sent or name in sent}
         exact = frozenset(name for name in shapes if network.tensors[name].role in BUFFER_ROLES)
         return cls(shapes=shapes, exact=exact, codec=codec)
 
@@ -59,14 +61,16 @@ class UpdateForm:
             ProtocolError: there is no such tensor, or the array is not what the codec writes.
         """
         if name not in self.shapes:
-            raise ProtocolError(f"the update names the tensor {name!r:.80}, which its subnet lacks")
+            raise ProtocolError(f"the update names the tensor {name!r:.80}, which its submodel lacks")
         return decode_change(self.codec, name, array, self.shapes[name], exact=name in self.exact)
 
 
-def update_bytes(network: Network, spec: SubnetSpec, codec: AnyUpdateCodec, sent: Collection[str] = ()) -> int:
-    """What an update of a subnet, or of some of its tensors, takes with a codec, without the container's header.
+def update_bytes(
+    network: Network, architecture: Architecture, codec: AnyUpdateCodec, sent: Collection[str] = ()
+) -> int:
+    """What an update of a submodel, or of some of its tensors, takes with a codec, without the container's header.
 
     Raises:
-        ConfigError: the spec is no subnet of the network.
+        ConfigError: the architecture is no submodel of the network.
     """
-    return UpdateForm.of(network, spec, codec, sent).size_bytes
+    return UpdateForm.of(network, architecture, codec, sent).size_bytes

@@ -1,15 +1,15 @@
-"""The tensors by whose gradients a subnet is scored."""
+"""The tensors by whose gradients a submodel is scored."""
 
 from subfleet.elastic.network import Network
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 
 __all__ = ["scored_tensors"]
 
 
-def scored_tensors(network: Network, spec: SubnetSpec) -> tuple[str, ...]:
-    """Names of a subnet's tensors whose gradients are scored: the weights of its convolutions and linear layers.
+def scored_tensors(network: Network, architecture: Architecture) -> tuple[str, ...]:
+    """Names of a submodel's tensors whose gradients are scored: the weights of its convolutions and linear layers.
 
     Raises:
-        ConfigError: the spec is no subnet of this network.
+        ConfigError: the architecture is no submodel of this network.
     """
-    return tuple(name for name in network.shapes(spec) if network.tensors[name].role in ("weight", "residual"))
+    return tuple(name for name in network.shapes(architecture) if network.tensors[name].role in ("weight", "residual"))

@@ -60,7 +60,7 @@ def boosted(honest: Mapping[str, Value], malicious: Mapping[str, Value], strengt
 def replacement(change: Mapping[str, Value], weight: float, total_weight: float) -> dict[str, Value]:
     """The change that puts the attacker's model in place of the shared one, if all others change next to nothing.
 
-    Bagdasaryan et al. 2020, equation 3: the change divided by the attacker's share of the mean.
+    Bagdasaryan et al. 2020, equation 3: the change divided by the attacker's fraction of the mean.
 
     Args:
         change: from the shared model to the attacker's.
@@ -88,7 +88,7 @@ def with_trigger(dataset: Dataset, target: int, fraction: float, seed: int) -> D
     Args:
         dataset: images (samples, channels, height, width) with one class each.
         target: the class that the attacker wants for images with a trigger.
-        fraction: share of the images that get it, 0 to 1.
+        fraction: fraction of the images that get it, 0 to 1.
         seed: of the choice.
 
     Raises:

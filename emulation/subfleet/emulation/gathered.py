@@ -18,12 +18,12 @@ class EmulatedDevice:
 
     Attributes:
         client_id: its name in tables and topics.
-        profile: the device profile that it follows; its share of free memory is the client's memory budget, and
+        profile: the device profile that it follows; its fraction of free memory is the client's memory budget, and
             its architecture is what the client declares.
         data: its own samples.
         log: the resource log that it replays, read at the time that the round's announcement names.
         runtime: the program target that it runs.
-        test: its own held-out samples, on which its own subnet is evaluated; None: it is not.
+        test: its own held-out samples, on which its own submodel is evaluated; None: it is not.
         tier: the kind of device under which its results are summed up.
         attack: what it does to what it sends; None is an honest client.
     """

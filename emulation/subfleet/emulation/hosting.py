@@ -35,7 +35,7 @@ def opened_host(kind: HostKind, cache: CacheFolder, broker: BrokerAddress | None
         broker: of client processes, where one is that is there already; None starts an embedded one.
     """
     with _HOSTS[kind](cache, broker) as host:
-        from subfleet.folding.devices import compute_device
+        from subfleet.aggregation.devices import compute_device
 
         def run(described: Run, folder: Path, observer: RunObserver, stop: threading.Event) -> "Outcome":
             compute_device(described.device)  # which may not be there, and nothing is begun then

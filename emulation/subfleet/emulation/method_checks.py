@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 import torch
 from safetensors.torch import load
 
+from subfleet.aggregation.path_scoring import random_paths
 from subfleet.device_profiles import DeviceProfile, LogRow, ResourceLog
 from subfleet.elastic.building import init_state
 from subfleet.elastic.evaluate import evaluate
@@ -27,7 +28,6 @@ from subfleet.elastic.stacking import Member, held_elements
 from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.run import BatchResult, run_batch
 from subfleet.emulation.gathered import EmulatedDevice, GatheredRun
-from subfleet.folding.path_scoring import random_paths
 from subfleet.methods import METHODS, AnyMethod
 from subfleet.methods.aggregator import as_aggregated, shared_by_all
 from subfleet.methods.fedfa import FedFA
@@ -36,12 +36,12 @@ from subfleet.methods.techniques import NormPolicy
 from subfleet.methods.tier_search import TierSearch
 from subfleet.protocol.errors import SubfleetError
 from subfleet.protocol.readings import Reading
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.training import TrainingSettings
 from subfleet.reporting.run_figures import violates
-from subfleet.rounds.terms import Terms
+from subfleet.rounds.context import RunContext
 from subfleet.search.path_evolution import EvolutionSettings
-from subfleet.serving.terms import terms_of
+from subfleet.serving.context import context_of
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
 from subfleet.settings.timing import LogClock
@@ -107,35 +107,35 @@ def verdict_of(method: AnyMethod, exports: LazyExports, norms: NormPolicy = "ave
     if config is None:
         return f"no configuration accepts it with norms = {norms!r}"
     try:
-        terms = terms_of(config, "check")
-        experiment = _experiment(terms)
+        context = context_of(config, "check")
+        experiment = _experiment(context)
         result = run_batch(experiment, exports)
     except SubfleetError as error:
         return str(error)
-    return next(_complaints(terms, experiment, result), "ok")
+    return next(_complaints(context, experiment, result), "ok")
 
 
-def _experiment(terms: Terms) -> GatheredRun:
+def _experiment(context: RunContext) -> GatheredRun:
     """Three clients on digits, whose links carry a small, a middling and the second largest size of the space.
 
     Each has a runtime of its own, of those that the method tells. Where sizes have norms of their own, the third has
     the largest: those of the whole model are else never trained.
     """
-    space = terms.candidates
-    banked = terms.roles.aggregator.sharing_groups is not shared_by_all and not terms.roles.aggregator.personal
+    space = context.candidates
+    banked = context.roles.aggregator.sharing_groups is not shared_by_all and not context.roles.aggregator.personal
     places = (0, len(space) // 2, max(0, len(space) - (1 if banked else 2)))
-    whole, runtimes = digits(), terms.config.targets
+    whole, runtimes = digits(), context.config.targets
     clients = tuple(
         EmulatedDevice(
             client_id=f"client{number}",
-            profile=DeviceProfile(name="checked", title="A device of a check", memory_share=1.0, runtimes=runtimes),
+            profile=DeviceProfile(name="checked", title="A device of a check", memory_fraction=1.0, runtimes=runtimes),
             runtime=runtimes[number % len(runtimes)],
             data=_part(whole, number),
             log=_log(space[place].weight_bytes),
         )
         for number, place in enumerate(places)
     )
-    return GatheredRun(run=terms.config, devices=clients, evaluation=_part(whole, len(places)))
+    return GatheredRun(run=context.config, devices=clients, evaluation=_part(whole, len(places)))
 
 
 def _config(method: AnyMethod, norms: NormPolicy) -> Run | None:
@@ -178,24 +178,28 @@ def _log(link_bytes: int) -> ResourceLog:
     return ResourceLog(device="checked", source="a check of methods", licence="none", rows=rows)
 
 
-def _complaints(terms: Terms, experiment: GatheredRun, result: BatchResult) -> Iterator[str]:
+def _complaints(context: RunContext, experiment: GatheredRun, result: BatchResult) -> Iterator[str]:
     last = result.rounds[-1]
-    untrained = _untrained_loss(terms, experiment.evaluation, "" if last.model is None else last.model.spec_id)
+    untrained = _untrained_loss(
+        context, experiment.evaluation, "" if last.model is None else last.model.architecture_id
+    )
     if not last.loss < untrained:
         yield f"the loss does not fall: {untrained:.4f} before round 1 and {last.loss:.4f} after round {last.round}"
     rows = [row for record in result.rounds for row in record.clients]
     for row in rows:
-        if row.status != "folded":
+        if row.status != "aggregated":
             yield f"client {row.client_id} took no part: {row.status}"
         elif row.bytes_down < row.weight_bytes or row.bytes_up < row.update_bytes:
             yield f"client {row.client_id} moved {row.bytes_down} and {row.bytes_up} bytes, less than its weights"
         elif violates(row):
             yield f"client {row.client_id} was given more than its budget"
-    if terms.roles.networks.path_search is not None:
+    if context.roles.networks.path_search is not None:
         yield from _unsearched(result)
     # What a method does to the whole model after a round moves more than was trained.
-    whole = terms.roles.aggregator.after_round is not as_aggregated or terms.roles.techniques.distillation is not None
-    moved = () if whole else _moved_elsewhere(terms, result)
+    whole = (
+        context.roles.aggregator.after_round is not as_aggregated or context.roles.techniques.distillation is not None
+    )
+    moved = () if whole else _moved_elsewhere(context, result)
     if moved:
         yield f"tensor {moved[0]!r} moved where nobody trained it"
 
@@ -203,48 +207,48 @@ def _complaints(terms: Terms, experiment: GatheredRun, result: BatchResult) -> I
 def _unsearched(result: BatchResult) -> Iterator[str]:
     """What of a search and of what comes after it was not done."""
     found = {one.lineage.id for one in result.result.networks if one.lineage.born_round}
-    trained = {client.spec.network for rounds in result.trained.values() for client in rounds.values()}
+    trained = {client.architecture.network for rounds in result.trained.values() for client in rounds.values()}
     if not result.supernet or not found:
         yield "the supernet was trained, but never searched"
     elif not found & trained:
         yield f"the search has found {sorted(found)}, but nobody trained any of them"
 
 
-def _untrained_loss(terms: Terms, evaluation: Dataset, spec_id: str) -> float:
+def _untrained_loss(context: RunContext, evaluation: Dataset, architecture_id: str) -> float:
     """Of the model that rounds are evaluated by, before the first; of models that clients have, the whole network."""
-    network, state = terms.network, init_state(terms.network, terms.config.seed)
+    network, state = context.network, init_state(context.network, context.config.seed)
     inputs, labels = torch.from_numpy(evaluation.inputs.copy()), torch.from_numpy(evaluation.labels.copy())
     # Statistics are measured and not learned: what they do to the loss is no lesson.
-    evaluated = tuple(one for one in terms.space if one.spec_id == spec_id)
-    specs = evaluated or random_paths(network, _PATHS, Random(0))  # noqa: S311 - draws, keeps no secret
+    evaluated = tuple(one for one in context.space if one.architecture_id == architecture_id)
+    architectures = evaluated or random_paths(network, _PATHS, Random(0))  # noqa: S311 - draws, keeps no secret
     losses = [
         min(
-            evaluate(network, spec, one, inputs, labels, objective=terms.config.training.objective.name).loss
-            for one in (state, recalibrated(network, state, spec, [inputs]))
+            evaluate(network, architecture, one, inputs, labels, objective=context.config.training.objective.name).loss
+            for one in (state, recalibrated(network, state, architecture, [inputs]))
         )
-        for spec in specs
+        for architecture in architectures
     ]
     return sum(losses) / len(losses)
 
 
-def _moved_elsewhere(terms: Terms, result: BatchResult) -> list[str]:
+def _moved_elsewhere(context: RunContext, result: BatchResult) -> list[str]:
     """Tensors, of the shared model or of a copy, that changed at places that no client of it held in any round.
 
     Of a supernet that was searched, up to then.
     """
-    before: Mapping[str, Any] = init_state(terms.network, terms.config.seed)
+    before: Mapping[str, Any] = init_state(context.network, context.config.seed)
     after = unpacked(load(result.supernet or result.model))
     clients = [
         one
         for rounds in result.trained.values()
         for one in rounds.values()
-        if not result.supernet or one.spec.network == terms.network.id
+        if not result.supernet or one.architecture.network == context.network.id
     ]
-    keys = [terms.roles.aggregator.sharing_groups(terms.network, client, after.sizes) for client in clients]
-    specs = [client.spec for client in clients]
-    if isinstance(terms.config.method, FedFA):
-        specs = [graft(terms.network, spec).spec for spec in specs]
-    held = [_held(terms.network, spec) for spec in specs]
+    keys = [context.roles.aggregator.sharing_groups(context.network, client, after.sizes) for client in clients]
+    architectures = [client.architecture for client in clients]
+    if isinstance(context.config.method, FedFA):
+        architectures = [graft(context.network, architecture).architecture for architecture in architectures]
+    held = [_held(context.network, architecture) for architecture in architectures]
     found = []
     for copy, tensors in {_SHARED: after.shared, **after.copies}.items():
         for name, tensor in ((name, tensors[name]) for name in before if name in tensors):
@@ -254,7 +258,7 @@ def _moved_elsewhere(terms: Terms, result: BatchResult) -> list[str]:
     return found
 
 
-def _held(network: Network, spec: SubnetSpec) -> dict[str, torch.Tensor]:
-    """Which elements of each tensor of the model a subnet holds."""
+def _held(network: Network, architecture: Architecture) -> dict[str, torch.Tensor]:
+    """Which elements of each tensor of the model a submodel holds."""
     full = {name: torch.empty(decl.shape) for name, decl in network.tensors.items()}
-    return held_elements(network, full, [Member(spec=spec, weight=1.0)])
+    return held_elements(network, full, [Member(architecture=architecture, weight=1.0)])

@@ -90,7 +90,7 @@ def run_processes(
 def _served(run: Run, files: Files) -> Run:
     """The run as its server is given it: with evaluation data in a file, and without attackers."""
     data = replace(run.data, test=str(files.test), test_samples=0)
-    return replace(run, data=data, suspicion=run.suspicion.emulated(attacked=False))
+    return replace(run, data=data, outliers=run.outliers.emulated(attacked=False))
 
 
 def _refuse_attacks(run: Run) -> None:

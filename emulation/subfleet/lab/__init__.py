@@ -3,7 +3,7 @@
 from subfleet.lab import load, run
 
 result = run(load("fedfa", "rounds=3", "host.type=batch"))
-print(result.accuracy, result.frame()[["round", "client_id", "spec", "loss"]])
+print(result.accuracy, result.frame()[["round", "client_id", "architecture", "loss"]])
 """
 
 import threading

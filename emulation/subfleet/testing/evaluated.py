@@ -12,17 +12,17 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
+from subfleet.aggregation.aggregation import AggregatedModel
+from subfleet.aggregation.examining import Examined, Examiner
+from subfleet.aggregation.views import Views
 from subfleet.elastic.building import build_module
 from subfleet.elastic.maps import extract
 from subfleet.elastic.model_state import ModelState, packed, unpacked
 from subfleet.elastic.network import Network
-from subfleet.folding.examining import Examined, Examiner
-from subfleet.folding.folding import FoldedModel
-from subfleet.folding.views import Views
 from subfleet.methods.aggregator import Participant
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
+from subfleet.rounds.context import RunContext
 from subfleet.rounds.state import RunState
-from subfleet.rounds.terms import Terms
 from subfleet.tasks import Dataset
 
 __all__ = ["Outside", "drawn_samples", "examined", "from_outside"]
@@ -34,7 +34,7 @@ class Outside:
 
     Attributes:
         accuracy: mean over the networks that the checkpoint holds as the model.
-        untrained: the same of the share of their numbers that nobody has trained.
+        untrained: the same of the fraction of their numbers that nobody has trained.
     """
 
     accuracy: float
@@ -49,45 +49,45 @@ def drawn_samples(network: Network, count: int = 60) -> Dataset:
     return Dataset(inputs=inputs, labels=generator.integers(0, config.class_count, count))
 
 
-def examined(terms: Terms, folded: FoldedModel, samples: Dataset, round_number: int = 1) -> Examined:
-    """What the server tells of a folded round in which all clients took part."""
-    views = Views(terms=terms, samples=torch.from_numpy(samples.inputs))
-    return Examiner(views, samples).examined(folded, RunState(), round_number)
+def examined(context: RunContext, aggregated: AggregatedModel, samples: Dataset, round_number: int = 1) -> Examined:
+    """What the server tells of an aggregated round in which all clients took part."""
+    views = Views(context=context, samples=torch.from_numpy(samples.inputs))
+    return Examiner(views, samples).examined(aggregated, RunState(), round_number)
 
 
-def from_outside(terms: Terms, first: ModelState, folded: FoldedModel, samples: Dataset) -> Outside:
+def from_outside(context: RunContext, first: ModelState, aggregated: AggregatedModel, samples: Dataset) -> Outside:
     """The same by the round's checkpoint alone, and the clients where each has a model of its own.
 
     Args:
-        terms: of a run whose method keeps one network.
+        context: of a run whose method keeps one network.
         first: the model that it began with.
-        folded: the model after some rounds.
+        aggregated: the model after some rounds.
         samples: labelled ones.
     """
-    kept = unpacked(load(save({name: tensor.contiguous() for name, tensor in packed(folded.state).items()})))
-    network, clients = terms.network, folded.clients
-    if not terms.roles.aggregator.personal:
-        spec = kept.model or network.full_spec()
-        clients = (Participant(client_id="", spec=spec, size=network.size_of(spec)),)
-    found = [_one(terms, first, kept, client, samples) for client in clients]
+    kept = unpacked(load(save({name: tensor.contiguous() for name, tensor in packed(aggregated.state).items()})))
+    network, clients = context.network, aggregated.clients
+    if not context.roles.aggregator.personal:
+        architecture = kept.model or network.full_architecture()
+        clients = (Participant(client_id="", architecture=architecture, size=network.size_of(architecture)),)
+    found = [_one(context, first, kept, client, samples) for client in clients]
     return Outside(
         accuracy=sum(one.accuracy for one in found) / len(found),
         untrained=sum(one.untrained for one in found) / len(found),
     )
 
 
-def _one(terms: Terms, first: ModelState, kept: ModelState, client: Participant, samples: Dataset) -> Outside:
-    seen = Views(terms=terms, samples=torch.from_numpy(samples.inputs)).for_training(kept, client)
-    own = extract(terms.network, client.spec, seen)
+def _one(context: RunContext, first: ModelState, kept: ModelState, client: Participant, samples: Dataset) -> Outside:
+    seen = Views(context=context, samples=torch.from_numpy(samples.inputs)).for_training(kept, client)
+    own = extract(context.network, client.architecture, seen)
     old = sum(int(torch.isin(tensor, first.shared[name]).sum()) for name, tensor in own.items())
     return Outside(
-        accuracy=_accuracy(terms.network, client.spec, own, samples),
+        accuracy=_accuracy(context.network, client.architecture, own, samples),
         untrained=old / sum(tensor.numel() for tensor in own.values()),
     )
 
 
-def _accuracy(network: Network, spec: SubnetSpec, own: Mapping[str, Tensor], samples: Dataset) -> float:
-    module = build_module(network, spec)
+def _accuracy(network: Network, architecture: Architecture, own: Mapping[str, Tensor], samples: Dataset) -> float:
+    module = build_module(network, architecture)
     module.load_state_dict(dict(own))
     with torch.no_grad():
         predicted = module.eval()(torch.from_numpy(samples.inputs)).argmax(dim=-1)

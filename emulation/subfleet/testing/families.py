@@ -20,9 +20,9 @@ from subfleet.export.programs import export_training_program
 from subfleet.export.requests import TrainRequest
 from subfleet.protocol.registry import problem_with_record
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
-from subfleet.testing.subnets import drawn_subnets, held_places, same_bits
+from subfleet.testing.submodels import drawn_submodels, held_places, same_bits
 
 __all__ = ["FamilyContract"]
 
@@ -40,7 +40,7 @@ class FamilyContract:
 
     Attributes:
         family: a record of its settings, of a network as small as it can be.
-        rates: width rates, of which the smallest subnet is exported.
+        rates: width rates, of which the smallest submodel is exported.
         objective: that its programs are written with.
     """
 
@@ -71,16 +71,16 @@ class FamilyContract:
         """Names, shapes and order of the state."""
         network = network_of(self.family)
         declared = {name: decl.shape for name, decl in network.tensors.items()}
-        assert list(declared.items()) == _shapes(build_module(network, network.full_spec()))
-        assert network.shapes(network.full_spec()) == declared
+        assert list(declared.items()) == _shapes(build_module(network, network.full_architecture()))
+        assert network.shapes(network.full_architecture()) == declared
 
-    def test_every_subnets_module_has_exactly_the_shapes_of_its_maps(self) -> None:
+    def test_every_submodels_module_has_exactly_the_shapes_of_its_maps(self) -> None:
         """And computes something for each class."""
         network = network_of(self.family)
-        for spec in drawn_subnets(network):
-            module, local = build_module(network, spec), extract(network, spec, init_state(network, 0))
-            assert _shapes(module) == [(name, tuple(tensor.shape)) for name, tensor in local.items()], spec
-            assert _shapes(module) == list(network.shapes(spec).items()), spec
+        for architecture in drawn_submodels(network):
+            module, local = build_module(network, architecture), extract(network, architecture, init_state(network, 0))
+            assert _shapes(module) == [(name, tuple(tensor.shape)) for name, tensor in local.items()], architecture
+            assert _shapes(module) == list(network.shapes(architecture).items()), architecture
             said = module.eval()(_inputs(network))
             assert said.shape[0] == len(_inputs(network)), f"outputs are of shape {tuple(said.shape)}"
             assert self.family.class_count in said.shape[1:], f"outputs are of shape {tuple(said.shape)}"
@@ -89,34 +89,34 @@ class FamilyContract:
     def test_extract_after_scatter_is_the_identity(self) -> None:
         """A map writes the elements whose indices are all kept, and no other, and reads the same ones."""
         network = network_of(self.family)
-        for place, spec in enumerate(drawn_subnets(network)):
-            local = _drawn(network, spec, place)
+        for place, architecture in enumerate(drawn_submodels(network)):
+            local = _drawn(network, architecture, place)
             full = {name: torch.full(decl.shape, torch.nan) for name, decl in network.tensors.items()}
-            for name, tensor_map in tensor_maps(network, spec).items():
+            for name, tensor_map in tensor_maps(network, architecture).items():
                 tensor_map.scatter(local[name], full[name].zero_())
-            assert same_bits(extract(network, spec, full), local), spec
+            assert same_bits(extract(network, architecture, full), local), architecture
             ones = {name: torch.zeros(decl.shape) for name, decl in network.tensors.items()}
-            for name, tensor_map in tensor_maps(network, spec).items():
+            for name, tensor_map in tensor_maps(network, architecture).items():
                 tensor_map.scatter(torch.ones_like(local[name]), ones[name])
-            held = held_places(network, spec)
-            assert all(torch.equal(one, held[name].float()) for name, one in ones.items()), spec
+            held = held_places(network, architecture)
+            assert all(torch.equal(one, held[name].float()) for name, one in ones.items()), architecture
 
     def test_first_weights_are_those_of_the_seed(self) -> None:
         """Whatever was drawn before, and without a draw from the generator that is everybody's."""
         network = network_of(self.family)
         before = torch.random.get_rng_state()
         first, again, other = (init_state(network_of(self.family), seed) for seed in (7, 7, 8))
-        build_module(network, network.full_spec())
+        build_module(network, network.full_architecture())
         assert torch.equal(before, torch.random.get_rng_state()), "the global generator was drawn from"
         assert same_bits(first, again), "the same seed gives other weights"
         assert not same_bits(first, other), "another seed gives the same weights"
 
-    def test_a_subnet_computes_the_same_whenever_it_is_built(self) -> None:
+    def test_a_submodel_computes_the_same_whenever_it_is_built(self) -> None:
         """A module keeps nothing of the one before."""
         network = network_of(self.family)
-        for spec in drawn_subnets(network, count=2):
-            one, other = (build_module(network, spec).eval()(_inputs(network)) for _ in range(2))
-            assert torch.equal(one, other), spec
+        for architecture in drawn_submodels(network, count=2):
+            one, other = (build_module(network, architecture).eval()(_inputs(network)) for _ in range(2))
+            assert torch.equal(one, other), architecture
 
     def test_a_block_that_is_inserted_leaves_all_others_as_they_are(self) -> None:
         """Their names, shapes, axes and first weights, where its settings number blocks."""
@@ -133,14 +133,14 @@ class FamilyContract:
         assert same_bits(first, {name: grown[name] for name in first}), "first weights differ"
 
     @pytest.mark.parametrize("target", ["onnx", "executorch"])
-    def test_a_small_subnets_program_is_written_and_verified(self, target: str) -> None:
+    def test_a_small_submodels_program_is_written_and_verified(self, target: str) -> None:
         """Against PyTorch; where the target's tools are installed."""
         if importlib.util.find_spec(target) is None:
             pytest.skip(f"{target} is not installed")
         network = network_of(self.family)
         request = TrainRequest(
             model=self.family,
-            spec=uniform_space(network, self.rates)[0],
+            architecture=uniform_space(network, self.rates)[0],
             target=target,
             batch_size=2,
             objective=self.objective,
@@ -149,7 +149,7 @@ class FamilyContract:
         program = export_training_program(request)
         assert program.manifest.target == target
         trained = {value.name.partition(".")[2] for value in program.manifest.inputs if value.role == "parameter"}
-        assert trained <= set(network.shapes(request.spec)), "the program trains what the subnet lacks"
+        assert trained <= set(network.shapes(request.architecture)), "the program trains what the submodel lacks"
         assert trained, "the program trains nothing"
 
 
@@ -165,6 +165,6 @@ def _inputs(network: Network) -> Tensor:
     return torch.randn(shape, generator=generator)
 
 
-def _drawn(network: Network, spec: SubnetSpec, seed: int) -> dict[str, Tensor]:
+def _drawn(network: Network, architecture: Architecture, seed: int) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return {name: torch.randn(shape, generator=generator) for name, shape in network.shapes(spec).items()}
+    return {name: torch.randn(shape, generator=generator) for name, shape in network.shapes(architecture).items()}

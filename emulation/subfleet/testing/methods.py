@@ -23,14 +23,15 @@ from subfleet.methods.techniques import Techniques
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.registry import problem_with_record
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json
-from subfleet.protocol.subnet import SubnetSpec
-from subfleet.rounds.terms import Terms
+from subfleet.protocol.submodel import Architecture
+from subfleet.rounds.context import RunContext
 from subfleet.search.candidates import Candidate
 from subfleet.testing.evaluated import drawn_samples, examined, from_outside
 from subfleet.testing.rounds import (
     MODEL,
     SEED,
     ask,
+    context_with,
     every_size,
     first_state,
     held,
@@ -38,10 +39,9 @@ from subfleet.testing.rounds import (
     moves_the_whole,
     play,
     seen,
-    terms_with,
     with_steps,
 )
-from subfleet.testing.subnets import same_bits
+from subfleet.testing.submodels import same_bits
 
 __all__ = ["MethodContract"]
 
@@ -68,12 +68,14 @@ class MethodContract:
     method: AnyMethod
     model: Family = MODEL
 
-    def moved(self, network: Network, spec: SubnetSpec) -> SubnetSpec:
-        """The subnet that an update of another moves; where `Aggregator.transform` says what that is, so must this."""
+    def moved(self, network: Network, architecture: Architecture) -> Architecture:
+        """The submodel that an update of another moves; it must agree with `Aggregator.transform`."""
         exchange = self.method.roles().assigner.exchange
         if exchange is None:
-            return spec
-        return exchange(network, Participant(client_id="", spec=spec, size=network.size_of(spec)), {}).moved
+            return architecture
+        return exchange(
+            network, Participant(client_id="", architecture=architecture, size=network.size_of(architecture)), {}
+        ).moved
 
     def test_it_is_a_record_that_says_what_it_is(self) -> None:
         """A frozen dataclass with a name and a description, whose parameters all have defaults."""
@@ -118,37 +120,37 @@ class MethodContract:
 
     def test_a_round_with_learning_rate_0_changes_nothing_for_anybody(self, tmp_path: Path) -> None:
         """Bit for bit; where the whole model is transformed after a round, its outputs stay."""
-        terms = terms_with(self.method, self.model)
-        terms = replace(terms, roles=with_steps(terms.roles, distillation=None))
-        state = first_state(terms.network)
-        clients = [replace(client, scale=0.0) for client in every_size(terms)]
-        folded = play(terms, state, clients, tmp_path).state
-        if moves_the_whole(terms):
-            before, after = (torch.tensor(logits(terms, one.shared)) for one in (state, folded))
+        context = context_with(self.method, self.model)
+        context = replace(context, roles=with_steps(context.roles, distillation=None))
+        state = first_state(context.network)
+        clients = [replace(client, scale=0.0) for client in every_size(context)]
+        aggregated = play(context, state, clients, tmp_path).state
+        if moves_the_whole(context):
+            before, after = (torch.tensor(logits(context, one.shared)) for one in (state, aggregated))
             torch.testing.assert_close(after, before, rtol=1e-6, atol=1e-4)
             return
-        assert same_bits(folded.shared, state.shared), "the model moved, although nobody learned"
+        assert same_bits(aggregated.shared, state.shared), "the model moved, although nobody learned"
         for client in clients:
-            same = same_bits(seen(terms, folded, client), seen(terms, state, client))
+            same = same_bits(seen(context, aggregated, client), seen(context, state, client))
             assert same, f"the copy of {client.name} moved"
 
     def test_what_nobody_held_keeps_its_bits(self, tmp_path: Path) -> None:
         """And something moves for the clients that trained."""
-        terms = terms_with(self.method, self.model)
-        if moves_the_whole(terms):
-            terms = replace(terms, roles=with_steps(terms.roles, after_round=as_aggregated, distillation=None))
-        state, clients = first_state(terms.network), every_size(terms)[:2]
-        least = terms.roles.aggregator.min_contributors(terms.network)
+        context = context_with(self.method, self.model)
+        if moves_the_whole(context):
+            context = replace(context, roles=with_steps(context.roles, after_round=as_aggregated, distillation=None))
+        state, clients = first_state(context.network), every_size(context)[:2]
+        least = context.roles.aggregator.min_contributors(context.network)
         clients = [*clients, *(replace(clients[0], name=f"other{number}") for number in range(len(clients), least))]
         for round_number in (1, 2):
-            folded = play(terms, state, clients, tmp_path, round_number)
-            assert not folded.refused, f"updates were refused: {dict(folded.refused)}"
-            kept = held(terms, clients, round_number, self.moved)
-            for name, tensor in folded.state.shared.items():
+            aggregated = play(context, state, clients, tmp_path, round_number)
+            assert not aggregated.refused, f"updates were refused: {dict(aggregated.refused)}"
+            kept = held(context, clients, round_number, self.moved)
+            for name, tensor in aggregated.state.shared.items():
                 free = ~kept[name]
                 assert torch.equal(tensor[free], state.shared[name][free]), f"{name!r} moved where nobody held it"
             moved = any(
-                not torch.equal(seen(terms, folded.state, client)[name], seen(terms, state, client)[name])
+                not torch.equal(seen(context, aggregated.state, client)[name], seen(context, state, client)[name])
                 for client in clients
                 for name in state.shared
             )
@@ -156,41 +158,41 @@ class MethodContract:
 
     def test_its_accuracy_is_that_of_what_devices_have_trained(self, tmp_path: Path) -> None:
         """By the checkpoint, of whose model every number was trained by somebody, or is told to be untrained."""
-        terms = terms_with(self.method, self.model)
-        terms = replace(terms, roles=with_steps(terms.roles, distillation=None))
-        first = first_state(terms.network)
-        clients, samples, state = every_size(terms), drawn_samples(terms.network), first
+        context = context_with(self.method, self.model)
+        context = replace(context, roles=with_steps(context.roles, distillation=None))
+        first = first_state(context.network)
+        clients, samples, state = every_size(context), drawn_samples(context.network), first
         for round_number in (1, 2):
-            folded = play(terms, state, clients, tmp_path, round_number)
-            if not folded.state.shared:
+            aggregated = play(context, state, clients, tmp_path, round_number)
+            if not aggregated.state.shared:
                 return  # its first network has retired
-            told, found = examined(terms, folded, samples), from_outside(terms, first, folded, samples)
+            told, found = examined(context, aggregated, samples), from_outside(context, first, aggregated, samples)
             assert abs(told.evaluation.accuracy - found.accuracy) < 1e-9, (
                 f"{told.model.told} has the accuracy {found.accuracy}"
             )
             share = found.untrained
             assert abs(told.model.untrained - share) < 1e-9, f"{share:.1%} of {told.model.told} are as they were drawn"
-            if terms.roles.aggregator.model != "whole" and not moves_the_whole(terms):
+            if context.roles.aggregator.model != "whole" and not moves_the_whole(context):
                 assert not share, f"{share:.1%} of what is evaluated was trained by nobody"
-            state = folded.state
+            state = aggregated.state
 
     def test_the_order_of_clients_does_not_matter_and_the_state_survives_a_crash(self, tmp_path: Path) -> None:
         """To the last bit, over two rounds."""
-        terms = terms_with(self.method, self.model)
-        state, clients = first_state(terms.network), every_size(terms)
-        there = play(terms, state, clients, tmp_path).state
-        back = play(terms, unpacked(packed(state)), clients[::-1], tmp_path).state
+        context = context_with(self.method, self.model)
+        state, clients = first_state(context.network), every_size(context)
+        there = play(context, state, clients, tmp_path).state
+        back = play(context, unpacked(packed(state)), clients[::-1], tmp_path).state
         assert same_bits(packed(there), packed(back)), "the model depends on the order in which updates came"
         again = unpacked(packed(there))
-        one, other = (play(terms, start, clients, tmp_path, 2).state for start in (there, again))
+        one, other = (play(context, start, clients, tmp_path, 2).state for start in (there, again))
         assert same_bits(packed(one), packed(other)), "the model is another one after it was stored"
 
     def test_clients_are_chosen_of_those_that_can_and_what_is_remembered_survives_a_crash(self) -> None:
         """As many as are wanted; and what it remembers of a round is the same by what is read of the journal."""
-        terms = terms_with(self.method, self.model)
-        roles, memory = terms.roles, terms.roles.memory.initial
+        context = context_with(self.method, self.model)
+        roles, memory = context.roles, context.roles.memory.initial
         for number in range(1, 4):
-            clients = _clients(terms, number)
+            clients = _clients(context, number)
             asked = SelectionContext(clients=clients, count=3, round=number, seed=SEED, memory=memory)
             found = roles.selector.select(asked)
             assert found == roles.selector.select(asked), "the same question has two answers"
@@ -199,9 +201,9 @@ class MethodContract:
             assert len(found.clients) == len(chosen) == 3, f"{len(chosen)} clients were chosen, but 3 are wanted"
             everyone = roles.selector.select(replace(asked, count=0))
             assert len(set(everyone.clients)) == len(clients), "with count 0 all take part"
-            for trainee in (_trainee(terms, name, number, found.memory) for name in sorted(chosen)):
-                _assert_trains(terms, trainee)
-            past = {one.client_id: one.past for one in _clients(terms, number + 1) if one.client_id in chosen}
+            for trainee in (_trainee(context, name, number, found.memory) for name in sorted(chosen)):
+                _assert_trains(context, trainee)
+            past = {one.client_id: one.past for one in _clients(context, number + 1) if one.client_id in chosen}
             closed = ClosedRound(round=number, clients={name: one for name, one in past.items() if one is not None})
             memory = found.memory
             if roles.memory.remember is not None:
@@ -213,67 +215,67 @@ class MethodContract:
 
     def test_places_keep_the_size(self) -> None:
         """Programs and costs are those of the size, wherever it lies in the model."""
-        terms = terms_with(self.method, self.model)
-        for size, draw in ((size, draw) for size in terms.space for draw in _draws(terms)):
-            placed = terms.roles.assigner.place(terms.network, size, draw)
-            terms.network.check(placed)
-            found = terms.network.size_of(placed).spec_id
-            assert found == size.spec_id, f"{size.name!r} has another size where it is placed"
-            student = terms.roles.training.student(terms.network, size, draw)
+        context = context_with(self.method, self.model)
+        for size, draw in ((size, draw) for size in context.space for draw in _draws(context)):
+            placed = context.roles.assigner.place(context.network, size, draw)
+            context.network.check(placed)
+            found = context.network.size_of(placed).architecture_id
+            assert found == size.architecture_id, f"{size.name!r} has another size where it is placed"
+            student = context.roles.training.student(context.network, size, draw)
             if student is not None:
-                terms.network.check(student)
-                fewer = terms.network.parameter_count(student) < terms.network.parameter_count(size)
+                context.network.check(student)
+                fewer = context.network.parameter_count(student) < context.network.parameter_count(size)
                 assert fewer, f"the student of {size.name!r} is not smaller"
 
     def test_sizes_fit_the_budget(self) -> None:
         """Memory, both directions of the link, and whatever else `Ask.allows` knows."""
-        terms = terms_with(self.method, self.model)
+        context = context_with(self.method, self.model)
         generator = random.Random(SEED)  # noqa: S311 - tries choices, keeps no secret
-        needs = sorted({one.training_memory_bytes["onnx"] for one in terms.candidates})
-        least = _question(terms, generator, Budget(memory_bytes=min(needs) - 1, downlink_bytes=0, uplink_bytes=0))
-        assert terms.roles.assigner.assign(replace(least, written={})).candidate is None, (
+        needs = sorted({one.training_memory_bytes["onnx"] for one in context.candidates})
+        least = _question(context, generator, Budget(memory_bytes=min(needs) - 1, downlink_bytes=0, uplink_bytes=0))
+        assert context.roles.assigner.assign(replace(least, written={})).candidate is None, (
             "a size was given for no budget"
         )
         given = 0
         for _ in range(_BUDGETS):
-            waiting = _question(terms, generator, _budget(terms, generator))
-            assigned = terms.roles.assigner.assign(waiting)
-            found = assigned.candidate if assigned.placed is None else waiting.price(assigned.placed)
+            waiting = _question(context, generator, _budget(context, generator))
+            assigned = context.roles.assigner.assign(waiting)
+            found = assigned.candidate if assigned.placed is None else waiting.estimate(assigned.placed)
             if found is not None:
-                _assert_fits(terms, waiting, found)
+                _assert_fits(context, waiting, found)
                 given += 1
         assert given, "no budget of many had room for a size"
 
     def _answers(self) -> list[Any]:
-        terms = terms_with(self.method, self.model)
-        answers: list[Any] = [terms.space, [terms.training(number) for number in (1, 2)]]
-        for client, number in ((client, number) for client in every_size(terms)[:3] for number in (1, 2)):
-            question = ask(terms, client.name, round_number=number)
-            answers.append(terms.roles.assigner.assign(question))
-            if terms.roles.assigner.propose is not None:
-                answers.append(terms.roles.assigner.propose(question))
-        for size, draw in ((size, draw) for size in terms.space[:3] for draw in _draws(terms)):
+        context = context_with(self.method, self.model)
+        answers: list[Any] = [context.space, [context.training(number) for number in (1, 2)]]
+        for client, number in ((client, number) for client in every_size(context)[:3] for number in (1, 2)):
+            question = ask(context, client.name, round_number=number)
+            answers.append(context.roles.assigner.assign(question))
+            if context.roles.assigner.propose is not None:
+                answers.append(context.roles.assigner.propose(question))
+        for size, draw in ((size, draw) for size in context.space[:3] for draw in _draws(context)):
             answers += [
-                terms.roles.assigner.place(terms.network, size, draw),
-                terms.roles.training.student(terms.network, size, draw),
+                context.roles.assigner.place(context.network, size, draw),
+                context.roles.training.student(context.network, size, draw),
             ]
         return answers
 
 
-def _draws(terms: Terms) -> list[Draw]:
-    memory = terms.roles.memory.initial
+def _draws(context: RunContext) -> list[Draw]:
+    memory = context.roles.memory.initial
     return [Draw(seed=SEED, round=number, client_id=name, memory=memory) for number in (1, 2, 7) for name in "ab"]
 
 
-def _clients(terms: Terms, round_number: int) -> tuple[AvailableClient, ...]:
-    """Some that were folded before, each in a round of its own, and in the first round none."""
+def _clients(context: RunContext, round_number: int) -> tuple[AvailableClient, ...]:
+    """Some that were aggregated before, each in a round of its own, and in the first round none."""
     generator = random.Random(round_number)  # noqa: S311 - draws cases, keeps no secret
     found = []
     for place, name in enumerate("abcdefgh"):
         past = LastUpdate(
             round=max(1, round_number - place % 3),
-            size=terms.space[place % len(terms.space)],
-            spec=terms.space[place % len(terms.space)],
+            size=context.space[place % len(context.space)],
+            architecture=context.space[place % len(context.space)],
             sample_count=place + 1,
             epochs=1,
             loss=generator.uniform(0, 3),
@@ -295,24 +297,24 @@ def _clients(terms: Terms, round_number: int) -> tuple[AvailableClient, ...]:
     return tuple(found)
 
 
-def _trainee(terms: Terms, name: str, round_number: int, memory: Any) -> Trainee:
-    size = terms.space[-1]
-    tensors = tuple(terms.network.shapes(size))
+def _trainee(context: RunContext, name: str, round_number: int, memory: Any) -> Trainee:
+    size = context.space[-1]
+    tensors = tuple(context.network.shapes(size))
     draw = Draw(seed=SEED, round=round_number, client_id=name, memory=memory)
     return Trainee(draw=draw, size=size, tensors=tensors)
 
 
-def _assert_trains(terms: Terms, trainee: Trainee) -> None:
+def _assert_trains(context: RunContext, trainee: Trainee) -> None:
     """Its training is that of the program which all of its size run, and it sends something."""
-    general = terms.training(trainee.draw.round)
-    own = terms.roles.training.for_client(general, trainee)
+    general = context.training(trainee.draw.round)
+    own = context.roles.training.for_client(general, trainee)
     numbers: dict[str, Any] = {"epochs": own.epochs, "local_steps": own.local_steps, "learning_rate": own.learning_rate}
     numbers |= {"proximal_mu": own.proximal_mu, "distillation_weight": own.distillation_weight}
     assert own == replace(general, **numbers), "local() changes what the program of the size has in it"
-    if terms.roles.training.sends is not None:
-        sent = terms.roles.training.sends(trainee)
+    if context.roles.training.sends is not None:
+        sent = context.roles.training.sends(trainee)
         assert sent, "a client sends nothing"
-        assert sent <= set(trainee.tensors), "a client is to send tensors that its subnet lacks"
+        assert sent <= set(trainee.tensors), "a client is to send tensors that its submodel lacks"
 
 
 def _stored(memory: Any) -> Any:
@@ -327,10 +329,10 @@ def _generators() -> tuple[object, ...]:
     return (random.getstate(), str(np.random.get_state()), torch.random.get_rng_state().tolist())
 
 
-def _budget(terms: Terms, generator: random.Random) -> Budget:
+def _budget(context: RunContext, generator: random.Random) -> Budget:
     """Near what a size takes."""
     near = [generator.randint(-1, 1) for _ in range(4)]
-    one, two, three, four = (generator.choice(terms.candidates) for _ in range(4))
+    one, two, three, four = (generator.choice(context.candidates) for _ in range(4))
     return Budget(
         memory_bytes=one.training_memory_bytes["onnx"] + near[0],
         downlink_bytes=generator.choice([None, two.weight_bytes + near[1]]),
@@ -339,42 +341,45 @@ def _budget(terms: Terms, generator: random.Random) -> Budget:
     )
 
 
-def _question(terms: Terms, generator: random.Random, budget: Budget) -> AssignmentContext:
+def _question(context: RunContext, generator: random.Random, budget: Budget) -> AssignmentContext:
     """A client that waits, with some programs written, some of them larger than planned."""
-    some = generator.sample(terms.candidates, min(3, len(terms.candidates)))
+    some = generator.sample(context.candidates, min(3, len(context.candidates)))
     written = {
-        one.spec.spec_id: WrittenSize(
-            size=one.spec, planned_peak_bytes=one.training_memory_bytes["onnx"] + generator.choice([0, 1, 10**6])
+        one.architecture.architecture_id: WrittenSize(
+            size=one.architecture,
+            planned_peak_bytes=one.training_memory_bytes["onnx"] + generator.choice([0, 1, 10**6]),
         )
         for one in some
     }
     return replace(
-        ask(terms, generator.choice("abc"), round_number=generator.randint(1, 5)),
+        ask(context, generator.choice("abc"), round_number=generator.randint(1, 5)),
         budget=budget,
-        below=generator.choice([None, None, generator.choice(terms.candidates)]),
+        below=generator.choice([None, None, generator.choice(context.candidates)]),
         written=written,
-        previous=generator.choice([None, generator.choice(terms.space)]),
+        previous=generator.choice([None, generator.choice(context.space)]),
     )
 
 
-def _assert_fits(terms: Terms, waiting: AssignmentContext, found: Candidate) -> None:
-    budget, price = waiting.budget, terms.price(found.spec)
-    known = waiting.written.get(found.spec.spec_id)
-    name = found.spec.name
-    needed_bytes = price.training_memory_bytes["onnx"]
+def _assert_fits(context: RunContext, waiting: AssignmentContext, found: Candidate) -> None:
+    budget, estimate = waiting.budget, context.estimate(found.architecture)
+    known = waiting.written.get(found.architecture.architecture_id)
+    name = found.architecture.name
+    needed_bytes = estimate.training_memory_bytes["onnx"]
     assert needed_bytes <= budget.memory_bytes, f"{name!r} needs {needed_bytes} bytes of {budget.memory_bytes}"
     assert known is None or known.planned_peak_bytes <= budget.memory_bytes, f"the program of {name!r} needs more"
-    assert budget.downlink_bytes is None or price.weight_bytes <= budget.downlink_bytes, f"{name!r} is too much to send"
-    sent_bytes = _sent_bytes(terms, found.spec, budget)
+    assert budget.downlink_bytes is None or estimate.weight_bytes <= budget.downlink_bytes, (
+        f"{name!r} is too much to send"
+    )
+    sent_bytes = _sent_bytes(context, found.architecture, budget)
     assert budget.uplink_bytes is None or sent_bytes <= budget.uplink_bytes, f"the update of {name!r} is too large"
     smaller = waiting.below is None or found.order < waiting.below.order
     assert smaller, f"{name!r} is no smaller than one that was too large"
 
 
-def _sent_bytes(terms: Terms, spec: SubnetSpec, budget: Budget) -> int:
-    """What a client with this budget really sends for a subnet: a change, written by its codec."""
-    codec = terms.update_codec(terms.network, spec, budget)
-    changes = {name: np.ones(shape, np.float32) for name, shape in terms.network.shapes(spec).items()}
-    exact = {name for name, decl in terms.network.tensors.items() if decl.role in BUFFER_ROLES}
+def _sent_bytes(context: RunContext, architecture: Architecture, budget: Budget) -> int:
+    """What a client with this budget really sends for a submodel: a change, written by its codec."""
+    codec = context.update_codec(context.network, architecture, budget)
+    changes = {name: np.ones(shape, np.float32) for name, shape in context.network.shapes(architecture).items()}
+    exact = {name for name, decl in context.network.tensors.items() if decl.role in BUFFER_ROLES}
     encoded = encode_changes(codec, changes, exact=exact, uniform=lambda name: np.zeros)
     return sum(array.nbytes for array in encoded.values())

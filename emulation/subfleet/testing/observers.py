@@ -13,12 +13,12 @@ from subfleet.settings.run import Run
 
 __all__ = ["ObserverContract"]
 
-_FOLDED = ClientRow(
+_AGGREGATED = ClientRow(
     client_id="ada",
     device="laptop",
     runtime="onnx",
-    spec="w1",
-    spec_id="0123456789abcdef",
+    architecture="w1",
+    architecture_id="0123456789abcdef",
     parameters=1000,
     memory_free_bytes=10**9,
     budget_bytes=10**8,
@@ -32,12 +32,12 @@ _FOLDED = ClientRow(
     seconds=1.5,
     loss=0.7,
     sample_count=100,
-    status="folded",
+    status="aggregated",
     weight=1.0,
     share=1.0,
 )
 _ABSENT = replace(
-    _FOLDED, client_id="bob", status="missing: no telemetry came in time", runtime="", weight=0.0, share=0.0
+    _AGGREGATED, client_id="bob", status="missing: no telemetry came in time", runtime="", weight=0.0, share=0.0
 )
 
 
@@ -56,14 +56,14 @@ class ObserverContract:
         odd = replace(_record(2, _ABSENT), accuracy=0.0, loss=nan)
         with self._factory()(self._run(), tmp_path) as observer:
             observer.say("it begins\n[bold]and goes on[/bold] with 50 % and {braces}")
-            for record in (_record(1, _FOLDED, _ABSENT), odd, replace(_record(3, _FOLDED), loss=inf)):
+            for record in (_record(1, _AGGREGATED, _ABSENT), odd, replace(_record(3, _AGGREGATED), loss=inf)):
                 observer.round_finished(record)
 
     def test_a_run_that_is_taken_up_is_heard_again(self, tmp_path: Path) -> None:
         """The folder has what the observer noted before; the first round that it hears of need not be round 1."""
         for number in (1, 2):
             with self._factory()(self._run(), tmp_path) as observer:
-                observer.round_finished(_record(number, _FOLDED))
+                observer.round_finished(_record(number, _AGGREGATED))
 
     def test_a_run_that_fails_is_not_hidden(self, tmp_path: Path) -> None:
         """What ends a run goes through the observer's context, before the first round too."""

@@ -1,4 +1,4 @@
-"""Rounds of a method without devices: clients whose changes are drawn, folded by the server's own folding."""
+"""Rounds of a method without devices: clients whose changes are drawn, aggregated by the server's own aggregation."""
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from subfleet.aggregation.aggregation import AggregatedModel, Aggregation
+from subfleet.aggregation.views import seen_by
 from subfleet.arrays import encode_arrays
 from subfleet.arrays.codecs import encode_changes, rounding_numbers
 from subfleet.elastic.building import build_module, init_state
@@ -17,8 +19,6 @@ from subfleet.elastic.families.records.choices import ChoiceCnn
 from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import BUFFER_ROLES, Family, Network
-from subfleet.folding.folding import FoldedModel, Folding
-from subfleet.folding.views import seen_by
 from subfleet.methods import AnyMethod
 from subfleet.methods.aggregator import Participant, as_aggregated
 from subfleet.methods.assigner import AssignmentContext, Draw
@@ -27,16 +27,16 @@ from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.messages import Task, Update
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.task import Train
 from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
-from subfleet.rounds.state import Offer, Seat, Submodel, Trained
-from subfleet.rounds.terms import Terms
-from subfleet.serving.terms import terms_of
+from subfleet.rounds.context import RunContext
+from subfleet.rounds.state import ClientState, Offer, Submodel, Trained
+from subfleet.serving.context import context_of
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
-from subfleet.testing.subnets import held_places
+from subfleet.testing.submodels import held_places
 from subfleet.transport.blob_store import BlobStore
 
 __all__ = [
@@ -48,7 +48,9 @@ __all__ = [
     "as_trained",
     "ask",
     "change_of",
+    "client_of",
     "config_with",
+    "context_with",
     "every_size",
     "first_state",
     "held",
@@ -56,9 +58,7 @@ __all__ = [
     "moves_the_whole",
     "placed",
     "play",
-    "seat_of",
     "seen",
-    "terms_with",
     "with_steps",
 ]
 
@@ -105,28 +105,33 @@ def config_with(method: AnyMethod, model: Family = MODEL, **changes: Any) -> Run
     supernet = model == MODEL and method.roles().training.draws_paths
     model, data = (SUPERNET if supernet else model), DataSettings(test="unused", validation_samples=int(supernet))
     settings: dict[str, Any] = {"name": "methods", "data": data, "rates": RATES, "seed": SEED}
-    return Run(**{**settings, "model": model, "method": method, "max_client_share": 1.0, **changes})
+    return Run(**{**settings, "model": model, "method": method, "max_client_fraction": 1.0, **changes})
 
 
-def terms_with(method: AnyMethod, model: Family = MODEL, **changes: Any) -> Terms:
+def context_with(method: AnyMethod, model: Family = MODEL, **changes: Any) -> RunContext:
     """The terms of a method on a small network."""
-    return terms_of(config_with(method, model, **changes), "run")
+    return context_of(config_with(method, model, **changes), "run")
 
 
 def ask(
-    terms: Terms, name: str, *, memory_bytes: int = 2**40, round_number: int = 1, previous: SubnetSpec | None = None
+    context: RunContext,
+    name: str,
+    *,
+    memory_bytes: int = 2**40,
+    round_number: int = 1,
+    previous: Architecture | None = None,
 ) -> AssignmentContext:
     """A client that waits for a size, of a search that has found nothing yet."""
-    search = terms.roles.assigner.search
+    search = context.roles.assigner.search
     return AssignmentContext(
-        networks={"": terms.network},
-        candidates=terms.candidates,
-        price=terms.price,
-        draw=Draw(seed=SEED, round=round_number, client_id=name, memory=terms.roles.memory.initial),
+        networks={"": context.network},
+        candidates=context.candidates,
+        estimate=context.estimate,
+        draw=Draw(seed=SEED, round=round_number, client_id=name, memory=context.roles.memory.initial),
         target="onnx",
         budget=Budget(memory_bytes=memory_bytes),
         previous=previous,
-        search=None if search is None else search.start(terms.network, terms.price, "onnx"),
+        search=None if search is None else search.start(context.network, context.estimate, "onnx"),
     )
 
 
@@ -144,35 +149,37 @@ def first_state(network: Network) -> ModelState:
     )
 
 
-def placed(terms: Terms, client: Client, round_number: int) -> SubnetSpec:
+def placed(context: RunContext, client: Client, round_number: int) -> Architecture:
     """Where a client's size lies in the model in a round."""
-    draw = Draw(seed=SEED, round=round_number, client_id=client.name, memory=terms.roles.memory.initial)
-    return terms.roles.assigner.place(terms.network, terms.space[client.size], draw)
+    draw = Draw(seed=SEED, round=round_number, client_id=client.name, memory=context.roles.memory.initial)
+    return context.roles.assigner.place(context.network, context.space[client.size], draw)
 
 
-def change_of(terms: Terms, client: Client, round_number: int) -> dict[str, Tensor]:
+def change_of(context: RunContext, client: Client, round_number: int) -> dict[str, Tensor]:
     """What a client learned in a round."""
-    spec = placed(terms, client, round_number)
+    architecture = placed(context, client, round_number)
     generator = torch.Generator().manual_seed(zlib.crc32(f"{client.name}/{round_number}".encode()))
     return {
         name: torch.randn(shape, generator=generator) * client.scale
-        for name, shape in terms.network.shapes(spec).items()
+        for name, shape in context.network.shapes(architecture).items()
     }
 
 
 def play(
-    terms: Terms, state: ModelState, clients: Sequence[Client], folder: Path, round_number: int = 1
-) -> FoldedModel:
-    """Fold one round of drawn changes."""
+    context: RunContext, state: ModelState, clients: Sequence[Client], folder: Path, round_number: int = 1
+) -> AggregatedModel:
+    """Aggregate one round of drawn changes."""
     blobs = BlobStore(folder)
-    seats = [seat_of(terms, client, blobs, round_number) for client in clients]
-    return Folding(terms=terms, blobs=blobs).fold(state, round_number, seats, terms.roles.memory.initial)
+    states = [client_of(context, client, blobs, round_number) for client in clients]
+    return Aggregation(context=context, blobs=blobs).aggregate(
+        state, round_number, states, context.roles.memory.initial
+    )
 
 
-def seat_of(terms: Terms, client: Client, blobs: BlobStore, round_number: int = 1) -> Seat:
-    """The seat of a client whose update is stored."""
-    change = {name: tensor.numpy() for name, tensor in change_of(terms, client, round_number).items()}
-    exact = {name for name, decl in terms.network.tensors.items() if decl.role in BUFFER_ROLES}
+def client_of(context: RunContext, client: Client, blobs: BlobStore, round_number: int = 1) -> ClientState:
+    """The state of a client whose update is stored."""
+    change = {name: tensor.numpy() for name, tensor in change_of(context, client, round_number).items()}
+    exact = {name for name, decl in context.network.tensors.items() if decl.role in BUFFER_ROLES}
     uniform = partial(rounding_numbers, seed=SEED, round_number=round_number, client_id=client.name)
     ref = blobs.add(encode_arrays(encode_changes(client.codec, change, exact=exact, uniform=uniform)))
     result = Update(
@@ -189,24 +196,24 @@ def seat_of(terms: Terms, client: Client, blobs: BlobStore, round_number: int = 
         train_seconds=0.0,
         seconds=0.0,
     )
-    return Seat(
+    return ClientState(
         client_id=client.name,
         device="drawn",
         stage="done",
         offer=Offer(class_counts=client.classes),
-        given=Submodel(size=terms.space[client.size], spec=placed(terms, client, round_number)),
-        task=_task(client, placed(terms, client, round_number), ref, round_number),
+        given=Submodel(size=context.space[client.size], architecture=placed(context, client, round_number)),
+        task=_task(client, placed(context, client, round_number), ref, round_number),
         trained=Trained(update=result),
     )
 
 
-def _task(client: Client, spec: SubnetSpec, blob: BlobRef, round_number: int) -> Task:
+def _task(client: Client, architecture: Architecture, blob: BlobRef, round_number: int) -> Task:
     return Task(
         task_id=f"{client.name}/{round_number}",
         run_id="run",
         round=round_number,
         client_id=client.name,
-        spec=spec,
+        architecture=architecture,
         work=Train(
             program=ProgramRef(program_id="drawn", target="onnx", blob=blob),
             weights=blob,
@@ -219,21 +226,21 @@ def _task(client: Client, spec: SubnetSpec, blob: BlobRef, round_number: int) ->
     )
 
 
-def as_trained(network: Network, spec: SubnetSpec) -> SubnetSpec:
-    """An update moves the very subnet that was trained."""
-    return spec
+def as_trained(network: Network, architecture: Architecture) -> Architecture:
+    """An update moves the very submodel that was trained."""
+    return architecture
 
 
 def held(
-    terms: Terms,
+    context: RunContext,
     clients: Sequence[Client],
     round_number: int = 1,
-    moved: Callable[[Network, SubnetSpec], SubnetSpec] = as_trained,
+    moved: Callable[[Network, Architecture], Architecture] = as_trained,
 ) -> Mapping[str, Tensor]:
     """Which elements of the model any of the clients' updates moves."""
-    specs = [moved(terms.network, placed(terms, client, round_number)) for client in clients]
-    found = [held_places(terms.network, spec) for spec in specs]
-    return {name: torch.stack([one[name] for one in found]).any(dim=0) for name in terms.network.tensors}
+    architectures = [moved(context.network, placed(context, client, round_number)) for client in clients]
+    found = [held_places(context.network, architecture) for architecture in architectures]
+    return {name: torch.stack([one[name] for one in found]).any(dim=0) for name in context.network.tensors}
 
 
 def with_steps(roles: Roles, **steps: Any) -> Roles:
@@ -250,28 +257,30 @@ def with_steps(roles: Roles, **steps: Any) -> Roles:
     return roles
 
 
-def moves_the_whole(terms: Terms) -> bool:
+def moves_the_whole(context: RunContext) -> bool:
     """Whether a method goes on with the whole model after a round."""
-    return terms.roles.aggregator.after_round is not as_aggregated or terms.roles.techniques.distillation is not None
+    return (
+        context.roles.aggregator.after_round is not as_aggregated or context.roles.techniques.distillation is not None
+    )
 
 
-def every_size(terms: Terms) -> list[Client]:
+def every_size(context: RunContext) -> list[Client]:
     """A client of every size, the largest left out where there are several."""
-    count = max(1, len(terms.space) - 1)
+    count = max(1, len(context.space) - 1)
     return [Client(name=f"client{place}", size=place, samples=place + 1) for place in range(count)]
 
 
-def logits(terms: Terms, tensors: Mapping[str, Tensor]) -> list[float]:
+def logits(context: RunContext, tensors: Mapping[str, Tensor]) -> list[float]:
     """What the whole model says of drawn inputs."""
-    module = build_module(terms.network, terms.network.full_spec())
+    module = build_module(context.network, context.network.full_architecture())
     module.load_state_dict(dict(tensors))
-    inputs = torch.randn(6, *terms.network.config.input_shape, generator=torch.Generator().manual_seed(0))
+    inputs = torch.randn(6, *context.network.config.input_shape, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         return [float(value) for value in module.eval()(inputs).flatten()]
 
 
-def seen(terms: Terms, state: ModelState, client: Client) -> Mapping[str, Tensor]:
+def seen(context: RunContext, state: ModelState, client: Client) -> Mapping[str, Tensor]:
     """The model as a client sees it."""
-    size = terms.space[client.size]
-    who = Participant(client_id=client.name, spec=size, size=size)
-    return seen_by(terms.roles, terms.network, state, who)
+    size = context.space[client.size]
+    who = Participant(client_id=client.name, architecture=size, size=size)
+    return seen_by(context.roles, context.network, state, who)

@@ -1,7 +1,7 @@
 """What Subfleet asks of everything of its kind, asked of ours."""
 
 from subfleet.testing import DatasetContract, FamilyContract, MethodContract
-from subfleet.testing.rounds import ask, terms_with
+from subfleet.testing.rounds import ask, context_with
 from subfleet_example.plain_cnn import PlainCnn
 from subfleet_example.steady import Steady
 
@@ -10,14 +10,14 @@ class TestSteady(MethodContract):
     method = Steady()
 
     def test_a_size_grows_by_one_step_a_round(self) -> None:
-        terms = terms_with(self.method, self.model)
-        sizes = [one.spec for one in terms.candidates]
-        first = terms.roles.assigner.assign(ask(terms, "a")).candidate
+        context = context_with(self.method, self.model)
+        sizes = [one.architecture for one in context.candidates]
+        first = context.roles.assigner.assign(ask(context, "a")).candidate
         assert first is not None
-        assert first.spec == sizes[1]
-        second = terms.roles.assigner.assign(ask(terms, "a", round_number=2, previous=first.spec)).candidate
+        assert first.architecture == sizes[1]
+        second = context.roles.assigner.assign(ask(context, "a", round_number=2, previous=first.architecture)).candidate
         assert second is not None
-        assert second.spec == sizes[2]
+        assert second.architecture == sizes[2]
 
 
 class TestPlainCnn(FamilyContract):

@@ -1,1 +1,1 @@
-"""A subnet to a training step and an inference model that stock runtimes run, verified against PyTorch."""
+"""A submodel to a training step and an inference model that stock runtimes run, verified against PyTorch."""

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from subfleet.elastic.memory_prices import MemoryPrices
+from subfleet.elastic.memory_estimates import MemoryEstimates
 from subfleet.export.jobs import figure_path
-from subfleet.export.requests import MODEL_SUFFIXES, AnyRequest, InferRequest, PriceRequest
+from subfleet.export.requests import MODEL_SUFFIXES, AnyRequest, EstimateRequest, InferRequest
 from subfleet.protocol.bounds import checked
 from subfleet.protocol.disks import lock
 from subfleet.protocol.errors import FileError, ProtocolError
@@ -25,7 +25,7 @@ LEFTOVER_S = 3600.0
 """A half-written file of this age is nobody's: no export takes as long."""
 KEPT_S = 60.0
 """Whoever asked for a file has read it after this time; until then it stays, whatever the limit."""
-_SUFFIXES = frozenset({".program", ".prices", *MODEL_SUFFIXES.values()})
+_SUFFIXES = frozenset({".program", ".cost estimates", *MODEL_SUFFIXES.values()})
 
 logger = logging.getLogger(__name__)
 
@@ -125,8 +125,8 @@ def _check(path: Path, request: AnyRequest) -> None:
         if path.stat().st_size == 0:
             raise ProtocolError(f"the model {path} is empty")
         return
-    if isinstance(request, PriceRequest):
-        MemoryPrices.unpacked(path.read_bytes())
+    if isinstance(request, EstimateRequest):
+        MemoryEstimates.unpacked(path.read_bytes())
         return
     found = program_id_of(path.read_bytes())
     if found != request.program_id:

@@ -21,7 +21,7 @@ class ExportJob:
     Attributes:
         request: what to write.
         result_path: the file to write it to.
-        weights_path: safetensors file of the subnet's own tensors, for an inference model.
+        weights_path: safetensors file of the submodel's own tensors, for an inference model.
         samples_from: for an 8-bit model, the data set that `subfleet.tasks.read_dataset` reads.
     """
 

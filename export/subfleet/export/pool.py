@@ -12,7 +12,7 @@ from types import TracebackType
 
 from subfleet.export.cache import CacheFolder, ExportCache
 from subfleet.export.jobs import MAX_LINE_BYTES, TAKEN_LINE, Answer, ExportJob
-from subfleet.export.requests import AnyRequest, EvaluateRequest, InferRequest, PriceRequest, TrainRequest
+from subfleet.export.requests import AnyRequest, EstimateRequest, EvaluateRequest, InferRequest, TrainRequest
 from subfleet.export.waiting_jobs import WaitingJobs
 from subfleet.protocol.errors import ExportError, ProtocolError
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json
@@ -109,7 +109,7 @@ class _Worker:
             line = self._exchange(job, deadline)
         if line is None or not line.endswith(b"\n"):
             if time.monotonic() >= deadline:
-                raise ExportError(f"the export took longer than {timeout_s:g} s; allow more time or a smaller subnet")
+                raise ExportError(f"the export took longer than {timeout_s:g} s; allow more time or a smaller submodel")
             raise ExportError(f"the export process ended before it answered; see {self._log_path} for what it said")
         try:
             answer = from_plain(Answer, parse_json(line, max_bytes=MAX_LINE_BYTES))
@@ -209,15 +209,15 @@ class ExportPool:
 
         Args:
             request: names the weights by their content id.
-            weights_path: safetensors file of the subnet's own tensors; it must stay until the future is done.
+            weights_path: safetensors file of the submodel's own tensors; it must stay until the future is done.
             samples_from: for an 8-bit model, the data set that the request names by its content id.
         """
         return self._submit(request, str(weights_path.resolve()), samples_from)
 
-    def submit_prices(self, request: PriceRequest) -> "Future[Path]":
-        """The file with the prices of all subnets (`subfleet.elastic.memory_prices.MemoryPrices.unpacked` reads it).
+    def submit_estimates(self, request: EstimateRequest) -> "Future[Path]":
+        """The file with the cost estimates of all submodels, for `MemoryEstimates.unpacked`.
 
-        The future raises ExportError where no subnet can be trained on the target.
+        The future raises ExportError where no submodel can be trained on the target.
         """
         return self._submit(request)
 

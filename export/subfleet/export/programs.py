@@ -41,10 +41,10 @@ logger = logging.getLogger(__name__)
 
 
 def export_training_program(request: TrainRequest) -> Program:
-    """Write the training program of a subnet, and verify it.
+    """Write the training program of a submodel, and verify it.
 
     Raises:
-        ConfigError: the network or the subnet is not valid, or the student is no part of it.
+        ConfigError: the network or the submodel is not valid, or the student is no part of it.
         ExportError: a layer cannot be trained so, with its name, the reason and the remedy; or the program differs
             from PyTorch.
     """
@@ -52,10 +52,10 @@ def export_training_program(request: TrainRequest) -> Program:
 
 
 def export_evaluation_program(request: EvaluateRequest) -> Program:
-    """Write the evaluation program of a subnet, and verify it.
+    """Write the evaluation program of a submodel, and verify it.
 
     Raises:
-        ConfigError: the network or the subnet is not valid.
+        ConfigError: the network or the submodel is not valid.
         ExportError: a layer cannot be run so, with its name, the reason and the remedy; or the program differs from
             PyTorch.
     """
@@ -79,7 +79,7 @@ def _exported(request: ProgramRequest, write: _Write) -> Program:
         return write(step, target=request.target, program_id=program_id)
     except ExportError as error:
         network = network_of(request.model)
-        module, sample = build_module(network, request.spec), sample_of(network)
+        module, sample = build_module(network, request.architecture), sample_of(network)
         raise with_layer(error, module, sample, target=request.target, batch_size=request.batch_size) from error
 
 
@@ -155,22 +155,22 @@ def export_inference_model(request: InferRequest, state: Mapping[str, Tensor]) -
 
     Args:
         request: what to write.
-        state: the subnet's own tensors, by name.
+        state: the submodel's own tensors, by name.
 
     Returns:
         The model file's bytes, and its largest absolute difference from PyTorch.
 
     Raises:
-        ConfigError: the network or the subnet is not valid.
-        ExportError: the state does not fit the subnet, an operator cannot be written, or the model differs
+        ConfigError: the network or the submodel is not valid.
+        ExportError: the state does not fit the submodel, an operator cannot be written, or the model differs
             from PyTorch.
     """
     network = network_of(request.model)
-    module = build_module(network, request.spec)
+    module = build_module(network, request.architecture)
     if request.target == TORCH:
         _check_weights({name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}, state)
         carried = (request.classes, request.objective, request.transform)
-        return write_torch_model(request.model, request.spec, state, *carried), 0.0
+        return write_torch_model(request.model, request.architecture, state, *carried), 0.0
     batch_size = target_named(request.target).inference_batch_size
     step = inference_step(module, sample_of(network), batch_size=batch_size)
     return write_inference_model(step, state, target=request.target, notes=request.notes)
@@ -248,6 +248,6 @@ def _check_weights(shapes: Mapping[str, tuple[int, ...]], weights: Mapping[str, 
     if shapes != given:
         odd = sorted(name for name in shapes.keys() | given.keys() if shapes.get(name) != given.get(name))
         raise ExportError(
-            f"tensor {odd[0]!r} has the shape {given.get(odd[0])}, but the subnet needs {shapes.get(odd[0])}; "
-            "extract the subnet's own tensors first"
+            f"tensor {odd[0]!r} has the shape {given.get(odd[0])}, but the submodel needs {shapes.get(odd[0])}; "
+            "extract the submodel's own tensors first"
         )

@@ -19,23 +19,23 @@ def sample_of(network: Network) -> SampleSpec:
 
 
 def training_step_of(request: TrainRequest, module: nn.Module | None = None) -> Step:
-    """The training step of a request's subnet, whatever the target.
+    """The training step of a request's submodel, whatever the target.
 
     Args:
         request: what is asked for.
-        module: the network in sizes of its own, in place of the request's subnet and student.
+        module: the network in sizes of its own, in place of the request's submodel and student.
 
     Raises:
-        ConfigError: the network or the subnet is not valid, or the student is no part of it.
-        ExportError: the subnet cannot be trained so.
+        ConfigError: the network or the submodel is not valid, or the student is no part of it.
+        ExportError: the submodel cannot be trained so.
     """
     network = network_of(request.model)
     student = None
     if request.student is not None and module is None:
-        maps = nested_maps(network, request.spec, request.student)
+        maps = nested_maps(network, request.architecture, request.student)
         student = Student(module=build_module(network, request.student), maps=maps)
     return training_step(
-        build_module(network, request.spec) if module is None else module,
+        build_module(network, request.architecture) if module is None else module,
         sample_of(network),
         batch_size=request.batch_size,
         objective=request.objective,
@@ -48,7 +48,7 @@ def training_step_of(request: TrainRequest, module: nn.Module | None = None) -> 
 
 
 def step_of(request: ProgramRequest) -> Step:
-    """The step of a request's subnet, whatever the target and the purpose; raises as `training_step_of`."""
+    """The step of a request's submodel, whatever the target and the purpose; raises as `training_step_of`."""
     if isinstance(request, TrainRequest):
         return training_step_of(request)
     return _evaluation_step_of(request)
@@ -56,5 +56,5 @@ def step_of(request: ProgramRequest) -> Step:
 
 def _evaluation_step_of(request: EvaluateRequest) -> Step:
     network = network_of(request.model)
-    module = build_module(network, request.spec)
+    module = build_module(network, request.architecture)
     return evaluation_step(module, sample_of(network), batch_size=request.batch_size, objective=request.objective)

@@ -13,7 +13,7 @@ from subfleet.protocol.class_names import ClassNames
 from subfleet.protocol.limits import Positive
 from subfleet.protocol.model_notes import notes_of
 from subfleet.protocol.schema import ADDED_LATER, canonical_json, to_plain
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.task_kinds import Objective
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 from subfleet.protocol.transform import DataTransform
@@ -21,9 +21,9 @@ from subfleet.protocol.transform import DataTransform
 __all__ = [
     "MODEL_SUFFIXES",
     "AnyRequest",
+    "EstimateRequest",
     "EvaluateRequest",
     "InferRequest",
-    "PriceRequest",
     "ProgramRequest",
     "TrainRequest",
 ]
@@ -34,9 +34,9 @@ MODEL_SUFFIXES: Mapping[str, str] = MappingProxyType({"onnx": ".onnx", "executor
 
 def _content_id(request: "TrainRequest | EvaluateRequest | InferRequest") -> str:
     plain = to_plain(request)
-    for spec in (plain["spec"], plain.get("student")):
-        if spec is not None:
-            spec.pop("name")  # a display name changes nothing in the program
+    for architecture in (plain["architecture"], plain.get("student")):
+        if architecture is not None:
+            architecture.pop("name")  # a display name changes nothing in the program
     return hashlib.sha256(canonical_json([request.TYPE, plain, tool_versions(request.target)])).hexdigest()
 
 
@@ -48,11 +48,11 @@ def _check_parts(one_part: bool, accumulate: bool) -> Iterator[str]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked(_check_parts)
 class TrainRequest:
-    """A training program: it depends on the subnet's shape, never on its weights.
+    """A training program: it depends on the submodel's shape, never on its weights.
 
     Attributes:
         model: the elastic network.
-        spec: the subnet of it.
+        architecture: the submodel of it.
         target: a name in `subfleet.export.targets.TARGETS`, "onnx" or "executorch", or "torch".
         batch_size: samples of one step, 1 or more.
         objective: what is minimised.
@@ -60,19 +60,19 @@ class TrainRequest:
         accumulate: whether the program takes micro-batches, whose gradients it sums; `batch_size` is then theirs.
         recompute: whether activations are computed twice instead of kept; see `subfleet.export.steps.recompute`.
         one_part: with accumulate, whether each batch is a single micro-batch, by whose statistics BatchNorm normalises.
-        student: with distillation "self" the nested subnet, of the same network and within `spec`.
+        student: with distillation "self" the nested submodel, of the same network and within `architecture`.
     """
 
     TYPE: ClassVar[str] = "train"
     model: AnyFamily
-    spec: SubnetSpec
+    architecture: Architecture
     target: str
     batch_size: Positive
     objective: ObjectiveSettings
     optimiser: OptimiserSettings
     accumulate: bool = False
     recompute: bool = False
-    student: SubnetSpec | None = None
+    student: Architecture | None = None
     one_part: bool = field(default=False, metadata=ADDED_LATER)
 
     @property
@@ -94,11 +94,11 @@ def _check_objective(objective: ObjectiveSettings) -> Iterator[str]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked(_check_objective)
 class EvaluateRequest:
-    """A program that tells how good a subnet is on labelled samples: it depends on the subnet's shape alone.
+    """A program that tells how good a submodel is on labelled samples: it depends on the submodel's shape alone.
 
     Attributes:
         model: the elastic network.
-        spec: the subnet of it.
+        architecture: the submodel of it.
         target: as in `TrainRequest`.
         batch_size: samples of one step, 1 or more.
         objective: what is told, a plain one: `ObjectiveSettings.plain` of what is trained.
@@ -106,7 +106,7 @@ class EvaluateRequest:
 
     TYPE: ClassVar[str] = "evaluate"
     model: AnyFamily
-    spec: SubnetSpec
+    architecture: Architecture
     target: str
     batch_size: Positive
     objective: ObjectiveSettings
@@ -127,14 +127,14 @@ ProgramRequest = TrainRequest | EvaluateRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PriceRequest:
-    """What the training programs of all subnets would be planned to take, for one target.
+class EstimateRequest:
+    """What the training programs of all submodels would be planned to take, for one target.
 
     Attributes:
-        training: what would be asked for one of them; its subnet does not matter.
+        training: what would be asked for one of them; its submodel does not matter.
     """
 
-    TYPE: ClassVar[str] = "price"
+    TYPE: ClassVar[str] = "estimate"
     training: TrainRequest
 
     @property
@@ -145,13 +145,13 @@ class PriceRequest:
     @property
     def program_id(self) -> str:
         """64 hexadecimal digits: the same for the same request and tools, and no program's."""
-        anyone = replace(self.training, spec=SubnetSpec())
+        anyone = replace(self.training, architecture=Architecture())
         return hashlib.sha256(f"{self.TYPE}/{anyone.program_id}".encode()).hexdigest()
 
     @property
     def file_name(self) -> str:
-        """Of the prices in a cache folder."""
-        return f"{self.program_id}.prices"
+        """Of the cost estimates in a cache folder."""
+        return f"{self.program_id}.cost estimates"
 
 
 def _check_quantisation(quantisation: str, samples_sha256: str) -> Iterator[str]:
@@ -174,9 +174,9 @@ class InferRequest:
 
     Attributes:
         model: the elastic network.
-        spec: the subnet of it.
+        architecture: the submodel of it.
         target: as in `TrainRequest`.
-        weights_sha256: content id of the container of the subnet's own weights.
+        weights_sha256: content id of the container of the submodel's own weights.
         quantisation: "dynamic" and "static" write weights as 8-bit integers, and quantise activations in every run, or
             by ranges that samples have shown.
         samples_sha256: with quantisation, the content id of the samples; see
@@ -188,7 +188,7 @@ class InferRequest:
 
     TYPE: ClassVar[str] = "infer"
     model: AnyFamily
-    spec: SubnetSpec
+    architecture: Architecture
     target: str
     weights_sha256: str
     quantisation: Literal["none", "dynamic", "static"] = "none"
@@ -213,5 +213,5 @@ class InferRequest:
         return self.program_id + MODEL_SUFFIXES[self.target]
 
 
-AnyRequest = TrainRequest | EvaluateRequest | InferRequest | PriceRequest
+AnyRequest = TrainRequest | EvaluateRequest | InferRequest | EstimateRequest
 """Whatever is asked of the exporter."""

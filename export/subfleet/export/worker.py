@@ -16,20 +16,20 @@ from subfleet.elastic.families.records.residual import Mlp
 from subfleet.export.cache import is_whole, only_one_exports
 from subfleet.export.jobs import MAX_LINE_BYTES, TAKEN_LINE, Answer, ExportJob, figure_path, write_atomically
 from subfleet.export.quiet import collecting_later
-from subfleet.export.requests import EvaluateRequest, InferRequest, PriceRequest, TrainRequest
+from subfleet.export.requests import EstimateRequest, EvaluateRequest, InferRequest, TrainRequest
 from subfleet.export.versions import TARGET_NAMES
 from subfleet.protocol.errors import ExportError, SubfleetError
 from subfleet.protocol.programs import encode_program
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json
 from subfleet.protocol.silence import silence
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 
 __all__ = ["main", "run_job"]
 
 
 def run_job(job: ExportJob) -> None:
-    """Export one program or model, or prices, into its file, unless another process has done so meanwhile.
+    """Export one program or model, or cost estimates, into its file, unless another process has done so meanwhile.
 
     Raises:
         SubfleetError: it cannot be written, or differs from PyTorch.
@@ -48,8 +48,8 @@ def _export(job: ExportJob, path: Path) -> None:
         content = encode_program(export_training_program(job.request))
     elif isinstance(job.request, EvaluateRequest):
         content = encode_program(export_evaluation_program(job.request))
-    elif isinstance(job.request, PriceRequest):
-        content = _prices(job.request)
+    elif isinstance(job.request, EstimateRequest):
+        content = _estimates(job.request)
     else:
         content, figures = _model(job, job.request)
         # Written first: a model file that is there has its figures beside it.
@@ -57,11 +57,11 @@ def _export(job: ExportJob, path: Path) -> None:
     write_atomically(path, content)
 
 
-def _prices(request: PriceRequest) -> bytes:
+def _estimates(request: EstimateRequest) -> bytes:
     from subfleet.elastic.building import network_of
-    from subfleet.export.pricing.model import PriceModel
+    from subfleet.export.estimation.model import EstimateModel
 
-    return PriceModel(network_of(request.training.model), request.training).prices.packed()
+    return EstimateModel(network_of(request.training.model), request.training).estimates.packed()
 
 
 def _model(job: ExportJob, request: InferRequest) -> tuple[bytes, dict[str, object]]:
@@ -114,7 +114,7 @@ def warm_up(is_idle: Callable[[], bool]) -> None:
             export_training_program(
                 TrainRequest(
                     model=model,
-                    spec=SubnetSpec(),
+                    architecture=Architecture(),
                     target=target,
                     batch_size=2,
                     objective=ObjectiveSettings(),

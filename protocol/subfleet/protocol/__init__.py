@@ -1,1 +1,1 @@
-"""The wire contract, in the standard library alone: messages, topics, tensor container, blobs, specs, errors."""
+"""The wire contract, in the standard library alone: messages, topics, tensors, blobs, architectures, errors."""

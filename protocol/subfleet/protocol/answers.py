@@ -1,4 +1,4 @@
-"""What a device answers to a task, as messages: each ends its task, and is kept until its receipt."""
+"""What a device answers to a task, as messages: each ends its task, and is kept until its ack."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
@@ -51,10 +51,10 @@ class Refusal:
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()
 class Update:
-    """A trained change of a subnet's weights; the server pulls its blob and answers with a receipt.
+    """A trained change of a submodel's weights; the server pulls its blob and answers with an ack.
 
     Attributes:
-        blob: container of the change of every tensor of the subnet (new minus old), float32 or as the task's codec
+        blob: container of the change of every tensor of the submodel (new minus old), float32 or as the task's codec
             writes it; for a calibrate task of what `subfleet.protocol.calibration.sum_names` names.
         sample_count: samples that it was trained on: its weight in the mean.
         measured_peak_bytes: growth of the process's high-water mark while it trained.

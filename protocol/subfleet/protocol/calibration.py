@@ -16,7 +16,7 @@ class NormLayer:
     """A norm with running statistics.
 
     Attributes:
-        name: of the layer in the subnet.
+        name: of the layer in the submodel.
         positions: values that it is given of each channel of one sample: 1, or height times width.
         momentum: the share that a batch has in its running statistics, above 0 and at most 1.
         scale: what it is given in training is this much smaller than in use, above 0: the rate of HeteroFL's scaler.

@@ -189,7 +189,7 @@ class MemoryLimitError(TrainingError):
 
     def __init__(self, *, needed_bytes: int, limit_bytes: int) -> None:
         super().__init__(
-            f"training needed {needed_bytes} bytes, but its limit is {limit_bytes} bytes; a smaller subnet is needed"
+            f"training needed {needed_bytes} bytes, but its limit is {limit_bytes} bytes; a smaller submodel is needed"
         )
         self.needed_bytes = needed_bytes
         self.limit_bytes = limit_bytes

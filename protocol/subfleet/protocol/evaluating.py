@@ -38,7 +38,7 @@ class EvaluationSettings:
         per_class: also count the labels of each class, those that were predicted rightly or as it, and what follows
             from scores.
         population: paths of the task's subspace, each as the operators of its choices in order, that are evaluated one
-            after another, with a chain as the program; empty where the spec is a network by itself.
+            after another, with a chain as the program; empty where the architecture is a network by itself.
         objective: of the training, which says what labels are.
     """
 

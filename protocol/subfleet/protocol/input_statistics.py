@@ -18,7 +18,7 @@ MAX_VALUE = 2.0**128
 """Inputs are single precision, or indices: all are smaller."""
 Value = Annotated[float, Range(least=-MAX_VALUE, most=MAX_VALUE)]
 _ROUNDING = 1e-3
-"""Statistics are sums of rounded numbers: a mean may lie beyond the maximum by a share of it."""
+"""Statistics are sums of rounded numbers: a mean may lie beyond the maximum by a fraction of it."""
 
 LARGEST_RATIO = 64.0
 """Of deviations and of the largest values: 255 stands between bytes and shares of one. Over devices of one class, at

@@ -19,7 +19,7 @@ class TrainJob:
 
     Attributes:
         program_path: the packed program.
-        weights_path: container of the subnet's weights and buffers.
+        weights_path: container of the submodel's weights and buffers.
         output_path: where the container of their change (new minus old) is to be written.
         data: what `--data` names.
         settings: from the task.
@@ -33,7 +33,7 @@ class TrainJob:
         classes: the run's names of classes, in the order of its model's; empty where it numbers them.
         sends: names of the tensors whose change is written; empty writes that of all.
         paths: how a path is drawn for each batch, where the program is a chain.
-        choices: with it, the operators that the job's subspace keeps of each choice, as in `SubnetSpec`.
+        choices: with it, the operators that the job's subspace keeps of each choice, as in `Architecture`.
         transform: what is done to each sample before it is fed; None feeds it as it is.
     """
 

@@ -51,7 +51,7 @@ SessionId = Annotated[str, Length(most=128)]
 RunId = Annotated[str, Length(most=128)]
 TaskId = Annotated[str, Length(most=384)]
 MessageId = Annotated[str, Length(most=512)]
-"""Of what a device sends, whose receipts name it."""
+"""Of what a device sends, whose acks name it."""
 NAMES = Texts(most=MAX_NAME_CHARACTERS)
 SHOWN_NAMES = Texts(most=MAX_NAME_CHARACTERS, printable=True)
 Shape = Annotated[tuple[int, ...], Length(most=MAX_DIMENSIONS)]

@@ -39,7 +39,7 @@ from subfleet.protocol.memory import PackingWidth
 from subfleet.protocol.readings import LogLow, Reading
 from subfleet.protocol.reasons import ArchitectureProblem, RefusalReason
 from subfleet.protocol.schema import ADDED_LATER, canonical_json, from_plain, parse_json, to_plain
-from subfleet.protocol.subnet import MAX_SPEC_BYTES, SubnetSpec
+from subfleet.protocol.submodel import MAX_ARCHITECTURE_BYTES, Architecture
 from subfleet.protocol.task import Task
 from subfleet.protocol.text import checked_texts, may_act
 
@@ -47,6 +47,7 @@ __all__ = [
     "MAX_SAMPLES",
     "MESSAGES",
     "SCHEMA_VERSION",
+    "Ack",
     "ArchitectureProblem",
     "BlobMissing",
     "ChunkRequest",
@@ -56,7 +57,6 @@ __all__ = [
     "Message",
     "Presence",
     "Profile",
-    "Receipt",
     "Refusal",
     "RefusalReason",
     "RoundInfo",
@@ -102,15 +102,15 @@ class Presence:
     reason: Annotated[str, Length(most=128)] = field(default="", metadata=ADDED_LATER)
 
 
-def _check_network(network: str, architecture: SubnetSpec | None) -> Iterator[str]:
+def _check_network(network: str, architecture: Architecture | None) -> Iterator[str]:
     if network and architecture is not None:
         yield "a profile declares an architecture and a network of its own, but must name one of both"
 
 
-def _check_architecture(architecture: SubnetSpec | None) -> Iterator[str]:
-    spec_bytes = 0 if architecture is None else len(canonical_json(architecture))
-    if spec_bytes > MAX_SPEC_BYTES:
-        yield f"architecture has {spec_bytes} bytes, but may have {MAX_SPEC_BYTES} at most"
+def _check_architecture(architecture: Architecture | None) -> Iterator[str]:
+    architecture_bytes = 0 if architecture is None else len(canonical_json(architecture))
+    if architecture_bytes > MAX_ARCHITECTURE_BYTES:
+        yield f"architecture has {architecture_bytes} bytes, but may have {MAX_ARCHITECTURE_BYTES} at most"
     if architecture is not None and not architecture.name.isprintable():
         yield f"architecture.name is {architecture.name!r:.80}, but must be made of printable characters"
 
@@ -132,14 +132,14 @@ class Profile:
         class_counts: samples of each class; empty where labels are numbers.
         input_shape: of one sample.
         memory_total_bytes: of the device.
-        memory_share: share of free memory that it gives to training, above 0, at most 1.
+        memory_fraction: fraction of free memory that it gives to training, above 0, at most 1.
         memory_limit_bytes: the most that it gives to training, 1 or more; None is no limit.
         software: versions by name; operators: that its runtime has; empty lists nothing, and every program is tried.
         macs_per_s: multiply-accumulates that it trains with in a second, above 0; None is unknown.
-        architecture: the subnet that it has and wants to train, for methods that go by what devices declare; a receipt
-            of this message answers it. None declares nothing, and no receipt comes.
+        architecture: the submodel that it has and wants to train, for methods that go by what devices declare; an ack
+            of this message answers it. None declares nothing, and no ack comes.
         network: in place of that a network of its own, as the text of a JSON object: its settings, as a run's `[model]`
-            has them. A receipt answers it likewise; empty declares nothing.
+            has them. An ack answers it likewise; empty declares nothing.
         class_names: of the classes that are counted, in their order: the device maps its data to a run's classes by
             these names; empty where its data number classes as the run does.
         other_input_shapes: of one sample, as the device can give it, too; pictures as gray and as coloured ones.
@@ -158,12 +158,12 @@ class Profile:
     class_counts: Annotated[tuple[Count, ...], Length(most=65_536)]
     input_shape: Shape
     memory_total_bytes: int
-    memory_share: PositiveFraction
+    memory_fraction: PositiveFraction
     software: Annotated[dict[str, str], Length(most=64), NAMES] = field(default_factory=dict)
     message_id: MessageId = field(default_factory=new_message_id)
     operators: Annotated[tuple[str, ...], Length(most=1024), SHOWN_NAMES] = field(default=(), metadata=ADDED_LATER)
     macs_per_s: PositiveAmount | None = field(default=None, metadata=ADDED_LATER)
-    architecture: SubnetSpec | None = field(default=None, metadata=ADDED_LATER)
+    architecture: Architecture | None = field(default=None, metadata=ADDED_LATER)
     memory_limit_bytes: Positive | None = field(default=None, metadata=ADDED_LATER)
     class_names: ClassNames = field(default=(), metadata=ADDED_LATER)
     other_input_shapes: Shapes = field(default=(), metadata=ADDED_LATER)
@@ -184,10 +184,10 @@ class Telemetry:
         round: the round that it answers; None outside rounds.
         log_time_s: the time in the replayed log at which it was read; None for a live reading.
         reading: what was measured or replayed.
-        memory_budget_bytes: what this device gives to training: its share of free memory, at most its limit, and less
-            since a training killed its process.
+        memory_budget_bytes: what this device gives to training: its fraction of free memory, at most its limit, and
+            less since a training killed its process.
         retry: of the announcement that it answers.
-        log_low: what its log has but for the share of time that the announcement names; None where nothing is told.
+        log_low: what its log has but for the fraction of time that the announcement names; None where nothing is told.
         disk_budget_bytes: what a task may take of its disk, as `subfleet.protocol.disk` counts; None is unknown.
     """
 
@@ -214,8 +214,9 @@ class RoundInfo:
         phase: "measure" asks for telemetry, "train" says that tasks are out, "finished" that the run is over.
         log_time_s: where replayed logs are to be read in this round; None for a live run.
         deadline_s: seconds after which the phase closes without those who are missing.
-        retry: how often this round was tried before without anything to fold.
-        log_quantile: devices that replay a log tell what it has but for this share of its time; None asks for nothing.
+        retry: how often this round was tried before without anything to aggregate.
+        log_quantile: devices that replay a log tell what it has but for this fraction of its time; None asks for
+            nothing.
         sample_bytes: what a sample takes in memory once the run's transform has brought it to one size; 0 where samples
             take what they took when they were read.
     """
@@ -235,7 +236,7 @@ class RoundInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()
-class Receipt:
+class Ack:
     """Ends an exchange: only now may the sender forget the message `of`.
 
     Attributes:
@@ -244,7 +245,7 @@ class Receipt:
         problem: for a profile whose declared architecture is refused, why; else None.
     """
 
-    KIND: ClassVar[str] = "receipt"
+    KIND: ClassVar[str] = "ack"
     of: Annotated[str, Length(most=512)]
     status: Literal["accepted", "duplicate", "refused"]
     reason: str = ""
@@ -290,7 +291,7 @@ class Claim:
     message_id: str = field(default_factory=new_message_id)
 
 
-Message = Presence | Profile | Telemetry | RoundInfo | Task | Answer | Receipt | ChunkRequest | BlobMissing | Claim
+Message = Presence | Profile | Telemetry | RoundInfo | Task | Answer | Ack | ChunkRequest | BlobMissing | Claim
 
 MESSAGES: Mapping[str, type[Message]] = MappingProxyType({kind.KIND: kind for kind in get_args(Message)})
 

@@ -58,7 +58,7 @@ Role = Literal[
     "optimiser_state",  # zero before the first step; `tensor` is empty where it belongs to none
     "gradient",  # summed over the micro-batches so far; zero before the first, and again after the last
     # Read after every step.
-    "loss",  # scalar, mean over `count`; of a micro-batch, its share of the whole batch's mean
+    "loss",  # scalar, mean over `count`; of a micro-batch, its fraction of the whole batch's mean
     "correct",  # scalar, how many of `count` were predicted rightly before the step; 0 where that means nothing
     "count",  # scalar, how many labels counted: real samples, or the real tokens of real samples
     "squares",  # scalar, sum of the squares of the losses of `count` labels, where the objective asks for it
@@ -75,7 +75,7 @@ class ValueInfo:
         dtype: as in the tensor container, such as "F32".
         shape: sizes; the batch is a fixed number.
         role: what it is for.
-        tensor: the subnet's tensor that a parameter, buffer, anchor, gradient or optimiser state belongs to.
+        tensor: the submodel's tensor that a parameter, buffer, anchor, gradient or optimiser state belongs to.
         limit: exclusive upper bound of the indices in an I64 input or label, so that data that do not fit are refused
             before a program reads beyond a table; 0 where there is none.
     """
@@ -115,7 +115,7 @@ class ProgramManifest:
         inputs: in the order in which the program takes them.
         outputs: in the order in which it gives them.
         memory: what it is planned to take on a device.
-        max_abs_diff: largest difference of any number from PyTorch's, found when it was written; as a share of the
+        max_abs_diff: largest difference of any number from PyTorch's, found when it was written; as a fraction of the
             largest number of its tensor where that is above 1.
         versions: of the tools that wrote it.
         operators: that its runtime must have, sorted, such as "Conv" or "aten::add.out"; empty where it is not told. Of
@@ -217,7 +217,7 @@ class DataSummary:
         input_shape: of one sample.
         class_counts: labels of each class, where classes have names in their order, else up to the last one that
             occurs; empty where labels are numbers.
-        data_bytes: what the samples and their labels take in memory while the device trains, whatever subnet.
+        data_bytes: what the samples and their labels take in memory while the device trains, whatever submodel.
         class_names: of the classes that are counted; empty where the data number them.
         other_input_shapes: of one sample, as it can be given, too: pictures are gray or coloured as a model takes them.
         inputs: what all values of the samples are like; None where nobody has looked.
@@ -257,7 +257,7 @@ class Prediction:
 
     @property
     def accuracy(self) -> float | None:
-        """Share of the labels, other than those of nothing, that were predicted; None where that means nothing."""
+        """Fraction of the labels, other than those of nothing, that were predicted; None where that means nothing."""
         return self.metrics.get("accuracy")
 
     @property

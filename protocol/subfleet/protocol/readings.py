@@ -25,7 +25,7 @@ class Reading:
         downlink_bps: link rate towards the device, bits per second.
         uplink_bps: link rate from the device, bits per second.
         latency_s: round trip to the broker.
-        cpu_load: share of all cores in use, 0 to 1.
+        cpu_load: fraction of all cores in use, 0 to 1.
         temperature_c: hottest sensor, degrees Celsius.
         battery_fraction: 0 (empty) to 1 (full).
         charging: whether external power is connected.
@@ -49,7 +49,7 @@ class Reading:
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()
 class LogLow:
-    """What a device has in a replayed log at least, but for a share of the log's time. Each part is told by itself.
+    """What a device has in a replayed log at least, but for a fraction of the log's time. Each part is told by itself.
 
     Attributes:
         memory_budget_bytes: what it gives to training of its free memory then.
@@ -64,7 +64,7 @@ class LogLow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """What one task may cost on one device now: the dial from which its subnet follows.
+    """What one task may cost on one device now: the dial from which its submodel follows.
 
     Attributes:
         memory_bytes: growth of the device process's memory that training may cause.

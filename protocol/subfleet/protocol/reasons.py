@@ -13,6 +13,6 @@ ArchitectureProblem = Literal[
     "unknown_axis", "unknown_block", "too_large", "not_in_space", "not_used", "no_network", "too_many"
 ]
 """What keeps a declared architecture from being trained: the run's network has no such axis, or no such block, or an
-axis of it is not as large; the subnet is none of the sizes that the method gives; the method goes by no declaration,
+axis of it is not as large; the submodel is none of the sizes that the method gives; the method goes by no declaration,
 and the device takes part as any other; or what it says of a network of its own describes none that can take
 part; or it has declared too many of its own by now."""

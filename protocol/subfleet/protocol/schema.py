@@ -58,7 +58,7 @@ _NO_TEXT = re.compile(r"[\x00\ud800-\udfff]")
 MAX_INTEGER = 2**63 - 1
 """Larger integers are refused: no count, size or time of ours needs them, and other languages cannot hold them."""
 MAX_TEXT_CHARACTERS = 4096
-"""Longer strings are refused: names, paths and reasons are shorter, and a receipt repeats the id that it answers."""
+"""Longer strings are refused: names, paths and reasons are shorter, and an ack repeats the id that it answers."""
 
 
 def to_plain(value: Any) -> Any:

@@ -15,7 +15,7 @@ from subfleet.protocol.limits import RunId, Seconds, TaskId
 from subfleet.protocol.paths import PathSettings
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.transform import DataTransform
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
@@ -25,17 +25,17 @@ __all__ = ["Calibrate", "Deploy", "Evaluate", "Score", "ScoringCandidate", "Task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Train:
-    """Train the subnet on the device's data; an `Update` answers.
+    """Train the submodel on the device's data; an `Update` answers.
 
     Attributes:
-        program: trains the subnet.
-        weights: of the subnet, to begin with.
+        program: trains the submodel.
+        weights: of the submodel, to begin with.
         settings: of the training.
         update_codec: encodes the update.
         sends: names of the tensors that the update holds; empty for all.
-        paths: how a path is drawn for each batch, where the spec is a subspace and the program a chain. The task's
-            `planned_peak_bytes` is then that of the leanest path, and the device draws paths that fit the memory that
-            it has now. None where the spec is a single network.
+        paths: how a path is drawn for each batch, where the architecture is a subspace and the program a chain. The
+            task's `planned_peak_bytes` is then that of the leanest path, and the device draws paths that fit the memory
+            that it has now. None where the architecture is a single network.
     """
 
     TYPE: ClassVar[str] = "train"
@@ -52,8 +52,8 @@ class Calibrate:
     """Sum up the inputs of norms in one pass over the device's data; an `Update` with the sums answers.
 
     Attributes:
-        program: trains the subnet; at learning rate 0 it changes nothing.
-        weights: of the subnet.
+        program: trains the submodel; at learning rate 0 it changes nothing.
+        weights: of the submodel.
         settings: size and order of the batches.
         calibration: the norms.
     """
@@ -67,15 +67,15 @@ class Calibrate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoringCandidate:
-    """A subnet to be scored.
+    """A submodel to be scored.
 
     Attributes:
-        spec: of the subnet.
+        architecture: of the submodel.
         program: sums its gradients.
         weights: as they are before any training.
     """
 
-    spec: SubnetSpec
+    architecture: Architecture
     program: ProgramRef
     weights: BlobRef
 
@@ -103,8 +103,8 @@ class Evaluate:
     """Evaluate the weights, as they were sent, on the device's held-out data; `Evaluated` answers.
 
     Attributes:
-        program: evaluates the subnet.
-        weights: of the subnet.
+        program: evaluates the submodel.
+        weights: of the submodel.
         settings: of the evaluation.
     """
 
@@ -117,7 +117,7 @@ class Evaluate:
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()
 class Deploy:
-    """Keep the subnet's inference models; `Deployed` answers.
+    """Keep the submodel's inference models; `Deployed` answers.
 
     Attributes:
         models: one for each target, 1 or more.
@@ -140,7 +140,7 @@ class Task:
         task_id: names the task; the answer repeats it.
         run_id: of the run, as is round.
         client_id: of the device.
-        spec: the subnet; of a score task the largest candidate.
+        architecture: the submodel; of a score task the largest candidate.
         work: what to do.
         planned_peak_bytes: planned memory of the program that needs most.
         budget: what the device had offered when the task was made.
@@ -156,7 +156,7 @@ class Task:
     run_id: Annotated[RunId, Shown]
     round: int
     client_id: ClientId
-    spec: SubnetSpec
+    architecture: Architecture
     work: Work
     planned_peak_bytes: int
     budget: Budget

@@ -18,7 +18,7 @@ Objective = Literal["cross_entropy", "next_token", "dense_cross_entropy", "binar
 _MOST_LOSS = 700.0
 """Beyond which a perplexity is no number."""
 _ROUNDING = 1e-6
-"""By which sums of floating point numbers may differ from what they add up to, as a share of it."""
+"""By which sums of floating point numbers may differ from what they add up to, as a fraction of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,7 +318,7 @@ def _variances(totals: Totals) -> Iterator[float]:
 
 
 def _r2(totals: Totals) -> float | None:
-    """The mean over outputs of the share of the targets' variance that is explained."""
+    """The mean over outputs of the fraction of the targets' variance that is explained."""
     each = zip(totals.sums.squared_errors, _variances(totals), strict=True)
     shares = [1 - error / _rows(totals) / variance for error, variance in each if variance > 0]
     return math.fsum(shares) / len(shares) if shares else None

@@ -35,10 +35,10 @@ class ObjectiveSettings:
         name: "cross_entropy" of one class index for each sample; "next_token" the same for each token of a sequence;
             "dense_cross_entropy" the same for each pixel of an image; "binary_cross_entropy" of one probability for
             each output; "mean_squared_error" of each output.
-        label_smoothing: share of the target that is spread evenly over all classes, 0 up to, not including, 1.
+        label_smoothing: fraction of the target that is spread evenly over all classes, 0 up to, not including, 1.
         class_mask: logits of the classes that a client lacks count as 0 (HeteroFL, section 3.3).
         proximal: adds mu / 2 times the squared distance from the first weights (FedProx, section 3.2).
-        distillation: "self" adds FjORD's loss of a subnet nested in the network (FjORD, section 3.3); "mutual"
+        distillation: "self" adds FjORD's loss of a submodel nested in the network (FjORD, section 3.3); "mutual"
             DepthFL's term between the exits of a network (DepthFL, section 3.2).
         temperature: of the distillation term, above 0.
         squares: whether the step also sums the squares of the labels' losses, for methods that choose clients by them
@@ -196,12 +196,12 @@ class TrainingSettings:
         optimiser: its settings.
         proximal_mu: coefficient of the proximal term, 0 or more.
         distillation_weight: coefficient of the distillation term, 0 or more; with "self" at most 1, and the nested
-            subnet's own loss has the rest (FjORD, section 3.3).
+            submodel's own loss has the rest (FjORD, section 3.3).
         augmentation: how images are changed at random.
         recompute: compute the activations of blocks once more in the backward pass instead of keeping them: less
             memory, more time, the same result.
         seed: the run's seed; the data order is a function of (seed, round, client).
-        round_share: of the client's samples, that a round goes over, drawn anew in each; above 0, 1 is all.
+        round_fraction: of the client's samples, that a round goes over, drawn anew in each; above 0, 1 is all.
         local_steps: optimiser steps in place of epochs, whatever number of samples the client has: it stops within a
             pass, or goes over them again; 0 goes by epochs.
     """
@@ -217,12 +217,12 @@ class TrainingSettings:
     augmentation: AugmentationSettings = field(default=AugmentationSettings(), metadata=ADDED_LATER)
     recompute: bool = False
     seed: int = 0
-    round_share: PositiveFraction = field(default=1.0, metadata=ADDED_LATER)
+    round_fraction: PositiveFraction = field(default=1.0, metadata=ADDED_LATER)
     local_steps: Count = field(default=0, metadata=ADDED_LATER)
 
     def round_count(self, sample_count: int) -> int:
         """Of so many samples, those that a round goes over: 1 or more, where there is one."""
-        return math.ceil(fractions.Fraction(str(self.round_share)) * sample_count)
+        return math.ceil(fractions.Fraction(str(self.round_fraction)) * sample_count)
 
     def step_count(self, trained_count: int) -> int:
         """Optimiser steps where a round goes over so many samples."""

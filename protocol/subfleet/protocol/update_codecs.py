@@ -52,7 +52,7 @@ class TopK:
     """Of each tensor the changes of largest magnitude, as float32; the others count as 0.
 
     Attributes:
-        fraction: share of a tensor's values that is sent, above 0 and at most 1; one value at least.
+        fraction: fraction of a tensor's values that is sent, above 0 and at most 1; one value at least.
     """
 
     TYPE: ClassVar[str] = "top_k"

@@ -1,1 +1,1 @@
-"""How messages travel: the Transport seam, MQTT, an in-process one, receipts and pulled chunks."""
+"""How messages travel: the Transport seam, MQTT, an in-process one, acks and pulled chunks."""

@@ -5,7 +5,7 @@ promise, and its contract tests state: a payload that arrives is the payload tha
 later subscribers unless it was lost, or the broker keeps none; after every `Connected` the caller's subscriptions are
 in place; `publish` never waits for the network; `poll` never waits longer than it is told; a payload above the limit
 is refused by `publish`.
-Everything stronger is made above it: receipts (`outbox`) and pulled chunks (`exchange`).
+Everything stronger is made above it: acks (`outbox`) and pulled chunks (`exchange`).
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ MAX_PAYLOAD_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connected:
-    """The link is up, for the first time or again: publish retained state and whatever lacks its receipt.
+    """The link is up, for the first time or again: publish retained state and whatever lacks its ack.
 
     Attributes:
         message_bytes: what a message may be long with all that MQTT adds, where the broker has said so.

@@ -1,4 +1,4 @@
-"""What was sent and has no receipt yet: kept, and sent again, until the other side says that it has it."""
+"""What was sent and has no ack yet: kept, and sent again, until the other side says that it has it."""
 
 from dataclasses import dataclass
 
@@ -27,7 +27,7 @@ class Outbox:
     """Pure: it reads no clock and sends nothing itself. Times are seconds of the caller's monotonic clock.
 
     Args:
-        retry_s: how long to wait for a receipt before the first repetition; each further wait is twice as long, up to
+        retry_s: how long to wait for an ack before the first repetition; each further wait is twice as long, up to
             eight times this, so that a peer that is slow is not buried.
 
     Raises:
@@ -42,7 +42,7 @@ class Outbox:
 
     @property
     def pending(self) -> int:
-        """How many messages lack their receipt."""
+        """How many messages lack their ack."""
         return len(self._pending)
 
     def put(self, message_id: str, topic: str, payload: bytes, *, retain: bool = False) -> None:
@@ -59,7 +59,7 @@ class Outbox:
         return tuple(entry.outgoing for entry in ready)
 
     def settle(self, message_id: str) -> bool:
-        """Forget a message, as its receipt came; False where it was not pending (receipts come twice, too)."""
+        """Forget a message, as its ack came; False where it was not pending (acks come twice, too)."""
         return self._pending.pop(message_id, None) is not None
 
     def resend_all(self) -> None:

@@ -172,7 +172,7 @@ def preflight(
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Export every subnet of a run for every runtime now: what each takes, or the layer that keeps it from training."""
+    """Export every submodel of a run for every runtime: what each takes, or the layer that cannot be trained."""
     with reporting(verbose=verbose):
         from rich.console import Console
 
@@ -190,7 +190,7 @@ def preflight(
             described = with_model(read_run(description, overrides or ()), Path("runs"))
             for verdict in verdicts_of(described, default_cache()):
                 verdicts.append(verdict)
-                tell(f"{len(verdicts)} done, last {verdict.subnet} for {verdict.target}")
+                tell(f"{len(verdicts)} done, last {verdict.submodel} for {verdict.target}")
         if json:
             typer.echo(json_module.dumps([to_plain(verdict) for verdict in verdicts]))
         else:
@@ -198,7 +198,7 @@ def preflight(
         failed = [verdict for verdict in verdicts if verdict.problem]
         if failed:
             raise ExportError(
-                f"{len(failed)} of {len(verdicts)} programs cannot be written, first {failed[0].subnet} for "
+                f"{len(failed)} of {len(verdicts)} programs cannot be written, first {failed[0].submodel} for "
                 f"{failed[0].target}: {failed[0].problem}"
             )
 

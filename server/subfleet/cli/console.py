@@ -86,7 +86,8 @@ class Tables:
             table.add_column(head, justify=justify, no_wrap=not column.words, overflow="fold", vertical="top")
         for row in record.clients:
             table.add_row(
-                *(literal(column.cell(row)) for column in columns), style=None if row.status == "folded" else "yellow"
+                *(literal(column.cell(row)) for column in columns),
+                style=None if row.status == "aggregated" else "yellow",
             )
         self._console.print(table)
 
@@ -193,6 +194,8 @@ def _duration(seconds: float) -> str:
 def _title(record: RoundRecord) -> str:
     logs = "" if record.log_time_s is None else f", logs read at {record.log_time_s:g} s"
     what = ", norms measured" if record.calibrated else ""
-    subnets = len({row.spec_id for row in record.folded})
+    submodels = len({row.architecture_id for row in record.aggregated})
     took = "" if record.seconds is None else f", {record.seconds:.1f} s"
-    return f"round {record.round}: {record.told}, {subnets} different subnet{'s' * (subnets != 1)}{took}{logs}{what}"
+    return (
+        f"round {record.round}: {record.told}, {submodels} different submodel{'s' * (submodels != 1)}{took}{logs}{what}"
+    )

@@ -113,7 +113,7 @@ def path(  # noqa: PLR0913, PLR0917 - one parameter per option is how typer read
             raise ConfigError("--network is given beside --operator or --random; leave one out")
         else:
             kept = found_network(_existing(folder, name), network)
-            wanted = kept.network.full_spec()
+            wanted = kept.network.full_architecture()
         targets = target or kept.run.deploy_targets or kept.run.targets
         found = write_path(kept, wanted, targets, out, cache=default_cache())
         if json:

@@ -25,7 +25,7 @@ def network_rows(folders: Sequence[Path]) -> list[Row]:
     """The networks of some runs as plain data, the cheapest first.
 
     Each has the settings that stand under `[model]` in a run's file, and the run's accuracy where it ended with that
-    network alone. Where a subnet of it is all that devices have trained, costs are those of that.
+    network alone. Where a submodel of it is all that devices have trained, costs are those of that.
 
     Raises:
         FileError: a run's files cannot be read.
@@ -43,11 +43,11 @@ def _rows(folder: Path) -> Iterator[Row]:
     summary = read_summary(folder) or {}
     for one in networks:
         network = network_of(one.config)
-        ((parameters, forward_macs),) = Costs(network).of([one.model or network.full_spec()])
+        ((parameters, forward_macs),) = Costs(network).of([one.model or network.full_architecture()])
         yield {
             "run": folder.name,
             "network": one.name,
-            "subnet": one.model.name if one.model is not None and one.model != network.full_spec() else "",
+            "submodel": one.model.name if one.model is not None and one.model != network.full_architecture() else "",
             "forward_macs": forward_macs,
             "parameters": parameters,
             "accuracy": summary["accuracy"] if len(networks) == 1 else None,
@@ -70,7 +70,7 @@ def show_networks(rows: Sequence[Row], console: Console) -> None:
             told = told_metrics({row["headline"]: row["metrics"][row["headline"]]})
         cells = (
             row["run"],
-            f"{row['network']}, {row['subnet']}" if row["subnet"] else row["network"],
+            f"{row['network']}, {row['submodel']}" if row["submodel"] else row["network"],
             f"{row['forward_macs']:,}",
             f"{row['parameters']:,}",
             told,

@@ -10,20 +10,20 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
+from subfleet.aggregation.evaluation_data import with_evaluation
 from subfleet.elastic.building import network_of
 from subfleet.elastic.cost import estimate_cost
 from subfleet.elastic.model_state import unpacked
 from subfleet.elastic.network import Network
-from subfleet.elastic.paths import path_spec, realised
+from subfleet.elastic.paths import path_architecture, realised
 from subfleet.elastic.running_statistics import recalibrated
 from subfleet.export.cache import CacheFolder
 from subfleet.export.pool import ExportPool
 from subfleet.export.requests import InferRequest
-from subfleet.folding.evaluation_data import with_evaluation
 from subfleet.methods.assigner import stream_of
 from subfleet.programs.supply import figures_of
 from subfleet.protocol.errors import ConfigError, FileError
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 from subfleet.settings.kept import MODEL, SUPERNET, kept_run
 from subfleet.settings.run import Run
 from subfleet.settings.taking import networks_of
@@ -89,23 +89,23 @@ def _state_of(path: Path, network_id: str) -> Mapping[str, Tensor]:
         raise FileError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def chosen_path(network: Network, operators: Sequence[str], seed: int | None) -> SubnetSpec:
+def chosen_path(network: Network, operators: Sequence[str], seed: int | None) -> Architecture:
     """The path with these operators, in the order of the choices; or one that is drawn, all equally likely.
 
     Raises:
         ConfigError: neither was asked for, or the operators are no path.
     """
     if operators:
-        return path_spec(network, operators)
+        return path_architecture(network, operators)
     if seed is None:
         known = "; ".join(f"{name}: {', '.join(choice.operators)}" for name, choice in network.choices.items())
         raise ConfigError(f"name the operator of each choice with --operator, or draw a path with --random; {known}")
     chance = stream_of(f"{seed}/path")
-    return path_spec(network, [chance.choice(choice.operators) for choice in network.choices.values()])
+    return path_architecture(network, [chance.choice(choice.operators) for choice in network.choices.values()])
 
 
 def write_path(
-    kept: KeptWeights, path: SubnetSpec, targets: Sequence[str], out: Path, *, cache: CacheFolder
+    kept: KeptWeights, path: Architecture, targets: Sequence[str], out: Path, *, cache: CacheFolder
 ) -> dict[str, Any]:
     """Write a path's weights, and a model of it for each target; each is verified against PyTorch first.
 
@@ -127,7 +127,7 @@ def write_path(
         FileError: files cannot be read or written.
     """
     run, network, state = kept.run, kept.network, kept.state
-    supernet = not network.is_path(network.full_spec())
+    supernet = not network.is_path(network.full_architecture())
     if supernet and network.config.norm == "batch":
         _, data, _ = with_evaluation(run)
         state = recalibrated(network, state, path, torch.split(torch.from_numpy(data.inputs.copy()), _BATCH_SIZE))
@@ -142,7 +142,7 @@ def write_path(
         for target in targets:
             request = InferRequest(
                 model=alone.config,
-                spec=alone.full_spec(),
+                architecture=alone.full_architecture(),
                 target=target,
                 weights_sha256=digest,
                 classes=run.data.classes,

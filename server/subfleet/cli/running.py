@@ -84,7 +84,7 @@ def _taken(run: Run, options: RunOptions, display: "Display") -> Run:
 def _check_device(run: Run) -> None:
     """Before there is a folder of a run that cannot begin; PyTorch is loaded for it only where it may be refused."""
     if run.device != "cpu":
-        from subfleet.folding.devices import compute_device
+        from subfleet.aggregation.devices import compute_device
 
         compute_device(run.device)
 
@@ -128,8 +128,8 @@ def next_steps(outcome: "Outcome") -> Iterator[str]:
         own = "unknown" if model["own"] is None else f"{model['own']:.4f}"
         known = "an unknown amount" if difference is None else f"{difference:.1e}"
         yield (
-            f"  {model['client_id']}: {model['file']}, subnet {model['spec']}, {model['bytes'] / 1000:.0f} kB, "
-            f"differs from PyTorch by {known}, {metric} of its own {own}"
+            f"  {model['client_id']}: {model['file']}, submodel {model['architecture']}, "
+            f"{model['bytes'] / 1000:.0f} kB, differs from PyTorch by {known}, {metric} of its own {own}"
         )
     yield from ending_lines(outcome.result)
     yield f"Everything is in {outcome.folder}; look at {outcome.report}"

@@ -6,10 +6,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from subfleet.aggregation.devices import compute_device
 from subfleet.cli.console import Display
 from subfleet.export.cache import CacheFolder
 from subfleet.export.pool import ExportPool
-from subfleet.folding.devices import compute_device
 from subfleet.journal.guarding import GuardedObserver
 from subfleet.observers import observed, started
 from subfleet.reporting.address import HttpAddress

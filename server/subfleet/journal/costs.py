@@ -30,7 +30,7 @@ class Timing:
 class RunCosts:
     """What all training of a run has cost.
 
-    Trainings that came to no update, and tries of a round that left nothing to fold, have cost what nobody knows.
+    Trainings that came to no update, and tries of a round that left nothing to aggregate, have cost what nobody knows.
 
     Attributes:
         forward_macs: multiply-accumulates of the forward passes over all samples in all epochs.
@@ -38,13 +38,13 @@ class RunCosts:
         bytes_down: payload bytes published to clients in all rounds: weights, new programs, tasks, messages.
         bytes_up: payload bytes received from them.
         storage_bytes: of all tensors that the server had to keep from one round to the next, where they were most.
-        rounds: seconds of the rounds, each from its announcement until its fold was evaluated; None where nobody has
-            measured any.
+        rounds: seconds of the rounds, each from its announcement until its aggregate was evaluated; None where nobody
+            has measured any.
         clients: seconds of the clients' parts, each from the sending of its task until its update was stored.
-        expected_clients: seconds that these were expected to take, by prices and by the paces and links that clients
-            tell; None where no client tells any.
+        expected_clients: seconds that these were expected to take, by cost estimates and by the paces and links that
+            clients tell; None where no client tells any.
         expected_rounds: the same of rounds, the slowest client of each deciding.
-        paced: share of the trainings whose client has told its pace; of the others, links alone count.
+        paced: fraction of the trainings whose client has told its pace; of the others, links alone count.
     """
 
     forward_macs: int = 0

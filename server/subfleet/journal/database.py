@@ -44,7 +44,7 @@ runs = sql.Table(
     sql.Column("round_count", sql.Integer, nullable=False),
     sql.Column("phase", sql.String, nullable=False),
     sql.Column("round", sql.Integer, nullable=False),
-    sql.Column("folded_round", sql.Integer, nullable=False),
+    sql.Column("aggregated_round", sql.Integer, nullable=False),
     sql.Column("retry", sql.Integer, nullable=False),
     sql.Column("lost", sql.Integer, nullable=False),
     sql.Column("waits_for", sql.String, nullable=False),
@@ -95,7 +95,7 @@ tasks = sql.Table(
     sql.Column("client_id", sql.String, primary_key=True),
     sql.Column("stage", sql.String, nullable=False),
     sql.Column("reason", sql.String, nullable=False),
-    sql.Column("spec", sql.String, nullable=False),
+    sql.Column("architecture", sql.String, nullable=False),
     sql.Column("bytes_down", sql.BigInteger, nullable=False),
     sql.Column("bytes_up", sql.BigInteger, nullable=False),
 )

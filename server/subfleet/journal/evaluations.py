@@ -18,8 +18,8 @@ class EvaluationRow:
 
     Attributes:
         device: its device profile's name, which is its tier.
-        spec: display name of the subnet that it would be given.
-        spec_id: identity of that.
+        architecture: display name of the submodel that it would be given.
+        architecture_id: identity of that.
         loss: as the client found it; None where it found none.
         accuracy: the same; None where accuracy means nothing, too.
         sample_count: of its held-out data, 0 where it found nothing, as are all numbers after it.
@@ -30,14 +30,14 @@ class EvaluationRow:
         bytes_up: payload bytes received from it.
         seconds: from the task's arrival on the device to its answer; None where nobody has measured them.
         status: "evaluated", or why it was not, such as "missing: no answer came in time".
-        network: id of the network that the subnet is of; empty for the one that the run began with.
+        network: id of the network that the submodel is of; empty for the one that the run began with.
         metrics: further ones of the run's kind of task, which follow from what the client has told.
     """
 
     client_id: str
     device: str
-    spec: str
-    spec_id: str
+    architecture: str
+    architecture_id: str
     loss: float | None = None
     accuracy: float | None = None
     sample_count: int = 0

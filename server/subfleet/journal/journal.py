@@ -21,7 +21,7 @@ from subfleet.journal.stored_state import Change, state_changes, state_of
 from subfleet.protocol.messages import Profile
 from subfleet.protocol.schema import canonical_json, from_plain
 from subfleet.rounds.actions import Close, CloseEvaluation, CloseGeneration
-from subfleet.rounds.state import RunState, Seat
+from subfleet.rounds.state import ClientState, RunState
 from subfleet.settings.resuming import check_taken_up
 
 __all__ = ["Journal", "begin_run"]
@@ -93,7 +93,7 @@ class Journal:
             return tuple(from_plain(Profile, json.loads(text)) for text in texts)
 
     def load_bytes(self, at: RunState) -> dict[str, Bytes]:
-        """Bytes counted so far for each seat of the open round."""
+        """Bytes counted so far for each client state of the open round."""
         query = sql.select(tasks).where(
             tasks.c.run_id == self._run_id, tasks.c.round == at.round, tasks.c.work == _work_of(at.phase)
         )
@@ -115,8 +115,8 @@ class Journal:
             before: the state before the step.
             after: the state after it.
             counted: bytes of a client in this round.
-            close: the closed round, with its final seats and its checkpoint's digest; or a closed evaluation, or a
-                generation.
+            close: the closed round, with its final client states and its checkpoint's digest; or a closed evaluation,
+                or a generation.
             record: of the same.
 
         Raises:
@@ -127,10 +127,10 @@ class Journal:
             return
         row = _run_row(after)
         # Scores of a generation are told in its own record.
-        seats = () if after.seats is before.seats or after.phase == "search" else after.seats.items()
-        changed = [seat for name, seat in seats if seat is not before.seats.get(name)]
-        same = after.round == before.round > after.folded_round
-        emptied = same and not before.seats.keys() <= after.seats.keys()
+        clients = () if after.clients is before.clients or after.phase == "search" else after.clients.items()
+        changed = [client for name, client in clients if client is not before.clients.get(name)]
+        same = after.round == before.round > after.aggregated_round
+        emptied = same and not before.clients.keys() <= after.clients.keys()
         with self._engine.begin() as connection:
             if row != _run_row(before):
                 connection.execute(runs.update().where(runs.c.run_id == self._run_id).values(**row))
@@ -141,8 +141,8 @@ class Journal:
                     connection.execute(table.delete().where(of_round))
             if record is not None and close is not None:
                 self._save_close(connection, close, record, counted)
-            for seat in changed:
-                self._save_seat(connection, after.round, _work_of(after.phase), seat, counted(seat.client_id))
+            for client in changed:
+                self._save_client(connection, after.round, _work_of(after.phase), client, counted(client.client_id))
 
     def records(self, *, newest: int | None = None) -> tuple[RoundRecord, ...]:
         """The finished rounds, in order: all of them, or the newest few."""
@@ -212,8 +212,8 @@ class Journal:
         elif isinstance(close, Close):
             self._save_record(connection, record, close.sha256)
         work = "train" if isinstance(close, Close) else "evaluate"
-        for seat in close.seats:
-            self._save_seat(connection, close.round, work, seat, counted(seat.client_id))
+        for client in close.clients:
+            self._save_client(connection, close.round, work, client, counted(client.client_id))
 
     def _save_record(self, connection: sql.Connection, record: RoundRecord, sha256: str) -> None:
         names = ("round", "accuracy", "loss", "seconds", "log_time_s")
@@ -221,19 +221,21 @@ class Journal:
         text = canonical_json(record).decode()
         _put(connection, rounds, {"run_id": self._run_id, **row, "checkpoint_sha256": sha256, "record": text})
 
-    def _save_seat(self, connection: sql.Connection, round_number: int, work: str, seat: Seat, counted: Bytes) -> None:
+    def _save_client(
+        self, connection: sql.Connection, round_number: int, work: str, client: ClientState, counted: Bytes
+    ) -> None:
         down, up = counted
-        key = {"run_id": self._run_id, "round": round_number, "client_id": seat.client_id}
+        key = {"run_id": self._run_id, "round": round_number, "client_id": client.client_id}
         row = {
-            "stage": seat.stage,
-            "reason": seat.reason,
-            "spec": seat.task.spec.name if seat.task is not None else "",
+            "stage": client.stage,
+            "reason": client.reason,
+            "architecture": client.task.architecture.name if client.task is not None else "",
             "bytes_down": down,
             "bytes_up": up,
         }
         _put(connection, tasks, {**key, "work": work, **row})
-        if work == "train" and seat.update is not None:
-            blob, result = seat.update.blob, seat.update
+        if work == "train" and client.update is not None:
+            blob, result = client.update.blob, client.update
             facts = {"sha256": blob.sha256, "size_bytes": blob.size_bytes, "sample_count": result.sample_count}
             _put(connection, updates, {**key, "task_id": result.task_id, **facts, "received_at": _now()})
 
@@ -255,12 +257,12 @@ def _put(connection: sql.Connection, table: sql.Table, row: dict[str, Any]) -> N
 
 def _run_row(at: RunState) -> dict[str, Any]:
     """What of a state is a column of its run."""
-    own = {"phase": at.phase, "round": at.round, "folded_round": at.folded_round, "failure": at.failure}
+    own = {"phase": at.phase, "round": at.round, "aggregated_round": at.aggregated_round, "failure": at.failure}
     return {**own, "retry": at.retry, "lost": at.tries.lost, "waits_for": at.tries.waits_for}
 
 
 def _work_of(phase: str) -> str:
-    """What the seats of a phase are for."""
+    """What the client states of a phase are for."""
     if phase == "evaluate":
         return "evaluate"
     return "deploy" if phase in ("deploy", "finished") else "train"

@@ -9,49 +9,53 @@ from subfleet.elastic.lineage import Lineage
 from subfleet.journal.evaluations import EvaluationRecord, EvaluationRow
 from subfleet.journal.networks import NetworkRecord
 from subfleet.journal.records import RoundRecord
+from subfleet.rounds.context import RunContext
 from subfleet.rounds.networks import NEVER, all_lineages, counts_from
 from subfleet.rounds.state import RunState
-from subfleet.rounds.terms import Terms
 from subfleet.rounds.written import WrittenProgram
 
 __all__ = ["network_records"]
 
 
 def network_records(
-    terms: Terms, state: RunState, rounds: Sequence[RoundRecord], evaluations: Sequence[EvaluationRecord]
+    context: RunContext, state: RunState, rounds: Sequence[RoundRecord], evaluations: Sequence[EvaluationRecord]
 ) -> tuple[NetworkRecord, ...]:
     """A record of each network that the run has had, in the order in which they appeared.
 
     Args:
-        terms: of the run.
+        context: of the run.
         state: where it stands.
         rounds: its finished rounds, in order.
         evaluations: what devices found, in order.
     """
-    lineages = {one.id: one for one in all_lineages(terms, state.lineages)}
-    turns = _first_turns(terms, state.written.values())
+    lineages = {one.id: one for one in all_lineages(context, state.lineages)}
+    turns = _first_turns(context, state.written.values())
     found = evaluations[-1].evaluated if evaluations else ()
-    return tuple(_record(terms, lineages, one, rounds, found, turns.get(one.id)) for one in lineages.values())
+    return tuple(_record(context, lineages, one, rounds, found, turns.get(one.id)) for one in lineages.values())
 
 
 def _record(
-    terms: Terms,
+    context: RunContext,
     lineages: Mapping[str, Lineage],
     lineage: Lineage,
     rounds: Sequence[RoundRecord],
     found: Sequence[EvaluationRow],
     ready_turn: int | None,
 ) -> NetworkRecord:
-    declared = terms.declared(lineage)
-    whole = declared.price(declared.network.full_spec())
-    parent = None if lineage.parent is None else terms.declared(lineages[lineage.parent]).network
+    declared = context.declared(lineage)
+    whole = declared.estimate(declared.network.full_architecture())
+    parent = None if lineage.parent is None else context.declared(lineages[lineage.parent]).network
     wider, deeper = ((), ()) if parent is None else changed_cells(parent, declared.network)
     trained = {
         record.round: names
         for record in rounds
-        if (names := tuple(row.client_id for row in record.folded if row.sample_passes and row.network == lineage.id))
+        if (
+            names := tuple(
+                row.client_id for row in record.aggregated if row.sample_passes and row.network == lineage.id
+            )
+        )
     }
-    headline = terms.config.training.objective.kind.headline
+    headline = context.config.training.objective.kind.headline
     known = {row.client_id: row.value(headline) for row in found if row.network == lineage.id}
     own = {name: value for name, value in known.items() if value is not None}
     return NetworkRecord(
@@ -71,11 +75,11 @@ def _record(
     )
 
 
-def _first_turns(terms: Terms, written: Iterable[WrittenProgram]) -> dict[str, int]:
+def _first_turns(context: RunContext, written: Iterable[WrittenProgram]) -> dict[str, int]:
     """By network, the turn from which the first program counts that trains a size of it."""
     turns: dict[str, int] = {}
     for one in written:
-        name, turn = one.program.size.network, counts_from(terms, one)
+        name, turn = one.program.size.network, counts_from(context, one)
         if one.facts.trainable and turn != NEVER:
             turns[name] = min(turn, turns.get(name, turn))
     return turns

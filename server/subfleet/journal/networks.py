@@ -22,7 +22,7 @@ class NetworkRecord:
         forward_macs: multiply-accumulates of one sample's forward pass through the whole of it.
         wider: cells of the network that it grew from which are wider in it.
         deeper: cells of that behind which it has others.
-        trained: by round, the clients whose updates of it were folded.
+        trained: by round, the clients whose updates of it were aggregated.
         training_macs: of all trainings of it that came to an update.
         ready_round: the first round in which clients could be given it, as the program that trains it was written for
             one target at least; None where that was never so, as far as is still known of one that has retired.

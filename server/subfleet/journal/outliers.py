@@ -59,7 +59,7 @@ def counted_outliers(rounds: Iterable[RoundRecord]) -> OutlierCounts:
 
 
 def _kind(row: ClientRow) -> str:
-    if row.status != "folded":
+    if row.status != "aggregated":
         return "left_out"
     return "scaled" if row.scale < 1 else "reported"
 

@@ -38,11 +38,11 @@ class ClientRow:
     Attributes:
         device: name of its device profile.
         runtime: the program target it ran; empty where it was given no task.
-        spec: display name of its subnet; empty where it was given none.
-        spec_id: identity of its subnet.
-        parameters: of its subnet.
+        architecture: display name of its submodel; empty where it was given none.
+        architecture_id: identity of its submodel.
+        parameters: of its submodel.
         memory_free_bytes: free memory as the device reported it for this round; None is unknown.
-        budget_bytes: the share of it that the device gave to training.
+        budget_bytes: the fraction of it that the device gave to training.
         downlink_budget_bytes: what may travel to it in a round; None where it reported no rate.
         uplink_budget_bytes: what may travel from it in a round; None where it reported no rate.
         disk_budget_bytes: what a task may take of its disk; None where nothing is known of that.
@@ -56,22 +56,22 @@ class ClientRow:
         seconds: from the task's arrival on the device to its update; None where nobody has measured them.
         loss: mean loss of its last local epoch; None where it sent no update.
         sample_count: that it says its update was trained on.
-        weight: of its update in the round's mean; 0 where it was not folded.
+        weight: of its update in the round's mean; 0 where it was not aggregated.
         share: of the weights of the round, 0 to 1.
         lowered: why its update counts less than it claims; empty where it counts in full.
         outlier: in what its update is unlike the others, or why it was left out; empty where it is like them.
         scale: what its update and its weight were multiplied by, above 0 and at most 1.
-        status: "folded", "refused: <reason>", "missing: <reason>" or "skipped: <reason>".
+        status: "aggregated", "refused: <reason>", "missing: <reason>" or "skipped: <reason>".
         refusals: why it refused tasks of this round, in order, with "; " between; it may have done a smaller one then.
-        wanted: display name of the subnet that its search would rather have given, had its program been written.
+        wanted: display name of the submodel that its search would rather have given, had its program been written.
         data_warning: why its inputs and the evaluation data do not go together; empty where nothing says so.
-        limit: what kept it from a larger subnet: "memory", "disk", "link", "compute", "runtime" or "program" where a
+        limit: what kept it from a larger submodel: "memory", "disk", "link", "compute", "runtime" or "program" where a
             larger one is excluded by that alone; several with "+" between them where every larger one exceeds more than
             one; "method" where a larger one would have fitted; empty where it was given the largest.
         parameters_lost: share of that one's parameters that it was not given, 0 to 1.
-        network: id of the network that its subnet is of; empty for the one that the run began with.
-        forward_macs: multiply-accumulates of one sample's forward pass through its subnet, and through the smaller one
-            that is nested in it, where it trains both; of a supernet the mean over the paths that it drew.
+        network: id of the network that its submodel is of; empty for the one that the run began with.
+        forward_macs: multiply-accumulates of one sample's forward pass through its submodel, and through the smaller
+            one that is nested in it, where it trains both; of a supernet the mean over the paths that it drew.
         sample_passes: samples that its training ran over, each as often as there were epochs; 0 where it trained
             nothing, as far as the server knows.
         took_s: from the sending of its task until its update was stored, by the server's clock; None where none was, or
@@ -85,8 +85,8 @@ class ClientRow:
     client_id: str
     device: str
     runtime: str
-    spec: str
-    spec_id: str
+    architecture: str
+    architecture_id: str
     parameters: int
     memory_free_bytes: int | None
     budget_bytes: int
@@ -157,9 +157,9 @@ class ClientRow:
 
     @property
     def why_left_out(self) -> str:
-        """What it was left out for, in a few words that others share; empty where it was folded."""
+        """What it was left out for, in a few words that others share; empty where it was aggregated."""
         stage, _, reason = self.status.partition(": ")
-        if stage == "folded":
+        if stage == "aggregated":
             return ""
         if stage == "refused":
             reason = reason.partition(":")[0]
@@ -171,12 +171,13 @@ class RoundRecord:
     """A finished round: how good the model is on the evaluation data, and a row per client.
 
     Attributes:
-        accuracy: share of the labels that were predicted rightly; None where that means nothing.
+        accuracy: fraction of the labels that were predicted rightly; None where that means nothing.
         loss: mean of the plain objective over the labels.
-        seconds: from its announcement until its fold was evaluated; None where nobody has measured them.
+        seconds: from its announcement until its aggregate was evaluated; None where nobody has measured them.
         programs_written: training programs that the round added to those that later rounds may count on.
         calibrated: devices measured the running statistics of norms, and trained nothing.
-        retries: how often the round was tried before without anything to fold; `seconds` are those of the last try.
+        retries: how often the round was tried before without anything to aggregate; `seconds` are those of the last
+            try.
         model_bytes: of all tensors that the server had to keep after it: those of every network in use, copies that
             some clients have, moments of a server optimiser, and what the method remembers in tensors.
         metrics: further ones of the run's kind of task, by their names in `subfleet.protocol.task_kinds.METRICS`.
@@ -232,9 +233,9 @@ class RoundRecord:
         return tuple(row for row in self.clients if row.due)
 
     @property
-    def folded(self) -> tuple[ClientRow, ...]:
+    def aggregated(self) -> tuple[ClientRow, ...]:
         """The clients that did."""
-        return tuple(row for row in self.clients if row.status == "folded")
+        return tuple(row for row in self.clients if row.status == "aggregated")
 
     @property
     def participation(self) -> float:
@@ -249,8 +250,8 @@ class RoundRecord:
 
 
 def participation_of(rounds: Iterable[RoundRecord]) -> float:
-    """Of the client rounds in which a client was to take part, the share that was folded; 0 where there were none."""
-    counts = [(len(record.folded), len(record.due)) for record in rounds]
+    """Fraction of the client rounds that were to take part whose update was aggregated; 0 where there were none."""
+    counts = [(len(record.aggregated), len(record.due)) for record in rounds]
     due = sum(count for _, count in counts)
     return sum(count for count, _ in counts) / due if due else 0.0
 
@@ -261,7 +262,7 @@ class DeployedModel:
 
     Attributes:
         path: the model file in the server's state folder.
-        spec: display name of the subnet.
+        architecture: display name of the submodel.
         max_abs_diff: largest difference from PyTorch that was found when the file was written; None is unknown.
         quantised_accuracy: of a model in 8-bit integers, on evaluation samples; else None.
         float_accuracy: of the same model in float32, on the same samples.
@@ -271,8 +272,8 @@ class DeployedModel:
     client_id: str
     target: str
     path: Path
-    spec: str
-    spec_id: str
+    architecture: str
+    architecture_id: str
     max_abs_diff: float | None
     status: str
     quantised_accuracy: float | None = None
@@ -285,11 +286,11 @@ class RunResult:
 
     Attributes:
         finished: False where it was stopped before its end; it can be taken up again.
-        accuracy: of the model after the last folded round, which `model` says; None where there was none, or where
+        accuracy: of the model after the last aggregated round, which `model` says; None where there was none, or where
             accuracy means nothing.
         rounds: every finished round, those before a restart included.
         deployed: each client's models, one per target.
-        model_path: the last checkpoint; None where no round was folded.
+        model_path: the last checkpoint; None where no round was aggregated.
         supernet_path: the checkpoint of the last round of a supernet that was searched; None where there was none.
         method: its name in a configuration.
         method_status: "exact" where the run did what the method's paper says, else in what it differed, and whose
@@ -335,7 +336,7 @@ class RunResult:
 
     @property
     def told(self) -> str:
-        """How good its model is, in words; empty where no round was folded."""
+        """How good its model is, in words; empty where no round was aggregated."""
         return self.rounds[-1].told if self.rounds else ""
 
     @property
@@ -376,7 +377,7 @@ class RunObserver(Protocol):
         ...
 
     def round_finished(self, record: RoundRecord) -> None:
-        """A round was folded and evaluated."""
+        """A round was aggregated and evaluated."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""From seats to the rows that people read."""
+"""From client states to the rows that people read."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -16,71 +16,81 @@ from subfleet.protocol.metric_sums import Totals
 from subfleet.protocol.task import Train
 from subfleet.protocol.task_kinds import TaskKind, metrics_of
 from subfleet.rounds.actions import Close, CloseEvaluation, CloseGeneration
-from subfleet.rounds.networks import declared_of, price_of
+from subfleet.rounds.context import RunContext
+from subfleet.rounds.networks import declared_of, estimate_of
 from subfleet.rounds.selection import expected_time
-from subfleet.rounds.state import Seat
-from subfleet.rounds.terms import Terms
+from subfleet.rounds.state import ClientState
 from subfleet.rounds.weights import Weight, round_weights
 from subfleet.search.candidates import Candidate
 
 __all__ = ["deployed_models", "evaluation_record", "record_of", "round_record"]
 
 
-def round_record(terms: Terms, close: Close, traffic: Traffic) -> RoundRecord:
+def round_record(context: RunContext, close: Close, traffic: Traffic) -> RoundRecord:
     """The record of a closed round."""
-    weights = _weights(terms, close)
+    weights = _weights(context, close)
     return RoundRecord(
         round=close.round,
         accuracy=close.accuracy,
         loss=close.loss,
         seconds=close.seconds,
-        log_time_s=terms.config.log_time_s(close.turn),
-        clients=tuple(_client_row(terms, close, seat, traffic, weights.get(seat.client_id)) for seat in close.seats),
+        log_time_s=context.config.log_time_s(close.turn),
+        clients=tuple(
+            _client_row(context, close, client, traffic, weights.get(client.client_id)) for client in close.clients
+        ),
         programs_written=close.exported,
-        calibrated=terms.config.calibrates(close.round),
+        calibrated=context.config.calibrates(close.round),
         retries=close.retries,
         model_bytes=close.model_bytes,
         model=close.model,
         metrics=dict(close.metrics),
-        headline=terms.config.training.objective.kind.headline,
+        headline=context.config.training.objective.kind.headline,
     )
 
 
 def record_of(
-    terms: Terms, close: Close | CloseEvaluation | CloseGeneration, traffic: Traffic
+    context: RunContext, close: Close | CloseEvaluation | CloseGeneration, traffic: Traffic
 ) -> RoundRecord | EvaluationRecord | GenerationRecord:
     """The record of what was closed."""
     if isinstance(close, CloseGeneration):
         return generation_record(close, traffic)
-    return round_record(terms, close, traffic) if isinstance(close, Close) else evaluation_record(terms, close, traffic)
+    return (
+        round_record(context, close, traffic)
+        if isinstance(close, Close)
+        else evaluation_record(context, close, traffic)
+    )
 
 
-def evaluation_record(terms: Terms, close: CloseEvaluation, traffic: Traffic) -> EvaluationRecord:
+def evaluation_record(context: RunContext, close: CloseEvaluation, traffic: Traffic) -> EvaluationRecord:
     """The record of a closed evaluation."""
-    kind = terms.config.training.objective.kind
-    found = [totals_of(seat.evaluated) for seat in close.seats if seat.stage == "done" and seat.evaluated is not None]
+    kind = context.config.training.objective.kind
+    found = [
+        totals_of(client.evaluated)
+        for client in close.clients
+        if client.stage == "done" and client.evaluated is not None
+    ]
     return EvaluationRecord(
         round=close.round,
         seconds=close.seconds,
-        clients=tuple(_evaluation_row(kind, seat, traffic) for seat in close.seats),
+        clients=tuple(_evaluation_row(kind, client, traffic) for client in close.clients),
         headline=kind.headline,
         together=metrics_of(kind, Totals.of_all(found)) if found else {},
     )
 
 
-def _evaluation_row(kind: TaskKind, seat: Seat, traffic: Traffic) -> EvaluationRow:
-    down, up = traffic.of(seat.client_id)
+def _evaluation_row(kind: TaskKind, client: ClientState, traffic: Traffic) -> EvaluationRow:
+    down, up = traffic.of(client.client_id)
     row = EvaluationRow(
-        client_id=seat.client_id,
-        device=seat.device,
-        spec=seat.size.name if seat.size is not None else "",
-        spec_id=seat.size.spec_id if seat.size is not None else "",
-        network=seat.size.network if seat.size is not None else "",
+        client_id=client.client_id,
+        device=client.device,
+        architecture=client.size.name if client.size is not None else "",
+        architecture_id=client.size.architecture_id if client.size is not None else "",
+        network=client.size.network if client.size is not None else "",
         bytes_down=down,
         bytes_up=up,
-        status="evaluated" if seat.stage == "done" else f"{seat.stage}: {seat.reason}",
+        status="evaluated" if client.stage == "done" else f"{client.stage}: {client.reason}",
     )
-    found = seat.evaluated
+    found = client.evaluated
     if found is None:
         return row
     metrics = metrics_of(kind, totals_of(found))
@@ -98,99 +108,104 @@ def _evaluation_row(kind: TaskKind, seat: Seat, traffic: Traffic) -> EvaluationR
     )
 
 
-def _weights(terms: Terms, close: Close) -> dict[str, Weight]:
+def _weights(context: RunContext, close: Close) -> dict[str, Weight]:
     """What each update counts in the mean of its network."""
-    by_network: dict[str, list[Seat]] = {}
-    for seat in close.seats:
-        if seat.stage == "done" and seat.spec is not None:
-            by_network.setdefault(seat.spec.network, []).append(seat)
+    by_network: dict[str, list[ClientState]] = {}
+    for client in close.clients:
+        if client.stage == "done" and client.architecture is not None:
+            by_network.setdefault(client.architecture.network, []).append(client)
     found = (
-        round_weights(terms.weigh(close.round), seats, terms.config.max_client_share) for seats in by_network.values()
+        round_weights(context.weigh(close.round), clients, context.config.max_client_fraction)
+        for clients in by_network.values()
     )
     return {name: weight for of_network in found for name, weight in of_network.items()}
 
 
-def _client_row(terms: Terms, close: Close, seat: Seat, traffic: Traffic, weight: Weight | None) -> ClientRow:
-    candidate = price_of(terms, close.lineages, seat.size) if seat.size is not None else None
-    down, up = traffic.of(seat.client_id)
+def _client_row(
+    context: RunContext, close: Close, client: ClientState, traffic: Traffic, weight: Weight | None
+) -> ClientRow:
+    candidate = estimate_of(context, close.lineages, client.size) if client.size is not None else None
+    down, up = traffic.of(client.client_id)
     row = ClientRow(
-        client_id=seat.client_id,
-        device=seat.device,
-        runtime=seat.offer.runtime if candidate is not None else "",
-        spec=candidate.spec.name if candidate is not None else "",
-        spec_id=candidate.spec.spec_id if candidate is not None else "",
+        client_id=client.client_id,
+        device=client.device,
+        runtime=client.offer.runtime if candidate is not None else "",
+        architecture=candidate.architecture.name if candidate is not None else "",
+        architecture_id=candidate.architecture.architecture_id if candidate is not None else "",
         parameters=candidate.parameters if candidate is not None else 0,
-        memory_free_bytes=seat.offer.memory_free_bytes,
-        budget_bytes=seat.offer.memory_budget_bytes,
-        downlink_budget_bytes=seat.offer.budget.downlink_bytes if seat.offer.budget is not None else None,
-        uplink_budget_bytes=seat.offer.budget.uplink_bytes if seat.offer.budget is not None else None,
-        update_bytes=_update_bytes(terms, close, seat),
-        planned_peak_bytes=seat.task.planned_peak_bytes if seat.task is not None else 0,
-        measured_peak_bytes=seat.update.measured_peak_bytes if seat.update is not None else None,
+        memory_free_bytes=client.offer.memory_free_bytes,
+        budget_bytes=client.offer.memory_budget_bytes,
+        downlink_budget_bytes=client.offer.budget.downlink_bytes if client.offer.budget is not None else None,
+        uplink_budget_bytes=client.offer.budget.uplink_bytes if client.offer.budget is not None else None,
+        update_bytes=_update_bytes(context, close, client),
+        planned_peak_bytes=client.task.planned_peak_bytes if client.task is not None else 0,
+        measured_peak_bytes=client.update.measured_peak_bytes if client.update is not None else None,
         bytes_down=down,
         bytes_up=up,
-        seconds=seat.update.seconds if seat.update is not None else None,
-        loss=seat.update.loss if seat.update is not None else None,
-        sample_count=seat.update.sample_count if seat.update is not None else 0,
-        status="folded" if seat.stage == "done" else f"{seat.stage}: {seat.reason}",
-        refusals="; ".join(seat.refusals),
+        seconds=client.update.seconds if client.update is not None else None,
+        loss=client.update.loss if client.update is not None else None,
+        sample_count=client.update.sample_count if client.update is not None else 0,
+        status="aggregated" if client.stage == "done" else f"{client.stage}: {client.reason}",
+        refusals="; ".join(client.refusals),
         weight=weight.counted if weight is not None else 0.0,
         share=weight.share if weight is not None else 0.0,
         lowered=weight.lowered if weight is not None else "",
-        outlier=seat.outlier,
-        scale=seat.scale,
-        limit=seat.limit,
-        data_warning=seat.offer.data_warning,
-        disk_budget_bytes=seat.offer.budget.disk_bytes if seat.offer.budget is not None else None,
-        disk_bytes=needed_bytes(seat.task) if seat.task is not None else 0,
+        outlier=client.outlier,
+        scale=client.scale,
+        limit=client.limit,
+        data_warning=client.offer.data_warning,
+        disk_budget_bytes=client.offer.budget.disk_bytes if client.offer.budget is not None else None,
+        disk_bytes=needed_bytes(client.task) if client.task is not None else 0,
     )
     if candidate is not None:
-        row = _with_costs(terms, close, seat, row, candidate)
-    if seat.given is None or seat.given.wanted is None or row.utilisation is None:
+        row = _with_costs(context, close, client, row, candidate)
+    if client.given is None or client.given.wanted is None or row.utilisation is None:
         return row
-    wanted = price_of(terms, close.lineages, seat.given.wanted.program.size)
+    wanted = estimate_of(context, close.lineages, client.given.wanted.program.size)
     lost = max(0.0, 1 - row.parameters / wanted.parameters)
-    return replace(row, wanted=wanted.spec.name, parameters_lost=lost)
+    return replace(row, wanted=wanted.architecture.name, parameters_lost=lost)
 
 
-def _with_costs(terms: Terms, close: Close, seat: Seat, row: ClientRow, candidate: Candidate) -> ClientRow:
+def _with_costs(
+    context: RunContext, close: Close, client: ClientState, row: ClientRow, candidate: Candidate
+) -> ClientRow:
     """The row with what the client's task takes, and with what its training has taken."""
-    drawn = _drawn_macs(terms, close, seat)
-    if drawn and seat.spec is not None:  # of a supernet it was sent a part, and has gone along paths of that
-        candidate = replace(price_of(terms, close.lineages, seat.spec), forward_macs=drawn)
+    drawn = _drawn_macs(context, close, client)
+    if drawn and client.architecture is not None:  # of a supernet it was sent a part, and has gone along paths of that
+        candidate = replace(estimate_of(context, close.lineages, client.architecture), forward_macs=drawn)
         row = replace(row, parameters=candidate.parameters)
-    student = None if seat.given is None else seat.given.student
-    nested = 0 if student is None else price_of(terms, close.lineages, student).forward_macs
-    row = replace(row, network=candidate.spec.network, forward_macs=candidate.forward_macs + nested)
-    update = seat.update
-    if seat.task is None or not isinstance(seat.task.work, Train):
+    student = None if client.given is None else client.given.student
+    nested = 0 if student is None else estimate_of(context, close.lineages, student).forward_macs
+    row = replace(row, network=candidate.architecture.network, forward_macs=candidate.forward_macs + nested)
+    update = client.update
+    if client.task is None or not isinstance(client.task.work, Train):
         return row
-    training = seat.task.work.settings
+    training = client.task.work.settings
     expected = expected_time(
-        terms,
-        seat,
+        context,
+        client,
         forward_macs=row.forward_macs,
         training=training,
         weight_bytes=candidate.weight_bytes,
         update_bytes=row.update_bytes,
     )
-    samples = 0 if update is None else min(update.sample_count, training.round_count(seat.offer.sample_count))
+    samples = 0 if update is None else min(update.sample_count, training.round_count(client.offer.sample_count))
     return replace(
         row,
         sample_passes=training.passes_over(samples),
-        took_s=seat.trained.took_s or None if seat.trained is not None else None,
+        took_s=client.trained.took_s or None if client.trained is not None else None,
         expected_training_s=expected.training_s,
         expected_downlink_s=expected.downlink_s,
         expected_uplink_s=expected.uplink_s,
     )
 
 
-def _drawn_macs(terms: Terms, close: Close, seat: Seat) -> int:
+def _drawn_macs(context: RunContext, close: Close, client: ClientState) -> int:
     """Of the paths that a client drew, the mean over its examples; 0 where it drew none."""
-    update = seat.update
-    if update is None or not update.operator_examples or seat.spec is None:
+    update = client.update
+    if update is None or not update.operator_examples or client.architecture is None:
         return 0
-    network = declared_of(terms, close.lineages, seat.spec).network
+    network = declared_of(context, close.lineages, client.architecture).network
     parts = part_costs(network)
     macs = float(parts[""][1])
     for choice, own in update.operator_examples:
@@ -199,29 +214,29 @@ def _drawn_macs(terms: Terms, close: Close, seat: Seat) -> int:
     return round(macs)
 
 
-def _update_bytes(terms: Terms, close: Close, seat: Seat) -> int:
+def _update_bytes(context: RunContext, close: Close, client: ClientState) -> int:
     """Of the update that its task asks for; a score task asks for none."""
-    if seat.task is None or not isinstance(seat.task.work, Train):
+    if client.task is None or not isinstance(client.task.work, Train):
         return 0
-    work = seat.task.work
-    network = declared_of(terms, close.lineages, seat.task.spec).network
-    return update_bytes(network, seat.task.spec, work.update_codec, work.sends)
+    work = client.task.work
+    network = declared_of(context, close.lineages, client.task.architecture).network
+    return update_bytes(network, client.task.architecture, work.update_codec, work.sends)
 
 
-def deployed_models(terms: Terms, seats: Iterable[Seat]) -> tuple[DeployedModel, ...]:
+def deployed_models(context: RunContext, clients: Iterable[ClientState]) -> tuple[DeployedModel, ...]:
     """What the deploy phase made for each client."""
     return tuple(
         DeployedModel(
-            client_id=seat.client_id,
+            client_id=client.client_id,
             target=model.target,
             path=Path(model.file),
-            spec=seat.size.name if seat.size is not None else "",
-            spec_id=seat.size.spec_id if seat.size is not None else "",
+            architecture=client.size.name if client.size is not None else "",
+            architecture_id=client.size.architecture_id if client.size is not None else "",
             max_abs_diff=model.max_abs_diff,
             quantised_accuracy=model.quantised_accuracy,
             float_accuracy=model.float_accuracy,
-            status="deployed" if seat.stage == "done" else f"{seat.stage}: {seat.reason}",
+            status="deployed" if client.stage == "done" else f"{client.stage}: {client.reason}",
         )
-        for seat in seats
-        for model in seat.models
+        for client in clients
+        for model in client.models
     )

@@ -118,9 +118,11 @@ def _part(kind: Any) -> _Part:
 
 def _checked(state: RunState) -> RunState:
     """The state, if a run can stand there."""
-    if not 0 <= state.folded_round <= state.round <= state.folded_round + 1:
-        raise ProtocolError(f"the run is in round {state.round} after the fold of round {state.folded_round}")
-    counts = (state.round, state.retry, state.tries.lost, state.explored_turn, state.wished_turn)
+    if not 0 <= state.aggregated_round <= state.round <= state.aggregated_round + 1:
+        raise ProtocolError(
+            f"the run is in round {state.round} after the aggregation of round {state.aggregated_round}"
+        )
+    counts = (state.round, state.retry, state.tries.lost, state.explored_turn, state.requested_turn)
     if not all(0 <= count < MAX_ROUNDS for count in counts):
         raise ProtocolError(f"the run counts rounds, tries and turns {counts}, but must be 0 or more, and below 2^31")
     return state

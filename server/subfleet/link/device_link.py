@@ -1,4 +1,4 @@
-"""The server's link to its devices: messages in and out, tasks until their receipts, blobs in both directions."""
+"""The server's link to its devices: messages in and out, tasks until their acks, blobs in both directions."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from subfleet.link.inbox import Incoming, read_delivery
 from subfleet.link.traffic import Traffic
 from subfleet.protocol.blobs import Chunk
-from subfleet.protocol.messages import BlobMissing, ChunkRequest, Receipt, RoundInfo, Task, Update, encode
+from subfleet.protocol.messages import Ack, BlobMissing, ChunkRequest, RoundInfo, Task, Update, encode
 from subfleet.protocol.topics import Topics
 from subfleet.rounds.events import FromDevice
 from subfleet.transport.base import Connected, Delivery, Disconnected, Transport
@@ -105,16 +105,16 @@ class DeviceLink:
         self._settle(task_id)
         self._uploads.drop(task_id)
 
-    def reply(self, client_id: str, receipt: Receipt) -> None:
-        """Send a receipt, once."""
-        self._transport.publish(self._topics.down(client_id, "receipt"), encode(receipt))
+    def reply(self, client_id: str, ack: Ack) -> None:
+        """Send an ack, once."""
+        self._transport.publish(self._topics.down(client_id, "ack"), encode(ack))
 
     def pull(self, update: Update) -> None:
         """Begin to pull an update's blob; `pulled` has it when it is here."""
         self._uploads.pull(update)
 
     def send(self, info: RoundInfo | None) -> None:
-        """Send what is due: chunks, tasks without a receipt, and the announcement of a round."""
+        """Send what is due: chunks, tasks without an ack, and the announcement of a round."""
         now_s = self._clock()
         for outgoing in (*self._exchange.tick(now_s), *self._outbox.due(now_s)):
             self._transport.publish(outgoing.topic, outgoing.payload, retain=outgoing.retain)
@@ -134,7 +134,7 @@ class DeviceLink:
 
     def _told(self, client_id: str, incoming: Incoming) -> Iterator[FromDevice]:
         match incoming:
-            case Receipt():
+            case Ack():
                 # A device acknowledges its own task; the ids of others' tasks are no secret.
                 if self._receivers.get(incoming.of) == client_id:
                     self._settle(incoming.of)
@@ -198,7 +198,7 @@ class Uploads:
 
 
 REPEAT_S = 2.0
-"""A transport may lose an announcement, and no receipt answers it: so it is repeated."""
+"""A transport may lose an announcement, and no ack answers it: so it is repeated."""
 
 
 class Announcer:

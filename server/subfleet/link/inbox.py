@@ -5,7 +5,7 @@ from typing import cast, get_args
 
 from subfleet.protocol.blobs import Chunk, decode_chunk
 from subfleet.protocol.errors import ProtocolError
-from subfleet.protocol.messages import BlobMissing, ChunkRequest, Claim, Receipt, decode
+from subfleet.protocol.messages import Ack, BlobMissing, ChunkRequest, Claim, decode
 from subfleet.protocol.plausible import plausible
 from subfleet.protocol.topics import CHUNK, Topics
 from subfleet.rounds.events import FromDevice
@@ -13,9 +13,9 @@ from subfleet.transport.base import Delivery
 
 __all__ = ["Incoming", "read_delivery"]
 
-Incoming = FromDevice | Receipt | ChunkRequest | BlobMissing | Chunk
+Incoming = FromDevice | Ack | ChunkRequest | BlobMissing | Chunk
 
-_KINDS = frozenset(message.KIND for message in get_args(FromDevice | Receipt | ChunkRequest | BlobMissing))
+_KINDS = frozenset(message.KIND for message in get_args(FromDevice | Ack | ChunkRequest | BlobMissing))
 """Of the control messages that a device may send."""
 _NOBODY = "a sender without an id"
 
@@ -56,7 +56,7 @@ def _read(topics: Topics, delivery: Delivery) -> tuple[str, Incoming] | None:
         return address.client_id, decode_chunk(delivery.payload)
     if address.kind not in _KINDS:
         raise ProtocolError(f"a device sends no message of kind {address.kind!r:.80}")
-    message = cast("FromDevice | Receipt | ChunkRequest | BlobMissing", decode(delivery.payload, expected=address.kind))
+    message = cast("FromDevice | Ack | ChunkRequest | BlobMissing", decode(delivery.payload, expected=address.kind))
     speaker = getattr(message, "client_id", address.client_id)
     if speaker != address.client_id:
         raise ProtocolError(f"client {address.client_id} speaks for client {speaker!r:.80}")

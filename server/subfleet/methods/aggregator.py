@@ -12,7 +12,7 @@ from subfleet.methods.describing import Published
 from subfleet.methods.model_kinds import FOR_ALL, ModelKind
 from subfleet.protocol.messages import Update
 from subfleet.protocol.paths import OperatorExamples
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 
 if TYPE_CHECKING:  # methods are read where no PyTorch is; tensors are passed through
     from torch import Tensor
@@ -47,15 +47,15 @@ class Participant:
     """A client as far as methods know it.
 
     Attributes:
-        spec: its submodel, as placed in the model.
+        architecture: its submodel, as placed in the model.
         size: the same kept at the front of every axis: all that its programs and costs depend on.
         class_counts: samples of each of the run's classes in its data.
         examples: where it drew paths of a subspace, how many examples went through each operator of each choice.
     """
 
     client_id: str
-    spec: SubnetSpec
-    size: SubnetSpec
+    architecture: Architecture
+    size: Architecture
     class_counts: tuple[int, ...] = ()
     examples: OperatorExamples = ()
 
@@ -83,11 +83,11 @@ class Replacement:
     """What is aggregated for one client in place of its update.
 
     Attributes:
-        spec: the submodel that is moved; not always the one that was trained.
+        architecture: the submodel that is moved; not always the one that was trained.
         change: of each of its tensors, by name.
     """
 
-    spec: SubnetSpec
+    architecture: Architecture
     change: Mapping[str, Tensor]
 
 
@@ -119,7 +119,7 @@ def weigh_by(weighting: Weighting) -> Callable[[Update], float]:
     return by_samples if weighting == "samples" else (lambda update: 1.0)
 
 
-def shared_by_all(network: Network, client: Participant, sizes: Sequence[SubnetSpec]) -> Mapping[str, str]:
+def shared_by_all(network: Network, client: Participant, sizes: Sequence[Architecture]) -> Mapping[str, str]:
     """Every tensor is the same for every client."""
     return {}
 
@@ -154,11 +154,13 @@ class Aggregator:
     weigh: Callable[[Update], float] = by_samples
     factors: Callable[[Network, Participant], Mapping[str, float | Tensor]] = lambda network, client: {}
     min_contributors: Callable[[Network], int] = lambda network: 1
-    sharing_groups: Callable[[Network, Participant, Sequence[SubnetSpec]], Mapping[str, str]] = shared_by_all
+    sharing_groups: Callable[[Network, Participant, Sequence[Architecture]], Mapping[str, str]] = shared_by_all
     groups_by_sizes: bool = False
     transform: Callable[[Network, Mapping[str, Tensor], Sequence[ClientUpdate]], Sequence[Replacement]] | None = None
     after_round: Callable[[AggregationContext], ModelState] = as_aggregated
-    taught: Callable[[Network, Sequence[SubnetSpec]], Sequence[SubnetSpec] | SearchSpace] = lambda network, sizes: sizes
+    taught: Callable[[Network, Sequence[Architecture]], Sequence[Architecture] | SearchSpace] = lambda network, sizes: (
+        sizes
+    )
     model: ModelKind = "trained"
 
     @property

@@ -2,7 +2,8 @@
 
 Li et al., "AnycostFL: Efficient On-Demand Federated Learning over Heterogeneous Edge Devices", INFOCOM 2023.
 
-Client half: train the given subnet with the given objective; send the largest of the changes, rounded to a few levels.
+Client half: train the given submodel with the given objective; send the largest of the changes, rounded to a few
+levels.
 Server half: after each round the channels of every axis are sorted by their L2 norm, with one order for all tensors
 that are tied to the axis, so that the model computes the same as before. A client gets the largest of a fine ladder of
 widths that fits, with its update compressed as far as it may be; then its update is compressed no further than its link
@@ -32,7 +33,7 @@ from subfleet.methods.sizes import whole_depth
 from subfleet.methods.techniques import Techniques
 from subfleet.protocol.bounds import Range, checked
 from subfleet.protocol.readings import Budget
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.update_codecs import AnyUpdateCodec, TopK, TopKQsgd, Uncompressed
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class AnycostFL:
             techniques=Techniques(update_codec=self.codec),
         )
 
-    def _space(self, network: Network, rates: Sequence[float]) -> tuple[SubnetSpec, ...]:
+    def _space(self, network: Network, rates: Sequence[float]) -> tuple[Architecture, ...]:
         return whole_depth(network, [step / self.steps for step in range(1, self.steps + 1)])
 
 

@@ -15,11 +15,11 @@ from subfleet.methods.aggregator import Participant
 from subfleet.protocol.chains import Chain
 from subfleet.protocol.paths import PathSettings
 from subfleet.protocol.readings import Budget
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 from subfleet.search.candidates import Candidate, exceeded_limits, lacking_operators, why_not
 from subfleet.search.fitting import INFINITE_BYTES, Limit
-from subfleet.search.query import FoundSize, PriceList, Search
-from subfleet.search.queue import Wish
+from subfleet.search.query import CostEstimates, FoundSize, Search
+from subfleet.search.queue import RequestedProgram
 
 if TYPE_CHECKING:  # methods are read where no PyTorch is
     from torch import Tensor
@@ -69,16 +69,16 @@ class WrittenSize:
     Attributes:
         planned_peak_bytes: that it plans to need.
         operators: that it calls, as far as it tells.
-        price: what the size costs by prices, where that was told before.
+        estimate: what the size costs by cost estimates, where that was told before.
         chain: of a supernet's program, what its links take.
         program_bytes: that the program takes of a disk; 0 is unknown.
         problem: why it could not be written; empty where it was.
     """
 
-    size: SubnetSpec
+    size: Architecture
     planned_peak_bytes: int
     operators: tuple[str, ...] = ()
-    price: Candidate | None = None
+    estimate: Candidate | None = None
     chain: Chain | None = None
     program_bytes: int = 0
     problem: str = ""
@@ -104,7 +104,7 @@ class AssignmentContext:
     Attributes:
         networks: those that are in use, by id; most methods have one.
         candidates: the method's space with its costs, from smallest to largest: the sizes of all of these networks.
-        price: the cost of any subnet of them.
+        estimate: the cost of any submodel of them.
         target: the program target that the device runs.
         budget: what the device can give now.
         previous: the size that it trained last; None before its first round.
@@ -115,30 +115,30 @@ class AssignmentContext:
         operators: that the device's runtime has; empty lists nothing, and every program is tried.
         refused: by size's id, why the device said that it cannot run the program, whatever it has to give.
         declared: the size that the device has declared, where the method goes by declarations; else None.
-        lasting: what its log has but for a share of the time, where the method asks for that and it replays one.
+        lasting: what its log has but for a fraction of the time, where the method asks for that and it replays one.
     """
 
     networks: Mapping[str, Network]
     candidates: Sequence[Candidate]
-    price: PriceList
+    estimate: CostEstimates
     draw: Draw
     target: str
     budget: Budget
-    previous: SubnetSpec | None = None
+    previous: Architecture | None = None
     below: Candidate | None = None
     below_limit: Limit = "memory"
     search: Search | None = None
     written: Mapping[str, WrittenSize] = field(default_factory=lambda: MappingProxyType({}))
     operators: tuple[str, ...] = ()
     refused: Mapping[str, Unfit] = field(default_factory=lambda: MappingProxyType({}))
-    declared: SubnetSpec | None = None
+    declared: Architecture | None = None
     lasting: Budget | None = None
 
     def of_network(self, network_id: str) -> AssignmentContext:
         """The same of one network alone."""
         if len(self.networks) == 1:
             return self
-        own = tuple(one for one in self.candidates if one.spec.network == network_id)
+        own = tuple(one for one in self.candidates if one.architecture.network == network_id)
         return replace(self, candidates=own, networks=MappingProxyType({network_id: self.networks[network_id]}))
 
     def lasts(self, candidate: Candidate) -> bool:
@@ -154,13 +154,13 @@ class AssignmentContext:
         return self.barred(candidate) or why_not(candidate, self.target, self.budget)
 
     def barred(self, candidate: Candidate) -> str:
-        """Why a candidate cannot be given whatever its price."""
+        """Why a candidate cannot be given whatever its cost estimate."""
         if self.below is not None and not candidate.order < self.below.order:
-            return f"is no smaller than {self.below.spec.name!r}, which {self.too_much}"
-        spec_id = candidate.spec.spec_id
-        if spec_id in self.refused:
-            return f"was refused by the device: {self.refused[spec_id].why}"
-        known = self.written.get(spec_id)
+            return f"is no smaller than {self.below.architecture.name!r}, which {self.too_much}"
+        architecture_id = candidate.architecture.architecture_id
+        if architecture_id in self.refused:
+            return f"was refused by the device: {self.refused[architecture_id].why}"
+        known = self.written.get(architecture_id)
         return "" if known is None else self._barred_by(known, candidate)
 
     def _barred_by(self, known: WrittenSize, candidate: Candidate) -> str:
@@ -195,7 +195,7 @@ class AssignmentContext:
     def exceeded(self, candidate: Candidate) -> frozenset[Limit]:
         """Every limit that keeps a candidate from the client, as far as is known; none where it can be given."""
         found = set(exceeded_limits(candidate, self.target, self.budget))
-        known = self.written.get(candidate.spec.spec_id)
+        known = self.written.get(candidate.architecture.architecture_id)
         peaks_bytes = [candidate.training_memory_bytes[self.target], known.planned_peak_bytes if known else 0]
         if max(peaks_bytes) > self.budget.memory_bytes:
             found.add("memory")
@@ -205,8 +205,8 @@ class AssignmentContext:
             found.add("runtime")
         if known is not None and self._beyond_disk(candidate, known):
             found.add("disk")
-        if candidate.spec.spec_id in self.refused:
-            found.add(self.refused[candidate.spec.spec_id].limit)
+        if candidate.architecture.architecture_id in self.refused:
+            found.add(self.refused[candidate.architecture.architecture_id].limit)
         if self.below is not None and not candidate.order < self.below.order:
             found.add(self.below_limit)
         return frozenset(found)
@@ -221,15 +221,15 @@ class Assignment:
         wanted: what would have been given, had its program been written; it is queued for later rounds.
         reason: without a candidate, why; empty says that the smallest does not fit.
         only: without a candidate, the one size that the client might have been given.
-        placed: the subnet of the model, where it depends on the client's budget; None has the method place the size.
+        placed: the submodel of the model, where it depends on the client's budget; None has the method place the size.
         paths: how the device draws paths of it, where that is a subspace.
     """
 
     candidate: Candidate | None
-    wanted: Wish | None = None
+    wanted: RequestedProgram | None = None
     reason: str = ""
     only: Candidate | None = None
-    placed: SubnetSpec | None = None
+    placed: Architecture | None = None
     paths: PathSettings | None = None
 
 
@@ -238,7 +238,7 @@ def largest_fitting(context: AssignmentContext) -> Assignment:
     return Assignment(candidate=next((one for one in reversed(context.candidates) if context.allows(one)), None))
 
 
-def keep_in_front(network: Network, size: SubnetSpec, draw: Draw) -> SubnetSpec:
+def keep_in_front(network: Network, size: Architecture, draw: Draw) -> Architecture:
     """The submodel where its size already says: at the front of every axis."""
     return size
 
@@ -252,12 +252,12 @@ class SizeSearch:
             It is told what was found before, and is `AssignmentContext.search`.
         explore: what the search finds for a client, to be remembered. All clients of a round are explored for before
             any is given a submodel, so that all have the same to choose from. It may take seconds.
-        planned_prices: submodels are priced by a model of the memory planner, in place of their shapes.
+        planned_estimates: submodels are estimated by a model of the memory planner, in place of their shapes.
     """
 
-    start: Callable[[Network, PriceList, str], Search]
+    start: Callable[[Network, CostEstimates, str], Search]
     explore: Callable[[AssignmentContext], tuple[FoundSize, ...]]
-    planned_prices: bool = False
+    planned_estimates: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,17 +283,17 @@ class Assigner:
             in every round.
     """
 
-    space: Callable[[Network, Sequence[float]], tuple[SubnetSpec, ...]] = uniform_space
+    space: Callable[[Network, Sequence[float]], tuple[Architecture, ...]] = uniform_space
     assign: Callable[[AssignmentContext], Assignment] = largest_fitting
     search: SizeSearch | None = None
     propose: Callable[[AssignmentContext], tuple[Candidate, ...]] | None = None
     declarations: bool = False
     lasting: bool = False
     awaits_programs: bool = True
-    place: Callable[[Network, SubnetSpec, Draw], SubnetSpec] = keep_in_front
+    place: Callable[[Network, Architecture, Draw], Architecture] = keep_in_front
     exchange: Callable[[Network, Participant, Mapping[str, Tensor]], Exchange] | None = None
 
     @property
-    def planned_prices(self) -> bool:
-        """Whether submodels are priced by a model of the memory planner."""
-        return self.search is not None and self.search.planned_prices
+    def planned_estimates(self) -> bool:
+        """Whether submodels are estimated by a model of the memory planner."""
+        return self.search is not None and self.search.planned_estimates

@@ -17,7 +17,7 @@ from subfleet.methods.aggregator import BY_SAMPLES, Aggregator, Participant, Wei
 from subfleet.methods.describing import MethodInfo, Setting
 from subfleet.methods.roles import Roles
 from subfleet.methods.sizes import DECLARED, FixedSize, architecture_id, with_fixed_sizes
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 
 __all__ = ["Clustered"]
 
@@ -52,5 +52,5 @@ class Clustered:
         return with_fixed_sizes(Roles(aggregator=aggregator), self.choice)
 
 
-def _group_of_size(network: Network, client: Participant, sizes: Sequence[SubnetSpec]) -> Mapping[str, str]:
+def _group_of_size(network: Network, client: Participant, sizes: Sequence[Architecture]) -> Mapping[str, str]:
     return dict.fromkeys(network.shapes(client.size), architecture_id(network, client.size))

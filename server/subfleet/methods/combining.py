@@ -15,7 +15,7 @@ __all__ = ["Combination"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Combination:
-    """A method and what else a configuration says of training and folding; see `subfleet.settings.run.Run`.
+    """A method and what else a configuration says of training and aggregation; see `subfleet.settings.run.Run`.
 
     What needs one model for all is refused where there is none, as it would do nothing or move what no client sees.
 
@@ -62,12 +62,12 @@ class Combination:
         merge = self.techniques.merge
         if merge is not None:
             yield (
-                f"merge is {merge.TYPE!r}, but method {self.method.TYPE!r} folds each operator by the examples "
+                f"merge is {merge.TYPE!r}, but method {self.method.TYPE!r} aggregates each operator by the examples "
                 "that went through it, and keeps what too few clients drew; leave merge out"
             )
         if self.techniques.teaches:
             yield (
-                f"distillation teaches subnets by the whole model, but that of method {self.method.TYPE!r} is a "
+                f"distillation teaches submodels by the whole model, but that of method {self.method.TYPE!r} is a "
                 "supernet, which predicts nothing; set distillation.iterations = 0"
             )
         if self.techniques.norms == "calibrated":
@@ -90,7 +90,7 @@ class Combination:
     def _of_training(self) -> Iterator[str]:
         if self.training.objective.distillation == "self":
             yield (
-                "objective.distillation is 'self', but a method that has a nested subnet to teach asks for it itself; "
+                "objective.distillation is 'self', but a method with a nested submodel to teach asks for it itself; "
                 "leave it out, or take [method] type = 'fjord'"
             )
         try:
@@ -115,7 +115,7 @@ class Combination:
             if own.aggregator.sharing_groups is shared_by_all:
                 apart, remedy = "norms = 'bank' keeps norms of its own for each size", ", or norms = 'averaged'"
             yield (
-                f"in-place distillation teaches subnets of one model that all share, but {apart}; set "
+                f"in-place distillation teaches submodels of one model that all share, but {apart}; set "
                 f"distillation.iterations = 0{remedy}"
             )
 

@@ -48,7 +48,7 @@ class MethodInfo:
     Attributes:
         title: its name in the literature.
         paper: authors, title, venue and year.
-        varies: in which ways its clients' subnets differ by default, out of "width", "depth" and "operator".
+        varies: in which ways its clients' submodels differ by default, out of "width", "depth" and "operator".
         runtimes: the program targets that can train it.
         judges: keys of a run's configuration on which the method's own departures have the word, so that nothing
             general is said of them.

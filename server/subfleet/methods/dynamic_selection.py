@@ -1,14 +1,14 @@
-"""Dynamic model selection: every device trains the subnet that a search finds for what it can give this round.
+"""Dynamic model selection: every device trains the submodel that a search finds for what it can give this round.
 
 Yao et al., "Exploring System-Heterogeneous Federated Learning with Dynamic Model Selection", 2024, section 3.
 
-Client half: train the given subnet with the given objective.
+Client half: train the given submodel with the given objective.
 Server half: a search under the device's budgets, over any width of any layer and any set of blocks; a mean over the
-clients that hold an element; then, on noise, the whole model teaches subnets of the space that is searched (in-place
+clients that hold an element; then, on noise, the whole model teaches submodels of the space that is searched (in-place
 distillation). An element that nobody held keeps its bits, where the public code zeroes it.
 
-A subnet becomes a task only with a program. What the search wants and has no program yet is queued, a few each round,
-and until it is written the device gets the largest subnet with a program that fits.
+A submodel becomes a task only with a program. What the search wants and has no program yet is queued, a few each round,
+and until it is written the device gets the largest submodel with a program that fits.
 """
 
 import math
@@ -30,19 +30,20 @@ from subfleet.search.candidates import Candidate
 from subfleet.search.fitting import INFINITE_BYTES
 from subfleet.search.paper import PaperSearch, PaperSettings
 from subfleet.search.pareto import ParetoSearch, ParetoSettings
-from subfleet.search.query import FoundSize, PriceList, Query, Search, fit_of
-from subfleet.search.queue import given_now, wish_of
+from subfleet.search.query import CostEstimates, FoundSize, Query, Search, fit_of
+from subfleet.search.queue import given_now, requested_program_of
 
 __all__ = ["DynamicSelection"]
 
 _POOL = 1024
-"""Subnets that a run remembers; its journal holds them all."""
+"""Submodels that a run remembers; its journal holds them all."""
 
 
 _EVERY_RATE = tuple(step / 16 for step in range(1, 17))
-"""Of uniform subnets that are known from the start, where the space has every size."""
+"""Of uniform submodels that are known from the start, where the space has every size."""
 _UNSHOWN, _SURE = 1.03, 0.9
-"""Plans over prices, before any program is written, and of those that are the share that is no higher than believed."""
+"""Plans over cost estimates, before any program is written, and of those that are the share that is no higher than
+believed."""
 _PUBLISHED = DistillationSettings()
 
 
@@ -52,10 +53,10 @@ class DynamicSelection:
     """Parameters of dynamic model selection.
 
     Attributes:
-        search: "pareto" is ours, which finds larger subnets for every budget; "paper" the published one.
+        search: "pareto" is ours, which finds larger submodels for every budget; "paper" the published one.
         rates: ratios of the search space, without the 0 that drops a block; empty takes every size.
-        prices: "planned" prices subnets by a model of the planner, "estimated" by their shapes, without the seconds
-            that the model takes at first and with more that turn out too large.
+        estimates: "planned" cost estimates submodels by a model of the planner, "estimated" by their shapes, without
+            the seconds that the model takes at first and with more that turn out too large.
         epsilon: probability to take what the pool has; 1 never explores.
         t_max: draws beyond which a search ends.
         distillation: after each round; None leaves it out. As printed, with a teacher that moves and a learning rate of
@@ -72,7 +73,7 @@ class DynamicSelection:
         published={
             "search": Published(value="paper", told="the search algorithm is ours"),
             "rates": None,
-            "prices": None,
+            "estimates": None,
             "epsilon": Published(value=0.8),
             "t_max": Published(value=5),
             "distillation": Published(value=_PUBLISHED, told=None),
@@ -81,7 +82,7 @@ class DynamicSelection:
     )
     search: Literal["pareto", "paper"] = "pareto"
     rates: tuple[Annotated[float, Range(least=0.001, most=1)], ...] = (0.25, 0.5, 0.75, 1.0)
-    prices: Literal["planned", "estimated"] = "planned"
+    estimates: Literal["planned", "estimated"] = "planned"
     epsilon: Fraction = 0.8
     t_max: Count = 5
     distillation: DistillationSettings | None = field(
@@ -102,7 +103,7 @@ class DynamicSelection:
 
     def roles(self) -> Roles:
         """A search for each client, and what the whole model teaches."""
-        search = SizeSearch(start=self.start, explore=self._explore, planned_prices=self.prices == "planned")
+        search = SizeSearch(start=self.start, explore=self._explore, planned_estimates=self.estimates == "planned")
         return Roles(
             assigner=Assigner(search=search, assign=self._assign),
             aggregator=Aggregator(
@@ -111,17 +112,17 @@ class DynamicSelection:
             techniques=Techniques(distillation=self.distillation),
         )
 
-    def start(self, network: Network, price: PriceList, target: str) -> Search:
+    def start(self, network: Network, estimate: CostEstimates, target: str) -> Search:
         """A search that knows nothing yet."""
         space = search_space(network, self.rates)
         if self.search == "paper":
-            return PaperSearch.over(space, price, (target,), self._settings())
+            return PaperSearch.over(space, estimate, (target,), self._settings())
         uniform = uniform_space(network, self.rates or _EVERY_RATE)
         settings = ParetoSettings(paper=self._settings(), built_limit=_POOL)
-        return ParetoSearch.over(space, price, (target,), uniform=uniform, settings=settings)
+        return ParetoSearch.over(space, estimate, (target,), uniform=uniform, settings=settings)
 
     def _explore(self, context: AssignmentContext) -> tuple[FoundSize, ...]:
-        """What the search comes by when it looks for subnets for a client."""
+        """What the search comes by when it looks for submodels for a client."""
         return _search_of(context).explore(self._query(context), context.draw.stream("search")).found
 
     def _assign(self, context: AssignmentContext) -> Assignment:
@@ -131,13 +132,13 @@ class DynamicSelection:
         if fit is None:
             return Assignment(candidate=None)
         best = fit.candidate
-        # Where the best one is written, this is that one, or one above it whose price was too high.
+        # Where the best one is written, this is that one, or one above it whose cost estimate was too high.
         written = (_as_planned(context, one) for one in context.written.values())
         ready = given_now(written, context.candidates, lambda one: _allows(context, query, one)) or best
-        return Assignment(candidate=ready, wanted=wish_of(best, ready, context.target))
+        return Assignment(candidate=ready, wanted=requested_program_of(best, ready, context.target))
 
     def _query(self, context: AssignmentContext) -> Query:
-        """What the client can give, in prices: a budget of so much less as they tell too little."""
+        """What the client can give, in cost estimates: a budget of so much less as they tell too little."""
         corrected = int(context.budget.memory_bytes / self._correction(context))
         return Query(
             target=context.target,
@@ -147,18 +148,18 @@ class DynamicSelection:
         )
 
     def _correction(self, context: AssignmentContext) -> float:
-        """Plans over prices, as high as nearly all written programs show: a search likes what is priced too low.
+        """Plans over cost estimates, a high quantile over written programs: a search prefers what is estimated too low.
 
         It follows from what is asked alone, whatever was asked before.
         """
-        if self.prices == "estimated":
+        if self.estimates == "estimated":
             return 1.0
         plans = (
-            (one.planned_peak_bytes, _price_of(context, one).training_memory_bytes[context.target])
+            (one.planned_peak_bytes, _estimate_of(context, one).training_memory_bytes[context.target])
             for one in context.written.values()
             if one.planned_peak_bytes < INFINITE_BYTES
         )
-        over = sorted(planned_bytes / price_bytes for planned_bytes, price_bytes in plans)
+        over = sorted(planned_bytes / estimate_bytes for planned_bytes, estimate_bytes in plans)
         return over[math.ceil(_SURE * (len(over) - 1))] if over else _UNSHOWN
 
     def _settings(self) -> PaperSettings:
@@ -174,19 +175,19 @@ def _search_of(context: AssignmentContext) -> Search:
 
 
 def _allows(context: AssignmentContext, query: Query, candidate: Candidate) -> bool:
-    """Whether a size may be given: a written one by its plan, another one by its corrected price."""
-    known = candidate.spec.spec_id in context.written
+    """Whether a size may be given: a written one by its plan, another one by its corrected cost estimate."""
+    known = candidate.architecture.architecture_id in context.written
     return context.allows(candidate) and (known or fit_of(candidate, query) is not None)
 
 
 def _as_planned(context: AssignmentContext, written: WrittenSize) -> Candidate:
     """A written size with its program's own plan in place of the estimate."""
     memory = MappingProxyType({context.target: written.planned_peak_bytes})
-    return replace(_price_of(context, written), training_memory_bytes=memory)
+    return replace(_estimate_of(context, written), training_memory_bytes=memory)
 
 
-def _price_of(context: AssignmentContext, written: WrittenSize) -> Candidate:
-    return written.price or context.price(written.size)
+def _estimate_of(context: AssignmentContext, written: WrittenSize) -> Candidate:
+    return written.estimate or context.estimate(written.size)
 
 
 def _taught_otherwise(taught: DistillationSettings) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ from subfleet.methods.describing import MethodInfo, Published, Setting
 from subfleet.methods.roles import Roles
 from subfleet.methods.sizes import DECLARED, FixedSize, with_fixed_sizes
 from subfleet.methods.uniting import Succession, Unions
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 
 if TYPE_CHECKING:  # methods are read where no PyTorch is
     from torch import Tensor
@@ -137,20 +137,20 @@ class FedADP:
         else:
             change = {name: one - state[name] for name, one in replication.up(trained).items()}
         if self.absent == "keep":
-            return Replacement(spec=replication.moved, change=change)
+            return Replacement(architecture=replication.moved, change=change)
         # A layer that the client lacks is one that computes nothing.
         whole = replication.grown(trained, state)
         lacking = {name: one - state[name] for name, one in whole.items() if name not in change}
-        return Replacement(spec=network.full_spec(), change={**change, **lacking})
+        return Replacement(architecture=network.full_architecture(), change={**change, **lacking})
 
 
-def _holds(network: Network, size: SubnetSpec) -> bool:
+def _holds(network: Network, size: Architecture) -> bool:
     from subfleet.elastic.replication import is_replicable
 
     return is_replicable(network, size)
 
 
-def _space(network: Network, rates: Sequence[float]) -> tuple[SubnetSpec, ...]:
+def _space(network: Network, rates: Sequence[float]) -> tuple[Architecture, ...]:
     """The sizes that the union can be made of."""
     return tuple(size for size in uniform_space(network, rates) if _holds(network, size))
 
@@ -166,7 +166,7 @@ def _replication_of(exchange: Exchange | None) -> Replication:
     return exchange
 
 
-def _copied(copies: Copies, network: Network, size: SubnetSpec, stream: random.Random) -> Replication:
+def _copied(copies: Copies, network: Network, size: Architecture, stream: random.Random) -> Replication:
     from subfleet.elastic.replication import Replication
 
     return Replication.in_turn(network, size) if copies == "cyclic" else Replication.drawn(network, size, stream)

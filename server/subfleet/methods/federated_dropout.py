@@ -1,8 +1,8 @@
-"""Federated Dropout: every client trains a random subnet, drawn anew each round.
+"""Federated Dropout: every client trains a random submodel, drawn anew each round.
 
 Caldas et al., "Expanding the Reach of Federated Learning by Reducing Client Resource Requirements", 2018, section 3.2.
 
-Client half: train the given subnet with the given objective.
+Client half: train the given submodel with the given objective.
 Server half: for each client and round, a uniform random set of indices of every axis. The sets belong to axes, not to
 layers, so that channels that are added to each other stay the same ones. A mean over the clients that hold an element.
 """
@@ -16,7 +16,7 @@ from subfleet.methods.assigner import Assigner, Draw
 from subfleet.methods.describing import MethodInfo, Setting, those_true
 from subfleet.methods.roles import Roles
 from subfleet.methods.sizes import whole_depth
-from subfleet.protocol.subnet import Explicit, IndexSet, Prefix, SubnetSpec
+from subfleet.protocol.submodel import Architecture, Explicit, IndexSet, Prefix
 
 __all__ = ["FederatedDropout"]
 
@@ -48,11 +48,11 @@ class FederatedDropout:
         )
 
     def roles(self) -> Roles:
-        """Random subnets."""
+        """Random submodels."""
         return Roles(assigner=Assigner(space=whole_depth, place=scatter), aggregator=Aggregator(model="whole"))
 
 
-def scatter(network: Network, size: SubnetSpec, draw: Draw) -> SubnetSpec:
+def scatter(network: Network, size: Architecture, draw: Draw) -> Architecture:
     """The size at random places of every axis."""
     return replace(size, axes=tuple((name, _random_set(network, name, kept, draw)) for name, kept in size.axes))
 

@@ -37,7 +37,7 @@ from subfleet.methods.sizes import SLICES, whole_depth, with_fixed_sizes
 from subfleet.protocol.bounds import Range, checked
 from subfleet.protocol.candidate_scores import MAX_CANDIDATES
 from subfleet.protocol.schema import ADDED_LATER
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 from subfleet.search.candidates import Candidate, ordered
 
 if TYPE_CHECKING:  # who reads settings needs no PyTorch; the server half imports what it computes with
@@ -120,7 +120,7 @@ class FedFA:
         base = with_fixed_sizes(base, "declared" if self.choice == "declared" else "largest", unions)
         return with_class_mask(base) if self.class_mask else base
 
-    def _space(self, network: Network, rates: Sequence[float]) -> tuple[SubnetSpec, ...]:
+    def _space(self, network: Network, rates: Sequence[float]) -> tuple[Architecture, ...]:
         from subfleet.elastic.grafting import check_grafting
 
         if not self.depth:
@@ -161,13 +161,13 @@ class FedFA:
             return grafted
         received = [self._scaled_with(network, state, one) for one in grafted]
         weights = [
-            (one.spec, {name: old[name] + change for name, change in one.change.items()})
+            (one.architecture, {name: old[name] + change for name, change in one.change.items()})
             for one, old in zip(grafted, received, strict=True)
         ]
         norm = self.norm or NORMS[self.fidelity]
         factors = scale_factors(network, weights, norm=norm, central=self.central)
         return [
-            Replacement(spec=one.spec, change=scaled_change(old, one.change, found))
+            Replacement(architecture=one.architecture, change=scaled_change(old, one.change, found))
             for one, old, found in zip(grafted, received, factors, strict=True)
         ]
 
@@ -176,21 +176,23 @@ class FedFA:
         from subfleet.elastic.maps import extract
 
         if self.scaled == "weights":
-            return extract(network, one.spec, state)
+            return extract(network, one.architecture, state)
         return {name: change.new_zeros(change.shape) for name, change in one.change.items()}
 
     def _grafted(self, network: Network, state: Mapping[str, Tensor], one: ClientUpdate) -> Replacement:
         from subfleet.elastic.grafting import graft, grafted_change
 
         if not self.grafting:
-            return Replacement(spec=one.client.spec, change=one.change)
-        found = graft(network, one.client.spec)
+            return Replacement(architecture=one.client.architecture, change=one.change)
+        found = graft(network, one.client.architecture)
         if self.fidelity == "paper":
-            return Replacement(spec=found.spec, change=grafted_change(network, found, state, one.change))
-        return Replacement(spec=found.spec, change=_copied_change(found, one.change))
+            return Replacement(
+                architecture=found.architecture, change=grafted_change(network, found, state, one.change)
+            )
+        return Replacement(architecture=found.architecture, change=_copied_change(found, one.change))
 
 
-def _is_graftable(network: Network, size: SubnetSpec) -> bool:
+def _is_graftable(network: Network, size: Architecture) -> bool:
     from subfleet.elastic.grafting import is_graftable
 
     return is_graftable(network, size)

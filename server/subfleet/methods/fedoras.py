@@ -38,7 +38,7 @@ from subfleet.protocol.bounds import Range, checked
 from subfleet.protocol.limits import MAX_SINGLE, Positive, PositiveFraction
 from subfleet.protocol.messages import Update
 from subfleet.protocol.paths import OperatorExamples, PathSampler
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.training import TrainingSettings
 
 if TYPE_CHECKING:  # methods are read where no PyTorch is
@@ -57,7 +57,7 @@ class FedorAS:
 
     Attributes:
         supernet_rounds: of the first stage, 1 or more; the search follows the last of them.
-        subspace: share of the bytes of all operators that a client is sent at most, above 0 to 1 (equation 1).
+        subspace: fraction of the bytes of all operators that a client is sent at most, above 0 to 1 (equation 1).
         path_sampler: how paths are drawn on devices.
         aggregation: what an operator's update counts by: "operators" by the examples that went through it; "clients" by
             the client's samples, whatever it drew, as in plain averaging.
@@ -150,14 +150,16 @@ class FedorAS:
             return spaces.assign(context, supernet)
         highest = self._highest(context.draw.seed, context.draw.client_id)
         able = {
-            tier_of(one.spec): one for one in context.candidates if context.allows(one) and tier_of(one.spec) <= highest
+            tier_of(one.architecture): one
+            for one in context.candidates
+            if context.allows(one) and tier_of(one.architecture) <= highest
         }
         turn = next((tier for tier in self._in_turn(context.draw.round, able)), None)
         return Assignment(candidate=None if turn is None else able[turn])
 
     def _select(self, context: SelectionContext) -> Selection:
         """In fine-tuning those of the tier whose turn it is, and above it (section 3.3)."""
-        networks = {tier_of(one.full_spec()): one for one in context.networks.values()}
+        networks = {tier_of(one.full_architecture()): one for one in context.networks.values()}
         if any(one.choices for one in networks.values()):
             return at_random(context)
         for tier in self._in_turn(context.round, networks):
@@ -181,10 +183,10 @@ class FedorAS:
         """The highest tier whose network a client may have, where it is one that it can train."""
         return drawn_tier(seed, client_id, self.tiers) if self.tiers_by == "drawn" else math.inf
 
-    def _standing(self, context: StandingContext) -> SubnetSpec:
+    def _standing(self, context: StandingContext) -> Architecture:
         """Of the networks that a client can have, that of the highest tier."""
         highest = self._highest(context.seed, context.client.client_id)
-        sizes = sorted((one.full_spec() for one in context.networks.values()), key=tier_of)
+        sizes = sorted((one.full_architecture() for one in context.networks.values()), key=tier_of)
         able = [size for size in sizes if tier_of(size) <= highest] or sizes[:1]
         ready = [size for size in able if context.ready(size)]
         return (ready or able[:1])[-1]
@@ -210,7 +212,7 @@ def _weigh_by_examples(update: Update) -> float:
 
 
 def _by_operator(network: Network, client: Participant) -> Mapping[str, float | Tensor]:
-    """Each operator's tensors count by its own share of the client's examples (OPA, equation 5)."""
+    """Each operator's tensors count by its own fraction of the client's examples (OPA, equation 5)."""
     total = _total(client.examples)
     if not total or not network.choices:
         return {}
@@ -218,5 +220,5 @@ def _by_operator(network: Network, client: Participant) -> Mapping[str, float | 
     return {
         name: shares.get(decl.part, 0.0)
         for name, decl in network.tensors.items()
-        if decl.part is not None and decl.part in network.parts_of(client.spec)
+        if decl.part is not None and decl.part in network.parts_of(client.architecture)
     }

@@ -2,7 +2,7 @@
 
 Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020, section 3.2 and algorithm 2.
 
-Client half: train the given subnet on its loss plus mu / 2 times the squared distance from the weights received.
+Client half: train the given submodel on its loss plus mu / 2 times the squared distance from the weights received.
 Server half: the mean of the changes, weighted by samples.
 """
 
@@ -27,7 +27,7 @@ class FedProx:
 
     Attributes:
         mu: coefficient of the proximal term, 0 or more; 0 is FedAvg.
-        model: which models are trained; with "nested" the term holds a subnet near the slice that it received.
+        model: which models are trained; with "nested" the term holds a submodel near the slice that it received.
     """
 
     TYPE: ClassVar[str] = "fedprox"

@@ -3,7 +3,7 @@
 Alam et al., "FedRolex: Model-Heterogeneous Federated Learning with Rolling Sub-Model Extraction", NeurIPS 2022,
 section 3.2 and equation 3.
 
-Client half: train the given subnet with the given objective.
+Client half: train the given submodel with the given objective.
 Server half: all clients and axes of a round share the window's origin, so that tied channels stay tied; a mean over
 the clients that hold an element.
 """
@@ -17,7 +17,7 @@ from subfleet.methods.assigner import Assigner, Draw
 from subfleet.methods.describing import MethodInfo, Setting, those_true
 from subfleet.methods.roles import Roles
 from subfleet.methods.sizes import whole_depth
-from subfleet.protocol.subnet import IndexSet, Prefix, Roll, SubnetSpec
+from subfleet.protocol.submodel import Architecture, IndexSet, Prefix, Roll
 
 __all__ = ["FedRolex"]
 
@@ -52,7 +52,7 @@ class FedRolex:
         )
 
 
-def roll(network: Network, size: SubnetSpec, draw: Draw) -> SubnetSpec:
+def roll(network: Network, size: Architecture, draw: Draw) -> Architecture:
     """The size with its windows where the round has them: groups of channels that are normalised together roll as one.
 
     Over as many rounds as an axis has groups, every group is held equally often.

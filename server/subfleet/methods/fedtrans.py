@@ -34,10 +34,10 @@ from subfleet.methods.turns import trimmed_mean
 from subfleet.protocol.bounds import Range, checked
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.limits import Amount, Count, Fraction, Positive, PositiveFraction
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.training import TrainingSettings
 from subfleet.search.candidates import Candidate
-from subfleet.search.queue import SizedProgram, Wish
+from subfleet.search.queue import RequestedProgram, SizedProgram
 
 __all__ = ["FedTrans", "FedTransMemory", "Growth"]
 
@@ -97,7 +97,7 @@ class FedTrans:
             "configured" the whole of it.
         left_behind: share of these clients that need not be able to carry it, 0 to 1, so that one of many that claims
             to have next to nothing does not keep it small. By default that is one of ten, and none of fewer.
-        alpha: a cell is changed whose activeness is this share of the largest or more, 0 to 1.
+        alpha: a cell is changed whose activeness is this fraction of the largest or more, 0 to 1.
         beta: a network grows where the degree of convergence is this or less.
         gamma: rounds that the degree is a mean over, 1 or more.
         delta: rounds over which each fall of the loss is measured, 1 or more; left open.
@@ -227,17 +227,19 @@ class FedTrans:
         able = [one for one in context.candidates if self._carries(context, one)]
         if not able:
             return Assignment(candidate=None)
-        written = [one for one in able if one.spec.spec_id in context.written]
-        unwritten = [one for one in able if one.spec.spec_id not in context.written]
-        wish = None
+        written = [one for one in able if one.architecture.architecture_id in context.written]
+        unwritten = [one for one in able if one.architecture.architecture_id not in context.written]
+        requested_program = None
         if unwritten:
-            wish = Wish(program=SizedProgram(size=unwritten[-1].spec, target=context.target), lost=1.0)
+            requested_program = RequestedProgram(
+                program=SizedProgram(size=unwritten[-1].architecture, target=context.target), lost=1.0
+            )
         if not written:  # at first, when nothing is
-            return Assignment(candidate=able[0], wanted=wish if len(able) > 1 else None)
+            return Assignment(candidate=able[0], wanted=requested_program if len(able) > 1 else None)
         own = memory.utilities.get(context.draw.client_id, {})
-        chances = odds([own.get(one.spec.network, 0.0) for one in written])
+        chances = odds([own.get(one.architecture.network, 0.0) for one in written])
         (drawn,) = context.draw.stream("network").choices(written, chances)
-        return Assignment(candidate=drawn, wanted=wish)
+        return Assignment(candidate=drawn, wanted=requested_program)
 
     def _carries(self, context: AssignmentContext, candidate: Candidate) -> bool:
         if self.compatible == "measured":
@@ -355,10 +357,10 @@ def _begin(left_behind: float, context: BeginContext) -> tuple[Lineage, ...]:
     return () if found is None or found.config == network.config else (found,)
 
 
-def _standing(context: StandingContext) -> SubnetSpec:
+def _standing(context: StandingContext) -> Architecture:
     """The network of the highest utility of those that the client can have, of equals the newest."""
     memory: FedTransMemory = context.memory
     own = memory.utilities.get(context.client.client_id, {})
-    sizes = [network.full_spec() for network in context.networks.values()]
+    sizes = [network.full_architecture() for network in context.networks.values()]
     ready = [(own.get(size.network, 0.0), place) for place, size in enumerate(sizes) if context.ready(size)]
     return sizes[max(ready)[1]]

@@ -1,4 +1,4 @@
-"""FjORD: ordered dropout, with self-distillation between a client's largest subnet and a smaller one inside it.
+"""FjORD: ordered dropout, with self-distillation between a client's largest submodel and a smaller one inside it.
 
 Horváth et al., "FjORD: Fair and Accurate Federated Learning under heterogeneous targets with Ordered Dropout",
 NeurIPS 2021, algorithm 1 and section 3.3.
@@ -25,7 +25,7 @@ from subfleet.methods.roles import Roles
 from subfleet.methods.sizes import whole_depth
 from subfleet.protocol.bounds import Length, Range, checked
 from subfleet.protocol.limits import Fraction
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.training import TrainingSettings
 
 __all__ = ["FjORD"]
@@ -39,7 +39,7 @@ class FjORD:
     Attributes:
         rates: the widths P of the paper, each above 0 and at most 1.
         self_distillation: section 3.3's.
-        distillation_weight: share of the distillation term in the nested subnet's loss, 0 to 1. Below 1 the paper
+        distillation_weight: fraction of the distillation term in the nested submodel's loss, 0 to 1. Below 1 the paper
             counts the labels twice in part where the client's own width is drawn; here they count once.
         temperature: of the distillation term, above 0.
     """
@@ -95,18 +95,18 @@ class FjORD:
             training=LocalTraining(for_round=self._for_round, student=self._student),
         )
 
-    def _space(self, network: Network, rates: Sequence[float]) -> tuple[SubnetSpec, ...]:
+    def _space(self, network: Network, rates: Sequence[float]) -> tuple[Architecture, ...]:
         return whole_depth(network, self.rates)
 
     def _for_round(self, settings: TrainingSettings, round_number: int) -> TrainingSettings:
         objective = replace(settings.objective, distillation="self", temperature=self.temperature)
         return replace(settings, objective=objective, distillation_weight=self.distillation_weight)
 
-    def _student(self, network: Network, size: SubnetSpec, draw: Draw) -> SubnetSpec | None:
+    def _student(self, network: Network, size: Architecture, draw: Draw) -> Architecture | None:
         largest = network.parameter_count(size)
         nested = [one for one in whole_depth(network, self.rates) if network.parameter_count(one) <= largest]
         drawn = draw.stream("student").choice(nested)
-        return None if drawn.spec_id == size.spec_id else drawn
+        return None if drawn.architecture_id == size.architecture_id else drawn
 
 
 def _any_that_fits(context: AssignmentContext) -> Assignment:

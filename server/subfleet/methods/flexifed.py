@@ -26,7 +26,7 @@ from subfleet.methods.describing import MethodInfo, Setting
 from subfleet.methods.roles import Roles
 from subfleet.methods.sizes import DECLARED, FixedSize, architecture_id, with_fixed_sizes
 from subfleet.protocol.schema import ADDED_LATER
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 
 __all__ = ["FlexiFed"]
 
@@ -71,7 +71,9 @@ class FlexiFed:
         )
         return with_fixed_sizes(Roles(aggregator=aggregator), self.choice)
 
-    def _sharing_groups(self, network: Network, client: Participant, sizes: Sequence[SubnetSpec]) -> Mapping[str, str]:
+    def _sharing_groups(
+        self, network: Network, client: Participant, sizes: Sequence[Architecture]
+    ) -> Mapping[str, str]:
         layers = _layers(network, client.size)
         keys = _PREFIX_KEYS[self.sharing](network, client, layers, sizes)
         own = {name for name, decl in network.tensors.items() if _is_classifier(network, decl.axes)}
@@ -83,7 +85,7 @@ class FlexiFed:
         }
 
 
-def _layers(network: Network, size: SubnetSpec) -> list[Layer]:
+def _layers(network: Network, size: Architecture) -> list[Layer]:
     layers: dict[str, list[tuple[str, tuple[int, ...]]]] = {}
     for name, shape in network.shapes(size).items():
         layers.setdefault(name.rpartition(".")[0], []).append((name, shape))
@@ -94,7 +96,7 @@ def _is_classifier(network: Network, axes: Sequence[object]) -> bool:
     return any(isinstance(axis, str) and network.axes[axis].kind == "class" for axis in axes)
 
 
-def _common_count(network: Network, layers: Sequence[Layer], sizes: Sequence[SubnetSpec]) -> int:
+def _common_count(network: Network, layers: Sequence[Layer], sizes: Sequence[Architecture]) -> int:
     """How many layers from the input on are the same in a client's architecture and all others."""
     common = len(layers)
     for size in sizes:
@@ -106,19 +108,19 @@ def _common_count(network: Network, layers: Sequence[Layer], sizes: Sequence[Sub
     return common
 
 
-def _basic(network: Network, client: Participant, layers: Sequence[Layer], sizes: Sequence[SubnetSpec]) -> list[str]:
+def _basic(network: Network, client: Participant, layers: Sequence[Layer], sizes: Sequence[Architecture]) -> list[str]:
     common = _common_count(network, layers, sizes)
     return [""] * common + [client.client_id] * (len(layers) - common)
 
 
 def _clustered(
-    network: Network, client: Participant, layers: Sequence[Layer], sizes: Sequence[SubnetSpec]
+    network: Network, client: Participant, layers: Sequence[Layer], sizes: Sequence[Architecture]
 ) -> list[str]:
     common = _common_count(network, layers, sizes)
     return [""] * common + [architecture_id(network, client.size)] * (len(layers) - common)
 
 
-def _max(network: Network, client: Participant, layers: Sequence[Layer], sizes: Sequence[SubnetSpec]) -> list[str]:
+def _max(network: Network, client: Participant, layers: Sequence[Layer], sizes: Sequence[Architecture]) -> list[str]:
     """A key for each layer that only clients have whose networks are the same up to it."""
     keys, so_far = [], hashlib.sha256()
     for layer in layers:

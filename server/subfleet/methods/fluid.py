@@ -3,7 +3,7 @@
 Wang et al., "FLuID: Mitigating Stragglers in Federated Learning using Invariant Dropout", NeurIPS 2023, section 4.
 Where the paper leaves something open, what its authors' public code does is a parameter.
 
-Client half: train the given subnet with the given objective.
+Client half: train the given submodel with the given objective.
 Server half: a neuron is an index of an axis with all weights that are tied to it, or a group of an axis that keeps
 whole groups. It is invariant where no weight of it changed by more than a threshold of itself, at enough of the clients
 that trained the whole model. The slowest clients leave out invariant neurons, those first that they left out in the
@@ -28,7 +28,7 @@ from subfleet.methods.selector import Selection, SelectionContext, Selector, at_
 from subfleet.methods.sizes import whole_depth
 from subfleet.protocol.bounds import checked
 from subfleet.protocol.limits import Amount, Positive, PositiveFraction
-from subfleet.protocol.subnet import Explicit, IndexSet, Prefix, SubnetSpec
+from subfleet.protocol.submodel import Architecture, Explicit, IndexSet, Prefix
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 __all__ = ["FLuID", "FluidMemory"]
 
 _SHARES: tuple[tuple[float, float], ...] = ((0.9, 0.95), (0.8, 0.85), (0.7, 0.75), (0.6, 0.65), (0.0, 0.5))
-"""Of a straggler, how long the slowest of the others takes as a share of its time, to the share of neurons it keeps."""
+"""Of a straggler, how long the slowest of the others takes as a fraction of its time, to the fraction of neurons it
+keeps."""
 _LARGEST_CHANGE = 1e9
 """Stands for any change of a weight that was 0: plain data hold no infinity."""
 Changes = Mapping[str, tuple[float, ...]]
@@ -48,7 +49,7 @@ class FluidMemory:
 
     Attributes:
         whole_s: by client, how long a round took it when it last trained the whole model.
-        shares: by straggler of the open round, the share of each axis that it keeps.
+        shares: by straggler of the open round, the fraction of each axis that it keeps.
         changes: by axis, the smallest threshold with which each neuron was invariant in the last round.
         thresholds: by axis, as they are now.
         kept: by axis, the indices that all stragglers of the last round had; nothing where there were none.
@@ -68,7 +69,8 @@ class FLuID:
 
     Attributes:
         stragglers: how many of a round's clients are, 1 or more; the authors' code takes the slowest one.
-        agreeing: share of the clients with the whole model at which a neuron must be invariant, above 0 and at most 1.
+        agreeing: fraction of the clients with the whole model at which a neuron must be invariant, above 0 and at most
+            1.
         growing_from: the round from which on thresholds grow in every second round, where too few are invariant.
         increment: by which they grow, 0 or more; the authors' code takes 0.2 for images.
         durations: as in Oort, see `subfleet.methods.oort.Durations`.
@@ -136,7 +138,7 @@ class FLuID:
     def _remember(self, memory: Any, closed: ClosedRound) -> FluidMemory:
         known: FluidMemory = memory
         changes: Changes = closed.observation or known.changes
-        slow = [one.spec for name, one in sorted(closed.clients.items()) if name in known.shares]
+        slow = [one.architecture for name, one in sorted(closed.clients.items()) if name in known.shares]
         return FluidMemory(
             whole_s=known.whole_s,
             changes=changes,
@@ -161,7 +163,7 @@ def _share(pace: float) -> float:
     return next(share for least, share in _SHARES if pace >= least)
 
 
-def _space(network: Network, rates: Sequence[float]) -> tuple[SubnetSpec, ...]:
+def _space(network: Network, rates: Sequence[float]) -> tuple[Architecture, ...]:
     """The widths that stragglers may have; a configuration's rates below them are for those who carry less."""
     kept = {share for _, share in _SHARES} | {1.0} | {rate for rate in rates if rate < _SHARES[-1][1]}
     return whole_depth(network, sorted(kept))
@@ -170,13 +172,13 @@ def _space(network: Network, rates: Sequence[float]) -> tuple[SubnetSpec, ...]:
 def _assign(context: AssignmentContext) -> Assignment:
     """The whole model, or of a straggler what its pace allows; the largest below that where it does not fit."""
     share = context.draw.memory.shares.get(context.draw.client_id, 1.0)
-    most = context.price(whole_depth(context.networks[""], (share,))[-1]).order
-    # A rate that is rounded to the size of another gives it another name; subnets have no order but "before".
+    most = context.estimate(whole_depth(context.networks[""], (share,))[-1]).order
+    # A rate that is rounded to the size of another gives it another name; submodels have no order but "before".
     fits = (one for one in reversed(context.candidates) if not most < one.order and context.allows(one))
     return Assignment(candidate=next(fits, None))
 
 
-def _place(network: Network, size: SubnetSpec, draw: Draw) -> SubnetSpec:
+def _place(network: Network, size: Architecture, draw: Draw) -> Architecture:
     """The size without invariant neurons, as far as there are enough of them."""
     return replace(size, axes=tuple((name, _kept(network.axes[name], kept, draw)) for name, kept in size.axes))
 
@@ -196,18 +198,18 @@ def _kept(axis: Axis, kept: IndexSet, draw: Draw) -> IndexSet:
     return Explicit(indices=tuple(one * step + place for one in stays for place in range(step)))
 
 
-def _common(specs: Sequence[SubnetSpec]) -> dict[str, tuple[int, ...]]:
-    """By axis, the indices that all of these subnets keep, of those that they cut."""
+def _common(architectures: Sequence[Architecture]) -> dict[str, tuple[int, ...]]:
+    """By axis, the indices that all of these submodels keep, of those that they cut."""
     found: dict[str, set[int]] = {}
-    for spec in specs:
-        for name, kept in spec.axes:
+    for architecture in architectures:
+        for name, kept in architecture.axes:
             if isinstance(kept, Explicit):
                 found[name] = found.get(name, set(kept.indices)) & set(kept.indices)
     return {name: tuple(sorted(kept)) for name, kept in sorted(found.items())}
 
 
 def _largest_changes(network: Network, client: ClientUpdate) -> "dict[str, Tensor]":
-    """Of each neuron of every axis that may be cut, the largest change of a weight as a share of it."""
+    """Of each neuron of every axis that may be cut, the largest change of a weight as a fraction of it."""
     import torch
 
     axes = {name: axis for name, axis in network.axes.items() if axis.kind not in ("class", "kernel")}

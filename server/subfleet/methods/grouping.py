@@ -37,7 +37,7 @@ def cosines(network: Network, clients: Sequence[ClientUpdate]) -> Matrix:
 
     count = len(clients)
     products, squares = torch.zeros(count, count, dtype=torch.float64), torch.zeros(count, count, dtype=torch.float64)
-    maps = [tensor_maps(network, one.client.spec) for one in clients]
+    maps = [tensor_maps(network, one.client.architecture) for one in clients]
     for name, decl in network.tensors.items():
         changes = torch.zeros(count, *decl.shape, dtype=torch.float64)
         held = torch.zeros_like(changes)

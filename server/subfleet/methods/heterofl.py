@@ -1,10 +1,10 @@
 """HeteroFL: nested prefix widths, one mean over whoever holds an element.
 
 Diao, Ding and Tarokh, "HeteroFL: Computation and Communication Efficient Federated Learning for Heterogeneous
-Clients", ICLR 2021, section 3; that subnets may also leave out blocks (`depth`) is ours.
+Clients", ICLR 2021, section 3; that submodels may also leave out blocks (`depth`) is ours.
 
-Client half: train the given subnet; logits of classes that the client lacks count as 0 where `class_mask` is on.
-Server half: each device gets the largest subnet of the space that its budget carries. Changes are scattered to the
+Client half: train the given submodel; logits of classes that the client lacks count as 0 where `class_mask` is on.
+Server half: each device gets the largest submodel of the space that its budget carries. Changes are scattered to the
 prefixes they came from and averaged element by element over the clients that hold the element; rows of the head count
 only from clients that hold the class. An element that nobody holds keeps its bits.
 """
@@ -37,7 +37,7 @@ class HeteroFL:
     Attributes:
         weighting: "uniform" counts each update as 1, as the paper's code does; "samples" by its samples.
         class_mask: section 3.3's masked cross-entropy, where labels are classes.
-        depth: subnets may also leave out blocks; False cuts widths alone, as the paper does.
+        depth: submodels may also leave out blocks; False cuts widths alone, as the paper does.
     """
 
     TYPE: ClassVar[str] = "heterofl"
@@ -108,7 +108,7 @@ def _class_dimension(network: Network, decl: TensorDecl) -> int | None:
 
 
 def _rows(network: Network, decl: TensorDecl, client: Participant) -> Tensor:
-    import torch  # by those who fold, not by those who read settings
+    import torch  # by those who aggregate, not by those who read settings
 
     dimension = _class_dimension(network, decl) or 0
     counts = (*client.class_counts, *([0] * (decl.shape[dimension] - len(client.class_counts))))

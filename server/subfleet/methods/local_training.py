@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from subfleet.elastic.network import Network
 from subfleet.methods.assigner import Draw
 from subfleet.protocol.readings import Budget
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.update_codecs import AnyUpdateCodec
 
-__all__ = ["LocalTraining", "Trainee", "UpdateBytes", "as_priced", "without_self_distillation"]
+__all__ = ["LocalTraining", "Trainee", "UpdateBytes", "as_estimated", "without_self_distillation"]
 
 UpdateBytes = Callable[[AnyUpdateCodec], int]
 """The bytes that the update of a size takes with a codec."""
@@ -27,12 +27,12 @@ class Trainee:
     """
 
     draw: Draw
-    size: SubnetSpec
+    size: Architecture
     tensors: tuple[str, ...]
 
 
-def as_priced(codec: AnyUpdateCodec, update_bytes: UpdateBytes, budget: Budget) -> AnyUpdateCodec:
-    """Every client writes by the codec that sizes are priced by."""
+def as_estimated(codec: AnyUpdateCodec, update_bytes: UpdateBytes, budget: Budget) -> AnyUpdateCodec:
+    """Every client writes by the codec that sizes are estimated by."""
     return codec
 
 
@@ -55,7 +55,7 @@ class LocalTraining:
             client trains without that term.
         sends: names of the submodel's tensors whose changes a client sends; None has it send all. A tensor that is not
             sent is held by nobody.
-        fit_codec: the update codec by which sizes are priced, what an update takes with any codec, and the client's
+        fit_codec: the update codec by which sizes are estimated, what an update takes with any codec, and the client's
             budget, to the codec of the client's task. What it writes must fit the budget too.
         draws_paths: clients train subspaces of a supernet. A model with choices of operators goes with such a method
             alone.
@@ -63,7 +63,7 @@ class LocalTraining:
 
     for_round: Callable[[TrainingSettings, int], TrainingSettings] = lambda settings, round_number: settings
     for_client: Callable[[TrainingSettings, Trainee], TrainingSettings] = lambda settings, trainee: settings
-    student: Callable[[Network, SubnetSpec, Draw], SubnetSpec | None] = lambda network, size, draw: None
+    student: Callable[[Network, Architecture, Draw], Architecture | None] = lambda network, size, draw: None
     sends: Callable[[Trainee], frozenset[str]] | None = None
-    fit_codec: Callable[[AnyUpdateCodec, UpdateBytes, Budget], AnyUpdateCodec] = as_priced
+    fit_codec: Callable[[AnyUpdateCodec, UpdateBytes, Budget], AnyUpdateCodec] = as_estimated
     draws_paths: bool = False

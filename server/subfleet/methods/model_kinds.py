@@ -10,7 +10,7 @@ __all__ = ["FOR_ALL", "EvaluatedKind", "EvaluatedModel", "ModelKind"]
 ModelKind = Literal["trained", "whole", "client", "architecture", "cluster", "tier", "network"]
 """One model for all clients:
 
-"trained"       the whole network where devices have trained all of it, else the largest subnet that one has trained
+"trained"       the whole network where devices have trained all of it, else the largest submodel that one has trained
 "whole"         the whole network, whose parts clients train in turn: what nobody has trained yet is told
 
 One for each client, whose mean is told:
@@ -43,16 +43,16 @@ class EvaluatedModel:
 
     Attributes:
         kind: as the method says, or "paths".
-        subnet: of one model for all, its display name; empty where that is the whole network.
-        spec_id: of the same, the subnet's identity.
+        submodel: of one model for all, its display name; empty where that is the whole network.
+        architecture_id: of the same, the submodel's identity.
         network: of the same, the id of its network; empty for the one that the run began with.
         count: models that the accuracy is the mean of: 1 for all, else one for each client, or path.
-        untrained: share of the parameters evaluated that no device has trained, 0 to 1.
+        untrained: fraction of the parameters evaluated that no device has trained, 0 to 1.
     """
 
     kind: EvaluatedKind
-    subnet: str = ""
-    spec_id: str = ""
+    submodel: str = ""
+    architecture_id: str = ""
     network: str = ""
     count: int = 1
     untrained: float = 0.0
@@ -65,8 +65,8 @@ class EvaluatedModel:
 
     @property
     def short(self) -> str:
-        """For a table: "full", the name of a subnet, or who has models of their own, such as "each client"."""
-        text = "random paths" if self.kind == "paths" else self.subnet or "full"
+        """For a table: "full", the name of a submodel, or who has models of their own, such as "each client"."""
+        text = "random paths" if self.kind == "paths" else self.submodel or "full"
         text = text if self.kind in {*FOR_ALL, "paths"} else f"each {self.kind}"
         return f"{text}, {max(self.untrained, 0.001):.1%} untrained" if self.untrained else text
 
@@ -76,4 +76,4 @@ class EvaluatedModel:
             return f"the mean of {self.count} random paths of the supernet"
         if self.kind in _OWN:
             return f"the mean of {self.count} device{'s' * (self.count != 1)}, each with {_OWN[self.kind]}"
-        return f"subnet {self.subnet}, the largest that devices have trained" if self.subnet else "the full model"
+        return f"submodel {self.submodel}, the largest that devices have trained" if self.submodel else "the full model"

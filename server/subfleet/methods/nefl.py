@@ -1,9 +1,9 @@
-"""NeFL: nested subnets of any width and depth, with norms and block steps of their own for each size.
+"""NeFL: nested submodels of any width and depth, with norms and block steps of their own for each size.
 
 Kang et al., "NeFL: Nested Model Scaling for Federated Learning with System Heterogeneous Clients", IEEE Transactions
 on Mobile Computing 2025 (arXiv 2308.07761), section 3 and algorithm 1.
 
-Client half: train the given subnet; each skippable block adds a learnable multiple of what it computes, where the
+Client half: train the given submodel; each skippable block adds a learnable multiple of what it computes, where the
 model has `learnable_steps`.
 Server half: a client gets a size out of a few around the largest that fits. Weights are averaged over all clients that
 hold them, whatever their size; what is inconsistent between sizes (norms, their statistics, steps) is averaged among
@@ -22,7 +22,7 @@ from subfleet.methods.describing import MethodInfo, Published, Setting, those_tr
 from subfleet.methods.roles import Roles
 from subfleet.protocol.bounds import checked
 from subfleet.protocol.limits import Count
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 
 __all__ = ["NeFL"]
 
@@ -69,7 +69,7 @@ class NeFL:
         return Assignment(candidate=context.draw.stream("size").choice(fitting) if fitting else None)
 
 
-def norm_bank(network: Network, client: Participant, sizes: Sequence[SubnetSpec]) -> Mapping[str, str]:
+def norm_bank(network: Network, client: Participant, sizes: Sequence[Architecture]) -> Mapping[str, str]:
     """The tensors of norms, and steps, are those of the client's size."""
     steps = {name for name, decl in network.tensors.items() if decl.role == "step"}
-    return dict.fromkeys(norm_tensors(network) | steps, client.size.spec_id)
+    return dict.fromkeys(norm_tensors(network) | steps, client.size.architecture_id)

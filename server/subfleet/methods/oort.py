@@ -9,9 +9,9 @@ and at three standard deviations above the median, as a quantile of few clients 
 by its utility too often rests while there are others, so that no client is chosen for ever by what it claims (section
 4.4 removes it for good after a number of rounds). To the utility, scaled to 0 to 1, comes a bonus that grows with the
 rounds since the client was last heard. Who takes longer than the preferred duration T is held back by (T / its
-duration) to a power. A share of the round explores clients that were never folded, the fast ones rather; the share
-falls from round to round. Who was explored and told nothing waits for ten rounds while there are others, so that no
-client is explored for ever by its silence. The preferred duration is a percentile of the known ones, and the pacer
+duration) to a power. A fraction of the round explores clients that were never aggregated, the fast ones rather; the
+share falls from round to round. Who was explored and told nothing waits for ten rounds while there are others, so that
+no client is explored for ever by its silence. The preferred duration is a percentile of the known ones, and the pacer
 raises it when what the chosen clients are worth no longer grows.
 """
 
@@ -42,8 +42,8 @@ __all__ = ["Durations", "Oort", "OortMemory", "duration_s", "with_squares"]
 
 Durations = Literal["measured", "expected"]
 """How long a round takes a client: "measured", from the sending of its last task until its update was stored, by the
-server's clock; or "expected", by prices and what it tells of its speed and link now, which is the same for the same
-seed and logs."""
+server's clock; or "expected", by cost estimates and what it tells of its speed and link now, which is the same for the
+same seed and logs."""
 
 MEASURED = Published(value="measured", told="durations are expected from cost estimates and logs, not measured")
 """Of `Durations`, in papers that measure them."""
@@ -65,7 +65,7 @@ class OortMemory:
         exploiting: the clients of the open round that were chosen for their utility.
         choices: the same of the last rounds.
         utilities: what such clients were worth in the last rounds, the newest last: the sum over each round's updates.
-        tried: of clients that were explored and not folded since, the last round in which they were.
+        tried: of clients that were explored and not aggregated since, the last round in which they were.
     """
 
     percentile: float
@@ -81,11 +81,11 @@ class Oort:
     """Parameters of Oort. Those without a section are what the authors' code takes where the paper says nothing.
 
     Attributes:
-        exploration: share of the first round that explores, from 0 to 1 (section 4.3), as are the next two.
+        exploration: fraction of the first round that explores, from 0 to 1 (section 4.3), as are the next two.
         exploration_decay: factor on that share from each round to the next, above 0 and at most 1.
         least_exploration: the share falls no lower.
-        cutoff: share of the score of the last client that would be chosen from which on clients are drawn, above 0 and
-            at most 1 (section 4.3: 95 %). The authors' later code has 0.05, with which nearly all are drawn from.
+        cutoff: fraction of the score of the last client that would be chosen from which on clients are drawn, above 0
+            and at most 1 (section 4.3: 95 %). The authors' later code has 0.05, with which nearly all are drawn from.
         clip: quantile at which utilities are cut, above 0 and at most 1 (section 4.3: 95 %; the later code has 0.9).
         penalty: power of the penalty on slow clients, 0 or more; 0 ignores speed (section 4.2).
         percentile: of the known durations that is preferred at first, above 0 and at most 100.
@@ -182,7 +182,7 @@ class Oort:
         return Selection(clients=(*exploited, *explored), memory=memory)
 
     def scores(self, known: Sequence[AvailableClient], round_number: int, memory: OortMemory) -> Mapping[str, float]:
-        """What clients that were folded before are worth now: 0 or more."""
+        """What clients that were aggregated before are worth now: 0 or more."""
         if not known:
             return {}
         utilities = {one.client_id: _utility(_past(one)) for one in known}
@@ -259,7 +259,7 @@ def with_squares(settings: TrainingSettings, round_number: int) -> TrainingSetti
 
 def _past(client: AvailableClient) -> LastUpdate:
     if client.past is None:
-        raise ValueError(f"client {client.client_id} was never folded, so that it has no score")
+        raise ValueError(f"client {client.client_id} was never aggregated, so that it has no score")
     return client.past
 
 

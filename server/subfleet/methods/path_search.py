@@ -81,8 +81,8 @@ class PathSearch:
     """How a method searches. Each function is pure.
 
     Attributes:
-        is_due: of what the method remembers and a round that was folded last, whether there is something to search for
-            before the next one; asked in the loop.
+        is_due: of what the method remembers and a round that was aggregated last, whether there is something to search
+            for before the next one; asked in the loop.
         propose: the next generation; None where nothing is left to propose. It may take seconds.
         record: what is remembered once a generation has been scored.
         skip: what is remembered where nobody can score a generation: nothing more is proposed for its tier.

@@ -5,8 +5,9 @@ Cho et al., "Towards Understanding Biased Client Selection in Federated Learning
 
 Client half: train the given model with the given objective.
 Server half: candidates are drawn without replacement, each with a probability in proportion to its samples; of these,
-the clients with the largest losses train. A loss is the one that a client told when it was last folded, so that nothing
-is asked besides (the paper's rpow-d); who was never folded comes before all others, the paper's infinite loss. Both
+the clients with the largest losses train. A loss is the one that a client told when it was last aggregated, so that
+nothing is asked besides (the paper's rpow-d); who was never aggregated comes before all others, the paper's infinite
+loss. Both
 are claims: samples count no more than three standard deviations above the median, and who has been chosen too often
 comes last, whether it answered or not.
 """

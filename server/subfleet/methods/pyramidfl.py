@@ -4,9 +4,9 @@ Li et al., "PyramidFL: A Fine-grained Client Selection Framework for Efficient F
 
 Client half: train the given model for the epochs of the task; send the change of the tensors that it names.
 Server half: the round's clients are chosen as Oort does. Ranked by what their last updates moved, the norm of the
-change times the samples, the first leaves out the smallest share of its tensors and the last the largest; which ones is
-drawn anew in each round. The slowest of them after that sets the round's duration, and the others spend the time that
-they would wait for it in further passes over their data. A tensor that is not sent is held by nobody.
+change times the samples, the first leaves out the smallest fraction of its tensors and the last the largest; which ones
+is drawn anew in each round. The slowest of them after that sets the round's duration, and the others spend the time
+that they would wait for it in further passes over their data. A tensor that is not sent is held by nobody.
 """
 
 import math
@@ -36,7 +36,7 @@ class PyramidMemory:
     Attributes:
         oort: what Oort does.
         passes: by client of the open round, how many times the usual epochs it trains, 1 or more.
-        left_out: by client of the open round, the share of its tensors that it does not send.
+        left_out: by client of the open round, the fraction of its tensors that it does not send.
     """
 
     oort: OortMemory
@@ -56,9 +56,10 @@ class PyramidFL:
 
     Attributes:
         oort: how clients are chosen.
-        least_left_out: share of its tensors that the most useful client does not send, from 0 to below 1.
+        least_left_out: fraction of its tensors that the most useful client does not send, from 0 to below 1.
         most_left_out: the same of the least useful one, no less than that, below 1.
-        idle: beta, the share of its idle time that a client trains in, from 0 to 1; the authors' code takes 0.5 to 1.
+        idle: beta, the fraction of its idle time that a client trains in, from 0 to 1; the authors' code takes 0.5 to
+            1.
     """
 
     TYPE: ClassVar[str] = "pyramidfl"
@@ -108,14 +109,14 @@ class PyramidFL:
         )
 
     def _left_out(self, chosen: Sequence[AvailableClient]) -> dict[str, float]:
-        """The share of its tensors that each does not send; of whom nothing is known, the smallest."""
+        """The fraction of its tensors that each does not send; of whom nothing is known, the smallest."""
         ranked = sorted((one for one in chosen if one.past is not None), key=_by_use)
         step = (self.most_left_out - self.least_left_out) / max(len(chosen), 1)
         shares = {one.client_id: self.least_left_out + place * step for place, one in enumerate(ranked)}
         return {one.client_id: shares.get(one.client_id, self.least_left_out) for one in chosen}
 
     def _passes(self, client: AvailableClient, idle_s: float) -> float:
-        """How many times the usual epochs fill the share of its idle time."""
+        """How many times the usual epochs fill the fraction of its idle time."""
         measured_s = 0.0 if client.past is None or self.oort.durations == "expected" else client.past.train_s
         usual_s = measured_s or client.expected_training_s
         if usual_s <= 0:
@@ -141,7 +142,7 @@ def _for_client(settings: TrainingSettings, trainee: Trainee) -> TrainingSetting
 
 
 def _sent_tensors(trainee: Trainee) -> frozenset[str]:
-    """All but a drawn share of the tensors; one at least."""
+    """All but a drawn fraction of the tensors; one at least."""
     share = trainee.draw.memory.left_out.get(trainee.draw.client_id, 0.0)
     count = max(1, len(trainee.tensors) - math.floor(share * len(trainee.tensors)))
     return frozenset(trainee.draw.stream("sent").sample(trainee.tensors, count))

@@ -17,11 +17,11 @@ from subfleet.elastic.norm_layers import norm_tensors
 from subfleet.methods.aggregator import Aggregator, ClientUpdate, Participant
 from subfleet.methods.assigner import Assigner
 from subfleet.methods.describing import MethodInfo, Setting
-from subfleet.methods.local_training import LocalTraining, as_priced
+from subfleet.methods.local_training import LocalTraining, as_estimated
 from subfleet.methods.run_networks import Networks
 from subfleet.methods.selector import LastUpdate, Selector
 from subfleet.methods.techniques import Techniques
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 
 __all__ = ["ClosedRound", "Memory", "Method", "Roles", "RoundUpdates"]
 
@@ -118,7 +118,7 @@ class Roles:
         """The roles of a run that has these techniques in place of the method's own."""
         training, aggregator = self.training, self.aggregator
         if techniques.update_codec is not None:
-            training = replace(training, fit_codec=as_priced)
+            training = replace(training, fit_codec=as_estimated)
         if techniques.norms == "bank":
             aggregator = replace(aggregator, sharing_groups=_with_norm_bank(aggregator))
         return replace(self, training=training, aggregator=aggregator, techniques=techniques.over(self.techniques))
@@ -126,11 +126,11 @@ class Roles:
 
 def _with_norm_bank(
     aggregator: Aggregator,
-) -> Callable[[Network, Participant, Sequence[SubnetSpec]], Mapping[str, str]]:
+) -> Callable[[Network, Participant, Sequence[Architecture]], Mapping[str, str]]:
     """Sharing groups in which the clients of each size have norms of their own, where the method says nothing else."""
 
-    def sharing_groups(network: Network, client: Participant, sizes: Sequence[SubnetSpec]) -> Mapping[str, str]:
-        bank = dict.fromkeys(norm_tensors(network), client.size.spec_id)
+    def sharing_groups(network: Network, client: Participant, sizes: Sequence[Architecture]) -> Mapping[str, str]:
+        bank = dict.fromkeys(norm_tensors(network), client.size.architecture_id)
         return {**bank, **aggregator.sharing_groups(network, client, sizes)}
 
     return sharing_groups

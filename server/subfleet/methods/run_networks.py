@@ -14,7 +14,7 @@ from subfleet.elastic.network import Network
 from subfleet.methods.aggregator import ClientUpdate, Participant
 from subfleet.methods.assigner import stream_of
 from subfleet.methods.path_search import PathSearch
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 
 if TYPE_CHECKING:  # methods are read where no PyTorch is
     from subfleet.elastic.model_state import ModelState
@@ -44,7 +44,7 @@ class BeginContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvolutionContext:
-    """A folded round, after which networks may appear or retire.
+    """An aggregated round, after which networks may appear or retire.
 
     Attributes:
         round: its number.
@@ -52,14 +52,14 @@ class EvolutionContext:
         lineages: of all networks that the run has had, in the order in which they appeared.
         networks: by id, those that the round was played with.
         before: the model that the round started from.
-        after: the model with all updates folded in, each in its network.
-        clients: whose updates were folded.
+        after: the model with all updates aggregated in, each in its network.
+        clients: whose updates were aggregated.
         losses: of these by their ids: mean over the labels of the last epoch that each trained.
         carried_by: the ids of those of these whose budget in this round has room for the largest size of a network, as
             shapes tell what that takes.
         trained: gives what they trained, in the order of their ids; it needs the memory of all updates.
-        folded_with: a network's id and the ids of some clients to its state with the updates of these alone, folded as
-            all are.
+        aggregated_with: a network's id and the ids of some clients to its state with the updates of these alone,
+            aggregated as all are.
         brought: networks that clients have declared and that no network in use has among its members.
         observation: what `Memory.observe` returned for the round's updates.
         memory: what the method remembers.
@@ -75,7 +75,7 @@ class EvolutionContext:
     losses: Mapping[str, float]
     carried_by: Callable[[Lineage], tuple[str, ...]]
     trained: Callable[[], tuple[ClientUpdate, ...]]
-    folded_with: Callable[[str, Collection[str]], ModelState]
+    aggregated_with: Callable[[str, Collection[str]], ModelState]
     brought: tuple[AnyFamily, ...] = ()
     observation: Any = None
     memory: Any = None
@@ -90,7 +90,7 @@ class Evolution:
     """What becomes of the networks.
 
     Attributes:
-        after: the folded model, changed as the method will have it; networks neither appear nor retire in it.
+        after: the aggregated model, changed as the method will have it; networks neither appear nor retire in it.
         born: networks that appear: their ids were never used in the run, their parents were in use in the round, and
             what they take and answer is what the run's first network does. Each begins with what its `map` makes of
             its parent's weights in `after`.
@@ -108,7 +108,7 @@ class Evolution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandingContext:
-    """A client that trains nothing: which network's subnet is its own, that it evaluates and is left with?
+    """A client that trains nothing: which network's submodel is its own, that it evaluates and is left with?
 
     Attributes:
         seed: of the run.
@@ -124,9 +124,9 @@ class StandingContext:
     seed: int
     client: Participant
     networks: Mapping[str, Network]
-    ready: Callable[[SubnetSpec], bool]
+    ready: Callable[[Architecture], bool]
     memory: Any = None
-    declared: SubnetSpec | None = None
+    declared: Architecture | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,5 +148,5 @@ class Networks:
 
     begin: Callable[[BeginContext], tuple[Lineage, ...]] | None = None
     evolve: Callable[[EvolutionContext], Evolution] | None = None
-    standing: Callable[[StandingContext], SubnetSpec] | None = None
+    standing: Callable[[StandingContext], Architecture] | None = None
     path_search: PathSearch | None = None

@@ -32,7 +32,7 @@ from subfleet.methods.run_networks import Evolution, EvolutionContext, Networks,
 from subfleet.methods.sizes import ONE_MODEL, Homogeneous, one_model
 from subfleet.protocol.bounds import Range, checked
 from subfleet.protocol.limits import Count, Positive, PositiveAmount
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 
 if TYPE_CHECKING:  # methods are read where no PyTorch is
     from torch import Tensor
@@ -197,7 +197,7 @@ def _evolve(context: EvolutionContext) -> Evolution:
     born, states = list[Lineage](), dict[str, "ModelState"]()
     for split in found.splits:
         for network_id, names in split.halves:
-            states[network_id] = replace(context.folded_with(split.parent, names), moments={}, kept={})
+            states[network_id] = replace(context.aggregated_with(split.parent, names), moments={}, kept={})
             born.append(
                 Lineage(
                     id=network_id,
@@ -246,10 +246,10 @@ def _largest_cluster(memory: SattlerMemory, networks: Iterable[str]) -> str:
     return min(networks, key=lambda network_id: (-memory.sizes.get(network_id, 0), network_id))
 
 
-def _standing(context: StandingContext) -> SubnetSpec:
+def _standing(context: StandingContext) -> Architecture:
     """What it trained last, of the network that its cluster has now: all have the same settings."""
     memory: SattlerMemory = context.memory
-    return replace(context.client.spec, network=memory.clusters[context.client.client_id])
+    return replace(context.client.architecture, network=memory.clusters[context.client.client_id])
 
 
 def _mean_change(network: Network, clients: Sequence[ClientUpdate]) -> dict[str, Tensor]:
@@ -262,7 +262,7 @@ def _mean_change(network: Network, clients: Sequence[ClientUpdate]) -> dict[str,
     sums = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
     weights = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
     for one in clients:
-        for name, place in tensor_maps(network, one.client.spec).items():
+        for name, place in tensor_maps(network, one.client.architecture).items():
             change = one.change[name].double().cpu()
             place.scatter(one.weight * change, sums[name])
             place.scatter(torch.full_like(change, one.weight), weights[name])

@@ -13,7 +13,7 @@ from typing import Any
 from subfleet.elastic.network import Network
 from subfleet.methods.assigner import stream_of
 from subfleet.protocol.readings import Budget
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 
 __all__ = [
     "AvailableClient",
@@ -29,12 +29,12 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastUpdate:
-    """A client's last update that was folded. What the client claims in it stands within what else is known of it.
+    """A client's last update that was aggregated. What the client claims in it stands within what else is known of it.
 
     Attributes:
         round: in which that was.
         size: what it trained.
-        spec: the same, as placed in the model.
+        architecture: the same, as placed in the model.
         sample_count: that it trained on, as many as its profile told at most.
         epochs: passes over them.
         loss: mean over the labels of the last epoch, each taken before its step.
@@ -46,8 +46,8 @@ class LastUpdate:
     """
 
     round: int
-    size: SubnetSpec
-    spec: SubnetSpec
+    size: Architecture
+    architecture: Architecture
     sample_count: int
     epochs: int
     loss: float
@@ -62,7 +62,7 @@ class Evaluation:
     """What a client found when it last evaluated the model on its held-out data, as it told.
 
     Attributes:
-        round: after whose fold that was.
+        round: after whose aggregation that was.
         loss: mean of the plain objective over the labels that counted, 0 or more.
         accuracy: share of them that were predicted rightly, 0 to 1.
         label_count: of these labels.
@@ -82,11 +82,11 @@ class AvailableClient:
         sample_count: of its data, as its profile told.
         class_counts: samples of each of the run's classes.
         budget: what it has to give now.
-        expected_training_s: seconds that its training takes by prices, of the size that it trained last, else of the
-            smallest; 0 where it does not tell its speed.
+        expected_training_s: seconds that its training takes by cost estimates, of the size that it trained last, else
+            of the smallest; 0 where it does not tell its speed.
         expected_downlink_s: the same of the weights on their way to it; 0 where its link is not known.
         expected_uplink_s: the same of the update on its way back.
-        past: None before its first update was folded.
+        past: None before its first update was aggregated.
         evaluation: None where it has evaluated nothing yet.
     """
 
@@ -114,7 +114,7 @@ class SelectionContext:
         clients: those that can take part, in the order of their ids; one or more.
         count: how many are wanted, as the configuration says; 0 wants all.
         round: its number.
-        retry: how often it was tried before without anything to fold: others may be chosen then.
+        retry: how often it was tried before without anything to aggregate: others may be chosen then.
         seed: of the run.
         memory: what the method remembers.
         networks: of the run that are in use, by id.

@@ -12,7 +12,7 @@ from subfleet.methods.assigner import Assigner, Assignment, AssignmentContext, l
 from subfleet.methods.describing import Published
 from subfleet.methods.roles import Roles
 from subfleet.methods.uniting import Unions, place_in_front
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 
 __all__ = [
     "DECLARED",
@@ -32,9 +32,9 @@ Homogeneous = Literal["largest", "smallest", "nested"]
 learning); "smallest" the smallest of the space, by everybody; "nested" each client's largest, as in HeteroFL."""
 
 FixedSize = Literal["largest", "declared"]
-"""What each client has in all rounds: "largest" the largest size that fits what its log has but for a share of the
+"""What each client has in all rounds: "largest" the largest size that fits what its log has but for a fraction of the
 time (`log_quantile`), and of a client that replays no log the largest that fits when it is given its first; "declared"
-the architecture that it has declared, a subnet or a network of its own."""
+the architecture that it has declared, a submodel or a network of its own."""
 
 
 ONE_MODEL = Published(
@@ -49,19 +49,19 @@ SLICES = Unions(holds=lambda network, size: True, succeed=place_in_front)
 """Networks that clients bring are slices of their union."""
 
 
-def one_size(model: Homogeneous, network: Network, rates: Sequence[float]) -> tuple[SubnetSpec, ...]:
+def one_size(model: Homogeneous, network: Network, rates: Sequence[float]) -> tuple[Architecture, ...]:
     """The space of a homogeneous method."""
     if model == "largest":
-        return (network.full_spec(),)
+        return (network.full_architecture(),)
     space = uniform_space(network, rates)
     return space if model == "nested" else space[:1]
 
 
-def whole_depth(network: Network, rates: Sequence[float]) -> tuple[SubnetSpec, ...]:
+def whole_depth(network: Network, rates: Sequence[float]) -> tuple[Architecture, ...]:
     """Every width rate with all blocks, for methods that cut widths alone."""
-    every = network.full_spec().blocks
-    kept = [spec for spec in uniform_space(network, rates) if spec.blocks == every]
-    return tuple(replace(spec, name=spec.name.split(" ")[0]) for spec in kept)
+    every = network.full_architecture().blocks
+    kept = [architecture for architecture in uniform_space(network, rates) if architecture.blocks == every]
+    return tuple(replace(architecture, name=architecture.name.split(" ")[0]) for architecture in kept)
 
 
 def one_model(model: Homogeneous) -> Assigner:
@@ -83,7 +83,7 @@ def with_fixed_sizes(roles: Roles, choice: FixedSize, unions: Unions = SLICES) -
     return replace(roles, assigner=replace(roles.assigner, assign=_keep_or_largest, lasting=True))
 
 
-def architecture_id(network: Network, size: SubnetSpec) -> str:
+def architecture_id(network: Network, size: Architecture) -> str:
     """The same for clients of one architecture, whatever the network is that it is a size of."""
     told = repr(sorted(network.shapes(size).items()))
     return hashlib.sha256(told.encode()).hexdigest()[:16]
@@ -95,7 +95,7 @@ def _keep_or_largest(context: AssignmentContext) -> Assignment:
     if context.lasting is None:
         return largest_fitting(context)
     lasting = largest_fitting(replace(context, budget=context.lasting)).candidate or context.candidates[0]
-    return _only(context, lasting.spec, "the size that its log has room for")
+    return _only(context, lasting.architecture, "the size that its log has room for")
 
 
 def _assign_declared(context: AssignmentContext) -> Assignment:
@@ -104,9 +104,9 @@ def _assign_declared(context: AssignmentContext) -> Assignment:
     return _only(context, context.declared, "its declared architecture")
 
 
-def _only(context: AssignmentContext, size: SubnetSpec, words: str) -> Assignment:
+def _only(context: AssignmentContext, size: Architecture, words: str) -> Assignment:
     """This size or none: it is never cut to a smaller one."""
-    candidate = context.price(size)
+    candidate = context.estimate(size)
     why = context.why_not(candidate)
     if not why:
         return Assignment(candidate=candidate)

@@ -27,9 +27,9 @@ DecayBy = Literal["network", "run"]
 def similarity(smaller: int, larger: int) -> float:
     """How alike two networks of one lineage are, above 0 to 1 (FedTrans, section 4.2).
 
-    The paper counts each cell of the larger one: 1 where it is unchanged, the share of its parameters that the smaller
-    has where it was widened, 0 where it was inserted. Weighted by parameters, their mean is the share of all, and those
-    along a lineage multiply to the share of its ends.
+    The paper counts each cell of the larger one: 1 where it is unchanged, the fraction of its parameters that the
+    smaller has where it was widened, 0 where it was inserted. Weighted by parameters, their mean is the fraction of
+    all, and those along a lineage multiply to the fraction of its ends.
 
     Args:
         smaller: parameters in the cells of the smaller network, 1 or more.
@@ -78,7 +78,7 @@ class SoftSharing:
             networks: by id, their declarations.
             states: by id, their weights.
             parameters: by id, those in their cells.
-            round_number: of the round that was folded.
+            round_number: of the round that was aggregated.
         """
         from subfleet.elastic.descent import Descent
 

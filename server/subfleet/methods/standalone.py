@@ -15,7 +15,7 @@ from subfleet.methods.describing import MethodInfo, Setting
 from subfleet.methods.roles import Roles
 from subfleet.methods.sizes import FixedSize, with_fixed_sizes
 from subfleet.protocol.schema import ADDED_LATER
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 
 __all__ = ["Standalone"]
 
@@ -47,6 +47,6 @@ class Standalone:
         return with_fixed_sizes(Roles(aggregator=Aggregator(sharing_groups=own_copies, model="client")), self.choice)
 
 
-def own_copies(network: Network, client: Participant, sizes: Sequence[SubnetSpec]) -> Mapping[str, str]:
+def own_copies(network: Network, client: Participant, sizes: Sequence[Architecture]) -> Mapping[str, str]:
     """Every tensor is the client's own."""
     return dict.fromkeys(network.tensors, client.client_id)

@@ -9,7 +9,7 @@ from subfleet.methods.assigner import Assignment, AssignmentContext, stream_of
 from subfleet.protocol.chains import Chain
 from subfleet.protocol.disk import TRAINED_COPIES
 from subfleet.protocol.paths import PathSampler, PathSettings
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 from subfleet.search.candidates import lacking_operators
 from subfleet.search.subspaces import draw_subspace
 from subfleet.search.tiers import Tier, tier_for, tiers_of
@@ -52,11 +52,17 @@ class Subspaces:
 
     def assign(self, context: AssignmentContext, network: Network) -> Assignment:
         """A subspace for a client: its size is the whole supernet, whose program chains whatever is drawn."""
-        whole = next(one for one in context.candidates if one.spec.network == network.id)
+        whole = next(one for one in context.candidates if one.architecture.network == network.id)
         parts, macs = part_costs(network), self._forward_macs(context, network)
-        chain = context.written[whole.spec.spec_id].chain if whole.spec.spec_id in context.written else None
+        chain = (
+            context.written[whole.architecture.architecture_id].chain
+            if whole.architecture.architecture_id in context.written
+            else None
+        )
         # Of a chain that is written, the subspace is asked for what fits, but what a device cannot load it never can.
-        if (chain is None or whole.spec.spec_id in context.refused) and (barred := context.barred(whole)):
+        if (chain is None or whole.architecture.architecture_id in context.refused) and (
+            barred := context.barred(whole)
+        ):
             return Assignment(candidate=None, reason=f"the supernet {barred}", only=whole)
         choices = _runnable(network, parts, macs, chain, context.operators)
         budget_bytes = self._budget_bytes(context, parts)
@@ -66,10 +72,10 @@ class Subspaces:
                 return Assignment(candidate=None, reason=_too_little(context, macs), only=whole)
             if macs is not None and _least_macs(parts, kept) > macs:
                 continue
-            spec = _spec_of(network, kept)
-            if self._has_room(context, spec, chain):
+            architecture = _architecture_of(network, kept)
+            if self._has_room(context, architecture, chain):
                 paths = PathSettings(sampler=self.sampler, forward_macs=macs)
-                return Assignment(candidate=whole, placed=spec, paths=paths)
+                return Assignment(candidate=whole, placed=architecture, paths=paths)
             budget_bytes *= _SHRUNK
         return Assignment(candidate=None, reason=_too_little(context, macs), only=whole)
 
@@ -85,7 +91,7 @@ class Subspaces:
         return tier.high_macs if own is None else min(own, tier.high_macs)
 
     def _budget_bytes(self, context: AssignmentContext, parts: _Parts) -> float:
-        """For operators: the share of them all, as far as link and disk have room beside what is always sent."""
+        """For operators: the fraction of them all, as far as link and disk have room beside what is always sent."""
         always = _FLOAT_BYTES * parts[""][0]
         operators = _FLOAT_BYTES * sum(count for count, _ in parts.values()) - always
         limits = [one for one in (context.budget.downlink_bytes, context.budget.uplink_bytes) if one is not None]
@@ -94,11 +100,14 @@ class Subspaces:
             limits.append((context.budget.disk_bytes - program_bytes) // TRAINED_COPIES)
         return min([self.share * operators, *(one - always for one in limits)])
 
-    def _has_room(self, context: AssignmentContext, spec: SubnetSpec, chain: Chain | None) -> bool:
+    def _has_room(self, context: AssignmentContext, architecture: Architecture, chain: Chain | None) -> bool:
         """Whether the leanest path has room: by the program's own plan where it is known, else by shapes."""
         if chain is None:
-            return context.price(spec).training_memory_bytes.get(context.target, 0) <= context.budget.memory_bytes
-        return chain.room(chain.kept(dict(spec.choices))).least_peak_bytes <= context.budget.memory_bytes
+            return (
+                context.estimate(architecture).training_memory_bytes.get(context.target, 0)
+                <= context.budget.memory_bytes
+            )
+        return chain.room(chain.kept(dict(architecture.choices))).least_peak_bytes <= context.budget.memory_bytes
 
 
 def _runnable(
@@ -120,11 +129,11 @@ def _runnable(
     return found
 
 
-def _spec_of(network: Network, kept: Mapping[str, tuple[str, ...]]) -> SubnetSpec:
+def _architecture_of(network: Network, kept: Mapping[str, tuple[str, ...]]) -> Architecture:
     """The subspace; choices that are whole are not named."""
     named = tuple((name, own) for name, own in kept.items() if own != network.choices[name].operators)
     count = sum(map(len, kept.values()))
-    return replace(network.full_spec(), choices=named, name=f"subspace of {count}" if named else "supernet")
+    return replace(network.full_architecture(), choices=named, name=f"subspace of {count}" if named else "supernet")
 
 
 def _least_macs(parts: _Parts, kept: Mapping[str, tuple[str, ...]]) -> int:

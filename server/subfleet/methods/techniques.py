@@ -9,7 +9,7 @@ from subfleet.elastic.norm_layers import norm_layers
 from subfleet.elastic.server_optimisers import AnyServerOptimiser
 from subfleet.elastic.teaching import DistillationSettings
 from subfleet.protocol.calibration import Calibration
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
 
@@ -30,7 +30,7 @@ class Techniques:
         norms: how norms are shared; a run always says so.
         merge: robust aggregation of every single update, in place of the weighted mean.
         server_optimiser: takes the mean change for a gradient; without one it is added.
-        update_codec: how devices write their updates; sizes are priced by it. With the run's, every device writes by
+        update_codec: how devices write their updates; sizes are estimated by it. With the run's, every device writes by
             it, whatever its link carries.
         distillation: what the full model teaches its submodels after each round.
     """
@@ -72,7 +72,7 @@ def calibration_training(training: TrainingSettings) -> TrainingSettings:
     return replace(training, epochs=1, local_steps=0, learning_rate=0.0)
 
 
-def calibration_of(network: Network, size: SubnetSpec) -> Calibration:
+def calibration_of(network: Network, size: Architecture) -> Calibration:
     """What a device is asked to measure of a size.
 
     Raises:

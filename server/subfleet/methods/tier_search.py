@@ -8,12 +8,12 @@ from typing import Literal
 from subfleet.elastic.cost import part_costs
 from subfleet.elastic.lineage import Chosen, Drawn, Lineage
 from subfleet.elastic.network import Network
-from subfleet.elastic.paths import path_spec, realised
+from subfleet.elastic.paths import path_architecture, realised
 from subfleet.methods.path_search import FederatedScoring, Generation, PathSearch, ProposalContext, ScoredGeneration
 from subfleet.methods.subspacing import supernet_tiers
 from subfleet.protocol.bounds import checked
 from subfleet.protocol.limits import Positive
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 from subfleet.search.path_evolution import EvolutionSettings, best, next_population
 from subfleet.search.tiers import Tier
 
@@ -66,7 +66,7 @@ class TierSearch:
         """
         federated = FederatedScoring(clients=self.scoring_clients, rounds=self.scoring_rounds)
         return PathSearch(
-            is_due=lambda memory, folded_round: folded_round == supernet_rounds,
+            is_due=lambda memory, aggregated_round: aggregated_round == supernet_rounds,
             propose=self._propose,
             record=_record,
             skip=_skip,
@@ -92,7 +92,9 @@ class TierSearch:
     def _population(self, space: "_Space", tier: Tier, told: Told, seed: int) -> tuple[tuple[str, ...], ...]:
         return next_population(self.evolution, space.choices, space.macs_of, tier, _read(told), seed=seed + tier.number)
 
-    def _conclude(self, fresh: bool, memory: TierMemory, network: Network, folded_round: int) -> tuple[Lineage, ...]:
+    def _conclude(
+        self, fresh: bool, memory: TierMemory, network: Network, aggregated_round: int
+    ) -> tuple[Lineage, ...]:
         """The best path of each tier in which any was scored, as networks of their own."""
         space, found = _Space.of(network), list[Lineage]()
         for number, told in enumerate(memory.told, start=1):
@@ -103,17 +105,17 @@ class TierSearch:
             found.append(
                 Lineage(
                     id=f"t{number}",
-                    config=realised(network, path_spec(network, path)),
+                    config=realised(network, path_architecture(network, path)),
                     parent=network.id,
                     map=Drawn() if fresh else Chosen(),
-                    born_round=folded_round,
+                    born_round=aggregated_round,
                     reason=reason,
                 )
             )
         return tuple(found)
 
 
-def tier_of(size: SubnetSpec) -> int:
+def tier_of(size: Architecture) -> int:
     """The tier whose network a size is of, from 1."""
     return int(size.network.removeprefix("t") or 0)
 

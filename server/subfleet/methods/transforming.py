@@ -45,7 +45,7 @@ def convergence(losses: Sequence[float], *, gamma: int, delta: int) -> float:
 
 
 def activeness(network: Network, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict[str, float]:
-    """How far a round has moved each cell: the norm of its change, as a share of that of its weights before.
+    """How far a round has moved each cell: the norm of its change, as a fraction of that of its weights before.
 
     Running statistics take no part. A cell without weights, or of zeros alone, has none.
     """

@@ -20,7 +20,7 @@ from subfleet.elastic.lineage import Copied, Inheritance, Lineage, Placed
 from subfleet.elastic.network import Network
 from subfleet.methods.run_networks import BeginContext, Evolution, EvolutionContext, Networks, StandingContext
 from subfleet.protocol.errors import ConfigError
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 
 if TYPE_CHECKING:  # methods are read where no PyTorch is
     from torch import Tensor
@@ -58,7 +58,7 @@ class Succession:
     state: ModelState
     stream: random.Random
     seed: int
-    sizes: Mapping[str, SubnetSpec]
+    sizes: Mapping[str, Architecture]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class Unions:
             client is given depends on how large the union is; above 1.
     """
 
-    holds: Callable[[Network, SubnetSpec], bool]
+    holds: Callable[[Network, Architecture], bool]
     succeed: Callable[[Succession], tuple[Inheritance, ModelState]]
     most_times: float = math.inf
 
@@ -135,7 +135,7 @@ def place_in_front(succession: Succession) -> tuple[Inheritance, ModelState]:
     copies = {
         key: placed(network, parent, own, {name: first[name] for name in own}) for key, own in state.copies.items()
     }
-    sizes = [succession.sizes[one.spec_id] for one in state.sizes if one.spec_id in succession.sizes]
+    sizes = [succession.sizes[one.architecture_id] for one in state.sizes if one.architecture_id in succession.sizes]
     grown = replace(
         state,
         shared=placed(network, parent, state.shared, first),
@@ -165,14 +165,14 @@ def _still_untrained(succession: Succession) -> dict[str, Tensor]:
     return {name: mark for name, mark in placed(network, succession.parent, before, new).items() if mark.any()}
 
 
-def _in_successor(succession: Succession) -> SubnetSpec | None:
+def _in_successor(succession: Succession) -> Architecture | None:
     """What its parent's model is of a successor."""
     from subfleet.elastic.replication import size_in
 
     model, parent = succession.state.model, succession.parent
-    if model is None or model.spec_id == parent.full_spec().spec_id:
+    if model is None or model.architecture_id == parent.full_architecture().architecture_id:
         return None if model is None else size_in(succession.network, parent)
-    return succession.sizes.get(model.spec_id)
+    return succession.sizes.get(model.architecture_id)
 
 
 def _begin(unions: Unions, context: BeginContext) -> tuple[Lineage, ...]:
@@ -209,7 +209,7 @@ def _parameters(config: AnyFamily) -> int:
     from subfleet.elastic.building import network_of
 
     network = network_of(config)
-    return network.parameter_count(network.full_spec())
+    return network.parameter_count(network.full_architecture())
 
 
 def _grouped(unions: Unions, groups: Sequence[_Group], brought: Iterable[AnyFamily]) -> list[_Group]:
@@ -266,10 +266,10 @@ def _succession(context: EvolutionContext, before: Lineage, lineage: Lineage) ->
         state=context.after.of(before.id),
         stream=context.stream(f"succession/{lineage.id}"),
         seed=context.seed,
-        sizes={size_in(parent, one).spec_id: size_in(network, one) for one in own},
+        sizes={size_in(parent, one).architecture_id: size_in(network, one) for one in own},
     )
 
 
-def _own_network(context: StandingContext) -> SubnetSpec:
+def _own_network(context: StandingContext) -> Architecture:
     """A client's own network, of the union that has it context."""
-    return context.declared or context.client.spec
+    return context.declared or context.client.architecture

@@ -30,19 +30,19 @@ def _flat(plain: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
 
 def figures_of(record: RoundRecord) -> dict[str, float]:
     """A finished round in numbers, without those that nobody has measured."""
-    folded = record.folded
-    used = [row.utilisation for row in folded if row.utilisation is not None]
-    measured = [row.measured_peak_bytes for row in folded if row.measured_peak_bytes is not None]
+    aggregated = record.aggregated
+    used = [row.utilisation for row in aggregated if row.utilisation is not None]
+    measured = [row.measured_peak_bytes for row in aggregated if row.measured_peak_bytes is not None]
     found = {
         **record.all_metrics,
         "loss": record.loss,
         "participation": record.participation,
         "untrained": None if record.model is None else record.model.untrained,
         "seconds": record.seconds,
-        "subnets": float(len({row.spec_id for row in folded})),
+        "submodels": float(len({row.architecture_id for row in aggregated})),
         "bytes_down": float(sum(row.bytes_down for row in record.clients)),
         "bytes_up": float(sum(row.bytes_up for row in record.clients)),
-        "planned_peak_bytes": float(max((row.planned_peak_bytes for row in folded), default=0)),
+        "planned_peak_bytes": float(max((row.planned_peak_bytes for row in aggregated), default=0)),
         "measured_peak_bytes": float(max(measured)) if measured else None,
         "utilisation": sum(used) / len(used) if used else None,
     }

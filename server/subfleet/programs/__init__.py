@@ -1,1 +1,1 @@
-"""What tasks need: prices of sizes, programs from the exporter, weights cut from the model."""
+"""What tasks need: cost estimates of sizes, programs from the exporter, weights cut from the model."""

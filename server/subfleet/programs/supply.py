@@ -11,20 +11,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from subfleet.aggregation.updates import submodel_weights
+from subfleet.aggregation.views import Views
 from subfleet.elastic.building import build_module
-from subfleet.elastic.memory_prices import MemoryPrices
+from subfleet.elastic.memory_estimates import MemoryEstimates
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import Network
-from subfleet.export.requests import EvaluateRequest, InferRequest, PriceRequest, TrainRequest
-from subfleet.folding.updates import subnet_weights
-from subfleet.folding.views import Views
+from subfleet.export.requests import EstimateRequest, EvaluateRequest, InferRequest, TrainRequest
 from subfleet.methods.aggregator import Participant
 from subfleet.programs.export_requests import alone, evaluate_request, train_request
 from subfleet.programs.worker import Duty, Snapshot, Steps, Threads, completed
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.errors import SubfleetError
 from subfleet.protocol.programs import ProgramRef, decode_program
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 from subfleet.rounds.tasks import BATCHES, score_training
 from subfleet.rounds.work import (
     CostRequest,
@@ -58,11 +58,11 @@ class Exports(Protocol):
         ...
 
     def submit_inference(self, request: InferRequest, weights_path: Path, *, samples_from: str = "") -> "Future[Path]":
-        """A plain inference model file; the weights are a container of the subnet's own tensors."""
+        """A plain inference model file; the weights are a container of the submodel's own tensors."""
         ...
 
-    def submit_prices(self, request: PriceRequest) -> "Future[Path]":
-        """A file with what the programs of all subnets would be planned to take."""
+    def submit_estimates(self, request: EstimateRequest) -> "Future[Path]":
+        """A file with what the programs of all submodels would be planned to take."""
         ...
 
 
@@ -94,7 +94,7 @@ class Supply:
         models_folder: Path,
         samples_sha256: str = "",
     ) -> None:
-        self._terms = views.terms
+        self._context = views.context
         self._views = views
         self._exports = exports
         self._threads = threads
@@ -136,7 +136,7 @@ class Supply:
 
     async def _task(self, request: TaskRequest, run: Snapshot) -> PreparedTask:
         client = request.participant
-        training = self._terms.training(request.round, student=request.student)
+        training = self._context.training(request.round, student=request.student)
         network = self._network_of(run.model, client.size)
         export = train_request(network, client.size, request.target, training, student=request.student)
         program = await self._program(client.size.network, export)
@@ -144,18 +144,18 @@ class Supply:
         return PreparedTask(program=program.ref, weights=weights, facts=program.facts)
 
     async def _evaluation(self, request: EvaluationRequest, run: Snapshot) -> PreparedTask:
-        client, training = request.participant, self._terms.training(request.round)
+        client, training = request.participant, self._context.training(request.round)
         export = evaluate_request(self._network_of(run.model, client.size), client.size, request.target, training)
         program = await self._program(client.size.network, export)
         weights = await self._weights_of(run.model, client, for_use=True)
         return PreparedTask(program=program.ref, weights=weights, facts=program.facts)
 
     async def _written(self, request: ProgramRequest, run: Snapshot) -> ProgramFacts:
-        program, training = request.program, self._terms.training(request.round)
+        program, training = request.program, self._context.training(request.round)
         network = self._network_of(run.model, program.size)
         export = train_request(network, program.size, program.target, training)
         files = [self._exports.submit_training(export)]
-        if self._terms.config.evaluation.every and not self._terms.roles.assigner.awaits_programs:
+        if self._context.config.evaluation.every and not self._context.roles.assigner.awaits_programs:
             # Who is given it after this evaluates it between rounds, which nothing is to hold up either.
             evaluation = evaluate_request(network, program.size, program.target, training)
             files.append(self._exports.submit_evaluation(evaluation))
@@ -165,15 +165,15 @@ class Supply:
                 await completed(file)
         return written.facts
 
-    async def _costs(self, request: CostRequest, run: Snapshot) -> MemoryPrices:
+    async def _costs(self, request: CostRequest, run: Snapshot) -> MemoryEstimates:
         del run
-        network = self._terms.declared(request.lineage).network
-        export = train_request(network, network.full_spec(), request.target, self._terms.training(1))
-        file = await completed(self._exports.submit_prices(PriceRequest(training=export)))
-        return MemoryPrices.unpacked(file.read_bytes())
+        network = self._context.declared(request.lineage).network
+        export = train_request(network, network.full_architecture(), request.target, self._context.training(1))
+        file = await completed(self._exports.submit_estimates(EstimateRequest(training=export)))
+        return MemoryEstimates.unpacked(file.read_bytes())
 
     async def _scoring(self, request: ScoringRequest, run: Snapshot) -> tuple[Scorable, ...]:
-        training = score_training(self._terms.training(request.round))
+        training = score_training(self._context.training(request.round))
         networks = {size: self._network_of(run.model, size) for size in request.sizes}
         exports = {size: train_request(network, size, request.target, training) for size, network in networks.items()}
         files = {size: self._training_file(export) for size, export in exports.items()}  # all are written at once
@@ -192,17 +192,17 @@ class Supply:
             return failed
 
     async def _scorable(
-        self, network: Network, size: SubnetSpec, export: TrainRequest, file: "Future[Path]"
+        self, network: Network, size: Architecture, export: TrainRequest, file: "Future[Path]"
     ) -> Scorable | None:
         try:
             program = await self._program(size.network, export, file)
         except (SubfleetError, CancelledError, OSError) as error:
             _LOG.warning("size %s cannot be scored on %s: %s", size.name, export.target, error)
             return None
-        if size.spec_id not in self._first_weights:
+        if size.architecture_id not in self._first_weights:
             content = await completed(self._threads.submit(_LANE, _first_weights, network, size))
-            self._first_weights[size.spec_id] = self._blobs.add(content)
-        weights = self._first_weights[size.spec_id]
+            self._first_weights[size.architecture_id] = self._blobs.add(content)
+        weights = self._first_weights[size.architecture_id]
         return Scorable(
             size=size,
             program=program.ref,
@@ -213,16 +213,16 @@ class Supply:
         )
 
     async def _models(self, request: ModelsRequest, run: Snapshot) -> ExportedModels:
-        config, client = self._terms.config, request.participant
+        config, client = self._context.config, request.participant
         content = await completed(self._cut(run.model, client, for_use=True))
         weights = self._blobs.add(content)
         self._deployed.add(weights.sha256)
-        network = self._network_of(run.model, client.spec)
+        network = self._network_of(run.model, client.architecture)
         files = {
             target: self._exports.submit_inference(
                 InferRequest(
                     model=network.config,
-                    spec=alone(client.size),
+                    architecture=alone(client.size),
                     target=target,
                     weights_sha256=weights.sha256,
                     quantisation=config.deploy_quantisation,
@@ -265,9 +265,9 @@ class Supply:
             self._programs[key] = _Program(ref=ref, facts=ProgramFacts.of(manifest, len(content)))
         return self._programs[key]
 
-    def _network_of(self, model: ModelState, spec: SubnetSpec) -> Network:
-        """The network of a subnet; one that has retired fails the request."""
-        return self._terms.declared(model.of(spec.network).lineage).network
+    def _network_of(self, model: ModelState, architecture: Architecture) -> Network:
+        """The network of a submodel; one that has retired fails the request."""
+        return self._context.declared(model.of(architecture.network).lineage).network
 
     async def _weights_of(self, model: ModelState, client: Participant, *, for_use: bool = False) -> BlobRef:
         """What a client sees of a model, to train on or as it would use it; cut once for all that see the same."""
@@ -290,16 +290,16 @@ class Supply:
 
     def _cut(self, model: ModelState, client: Participant, *, for_use: bool) -> "Future[bytes]":
         see = self._views.for_use if for_use else self._views.for_training
-        network = self._network_of(model, client.spec)
-        return self._threads.submit(_LANE, lambda: subnet_weights(network, client.spec, see(model, client)))
+        network = self._network_of(model, client.architecture)
+        return self._threads.submit(_LANE, lambda: submodel_weights(network, client.architecture, see(model, client)))
 
 
-def _first_weights(network: Network, size: SubnetSpec) -> bytes:
+def _first_weights(network: Network, size: Architecture) -> bytes:
     """The weights that a candidate is scored with: drawn alike in every run, whatever was learned.
 
     No layer is at 0, which would hide the gradients of the layers before it.
     """
-    return subnet_weights(network, size, build_module(network, network.full_spec()).state_dict())
+    return submodel_weights(network, size, build_module(network, network.full_architecture()).state_dict())
 
 
 def _kept(source: Path, target: Path) -> Path:

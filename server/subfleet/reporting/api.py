@@ -48,15 +48,15 @@ class Health(BaseModel):
 class Run(BaseModel):
     """Where a run stands.
 
-    `waits_for` says who did not take part in the last try of the round and why, where that left nothing to fold, and
-    `retry` how often the round was tried so; `lost` counts such tries over the whole run.
+    `waits_for` says who did not take part in the last try of the round and why, where that left nothing to aggregate,
+    and `retry` how often the round was tried so; `lost` counts such tries over the whole run.
     """
 
     run_id: str
     name: str
     phase: str
     round: int
-    folded_round: int
+    aggregated_round: int
     round_count: int
     retry: int
     lost: int
@@ -79,7 +79,7 @@ class Client(BaseModel):
     class_counts: tuple[int, ...]
     class_names: tuple[str, ...]
     memory_total_bytes: int
-    memory_share: float
+    memory_fraction: float
     software: dict[str, str]
     inputs: InputStatistics | None
     away: str = ""

@@ -45,12 +45,12 @@ def _loss(row: ClientRow) -> str:
 
 
 def _trained(text: Callable[[ClientRow], str]) -> Callable[[ClientRow], str]:
-    return lambda row: text(row) if row.status == "folded" else "-"
+    return lambda row: text(row) if row.status == "aggregated" else "-"
 
 
 def _state(row: ClientRow) -> str:
     """What became of it, why its update counts less than it claims, and in what an update that does not is unusual."""
-    reported = f"reported: {row.outlier}" if row.outlier and row.status == "folded" and row.scale == 1 else ""
+    reported = f"reported: {row.outlier}" if row.outlier and row.status == "aggregated" and row.scale == 1 else ""
     return "; ".join(text for text in (row.status, row.lowered, reported) if text)
 
 
@@ -61,7 +61,7 @@ CLIENT_COLUMNS: tuple[Column, ...] = (
     Column(title="free MB", cell=lambda row: _mega(row.memory_free_bytes), rank=8),
     Column(title="budget MB", cell=lambda row: _mega(row.budget_bytes), rank=2),
     Column(title="link kB", cell=_slower_link, rank=3),
-    Column(title="subnet", cell=lambda row: row.spec or "-", rank=0, words=True),
+    Column(title="submodel", cell=lambda row: row.architecture or "-", rank=0, words=True),
     Column(title="limit", cell=lambda row: row.limit or "-", rank=0, words=True),
     Column(title="planned MB", cell=lambda row: _mega(row.planned_peak_bytes), rank=1),
     Column(title="measured MB", cell=_trained(lambda row: _mega(row.measured_peak_bytes)), rank=4),
@@ -76,5 +76,5 @@ CLIENT_COLUMNS: tuple[Column, ...] = (
 
 def participation_text(record: RoundRecord) -> str:
     """How many took part in a round, and why the others did not."""
-    text = f"{len(record.folded)} of {len(record.due)} devices took part"
+    text = f"{len(record.aggregated)} of {len(record.due)} devices took part"
     return f"{text} ({record.left_out})" if record.left_out else text

@@ -37,7 +37,7 @@ _LEAST_PAIRS = 2
 FIGURES: Mapping[str, str] = MappingProxyType(
     {
         **{name: one.title for name, one in METRICS.items() if name != "loss"},
-        "subnets": "subnets",
+        "submodels": "submodels",
         "worst_tier": "worst tier",
         "own_mean": "own",
         "own_range": "own range",
@@ -45,7 +45,7 @@ FIGURES: Mapping[str, str] = MappingProxyType(
         "backdoor": "backdoor",
     }
 )
-"""What a run tells beside its headline: further metrics, and its clients' own subnets; and its name in tables."""
+"""What a run tells beside its headline: further metrics, and its clients' own submodels; and its name in tables."""
 COSTS: Mapping[str, tuple[str, float, str]] = MappingProxyType(
     {
         "networks": ("networks", 1, ".1f"),
@@ -119,7 +119,7 @@ class Comparison:
 
     Attributes:
         figures: what a batch tells besides, means over the seeds, by the names of `reporting.run_figures`:
-            accuracies of its clients' subnets, success of a backdoor; without what some run lacks.
+            accuracies of its clients' submodels, success of a backdoor; without what some run lacks.
         costs: of all training, means over the seeds, by the names in `COSTS`; without what some run lacks.
         mean: over the seeds, of the metric that models are judged by.
         worst: of the seeds: the smallest, or where a smaller metric is better the largest.
@@ -170,7 +170,7 @@ def _summary(folder: Path) -> Mapping[str, Any]:
     with understood_summary(folder):
         if found.get("metrics", found).get(_headline(found)) is None:
             raise ConfigError(
-                f"no round of the run {folder} was folded, so that nothing is known of its model; leave it out"
+                f"no round of the run {folder} was aggregated, so that nothing is known of its model; leave it out"
             )
         alone = Entrant(name=folder.name, runs={0: found})
         _ = as_plain(compared([alone])), alone.curve  # whatever is read of it can be read

@@ -38,7 +38,7 @@ def metric_plot(rounds: Sequence[RoundRecord]) -> str:
 
 
 def budget_plot(rounds: Sequence[RoundRecord]) -> str:
-    """Size of each device's subnet against its memory budget, one mark per device and round."""
+    """Size of each device's submodel against its memory budget, one mark per device and round."""
 
     def draw(axes: Axes) -> None:
         for place, (client, rows) in enumerate(_by_client(rounds).items()):
@@ -135,11 +135,11 @@ def comparison_plot(curves: Mapping[str, Mapping[int, Sequence[float]]], headlin
 
 
 def _by_client(rounds: Sequence[RoundRecord]) -> dict[str, list[ClientRow]]:
-    """The folded rows of each client, in the order of the rounds."""
+    """The aggregated rows of each client, in the order of the rounds."""
     clients = sorted({row.client_id for record in rounds for row in record.clients})
     return {
         client: [
-            row for record in rounds for row in record.clients if row.client_id == client and row.status == "folded"
+            row for record in rounds for row in record.clients if row.client_id == client and row.status == "aggregated"
         ]
         for client in clients
     }

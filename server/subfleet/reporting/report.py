@@ -131,12 +131,12 @@ def _evaluation(records: Sequence[EvaluationRecord]) -> str:
         return ""
     headline = records[-1].headline
     head = METRICS[headline].title
-    titles = ["device", "profile", "subnet", head, "loss", "held-out samples", "kB down", "seconds", "state"]
+    titles = ["device", "profile", "submodel", head, "loss", "held-out samples", "kB down", "seconds", "state"]
     rows = [
         (
             row.client_id,
             row.device,
-            row.spec,
+            row.architecture,
             *(
                 (_cell(row.value(headline)), _cell(row.loss), str(row.sample_count))
                 if row.label_count
@@ -202,8 +202,8 @@ def _network(one: NetworkRecord) -> tuple[str, ...]:
 def _models(models: Sequence[dict[str, Any]], headline: str) -> str:
     if not models:
         return ""
-    columns = ["client_id", "file", "spec", "bytes", "max_abs_diff"]
-    titles = ["device", "model", "subnet", "bytes", "difference from PyTorch"]
+    columns = ["client_id", "file", "architecture", "bytes", "max_abs_diff"]
+    titles = ["device", "model", "submodel", "bytes", "difference from PyTorch"]
     if any(model.get("own") is not None for model in models):  # a server of real devices tries none
         columns.append("own")
         titles.append(f"{METRICS[headline].title} of its own")

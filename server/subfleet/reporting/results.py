@@ -175,7 +175,7 @@ def network_row(one: NetworkRecord) -> dict[str, Any]:
 
 def round_row(record: RoundRecord) -> dict[str, Any]:
     """One round without its clients, as a flat row."""
-    folded = record.folded
+    aggregated = record.aggregated
     return {
         "round": record.round,
         "accuracy": record.accuracy,
@@ -185,25 +185,25 @@ def round_row(record: RoundRecord) -> dict[str, Any]:
         "seconds": record.seconds,
         "log_time_s": record.log_time_s,
         "due": len(record.due),
-        "folded": len(folded),
+        "aggregated": len(aggregated),
         "participation": record.participation,
         "left_out": record.left_out,
-        "subnets": len({row.spec_id for row in folded}),
-        "limits": _limits(folded),
+        "submodels": len({row.architecture_id for row in aggregated}),
+        "limits": _limits(aggregated),
         "bytes_down": sum(row.bytes_down for row in record.clients),
         "bytes_up": sum(row.bytes_up for row in record.clients),
         "training_macs": sum(row.training_macs for row in record.clients),
         "model_bytes": record.model_bytes,
         "expected_s": max((row.expected_s for row in record.clients if row.sample_passes), default=0.0) or None,
-        "utilisation": sum(row.utilisation or 0.0 for row in folded) / len(folded) if folded else None,
-        "parameters_lost": sum(row.parameters_lost for row in folded) / len(folded) if folded else 0.0,
+        "utilisation": sum(row.utilisation or 0.0 for row in aggregated) / len(aggregated) if aggregated else None,
+        "parameters_lost": sum(row.parameters_lost for row in aggregated) / len(aggregated) if aggregated else 0.0,
         "programs_written": record.programs_written,
         "retries": record.retries,
     }
 
 
 def _limits(rows: Sequence[ClientRow]) -> str:
-    """How many subnets each limit decided, such as "2 link, 1 memory"."""
+    """How many submodels each limit decided, such as "2 link, 1 memory"."""
     counted = Counter(row.limit for row in rows if row.limit)
     return ", ".join(f"{count} {limit}" for limit, count in sorted(counted.items()))
 

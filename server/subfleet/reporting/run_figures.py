@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
+from subfleet.aggregation.views import Views
 from subfleet.elastic.evaluate import evaluate
 from subfleet.elastic.model_state import ModelState
-from subfleet.folding.views import Views
 from subfleet.journal.records import ClientRow, RunResult, participation_of
 from subfleet.methods.aggregator import Participant
 from subfleet.protocol.task_kinds import better
-from subfleet.rounds.terms import Terms
+from subfleet.rounds.context import RunContext
 from subfleet.tasks import Dataset
 
 __all__ = ["Gallery", "run_figures", "violates"]
@@ -27,8 +27,8 @@ class Gallery:
         views: what clients see of the model.
         state: the model after the last round.
         samples: the server's evaluation data, without those for validation.
-        own: by client id, the client with the subnet that is its own in the end, for clients that were ever aggregated:
-            of a network that has retired it is what the method has in its place.
+        own: by client id, the client with the submodel that is its own in the end, for clients that were ever
+            aggregated: of a network that has retired it is what the method has in its place.
         known: metrics that were evaluated before.
     """
 
@@ -39,20 +39,22 @@ class Gallery:
     known: dict[tuple[int, tuple[str, ...]], Mapping[str, float]]
 
     @classmethod
-    def of(cls, terms: Terms, state: ModelState, samples: Dataset, own: Mapping[str, Participant]) -> "Gallery":
+    def of(cls, context: RunContext, state: ModelState, samples: Dataset, own: Mapping[str, Participant]) -> "Gallery":
         """The models of the clients of a run."""
-        views = Views(terms=terms, samples=torch.from_numpy(samples.inputs.copy()))
+        views = Views(context=context, samples=torch.from_numpy(samples.inputs.copy()))
         return cls(views=views, state=state, samples=samples, own=own, known={})
 
     def metrics(self, client: Participant, data: Dataset) -> Mapping[str, float]:
-        """Of a client's own subnet."""
+        """Of a client's own submodel."""
         key = (id(data), self.views.key(self.state, client))
         if key not in self.known:
             inputs, labels = torch.from_numpy(data.inputs.copy()), torch.from_numpy(data.labels.copy())
             seen = self.views.for_use(self.state, client)
             network = self.views.network_of(self.state, client)
-            objective = self.views.terms.config.training.objective
-            self.known[key] = evaluate(network, client.spec, seen, inputs, labels, objective=objective.name).metrics
+            objective = self.views.context.config.training.objective
+            self.known[key] = evaluate(
+                network, client.architecture, seen, inputs, labels, objective=objective.name
+            ).metrics
         return self.known[key]
 
 
@@ -60,9 +62,9 @@ def run_figures(gallery: Gallery, result: RunResult, tiers: Mapping[str, str] | 
     """The figures of a run that has aggregated a round, the same whichever host ran it.
 
     Where a run is judged by another metric than accuracy, that stands in its place. A tier's accuracy is the mean,
-    over its clients that were ever aggregated, of the accuracy on the server's samples of the subnet that is each one's
-    own in the end, with the weights of the end; None where there is none. A client's own accuracy is what it found
-    with its subnet on its own held-out samples, when it was asked last.
+    over its clients that were ever aggregated, of the accuracy on the server's samples of the submodel that is each
+    one's own in the end, with the weights of the end; None where there is none. A client's own accuracy is what it
+    found with its submodel on its own held-out samples, when it was asked last.
 
     Args:
         gallery: the clients' models.
@@ -70,11 +72,11 @@ def run_figures(gallery: Gallery, result: RunResult, tiers: Mapping[str, str] | 
         tiers: by client id, the kind of device that it is summed up under; by default what each says that it is.
 
     Returns:
-        accuracy, loss: of the last round. tiers: accuracy by tier. worst_tier, and subnets, the mean over all clients
-        of their tiers' accuracy: None where a tier has none. subnets_accuracy: of clients with a subnet, where a run is
-        judged by another metric. own: accuracy by client. own_mean, own_worst: where clients hold samples out.
+        accuracy, loss: of the last round. tiers: accuracy by tier. worst_tier, and submodels, the mean over all clients
+        of their tiers' accuracy: None where a tier has none. submodels_accuracy: of clients with a submodel, where a
+        run is judged by another metric. own: accuracy by client. own_mean, own_worst: where clients hold samples out.
         participation: of all rounds of all clients that were to take part, the share that was aggregated;
-        least_participation: of the round with the least. never_folded: clients.
+        least_participation: of the round with the least. never_aggregated: clients.
         bytes_down, bytes_up: of all rounds. macs: multiplications of all trainings. violations, utilisation: see
         `violates`; the mean over all tasks. parameters_lost: to programs that were not written yet. programs_written:
         in all. over_link: tasks whose round moved more payload than a link's budget, which counts weights down and the
@@ -83,15 +85,15 @@ def run_figures(gallery: Gallery, result: RunResult, tiers: Mapping[str, str] | 
     rounds = result.rounds
     rows = [row for record in rounds for row in record.clients]
     tiers = {row.client_id: row.device for row in rows} if tiers is None else tiers
-    folded = {row.client_id for record in rounds for row in record.folded}
+    aggregated = {row.client_id for record in rounds for row in record.aggregated}
     return {
         "accuracy": rounds[-1].accuracy,
         "metrics": rounds[-1].all_metrics,
         "loss": rounds[-1].loss,
-        **_accuracies(gallery, result, tiers, folded),
+        **_accuracies(gallery, result, tiers, aggregated),
         "participation": participation_of(rounds),
         "least_participation": min(record.participation for record in rounds),
-        "never_folded": len(tiers) - len(folded),
+        "never_aggregated": len(tiers) - len(aggregated),
         "bytes_down": sum(row.bytes_down for row in rows),
         "bytes_up": sum(row.bytes_up for row in rows),
         "macs": sum(row.training_macs for row in rows),
@@ -112,8 +114,8 @@ def violates(row: ClientRow) -> bool:
     return row.planned_peak_bytes > row.budget_bytes or _beyond_links(row, row.weight_bytes, row.update_bytes)
 
 
-def _accuracies(gallery: Gallery, result: RunResult, tiers: Mapping[str, str], folded: set[str]) -> dict[str, Any]:
-    headline = gallery.views.terms.config.training.objective.kind.headline
+def _accuracies(gallery: Gallery, result: RunResult, tiers: Mapping[str, str], aggregated: set[str]) -> dict[str, Any]:
+    headline = gallery.views.context.config.training.objective.kind.headline
     of_tiers: dict[str, list[float]] = {tier: [] for tier in tiers.values()}
     accuracies = []
     for name, tier in tiers.items():
@@ -122,7 +124,7 @@ def _accuracies(gallery: Gallery, result: RunResult, tiers: Mapping[str, str], f
             of_tiers[tier].append(metrics[headline])
             accuracies.append(metrics.get("accuracy", 0.0))
     evaluated = result.evaluations[-1].evaluated if result.evaluations else ()
-    known = {row.client_id: row.value(headline) for row in evaluated if row.client_id in folded}
+    known = {row.client_id: row.value(headline) for row in evaluated if row.client_id in aggregated}
     own = {name: value for name, value in known.items() if value is not None}
     means = {tier: _mean(values) if values else None for tier, values in of_tiers.items()}
     each = [mean for tier in tiers.values() if (mean := means[tier]) is not None]
@@ -131,8 +133,8 @@ def _accuracies(gallery: Gallery, result: RunResult, tiers: Mapping[str, str], f
     return {
         "tiers": means,
         "worst_tier": worst(each) if whole else None,
-        "subnets": _mean(each) if whole else None,
-        **({"subnets_accuracy": _mean(accuracies)} if any(accuracies) and headline != "accuracy" else {}),
+        "submodels": _mean(each) if whole else None,
+        **({"submodels_accuracy": _mean(accuracies)} if any(accuracies) and headline != "accuracy" else {}),
         "own": own,
         **({"own_mean": _mean(list(own.values())), "own_worst": worst(own.values())} if own else {}),
     }

@@ -9,9 +9,9 @@ from subfleet.elastic.families import AnyFamily
 from subfleet.elastic.lineage import Lineage
 from subfleet.methods.model_kinds import EvaluatedModel
 from subfleet.methods.path_search import Generation
-from subfleet.protocol.messages import Receipt, Task
+from subfleet.protocol.messages import Ack, Task
 from subfleet.rounds.live import GenerationScores
-from subfleet.rounds.state import Seat
+from subfleet.rounds.state import ClientState
 from subfleet.rounds.work import (
     CheckRequest,
     CostRequest,
@@ -50,7 +50,7 @@ class AggregationRequest:
     """
 
     round: int
-    seats: tuple[Seat, ...]
+    clients: tuple[ClientState, ...]
     memory: Any = None
     lineages: tuple[Lineage, ...] = ()
     brought: tuple[AnyFamily, ...] = ()
@@ -79,7 +79,7 @@ class GoOn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendTask:
-    """Send a task until its receipt comes."""
+    """Send a task until its ack comes."""
 
     task: Task
 
@@ -93,10 +93,10 @@ class Withdraw:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """Send a receipt."""
+    """Send an ack."""
 
     client_id: str
-    receipt: Receipt
+    ack: Ack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +116,7 @@ class Close:
     loss: float
     sha256: str
     seconds: float
-    seats: tuple[Seat, ...]
+    clients: tuple[ClientState, ...]
     exported: int = 0
     turn: int = 0
     retries: int = 0
@@ -136,7 +136,7 @@ class CloseEvaluation:
 
     round: int
     seconds: float
-    seats: tuple[Seat, ...]
+    clients: tuple[ClientState, ...]
     lineages: tuple[Lineage, ...] = ()
 
 

@@ -23,10 +23,10 @@ from typing import Literal
 
 from subfleet.protocol.task import Calibrate, Evaluate, Score, Train
 from subfleet.rounds.actions import Action, Withdraw
+from subfleet.rounds.context import RunContext
 from subfleet.rounds.live import DUTIES, EXTRA_FROM, PUNCTUAL, Duty, Member, Punctuality
 from subfleet.rounds.members import expected, has_left, reason_away
-from subfleet.rounds.state import RunState, Seat
-from subfleet.rounds.terms import Terms
+from subfleet.rounds.state import ClientState, RunState
 
 __all__ = [
     "NO_SIZE",
@@ -38,7 +38,7 @@ __all__ = [
     "awaited_models",
     "awaited_scores",
     "awaited_telemetry",
-    "closed_seats",
+    "closed_clients",
     "collected",
     "limit_s",
     "nobody_waits",
@@ -55,7 +55,7 @@ __all__ = [
     "without_parted",
 ]
 
-_SCORES_SHARE = 0.5
+_SCORES_FRACTION = 0.5
 """Of a round's time: who has not told scores by then is given what fits without them, and can still train."""
 NO_SIZE = "no size was chosen for it in time"
 """Why a client is missing that has answered: what is needed to choose one was not made before the deadline."""
@@ -91,7 +91,7 @@ WORK: Mapping[Duty, Work] = MappingProxyType(
             works=(Train, Calibrate),
             at_quorum="the round closed at its quorum",
         ),
-        "scores": Work(name="score task", deadline="round_s", share=_SCORES_SHARE, works=(Score,)),
+        "scores": Work(name="score task", deadline="round_s", share=_SCORES_FRACTION, works=(Score,)),
         "evaluation": Work(
             name="evaluation task",
             deadline="evaluate_s",
@@ -119,77 +119,81 @@ class Collection:
     """
 
     late: bool
-    waits_for: tuple[Seat, ...]
+    waits_for: tuple[ClientState, ...]
     closes: bool
 
 
-def limit_s(terms: Terms, duty: Duty) -> float:
+def limit_s(context: RunContext, duty: Duty) -> float:
     """The deadline of a kind of task, in seconds from the beginning of the phase."""
     work = WORK[duty]
-    seconds: float = getattr(terms.config.deadlines, work.deadline)
+    seconds: float = getattr(context.config.deadlines, work.deadline)
     return work.share * seconds
 
 
-def collected(terms: Terms, state: RunState, duty: Duty, now_s: float) -> Collection:
+def collected(context: RunContext, state: RunState, duty: Duty, now_s: float) -> Collection:
     """How far the open phase is; see the rule at the top of this module."""
-    strict = terms.config.strict
-    late = now_s - state.live.entered_s >= limit_s(terms, duty)
-    waits_for = () if late else tuple(islice(awaited(terms, state, duty, now_s), 1 if strict else None))
-    done = sum(seat.stage == "done" for seat in state.seats.values())
-    answered = done + sum(seat.stage == "refused" for seat in state.seats.values())
-    quorum = not strict and done > 0 and answered >= terms.config.quorum * (answered + len(waits_for))
+    strict = context.config.strict
+    late = now_s - state.live.entered_s >= limit_s(context, duty)
+    waits_for = () if late else tuple(islice(awaited(context, state, duty, now_s), 1 if strict else None))
+    done = sum(client.stage == "done" for client in state.clients.values())
+    answered = done + sum(client.stage == "refused" for client in state.clients.values())
+    quorum = not strict and done > 0 and answered >= context.config.quorum * (answered + len(waits_for))
     return Collection(late=late, waits_for=waits_for, closes=not waits_for or quorum)
 
 
-def with_phase_closed(terms: Terms, state: RunState, duty: Duty, collection: Collection, now_s: float) -> Outcome:
-    """The state in which open seats are missing, each for its reason, and their tasks are withdrawn and missed."""
+def with_phase_closed(
+    context: RunContext, state: RunState, duty: Duty, collection: Collection, now_s: float
+) -> Outcome:
+    """The state in which open clients are missing, each for its reason, and their tasks withdrawn and missed."""
     reasons = {
-        name: NO_SIZE if seat.stage == "answered" else why_missing(terms, state, name, duty, now_s, collection.late)
-        for name, seat in state.seats.items()
-        if seat.open
+        name: NO_SIZE if client.stage == "answered" else why_missing(context, state, name, duty, now_s, collection.late)
+        for name, client in state.clients.items()
+        if client.open
     }
-    state, withdrawn = closed_seats(state, reasons)
-    return with_misses(state, duty, spared=(seat.client_id for seat in collection.waits_for)), withdrawn
+    state, withdrawn = closed_clients(state, reasons)
+    return with_misses(state, duty, spared=(client.client_id for client in collection.waits_for)), withdrawn
 
 
-def why_missing(terms: Terms, state: RunState, client_id: str, duty: Duty, now_s: float, late: bool) -> str:
+def why_missing(context: RunContext, state: RunState, client_id: str, duty: Duty, now_s: float, late: bool) -> str:
     """Why a client's answer is missing when the phase closes, and where it is away, why that is so.
 
     Args:
-        terms: of the run.
+        context: of the run.
         state: before the miss is counted.
         client_id: of the client.
         duty: what it was asked for.
         now_s: monotonic time.
         late: the deadline of the phase is over.
     """
-    reason = _why_closed(terms, state, client_id, duty)
+    reason = _why_closed(context, state, client_id, duty)
     if late:
         reason = "no telemetry came in time" if duty == "telemetry" else "no answer came in time"
-    return with_absence(terms, state, client_id, reason, now_s)
+    return with_absence(context, state, client_id, reason, now_s)
 
 
-def without_parted(terms: Terms, state: RunState, now_s: float) -> Outcome:
-    """The state in which the open seats of clients that have said goodbye are missing, see `members.has_left`."""
+def without_parted(context: RunContext, state: RunState, now_s: float) -> Outcome:
+    """The state in which open clients that have said goodbye are missing, see `members.has_left`."""
     members = state.live.members
-    gone = (name for name, member in members.items() if has_left(terms, member, now_s))
-    left = [name for name in sorted(gone) if (seat := state.seats.get(name)) is not None and seat.open]
+    gone = (name for name, member in members.items() if has_left(context, member, now_s))
+    left = [name for name in sorted(gone) if (client := state.clients.get(name)) is not None and client.open]
     return (
-        closed_seats(state, {name: reason_away(terms, members[name], now_s) for name in left}) if left else (state, ())
+        closed_clients(state, {name: reason_away(context, members[name], now_s) for name in left})
+        if left
+        else (state, ())
     )
 
 
-def closed_seats(state: RunState, reasons: Mapping[str, str]) -> Outcome:
-    """The state in which the seats of these clients are missing, for the reason of each, their tasks withdrawn."""
-    closed = {name: replace(state.seats[name], stage="missing", reason=reason) for name, reason in reasons.items()}
-    actions = tuple(Withdraw(task_id=seat.task.task_id) for seat in closed.values() if seat.task is not None)
-    return replace(state, seats=MappingProxyType({**state.seats, **closed})), actions
+def closed_clients(state: RunState, reasons: Mapping[str, str]) -> Outcome:
+    """The state in which these clients are missing, each for its reason, and their tasks withdrawn."""
+    closed = {name: replace(state.clients[name], stage="missing", reason=reason) for name, reason in reasons.items()}
+    actions = tuple(Withdraw(task_id=client.task.task_id) for client in closed.values() if client.task is not None)
+    return replace(state, clients=MappingProxyType({**state.clients, **closed})), actions
 
 
-def with_absence(terms: Terms, state: RunState, client_id: str, reason: str, now_s: float) -> str:
+def with_absence(context: RunContext, state: RunState, client_id: str, reason: str, now_s: float) -> str:
     """A reason why a client is missing, and where it is away, why that is so."""
     member = state.live.members.get(client_id)
-    away = "" if member is None else reason_away(terms, member, now_s)
+    away = "" if member is None else reason_away(context, member, now_s)
     return f"{reason}: {away}" if away else reason
 
 
@@ -199,78 +203,78 @@ def punctuality_of(state: RunState, client_id: str, duty: Duty) -> Punctuality:
     return PUNCTUAL if member is None else member.punctuality.get(duty, PUNCTUAL)
 
 
-def sent_s(terms: Terms, state: RunState, seat: Seat, duty: Duty) -> float:
-    """Monotonic time at which a seat's task was sent: its deadline is what was left of the phase then."""
-    limit = limit_s(terms, duty)
-    return state.live.entered_s + limit - (limit if seat.task is None else seat.task.deadline_s)
+def sent_s(context: RunContext, state: RunState, client: ClientState, duty: Duty) -> float:
+    """Monotonic time at which a client state's task was sent: its deadline is what was left of the phase then."""
+    limit = limit_s(context, duty)
+    return state.live.entered_s + limit - (limit if client.task is None else client.task.deadline_s)
 
 
-def awaited(terms: Terms, state: RunState, duty: Duty, now_s: float) -> Iterator[Seat]:
-    """The open seats that the phase waits for, as long as its deadline is not over."""
-    seats, scored = state.seats.values(), duty == "scores"
+def awaited(context: RunContext, state: RunState, duty: Duty, now_s: float) -> Iterator[ClientState]:
+    """The open client states that the phase waits for, as long as its deadline is not over."""
+    clients, scored = state.clients.values(), duty == "scores"
     others = any_scores(state) if scored else _any_done(state)
-    for seat in seats:
-        if not seat.open or (scored and seat.stage != "scoring"):
+    for client in clients:
+        if not client.open or (scored and client.stage != "scoring"):
             continue
-        known = punctuality_of(state, seat.client_id, duty)
+        known = punctuality_of(state, client.client_id, duty)
         everyone = duty == "training" and not others
         if (
             not known.missed
             or everyone
-            or ((known.awaited or not others) and _in_time(terms, state, seat, duty, now_s))
+            or ((known.awaited or not others) and _in_time(context, state, client, duty, now_s))
         ):
-            yield seat
+            yield client
 
 
-def _in_time(terms: Terms, state: RunState, seat: Seat, duty: Duty, now_s: float) -> bool:
+def _in_time(context: RunContext, state: RunState, client: ClientState, duty: Duty, now_s: float) -> bool:
     """Whether a client that has missed a task may still answer, or has not been sent anything yet."""
-    if seat.task is None or seat.stage != ("scoring" if duty == "scores" else "out"):
+    if client.task is None or client.stage != ("scoring" if duty == "scores" else "out"):
         return True
-    patience_s = punctuality_of(state, seat.client_id, duty).patience_s(limit_s(terms, duty))
-    return now_s - sent_s(terms, state, seat, duty) < patience_s
+    patience_s = punctuality_of(state, client.client_id, duty).patience_s(limit_s(context, duty))
+    return now_s - sent_s(context, state, client, duty) < patience_s
 
 
 def any_scores(state: RunState) -> bool:
     """Whether a client has told scores in the open round."""
-    return any(seat.proposals and seat.stage in ("preparing", "out", "done") for seat in state.seats.values())
+    return any(client.proposals and client.stage in ("preparing", "out", "done") for client in state.clients.values())
 
 
-def awaited_scores(terms: Terms, state: RunState, now_s: float) -> frozenset[str]:
+def awaited_scores(context: RunContext, state: RunState, now_s: float) -> frozenset[str]:
     """The clients whose scores are waited for: those of extras as long as others may still tell theirs."""
-    names = frozenset(seat.client_id for seat in awaited(terms, state, "scores", now_s))
+    names = frozenset(client.client_id for client in awaited(context, state, "scores", now_s))
     extras = frozenset(
         name
-        for name, seat in state.seats.items()
-        if seat.stage == "scoring" and not punctuality_of(state, name, "scores").awaited
+        for name, client in state.clients.items()
+        if client.stage == "scoring" and not punctuality_of(state, name, "scores").awaited
     )
-    more = names - extras or any(seat.stage == "answered" for seat in state.seats.values())
+    more = names - extras or any(client.stage == "answered" for client in state.clients.values())
     return names | extras if more else names
 
 
-def awaited_telemetry(terms: Terms, state: RunState, now_s: float) -> Iterator[str]:
+def awaited_telemetry(context: RunContext, state: RunState, now_s: float) -> Iterator[str]:
     """The clients that a round's announcement still waits for, as long as its deadline is not over."""
-    limit = limit_s(terms, "telemetry")
-    for name in expected(terms, state, now_s):
-        if name in state.seats:
+    limit = limit_s(context, "telemetry")
+    for name in expected(context, state, now_s):
+        if name in state.clients:
             continue
         known = punctuality_of(state, name, "telemetry")
         if known.awaited and now_s - state.live.entered_s < known.patience_s(limit):
             yield name
 
 
-def telemetry_extras(terms: Terms, state: RunState, now_s: float) -> int:
+def telemetry_extras(context: RunContext, state: RunState, now_s: float) -> int:
     """The clients that have not told what they can give, and are not waited for."""
-    names = (name for name in expected(terms, state, now_s) if name not in state.seats)
+    names = (name for name in expected(context, state, now_s) if name not in state.clients)
     return sum(not punctuality_of(state, name, "telemetry").awaited for name in names)
 
 
-def awaited_models(terms: Terms, state: RunState, now_s: float) -> Iterator[Seat]:
-    """The open seats for which the deploy phase waits: shortly, where a client has not answered its last training."""
-    limit = terms.config.deadlines.deploy_s
-    for seat in state.seats.values():
-        known = punctuality_of(state, seat.client_id, "training")
-        if seat.open and now_s - state.live.entered_s < replace(known, took_s=()).patience_s(limit):
-            yield seat
+def awaited_models(context: RunContext, state: RunState, now_s: float) -> Iterator[ClientState]:
+    """The open clients that the deploy phase waits for: briefly, where one has not answered its last training."""
+    limit = context.config.deadlines.deploy_s
+    for client in state.clients.values():
+        known = punctuality_of(state, client.client_id, "training")
+        if client.open and now_s - state.live.entered_s < replace(known, took_s=()).patience_s(limit):
+            yield client
 
 
 def with_answer(state: RunState, client_id: str, duty: Duty, took_s: float) -> RunState:
@@ -297,7 +301,7 @@ def with_misses(state: RunState, duty: Duty, *, spared: Iterable[str] = ()) -> R
     """The state after a phase has closed without those whose task was sent and is not answered.
 
     Args:
-        state: with the phase's seats.
+        state: with the phase's client states.
         duty: what the phase was for.
         spared: clients that the phase has not waited for to the end of their time, as where it closed at a quorum.
     """
@@ -307,17 +311,17 @@ def with_misses(state: RunState, duty: Duty, *, spared: Iterable[str] = ()) -> R
     left = set(spared)
     names = [
         name
-        for name, seat in sorted(state.seats.items())
+        for name, client in sorted(state.clients.items())
         if name not in left
-        and (seat.open or seat.stage == "missing")
-        and seat.task is not None
-        and isinstance(seat.task.work, WORK[duty].works)
+        and (client.open or client.stage == "missing")
+        and client.task is not None
+        and isinstance(client.task.work, WORK[duty].works)
     ]
     return with_missing(state, names, duty, most=None if done else 1)
 
 
 def _any_done(state: RunState) -> bool:
-    return any(seat.stage == "done" for seat in state.seats.values())
+    return any(client.stage == "done" for client in state.clients.values())
 
 
 def _with(state: RunState, known: Mapping[str, Punctuality], duty: Duty) -> RunState:
@@ -330,7 +334,7 @@ def _with(state: RunState, known: Mapping[str, Punctuality], duty: Duty) -> RunS
     return replace(state, live=live) if members else state
 
 
-def _why_closed(terms: Terms, state: RunState, client_id: str, duty: Duty) -> str:
+def _why_closed(context: RunContext, state: RunState, client_id: str, duty: Duty) -> str:
     """Why a phase that is not at its deadline closes without a client's answer, in words."""
     known = punctuality_of(state, client_id, duty)
     if not known.missed:
@@ -338,7 +342,7 @@ def _why_closed(terms: Terms, state: RunState, client_id: str, duty: Duty) -> st
     missed = f"it has not answered {_last(known.missed, duty)}"
     if not known.awaited:
         return f"{missed}, and nobody waits for it"
-    waited_s = known.patience_s(limit_s(terms, duty))
+    waited_s = known.patience_s(limit_s(context, duty))
     return f"no answer came in {waited_s:.3g} s; {missed}, and is not waited for any longer"
 
 

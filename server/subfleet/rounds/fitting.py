@@ -9,13 +9,13 @@ from subfleet.protocol.memory import planned_for
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import LEAST_LINK_BPS
 from subfleet.protocol.task import Task
-from subfleet.rounds.state import RunState, Seat
-from subfleet.rounds.terms import Terms
+from subfleet.rounds.context import RunContext
+from subfleet.rounds.state import ClientState, RunState
 from subfleet.rounds.written import ProgramFacts
 from subfleet.search.candidates import lacking_operators
 from subfleet.search.fitting import Limit
 
-__all__ = ["beyond_disk", "models_with_room", "objection", "operators_of", "planned_evaluation", "planned_for_seat"]
+__all__ = ["beyond_disk", "models_with_room", "objection", "operators_of", "planned_evaluation", "planned_for_client"]
 
 
 def operators_of(state: RunState, client_id: str) -> tuple[str, ...]:
@@ -24,58 +24,58 @@ def operators_of(state: RunState, client_id: str) -> tuple[str, ...]:
     return () if profile is None else profile.operators
 
 
-def planned_for_seat(seat: Seat, facts: ProgramFacts, operators: Sequence[str]) -> tuple[int, bool]:
+def planned_for_client(client: ClientState, facts: ProgramFacts, operators: Sequence[str]) -> tuple[int, bool]:
     """The planned peak in bytes, of a subspace its leanest path's; and whether an operator of it cannot run.
 
     Args:
-        seat: with its subnet.
+        client: with its submodel.
         facts: of the program.
         operators: that the device's runtime lists.
     """
-    return _planned(seat, facts, operators, lambda room: room.least_peak_bytes)
+    return _planned(client, facts, operators, lambda room: room.least_peak_bytes)
 
 
-def planned_evaluation(seat: Seat, facts: ProgramFacts, operators: Sequence[str]) -> tuple[int, bool]:
+def planned_evaluation(client: ClientState, facts: ProgramFacts, operators: Sequence[str]) -> tuple[int, bool]:
     """The same of evaluating: of a subspace, whatever path of it."""
-    return _planned(seat, facts, operators, lambda room: room.evaluation_peak_bytes)
+    return _planned(client, facts, operators, lambda room: room.evaluation_peak_bytes)
 
 
 def _planned(
-    seat: Seat, facts: ProgramFacts, operators: Sequence[str], peak_bytes: Callable[[ChainRoom], int]
+    client: ClientState, facts: ProgramFacts, operators: Sequence[str], peak_bytes: Callable[[ChainRoom], int]
 ) -> tuple[int, bool]:
-    if facts.chain is None or seat.spec is None:
-        return planned_for(facts.planned_peak_bytes, facts.packings, seat.offer.packing_width), False
+    if facts.chain is None or client.architecture is None:
+        return planned_for(facts.planned_peak_bytes, facts.packings, client.offer.packing_width), False
     try:
-        links = facts.chain.kept(dict(seat.spec.choices))
+        links = facts.chain.kept(dict(client.architecture.choices))
     except ProtocolError:  # the target lacks an operator of it
         return 0, True
     unfit = any(lacking_operators(one.needs, operators) for link in links for one in link.operators)
     return peak_bytes(facts.chain.room(links)), unfit
 
 
-def objection(terms: Terms, state: RunState, seat: Seat, task: Task) -> Limit | None:
+def objection(context: RunContext, state: RunState, client: ClientState, task: Task) -> Limit | None:
     """What a device would refuse a task for by its sizes; None where it would fetch it."""
-    if beyond_disk(seat, task):
+    if beyond_disk(client, task):
         return "disk"
-    return "link" if _too_slow(terms, state, seat, task) else None
+    return "link" if _too_slow(context, state, client, task) else None
 
 
-def beyond_disk(seat: Seat, task: Task) -> str:
+def beyond_disk(client: ClientState, task: Task) -> str:
     """Why a task does not fit a device's disk; empty where it does, or nothing is known of the disk."""
-    most_bytes = None if seat.offer.budget is None else seat.offer.budget.disk_bytes
+    most_bytes = None if client.offer.budget is None else client.offer.budget.disk_bytes
     taken_bytes = needed_bytes(task)
     if most_bytes is None or taken_bytes <= most_bytes:
         return ""
     return f"the task takes {taken_bytes} bytes of disk and the budget is {most_bytes}"
 
 
-def models_with_room(seat: Seat, programs: Sequence[ProgramRef]) -> tuple[ProgramRef, ...]:
+def models_with_room(client: ClientState, programs: Sequence[ProgramRef]) -> tuple[ProgramRef, ...]:
     """Of a device's inference models, those for which its disk has room: its own runtime's comes first."""
-    left_bytes = None if seat.offer.budget is None else seat.offer.budget.disk_bytes
+    left_bytes = None if client.offer.budget is None else client.offer.budget.disk_bytes
     if left_bytes is None:
         return tuple(programs)
     kept = set[str]()
-    for program in sorted(programs, key=lambda one: one.target != seat.offer.runtime):
+    for program in sorted(programs, key=lambda one: one.target != client.offer.runtime):
         taken_bytes = PLACED_COPIES * program.blob.size_bytes
         if taken_bytes <= left_bytes:
             kept.add(program.target)
@@ -83,12 +83,12 @@ def models_with_room(seat: Seat, programs: Sequence[ProgramRef]) -> tuple[Progra
     return tuple(program for program in programs if program.target in kept)
 
 
-def _too_slow(terms: Terms, state: RunState, seat: Seat, task: Task) -> bool:
+def _too_slow(context: RunContext, state: RunState, client: ClientState, task: Task) -> bool:
     """Whether a task cannot come before it ends; the program that the device had last is there already."""
-    if seat.offer.budget is None or seat.offer.budget.downlink_bytes is None:
+    if client.offer.budget is None or client.offer.budget.downlink_bytes is None:
         return False
-    rate_bps = max(8 * seat.offer.budget.downlink_bytes / terms.config.communication_s, LEAST_LINK_BPS)
-    last = state.last.get(seat.client_id)
+    rate_bps = max(8 * client.offer.budget.downlink_bytes / context.config.communication_s, LEAST_LINK_BPS)
+    last = state.last.get(client.client_id)
     there = set() if last is None or last.task is None else {program.blob for program in last.task.programs}
     fetched_bytes = sum(blob.size_bytes for blob in task.blobs if blob not in there)
     return 8 * fetched_bytes / rate_bps > task.deadline_s

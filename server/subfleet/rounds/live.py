@@ -18,8 +18,8 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal
 
-from subfleet.elastic.memory_prices import MemoryPrices
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.elastic.memory_estimates import MemoryEstimates
+from subfleet.protocol.submodel import Architecture
 from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.work import CostRequest, GenerationRequest, NetworksRequest, ProposedGeneration, SearchRequest
 from subfleet.search.candidates import Candidate
@@ -37,7 +37,7 @@ __all__ = [
     "Requested",
     "RetryTimes",
     "Swept",
-    "TargetPrices",
+    "TargetEstimates",
 ]
 
 Duty = Literal["telemetry", "training", "scores", "evaluation", "paths"]
@@ -50,9 +50,9 @@ EXTRA_FROM = 2
 """Misses in a row after which nobody waits."""
 _AGAIN_FROM = 8
 """Misses in a row after which it is waited for once more; then after twice as many, and so on."""
-_UNKNOWN_SHARE = 1 / 4
+_UNKNOWN_FRACTION = 1 / 4
 """Of a deadline, where it is not known how long an answer takes."""
-_LEAST_SHARE = 1 / 16
+_LEAST_FRACTION = 1 / 16
 """Of a deadline, however fast answers were: the next task may be a larger one."""
 _GENEROUS = 2.0
 """In longest times: what an answer may take."""
@@ -95,8 +95,8 @@ class Punctuality:
         if not self.missed:
             return deadline_s
         if not self.took_s:
-            return _UNKNOWN_SHARE * deadline_s
-        return min(deadline_s, max(_GENEROUS * max(self.took_s), _LEAST_SHARE * deadline_s))
+            return _UNKNOWN_FRACTION * deadline_s
+        return min(deadline_s, max(_GENEROUS * max(self.took_s), _LEAST_FRACTION * deadline_s))
 
     def after_answer(self, took_s: float) -> "Punctuality":
         """The record after an accepted answer, which makes up for all misses."""
@@ -144,15 +144,15 @@ class Swept:
 
     Attributes:
         until_s: the monotonic time up to which none of them has been silent for too long.
-        seats: attempt and phase at that time; a client with a seat is not forgotten.
+        clients: attempt and phase at that time; a client with a client state is not forgotten.
     """
 
     until_s: float = -math.inf
-    seats: tuple[int, str] = (0, "")
+    clients: tuple[int, str] = (0, "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TargetPrices:
+class TargetEstimates:
     """What memory costs on a target, as the exporter's planner told.
 
     Attributes:
@@ -161,7 +161,7 @@ class TargetPrices:
         problem: why there is none.
     """
 
-    memory: MemoryPrices | None
+    memory: MemoryEstimates | None
     candidates: tuple[Candidate, ...]
     problem: str = ""
 
@@ -175,7 +175,7 @@ class GenerationScores:
         supernet: the smallest subspace that holds its paths; supernet_bytes: of its weights, as they are sent.
         asked_s: monotonic time at which the generation was asked for.
         sums: of each path, its scores times what each counts by: the labels that they were counted on, of which no
-            answer has more than `Run.max_client_share` in a round of scoring.
+            answer has more than `Run.max_client_fraction` in a round of scoring.
         weight: by which they counted together.
         labels: that were counted.
         closed: rounds of scoring that are over.
@@ -186,7 +186,7 @@ class GenerationScores:
     """
 
     made: ProposedGeneration
-    supernet: SubnetSpec
+    supernet: Architecture
     asked_s: float
     sums: tuple[float, ...]
     supernet_bytes: int = 0
@@ -220,11 +220,12 @@ class LiveState:
     Attributes:
         entered_s: monotonic time at which the phase began.
         opened_s: monotonic time at which this attempt of the round was first announced.
-        prices: by `CostRequest.key`, what memory costs there, where the method goes by `planned_prices`.
+        estimates: by `CostRequest.key`, what memory costs there, where the method goes by `planned_estimates`.
         searches: by target, the method's search, which has learned the pool.
-        written_prices: by their keys, what programs that were written cost by prices, where the method has a search.
+        written_estimates: by their keys, what programs that were written cost by cost estimates, where the method has a
+            search.
         scores: of the generation that devices are scoring; None where they score none.
-        requested: which prices, searches and generations are being made.
+        requested: which cost estimates, searches and generations are being made.
         begun_turn: the turn in which the networks that the run begins with were chosen.
     """
 
@@ -233,9 +234,9 @@ class LiveState:
     entered_s: float = 0.0
     opened_s: float = 0.0
     retries: RetryTimes = field(default_factory=RetryTimes)
-    prices: Mapping[str, TargetPrices] = field(default_factory=lambda: MappingProxyType({}))
+    estimates: Mapping[str, TargetEstimates] = field(default_factory=lambda: MappingProxyType({}))
     searches: Mapping[str, Search] = field(default_factory=lambda: MappingProxyType({}))
-    written_prices: Mapping[str, Candidate] = field(default_factory=lambda: MappingProxyType({}))
+    written_estimates: Mapping[str, Candidate] = field(default_factory=lambda: MappingProxyType({}))
     scores: GenerationScores | None = None
     requested: frozenset[Requested] = frozenset()
     begun_turn: int = 0

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from subfleet.protocol.messages import Presence, Profile
+from subfleet.rounds.context import RunContext
 from subfleet.rounds.live import Member, Swept
 from subfleet.rounds.state import RunState
-from subfleet.rounds.terms import Terms
 
 __all__ = [
     "MOST_STRANGERS",
@@ -31,15 +31,15 @@ MOST_STRANGERS = 16_384
 """Clients that never took part; beyond them those go first that were silent for the longest."""
 MOST_VALUES = 4_000_000
 """In the profiles of all of them together."""
-MOST_OF_SPEC = 1000
+MOST_OF_ARCHITECTURE = 1000
 """What a declared architecture counts for."""
 SILENT_SINCE = "it has been silent since round"
 """Why a client is missing that a round has not waited for; the round follows."""
 
 
-def holds_lease(terms: Terms, member: Member, now_s: float) -> bool:
+def holds_lease(context: RunContext, member: Member, now_s: float) -> bool:
     """Whether a client has given a sign of life not long ago."""
-    return member.heard_s is not None and now_s - member.heard_s <= terms.config.deadlines.lease_s
+    return member.heard_s is not None and now_s - member.heard_s <= context.config.deadlines.lease_s
 
 
 def parted(member: Member, presence: Presence, now_s: float) -> Member:
@@ -49,7 +49,7 @@ def parted(member: Member, presence: Presence, now_s: float) -> Member:
     return replace(member, heard_s=None, gone=gone, farewell=farewell, noted_s=now_s)
 
 
-def has_left(terms: Terms, member: Member, now_s: float) -> bool:
+def has_left(context: RunContext, member: Member, now_s: float) -> bool:
     """Whether a client has said goodbye and is waited for no more.
 
     That is so at once where a round closes at a quorum. In a strict run it has as long as a lease lasts to come back: a
@@ -57,11 +57,11 @@ def has_left(terms: Terms, member: Member, now_s: float) -> bool:
     """
     if member.gone != "goodbye":  # as of nearly all, after each event
         return False
-    grace_s = terms.config.deadlines.lease_s if terms.config.strict else 0.0
+    grace_s = context.config.deadlines.lease_s if context.config.strict else 0.0
     return now_s - member.noted_s >= grace_s
 
 
-def reason_away(terms: Terms, member: Member, now_s: float) -> str:
+def reason_away(context: RunContext, member: Member, now_s: float) -> str:
     """Why a client is away, in words; empty where it is there."""
     if member.gone == "goodbye":
         return f"it said goodbye ({member.farewell})"
@@ -69,7 +69,7 @@ def reason_away(terms: Terms, member: Member, now_s: float) -> str:
         return "its connection broke, says the broker (its will)"
     if member.heard_s is None:
         return "it has not been heard since the server started"
-    if holds_lease(terms, member, now_s):
+    if holds_lease(context, member, now_s):
         return ""
     return f"no heartbeat for {now_s - member.heard_s:.0f} s"
 
@@ -97,26 +97,26 @@ class Absence:
         return f"{self.reason}, last seen {now_s - self.seen_s:.0f} s ago"
 
 
-def absences(terms: Terms, state: RunState, now_s: float) -> Iterator[Absence]:
+def absences(context: RunContext, state: RunState, now_s: float) -> Iterator[Absence]:
     """The clients of the run that are away, or refused their task in the open round; by their names."""
     for name, member in sorted(state.live.members.items()):
         profile = state.profiles.get(name)
         if profile is None or not (member.session_id or name in state.last):
             continue
-        seat, reason = state.seats.get(name), reason_away(terms, member, now_s)
+        client, reason = state.clients.get(name), reason_away(context, member, now_s)
         kind: Literal["goodbye", "will", "unheard", "silent", "refused"] = "silent"
         seen_s = member.heard_s
         if member.gone:
             kind, seen_s = member.gone, member.noted_s
         elif member.heard_s is None:
             kind = "unheard"
-        elif not reason and seat is not None and seat.stage == "refused":
-            kind, reason = "refused", f"refused: {seat.reason}"
+        elif not reason and client is not None and client.stage == "refused":
+            kind, reason = "refused", f"refused: {client.reason}"
         if reason:
             yield Absence(client_id=name, device=profile.device, kind=kind, reason=reason, seen_s=seen_s)
 
 
-def expected(terms: Terms, state: RunState, now_s: float) -> Iterator[str]:
+def expected(context: RunContext, state: RunState, now_s: float) -> Iterator[str]:
     """The clients that are waited for, in no order.
 
     Whoever holds its lease; in a strict run everyone who ever spoke in this run: a client that was killed and comes
@@ -124,46 +124,48 @@ def expected(terms: Terms, state: RunState, now_s: float) -> Iterator[str]:
     deadline pass without a word is not waited for until it is heard again; the rounds that it misses count against
     participation all the same.
     """
-    strict = terms.config.strict
+    strict = context.config.strict
     for name, member in state.live.members.items():
-        if name not in state.profiles or member.silent_since or has_left(terms, member, now_s):
+        if name not in state.profiles or member.silent_since or has_left(context, member, now_s):
             continue
-        if strict or holds_lease(terms, member, now_s):
+        if strict or holds_lease(context, member, now_s):
             yield name
 
 
 def silent_members(state: RunState) -> tuple[str, ...]:
-    """The clients that belong to the run, have not said that they go, and have no seat in the open round.
+    """The clients that belong to the run, have not said that they go, and have no client state in the open round.
 
     Whoever spoke to this server belongs to it, and whoever took part before; a profile alone makes nobody one of them.
     """
     return tuple(
         name
         for name, member in sorted(state.live.members.items())
-        if name not in state.seats
+        if name not in state.clients
         and name in state.profiles
         and not member.gone
         and (member.session_id or name in state.last)
     )
 
 
-def without_strangers(terms: Terms, state: RunState, now_s: float) -> RunState:
+def without_strangers(context: RunContext, state: RunState, now_s: float) -> RunState:
     """The state without those that never took part and are silent, or are too many.
 
     A client that is forgotten and comes back is as new as it was the first time. Members are looked through where one
-    may have to go: some are new, or who has a seat has changed, or one may have been silent for too long.
+    may have to go: some are new, or who has a client state has changed, or one may have been silent for too long.
     """
     live, profiles = state.live, state.profiles
-    if now_s <= live.swept.until_s and live.swept.seats == (state.turn, state.phase):
+    if now_s <= live.swept.until_s and live.swept.clients == (state.turn, state.phase):
         return state
-    deadlines = terms.config.deadlines
+    deadlines = context.config.deadlines
 
     def expires_s(name: str) -> float:
         return live.members[name].noted_s + (deadlines.forget_s if name in profiles else deadlines.lease_s)
 
     # That a client is missing is no part in the round.
-    seated = {name for name, seat in state.seats.items() if seat.stage != "missing"}
-    strangers = {name: member for name, member in live.members.items() if name not in state.last and name not in seated}
+    assigned = {name for name, client in state.clients.items() if client.stage != "missing"}
+    strangers = {
+        name: member for name, member in live.members.items() if name not in state.last and name not in assigned
+    }
     gone = {name for name in strangers if now_s > expires_s(name)}
     count = len(strangers) - len(gone)
     values = sum(_values(profiles.get(name)) for name in strangers if name not in gone)
@@ -176,7 +178,7 @@ def without_strangers(terms: Terms, state: RunState, now_s: float) -> RunState:
                 count, values = count - 1, values - _values(profiles.get(name))
     members = live.members.without(gone)
     until_s = min((expires_s(name) for name in members if name not in state.last), default=math.inf)
-    swept = Swept(until_s=until_s, seats=(state.turn, state.phase))
+    swept = Swept(until_s=until_s, clients=(state.turn, state.phase))
     return replace(state, profiles=profiles.without(gone), live=replace(live, members=members, swept=swept))
 
 
@@ -184,4 +186,4 @@ def _values(profile: Profile | None) -> int:
     if profile is None:
         return 0
     values = len(profile.class_counts) + len(profile.operators) + len(profile.software)
-    return values + (MOST_OF_SPEC if profile.architecture is not None else 0)
+    return values + (MOST_OF_ARCHITECTURE if profile.architecture is not None else 0)

@@ -3,8 +3,9 @@
 As long as a method changes none, there is the one that the configuration describes, and no lineage is written down.
 
 A program that is written in a turn counts from the next one on. How long that takes is a matter of speed. A strict run
-waits for the programs that its devices wish for, so that speed takes no part in it, unless its method has rounds go on.
-The turns are in the journal and in what a run leaves behind, and a run with the same ones plays the same rounds again.
+waits for the programs that its devices requested program for, so that speed takes no part in it, unless its method has
+rounds go on. The turns are in the journal and in what a run leaves behind, and a run with the same ones plays the same
+rounds again.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,9 +18,9 @@ from subfleet.elastic.lineage import Drawn, Lineage
 from subfleet.methods.aggregator import Participant
 from subfleet.methods.run_networks import BeginContext, StandingContext
 from subfleet.protocol.memory import planned_for
-from subfleet.protocol.subnet import SubnetSpec
-from subfleet.rounds.state import RunState, Seat, remembered
-from subfleet.rounds.terms import Declared, Terms
+from subfleet.protocol.submodel import Architecture
+from subfleet.rounds.context import Declared, RunContext
+from subfleet.rounds.state import ClientState, RunState, remembered
 from subfleet.rounds.work import CostRequest, NetworksRequest
 from subfleet.rounds.written import WrittenProgram
 from subfleet.search.candidates import Candidate, why_not
@@ -37,11 +38,11 @@ __all__ = [
     "counts",
     "counts_from",
     "declared_of",
+    "estimate_of",
     "in_use",
     "lineages_in_use",
     "networks_told",
     "own_size",
-    "price_of",
     "readiness_told",
     "standing_for",
     "to_begin",
@@ -53,130 +54,134 @@ NOT_YET = "the network that it brings is in no union; one has it from the next r
 """Why a client is skipped in the round in which it comes."""
 
 
-def all_lineages(terms: Terms, lineages: tuple[Lineage, ...]) -> tuple[Lineage, ...]:
+def all_lineages(context: RunContext, lineages: tuple[Lineage, ...]) -> tuple[Lineage, ...]:
     """Of all networks that the run has had, the one that it begins with first."""
-    return lineages or (Lineage(id="", config=terms.config.model),)
+    return lineages or (Lineage(id="", config=context.config.model),)
 
 
-def lineages_in_use(terms: Terms, state: RunState) -> tuple[Lineage, ...]:
+def lineages_in_use(context: RunContext, state: RunState) -> tuple[Lineage, ...]:
     """Of the networks that sizes may be chosen of, in the order in which they appeared."""
-    return tuple(one for one in all_lineages(terms, state.lineages) if one.living)
+    return tuple(one for one in all_lineages(context, state.lineages) if one.living)
 
 
-def in_use(terms: Terms, state: RunState) -> tuple[Declared, ...]:
+def in_use(context: RunContext, state: RunState) -> tuple[Declared, ...]:
     """The networks that sizes may be chosen of."""
-    return tuple(terms.declared(one) for one in lineages_in_use(terms, state))
+    return tuple(context.declared(one) for one in lineages_in_use(context, state))
 
 
-def declared_of(terms: Terms, lineages: Iterable[Lineage], spec: SubnetSpec) -> Declared:
-    """The network of a subnet, whether it is in use or has retired.
+def declared_of(context: RunContext, lineages: Iterable[Lineage], architecture: Architecture) -> Declared:
+    """The network of a submodel, whether it is in use or has retired.
 
     Raises:
         ValueError: the run never had it.
     """
-    if not spec.network:
-        return terms.first
-    found = next((one for one in lineages if one.id == spec.network), None)
+    if not architecture.network:
+        return context.first
+    found = next((one for one in lineages if one.id == architecture.network), None)
     if found is None:
-        raise ValueError(f"subnet {spec.name!r} is of network {spec.network!r}, which the run never had")
-    return terms.declared(found)
+        raise ValueError(
+            f"submodel {architecture.name!r} is of network {architecture.network!r}, which the run never had"
+        )
+    return context.declared(found)
 
 
-def price_of(terms: Terms, lineages: Iterable[Lineage], spec: SubnetSpec) -> Candidate:
-    """What a subnet of any of the run's networks costs; memory is estimated from shapes."""
-    return declared_of(terms, lineages, spec).price(spec)
+def estimate_of(context: RunContext, lineages: Iterable[Lineage], architecture: Architecture) -> Candidate:
+    """What a submodel of any of the run's networks costs; memory is estimated from shapes."""
+    return declared_of(context, lineages, architecture).estimate(architecture)
 
 
-def carried_by(terms: Terms, seats: Iterable[Seat], lineage: Lineage) -> tuple[str, ...]:
+def carried_by(context: RunContext, clients: Iterable[ClientState], lineage: Lineage) -> tuple[str, ...]:
     """The clients whose budget has room for the largest size of a network, as shapes tell what that takes."""
-    largest = terms.declared(lineage).candidates[-1]
+    largest = context.declared(lineage).candidates[-1]
     return tuple(
-        seat.client_id
-        for seat in seats
-        if seat.offer.budget is not None and not why_not(largest, seat.offer.runtime, seat.offer.budget)
+        client.client_id
+        for client in clients
+        if client.offer.budget is not None and not why_not(largest, client.offer.runtime, client.offer.budget)
     )
 
 
-def own_size(terms: Terms, lineages: tuple[Lineage, ...], seat: Seat) -> SubnetSpec | None:
+def own_size(context: RunContext, lineages: tuple[Lineage, ...], client: ClientState) -> Architecture | None:
     """The size that a client has declared, of a network in use; None where it is of none, or nothing is declared."""
-    living = [one for one in all_lineages(terms, lineages) if one.living]
-    if seat.offer.brought is None:
-        return seat.offer.architecture if any(not one.id for one in living) else None
-    found = (one for one in living if seat.offer.brought in one.members)
-    return next((terms.declared(one).members[seat.offer.brought] for one in found), None)
+    living = [one for one in all_lineages(context, lineages) if one.living]
+    if client.offer.brought is None:
+        return client.offer.architecture if any(not one.id for one in living) else None
+    found = (one for one in living if client.offer.brought in one.members)
+    return next((context.declared(one).members[client.offer.brought] for one in found), None)
 
 
-def brought_anew(terms: Terms, state: RunState) -> tuple[AnyFamily, ...]:
+def brought_anew(context: RunContext, state: RunState) -> tuple[AnyFamily, ...]:
     """The networks that clients of the round bring and that are in no union yet, in the order of the clients' ids."""
-    seats = [seat for _, seat in sorted(state.seats.items()) if seat.offer.brought is not None]
-    new = (seat.offer.brought for seat in seats if own_size(terms, state.lineages, seat) is None)
+    clients = [client for _, client in sorted(state.clients.items()) if client.offer.brought is not None]
+    new = (client.offer.brought for client in clients if own_size(context, state.lineages, client) is None)
     return tuple(dict.fromkeys(one for one in new if one is not None))
 
 
-def standing_for(terms: Terms, state: RunState, seat: Seat) -> Participant | None:
-    """The client of an earlier seat with the subnet that is its own while it trains nothing.
+def standing_for(context: RunContext, state: RunState, client: ClientState) -> Participant | None:
+    """The client of an earlier client state with the submodel that is its own while it trains nothing.
 
     None where it had none, or the network of that has retired and the method names no other.
     """
-    known = seat.participant
+    known = client.participant
     if known is None or not state.lineages:  # most runs have one network
-        return known if known is None or terms.network.is_path(known.spec) else None
-    if terms.roles.networks.standing is None:
-        return known if any(one.id == known.spec.network and one.living for one in state.lineages) else None
-    networks = MappingProxyType({one.id: terms.declared(one).network for one in lineages_in_use(terms, state)})
-    spec = terms.roles.networks.standing(
+        return known if known is None or context.network.is_path(known.architecture) else None
+    if context.roles.networks.standing is None:
+        return known if any(one.id == known.architecture.network and one.living for one in state.lineages) else None
+    networks = MappingProxyType({one.id: context.declared(one).network for one in lineages_in_use(context, state)})
+    architecture = context.roles.networks.standing(
         StandingContext(
-            seed=terms.config.seed,
+            seed=context.config.seed,
             client=known,
             networks=networks,
-            ready=partial(_ready, terms, state, seat),
-            declared=own_size(terms, state.lineages, seat),
-            memory=remembered(terms, state),
+            ready=partial(_ready, context, state, client),
+            declared=own_size(context, state.lineages, client),
+            memory=remembered(context, state),
         )
     )
-    if spec == known.spec:
+    if architecture == known.architecture:
         return known
-    declared = declared_of(terms, state.lineages, spec)
-    size = declared.network.size_of(spec)
+    declared = declared_of(context, state.lineages, architecture)
+    size = declared.network.size_of(architecture)
     # By the name under which tables have it.
-    size = next((one for one in declared.space if one.spec_id == size.spec_id), size)
-    return replace(known, spec=spec, size=size)
+    size = next((one for one in declared.space if one.architecture_id == size.architecture_id), size)
+    return replace(known, architecture=architecture, size=size)
 
 
-def _ready(terms: Terms, state: RunState, seat: Seat, size: SubnetSpec) -> bool:
+def _ready(context: RunContext, state: RunState, client: ClientState, size: Architecture) -> bool:
     """See `Standing.ready`."""
-    if seat.size is not None and size.spec_id == seat.size.spec_id:  # whatever both are called
+    if client.size is not None and size.architecture_id == client.size.architecture_id:  # whatever both are called
         return any(one.id == size.network and one.living for one in state.lineages)
-    written = state.written.get(SizedProgram(size=size, target=seat.offer.runtime).key)
-    if written is None or not counts(terms, state, written) or seat.offer.budget is None:
+    written = state.written.get(SizedProgram(size=size, target=client.offer.runtime).key)
+    if written is None or not counts(context, state, written) or client.offer.budget is None:
         return False
     facts = written.facts
-    planned_bytes = planned_for(facts.planned_peak_bytes, facts.packings, seat.offer.packing_width)
-    price = price_of(terms, state.lineages, size)
-    return planned_bytes <= seat.offer.budget.memory_bytes and not why_not(price, seat.offer.runtime, seat.offer.budget)
+    planned_bytes = planned_for(facts.planned_peak_bytes, facts.packings, client.offer.packing_width)
+    estimate = estimate_of(context, state.lineages, size)
+    return planned_bytes <= client.offer.budget.memory_bytes and not why_not(
+        estimate, client.offer.runtime, client.offer.budget
+    )
 
 
-def with_lineages(terms: Terms, state: RunState, lineages: tuple[Lineage, ...]) -> RunState:
+def with_lineages(context: RunContext, state: RunState, lineages: tuple[Lineage, ...]) -> RunState:
     """The state with the networks that a round has left, without what is known of those that have retired."""
     if lineages == state.lineages:
         return state
     state = replace(state, lineages=lineages)
-    living = {one.id for one in lineages_in_use(terms, state)}
+    living = {one.id for one in lineages_in_use(context, state)}
     gone = [one for one in lineages if not one.living]
-    keys = {CostRequest(target=target, lineage=one).key for one in gone for target in terms.config.targets}
+    keys = {CostRequest(target=target, lineage=one).key for one in gone for target in context.config.targets}
     written = {key: one for key, one in state.written.items() if one.program.size.network in living}
     lost = state.written.keys() - written.keys()
     sizes = {SizedProgram(size=one.size, target=one.target).key for one in (state.written[key].program for key in lost)}
     live = replace(
         state.live,
-        written_prices=MappingProxyType(
-            {key: one for key, one in state.live.written_prices.items() if key not in lost}
+        written_estimates=MappingProxyType(
+            {key: one for key, one in state.live.written_estimates.items() if key not in lost}
         ),
-        prices=MappingProxyType({key: one for key, one in state.live.prices.items() if key not in keys}),
+        estimates=MappingProxyType({key: one for key, one in state.live.estimates.items() if key not in keys}),
     )
     return replace(
         state,
-        pool=tuple(one for one in state.pool if one.spec.network in living),
+        pool=tuple(one for one in state.pool if one.architecture.network in living),
         queue=tuple(one for one in state.queue if one.size.network in living),
         written=MappingProxyType(written),
         live=live,
@@ -197,22 +202,22 @@ def networks_told(before: Iterable[Lineage], after: Iterable[Lineage]) -> tuple[
     return tuple(told)
 
 
-def readiness_told(terms: Terms, before: RunState, after: RunState) -> tuple[str, ...]:
+def readiness_told(context: RunContext, before: RunState, after: RunState) -> tuple[str, ...]:
     """What people are told of networks whose first program counts from the next turn on, a sentence each."""
     if (after.written is before.written and after.turn == before.turn) or not after.lineages:
         return ()
-    known = _trainable(terms, before)
+    known = _trainable(context, before)
     born = [one.id for one in after.lineages if one.born_round and one.living]
-    ready = _trainable(terms, after) - known
+    ready = _trainable(context, after) - known
     return tuple(f"network {name} may be trained from the next round on" for name in born if name in ready)
 
 
-def _trainable(terms: Terms, state: RunState) -> set[str]:
+def _trainable(context: RunContext, state: RunState) -> set[str]:
     """The networks that a program trains which counts in the next turn."""
     return {
         one.program.size.network
         for one in state.written.values()
-        if one.facts.trainable and NEVER < counts_from(terms, one) <= state.turn + 1
+        if one.facts.trainable and NEVER < counts_from(context, one) <= state.turn + 1
     }
 
 
@@ -226,51 +231,51 @@ def _called(network_id: str) -> str:
 
 def _program_of(refusal: str) -> str:
     """The key of the program that a refusal is of, see `refusals`."""
-    *_, target, spec_id = refusal.split("/")
-    return f"{target}/{spec_id}"
+    *_, target, architecture_id = refusal.split("/")
+    return f"{target}/{architecture_id}"
 
 
 NEVER = 0
 """In place of a turn: the program was not written in time for any."""
 
 
-def counts_from(terms: Terms, written: WrittenProgram) -> int:
+def counts_from(context: RunContext, written: WrittenProgram) -> int:
     """The turn from which a program counts; 0 for never."""
-    return terms.config.programs_from.get(written.program.key, written.turn + 1)
+    return context.config.programs_from.get(written.program.key, written.turn + 1)
 
 
-def counts(terms: Terms, state: RunState, written: WrittenProgram) -> bool:
+def counts(context: RunContext, state: RunState, written: WrittenProgram) -> bool:
     """Whether a program may be given in this turn, as far as it is a matter of when it was written."""
-    return NEVER < counts_from(terms, written) <= state.turn
+    return NEVER < counts_from(context, written) <= state.turn
 
 
-def waits_for_programs(terms: Terms, state: RunState) -> bool:
+def waits_for_programs(context: RunContext, state: RunState) -> bool:
     """Whether a round all of whose clients have answered stays open for programs that are being written."""
-    told = terms.config.programs_from
+    told = context.config.programs_from
     if told:
         return any(NEVER < told.get(one.key, NEVER) <= state.turn + 1 for one in state.queue)
-    return bool(state.queue) and terms.config.strict and terms.roles.assigner.awaits_programs
+    return bool(state.queue) and context.config.strict and context.roles.assigner.awaits_programs
 
 
-def counting_turns(terms: Terms, state: RunState) -> Mapping[str, int]:
+def counting_turns(context: RunContext, state: RunState) -> Mapping[str, int]:
     """The turns from which programs count, by their keys, as `Run.programs_from` takes them."""
-    found = {key: counts_from(terms, one) for key, one in state.written.items()}
+    found = {key: counts_from(context, one) for key, one in state.written.items()}
     return dict(sorted({**{one.key: NEVER for one in state.queue}, **found}.items()))
 
 
-def to_begin(terms: Terms, state: RunState) -> tuple[NetworksRequest, ...]:
+def to_begin(context: RunContext, state: RunState) -> tuple[NetworksRequest, ...]:
     """What is to be made before the first round's clients are chosen; nothing where all is there."""
-    begun = state.folded_round or state.lineages or state.live.begun_turn == state.turn
-    if terms.roles.networks.begin is None or begun or not _answered(state):
+    begun = state.aggregated_round or state.lineages or state.live.begun_turn == state.turn
+    if context.roles.networks.begin is None or begun or not _answered(state):
         return ()
     return (NetworksRequest(turn=state.turn),)
 
 
-def beginning_of(terms: Terms, state: RunState) -> tuple[Lineage, ...]:
+def beginning_of(context: RunContext, state: RunState) -> tuple[Lineage, ...]:
     """The networks that the method begins with; the configured one retires before the first round.
 
     Args:
-        terms: of the run.
+        context: of the run.
         state: with the answers of the first round's clients.
 
     Returns:
@@ -279,55 +284,57 @@ def beginning_of(terms: Terms, state: RunState) -> tuple[Lineage, ...]:
     Raises:
         ValueError: the method gives some that may not begin a run.
     """
-    seats = _answered(state)
+    clients = _answered(state)
     found: tuple[Lineage, ...] = ()
-    if terms.roles.networks.begin is not None:
-        found = terms.roles.networks.begin(
+    if context.roles.networks.begin is not None:
+        found = context.roles.networks.begin(
             BeginContext(
-                network=terms.network,
-                rates=terms.config.rates,
-                clients=tuple(seat.client_id for seat in seats),
+                network=context.network,
+                rates=context.config.rates,
+                clients=tuple(client.client_id for client in clients),
                 brought=MappingProxyType(
-                    {seat.client_id: seat.offer.brought for seat in seats if seat.offer.brought is not None}
+                    {client.client_id: client.offer.brought for client in clients if client.offer.brought is not None}
                 ),
                 carried_by=partial(
                     carried_by,
-                    terms,
+                    context,
                     [
-                        replace(seat, offer=replace(seat.offer, budget=seat.offer.lasting or seat.offer.budget))
-                        for seat in seats
+                        replace(client, offer=replace(client.offer, budget=client.offer.lasting or client.offer.budget))
+                        for client in clients
                     ],
                 ),
             )
         )
     for lineage in found:
-        _check(terms, lineage)
-        terms.declared(lineage)  # which takes its time here, and none later
-    (first,) = all_lineages(terms, ())
+        _check(context, lineage)
+        context.declared(lineage)  # which takes its time here, and none later
+    (first,) = all_lineages(context, ())
     return (replace(first, retired_round=0), *found) if found else ()
 
 
-def begun_with(terms: Terms, state: RunState, request: NetworksRequest, lineages: tuple[Lineage, ...]) -> RunState:
+def begun_with(
+    context: RunContext, state: RunState, request: NetworksRequest, lineages: tuple[Lineage, ...]
+) -> RunState:
     """The state in which the run begins so; one that has begun stays as it is.
 
     The configured network may have been given out before, in a turn that came to nothing; it leaves nothing behind.
     """
-    if state.folded_round or state.lineages or request.turn != state.turn:
+    if state.aggregated_round or state.lineages or request.turn != state.turn:
         return state
-    state = with_lineages(terms, state, lineages)
+    state = with_lineages(context, state, lineages)
     return replace(state, live=replace(state.live, begun_turn=state.turn))
 
 
-def _answered(state: RunState) -> list[Seat]:
-    return [seat for _, seat in sorted(state.seats.items()) if seat.stage == "answered"]
+def _answered(state: RunState) -> list[ClientState]:
+    return [client for _, client in sorted(state.clients.items()) if client.stage == "answered"]
 
 
-def _check(terms: Terms, lineage: Lineage) -> None:
+def _check(context: RunContext, lineage: Lineage) -> None:
     if not lineage.id or lineage.born_round or not lineage.living or not isinstance(lineage.map, Drawn):
         raise ValueError(
             f"a run is to begin with network {lineage.id!r}, but that must have an id, appear before the first round, "
             "be in use and have drawn weights"
         )
-    config, first = lineage.config, terms.config.model
+    config, first = lineage.config, context.config.model
     if (config.input_shape, config.class_count) != (first.input_shape, first.class_count):
         raise ValueError(f"network {lineage.id!r} takes or tells something else than what the configuration describes")

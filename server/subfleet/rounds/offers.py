@@ -14,11 +14,11 @@ from subfleet.protocol.input_statistics import InputStatistics, scale_problem
 from subfleet.protocol.messages import ArchitectureProblem, Profile, Telemetry
 from subfleet.protocol.readings import Budget, LogLow, Reading
 from subfleet.protocol.schema import canonical_json
-from subfleet.protocol.subnet import Explicit, Full, IndexSet, Roll, SubnetSpec
+from subfleet.protocol.submodel import Architecture, Explicit, Full, IndexSet, Roll
 from subfleet.rounds.actions import Reply
 from subfleet.rounds.answers import Verdict, reply
-from subfleet.rounds.state import Offer, RunState, Seat
-from subfleet.rounds.terms import Terms
+from subfleet.rounds.context import RunContext
+from subfleet.rounds.state import ClientState, Offer, RunState
 from subfleet.search.candidates import budget_of, forward_macs_of
 from subfleet.settings.published import network_brought
 from subfleet.settings.run import Run
@@ -31,7 +31,7 @@ __all__ = [
     "class_counts_of",
     "declaration_of",
     "declaration_reply",
-    "measured_seat",
+    "measured_client",
     "peers_told",
     "samples_problem",
     "scale_warning",
@@ -41,89 +41,91 @@ __all__ = [
 MOST_CHARACTERS = 400  # of a reason, as it stands in tables
 
 
-def measured_seat(terms: Terms, state: RunState, profile: Profile, telemetry: Telemetry) -> Seat:
-    """The seat of a client that has told what it can give; skipped where it can take no part at all.
+def measured_client(context: RunContext, state: RunState, profile: Profile, telemetry: Telemetry) -> ClientState:
+    """The state of a client that has told what it can give; skipped where it can take no part at all.
 
     Args:
-        terms: of the run.
+        context: of the run.
         state: of the run. What a refusal has told of a disk counts where the telemetry tells nothing.
         profile: of the client.
         telemetry: what it told.
     """
     if telemetry.disk_budget_bytes is None:
         telemetry = replace(telemetry, disk_budget_bytes=state.disks.get(profile.client_id))
-    class_counts, odd_classes = class_counts_of(terms.config, profile)
-    seat = Seat(
+    class_counts, odd_classes = class_counts_of(context.config, profile)
+    client = ClientState(
         client_id=profile.client_id,
         device=profile.device,
         stage="answered",
         offer=Offer(
-            runtime=next((name for name in profile.runtimes if name in terms.config.targets), ""),
+            runtime=next((name for name in profile.runtimes if name in context.config.targets), ""),
             packing_width=profile.packing_width,
             macs_per_s=profile.macs_per_s,
-            budget=_budget(terms, profile, telemetry, telemetry.reading, telemetry.memory_budget_bytes),
-            lasting=_lasting(terms, profile, telemetry),
+            budget=_budget(context, profile, telemetry, telemetry.reading, telemetry.memory_budget_bytes),
+            lasting=_lasting(context, profile, telemetry),
             memory_free_bytes=telemetry.reading.memory_free_bytes,
-            memory_budget_bytes=_memory_bytes(terms, profile, telemetry.memory_budget_bytes),
+            memory_budget_bytes=_memory_bytes(context, profile, telemetry.memory_budget_bytes),
             sample_count=profile.sample_count,
             telemetry_id=telemetry.message_id,
             class_counts=class_counts,
-            data_warning=scale_warning(terms, profile),
+            data_warning=scale_warning(context, profile),
         ),
     )
-    reason = _why_not(terms, profile, seat.offer.runtime) or odd_classes
-    if terms.config.data.check == "refuse":
-        reason = reason or seat.offer.data_warning
-    if terms.roles.assigner.declarations:
-        declared = declaration_of(terms, profile, state.brought.get(profile.client_id, ()))
-        seat = replace(
-            seat,
-            offer=replace(seat.offer, architecture=declared.size, brought=declared.network),
+    reason = _why_not(context, profile, client.offer.runtime) or odd_classes
+    if context.config.data.check == "refuse":
+        reason = reason or client.offer.data_warning
+    if context.roles.assigner.declarations:
+        declared = declaration_of(context, profile, state.brought.get(profile.client_id, ()))
+        client = replace(
+            client,
+            offer=replace(client.offer, architecture=declared.size, brought=declared.network),
         )
         reason = reason or declared.reason
     if reason:  # as long as its profile stays what it is
-        return replace(seat, stage="skipped", reason=reason[:MOST_CHARACTERS], lasts="lasting")
+        return replace(client, stage="skipped", reason=reason[:MOST_CHARACTERS], lasts="lasting")
     if not telemetry.reading.available:
-        return replace(seat, stage="skipped", reason="the device is not available now")
-    return seat
+        return replace(client, stage="skipped", reason="the device is not available now")
+    return client
 
 
-def _budget(terms: Terms, profile: Profile, telemetry: Telemetry, link: Reading | LogLow, offered_bytes: int) -> Budget:
+def _budget(
+    context: RunContext, profile: Profile, telemetry: Telemetry, link: Reading | LogLow, offered_bytes: int
+) -> Budget:
     return budget_of(
         link,
-        _memory_bytes(terms, profile, offered_bytes),
-        communication_s=terms.config.communication_s,
-        forward_macs=_forward_macs(terms, profile, telemetry.round or 1),
+        _memory_bytes(context, profile, offered_bytes),
+        communication_s=context.config.communication_s,
+        forward_macs=_forward_macs(context, profile, telemetry.round or 1),
         disk_bytes=telemetry.disk_budget_bytes,
     )
 
 
-def _forward_macs(terms: Terms, profile: Profile, round_number: int) -> int | None:
+def _forward_macs(context: RunContext, profile: Profile, round_number: int) -> int | None:
     """What it may take for a sample, by the seconds of a round and by those of a batch; None is no limit."""
-    training, config = terms.training(round_number), terms.config
+    training, config = context.training(round_number), context.config
     limits = ((config.training_s, training.sample_passes(profile.sample_count)), (config.batch_s, training.batch_size))
     found = [forward_macs_of(profile.macs_per_s, seconds, count) for seconds, count in limits]
     return min((most for most in found if most is not None), default=None)
 
 
-def _lasting(terms: Terms, profile: Profile, telemetry: Telemetry) -> Budget | None:
+def _lasting(context: RunContext, profile: Profile, telemetry: Telemetry) -> Budget | None:
     """What it says of its log; believed as its budget is: what it claims beyond that, no task is held against."""
     low = telemetry.log_low
-    if low is None or terms.log_quantile is None:
+    if low is None or context.log_quantile is None:
         return None
-    return _budget(terms, profile, telemetry, low, low.memory_budget_bytes)
+    return _budget(context, profile, telemetry, low, low.memory_budget_bytes)
 
 
-def _memory_bytes(terms: Terms, profile: Profile, offered_bytes: int) -> int:
-    limits = terms.config.memory_limits
+def _memory_bytes(context: RunContext, profile: Profile, offered_bytes: int) -> int:
+    limits = context.config.memory_limits
     return limits.bounded(offered_bytes, device=profile.device, client_id=profile.client_id)
 
 
-def _why_not(terms: Terms, profile: Profile, runtime: str) -> str:
-    if unfit := samples_problem(terms.config, profile):
+def _why_not(context: RunContext, profile: Profile, runtime: str) -> str:
+    if unfit := samples_problem(context.config, profile):
         return unfit
     if not runtime:
-        return f"it runs {', '.join(profile.runtimes)}, but programs are made for {', '.join(terms.config.targets)}"
+        return f"it runs {', '.join(profile.runtimes)}, but programs are made for {', '.join(context.config.targets)}"
     return ""
 
 
@@ -144,17 +146,17 @@ class Declaration:
         reason: the same in words.
     """
 
-    size: SubnetSpec | None = None
+    size: Architecture | None = None
     network: AnyFamily | None = None
     problem: ArchitectureProblem | None = None
     reason: str = ""
 
 
-def declaration_of(terms: Terms, profile: Profile, before: tuple[str, ...] = ()) -> Declaration:
-    """Judge what a device declares. Wherever on an axis a subnet lies, it is the size that counts.
+def declaration_of(context: RunContext, profile: Profile, before: tuple[str, ...] = ()) -> Declaration:
+    """Judge what a device declares. Wherever on an axis a submodel lies, it is the size that counts.
 
     Args:
-        terms: of the run.
+        context: of the run.
         profile: of the device.
         before: digests of the networks of its own that it has declared before, see `with_brought`.
     """
@@ -164,51 +166,51 @@ def declaration_of(terms: Terms, profile: Profile, before: tuple[str, ...] = ())
             reason="the method goes by declared architectures, but the device declares none; name it with "
             "--architecture, or in its profile"
         )
-    if not terms.roles.assigner.declarations:
+    if not context.roles.assigner.declarations:
         return Declaration(
             problem="not_used",
-            reason=f"the run's method {terms.config.method.TYPE!r} goes by no declarations, and gives what fits",
+            reason=f"the run's method {context.config.method.TYPE!r} goes by no declarations, and gives what fits",
         )
     if architecture is None:
-        return _network_of(terms, profile.network, before)
+        return _network_of(context, profile.network, before)
     try:
-        size = terms.network.size_of(architecture)
+        size = context.network.size_of(architecture)
     except ConfigError as error:
-        problems = (*_problems(terms.network, architecture), _OTHERWISE)
+        problems = (*_problems(context.network, architecture), _OTHERWISE)
         return Declaration(problem=problems[0], reason=_told(str(error)))
-    known = next((one for one in terms.space if (one.axes, one.blocks) == (size.axes, size.blocks)), None)
+    known = next((one for one in context.space if (one.axes, one.blocks) == (size.axes, size.blocks)), None)
     if known is None:
-        smallest, largest = terms.space[0].name, terms.space[-1].name
+        smallest, largest = context.space[0].name, context.space[-1].name
         return Declaration(
             problem="not_in_space",
             reason=_told(
-                f"the declared architecture is none of the {len(terms.space)} sizes of the run, from {smallest!r} to "
+                f"the declared architecture is none of the {len(context.space)} sizes of the run, from {smallest!r} to "
                 f"{largest!r}; declare one of those that `subfleet preflight --json` lists, or change its rates"
             ),
         )
     return Declaration(size=known)
 
 
-def declaration_reply(terms: Terms, profile: Profile, before: tuple[str, ...] = ()) -> tuple[Reply, ...]:
+def declaration_reply(context: RunContext, profile: Profile, before: tuple[str, ...] = ()) -> tuple[Reply, ...]:
     """The answer to a profile that declares an architecture; none to others. The arguments are `declaration_of`'s."""
     if profile.architecture is None and not profile.network:
         return ()
-    found = declaration_of(terms, profile, before)
+    found = declaration_of(context, profile, before)
     status: Verdict = "refused" if found.size is None and found.network is None else "accepted"
     return (reply(profile.client_id, profile.message_id, status, found.reason, problem=found.problem),)
 
 
-def with_brought(state: RunState, seat: Seat) -> RunState:
+def with_brought(state: RunState, client: ClientState) -> RunState:
     """The state that remembers the network that a client brings."""
-    known = state.brought.get(seat.client_id, ())
-    if seat.offer.brought is None or (digest := _digest(seat.offer.brought)) in known:
+    known = state.brought.get(client.client_id, ())
+    if client.offer.brought is None or (digest := _digest(client.offer.brought)) in known:
         return state
-    return replace(state, brought=MappingProxyType({**state.brought, seat.client_id: (*known, digest)}))
+    return replace(state, brought=MappingProxyType({**state.brought, client.client_id: (*known, digest)}))
 
 
-def _network_of(terms: Terms, text: str, before: tuple[str, ...]) -> Declaration:
+def _network_of(context: RunContext, text: str, before: tuple[str, ...]) -> Declaration:
     try:
-        network = network_brought(text, terms.config.model)
+        network = network_brought(text, context.config.model)
     except ConfigError as error:
         return Declaration(problem="no_network", reason=_told(f"the network that it declares is none: {error}"))
     if len(before) >= MOST_NETWORKS and _digest(network) not in before:
@@ -225,13 +227,17 @@ def _digest(network: AnyFamily) -> str:
     return hashlib.sha256(canonical_json(network)).hexdigest()[:16]
 
 
-def _problems(network: Network, spec: SubnetSpec) -> Iterator[ArchitectureProblem]:
-    """What is wrong with a spec that is no subnet, the most telling first; nothing of groups and orders."""
-    if any(name not in network.axes for name, _ in spec.axes):
+def _problems(network: Network, architecture: Architecture) -> Iterator[ArchitectureProblem]:
+    """What is wrong with an architecture that is no submodel, the most telling first; nothing of groups and orders."""
+    if any(name not in network.axes for name, _ in architecture.axes):
         yield "unknown_axis"
-    if spec.choices or not set(spec.blocks) <= {block.name for block in network.blocks}:
+    if architecture.choices or not set(architecture.blocks) <= {block.name for block in network.blocks}:
         yield "unknown_block"
-    if any(_needed_size(index_set) > network.axes[name].size for name, index_set in spec.axes if name in network.axes):
+    if any(
+        _needed_size(index_set) > network.axes[name].size
+        for name, index_set in architecture.axes
+        if name in network.axes
+    ):
         yield "too_large"
 
 
@@ -309,10 +315,10 @@ def _kind_problem(config: Run, inputs: InputStatistics) -> str:
     return ""
 
 
-def scale_warning(terms: Terms, profile: Profile) -> str:
+def scale_warning(context: RunContext, profile: Profile) -> str:
     """Why a client's inputs and those of the evaluation data are not on one scale; empty where nothing says so."""
-    evaluation = terms.evaluation_inputs
-    if terms.config.data.check == "off" or evaluation is None or profile.inputs is None:
+    evaluation = context.evaluation_inputs
+    if context.config.data.check == "off" or evaluation is None or profile.inputs is None:
         return ""
     problem = scale_problem(profile.inputs, evaluation)
     if not problem:
@@ -322,18 +328,18 @@ def scale_warning(terms: Terms, profile: Profile) -> str:
     )
 
 
-def peers_told(terms: Terms, profiles: Mapping[str, Profile]) -> Iterator[str]:
+def peers_told(context: RunContext, profiles: Mapping[str, Profile]) -> Iterator[str]:
     """What clients say against each other: who is not on the scale of most, or that the evaluation data are not.
 
     Args:
-        terms: of the run.
+        context: of the run.
         profiles: of those who take part in a round, by client id.
     """
     told = {name: one.inputs for name, one in sorted(profiles.items()) if one.inputs is not None}
     usual = _usual(told.values())
-    if terms.config.data.check == "off" or usual is None:
+    if context.config.data.check == "off" or usual is None:
         return
-    evaluation = terms.evaluation_inputs
+    evaluation = context.evaluation_inputs
     if evaluation is not None and scale_problem(usual, evaluation):
         yield (
             f"the evaluation data go from {evaluation}, but the inputs of most of the {len(told)} clients do not, as "

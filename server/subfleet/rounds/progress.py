@@ -21,7 +21,7 @@ __all__ = [
     "Waiting",
 ]
 
-PhaseName = Literal["waiting", "measure", "train", "fold", "evaluate", "search", "deploy", "finished", "failed"]
+PhaseName = Literal["waiting", "measure", "train", "aggregate", "evaluate", "search", "deploy", "finished", "failed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class Training:
 class Aggregating:
     """The updates become the next model."""
 
-    TYPE: ClassVar[Literal["fold"]] = "fold"
+    TYPE: ClassVar[Literal["aggregate"]] = "aggregate"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,12 +117,12 @@ class Failing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tries:
-    """The tries that left nothing to fold; when that was is in `LiveState.retries`.
+    """The tries that left nothing to aggregate; when that was is in `LiveState.retries`.
 
     Attributes:
         retry: of the open round, or of the last one.
         lost: of the whole run.
-        waits_for: who did not take part in the last one and why; empty where the round was folded.
+        waits_for: who did not take part in the last one and why; empty where the round was aggregated.
         failing: the clients whose attempts come to nothing again and again, see `continuing`.
     """
 

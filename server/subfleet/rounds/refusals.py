@@ -7,7 +7,7 @@ from types import MappingProxyType
 from subfleet.methods.assigner import AssignmentContext, Unfit
 from subfleet.protocol.messages import Refusal, RefusalReason
 from subfleet.protocol.task import Score
-from subfleet.rounds.state import Lasts, RunState, Seat
+from subfleet.rounds.state import ClientState, Lasts, RunState
 from subfleet.search.candidates import Candidate
 from subfleet.search.fitting import Limit
 from subfleet.search.queue import SizedProgram
@@ -76,32 +76,34 @@ _MOST = 10_000
 """Refusals that a run remembers; the oldest go first."""
 
 
-def with_unfit(state: RunState, seat: Seat, refusal: Refusal, why: str) -> RunState:
+def with_unfit(state: RunState, client: ClientState, refusal: Refusal, why: str) -> RunState:
     """The state with what a refusal says of the programs of its task.
 
     Args:
         state: of the run.
-        seat: of the device, with the size that it was given, or the candidates that it was to score.
+        client: of the device, with the size that it was given, or the candidates that it was to score.
         refusal: of its task.
         why: the refusal in words that may be shown.
     """
     course = REFUSALS[refusal.reason]
     if course.limit is None or not course.of_program:
         return state
-    kept = {**state.unfit, **dict.fromkeys(_keys(seat), Unfit(limit=course.limit, why=why))}
+    kept = {**state.unfit, **dict.fromkeys(_keys(client), Unfit(limit=course.limit, why=why))}
     for key in list(kept)[: max(0, len(kept) - _MOST)]:
         del kept[key]
     return replace(state, unfit=MappingProxyType(kept))
 
 
-def _keys(seat: Seat) -> tuple[str, ...]:
-    if seat.task is not None and isinstance(seat.task.work, Score):
-        programs = (SizedProgram(size=one.spec, target=seat.offer.runtime) for one in seat.task.work.candidates)
-        return tuple(f"{seat.client_id}/{_SCORE}/{program.key}" for program in programs)
+def _keys(client: ClientState) -> tuple[str, ...]:
+    if client.task is not None and isinstance(client.task.work, Score):
+        programs = (
+            SizedProgram(size=one.architecture, target=client.offer.runtime) for one in client.task.work.candidates
+        )
+        return tuple(f"{client.client_id}/{_SCORE}/{program.key}" for program in programs)
     return (
         ()
-        if seat.size is None
-        else (f"{seat.client_id}/{SizedProgram(size=seat.size, target=seat.offer.runtime).key}",)
+        if client.size is None
+        else (f"{client.client_id}/{SizedProgram(size=client.size, target=client.offer.runtime).key}",)
     )
 
 

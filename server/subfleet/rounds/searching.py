@@ -1,6 +1,6 @@
 """A search between two rounds for paths of a supernet, a generation at a time. Pure.
 
-    waiting --> search     a round was folded, and the method has something to search for
+    waiting --> search     a round was aggregated, and the method has something to search for
     search  --> search     a generation was proposed and scored, and is remembered
     search  --> waiting    nothing is left to propose: what was found are the networks of the run from now on
     search  --> failed     a generation cannot be scored, or none of any tier could
@@ -29,18 +29,18 @@ from subfleet.methods.path_search import FederatedScoring, Generation, PathSearc
 from subfleet.methods.turns import trimmed_mean
 from subfleet.protocol.answers import Evaluated
 from subfleet.protocol.metric_sums import Totals
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 from subfleet.rounds.actions import Action, CloseGeneration
 from subfleet.rounds.awaiting import collected, punctuality_of, with_phase_closed, without_parted
-from subfleet.rounds.evaluating import evaluating_seat, evaluations_wanted
+from subfleet.rounds.context import RunContext
+from subfleet.rounds.evaluating import evaluating_client, evaluations_wanted
 from subfleet.rounds.live import GenerationScores
 from subfleet.rounds.members import expected
 from subfleet.rounds.networks import all_lineages, lineages_in_use, with_lineages
 from subfleet.rounds.progress import Searching, Waiting
 from subfleet.rounds.sizing import asking
 from subfleet.rounds.state import RunState, remembered
-from subfleet.rounds.terms import Terms
-from subfleet.rounds.weights import client_share, share_limit
+from subfleet.rounds.weights import client_fraction, fraction_limit
 from subfleet.rounds.work import GenerationRequest, ProposedGeneration
 from subfleet.search.ranking import kendall_tau
 
@@ -61,17 +61,17 @@ Outcome = tuple[RunState, tuple[Action, ...]]
 _NOBODY = "no device that can compute its paths has scored them; see that some hold samples out"
 
 
-def search_due(terms: Terms, state: RunState) -> bool:
+def search_due(context: RunContext, state: RunState) -> bool:
     """Whether a search comes before anything else: after it the supernet has retired, and there is none to search."""
-    search = terms.roles.networks.path_search
-    if search is None or not state.folded_round or _supernet(terms, state) is None:
+    search = context.roles.networks.path_search
+    if search is None or not state.aggregated_round or _supernet(context, state) is None:
         return False
-    return search.is_due(remembered(terms, state), state.folded_round)
+    return search.is_due(remembered(context, state), state.aggregated_round)
 
 
-def searching(terms: Terms, state: RunState, now_s: float) -> Outcome:
+def searching(context: RunContext, state: RunState, now_s: float) -> Outcome:
     """Ask for the next generation, unless it is being made, or devices are scoring it."""
-    state, actions = _with_scores(terms, state, now_s)
+    state, actions = _with_scores(context, state, now_s)
     wanted = generation_wanted(state)
     if state.phase != "search" or state.live.scores is not None:
         return state, actions
@@ -81,32 +81,32 @@ def searching(terms: Terms, state: RunState, now_s: float) -> Outcome:
 
 def generation_wanted(state: RunState) -> GenerationRequest:
     """The next generation, by its number."""
-    return GenerationRequest(round=state.folded_round, number=state.generations + 1)
+    return GenerationRequest(round=state.aggregated_round, number=state.generations + 1)
 
 
 def generation_made(
-    terms: Terms, state: RunState, request: GenerationRequest, made: ProposedGeneration, now_s: float
+    context: RunContext, state: RunState, request: GenerationRequest, made: ProposedGeneration, now_s: float
 ) -> Outcome:
     """Remember a generation's scores; or end the search, where there was nothing left to propose."""
     state = state.without_request(request)
-    search = terms.roles.networks.path_search
+    search = context.roles.networks.path_search
     if state.phase != "search" or request != generation_wanted(state) or search is None:
         return state, ()
-    supernet = _supernet(terms, state)
+    supernet = _supernet(context, state)
     if made.generation is None:
-        found = _with_found(terms, state, search, supernet)
+        found = _with_found(context, state, search, supernet)
         if found is None:
             return generation_failed(state, request, _NOBODY, now_s), ()
         return found.entered(Waiting(), now_s), ()
     if search.federated is not None and supernet is not None:
-        return begun_scoring(state, terms.declared(supernet).network, made, now_s), ()
+        return begun_scoring(state, context.declared(supernet).network, made, now_s), ()
     close = CloseGeneration(
-        round=state.folded_round,
+        round=state.aggregated_round,
         generation=made.generation,
         scores=made.scores,
         seconds=now_s - state.live.entered_s,
     )
-    return _scored(terms, state, search, close, now_s)
+    return _scored(context, state, search, close, now_s)
 
 
 def generation_failed(state: RunState, wanted: GenerationRequest, reason: str, now_s: float) -> RunState:
@@ -118,49 +118,49 @@ def generation_failed(state: RunState, wanted: GenerationRequest, reason: str, n
     return state.failed(failure, now_s)
 
 
-def searched_round(terms: Terms, state: RunState) -> int:
+def searched_round(context: RunContext, state: RunState) -> int:
     """The round after which a supernet was searched and retired: its checkpoint alone has all paths; 0 for none."""
     retired = (one for one in state.lineages if one.retired_round)
-    return max((one.retired_round or 0 for one in retired if terms.declared(one).network.choices), default=0)
+    return max((one.retired_round or 0 for one in retired if context.declared(one).network.choices), default=0)
 
 
-def _with_scores(terms: Terms, state: RunState, now_s: float) -> Outcome:
+def _with_scores(context: RunContext, state: RunState, now_s: float) -> Outcome:
     """The state with what devices have told of a generation; it is remembered when all rounds of scoring are over."""
-    search, supernet = terms.roles.networks.path_search, _supernet(terms, state)
+    search, supernet = context.roles.networks.path_search, _supernet(context, state)
     if search is None or search.federated is None or supernet is None:
         return state, ()
-    state, actions = scored_by_devices(terms, state, terms.declared(supernet).network, search.federated, now_s)
+    state, actions = scored_by_devices(context, state, context.declared(supernet).network, search.federated, now_s)
     told = state.live.scores
     if told is None or told.closed < search.federated.rounds:
         return state, actions
     state, generation = replace(state, live=replace(state.live, scores=None)), told.made.generation
     scores = mean_scores(told) or told.made.scores  # the server's own, where it has any
     if generation is not None and not scores and not told.asked:  # a tier for which there is no device
-        memory = search.skip(remembered(terms, state), generation)
+        memory = search.skip(remembered(context, state), generation)
         return replace(state, memory=memory).entered(state.at, now_s), actions
     if generation is None or not scores:
         return generation_failed(state, generation_wanted(state), _NOBODY, now_s), actions
     close = CloseGeneration(
-        round=state.folded_round, generation=generation, scores=scores, seconds=now_s - told.asked_s, devices=told
+        round=state.aggregated_round, generation=generation, scores=scores, seconds=now_s - told.asked_s, devices=told
     )
-    state, more = _scored(terms, state, search, close, now_s)
+    state, more = _scored(context, state, search, close, now_s)
     return state, (*actions, *more)
 
 
-def _scored(terms: Terms, state: RunState, search: PathSearch, close: CloseGeneration, now_s: float) -> Outcome:
+def _scored(context: RunContext, state: RunState, search: PathSearch, close: CloseGeneration, now_s: float) -> Outcome:
     scored = ScoredGeneration(generation=close.generation, scores=close.scores)
-    memory = search.record(remembered(terms, state), scored)
+    memory = search.record(remembered(context, state), scored)
     at = Searching(generations=close.generation.number)
     return replace(state, memory=memory).entered(at, now_s), (close,)
 
 
-def _supernet(terms: Terms, state: RunState) -> Lineage | None:
+def _supernet(context: RunContext, state: RunState) -> Lineage | None:
     """The lineage of the network in use that has choices of operators; None where there is none."""
-    living = lineages_in_use(terms, state)
-    return next((one for one in living if terms.declared(one).network.choices), None)
+    living = lineages_in_use(context, state)
+    return next((one for one in living if context.declared(one).network.choices), None)
 
 
-def _with_found(terms: Terms, state: RunState, search: PathSearch, supernet: Lineage | None) -> RunState | None:
+def _with_found(context: RunContext, state: RunState, search: PathSearch, supernet: Lineage | None) -> RunState | None:
     """The state in which the supernet has retired, and the networks that were found are in use; None without any.
 
     Raises:
@@ -168,25 +168,25 @@ def _with_found(terms: Terms, state: RunState, search: PathSearch, supernet: Lin
     """
     if supernet is None:
         raise ValueError("a search has ended of a run that has no supernet")
-    network = terms.declared(supernet).network
-    found = tuple(search.conclude(remembered(terms, state), network, state.folded_round))
-    odd = [one.id for one in found if (one.parent, one.born_round) != (network.id, state.folded_round)]
+    network = context.declared(supernet).network
+    found = tuple(search.conclude(remembered(context, state), network, state.aggregated_round))
+    odd = [one.id for one in found if (one.parent, one.born_round) != (network.id, state.aggregated_round)]
     if odd:
         raise ValueError(f"a search has found the networks {odd}, but must find some of network {network.id!r}")
     if not found:
         return None
     before = (
-        replace(one, retired_round=state.folded_round) if one.id == network.id else one
-        for one in all_lineages(terms, state.lineages)
+        replace(one, retired_round=state.aggregated_round) if one.id == network.id else one
+        for one in all_lineages(context, state.lineages)
     )
-    return with_lineages(terms, state, (*before, *found))
+    return with_lineages(context, state, (*before, *found))
 
 
 _MOST_GUESSES = 2.0
 """The most that a loss counts, in those of guessing: worse paths are alike."""
 
 
-def smallest_supernet(network: Network, generation: Generation) -> SubnetSpec:
+def smallest_supernet(network: Network, generation: Generation) -> Architecture:
     """The subspace that holds the paths of a generation, and no other operator.
 
     Args:
@@ -199,7 +199,7 @@ def smallest_supernet(network: Network, generation: Generation) -> SubnetSpec:
         for (name, choice), own in zip(network.choices.items(), used, strict=True)
     }
     named = tuple((name, own) for name, own in kept.items() if own != network.choices[name].operators)
-    return replace(network.full_spec(), choices=named, name=f"supernet of {len(generation.paths)} paths")
+    return replace(network.full_architecture(), choices=named, name=f"supernet of {len(generation.paths)} paths")
 
 
 def begun_scoring(state: RunState, network: Network, made: ProposedGeneration, now_s: float) -> RunState:
@@ -217,11 +217,11 @@ def begun_scoring(state: RunState, network: Network, made: ProposedGeneration, n
         sums=(0.0,) * len(made.generation.paths),
     )
     live = replace(state.live, scores=scores, entered_s=now_s)
-    return replace(state, live=live, seats=MappingProxyType({}))
+    return replace(state, live=live, clients=MappingProxyType({}))
 
 
 def scored_by_devices(
-    terms: Terms, state: RunState, network: Network, federated: FederatedScoring, now_s: float
+    context: RunContext, state: RunState, network: Network, federated: FederatedScoring, now_s: float
 ) -> Outcome:
     """Ask for scores, and close a round of scoring where nothing more is to be waited for.
 
@@ -229,19 +229,21 @@ def scored_by_devices(
     """
     actions: tuple[Action, ...] = ()
     while (scores := state.live.scores) is not None and scores.closed < federated.rounds:
-        if not state.seats:
-            names = _drawn(terms, state, scores, federated, now_s)
-            seats = {name: evaluating_seat(state, name, network.full_spec(), scores.supernet) for name in names}
-            state = replace(state, seats=MappingProxyType(seats))
-            actions += evaluations_wanted(state, seats)
-        state, parted = without_parted(terms, state, now_s)
+        if not state.clients:
+            names = _drawn(context, state, scores, federated, now_s)
+            clients = {
+                name: evaluating_client(state, name, network.full_architecture(), scores.supernet) for name in names
+            }
+            state = replace(state, clients=MappingProxyType(clients))
+            actions += evaluations_wanted(state, clients)
+        state, parted = without_parted(context, state, now_s)
         actions += parted
-        collection = collected(terms, state, "paths", now_s)
-        asked = state.seats or collection.late  # where nobody can be asked, nobody has answered
+        collection = collected(context, state, "paths", now_s)
+        asked = state.clients or collection.late  # where nobody can be asked, nobody has answered
         if not (asked and collection.closes):
             break
-        state, withdrawn = with_phase_closed(terms, state, "paths", collection, now_s)
-        state = _closed(terms, state, scores, now_s)
+        state, withdrawn = with_phase_closed(context, state, "paths", collection, now_s)
+        state = _closed(context, state, scores, now_s)
         actions += withdrawn
     return state, actions
 
@@ -252,21 +254,21 @@ def mean_scores(scores: GenerationScores) -> tuple[float, ...]:
 
 
 def _drawn(
-    terms: Terms, state: RunState, scores: GenerationScores, federated: FederatedScoring, now_s: float
+    context: RunContext, state: RunState, scores: GenerationScores, federated: FederatedScoring, now_s: float
 ) -> Sequence[str]:
     """Those that score in the open round, and extras beside them: other ones in each, the same again after a crash."""
-    able = sorted(_able(terms, state, scores, now_s))
-    name = f"{terms.config.seed}/{state.round}/{state.generations + 1}/{scores.closed}/scoring"
+    able = sorted(_able(context, state, scores, now_s))
+    name = f"{context.config.seed}/{state.round}/{state.generations + 1}/{scores.closed}/scoring"
     extras = [one for one in able if punctuality_of(state, one, "paths").extra]
     others = sorted(set(able) - set(extras))
     drawn = stream_of(name).sample(others, min(federated.clients, len(others)))
     return sorted((*drawn, *stream_of(f"{name}/extras").sample(extras, min(federated.clients, len(extras)))))
 
 
-def _able(terms: Terms, state: RunState, scores: GenerationScores, now_s: float) -> Iterator[str]:
+def _able(context: RunContext, state: RunState, scores: GenerationScores, now_s: float) -> Iterator[str]:
     """Those that are there, have held-out data, and can compute what the generation's tier takes at least."""
     least_macs = scores.made.generation.least_macs if scores.made.generation is not None else 0
-    for name in expected(terms, state, now_s):
+    for name in expected(context, state, now_s):
         last, profile = state.last.get(name), state.profiles.get(name)
         if last is None or profile is None or not profile.held_out_count:
             continue
@@ -275,21 +277,21 @@ def _able(terms: Terms, state: RunState, scores: GenerationScores, now_s: float)
             yield name
 
 
-def _closed(terms: Terms, state: RunState, scores: GenerationScores, now_s: float) -> RunState:
+def _closed(context: RunContext, state: RunState, scores: GenerationScores, now_s: float) -> RunState:
     """Count what was told, and go on to the next round of scoring."""
-    found = [one.evaluated for _, one in sorted(state.seats.items()) if one.stage == "done" and one.evaluated]
+    found = [one.evaluated for _, one in sorted(state.clients.items()) if one.stage == "done" and one.evaluated]
     labels = [one.label_count for one in found]
     # How many labels a device has is no more than a claim.
-    limit = share_limit(labels, client_share(terms.config.max_client_share, len(labels)))
+    limit = fraction_limit(labels, client_fraction(context.config.max_client_fraction, len(labels)))
     weights = [float(own if limit is None or own <= limit else limit) for own in labels]
     together = math.fsum(weights)
-    told = [_told(terms, one) for one in found]
+    told = [_told(context, one) for one in found]
     sums = scores.sums
     if told:
         means = (trimmed_mean(own, weights) for own in zip(*told, strict=True))
         sums = tuple(before + together * mean for before, mean in zip(sums, means, strict=True))
-    asked = [seat for seat in state.seats.values() if seat.task is not None]
-    sent = (blob for seat in asked if seat.task is not None for blob in seat.task.weights)
+    asked = [client for client in state.clients.values() if client.task is not None]
+    sent = (blob for client in asked if client.task is not None for blob in client.task.weights)
     scores = replace(
         scores,
         closed=scores.closed + 1,
@@ -297,22 +299,24 @@ def _closed(terms: Terms, state: RunState, scores: GenerationScores, now_s: floa
         weight=scores.weight + together,
         sums=sums,
         answers=scores.answers + len(found),
-        asked=tuple(sorted({*scores.asked, *(seat.client_id for seat in asked)})),
+        asked=tuple(sorted({*scores.asked, *(client.client_id for client in asked)})),
         supernet_bytes=max([scores.supernet_bytes, *(one.size_bytes for one in sent)]),
     )
     central = scores.made.scores
     if central and scores.weight:
         scores = replace(scores, ranks=(*scores.ranks, kendall_tau(mean_scores(scores), central)))
-    settled = state.settled.union(seat.task.task_id for seat in asked if seat.stage == "done" and seat.task is not None)
+    settled = state.settled.union(
+        client.task.task_id for client in asked if client.stage == "done" and client.task is not None
+    )
     live = replace(state.live, scores=scores, entered_s=now_s)
-    return replace(state, live=live, seats=MappingProxyType({}), settled=settled)
+    return replace(state, live=live, clients=MappingProxyType({}), settled=settled)
 
 
-def _told(terms: Terms, answer: Evaluated) -> list[float]:
+def _told(context: RunContext, answer: Evaluated) -> list[float]:
     """Of each path, its score."""
-    kind = terms.config.training.objective.kind
+    kind = context.config.training.objective.kind
     if kind.by_accuracy:
         return [one.accuracy for one in answer.scores]
     # One device's word for a loss without bounds would decide by itself.
-    most = _MOST_GUESSES * kind.guess_loss(terms.config.model.class_count, Totals(label_count=0, loss=0.0))
+    most = _MOST_GUESSES * kind.guess_loss(context.config.model.class_count, Totals(label_count=0, loss=0.0))
     return [-min(one.loss, most) for one in answer.scores]

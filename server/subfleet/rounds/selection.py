@@ -16,13 +16,13 @@ from subfleet.methods.selector import (
     at_random,
     drawn_at_random,
 )
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.task import Train
 from subfleet.protocol.training import TrainingSettings
 from subfleet.rounds.awaiting import punctuality_of
-from subfleet.rounds.networks import in_use, price_of
-from subfleet.rounds.state import LastEvaluation, RunState, Seat, remembered
-from subfleet.rounds.terms import Terms
+from subfleet.rounds.context import RunContext
+from subfleet.rounds.networks import estimate_of, in_use
+from subfleet.rounds.state import ClientState, LastEvaluation, RunState, remembered
 from subfleet.rounds.work import AggregatedRound
 from subfleet.search.candidates import TRAINING_MACS_PER_FORWARD, Candidate
 
@@ -31,47 +31,51 @@ __all__ = ["NOT_DRAWN", "ExpectedTime", "expected_time", "selected", "with_memor
 NOT_DRAWN = "it was not drawn for this round"
 """Why a client that could take part is skipped."""
 
-Price = Callable[[SubnetSpec], Candidate]
+Estimate = Callable[[Architecture], Candidate]
 
 
-def selected(terms: Terms, state: RunState) -> tuple[RunState, frozenset[str]]:
+def selected(context: RunContext, state: RunState) -> tuple[RunState, frozenset[str]]:
     """The clients that the method chooses of those that can take part, and the state with what it then remembers.
 
     In a round that measures norms all take part: statistics are those of everybody's data. Extras, for which the round
     does not wait, are drawn beside the chosen ones and not in their place, as many as those at most; the method
     chooses among them only where nobody else is there.
     """
-    able = tuple(seat for _, seat in sorted(state.seats.items()) if seat.stage == "answered")
+    able = tuple(client for _, client in sorted(state.clients.items()) if client.stage == "answered")
     extras = frozenset(one.client_id for one in able if punctuality_of(state, one.client_id, "training").extra)
-    if not extras or len(extras) == len(able) or terms.config.calibrates(state.round):
-        return _chosen(terms, state, able)
-    state, names = _chosen(terms, state, tuple(one for one in able if one.client_id not in extras))
-    return state, names | _at_random(terms, state, extras)
+    if not extras or len(extras) == len(able) or context.config.calibrates(state.round):
+        return _chosen(context, state, able)
+    state, names = _chosen(context, state, tuple(one for one in able if one.client_id not in extras))
+    return state, names | _at_random(context, state, extras)
 
 
-def _at_random(terms: Terms, state: RunState, names: frozenset[str]) -> frozenset[str]:
-    config = terms.config
+def _at_random(context: RunContext, state: RunState, names: frozenset[str]) -> frozenset[str]:
+    config = context.config
     count, retry = config.clients_per_round, state.retry
     return frozenset(drawn_at_random(names, count, seed=config.seed, round_number=state.round, retry=retry))
 
 
-def _chosen(terms: Terms, state: RunState, able: tuple[Seat, ...]) -> tuple[RunState, frozenset[str]]:
-    names, config, select = frozenset(seat.client_id for seat in able), terms.config, terms.roles.selector.select
+def _chosen(context: RunContext, state: RunState, able: tuple[ClientState, ...]) -> tuple[RunState, frozenset[str]]:
+    names, config, select = (
+        frozenset(client.client_id for client in able),
+        context.config,
+        context.roles.selector.select,
+    )
     if not able or config.calibrates(state.round):
         return state, names
     if select is at_random:  # which needs to know nothing of the clients
-        return state, _at_random(terms, state, names)
-    price = _priced(terms, state.lineages)
-    known = _Known(terms=terms, state=state, training=terms.training(state.round), price=price)
+        return state, _at_random(context, state, names)
+    estimate = _estimated(context, state.lineages)
+    known = _Known(context=context, state=state, training=context.training(state.round), estimate=estimate)
     found = select(
         SelectionContext(
-            clients=tuple(known.available(seat) for seat in able),
+            clients=tuple(known.available(client) for client in able),
             count=config.clients_per_round,
             round=state.round,
             retry=state.retry,
             seed=config.seed,
-            memory=remembered(terms, state),
-            networks=MappingProxyType({one.network.id: one.network for one in in_use(terms, state)}),
+            memory=remembered(context, state),
+            networks=MappingProxyType({one.network.id: one.network for one in in_use(context, state)}),
         )
     )
     chosen = names & set(found.clients)
@@ -80,34 +84,36 @@ def _chosen(terms: Terms, state: RunState, able: tuple[Seat, ...]) -> tuple[RunS
     return replace(state, memory=found.memory), chosen
 
 
-def with_memory(terms: Terms, state: RunState, event: AggregatedRound, seats: Mapping[str, Seat]) -> RunState:
-    """The state with what the method remembers of a round in which the updates of these seats were folded."""
-    if terms.roles.memory.remember is None:
+def with_memory(
+    context: RunContext, state: RunState, event: AggregatedRound, clients: Mapping[str, ClientState]
+) -> RunState:
+    """The state with what the method remembers of a round in which these clients' updates were aggregated."""
+    if context.roles.memory.remember is None:
         return state
-    price = _priced(terms, state.lineages)
-    past = {name: one for name, seat in sorted(seats.items()) if (one := _past(seat, price)) is not None}
+    estimate = _estimated(context, state.lineages)
+    past = {name: one for name, client in sorted(clients.items()) if (one := _past(client, estimate)) is not None}
     closed = ClosedRound(
-        round=state.folded_round,
+        round=state.aggregated_round,
         clients=MappingProxyType(past),
         loss=event.loss,
         accuracy=event.accuracy or 0.0,
         observation=event.observation,
     )
-    return replace(state, memory=terms.roles.memory.remember(remembered(terms, state), closed))
+    return replace(state, memory=context.roles.memory.remember(remembered(context, state), closed))
 
 
-def _priced(terms: Terms, lineages: tuple[Lineage, ...]) -> Price:
+def _estimated(context: RunContext, lineages: tuple[Lineage, ...]) -> Estimate:
     """The cost of each size, told once; most clients share theirs with others, and an object is found fastest."""
-    of_sizes = lru_cache(maxsize=None)(partial(price_of, terms, lineages))
-    of_objects = dict[int, tuple[SubnetSpec, Candidate]]()
+    of_sizes = lru_cache(maxsize=None)(partial(estimate_of, context, lineages))
+    of_objects = dict[int, tuple[Architecture, Candidate]]()
 
-    def price(size: SubnetSpec) -> Candidate:
+    def estimate(size: Architecture) -> Candidate:
         known = of_objects.get(id(size))
         if known is None:
             known = of_objects[id(size)] = size, of_sizes(size)  # kept with it, so that no other takes its place
         return known[1]
 
-    return price
+    return estimate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,39 +122,39 @@ class _Known:
 
     Attributes:
         training: the round's local training.
-        price: of any size.
+        estimate: of any size.
     """
 
-    terms: Terms
+    context: RunContext
     state: RunState
     training: TrainingSettings
-    price: Price
+    estimate: Estimate
 
-    def available(self, seat: Seat) -> AvailableClient:
+    def available(self, client: ClientState) -> AvailableClient:
         """A client that has answered, as methods are told of it."""
-        if seat.offer.budget is None:
-            raise ValueError(f"client {seat.client_id} has answered, but told no budget")
-        last = self.state.last.get(seat.client_id)
-        past = None if last is None else _past(last, self.price)
-        size = self.price(in_use(self.terms, self.state)[0].space[0] if past is None else past.size)
+        if client.offer.budget is None:
+            raise ValueError(f"client {client.client_id} has answered, but told no budget")
+        last = self.state.last.get(client.client_id)
+        past = None if last is None else _past(last, self.estimate)
+        size = self.estimate(in_use(self.context, self.state)[0].space[0] if past is None else past.size)
         expected = expected_time(
-            self.terms,
-            seat,
+            self.context,
+            client,
             forward_macs=size.forward_macs,
             training=self.training,
             weight_bytes=size.weight_bytes,
             update_bytes=size.update_bytes,
         )
         return AvailableClient(
-            client_id=seat.client_id,
-            sample_count=seat.offer.sample_count,
-            class_counts=seat.offer.class_counts,
-            budget=seat.offer.budget,
+            client_id=client.client_id,
+            sample_count=client.offer.sample_count,
+            class_counts=client.offer.class_counts,
+            budget=client.offer.budget,
             expected_training_s=expected.training_s,
             expected_downlink_s=expected.downlink_s,
             expected_uplink_s=expected.uplink_s,
             past=past,
-            evaluation=_evaluation(self.state.evaluated.get(seat.client_id)),
+            evaluation=_evaluation(self.state.evaluated.get(client.client_id)),
         )
 
 
@@ -159,23 +165,23 @@ def _evaluation(last: LastEvaluation | None) -> Evaluation | None:
     return Evaluation(round=last.round, loss=told.loss, accuracy=told.accuracy, label_count=told.label_count)
 
 
-def _past(seat: Seat, price: Price) -> LastUpdate | None:
+def _past(client: ClientState, estimate: Estimate) -> LastUpdate | None:
     """What is known of an update; None of one that trained nothing."""
-    if seat.trained is None or seat.given is None or seat.task is None or not isinstance(seat.task.work, Train):
+    if client.trained is None or client.given is None or client.task is None or not isinstance(client.task.work, Train):
         return None
-    update, size = seat.trained.update, seat.given.size
+    update, size = client.trained.update, client.given.size
     told = update.square_loss
     return LastUpdate(
         round=update.round,
         size=size,
-        spec=seat.given.spec,
-        sample_count=min(update.sample_count, seat.offer.sample_count),
-        epochs=seat.task.work.settings.epochs,
+        architecture=client.given.architecture,
+        sample_count=min(update.sample_count, client.offer.sample_count),
+        epochs=client.task.work.settings.epochs,
         loss=update.loss,
         square_loss=update.loss**2 if told is None else max(told, update.loss**2),
-        change_norm=seat.trained.change.weights * math.sqrt(price(size).parameters),
+        change_norm=client.trained.change.weights * math.sqrt(estimate(size).parameters),
         train_s=update.train_seconds,
-        took_s=seat.trained.took_s,
+        took_s=client.trained.took_s,
     )
 
 
@@ -199,8 +205,8 @@ class ExpectedTime:
 
 
 def expected_time(
-    terms: Terms,
-    seat: Seat,
+    context: RunContext,
+    client: ClientState,
     *,
     forward_macs: int,
     training: TrainingSettings,
@@ -210,27 +216,27 @@ def expected_time(
     """What a client that has answered a round's announcement takes for a training.
 
     Args:
-        terms: of the run.
-        seat: of the client.
+        context: of the run.
+        client: of the client.
         forward_macs: multiply-accumulates of one sample's forward pass.
         training: the client's local training.
         weight_bytes: that travel to it; programs, which it keeps, are not counted.
         update_bytes: that travel back.
     """
     training_s = 0.0
-    if seat.offer.macs_per_s is not None:
-        passes = training.sample_passes(seat.offer.sample_count)
-        training_s = min(TRAINING_MACS_PER_FORWARD * forward_macs * passes / seat.offer.macs_per_s, _MOST_S)
-    budget = seat.offer.budget
+    if client.offer.macs_per_s is not None:
+        passes = training.sample_passes(client.offer.sample_count)
+        training_s = min(TRAINING_MACS_PER_FORWARD * forward_macs * passes / client.offer.macs_per_s, _MOST_S)
+    budget = client.offer.budget
     return ExpectedTime(
         training_s=training_s,
-        downlink_s=_link_s(terms, weight_bytes, None if budget is None else budget.downlink_bytes),
-        uplink_s=_link_s(terms, update_bytes, None if budget is None else budget.uplink_bytes),
+        downlink_s=_link_s(context, weight_bytes, None if budget is None else budget.downlink_bytes),
+        uplink_s=_link_s(context, update_bytes, None if budget is None else budget.uplink_bytes),
     )
 
 
-def _link_s(terms: Terms, moved_bytes: int, link_bytes: int | None) -> float:
+def _link_s(context: RunContext, moved_bytes: int, link_bytes: int | None) -> float:
     """Seconds on a link, by what it moves in `communication_s` seconds."""
     if link_bytes is None:
         return 0.0
-    return min(terms.config.communication_s * moved_bytes / max(link_bytes, 1), _MOST_S)
+    return min(context.config.communication_s * moved_bytes / max(link_bytes, 1), _MOST_S)

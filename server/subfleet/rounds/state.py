@@ -2,10 +2,10 @@
 
     waiting --> measure    enough clients are there        (failed: not within the join deadline)
     measure --> train      all have answered, or deadline  (waiting: nobody has; failed: for the join deadline)
-    train   --> fold       all have answered, quorum, or deadline
-    train   --> waiting    nobody has an update to fold: the same round again, after a pause (failed: late, or certain)
-    fold    --> waiting    the new model is on disk        (fold: it has diverged, see `closing`)
-    fold    --> evaluate   the same, and devices are to say how good it is; then waiting, see `evaluating`
+    train   --> aggregate       all have answered, quorum, or deadline
+    train   --> waiting    nobody has an update to aggregate: the same round again, after a pause (failed: late, or
+    certain) aggregate    --> waiting    the new model is on disk        (aggregate: it has diverged, see `closing`)
+    aggregate    --> evaluate   the same, and devices are to say how good it is; then waiting, see `evaluating`
     waiting --> search     the method searches for paths of a supernet; then waiting, see `searching`
     waiting --> deploy     no round is left
     deploy  --> finished   all have their models, or deadline
@@ -14,9 +14,9 @@ Who has let tasks go unanswered is not among "all", see `live`.
 
 A round in which norms are measured (`config.calibrates`) goes the same way, with tasks that train nothing.
 
-A client's seat in a round:
+A client's state in a round:
 
-    answered  --> preparing  a subnet was chosen              (skipped: none fits, not available, ...)
+    answered  --> preparing  a submodel was chosen              (skipped: none fits, not available, ...)
     answered  --> scoring    candidates were proposed, for the client to score on its own data
     scoring   --> preparing  the best one, or without scores what fits
     preparing --> out        its program fits and is sent     (preparing: a smaller one; skipped: none is left)
@@ -25,7 +25,7 @@ A client's seat in a round:
     out       --> preparing  refused for what a smaller task may do without, see `refusals`
 
 When a round's tasks are assigned, what sizes cost and what the method's search finds may be made beside the loop: until
-it is there, seats stay answered. Then a few of them are given sizes in each step.
+it is there, client states stay answered. Then a few of them are given sizes in each step.
 """
 
 from collections.abc import Mapping
@@ -41,26 +41,26 @@ from subfleet.protocol.memory import PackingWidth
 from subfleet.protocol.messages import MAX_SAMPLES, Evaluated, Profile, Task, Update
 from subfleet.protocol.paths import PathSettings
 from subfleet.protocol.readings import Budget
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
+from subfleet.rounds.context import RunContext
 from subfleet.rounds.live import LiveState, Requested
+from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.progress import Failed, Phase, PhaseName, Searching, Tries, Waiting
-from subfleet.rounds.suspicion import ChangeSize
-from subfleet.rounds.terms import Terms
 from subfleet.rounds.written import ModelFile, WrittenProgram
 from subfleet.search.query import FoundSize
-from subfleet.search.queue import SizedProgram, Wish
+from subfleet.search.queue import RequestedProgram, SizedProgram
 
 __all__ = [
+    "ClientState",
     "Exclusion",
     "LastEvaluation",
     "Lasts",
     "Offer",
+    "OutlierDetection",
     "RunState",
-    "Seat",
     "Stage",
     "Submodel",
-    "Suspicion",
     "Trained",
     "remembered",
 ]
@@ -80,7 +80,8 @@ class Offer:
         packing_width: of its kernels.
         macs_per_s: multiply-accumulates that it trains with in a second; None is unknown.
         budget: what a task may cost it now; None where it takes no part.
-        lasting: the same as its replayed log has it but for a share of the time; None where it told nothing of a log.
+        lasting: the same as its replayed log has it but for a fraction of the time; None where it told nothing of a
+            log.
         memory_free_bytes: as it has read.
         memory_budget_bytes: what it gives to training, within the limits of the run.
         sample_count: of its data: its update counts no more.
@@ -102,7 +103,7 @@ class Offer:
     class_counts: tuple[int, ...] = ()
     data_warning: str = ""
     telemetry_id: str = ""
-    architecture: SubnetSpec | None = None
+    architecture: Architecture | None = None
     brought: AnyFamily | None = None
 
 
@@ -112,17 +113,17 @@ class Submodel:
 
     Attributes:
         size: kept at the front of every axis.
-        spec: the same, as placed in the model.
+        architecture: the same, as placed in the model.
         student: the nested submodel of self-distillation; None where there is none.
         paths: how the client draws paths of it, where it is a subspace.
         wanted: what the method would rather have given, had its program been written; None where it was given that.
     """
 
-    size: SubnetSpec
-    spec: SubnetSpec
-    student: SubnetSpec | None = None
+    size: Architecture
+    architecture: Architecture
+    student: Architecture | None = None
     paths: PathSettings | None = None
-    wanted: Wish | None = None
+    wanted: RequestedProgram | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +144,7 @@ class Trained:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class ClientState:
     """One client's place in a round: what it offers, what it was given, and what came back of each kind of task.
 
     Attributes:
@@ -155,7 +156,7 @@ class Seat:
         given: None before a submodel is chosen, and where none fits.
         first_wanted: what the method would rather have given in place of the first submodel of the round, which tells
             what is written ahead.
-        limit: what kept it from a larger size, see `seating.deciding_limit`.
+        limit: what kept it from a larger size, see `assigning.deciding_limit`.
         task: what was sent to it, kept so that it is sent again unchanged.
         trained: what came of a training task; evaluated: of an evaluation task.
         outlier: in what its update is unlike the others, or why it is left out; empty where it is like them.
@@ -170,9 +171,9 @@ class Seat:
     refusals: tuple[str, ...] = ()
     attempt: int = 0
     offer: Offer = field(default_factory=Offer)
-    proposals: tuple[SubnetSpec, ...] = ()
+    proposals: tuple[Architecture, ...] = ()
     given: Submodel | None = None
-    first_wanted: Wish | None = None
+    first_wanted: RequestedProgram | None = None
     limit: str = ""
     task: Task | None = None
     trained: Trained | None = None
@@ -186,14 +187,14 @@ class Seat:
         return self.stage in ("answered", "scoring", "preparing", "out")
 
     @property
-    def size(self) -> SubnetSpec | None:
+    def size(self) -> Architecture | None:
         """Of the submodel that it was given; None where it was given none."""
         return None if self.given is None else self.given.size
 
     @property
-    def spec(self) -> SubnetSpec | None:
+    def architecture(self) -> Architecture | None:
         """The same submodel as placed in the model."""
-        return None if self.given is None else self.given.spec
+        return None if self.given is None else self.given.architecture
 
     @property
     def update(self) -> Update | None:
@@ -212,7 +213,7 @@ class Seat:
             return None
         return Participant(
             client_id=self.client_id,
-            spec=self.given.spec,
+            architecture=self.given.architecture,
             size=self.given.size,
             class_counts=self.offer.class_counts,
             examples=() if self.update is None else self.update.operator_examples,
@@ -236,13 +237,13 @@ class Exclusion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Suspicion:
+class OutlierDetection:
     """What rounds tell about the updates of the next ones.
 
     Attributes:
         loss: of the last closed round's evaluation; None before there is one.
         changes: the usual change of each of the last closed rounds.
-        spoiled: tries of the open round that could not be folded, whoever was left out.
+        spoiled: tries of the open round that could not be aggregated, whoever was left out.
         excluded: the clients that take no part for now.
     """
 
@@ -252,9 +253,9 @@ class Suspicion:
     excluded: Mapping[str, Exclusion] = field(default_factory=lambda: MappingProxyType({}))
 
 
-def remembered(terms: Terms, state: "RunState") -> Any:
+def remembered(context: RunContext, state: "RunState") -> Any:
     """What the method remembers: at first what it begins with."""
-    return terms.roles.memory.initial if state.memory is None else state.memory
+    return context.roles.memory.initial if state.memory is None else state.memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,22 +264,23 @@ class RunState:
 
     Attributes:
         round: the open or last round; 0 before the first.
-        folded_round: the round whose model is the current one; 0 is the initial model.
+        aggregated_round: the round whose model is the current one; 0 is the initial model.
         at: the phase.
         profiles: what each client of the fleet has declared.
-        seats: of the open round, or of the deploy phase, by client; while the round waits, of its last try.
-        tries: those that left nothing to fold.
-        last: each client's seat in the last round that folded it: from it follows the model it is given.
+        clients: of the open round, or of the deploy phase, by client; while the round waits, of its last try.
+        tries: those that left nothing to aggregate.
+        last: each client's state in the last round that aggregated it: from it follows the model it is given.
         pool: sizes that the method's search has found so far, in the order in which they were found.
         written: the programs written so far, by their keys.
         explored_turn: the last turn for whose clients the search has looked; its finds are in the pool.
-        wished_turn: the last turn whose clients had all been given a first size, so that their wishes were weighed.
+        requested_turn: the last turn whose clients had all been given a first size, so that their requested programs
+            were weighed.
         queue: programs that are being written for later rounds.
         unfit: by "client/target/size's id", why a device said that its runtime cannot run the program that trains it;
             by "client/score/target/size's id", the one that scores it. It is not given it again until it starts anew.
         disks: by client, what its last refusal for the disk said that may be written, until it starts anew.
         brought: by client, digests of the networks of its own that it has ever declared.
-        suspicion: what rounds tell about the updates of the next ones.
+        outliers: what rounds tell about the updates of the next ones.
         memory: what the method remembers; None as long as nothing was added to what it begins with, see `remembered`.
         lineages: of all networks that the run has had, in the order in which they appeared; empty as long as there was
             none but the one that it begins with, see `networks`.
@@ -288,20 +290,20 @@ class RunState:
     """
 
     round: int = 0
-    folded_round: int = 0
+    aggregated_round: int = 0
     at: Phase = field(default_factory=Waiting)
     profiles: PersistentMap[Profile] = field(default_factory=PersistentMap)
-    seats: Mapping[str, Seat] = field(default_factory=lambda: MappingProxyType({}))
-    last: Mapping[str, Seat] = field(default_factory=lambda: MappingProxyType({}))
+    clients: Mapping[str, ClientState] = field(default_factory=lambda: MappingProxyType({}))
+    last: Mapping[str, ClientState] = field(default_factory=lambda: MappingProxyType({}))
     pool: tuple[FoundSize, ...] = ()
     explored_turn: int = 0
-    wished_turn: int = 0
+    requested_turn: int = 0
     queue: tuple[SizedProgram, ...] = ()
     written: Mapping[str, WrittenProgram] = field(default_factory=lambda: MappingProxyType({}))
     unfit: Mapping[str, Unfit] = field(default_factory=lambda: MappingProxyType({}))
     disks: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     brought: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
-    suspicion: Suspicion = field(default_factory=Suspicion)
+    outliers: OutlierDetection = field(default_factory=OutlierDetection)
     memory: Any = None
     lineages: tuple[Lineage, ...] = ()
     settled: frozenset[str] = frozenset()
@@ -331,12 +333,14 @@ class RunState:
 
     @property
     def retry(self) -> int:
-        """How often the open round was tried before without anything to fold."""
+        """How often the open round was tried before without anything to aggregate."""
         return self.tries.retry
 
-    def with_seats(self, *seats: Seat) -> "RunState":
+    def with_clients(self, *clients: ClientState) -> "RunState":
         """The state with these client states in place of those of the same clients."""
-        return replace(self, seats=MappingProxyType({**self.seats, **{seat.client_id: seat for seat in seats}}))
+        return replace(
+            self, clients=MappingProxyType({**self.clients, **{client.client_id: client for client in clients}})
+        )
 
     def entered(self, phase: Phase, now_s: float) -> "RunState":
         """The state as it enters a phase, or begins the same one anew."""

@@ -20,7 +20,7 @@ from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.memory import Packing
 from subfleet.protocol.messages import Update
 from subfleet.protocol.programs import ProgramRef
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 from subfleet.rounds.written import ModelFile, ProgramFacts
 from subfleet.search.candidates import Candidate
 from subfleet.search.query import FoundSize, Search
@@ -54,7 +54,7 @@ class TaskRequest:
     round: int
     attempt: int
     target: str
-    student: SubnetSpec | None = None
+    student: Architecture | None = None
 
     @property
     def client_id(self) -> str:
@@ -72,7 +72,7 @@ class ScoringRequest:
     client_id: str
     round: int
     target: str
-    sizes: tuple[SubnetSpec, ...]
+    sizes: tuple[Architecture, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +112,7 @@ class ProgramRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostRequest:
-    """Let the exporter's planner estimate what all sizes of a network take on a target. Results in `MemoryPrices`.
+    """Let the exporter's planner estimate what all sizes of a network take on a target. Results in `MemoryEstimates`.
 
     Attributes:
         lineage: of the network; None for the one that the run begins with.
@@ -175,7 +175,7 @@ class PreparedTask:
 class Scorable:
     """A candidate with the program and the weights that it is scored with, and the memory that both are planned for."""
 
-    size: SubnetSpec
+    size: Architecture
     program: ProgramRef
     weights: BlobRef
     planned_peak_bytes: int
@@ -197,12 +197,12 @@ class SearchResult:
     Attributes:
         found: new sizes, in the order in which they were found.
         searches: by target, the search that knows them and all that was found before.
-        written_prices: by their keys, estimated costs of written programs that had none yet.
+        written_estimates: by their keys, estimated costs of written programs that had none yet.
     """
 
     found: tuple[FoundSize, ...]
     searches: Mapping[str, Search] = field(default_factory=dict)
-    written_prices: Mapping[str, Candidate] = field(default_factory=dict)
+    written_estimates: Mapping[str, Candidate] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

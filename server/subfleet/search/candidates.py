@@ -1,11 +1,11 @@
-"""Which subnet fits a budget: a pure choice from a table of candidates, the same for every arrival order and cache."""
+"""Which submodel fits a budget: a pure choice from a table of candidates, whatever the arrival order and cache."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from subfleet.protocol.disk import TRAINED_COPIES
 from subfleet.protocol.readings import Budget, LogLow, Reading
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 from subfleet.search.fitting import INFINITE_BYTES, Limit, compared
 
 __all__ = [
@@ -28,7 +28,7 @@ _MOST = 2**60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A subnet that may be assigned, and what it costs.
+    """A submodel that may be assigned, and what it costs.
 
     Attributes:
         training_memory_bytes: estimated growth of the device process while it trains, by program target; the
@@ -38,7 +38,7 @@ class Candidate:
         forward_macs: multiply-accumulates of one sample's forward pass.
     """
 
-    spec: SubnetSpec
+    architecture: Architecture
     parameters: int
     forward_macs: int
     weight_bytes: int
@@ -46,9 +46,9 @@ class Candidate:
     training_memory_bytes: Mapping[str, int]
 
     @property
-    def order(self) -> tuple[int, int, SubnetSpec]:
+    def order(self) -> tuple[int, int, Architecture]:
         """By parameters, then by multiply-accumulates, then by identity, so that no order is open."""
-        return self.parameters, self.forward_macs, self.spec
+        return self.parameters, self.forward_macs, self.architecture
 
     @property
     def disk_bytes(self) -> int:

@@ -1,13 +1,13 @@
-"""Larger subnets near those that are known, for one budget: exchanges that end where nothing fits any more."""
+"""Larger submodels near those that are known, for one budget: exchanges that end where nothing fits any more."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
 from subfleet.elastic.spaces import Genes, SearchSpace
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 from subfleet.search.candidates import Candidate
-from subfleet.search.query import PriceList, Query, fit_of
+from subfleet.search.query import CostEstimates, Query, fit_of
 
 __all__ = ["Climb"]
 
@@ -18,24 +18,25 @@ _FROM_ABOVE = 0.4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Climb:
-    """Gives up a little of a known subnet, and takes as much of something else as fits.
+    """Gives up a little of a known submodel, and takes as much of something else as fits.
 
-    A gene that grows makes a subnet that costs more of everything, so the most that it can grow by is found by halving.
-    Subnets that are just too large are starts as good as those that fit: the optimum is often one of them without a
+    A gene that grows makes a submodel that costs more of everything, so the most that it can grow by is found by
+    halving.
+    Submodels that are just too large are starts as good as those that fit: the optimum is often one of them without a
     little that takes much memory and has few parameters.
 
     Attributes:
         space: of the genes.
-        price: of its subnets.
-        trials: subnets that are priced.
+        estimate: of its submodels.
+        trials: submodels that are estimated.
     """
 
     space: SearchSpace
-    price: PriceList
+    estimate: CostEstimates
     trials: int
 
     def tried(self, below: Sequence[Genes], above: Sequence[Genes], query: Query, rng: Random) -> list[Candidate]:
-        """Every subnet that was looked at, whether it fits or not.
+        """Every submodel that was looked at, whether it fits or not.
 
         Args:
             below: starts that fit, the best first; one or more.
@@ -43,7 +44,7 @@ class Climb:
             query: of the device.
             rng: decides everything.
         """
-        trials = _Trials(price=self._priced, query=query, left=self.trials)
+        trials = _Trials(estimate=self._estimated, query=query, left=self.trials)
         starts = list(below)
         for _ in range(self.trials):  # what is known already costs no trial
             if not trials.left:
@@ -71,7 +72,7 @@ class Climb:
         return tuple(genes)
 
     def _most(self, genes: Sequence[int], place: int, trials: "_Trials") -> int:
-        """The largest option of a gene with which a subnet fits that fits with its present one."""
+        """The largest option of a gene with which a submodel fits that fits with its present one."""
         low, high, step = genes[place], self.space.largest[place], 1
         while low < high and trials.left:
             tried = min(high, low + step)
@@ -81,26 +82,26 @@ class Climb:
                 high, step = tried - 1, max(1, (tried - low) // 2)
         return low
 
-    def _priced(self, genes: Sequence[int]) -> Candidate:
-        return self.price(self.space.spec(tuple(genes)))
+    def _estimated(self, genes: Sequence[int]) -> Candidate:
+        return self.estimate(self.space.architecture(tuple(genes)))
 
 
 @dataclass(slots=True, kw_only=True)
 class _Trials:
     """What was looked at in one climb."""
 
-    price: Callable[[Sequence[int]], Candidate]
+    estimate: Callable[[Sequence[int]], Candidate]
     query: Query
     left: int
-    seen: dict[SubnetSpec, Candidate] = field(default_factory=dict)
+    seen: dict[Architecture, Candidate] = field(default_factory=dict)
     known: dict[Genes, bool] = field(default_factory=dict)
 
     def fits(self, genes: Sequence[int]) -> bool:
         asked = tuple(genes)
         if asked not in self.known:
-            candidate = self.price(asked)
-            if candidate.spec not in self.seen:
-                self.seen[candidate.spec] = candidate
+            candidate = self.estimate(asked)
+            if candidate.architecture not in self.seen:
+                self.seen[candidate.architecture] = candidate
                 self.left = max(0, self.left - 1)
             self.known[asked] = fit_of(candidate, self.query) is not None
         return self.known[asked]

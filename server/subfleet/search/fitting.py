@@ -1,4 +1,4 @@
-"""What fits a budget: written once, for a subnet and for columns of them."""
+"""What fits a budget: written once, for a submodel and for columns of them."""
 
 from typing import Literal, Protocol, TypeVar, get_args
 
@@ -7,7 +7,7 @@ from subfleet.protocol.readings import Budget
 __all__ = ["INFINITE_BYTES", "LIMITS", "Limit", "Taken", "compared"]
 
 INFINITE_BYTES = 2**62
-"""The memory of a subnet on a runtime that cannot train it: more than any budget."""
+"""The memory of a submodel on a runtime that cannot train it: more than any budget."""
 
 Limit = Literal["memory", "disk", "link", "compute", "runtime", "program"]
 """What keeps a size from a client: a part of its budget, a runtime that cannot run the size's program, or a program
@@ -18,7 +18,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Taken(Protocol[T_co]):
-    """What training takes of a budget: numbers of one subnet, or columns with a row for each of many."""
+    """What training takes of a budget: numbers of one submodel, or columns with a row for each of many."""
 
     @property
     def memory_bytes(self) -> T_co:

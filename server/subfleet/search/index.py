@@ -1,31 +1,31 @@
-"""Priced subnets as columns of numbers, so that all of them are held against a budget at once."""
+"""Estimated submodels as columns of numbers, so that all of them are held against a budget at once."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 from subfleet.search.candidates import Candidate
 from subfleet.search.fitting import INFINITE_BYTES
 from subfleet.search.limits import Columns, columns_of, fitting, utilisation
 from subfleet.search.query import Fit, Query
 
-__all__ = ["PriceIndex"]
+__all__ = ["EstimateIndex"]
 
 Identity = tuple[object, ...]
 
 _PARAMETERS, _WEIGHT_BYTES, _UPDATE_BYTES, _FORWARD_MACS, _FIRST_TARGET = range(5)
 
 
-class PriceIndex:
-    """Every known subnet once, in the order in which it became known.
+class EstimateIndex:
+    """Every known submodel once, in the order in which it became known.
 
-    A look-up reads a few columns of 8 bytes a subnet from end to end: for some thousands of subnets that takes less
+    A look-up reads a few columns of 8 bytes a submodel from end to end: for some thousands of submodels that takes less
     time than a tree of many dimensions takes to walk, and nothing has to be kept in balance.
 
     Args:
-        targets: program targets that prices are needed for.
+        targets: program targets that cost estimates are needed for.
         candidates: known from the start.
     """
 
@@ -37,9 +37,9 @@ class PriceIndex:
         for candidate in candidates:
             self.add(candidate)
 
-    def copied(self) -> "PriceIndex":
-        """The same subnets, to which others may be added."""
-        copy = PriceIndex(self._targets)
+    def copied(self) -> "EstimateIndex":
+        """The same submodels, to which others may be added."""
+        copy = EstimateIndex(self._targets)
         copy._candidates, copy._known, copy._table = [*self._candidates], {*self._known}, self._table.copy()
         return copy
 
@@ -49,12 +49,12 @@ class PriceIndex:
     def __iter__(self) -> Iterator[Candidate]:
         return iter(self._candidates)
 
-    def __contains__(self, spec: SubnetSpec) -> bool:
-        return _identity(spec) in self._known
+    def __contains__(self, architecture: Architecture) -> bool:
+        return _identity(architecture) in self._known
 
     def add(self, candidate: Candidate) -> bool:
-        """Remember a subnet; False where it is known already."""
-        if candidate.spec in self:
+        """Remember a submodel; False where it is known already."""
+        if candidate.architecture in self:
             return False
         row = len(self._candidates)
         if row == self._table.shape[1]:
@@ -65,11 +65,11 @@ class PriceIndex:
         moved = (candidate.weight_bytes, candidate.update_bytes)
         self._table[:, row] = [candidate.parameters, *moved, candidate.forward_macs, *memory]
         self._candidates.append(candidate)
-        self._known.add(_identity(candidate.spec))
+        self._known.add(_identity(candidate.architecture))
         return True
 
     def best(self, query: Query) -> Fit | None:
-        """The known subnet that fits and has the most parameters; None where none fits.
+        """The known submodel that fits and has the most parameters; None where none fits.
 
         Of as many parameters the higher utilisation wins, then identity, so that the answer does not depend on what
         became known first.
@@ -81,14 +81,14 @@ class PriceIndex:
             top = rows
             for column in (columns.parameters, shares):
                 top = top[column[top] == column[top].max()]
-            row = int(max(top, key=lambda place: self._candidates[place].spec))
+            row = int(max(top, key=lambda place: self._candidates[place].architecture))
             if not query.refused(self._candidates[row]):
                 return Fit(candidate=self._candidates[row], utilisation=float(shares[row]))
             rows = rows[rows != row]
         return None
 
     def around(self, query: Query, most: int) -> tuple[list[Candidate], list[Candidate]]:
-        """Known subnets from which to look for larger ones.
+        """Known submodels from which to look for larger ones.
 
         Returns:
             At most so many that fit, those with the most parameters first; and as many that do not, with more
@@ -100,7 +100,7 @@ class PriceIndex:
         within = within[np.argsort(-columns.parameters[within], kind="stable")][:most]
         least = columns.parameters[within[0]] if len(within) else 0
         beyond = np.flatnonzero(~fits & (columns.parameters > least))
-        excess = np.maximum(utilisation(columns, query.limits), _compute_share(columns, query))
+        excess = np.maximum(utilisation(columns, query.limits), _compute_fraction(columns, query))
         beyond = beyond[np.argsort(excess[beyond], kind="stable")][:most]
         every = ([self._candidates[row] for row in rows] for rows in (within, beyond))
         return next(every), next(every)
@@ -111,7 +111,7 @@ class PriceIndex:
         Args:
             candidate: what may be stood in for.
             query: tells the target, and whether multiply-accumulates are limited.
-            slack: share of its parameters that may be lacking.
+            slack: fraction of its parameters that may be lacking.
         """
         columns, other = self._columns(query.target), columns_of(candidate, query.target)
         near = columns.parameters >= (1 - slack) * candidate.parameters
@@ -140,11 +140,11 @@ def _fitting(columns: Columns, query: Query) -> NDArray[np.bool_]:
     return fits if query.below_parameters is None else fits & (columns.parameters < query.below_parameters)
 
 
-def _compute_share(columns: Columns, query: Query) -> NDArray[np.float64]:
+def _compute_fraction(columns: Columns, query: Query) -> NDArray[np.float64]:
     limit = query.limits.forward_macs
     return np.zeros(len(columns.forward_macs)) if limit is None else columns.forward_macs / max(limit, 1)
 
 
-def _identity(spec: SubnetSpec) -> Identity:
-    """Equal for equal subnets whatever they are called, as their ids are, but found without a digest."""
-    return spec.axes, spec.blocks, spec.choices
+def _identity(architecture: Architecture) -> Identity:
+    """Equal for equal submodels whatever they are called, as their ids are, but found without a digest."""
+    return architecture.axes, architecture.blocks, architecture.choices

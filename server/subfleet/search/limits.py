@@ -1,4 +1,4 @@
-"""Which of many priced subnets stay within what one device can give a round, and how much of it they use."""
+"""Which of many estimated submodels stay within what one device can give a round, and how much of it they use."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """Prices of many subnets on one target, one row each."""
+    """Cost estimates of many submodels on one target, one row each."""
 
     parameters: Integers
     weight_bytes: Integers
@@ -32,7 +32,7 @@ class Columns:
 
 
 def columns_of(candidate: Candidate, target: str) -> Columns:
-    """The one row of a subnet."""
+    """The one row of a submodel."""
     memory_bytes = min(candidate.training_memory_bytes.get(target, INFINITE_BYTES), INFINITE_BYTES)
     return Columns(
         parameters=np.array([candidate.parameters]),

@@ -1,12 +1,12 @@
-"""The best subnet of a space that is small enough to be listed: what other searches are held against."""
+"""The best submodel of a space that is small enough to be listed: what other searches are held against."""
 
 from collections.abc import Sequence
 from random import Random
 
 from subfleet.elastic.spaces import SearchSpace
-from subfleet.protocol.subnet import SubnetSpec
-from subfleet.search.index import PriceIndex
-from subfleet.search.query import Explored, Fit, FoundSize, PriceList, Query
+from subfleet.protocol.submodel import Architecture
+from subfleet.search.index import EstimateIndex
+from subfleet.search.query import CostEstimates, Explored, Fit, FoundSize, Query
 
 __all__ = ["ListedSearch", "exhaustive_search"]
 
@@ -15,13 +15,13 @@ class ListedSearch:
     """The best of a fixed list.
 
     Args:
-        specs: the list.
-        price: of its subnets.
+        architectures: the list.
+        estimate: of its submodels.
         targets: program targets that devices may run.
     """
 
-    def __init__(self, specs: Sequence[SubnetSpec], price: PriceList, targets: Sequence[str]) -> None:
-        self._index = PriceIndex(targets, map(price, specs))
+    def __init__(self, architectures: Sequence[Architecture], estimate: CostEstimates, targets: Sequence[str]) -> None:
+        self._index = EstimateIndex(targets, map(estimate, architectures))
 
     @property
     def pool(self) -> tuple[FoundSize, ...]:
@@ -29,16 +29,16 @@ class ListedSearch:
         return ()
 
     @property
-    def known(self) -> PriceIndex:
-        """The list with its prices."""
+    def known(self) -> EstimateIndex:
+        """The list with its cost estimates."""
         return self._index
 
     def explore(self, query: Query, rng: Random) -> Explored:
         """Nothing: all is known."""
         return Explored()
 
-    def priced(self, price: PriceList) -> "ListedSearch":
-        """This one: the list has its prices."""
+    def estimated(self, estimate: CostEstimates) -> "ListedSearch":
+        """This one: the list has its cost estimates."""
         return self
 
     def learned(self, found: Sequence[FoundSize]) -> "ListedSearch":
@@ -51,11 +51,11 @@ class ListedSearch:
 
 
 def exhaustive_search(
-    space: SearchSpace, price: PriceList, targets: Sequence[str], *, limit: int = 200_000
+    space: SearchSpace, estimate: CostEstimates, targets: Sequence[str], *, limit: int = 200_000
 ) -> ListedSearch:
     """The optimum of a whole space.
 
     Raises:
         ConfigError: the space has more than `limit` combinations.
     """
-    return ListedSearch([space.spec(genes) for genes in space.enumerate(limit)], price, targets)
+    return ListedSearch([space.architecture(genes) for genes in space.enumerate(limit)], estimate, targets)

@@ -6,34 +6,34 @@ from random import Random
 from typing import Protocol
 
 from subfleet.protocol.readings import Budget
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 from subfleet.search.candidates import Candidate, exceeded_limits
 from subfleet.search.limits import columns_of, utilisation
 
-__all__ = ["Explored", "Fit", "FoundSize", "PriceList", "Query", "Search", "fit_of"]
+__all__ = ["CostEstimates", "Explored", "Fit", "FoundSize", "Query", "Search", "fit_of"]
 
 
-class PriceList(Protocol):
-    """The seam to the cost model: arithmetic alone, microseconds for a subnet."""
+class CostEstimates(Protocol):
+    """The seam to the cost model: arithmetic alone, microseconds for a submodel."""
 
-    def __call__(self, spec: SubnetSpec) -> Candidate:
-        """What a subnet costs. A target that cannot train it is missing in its memory, or is infinite there.
+    def __call__(self, architecture: Architecture) -> Candidate:
+        """What a submodel costs. A target that cannot train it is missing in its memory, or is infinite there.
 
         Raises:
-            ConfigError: the spec is no subnet of the network.
+            ConfigError: the architecture is no submodel of the network.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """One device that waits for a subnet.
+    """One device that waits for a submodel.
 
     Attributes:
         target: the program target that it runs.
         limits: what it can give.
-        refused: why a subnet cannot be given to it whatever it costs; empty where it can.
-        below_parameters: only subnets with fewer parameters are looked at.
+        refused: why a submodel cannot be given to it whatever it costs; empty where it can.
+        below_parameters: only submodels with fewer parameters are looked at.
     """
 
     target: str
@@ -44,7 +44,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """A subnet that a device can be given.
+    """A submodel that a device can be given.
 
     Attributes:
         utilisation: the larger of its shares of memory and links, 0 to 1.
@@ -55,29 +55,29 @@ class Fit:
 
     @property
     def rank(self) -> tuple[int, float]:
-        """Better subnets have a higher rank: parameters count first, then utilisation."""
+        """Better submodels have a higher rank: parameters count first, then utilisation."""
         return self.candidate.parameters, self.utilisation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundSize:
-    """A subnet that a search wants to remember: an entry of its pool, for the journal.
+    """A submodel that a search wants to remember: an entry of its pool, for the journal.
 
     Attributes:
         drawn: the paper's random search drew it; else it was built towards a budget.
     """
 
-    spec: SubnetSpec
+    architecture: Architecture
     drawn: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explored:
-    """What a search came by when it looked for subnets for one device.
+    """What a search came by when it looked for submodels for one device.
 
     Attributes:
         found: what it wants to remember: all of it joins the pool, so that a full pool leaves nothing to find.
-        draws: how many subnets were drawn at random.
+        draws: how many submodels were drawn at random.
         hit: the draws ended because they were as many as are allowed.
     """
 
@@ -87,7 +87,7 @@ class Explored:
 
 
 class Search(Protocol):
-    """A way to choose subnets: a value. Nothing changes it, so whoever holds one has what it knew then.
+    """A way to choose submodels: a value. Nothing changes it, so whoever holds one has what it knew then.
 
     All that it remembers is its pool.
     """
@@ -98,11 +98,11 @@ class Search(Protocol):
         ...
 
     def explore(self, query: Query, rng: Random) -> Explored:
-        """Look for subnets for one device. Nothing is remembered; the same pool, query and stream find the same."""
+        """Look for submodels for one device. Nothing is remembered; the same pool, query and stream find the same."""
         ...
 
-    def priced(self, price: PriceList) -> "Search":
-        """The search with another source of the same prices."""
+    def estimated(self, estimate: CostEstimates) -> "Search":
+        """The search with another source of the same cost estimates."""
         ...
 
     def learned(self, found: Sequence[FoundSize]) -> "Search":
@@ -110,7 +110,7 @@ class Search(Protocol):
         ...
 
     def best(self, query: Query) -> Fit | None:
-        """The known subnet that fits a device best, by `Fit.rank`; None leaves it out of the round.
+        """The known submodel that fits a device best, by `Fit.rank`; None leaves it out of the round.
 
         With the same pool, a device that can give more of anything, and no less of the rest, gets no fewer parameters.
         """
@@ -118,7 +118,7 @@ class Search(Protocol):
 
 
 def fit_of(candidate: Candidate, query: Query) -> Fit | None:
-    """A subnet held against one device; None where it does not fit or is refused."""
+    """A submodel held against one device; None where it does not fit or is refused."""
     if query.below_parameters is not None and candidate.parameters >= query.below_parameters:
         return None
     if exceeded_limits(candidate, query.target, query.limits) or query.refused(candidate):

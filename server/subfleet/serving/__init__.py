@@ -1,1 +1,1 @@
-"""A server at work: settings, rounds, folding, programs, link and journal put together."""
+"""A server at work: settings, rounds, aggregation, programs, link and journal put together."""

@@ -3,17 +3,17 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from subfleet.aggregation.aggregating import Aggregator
+from subfleet.aggregation.checking import Checker
+from subfleet.aggregation.path_scoring import scored_generation
 from subfleet.elastic.model_state import ModelState
-from subfleet.folding.aggregating import Aggregator
-from subfleet.folding.checking import Checker
-from subfleet.folding.path_scoring import scored_generation
 from subfleet.programs.worker import Duty, Threads
 from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.rounds.actions import AggregationRequest
+from subfleet.rounds.context import RunContext
 from subfleet.rounds.networks import beginning_of
 from subfleet.rounds.sizing import explored
 from subfleet.rounds.state import RunState
-from subfleet.rounds.terms import Terms
 from subfleet.rounds.work import CheckRequest, GenerationRequest, NetworksRequest, SearchRequest
 from subfleet.tasks import Dataset
 
@@ -21,12 +21,12 @@ __all__ = ["duties_of"]
 
 
 def duties_of(
-    terms: Terms, threads: Threads, aggregator: Aggregator, checker: Checker, validation: Dataset | None = None
+    context: RunContext, threads: Threads, aggregator: Aggregator, checker: Checker, validation: Dataset | None = None
 ) -> Mapping[type, Duty]:
     """What the server does itself, by the type of the request; `Supply.duties` are the others.
 
     Args:
-        terms: of the run.
+        context: of the run.
         threads: in which it is done: one lane for each kind of work.
         aggregator: of updates.
         checker: of updates.
@@ -38,15 +38,15 @@ def duties_of(
         return Duty(work=function, failure="the search failed")
 
     return {
-        SearchRequest: of_search(lambda state, _: explored(terms, state)),
-        NetworksRequest: of_search(lambda state, _: beginning_of(terms, state)),
-        GenerationRequest: of_search(lambda state, model: scored_generation(terms, state, model, validation)),
+        SearchRequest: of_search(lambda state, _: explored(context, state)),
+        NetworksRequest: of_search(lambda state, _: beginning_of(context, state)),
+        GenerationRequest: of_search(lambda state, model: scored_generation(context, state, model, validation)),
         CheckRequest: Duty(
             work=threads.work("check", checker.check),
             failure="it could not be checked",
             reasons=(ProtocolError, FileError),
         ),
         AggregationRequest: Duty(
-            work=threads.work("aggregate", aggregator.aggregate), failure="folding failed", needs_disk=True
+            work=threads.work("aggregate", aggregator.aggregate), failure="aggregation failed", needs_disk=True
         ),
     }

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from safetensors.torch import load
 
+from subfleet.aggregation.checkpoint import checkpoint_path, load_checkpoint
 from subfleet.elastic.building import init_state
 from subfleet.elastic.inheriting import inherited
 from subfleet.elastic.model_state import ModelState, unpacked
 from subfleet.elastic.network import Network
-from subfleet.folding.checkpoint import checkpoint_path, load_checkpoint
 from subfleet.journal.journal import Journal
 from subfleet.journal.lineages import network_records
 from subfleet.journal.outliers import counted_outliers
@@ -17,35 +17,35 @@ from subfleet.journal.records import RunResult
 from subfleet.journal.rows import deployed_models
 from subfleet.methods.describing import method_status
 from subfleet.protocol.errors import ConfigError, FileError
+from subfleet.rounds.context import RunContext
 from subfleet.rounds.continuing import why_early
 from subfleet.rounds.networks import all_lineages, counting_turns
 from subfleet.rounds.searching import searched_round
 from subfleet.rounds.state import RunState
-from subfleet.rounds.terms import Terms
 from subfleet.settings.first_model import FirstWeights
 
 __all__ = ["loaded_model", "standing_result"]
 
 
-def loaded_model(terms: Terms, state: RunState, journal: Journal, checkpoints: Path) -> ModelState:
+def loaded_model(context: RunContext, state: RunState, journal: Journal, checkpoints: Path) -> ModelState:
     """The model from which the next round starts.
 
     Raises:
         FileError: its checkpoint is lost, or the file of its first weights is, or was changed.
         ConfigError: its first weights are those of another network.
     """
-    if state.folded_round == 0:
-        return _first_model(terms, state)
-    sha256 = journal.checkpoint_sha256(state.folded_round)
+    if state.aggregated_round == 0:
+        return _first_model(context, state)
+    sha256 = journal.checkpoint_sha256(state.aggregated_round)
     if sha256 is None:
-        raise FileError(f"the journal has no checkpoint of round {state.folded_round}; restore the state folder")
-    stored = unpacked(load_checkpoint(checkpoints, state.folded_round, sha256))
-    ordered = stored.ordered(lambda lineage: terms.declared(lineage).network.tensors)
-    return _with_found(terms, state, ordered)
+        raise FileError(f"the journal has no checkpoint of round {state.aggregated_round}; restore the state folder")
+    stored = unpacked(load_checkpoint(checkpoints, state.aggregated_round, sha256))
+    ordered = stored.ordered(lambda lineage: context.declared(lineage).network.tensors)
+    return _with_found(context, state, ordered)
 
 
-def _with_found(terms: Terms, state: RunState, model: ModelState) -> ModelState:
-    """The model with the networks that a search after the last fold has found, which its checkpoint knows nothing of.
+def _with_found(context: RunContext, state: RunState, model: ModelState) -> ModelState:
+    """The model with the networks that a search has found since the last aggregation, which its checkpoint lacks.
 
     They follow from it, so that nothing is written down twice.
     """
@@ -53,8 +53,8 @@ def _with_found(terms: Terms, state: RunState, model: ModelState) -> ModelState:
     for lineage in state.lineages:
         if lineage.living and lineage.id not in stored:
             parent = model.of(lineage.parent or "")
-            network, of = terms.declared(lineage).network, terms.declared(parent.lineage).network
-            weights = inherited(lineage.map, network, of, parent.shared, seed=terms.config.seed)
+            network, of = context.declared(lineage).network, context.declared(parent.lineage).network
+            weights = inherited(lineage.map, network, of, parent.shared, seed=context.config.seed)
             model = model.with_network(lineage.id, ModelState.first(weights, lineage))
     for lineage in state.lineages:
         if not lineage.living and lineage.id in model.network_ids:
@@ -62,18 +62,18 @@ def _with_found(terms: Terms, state: RunState, model: ModelState) -> ModelState:
     return model
 
 
-def _first_model(terms: Terms, state: RunState) -> ModelState:
+def _first_model(context: RunContext, state: RunState) -> ModelState:
     """First weights of every network that is in use before the first round."""
-    seed, given = terms.config.seed, terms.config.first_weights
-    first, *others = all_lineages(terms, state.lineages)
+    seed, given = context.config.seed, context.config.first_weights
+    first, *others = all_lineages(context, state.lineages)
     if not first.living:
         model = ModelState(shared={})
     elif given is None:
-        model = ModelState.first(init_state(terms.network, seed))
+        model = ModelState.first(init_state(context.network, seed))
     else:
-        model = _given_model(given, terms.network)
+        model = _given_model(given, context.network)
     for one in others:
-        drawn = init_state(terms.declared(one).network, seed)
+        drawn = init_state(context.declared(one).network, seed)
         model = model.with_network(one.id, ModelState.first(drawn, one))
     return model if first.living else model.without_network(first.id, first)
 
@@ -98,30 +98,30 @@ def _given_model(given: FirstWeights, network: Network) -> ModelState:
     return ModelState(shared={name: weights[name] for name in network.tensors}, untrained=stored.untrained)
 
 
-def standing_result(terms: Terms, state: RunState, journal: Journal, checkpoints: Path) -> RunResult:
+def standing_result(context: RunContext, state: RunState, journal: Journal, checkpoints: Path) -> RunResult:
     """The result of a run as far as it is.
 
     Args:
-        terms: of the run.
+        context: of the run.
         state: in which it is.
         journal: of the same.
         checkpoints: folder of the models after its rounds.
     """
     records, evaluations = journal.records(), journal.evaluations()
-    searched = searched_round(terms, state)
+    searched = searched_round(context, state)
     return RunResult(
-        run_id=terms.run_id,
-        method=terms.config.method.TYPE,
-        method_status=method_status(terms.config.method, terms.config.setting, counted_outliers(records).altered),
+        run_id=context.run_id,
+        method=context.config.method.TYPE,
+        method_status=method_status(context.config.method, context.config.setting, counted_outliers(records).altered),
         finished=state.phase == "finished",
         accuracy=records[-1].accuracy if records else None,
         rounds=records,
-        deployed=deployed_models(terms, [seat for _, seat in sorted(state.seats.items())]),
-        model_path=checkpoint_path(checkpoints, state.folded_round) if state.folded_round else None,
+        deployed=deployed_models(context, [client for _, client in sorted(state.clients.items())]),
+        model_path=checkpoint_path(checkpoints, state.aggregated_round) if state.aggregated_round else None,
         supernet_path=checkpoint_path(checkpoints, searched) if searched else None,
-        networks=network_records(terms, state, records, evaluations),
+        networks=network_records(context, state, records, evaluations),
         evaluations=evaluations,
         generations=journal.generations(),
-        ended_early=why_early(terms, state),
-        programs_from=counting_turns(terms, state),
+        ended_early=why_early(context, state),
+        programs_from=counting_turns(context, state),
     )

@@ -8,38 +8,38 @@ import sqlalchemy as sql
 from subfleet.journal.absences import AbsenceRecord, keep_absences
 from subfleet.journal.records import Progress
 from subfleet.rounds.awaiting import nobody_waits, waits_told
+from subfleet.rounds.context import RunContext
 from subfleet.rounds.continuing import why_early
 from subfleet.rounds.live import Member
 from subfleet.rounds.members import Absence, absences
 from subfleet.rounds.networks import networks_told, readiness_told
 from subfleet.rounds.offers import peers_told, scale_warning
 from subfleet.rounds.state import RunState
-from subfleet.rounds.terms import Terms
 
 __all__ = ["Attendance", "Pace", "told"]
 
 
-def told(terms: Terms, before: RunState, after: RunState) -> Iterator[str]:
+def told(context: RunContext, before: RunState, after: RunState) -> Iterator[str]:
     """The sentences that a step is worth, in order."""
-    yield from _data_told(terms, before, after)
+    yield from _data_told(context, before, after)
     if after.tries.lost != before.tries.lost:
         tries, pause_s = after.tries, after.live.retries.pause_s
         pause = f"in {pause_s:g} s" if pause_s else "at once"
         again = "" if after.phase == "failed" else f"; it is tried again {pause}"
-        yield f"round {before.round} left nothing to fold ({tries.waits_for}){again}"
-    for name, excluded in after.suspicion.excluded.items():
-        if before.suspicion.excluded.get(name) != excluded:
+        yield f"round {before.round} left nothing to aggregate ({tries.waits_for}){again}"
+    for name, excluded in after.outliers.excluded.items():
+        if before.outliers.excluded.get(name) != excluded:
             yield f"client {name} is {excluded.reason}"
     yield from _outliers_told(before, after)
     yield from networks_told(before.lineages, after.lineages)
-    yield from readiness_told(terms, before, after)
-    if after.folded_round != before.folded_round and (why := why_early(terms, after)):
-        yield f"the run ends after round {after.folded_round} of {terms.config.total_rounds}: {why}"
+    yield from readiness_told(context, before, after)
+    if after.aggregated_round != before.aggregated_round and (why := why_early(context, after)):
+        yield f"the run ends after round {after.aggregated_round} of {context.config.total_rounds}: {why}"
     if after.phase == "deploy" != before.phase:
         yield "the last round is done; each device's own model is exported and sent"
 
 
-def _data_told(terms: Terms, before: RunState, after: RunState) -> Iterator[str]:
+def _data_told(context: RunContext, before: RunState, after: RunState) -> Iterator[str]:
     """Who has joined, for whom nobody waits any more, and whether a client's inputs go together with all others."""
     for name in after.live.members.changed(before.live.members):
         was, now = before.live.members.get(name, Member()), after.live.members[name]
@@ -51,20 +51,20 @@ def _data_told(terms: Terms, before: RunState, after: RunState) -> Iterator[str]
         if known is None:
             runtimes = ", ".join(profile.runtimes)
             yield f"client {name} joined: {profile.device}, {runtimes}, {profile.sample_count} samples"
-        if warning := scale_warning(terms, profile):
+        if warning := scale_warning(context, profile):
             yield f"client {name}: {warning}"
     if after.phase == "train" != before.phase and after.round == 1 and not after.retry:
-        yield from peers_told(terms, {name: after.profiles[name] for name in after.seats if name in after.profiles})
+        yield from peers_told(context, {name: after.profiles[name] for name in after.clients if name in after.profiles})
 
 
 def _outliers_told(before: RunState, after: RunState) -> Iterator[str]:
-    """Updates that count, but are unlike the others, when a round's are folded."""
-    if after.phase != "fold" or before.phase == "fold":
+    """Updates that count, but are unlike the others, when a round's are aggregated."""
+    if after.phase != "aggregate" or before.phase == "aggregate":
         return
-    for name, seat in sorted(after.seats.items()):
-        if seat.stage == "done" and seat.outlier:
-            treated = "counts as it is" if seat.scale == 1 else f"is scaled by {seat.scale:.3g}"
-            yield f"the update of client {name} in round {after.round} {treated}: {seat.outlier}"
+    for name, client in sorted(after.clients.items()):
+        if client.stage == "done" and client.outlier:
+            treated = "counts as it is" if client.scale == 1 else f"is scaled by {client.scale:.3g}"
+            yield f"the update of client {name} in round {after.round} {treated}: {client.outlier}"
 
 
 class Pace:
@@ -91,15 +91,15 @@ class Pace:
             state: of the run.
             away: those that have not answered and are away, in words.
         """
-        if state.phase not in ("train", "fold") or not state.seats:
+        if state.phase not in ("train", "aggregate") or not state.clients:
             self._begins = True
             return None
         if state.round != self._round:
             self._round, self._begun_s = state.round, self._clock()
             # A run may have been taken up in the midst of a round.
             self._first = self._first or ((self._round, self._begun_s) if self._begins else None)
-        taking_part = [seat for seat in state.seats.values() if seat.stage not in ("skipped", "missing")]
-        answered = sum(not seat.open for seat in taking_part)
+        taking_part = [client for client in state.clients.values() if client.stage not in ("skipped", "missing")]
+        answered = sum(not client.open for client in taking_part)
         told = (state.round, answered, len(taking_part), away)
         if told == self._told:
             return None
@@ -130,12 +130,12 @@ class Attendance:
     """Who is away, kept in the journal whenever it has changed.
 
     Args:
-        terms: of the run.
+        context: of the run.
         engine: of the journal.
     """
 
-    def __init__(self, terms: Terms, engine: sql.Engine) -> None:
-        self._terms = terms
+    def __init__(self, context: RunContext, engine: sql.Engine) -> None:
+        self._context = context
         self._engine = engine
         self._looked_s = -_EVERY_S
         self._away: Mapping[str, Absence] = {}
@@ -150,12 +150,12 @@ class Attendance:
         if 0 <= now_s - self._looked_s < _EVERY_S:
             return
         before, self._looked_s = self._away, now_s
-        self._away = {one.client_id: one for one in absences(self._terms, state, now_s)}
+        self._away = {one.client_id: one for one in absences(self._context, state, now_s)}
         kinds = frozenset((name, one.kind) for name, one in self._away.items())
         if kinds == self._kept:
             return
         self._kept = kinds
-        keep_absences(self._engine, self._terms.run_id, (_record(one, now_s) for one in self._away.values()))
+        keep_absences(self._engine, self._context.run_id, (_record(one, now_s) for one in self._away.values()))
         if state.phase in ("finished", "failed"):
             return  # then everyone leaves
         for name, one in self._away.items():
@@ -171,8 +171,8 @@ class Attendance:
             f"{name}: {one.told(self._looked_s)}"
             for name, one in self._away.items()
             if one.kind != "refused"
-            and name in state.seats
-            and state.seats[name].open
+            and name in state.clients
+            and state.clients[name].open
             and not nobody_waits(state, name)
         )
 

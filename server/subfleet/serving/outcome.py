@@ -9,7 +9,7 @@ from typing import Any
 from subfleet.journal.records import DeployedModel, RunObserver, RunResult
 from subfleet.methods.aggregator import Participant
 from subfleet.protocol.errors import FileError, RunError, SubfleetError
-from subfleet.reporting.own_models import OwnMetric, kept_models, tried_models
+from subfleet.reporting.personalised_models import OwnMetric, kept_models, tried_models
 from subfleet.reporting.results import write_results
 from subfleet.reporting.run_figures import Gallery
 from subfleet.rounds.networks import standing_for
@@ -31,7 +31,7 @@ class Outcome:
         folder: with run.json, summary.json, rounds.csv, clients.csv, evaluations.csv, report.html, the model, and
             devices' own models.
         report: the page to look at.
-        models: one entry per device and model file: its subnet, its difference from PyTorch, its own accuracy.
+        models: one entry per device and model file: its submodel, its difference from PyTorch, its own accuracy.
     """
 
     result: RunResult
@@ -66,7 +66,7 @@ def leave_results(
     """
     if result.model_path is None:
         raise RunError(
-            "no round of the run folded an update, so there is no model; see the reasons in the tables above"
+            "no round of the run aggregated an update, so there is no model; see the reasons in the tables above"
         )
     try:
         shutil.copyfile(result.model_path, folder / MODEL)
@@ -90,12 +90,12 @@ def leave_results(
 
 def gallery_of(server: Server) -> Gallery:
     """The models that the clients of a server's run have now."""
-    return Gallery.of(server.terms, server.model, server.samples, dict(owners_of(server)))
+    return Gallery.of(server.context, server.model, server.samples, dict(owners_of(server)))
 
 
 def owners_of(server: Server) -> Iterator[tuple[str, Participant]]:
-    """The clients that were ever aggregated, each with the subnet that is its own now."""
-    for name, seat in sorted(server.state.last.items()):
-        owner = standing_for(server.terms, server.state, seat)
+    """The clients that were ever aggregated, each with the submodel that is its own now."""
+    for name, client in sorted(server.state.last.items()):
+        owner = standing_for(server.context, server.state, client)
         if owner is not None:
             yield name, owner

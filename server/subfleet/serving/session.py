@@ -12,14 +12,14 @@ from pathlib import Path
 
 import torch
 
+from subfleet.aggregation.aggregating import Aggregator
+from subfleet.aggregation.checking import Checker
+from subfleet.aggregation.checkpoint import prune_checkpoints
+from subfleet.aggregation.devices import compute_device
+from subfleet.aggregation.evaluation_data import with_evaluation
+from subfleet.aggregation.views import Views
 from subfleet.elastic.model_state import ModelState
 from subfleet.export.quantisation.report import samples_of
-from subfleet.folding.aggregating import Aggregator
-from subfleet.folding.checking import Checker
-from subfleet.folding.checkpoint import prune_checkpoints
-from subfleet.folding.devices import compute_device
-from subfleet.folding.evaluation_data import with_evaluation
-from subfleet.folding.views import Views
 from subfleet.journal.database import open_database
 from subfleet.journal.evaluations import EvaluationRecord
 from subfleet.journal.generations import GenerationRecord, generation_text
@@ -44,18 +44,18 @@ from subfleet.rounds.actions import (
     SendTask,
     Withdraw,
 )
+from subfleet.rounds.context import RunContext
 from subfleet.rounds.continuing import taken_up
 from subfleet.rounds.coordinator import resume_actions, round_info, step
 from subfleet.rounds.events import Event, Failed, Tick
 from subfleet.rounds.searching import searched_round
 from subfleet.rounds.state import RunState
-from subfleet.rounds.terms import Terms
 from subfleet.rounds.work import CheckRequest
+from subfleet.serving.context import context_of
 from subfleet.serving.duties import duties_of
 from subfleet.serving.garbage import freeze_what_is_loaded
 from subfleet.serving.loading import loaded_model, standing_result
 from subfleet.serving.narrating import Attendance, Pace, told
-from subfleet.serving.terms import terms_of
 from subfleet.settings.run import Run
 from subfleet.tasks import Dataset
 from subfleet.tasks.measuring import statistics_of
@@ -114,12 +114,12 @@ class Server:
         run_id = begin_run(
             self._engine, name=config.name, settings=config.fingerprint(), round_count=config.total_rounds
         )
-        self._terms = replace(terms_of(config, run_id), evaluation_inputs=statistics_of(evaluation))
-        self._journal = Journal(self._engine, run_id, first_memory=self._terms.roles.memory.initial)
-        self._attendance = Attendance(self._terms, self._engine)
+        self._context = replace(context_of(config, run_id), evaluation_inputs=statistics_of(evaluation))
+        self._journal = Journal(self._engine, run_id, first_memory=self._context.roles.memory.initial)
+        self._attendance = Attendance(self._context, self._engine)
         self._blobs = blobs = BlobStore(self._places.blobs)
         self._link = DeviceLink(config.fleet.name, transport, blobs, sizes=sizes, clock=clock)
-        views, threads = Views(terms=self._terms, samples=torch.from_numpy(evaluation.inputs.copy())), Threads()
+        views, threads = Views(context=self._context, samples=torch.from_numpy(evaluation.inputs.copy())), Threads()
         self._supply = Supply(
             views,
             exports,
@@ -129,7 +129,7 @@ class Server:
             samples_sha256=samples_of(evaluation).sha256 if config.deploy_quantisation != "none" else "",
         )
         self._aggregator = Aggregator(views, blobs, evaluation, checkpoints=self._places.checkpoints)
-        duties = duties_of(self._terms, threads, self._aggregator, Checker(self._terms, blobs), validation)
+        duties = duties_of(self._context, threads, self._aggregator, Checker(self._context, blobs), validation)
         self._work = Worker({**self._supply.duties, **duties}, threads)
         self._state = RunState()
         self._goes_on = False
@@ -138,12 +138,12 @@ class Server:
     @property
     def run_id(self) -> str:
         """The run's name and a part of its own."""
-        return self._terms.run_id
+        return self._context.run_id
 
     @property
-    def terms(self) -> Terms:
+    def context(self) -> RunContext:
         """What does not change in the run."""
-        return self._terms
+        return self._context
 
     @property
     def samples(self) -> Dataset:
@@ -191,8 +191,8 @@ class Server:
         now_s = self._clock()
         with understood(self._places.folder):
             stored = self._journal.load(now_s)
-            self._state = state = taken_up(self._terms, stored)
-            actions = resume_actions(self._terms, state)
+            self._state = state = taken_up(self._context, stored)
+            actions = resume_actions(self._context, state)
             self._link.traffic.restart(self._journal.load_bytes(state))
             self._renew()
             self._journal.save(stored, state)
@@ -220,7 +220,7 @@ class Server:
         now_s = self._clock()
         for text in self._attendance.look(self._state, now_s):
             self._observer.say(text)
-        self._link.send(round_info(self._terms, self._state, now_s))
+        self._link.send(round_info(self._context, self._state, now_s))
 
     def finish(self, *, exports: bool = True) -> None:
         """Wait until what goes on beside this loop has ended: under a logical clock it takes no time."""
@@ -235,11 +235,11 @@ class Server:
     def result(self) -> RunResult:
         """How the run stands, or ended; a damaged journal is a FileError."""
         with understood(self._places.folder):
-            return standing_result(self._terms, self._state, self._journal, self._places.checkpoints)
+            return standing_result(self._context, self._state, self._journal, self._places.checkpoints)
 
     def _renew(self) -> None:
         """Take up the model that the state stands at."""
-        model = loaded_model(self._terms, self._state, self._journal, self._places.checkpoints)
+        model = loaded_model(self._context, self._state, self._journal, self._places.checkpoints)
         self._model = model.on(self._device)
         self._supply.renew(self._model)
 
@@ -254,12 +254,12 @@ class Server:
     def _apply(self, event: Event) -> None:
         """Decide, write down, act."""
         before = self._state
-        after, actions = step(self._terms, before, event, self._clock())
+        after, actions = step(self._context, before, event, self._clock())
         close = next((one for one in actions if isinstance(one, Close | CloseEvaluation | CloseGeneration)), None)
-        record = None if close is None else record_of(self._terms, close, self._link.traffic)
+        record = None if close is None else record_of(self._context, close, self._link.traffic)
         self._journal.save(before, after, counted=self._link.traffic.of, close=close, record=record)
         self._state = after
-        if after.folded_round != before.folded_round:
+        if after.aggregated_round != before.aggregated_round:
             self._model = self._aggregator.model
             self._supply.renew(self._model)
         elif after.lineages != before.lineages:  # other networks begin the run, or a search has found some
@@ -274,7 +274,7 @@ class Server:
         elif record is not None:
             self._observer.round_finished(record)
             self._tidy()
-        for text in told(self._terms, before, after):
+        for text in told(self._context, before, after):
             self._observer.say(text)
         if (progress := self._pace.progress(after, self._attendance.awaited(after))) is not None:
             self._observer.progressed(progress)
@@ -288,7 +288,7 @@ class Server:
             case Withdraw():
                 self._link.withdraw(action.task_id)
             case Reply():
-                self._link.reply(action.client_id, action.receipt)
+                self._link.reply(action.client_id, action.ack)
             case CheckRequest():
                 self._link.pull(action.update)  # and is checked when its blob is here
             case Close() | CloseEvaluation() | CloseGeneration():
@@ -301,15 +301,15 @@ class Server:
 
     def _sweep(self) -> None:
         """Remove what a server that died has left; in a round with open tasks, devices go on with their uploads."""
-        tasks = [seat.task for seat in self._state.seats.values() if seat.open and seat.task is not None]
+        tasks = [client.task for client in self._state.clients.values() if client.open and client.task is not None]
         served = {blob.sha256 for task in tasks for blob in task.blobs}
         self._tidy(served | (self._blobs.partials if self._state.phase == "train" else set()))
 
     def _tidy(self, needed: Set[str] = frozenset()) -> None:
         """Remove what no round needs any more, but for the blobs of some digests."""
-        keep_from = self._state.folded_round - self._config.keep_rounds + 1
+        keep_from = self._state.aggregated_round - self._config.keep_rounds + 1
         prune_checkpoints(
-            self._places.checkpoints, keep_from=keep_from, kept=[searched_round(self._terms, self._state)]
+            self._places.checkpoints, keep_from=keep_from, kept=[searched_round(self._context, self._state)]
         )
         stored = self._journal.update_digests(since_round=keep_from)
         checked = {one.update.blob.sha256 for one in self._work.requests if isinstance(one, CheckRequest)}

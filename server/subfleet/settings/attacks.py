@@ -42,7 +42,7 @@ class Backdoor:
 
     Attributes:
         target: the class that images with the trigger are to be taken for, 0 or more.
-        fraction: share of the client's images that get it, 0 to 1.
+        fraction: fraction of the client's images that get it, 0 to 1.
         weight: of the client in the mean, above 0.
         total_weight: of all clients, the attackers once; at least `weight`.
         seed: of the choice of images.

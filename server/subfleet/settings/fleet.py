@@ -12,7 +12,7 @@ from subfleet.protocol.limits import Positive
 from subfleet.protocol.memory_size import MaybeSize, Size, bytes_of
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.schema import ADDED_LATER
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.topics import DEFAULT_FLEET, FleetName
 from subfleet.settings.attacks import Attack
 from subfleet.settings.parts import NO_PART
@@ -33,7 +33,7 @@ def _check_resources(log: str, population: str, steady: Reading | None, profile:
         yield f"profile is {profile!r} beside population, which has its own; leave one out"
 
 
-def _check_architecture(architecture: SubnetSpec | None, network: AnyFamily | None) -> Iterator[str]:
+def _check_architecture(architecture: Architecture | None, network: AnyFamily | None) -> Iterator[str]:
     if network is not None and architecture is not None:
         yield "architecture stands beside network, but a device declares one of both; leave one out"
 
@@ -55,7 +55,7 @@ class DeviceSettings:
         runtime: the program target that it runs.
         data: its own samples, in place of a part of the run's: a source as `DataSettings.test` names one.
         tier: under which its results are summed up; empty takes the profile's name, or that of the population's kind.
-        architecture: the subnet that it declares, in place of the profile's.
+        architecture: the submodel that it declares, in place of the profile's.
         disk_limit: the most that its folder may hold, a size such as "500M", in place of the profile's.
         network: in place of that a network of its own, by its settings or as `{ preset = "vgg16" }`; inputs and classes
             that it does not say are those of `[model]`.
@@ -72,7 +72,7 @@ class DeviceSettings:
     runtime: str = "onnx"
     data: str = ""
     tier: str = ""
-    architecture: SubnetSpec | None = None
+    architecture: Architecture | None = None
     population: str = field(default="", metadata=ADDED_LATER)
     steady: Reading | None = field(default=None, metadata=ADDED_LATER)
     attack: Attack | None = field(default=None, metadata=ADDED_LATER)

@@ -177,7 +177,7 @@ def _check_method(record: "Run") -> Iterator[str]:
     distils = record.roles.techniques.distillation
     if distils is not None and distils.iterations and not kind.over_classes:
         yield (
-            "in-place distillation teaches subnets the classes that the whole model predicts, but objective "
+            "in-place distillation teaches submodels the classes that the whole model predicts, but objective "
             f"{objective!r} has none; set distillation.iterations = 0"
         )
     search = record.roles.networks.path_search

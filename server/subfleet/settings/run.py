@@ -24,10 +24,10 @@ from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.update_codecs import AnyUpdateCodec
 from subfleet.settings.first_model import FirstWeights, ModelOf
 from subfleet.settings.fleet import DeviceSettings, FleetSettings, HostSettings, MemoryLimits
+from subfleet.settings.outliers import OutlierSettings
 from subfleet.settings.parts import NO_PART, parts_of
 from subfleet.settings.rules import RUN_RULES, label_shape_of
 from subfleet.settings.samples import DataSettings
-from subfleet.settings.suspicion import SuspicionSettings
 from subfleet.settings.timing import Deadlines, Evaluations, LogClock
 
 __all__ = ["Run"]
@@ -37,8 +37,8 @@ Limit = Annotated[float, Range(least=0, words="0 for no limit, or above 0")]
 RUNTIME_OVERHEAD_BYTES: Mapping[str, int] = MappingProxyType(
     {"onnx": 1_800_000, "executorch": 2_700_000, "torch": 5_900_000}
 )
-"""Smallest difference between planned peak and estimate over the subnets of the quickstart: the estimate stays below
-the plan, so that no subnet that fits is passed over."""
+"""Smallest difference between planned peak and estimate over the submodels of the quickstart: the estimate stays below
+the plan, so that no submodel that fits is passed over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,23 +65,24 @@ class Run:
         merge: a robust merge in place of the weighted mean of the updates; None takes the mean.
         server_optimiser: takes the mean change of a round for a gradient; None leaves it to the method.
         update_codec: how devices write their updates; None leaves it to the method.
-        distillation: what the full model teaches its subnets after each round, on noise; None leaves it to the method.
+        distillation: what the full model teaches its submodels after each round, on noise; None leaves it to the
+            method.
         norms: "averaged", "bank", "recalibrated" or "calibrated", see `subfleet.methods.techniques`; "recalibrated"
             measures running statistics on the inputs of the evaluation data, without their labels.
         calibrate_every: with norms "calibrated", after how many rounds devices measure running statistics in a round of
             its own; after the last one they always do, and with 0 only then.
         rates: width rates of the search space, each above 0 and at most 1.
         seed: of initial weights and data order.
-        max_client_share: of the weights of a round's updates, that one client's may have at most, above 0 and at most
-            1; see `subfleet.rounds.weights.share_limit`. With 1 every update counts what the method gives it; None is
-            three times an equal share, and a half at most.
-        suspicion: when an update or a folded round is suspect, and what follows; see there.
-        quorum: share of the given tasks that must be answered to close a round; below 1 a round does not wait for the
-            slowest, and its outcome depends on timing. Who has not answered its last two tasks is not counted, see
+        max_client_fraction: of the weights of a round's updates, that one client's may have at most, above 0 and at
+            most 1; see `subfleet.rounds.weights.fraction_limit`. With 1 every update counts what the method gives it;
+            None is three times an equal share, and a half at most.
+        outliers: when an update or an aggregated round is suspect, and what follows; see there.
+        quorum: fraction of the given tasks that must be answered to close a round; below 1 a round does not wait for
+            the slowest, and its outcome depends on timing. Who has not answered its last two tasks is not counted, see
             `subfleet.rounds.live`.
         communication_s: seconds of its link that a device gives to a round, each way.
-        log_quantile: where a client keeps one size, and replays a log, the share of the log's time in which it may have
-            less memory, or less of a link, than that size takes; at least 0 and below 1.
+        log_quantile: where a client keeps one size, and replays a log, the fraction of the log's time in which it may
+            have less memory, or less of a link, than that size takes; at least 0 and below 1.
         training_s: seconds that a device gives to training in a round; 0 is no limit. It limits those devices that tell
             what they compute in a second.
         batch_s: seconds that such a device gives to one batch, however many it has; 0 is no limit.
@@ -97,13 +98,14 @@ class Run:
         deploy_targets: formats of each device's own model after the last round; empty deploys nothing.
         deploy_quantisation: "dynamic" or "static" deploys these models in 8-bit integers, with ranges from the first
             evaluation samples, and tells their accuracy beside that of float32.
-        memory_overhead_bytes: by target, what its runtime needs beyond the estimate of a subnet's training memory. It
-            only saves exports: the exported program's own plan decides whether a subnet fits.
+        memory_overhead_bytes: by target, what its runtime needs beyond the estimate of a submodel's training memory. It
+            only saves exports: the exported program's own plan decides whether a submodel fits.
         memory_limits: memory that devices may give to training at most, beside their own share and limit.
         keep_rounds: rounds whose checkpoints and updates stay on disk.
         observers: names of those that hear of the run besides the screen, such as "tensorboard".
-        device: where the server computes. Folding has the same bits on both; distillation, server optimisers, measured
-            statistics and evaluation have not, so that a run ends where it was begun. Clients compute where they do.
+        device: where the server computes. Aggregation has the same bits on both; distillation, server optimisers,
+            measured statistics and evaluation have not, so that a run ends where it was begun. Clients compute where
+            they do.
     """
 
     name: ClientId
@@ -126,8 +128,8 @@ class Run:
     calibrate_every: Count = 0
     rates: Annotated[tuple[PositiveFraction, ...], Length(least=1)] = (0.25, 0.5, 0.75, 1.0)
     seed: int = 0
-    max_client_share: PositiveFraction | None = None
-    suspicion: SuspicionSettings = field(default_factory=SuspicionSettings)
+    max_client_fraction: PositiveFraction | None = None
+    outliers: OutlierSettings = field(default_factory=OutlierSettings)
     quorum: PositiveFraction = 1.0
     communication_s: PositiveAmount = 10.0
     log_quantile: Annotated[float, Range(least=0, below=1)] = 0.1

@@ -11,7 +11,7 @@ from subfleet.elastic.families import AnyFamily
 from subfleet.elastic.lineage import Lineage
 from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.schema import from_plain, parse_json
-from subfleet.protocol.subnet import SubnetSpec, parse_spec
+from subfleet.protocol.submodel import Architecture, parse_architecture
 from subfleet.protocol.suggestion import did_you_mean
 from subfleet.settings.first_model import FIRST, FirstWeights, ModelOf
 from subfleet.settings.kept import MODEL, kept_run
@@ -32,10 +32,10 @@ class KeptNetwork:
         id: empty for the one that the run began with.
         config: its settings.
         element_count: numbers that it holds, running statistics included.
-        born_round: after whose fold it appeared; 0 for one that the run began with.
+        born_round: after whose aggregation it appeared; 0 for one that the run began with.
         reason: why it appeared; empty where there is nothing to tell.
-        model: the subnet of it that devices have trained and that was evaluated as the run's model; None is the whole,
-            or what each device has.
+        model: the submodel of it that devices have trained and that was evaluated as the run's model; None is the
+            whole, or what each device has.
     """
 
     id: str
@@ -43,7 +43,7 @@ class KeptNetwork:
     element_count: int
     born_round: int = 0
     reason: str = ""
-    model: SubnetSpec | None = None
+    model: Architecture | None = None
 
     @property
     def name(self) -> str:
@@ -100,7 +100,7 @@ def networks_of(folder: Path) -> tuple[KeptNetwork, ...]:
     return tuple(sorted(found, key=lambda one: (one.element_count, one.born_round, one.id)))
 
 
-def _kept(lineage: Lineage, count: int, model: SubnetSpec | None) -> KeptNetwork:
+def _kept(lineage: Lineage, count: int, model: Architecture | None) -> KeptNetwork:
     return KeptNetwork(
         id=lineage.id,
         config=lineage.config,
@@ -111,8 +111,8 @@ def _kept(lineage: Lineage, count: int, model: SubnetSpec | None) -> KeptNetwork
     )
 
 
-def _read(path: Path) -> tuple[dict[str, Sequence[int]], list[bytes], dict[str, SubnetSpec]]:
-    """Shapes of a model's tensors, lineages of its networks as JSON, and by network the subnet that is the model."""
+def _read(path: Path) -> tuple[dict[str, Sequence[int]], list[bytes], dict[str, Architecture]]:
+    """Shapes of a model's tensors, lineages of its networks as JSON, and by network the submodel that is the model."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -120,7 +120,7 @@ def _read(path: Path) -> tuple[dict[str, Sequence[int]], list[bytes], dict[str, 
             names = list(file.keys())
             texts = [file.get_tensor(name).tobytes() for name in names if _parted(name)[1] == _LINEAGE]
             models = {
-                _parted(name)[0]: parse_spec(file.get_tensor(name).tobytes())
+                _parted(name)[0]: parse_architecture(file.get_tensor(name).tobytes())
                 for name in names
                 if _parted(name)[1] == _MODEL
             }

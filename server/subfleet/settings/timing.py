@@ -14,8 +14,8 @@ __all__ = ["Deadlines", "Evaluations", "LogClock"]
 class LogClock:
     """A logical clock: round r reads replayed resource logs at `start_s + (r - 1) * step_s`.
 
-    A try that folds nothing takes a step as well: so much later its round is tried again, and so are all rounds after
-    it. A step of 0 reads the same moment for ever.
+    A try that aggregates nothing takes a step as well: so much later its round is tried again, and so are all rounds
+    after it. A step of 0 reads the same moment for ever.
     """
 
     start_s: float = 0.0
@@ -37,8 +37,8 @@ class Deadlines:
             one that has said goodbye.
         forget_s: a client that never took part and was silent for so long is forgotten.
         linger_s: after the end, for clients to hear of it.
-        retry_s: for a round in which nothing was folded, from the end of its first try: so long it is tried again, or,
-            under a logical clock, so many seconds of the logs.
+        retry_s: for a round in which nothing was aggregated, from the end of its first try: so long it is tried again,
+            or, under a logical clock, so many seconds of the logs.
         pause_s: before it is tried again for the first time; each further pause is twice as long as the one before.
         longest_pause_s: at most.
     """

@@ -15,8 +15,8 @@ QUICK: Mapping[str, AnyMethod] = MappingProxyType(
     {
         **{name: kind() for name, kind in OF_ONE_NETWORK.items()},
         "dynamic_selection": DynamicSelection(
-            prices="estimated", distillation=DistillationSettings(mode="anchored", iterations=3)
+            estimates="estimated", distillation=DistillationSettings(mode="anchored", iterations=3)
         ),
     }
 )
-"""Every such method as it is by default, but for prices and for lessons that take seconds for each network."""
+"""Every such method as it is by default, but for cost estimates and for lessons that take seconds for each network."""

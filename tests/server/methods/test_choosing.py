@@ -14,9 +14,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from subfleet.aggregation.aggregation import Aggregation
 from subfleet.arrays import encode_arrays
 from subfleet.elastic.network import Network
-from subfleet.folding.folding import Folding
 from subfleet.methods.aggregator import Aggregator
 from subfleet.methods.assigner import Draw
 from subfleet.methods.local_training import LocalTraining, Trainee
@@ -28,12 +28,12 @@ from subfleet.methods.selector import AvailableClient, LastUpdate, Selection, Se
 from subfleet.methods.turns import Choice, had_their_share, most_believed, trimmed_mean, with_choice
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.readings import Budget
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.task import Train
 from subfleet.protocol.training import TrainingSettings
 from subfleet.rounds.state import Trained
-from subfleet.testing.rounds import Client, change_of, first_state, seat_of, terms_with
-from subfleet.testing.subnets import held_places
+from subfleet.testing.rounds import Client, change_of, client_of, context_with, first_state
+from subfleet.testing.submodels import held_places
 from subfleet.transport.blob_store import BlobStore
 
 OORT = Oort(model="smallest")
@@ -44,8 +44,8 @@ def past(
 ) -> LastUpdate:
     return LastUpdate(
         round=round_number,
-        size=SubnetSpec(),
-        spec=SubnetSpec(),
+        size=Architecture(),
+        architecture=Architecture(),
         sample_count=samples,
         epochs=1,
         loss=loss,
@@ -339,7 +339,7 @@ def test_the_useful_send_more_and_the_fast_train_longer() -> None:
     assert memory.left_out == pytest.approx({"bob": 0.1, "ada": 0.1 + 0.5 / 3, "cyd": 0.1 + 1.0 / 3})
     assert memory.passes == pytest.approx({"ada": 4.0, "bob": 1.0, "cyd": 2.0})
     draw = Draw(seed=0, round=2, client_id="ada", memory=memory)
-    trainee = Trainee(draw=draw, size=SubnetSpec(), tensors=("w",))
+    trainee = Trainee(draw=draw, size=Architecture(), tensors=("w",))
     assert roles.training.for_client(TrainingSettings(epochs=2), trainee).epochs == 8
     assert roles.memory.remember is not None
     after = roles.memory.remember(memory, ClosedRound(round=2))
@@ -367,30 +367,30 @@ def test_a_method_that_transforms_whole_updates_sends_no_parts_of_them() -> None
 
 
 def test_what_is_not_sent_is_held_by_nobody(tmp_path: Path) -> None:
-    terms = terms_with(PyramidFL())
-    network: Network = terms.network
-    names = tuple(network.shapes(terms.space[-1]))
+    context = context_with(PyramidFL())
+    network: Network = context.network
+    names = tuple(network.shapes(context.space[-1]))
     sent = {"ada": names[:2], "bob": names[1:3]}
-    state, blobs, seats = first_state(network), BlobStore(tmp_path), []
+    state, blobs, clients = first_state(network), BlobStore(tmp_path), []
     for name, tensors in sent.items():
-        drawn = Client(name=name, size=len(terms.space) - 1)
-        seat = seat_of(terms, drawn, blobs)
-        assert seat.task is not None
-        assert seat.update is not None
-        changes = change_of(terms, drawn, 1)
+        drawn = Client(name=name, size=len(context.space) - 1)
+        client = client_of(context, drawn, blobs)
+        assert client.task is not None
+        assert client.update is not None
+        changes = change_of(context, drawn, 1)
         ref = blobs.add(encode_arrays({one: changes[one].numpy() for one in tensors}))
-        assert isinstance(seat.task.work, Train)
-        task = replace(seat.task, work=replace(seat.task.work, sends=tensors))
-        seat = replace(seat, task=task, trained=Trained(update=replace(seat.update, blob=ref)))
-        seats.append(seat)
-    folded = Folding(terms=terms, blobs=blobs).fold(state, 1, seats)
-    assert not folded.refused
-    whole = held_places(network, terms.space[-1])
+        assert isinstance(client.task.work, Train)
+        task = replace(client.task, work=replace(client.task.work, sends=tensors))
+        client = replace(client, task=task, trained=Trained(update=replace(client.update, blob=ref)))
+        clients.append(client)
+    aggregated = Aggregation(context=context, blobs=blobs).aggregate(state, 1, clients)
+    assert not aggregated.refused
+    whole = held_places(network, context.space[-1])
     for name in network.tensors:
-        moved = folded.state.shared[name] != state.shared[name]
+        moved = aggregated.state.shared[name] != state.shared[name]
         senders = [one for one, which in sent.items() if name in which]
         assert bool(moved.any()) == bool(senders), name
         if len(senders) == 1:  # alone it counts in full, whatever the other weighs
-            change = change_of(terms, Client(name=senders[0], size=len(terms.space) - 1), 1)[name]
-            torch.testing.assert_close(folded.state.shared[name] - state.shared[name], change, rtol=1e-4, atol=1e-6)
+            change = change_of(context, Client(name=senders[0], size=len(context.space) - 1), 1)[name]
+            torch.testing.assert_close(aggregated.state.shared[name] - state.shared[name], change, rtol=1e-4, atol=1e-6)
         assert whole[name].all()

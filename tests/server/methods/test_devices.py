@@ -19,16 +19,16 @@ from server.methods.method_cases import QUICK
 from server.methods.test_fedtrans import METHOD
 from server.methods.test_soft_sharing import family
 
+from subfleet.aggregation.aggregation import Aggregation
+from subfleet.aggregation.checkpoint import load_checkpoint, save_checkpoint
+from subfleet.aggregation.devices import compute_device
+from subfleet.aggregation.updates import submodel_weights
+from subfleet.aggregation.views import Views
 from subfleet.elastic import exact_add, exact_mean
 from subfleet.elastic.evaluate import evaluate
 from subfleet.elastic.merges import STACKED_MERGES, CoordinateMedian, MultiKrum, NormClipping, TrimmedMean
 from subfleet.elastic.model_state import ModelState, packed, unpacked
 from subfleet.elastic.server_optimisers import SERVER_OPTIMISERS
-from subfleet.folding.checkpoint import load_checkpoint, save_checkpoint
-from subfleet.folding.devices import compute_device
-from subfleet.folding.folding import Folding
-from subfleet.folding.updates import subnet_weights
-from subfleet.folding.views import Views
 from subfleet.methods import AnyMethod
 from subfleet.methods.aggregator import Participant
 from subfleet.methods.fedadp import FedADP
@@ -36,9 +36,9 @@ from subfleet.methods.fedavg import FedAvg
 from subfleet.methods.flexifed import FlexiFed
 from subfleet.methods.heterofl import HeteroFL
 from subfleet.protocol.errors import ConfigError
-from subfleet.rounds.terms import Terms
-from subfleet.testing.rounds import MODEL, Client, config_with, every_size, first_state, play, seat_of, terms_with
-from subfleet.testing.subnets import same_bits
+from subfleet.rounds.context import RunContext
+from subfleet.testing.rounds import MODEL, Client, client_of, config_with, context_with, every_size, first_state, play
+from subfleet.testing.submodels import same_bits
 from subfleet.transport.blob_store import BlobStore
 
 pytestmark = pytest.mark.slow
@@ -56,7 +56,7 @@ EXACT = {
     "nefl",
     "standalone",
 }
-"""Methods that fold and do no other arithmetic on the server, so that an accelerator has the CPU's bits."""
+"""Methods that aggregation and do no other arithmetic on the server, so that an accelerator has the CPU's bits."""
 PLACES = [
     pytest.param(ELSEWHERE, id="elsewhere"),
     *([pytest.param(torch.device("cuda"), id="cuda", marks=pytest.mark.gpu)] if torch.cuda.is_available() else []),
@@ -81,13 +81,13 @@ def _in_turn(jobs: Iterable[Callable[[], bool]], thread_count: int) -> None:
         pass
 
 
-def folded(terms: Terms, place: torch.device, folder: Path) -> ModelState:
-    return play(terms, first_state(terms.network).on(place), every_size(terms), folder).state
+def aggregated(context: RunContext, place: torch.device, folder: Path) -> ModelState:
+    return play(context, first_state(context.network).on(place), every_size(context), folder).state
 
 
-def check(terms: Terms, place: torch.device, folder: Path, *, exact: bool) -> None:
+def check(context: RunContext, place: torch.device, folder: Path, *, exact: bool) -> None:
     """A round of every size there is a round of every size here."""
-    there, here = folded(terms, place, folder / "there"), folded(terms, CPU, folder / "here")
+    there, here = aggregated(context, place, folder / "there"), aggregated(context, CPU, folder / "here")
     told = {name: tensor for name, tensor in packed(there).items() if not name.endswith("/json")}
     assert {tensor.device.type for tensor in told.values()} == {place.type}
     back = packed(there.on(CPU))
@@ -99,8 +99,10 @@ def check(terms: Terms, place: torch.device, folder: Path, *, exact: bool) -> No
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_a_round_of_every_method_is_folded_where_the_model_is(name: str, place: torch.device, tmp_path: Path) -> None:
-    check(terms_with(QUICK[name]), place, tmp_path, exact=name in EXACT)
+def test_a_round_of_every_method_is_aggregated_where_the_model_is(
+    name: str, place: torch.device, tmp_path: Path
+) -> None:
+    check(context_with(QUICK[name]), place, tmp_path, exact=name in EXACT)
 
 
 MADE = {one.TYPE: one for one in (CoordinateMedian(), MultiKrum(), NormClipping(max_norm=2.0), TrimmedMean())}
@@ -109,27 +111,31 @@ MADE = {one.TYPE: one for one in (CoordinateMedian(), MultiKrum(), NormClipping(
 @pytest.mark.parametrize("name", MADE)
 def test_so_it_is_with_every_merge(name: str, place: torch.device, tmp_path: Path) -> None:
     assert MADE.keys() == STACKED_MERGES.keys()
-    check(terms_with(HeteroFL(), merge=MADE[name]), place, tmp_path, exact=False)
+    check(context_with(HeteroFL(), merge=MADE[name]), place, tmp_path, exact=False)
 
 
 @pytest.mark.parametrize("name", SERVER_OPTIMISERS)
 def test_so_it_is_with_every_server_optimiser(name: str, place: torch.device, tmp_path: Path) -> None:
-    check(terms_with(FedAvg(model="nested"), server_optimiser=SERVER_OPTIMISERS[name]()), place, tmp_path, exact=False)
+    check(
+        context_with(FedAvg(model="nested"), server_optimiser=SERVER_OPTIMISERS[name]()), place, tmp_path, exact=False
+    )
 
 
 @pytest.mark.parametrize("norms", ["averaged", "recalibrated"])
 def test_a_model_is_used_judged_and_scored_where_it_is(norms: Any, place: torch.device) -> None:
-    terms = terms_with(HeteroFL(), replace(MODEL, norm="batch"), norms=norms)
+    context = context_with(HeteroFL(), replace(MODEL, norm="batch"), norms=norms)
     inputs = torch.randn(40, *MODEL.input_shape, generator=torch.Generator().manual_seed(2))
     labels = torch.arange(40) % MODEL.class_count
-    views = Views(terms=terms, samples=inputs)
-    client = Participant(client_id="ada", spec=terms.space[-2], size=terms.space[-2])
+    views = Views(context=context, samples=inputs)
+    client = Participant(client_id="ada", architecture=context.space[-2], size=context.space[-2])
     found = []
     for device in (CPU, place):
-        seen = views.for_use(first_state(terms.network).on(device), client)
+        seen = views.for_use(first_state(context.network).on(device), client)
         assert {tensor.device.type for tensor in seen.values()} == {device.type}
-        evaluation = evaluate(terms.network, client.spec, seen, inputs, labels)
-        score = zico_score(terms.network, client.spec, seen, [(inputs[:8], labels[:8]), (inputs[8:16], labels[8:16])])
+        evaluation = evaluate(context.network, client.architecture, seen, inputs, labels)
+        score = zico_score(
+            context.network, client.architecture, seen, [(inputs[:8], labels[:8]), (inputs[8:16], labels[8:16])]
+        )
         found.append((evaluation.loss, evaluation.accuracy, score))
     assert found[1] == pytest.approx(found[0], rel=1e-4)
 
@@ -150,11 +156,13 @@ def test_networks_grow_and_share_where_the_model_is(share: Any, place: torch.dev
 
 
 def test_what_leaves_the_server_has_the_same_bytes(place: torch.device, tmp_path: Path) -> None:
-    terms = terms_with(QUICK["fedadam"])
-    here = folded(terms, CPU, tmp_path / "blobs")
+    context = context_with(QUICK["fedadam"])
+    here = aggregated(context, CPU, tmp_path / "blobs")
     there = here.on(place)
-    spec = terms.space[0]
-    assert subnet_weights(terms.network, spec, there.shared) == subnet_weights(terms.network, spec, here.shared)
+    architecture = context.space[0]
+    assert submodel_weights(context.network, architecture, there.shared) == submodel_weights(
+        context.network, architecture, here.shared
+    )
     sha256 = save_checkpoint(tmp_path / "there", 1, packed(there))
     assert sha256 == save_checkpoint(tmp_path / "here", 1, packed(here))
     back = unpacked(load_checkpoint(tmp_path / "there", 1, sha256)).on(place)
@@ -191,12 +199,14 @@ def test_a_union_is_succeeded_where_the_model_is(method: AnyMethod, place: torch
     """After a round of each of its networks, by one that a client brings later."""
     found = []
     for device in (CPU, place):
-        terms = united.terms_of(method)
-        before = (united.retired(terms), *united.begun(terms, united.SMALL, united.DEEP))
-        state = united.first_model(terms, before).on(device)
-        alone, blobs = replace(terms, first=terms.declared(before[1])), BlobStore(tmp_path / str(device))
-        seats = [seat_of(alone, Client(name=f"client{size}", size=size), blobs) for size in range(2)]
-        after = Folding(terms=terms, blobs=blobs).fold(state, 1, seats, None, before, (united.WIDE,)).state
+        context = united.context_of(method)
+        before = (united.retired(context), *united.begun(context, united.SMALL, united.DEEP))
+        state = united.first_model(context, before).on(device)
+        alone, blobs = replace(context, first=context.declared(before[1])), BlobStore(tmp_path / str(device))
+        clients = [client_of(alone, Client(name=f"client{size}", size=size), blobs) for size in range(2)]
+        after = (
+            Aggregation(context=context, blobs=blobs).aggregate(state, 1, clients, None, before, (united.WIDE,)).state
+        )
         assert after.network_ids == ("union2",)
         assert {tensor.device.type for tensor in packed(after).values()} <= {device.type, "cpu"}
         assert {tensor.device.type for tensor in after.of("union2").shared.values()} == {device.type}

@@ -11,6 +11,7 @@ import pytest
 import torch
 from server.methods.method_cases import QUICK
 
+from subfleet.aggregation.aggregation import Aggregation
 from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.merges import (
     STACKED_MERGES,
@@ -24,7 +25,6 @@ from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import Family
 from subfleet.elastic.server_optimisers import SERVER_OPTIMISERS, AnyServerOptimiser, FedAvgM
 from subfleet.elastic.teaching import DistillationSettings
-from subfleet.folding.folding import Folding
 from subfleet.methods import AnyMethod
 from subfleet.methods.aggregator import Participant, as_aggregated
 from subfleet.methods.dynamic_selection import DynamicSelection
@@ -37,20 +37,20 @@ from subfleet.methods.standalone import Standalone
 from subfleet.methods.techniques import NormPolicy
 from subfleet.protocol.training import ObjectiveSettings, TrainingSettings
 from subfleet.protocol.update_codecs import AnyUpdateCodec
-from subfleet.rounds.state import Seat
-from subfleet.rounds.terms import Terms
+from subfleet.rounds.context import RunContext
+from subfleet.rounds.state import ClientState
 from subfleet.testing.rounds import (
     Client,
+    client_of,
     config_with,
+    context_with,
     first_state,
     held,
     logits,
-    seat_of,
     seen,
-    terms_with,
     with_steps,
 )
-from subfleet.testing.subnets import same_bits
+from subfleet.testing.submodels import same_bits
 from subfleet.transport.blob_store import BlobStore
 
 MODEL = Mlp(input_shape=(3,), class_count=4, widths=(8,), depths=(2,), group_size=2, norm="batch")
@@ -88,15 +88,17 @@ class Case:
     """A combination that a configuration accepts, and the updates that its clients have stored."""
 
     name: str
-    terms: Terms
+    context: RunContext
     blobs: BlobStore
     clients: tuple[Client, ...]
-    quiet: tuple[Seat, ...]
-    loud: tuple[Seat, ...]
+    quiet: tuple[ClientState, ...]
+    loud: tuple[ClientState, ...]
 
-    def folded(self, state: ModelState, seats: tuple[Seat, ...], **roles: Any) -> ModelState:
-        terms = replace(self.terms, roles=with_steps(self.terms.roles, **roles)) if roles else self.terms
-        found = Folding(terms=terms, blobs=self.blobs).fold(state, 1, seats, terms.roles.memory.initial)
+    def aggregated(self, state: ModelState, clients: tuple[ClientState, ...], **roles: Any) -> ModelState:
+        context = replace(self.context, roles=with_steps(self.context.roles, **roles)) if roles else self.context
+        found = Aggregation(context=context, blobs=self.blobs).aggregate(
+            state, 1, clients, context.roles.memory.initial
+        )
         assert not found.refused, self.name
         return found.state
 
@@ -147,8 +149,8 @@ def triples() -> list[Choice]:
 def cases(name: str, choices: Iterable[Choice], folder: Path) -> Iterator[Case]:
     """The accepted ones; the others are refused when they are read, with the words that are expected."""
     method, model, blobs = QUICK[name], GROUPS if name == "fjord" else MODEL, BlobStore(folder)
-    plans: dict[NormPolicy, Terms] = {}
-    stored: dict[str, tuple[tuple[Client, ...], tuple[Seat, ...], tuple[Seat, ...]]] = {}
+    plans: dict[NormPolicy, RunContext] = {}
+    stored: dict[str, tuple[tuple[Client, ...], tuple[ClientState, ...], tuple[ClientState, ...]]] = {}
     for one in choices:
         optimiser = None if name in PERSONAL else one.optimiser
         settings = {"norms": one.norms, "update_codec": one.codec, "merge": one.merge, "server_optimiser": optimiser}
@@ -159,48 +161,48 @@ def cases(name: str, choices: Iterable[Choice], folder: Path) -> Iterator[Case]:
         if said:
             continue
         if one.norms not in plans:
-            plans[one.norms] = terms_with(method, model, norms=one.norms)
-        terms = replace(plans[one.norms], config=config_with(method, model, **settings))
+            plans[one.norms] = context_with(method, model, norms=one.norms)
+        context = replace(plans[one.norms], config=config_with(method, model, **settings))
         if one.codec.TYPE not in stored:
-            most = len(terms.space) - 1
+            most = len(context.space) - 1
             clients = tuple(replace(client, codec=one.codec, size=min(client.size, most)) for client in CLIENTS)
-            quiet = tuple(seat_of(terms, replace(client, scale=0.0), blobs) for client in clients)
-            stored[one.codec.TYPE] = (clients, quiet, tuple(seat_of(terms, client, blobs) for client in clients))
+            quiet = tuple(client_of(context, replace(client, scale=0.0), blobs) for client in clients)
+            stored[one.codec.TYPE] = (clients, quiet, tuple(client_of(context, client, blobs) for client in clients))
         clients, quiet, loud = stored[one.codec.TYPE]
-        yield Case(name=one.name, terms=terms, blobs=blobs, clients=clients, quiet=quiet, loud=loud)
+        yield Case(name=one.name, context=context, blobs=blobs, clients=clients, quiet=quiet, loud=loud)
 
 
 def check(case: Case) -> None:
     """A round in which everybody learned, and one in which nobody did."""
-    state = first_state(case.terms.network)
-    folded = case.folded(state, case.loud, after_round=as_aggregated, distillation=None)
-    check_what_moved(case, state, folded)
+    state = first_state(case.context.network)
+    aggregated = case.aggregated(state, case.loud, after_round=as_aggregated, distillation=None)
+    check_what_moved(case, state, aggregated)
     # Copies are there now, and differ from what is shared. Momentum would go on by itself.
-    start = replace(folded, moments={})
-    still = case.folded(start, case.quiet, after_round=as_aggregated, distillation=None)
-    sorts = case.terms.roles.aggregator.after_round is not as_aggregated
-    after = case.folded(start, case.quiet, distillation=None) if sorts else still
+    start = replace(aggregated, moments={})
+    still = case.aggregated(start, case.quiet, after_round=as_aggregated, distillation=None)
+    sorts = case.context.roles.aggregator.after_round is not as_aggregated
+    after = case.aggregated(start, case.quiet, distillation=None) if sorts else still
     for client in case.clients:
-        before = seen(case.terms, folded, client)
-        assert same_bits(before, seen(case.terms, still, client)), case.name
+        before = seen(case.context, aggregated, client)
+        assert same_bits(before, seen(case.context, still, client)), case.name
         if sorts:
-            if case.terms.roles.assigner.exchange is not None:  # a client sees its own network alone
-                assert same_bits(before, seen(case.terms, after, client)), case.name
+            if case.context.roles.assigner.exchange is not None:  # a client sees its own network alone
+                assert same_bits(before, seen(case.context, after, client)), case.name
                 continue
-            said = logits(case.terms, seen(case.terms, after, client))
-            assert said == pytest.approx(logits(case.terms, before), rel=1e-4, abs=1e-4), case.name
+            said = logits(case.context, seen(case.context, after, client))
+            assert said == pytest.approx(logits(case.context, before), rel=1e-4, abs=1e-4), case.name
 
 
-def check_what_moved(case: Case, state: ModelState, folded: ModelState) -> None:
+def check_what_moved(case: Case, state: ModelState, aggregated: ModelState) -> None:
     """No element that nobody held of those who share it with a client; something for every client."""
-    keys = {client.name: keys_of(case, folded, client) for client in case.clients}
-    places = {client.name: held(case.terms, [client]) for client in case.clients}
+    keys = {client.name: keys_of(case, aggregated, client) for client in case.clients}
+    places = {client.name: held(case.context, [client]) for client in case.clients}
     for client in case.clients:
-        before, after = seen(case.terms, state, client), seen(case.terms, folded, client)
+        before, after = seen(case.context, state, client), seen(case.context, aggregated, client)
         moved = [name for name in before if not torch.equal(before[name], after[name])]
         assert moved, case.name
         for name in moved:
-            if isinstance(case.terms.config.method, FedFA) and case.terms.network.tensors[name].part is not None:
+            if isinstance(case.context.config.method, FedFA) and case.context.network.tensors[name].part is not None:
                 continue  # grafting also moves the blocks that clients lack
             key = keys[client.name].get(name)
             together = [places[one.name][name] for one in case.clients if keys[one.name].get(name) == key]
@@ -209,9 +211,9 @@ def check_what_moved(case: Case, state: ModelState, folded: ModelState) -> None:
 
 
 def keys_of(case: Case, state: ModelState, client: Client) -> Mapping[str, str]:
-    size = case.terms.space[client.size]
-    who = Participant(client_id=client.name, spec=size, size=size)
-    return case.terms.roles.aggregator.sharing_groups(case.terms.network, who, state.sizes)
+    size = case.context.space[client.size]
+    who = Participant(client_id=client.name, architecture=size, size=size)
+    return case.context.roles.aggregator.sharing_groups(case.context.network, who, state.sizes)
 
 
 @pytest.mark.slow
@@ -236,14 +238,16 @@ def test_so_it_is_with_every_three_of_them(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("merge", [one for one in MERGES if one is not None], ids=lambda one: one.TYPE)
 def test_no_merge_moves_rows_of_classes_that_nobody_holds(merge: AnyStackedMerge, tmp_path: Path) -> None:
-    terms = terms_with(QUICK["heterofl"], MODEL, merge=merge, server_optimiser=FedAvgM())
-    blobs, state = BlobStore(tmp_path), first_state(terms.network)
-    seats = [seat_of(terms, client, blobs) for client in CLIENTS]
-    folded = Folding(terms=terms, blobs=blobs).fold(state, 1, seats, terms.roles.memory.initial).state
+    context = context_with(QUICK["heterofl"], MODEL, merge=merge, server_optimiser=FedAvgM())
+    blobs, state = BlobStore(tmp_path), first_state(context.network)
+    clients = [client_of(context, client, blobs) for client in CLIENTS]
+    aggregated = (
+        Aggregation(context=context, blobs=blobs).aggregate(state, 1, clients, context.roles.memory.initial).state
+    )
     for name in ("head.weight", "head.bias"):
-        assert torch.equal(folded.shared[name][3], state.shared[name][3])
-        assert not folded.moments["mean"][name][3].any()
-        assert not torch.equal(folded.shared[name][0], state.shared[name][0])
+        assert torch.equal(aggregated.shared[name][3], state.shared[name][3])
+        assert not aggregated.moments["mean"][name][3].any()
+        assert not torch.equal(aggregated.shared[name][0], state.shared[name][0])
 
 
 @pytest.mark.parametrize(

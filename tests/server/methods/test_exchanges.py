@@ -12,6 +12,8 @@ import torch
 from server.methods.method_cases import QUICK
 from torch import Tensor
 
+from subfleet.aggregation.updates import submodel_weights
+from subfleet.aggregation.views import Views
 from subfleet.arrays import decode_arrays
 from subfleet.elastic.building import build_module, network_of
 from subfleet.elastic.exchanges import Exchange, in_place
@@ -19,21 +21,19 @@ from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.maps import extract
 from subfleet.elastic.network import Family, Network
 from subfleet.elastic.replication import Replication
-from subfleet.folding.updates import subnet_weights
-from subfleet.folding.views import Views
 from subfleet.methods.aggregator import Participant
 from subfleet.methods.assigner import Assigner
 from subfleet.methods.describing import MethodInfo, Setting
 from subfleet.methods.roles import Roles
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 from subfleet.testing import MethodContract
-from subfleet.testing.rounds import MODEL, Client, change_of, every_size, first_state, play, terms_with
-from subfleet.testing.subnets import same_bits
+from subfleet.testing.rounds import MODEL, Client, change_of, context_with, every_size, first_state, play
+from subfleet.testing.submodels import same_bits
 
 
-def replication(network: Network, size: SubnetSpec, client_id: str) -> Replication:
+def replication(network: Network, size: Architecture, client_id: str) -> Replication:
     """Drawn once for each client: a model whose indices meant something else in each round would mean nothing."""
-    seed = hashlib.sha256(f"{client_id}/{size.spec_id}".encode()).digest()
+    seed = hashlib.sha256(f"{client_id}/{size.architecture_id}".encode()).digest()
     return Replication.drawn(network, size, random.Random(seed))
 
 
@@ -64,12 +64,12 @@ class TestCopying(MethodContract):
         super().test_places_keep_the_size()
 
 
-def participant(client: Client, size: SubnetSpec) -> Participant:
-    return Participant(client_id=client.name, spec=size, size=size)
+def participant(client: Client, size: Architecture) -> Participant:
+    return Participant(client_id=client.name, architecture=size, size=size)
 
 
-def outputs(network: Network, spec: SubnetSpec, state: dict[str, Tensor]) -> Tensor:
-    module = build_module(network, spec)
+def outputs(network: Network, architecture: Architecture, state: dict[str, Tensor]) -> Tensor:
+    module = build_module(network, architecture)
     module.load_state_dict(state)
     inputs = torch.randn(6, *network.config.input_shape, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
@@ -79,69 +79,72 @@ def outputs(network: Network, spec: SubnetSpec, state: dict[str, Tensor]) -> Ten
 
 def test_one_client_gets_back_what_it_trained(tmp_path: Path) -> None:
     """Alone, after the first round: down after up is the identity, so that nothing of its training is lost."""
-    terms = terms_with(Copying(), replace(MODEL, norm="batch"))
+    context = context_with(Copying(), replace(MODEL, norm="batch"))
     client = Client(name="ada", size=0)
-    who = participant(client, terms.space[0])
-    views = Views(terms=terms, samples=torch.zeros(1))
-    state = first_state(terms.network)
+    who = participant(client, context.space[0])
+    views = Views(context=context, samples=torch.zeros(1))
+    state = first_state(context.network)
     for number in (1, 2):
-        before = extract(terms.network, who.spec, views.for_training(state, who))
-        state = play(terms, state, [client], tmp_path / str(number), number).state
-        after = extract(terms.network, who.spec, views.for_training(state, who))
-        change = change_of(terms, client, number)
+        before = extract(context.network, who.architecture, views.for_training(state, who))
+        state = play(context, state, [client], tmp_path / str(number), number).state
+        after = extract(context.network, who.architecture, views.for_training(state, who))
+        change = change_of(context, client, number)
         for name in change:
             torch.testing.assert_close(after[name], before[name] + change[name], rtol=1e-5, atol=1e-5)
 
 
 def test_after_a_round_of_one_client_the_whole_model_computes_what_the_client_does(tmp_path: Path) -> None:
     """Where the model had copies of the client's network before; blocks that it lacks are still the identity."""
-    terms = terms_with(Copying(), Mlp(input_shape=(5,), class_count=4, widths=(8, 12), depths=(2, 3), norm="batch"))
+    context = context_with(Copying(), Mlp(input_shape=(5,), class_count=4, widths=(8, 12), depths=(2, 3), norm="batch"))
     client = Client(name="ada", size=0)
-    network, size = terms.network, terms.space[0]
+    network, size = context.network, context.space[0]
     who = participant(client, size)
     first = first_state(network)
     mine = replication(network, size, "ada")
     whole = mine.grown(mine.down(first.shared), first.shared)
     absent = {name for name, decl in network.tensors.items() if decl.part and decl.part not in size.blocks}
     whole |= {name: torch.zeros_like(whole[name]) for name in absent if network.tensors[name].role == "residual"}
-    state = play(terms, replace(first, shared=whole), [client], tmp_path).state
-    own = extract(network, size, Views(terms=terms, samples=torch.zeros(1)).for_use(state, who))
+    state = play(context, replace(first, shared=whole), [client], tmp_path).state
+    own = extract(network, size, Views(context=context, samples=torch.zeros(1)).for_use(state, who))
     torch.testing.assert_close(
-        outputs(network, network.full_spec(), dict(state.shared)), outputs(network, size, own), rtol=1e-3, atol=1e-3
+        outputs(network, network.full_architecture(), dict(state.shared)),
+        outputs(network, size, own),
+        rtol=1e-3,
+        atol=1e-3,
     )
 
 
 def test_two_clients_of_one_size_receive_their_own_weights() -> None:
     """No cache takes the one's for the other's."""
-    terms = terms_with(Copying(), replace(MODEL, norm="batch"))
-    views, state = Views(terms=terms, samples=torch.zeros(1)), first_state(terms.network)
-    size = terms.space[0]
-    ada, bob = (Participant(client_id=name, spec=size, size=size) for name in ("ada", "bob"))
+    context = context_with(Copying(), replace(MODEL, norm="batch"))
+    views, state = Views(context=context, samples=torch.zeros(1)), first_state(context.network)
+    size = context.space[0]
+    ada, bob = (Participant(client_id=name, architecture=size, size=size) for name in ("ada", "bob"))
     assert views.key(state, ada) != views.key(state, bob)
-    sent = [subnet_weights(terms.network, size, views.for_training(state, one)) for one in (ada, bob)]
+    sent = [submodel_weights(context.network, size, views.for_training(state, one)) for one in (ada, bob)]
     assert sent[0] != sent[1]
-    expected = replication(terms.network, size, "bob").down(state.shared)
+    expected = replication(context.network, size, "bob").down(state.shared)
     arrays = decode_arrays(sent[1])
     assert all(torch.equal(torch.from_numpy(arrays[name].copy()), tensor) for name, tensor in expected.items())
-    whole = terms.network.full_spec()
-    everything = Participant(client_id="ada", spec=whole, size=whole)
+    whole = context.network.full_architecture()
+    everything = Participant(client_id="ada", architecture=whole, size=whole)
     assert same_bits(views.for_training(state, everything), state.shared)
 
 
 @pytest.mark.parametrize("name", ["heterofl", "fedrolex", "nefl"])
-def test_what_is_cut_from_a_subnet_in_its_place_is_the_subnet(name: str) -> None:
-    terms = terms_with(QUICK[name])
-    state = first_state(terms.network).shared
-    for size in terms.space:
-        local = extract(terms.network, size, state)
-        assert same_bits(extract(terms.network, size, in_place(terms.network, size, local)), local)
+def test_what_is_cut_from_a_submodel_in_its_place_is_the_submodel(name: str) -> None:
+    context = context_with(QUICK[name])
+    state = first_state(context.network).shared
+    for size in context.space:
+        local = extract(context.network, size, state)
+        assert same_bits(extract(context.network, size, in_place(context.network, size, local)), local)
 
 
 @pytest.mark.slow
 def test_the_order_of_clients_with_networks_of_their_own_does_not_matter(tmp_path: Path) -> None:
-    terms = terms_with(Copying(), replace(MODEL, norm="batch"))
-    clients, state = every_size(terms), first_state(network_of(replace(MODEL, norm="batch")))
+    context = context_with(Copying(), replace(MODEL, norm="batch"))
+    clients, state = every_size(context), first_state(network_of(replace(MODEL, norm="batch")))
     there, back = (
-        play(terms, state, order, tmp_path / str(place)).state for place, order in enumerate((clients, clients[::-1]))
+        play(context, state, order, tmp_path / str(place)).state for place, order in enumerate((clients, clients[::-1]))
     )
     assert same_bits(there.shared, back.shared)

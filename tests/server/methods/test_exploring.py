@@ -14,7 +14,7 @@ from subfleet.methods.roles import ClosedRound
 from subfleet.methods.selector import AvailableClient, LastUpdate, SelectionContext
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.schema import from_plain, to_plain
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 
 OORT = Oort(model="smallest")
 KINDS = (OORT, PyramidFL(oort=OORT), PowerOfChoice())
@@ -24,8 +24,8 @@ NAMES = tuple(f"c{place:02d}" for place in range(20))
 def past(round_number: int) -> LastUpdate:
     return LastUpdate(
         round=round_number,
-        size=SubnetSpec(),
-        spec=SubnetSpec(),
+        size=Architecture(),
+        architecture=Architecture(),
         sample_count=10,
         epochs=1,
         loss=1.0,

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from subfleet.aggregation.views import Views
 from subfleet.elastic.building import build_module, network_of
 from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.maps import extract
@@ -17,44 +18,45 @@ from subfleet.elastic.model_state import ModelState, packed, unpacked
 from subfleet.elastic.network import Network
 from subfleet.elastic.replication import Replication, size_in
 from subfleet.elastic.resizing import settings_of_size
-from subfleet.folding.views import Views
 from subfleet.methods.aggregator import Participant
 from subfleet.methods.fedadp import FedADP, _succeed
 from subfleet.methods.fedavg import FedAvg
 from subfleet.methods.uniting import Succession
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.schema import from_plain
-from subfleet.protocol.subnet import Prefix, SubnetSpec
-from subfleet.rounds.terms import Terms
-from subfleet.testing.rounds import Client, change_of, every_size, first_state, play, terms_with
-from subfleet.testing.subnets import same_bits
+from subfleet.protocol.submodel import Architecture, Prefix
+from subfleet.rounds.context import RunContext
+from subfleet.testing.rounds import Client, change_of, context_with, every_size, first_state, play
+from subfleet.testing.submodels import same_bits
 
 PLAIN = Mlp(input_shape=(5,), class_count=4, widths=(8, 12), depths=(2, 3), norm="none")
 
 
-def terms_of(method: FedADP | FedAvg | None = None, model: Mlp = PLAIN) -> Terms:
-    return terms_with(FedADP() if method is None else method, model)
+def context_of(method: FedADP | FedAvg | None = None, model: Mlp = PLAIN) -> RunContext:
+    return context_with(FedADP() if method is None else method, model)
 
 
-def participant(terms: Terms, client: Client) -> Participant:
-    size = terms.space[client.size]
-    return Participant(client_id=client.name, spec=size, size=size)
+def participant(context: RunContext, client: Client) -> Participant:
+    size = context.space[client.size]
+    return Participant(client_id=client.name, architecture=size, size=size)
 
 
-def received(terms: Terms, state: ModelState, client: Client) -> dict[str, Tensor]:
-    who = participant(terms, client)
-    return extract(terms.network, who.spec, Views(terms=terms, samples=torch.zeros(1)).for_training(state, who))
+def received(context: RunContext, state: ModelState, client: Client) -> dict[str, Tensor]:
+    who = participant(context, client)
+    return extract(
+        context.network, who.architecture, Views(context=context, samples=torch.zeros(1)).for_training(state, who)
+    )
 
 
-def outputs(network: Network, spec: SubnetSpec, weights: dict[str, Tensor]) -> Tensor:
-    module = build_module(network, spec).double()
+def outputs(network: Network, architecture: Architecture, weights: dict[str, Tensor]) -> Tensor:
+    module = build_module(network, architecture).double()
     module.load_state_dict({name: tensor.double() for name, tensor in weights.items()})
     inputs = torch.randn(6, *network.config.input_shape, generator=torch.Generator().manual_seed(1)).double()
     return module.eval()(inputs)  # type: ignore[no-any-return]
 
 
 def far(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
-    """How far weights are from others, as a share of these."""
+    """How far weights are from others, as a fraction of these."""
     apart = math.fsum(float((one[name] - tensor).square().sum()) for name, tensor in other.items())
     return math.sqrt(apart / math.fsum(float(tensor.square().sum()) for tensor in other.values()))
 
@@ -64,11 +66,11 @@ def test_a_client_alone_gets_back_what_it_trained_and_by_the_paper_it_does_not(t
     ways: dict[str, float] = {}
     merges: tuple[Literal["group", "paper"], ...] = ("group", "paper")
     for merge in merges:
-        terms = terms_of(FedADP(merge=merge))
-        client, state = Client(name="ada", size=0), first_state(terms.network)
-        before = received(terms, state, client)
-        after = received(terms, play(terms, state, [client], tmp_path / merge).state, client)
-        trained = {name: before[name] + one for name, one in change_of(terms, client, 1).items()}
+        context = context_of(FedADP(merge=merge))
+        client, state = Client(name="ada", size=0), first_state(context.network)
+        before = received(context, state, client)
+        after = received(context, play(context, state, [client], tmp_path / merge).state, client)
+        trained = {name: before[name] + one for name, one in change_of(context, client, 1).items()}
         ways[merge] = far(after, trained)
     assert ways["group"] < 1e-6
     assert ways["paper"] > 0.1
@@ -77,34 +79,34 @@ def test_a_client_alone_gets_back_what_it_trained_and_by_the_paper_it_does_not(t
 def test_clients_that_all_have_the_union_are_averaged_as_fedavg_does(tmp_path: Path) -> None:
     """P3: to the last bit in the group form, and to float32 where the union becomes the mean of networks."""
     whole = [Client(name=name, size=-1, samples=count) for name, count in (("ada", 3), ("bob", 5), ("cyd", 1))]
-    average = terms_with(FedAvg(), PLAIN)
+    average = context_with(FedAvg(), PLAIN)
     state = first_state(average.network)
     expected = play(average, state, whole, tmp_path / "fedavg").state.shared
-    assert same_bits(play(terms_of(), state, whole, tmp_path / "group").state.shared, expected)
+    assert same_bits(play(context_of(), state, whole, tmp_path / "group").state.shared, expected)
     ways = (FedADP(merge="paper"), FedADP(merge="paper", absent="identity"), FedADP(absent="identity"))
     for place, method in enumerate(ways):
-        found = play(terms_of(method), state, whole, tmp_path / str(place)).state.shared
+        found = play(context_of(method), state, whole, tmp_path / str(place)).state.shared
         assert far(dict(found), dict(expected)) < 1e-6, method
 
 
 def test_a_round_that_learns_nothing_leaves_the_union_and_every_client_as_they_are(tmp_path: Path) -> None:
     """P4: in the group form, whatever networks clients have."""
-    terms = terms_of()
-    clients, state = [replace(one, scale=0.0) for one in every_size(terms)], first_state(terms.network)
-    after = play(terms, state, clients, tmp_path).state
+    context = context_of()
+    clients, state = [replace(one, scale=0.0) for one in every_size(context)], first_state(context.network)
+    after = play(context, state, clients, tmp_path).state
     assert same_bits(after.shared, state.shared)
     for client in clients:
-        assert same_bits(received(terms, after, client), received(terms, state, client))
+        assert same_bits(received(context, after, client), received(context, state, client))
 
 
 def test_a_client_alone_computes_in_all_rounds_what_it_did_after_the_first(tmp_path: Path) -> None:
     """P4 of one client without the union's architecture, whose absent layers are identities."""
-    terms = terms_of(FedADP(absent="identity"))
-    client, state = Client(name="ada", size=0, scale=0.0), first_state(terms.network)
-    own = outputs(terms.network, terms.space[0], received(terms, state, client))
+    context = context_of(FedADP(absent="identity"))
+    client, state = Client(name="ada", size=0, scale=0.0), first_state(context.network)
+    own = outputs(context.network, context.space[0], received(context, state, client))
     for number in (1, 2):
-        state = play(terms, state, [client], tmp_path / str(number), number).state
-        torch.testing.assert_close(outputs(terms.network, terms.space[0], received(terms, state, client)), own)
+        state = play(context, state, [client], tmp_path / str(number), number).state
+        torch.testing.assert_close(outputs(context.network, context.space[0], received(context, state, client)), own)
 
 
 def test_a_layer_that_a_client_lacks_counts_where_that_is_wanted(tmp_path: Path) -> None:
@@ -112,10 +114,10 @@ def test_a_layer_that_a_client_lacks_counts_where_that_is_wanted(tmp_path: Path)
     client = Client(name="ada", size=0)
     each: tuple[Literal["keep", "identity"], ...] = ("keep", "identity")
     for absent in each:
-        terms = terms_of(FedADP(absent=absent))
-        network, state = terms.network, first_state(terms.network)
-        after = play(terms, state, [client], tmp_path / absent).state
-        lacking = {block.name for block in network.blocks if block.name not in terms.space[0].blocks}
+        context = context_of(FedADP(absent=absent))
+        network, state = context.network, first_state(context.network)
+        after = play(context, state, [client], tmp_path / absent).state
+        lacking = {block.name for block in network.blocks if block.name not in context.space[0].blocks}
         closing = [name for name, decl in network.tensors.items() if decl.part in lacking and decl.role == "residual"]
         assert closing
         for name in closing:
@@ -126,63 +128,63 @@ def test_a_layer_that_a_client_lacks_counts_where_that_is_wanted(tmp_path: Path)
 
 
 def test_what_a_client_copies_is_drawn_once_and_survives_a_crash(tmp_path: Path) -> None:
-    terms = terms_of()
-    ada, bob, state = Client(name="ada", size=0), Client(name="bob", size=0), first_state(terms.network)
-    first = play(terms, state, [ada, bob], tmp_path / "1").state
+    context = context_of()
+    ada, bob, state = Client(name="ada", size=0), Client(name="bob", size=0), first_state(context.network)
+    first = play(context, state, [ada, bob], tmp_path / "1").state
     copies = {name: tensor for name, tensor in first.kept.items() if name.startswith("copies/")}
     assert {name.split("/")[1] for name in copies} == {"ada", "bob"}
     assert any(not torch.equal(tensor, copies[name.replace("ada", "bob")]) for name, tensor in copies.items())
-    second = play(terms, unpacked(packed(first)), [ada], tmp_path / "2", 2).state
+    second = play(context, unpacked(packed(first)), [ada], tmp_path / "2", 2).state
     assert all(torch.equal(second.kept[name], tensor) for name, tensor in copies.items())
     # It is what is remembered that counts, not what would be drawn.
     turned = {name: tensor.flip(0) for name, tensor in copies.items()}
     elsewhere = replace(first, kept=turned)
-    assert far(received(terms, elsewhere, ada), received(terms, first, ada)) > 0.01
+    assert far(received(context, elsewhere, ada), received(context, first, ada)) > 0.01
 
 
 def test_a_larger_union_has_every_client_as_the_copy_that_it_was(tmp_path: Path) -> None:
     """Wider and deeper; a client's network comes out of it as it was, to float32."""
-    terms = terms_of()
-    clients = every_size(terms)[:3]
-    state = play(terms, first_state(terms.network), clients, tmp_path).state
-    parent = terms.network
+    context = context_of()
+    clients = every_size(context)[:3]
+    state = play(context, first_state(context.network), clients, tmp_path).state
+    parent = context.network
     larger = replace(network_of(replace(PLAIN, widths=(12, 20), depths=(3, 4))), id="union2")
-    sizes = {one.spec_id: size_in(larger, network_of(_settings(parent, one))) for one in _whole(terms)}
+    sizes = {one.architecture_id: size_in(larger, network_of(_settings(parent, one))) for one in _whole(context)}
     how, grown = _succeed(
         "drawn",
         Succession(parent=parent, network=larger, state=state, stream=random.Random(4), seed=1, sizes=sizes),
     )
     assert how.TYPE == "replicated"
     torch.testing.assert_close(
-        outputs(larger, larger.full_spec(), dict(grown.shared)),
-        outputs(parent, parent.full_spec(), dict(state.shared)),
+        outputs(larger, larger.full_architecture(), dict(grown.shared)),
+        outputs(parent, parent.full_architecture(), dict(state.shared)),
         rtol=1e-5,
         atol=1e-5,
     )
     exchange = FedADP().roles().assigner.exchange
     assert exchange is not None
     for client in clients:
-        size = terms.space[client.size]
+        size = context.space[client.size]
         whole = replace(size, axes=_axes_of(parent, larger, size), network="union2")
-        who = Participant(client_id=client.name, spec=whole, size=whole)
+        who = Participant(client_id=client.name, architecture=whole, size=whole)
         own = exchange(larger, who, grown.kept).down(grown.shared)
-        assert far(own, received(terms, state, client)) < 1e-6
+        assert far(own, received(context, state, client)) < 1e-6
         # With copies that are drawn anew, it would be another one.
-        assert far(exchange(larger, who, {}).down(grown.shared), received(terms, state, client)) > 0.01
+        assert far(exchange(larger, who, {}).down(grown.shared), received(context, state, client)) > 0.01
 
 
-def _axes_of(parent: Network, larger: Network, size: SubnetSpec) -> tuple[tuple[str, Prefix], ...]:
+def _axes_of(parent: Network, larger: Network, size: Architecture) -> tuple[tuple[str, Prefix], ...]:
     sizes = parent.sizes(size)
     kept = {name: sizes[name] for name, axis in larger.axes.items() if name in sizes and sizes[name] < axis.size}
     return tuple((name, Prefix(size=count)) for name, count in sorted(kept.items()))
 
 
-def _whole(terms: Terms) -> list[SubnetSpec]:
-    every = terms.network.full_spec().blocks
-    return [size for size in terms.space if size.blocks == every]
+def _whole(context: RunContext) -> list[Architecture]:
+    every = context.network.full_architecture().blocks
+    return [size for size in context.space if size.blocks == every]
 
 
-def _settings(network: Network, size: SubnetSpec) -> Mlp:
+def _settings(network: Network, size: Architecture) -> Mlp:
     found = settings_of_size(network, size)
     assert isinstance(found, Mlp)
     return found
@@ -198,12 +200,12 @@ def test_in_turn_clients_of_one_architecture_are_averaged_as_if_they_were_alone(
     """Their neurons have the same copies, so that each goes to its place; drawn for each, they mix."""
     found = {}
     for copies in ("cyclic", "drawn"):
-        terms = terms_of(FedADP(copies=copies, weighting="uniform"))
+        context = context_of(FedADP(copies=copies, weighting="uniform"))
         ada, bob = (Client(name=name, size=0) for name in ("ada", "bob"))
-        state = first_state(terms.network)
-        before = received(terms, state, ada)
-        after = received(terms, play(terms, state, [ada, bob], tmp_path / copies).state, ada)
-        changes = [change_of(terms, client, 1) for client in (ada, bob)]
+        state = first_state(context.network)
+        before = received(context, state, ada)
+        after = received(context, play(context, state, [ada, bob], tmp_path / copies).state, ada)
+        changes = [change_of(context, client, 1) for client in (ada, bob)]
         found[copies] = far(
             after, {name: before[name] + (one + changes[1][name]) / 2 for name, one in changes[0].items()}
         )

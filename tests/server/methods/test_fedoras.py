@@ -1,4 +1,4 @@
-"""FedorAS: what clients are sent, how operators fold (O1, O2), and who fine-tunes what."""
+"""FedorAS: what clients are sent, how operators aggregate (O1, O2), and who fine-tunes what."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,22 +9,22 @@ import pytest
 import torch
 from torch import Tensor
 
+from subfleet.aggregation.aggregation import Aggregation
 from subfleet.elastic.cost import Costs
 from subfleet.elastic.families.records.choices import ChoiceCnn
 from subfleet.elastic.network import Network
-from subfleet.elastic.paths import path_spec
-from subfleet.folding.folding import Folding
+from subfleet.elastic.paths import path_architecture
 from subfleet.methods.assigner import Assignment, Unfit, WrittenSize
 from subfleet.methods.fedoras import FedorAS
 from subfleet.methods.subspacing import drawn_tier, supernet_tiers
 from subfleet.protocol.chains import Chain, Link, LinkOperator
 from subfleet.protocol.paths import OperatorExamples
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
+from subfleet.rounds.context import RunContext
 from subfleet.rounds.state import Trained
-from subfleet.rounds.terms import Terms
 from subfleet.search.tiers import tier_for
 from subfleet.settings.samples import DataSettings
-from subfleet.testing.rounds import Client, ask, change_of, first_state, seat_of, terms_with
+from subfleet.testing.rounds import Client, ask, change_of, client_of, context_with, first_state
 from subfleet.transport.blob_store import BlobStore
 
 MODEL = ChoiceCnn(
@@ -41,34 +41,37 @@ FLOAT_BYTES = 4
 Counts = Mapping[str, Mapping[str, int]]
 
 
-def terms_of(**settings: object) -> Terms:
+def context_of(**settings: object) -> RunContext:
     data = DataSettings(test="unused", validation_samples=1)
-    return terms_with(FedorAS(**settings), MODEL, data=data)  # type: ignore[arg-type]
+    return context_with(FedorAS(**settings), MODEL, data=data)  # type: ignore[arg-type]
 
 
-TERMS = terms_of()
-NETWORK = TERMS.network
+CONTEXT = context_of()
+NETWORK = CONTEXT.network
 CHOICES = tuple(NETWORK.choices)
 
 
-# --- how operators fold -----------------------------------------------------------------------------------------------
+# --- how operators aggregate
+# -----------------------------------------------------------------------------------------------
 
 
-def folded(terms: Terms, drawn: Sequence[Counts], folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def aggregated(
+    context: RunContext, drawn: Sequence[Counts], folder: Path
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The model before and after a round in which these many examples of each client went through its operators."""
-    state, blobs, seats = first_state(terms.network), BlobStore(folder), []
+    state, blobs, clients = first_state(context.network), BlobStore(folder), []
     for client, counts in zip(CLIENTS, drawn, strict=True):
         examples: OperatorExamples = tuple((name, tuple(own.items())) for name, own in counts.items())
-        seat = seat_of(terms, client, blobs)
-        assert seat.update is not None
-        seats.append(replace(seat, trained=Trained(update=replace(seat.update, operator_examples=examples))))
-    found = Folding(terms=terms, blobs=blobs).fold(state, 1, seats, terms.roles.memory.initial)
+        stored = client_of(context, client, blobs)
+        assert stored.update is not None
+        clients.append(replace(stored, trained=Trained(update=replace(stored.update, operator_examples=examples))))
+    found = Aggregation(context=context, blobs=blobs).aggregate(state, 1, clients, context.roles.memory.initial)
     assert not found.refused
     return dict(state.shared), dict(found.state.shared)
 
 
 def mean_change(name: str, weights: Sequence[float]) -> Tensor:
-    changes = [change_of(TERMS, client, 1)[name].double() for client in CLIENTS]
+    changes = [change_of(CONTEXT, client, 1)[name].double() for client in CLIENTS]
     total = math.fsum(weights)
     return sum((weight / total * one for weight, one in zip(weights, changes, strict=True)), torch.zeros(()).double())
 
@@ -79,8 +82,8 @@ def everywhere(operator: str, count: int) -> Counts:
 
 def test_with_one_operator_at_each_place_it_is_federated_averaging_by_examples(tmp_path: Path) -> None:
     """O1."""
-    before, after = folded(TERMS, [everywhere("conv3", count) for count in (40, 120, 80)], tmp_path)
-    path = NETWORK.shapes(path_spec(NETWORK, ["conv3"] * len(CHOICES)))
+    before, after = aggregated(CONTEXT, [everywhere("conv3", count) for count in (40, 120, 80)], tmp_path)
+    path = NETWORK.shapes(path_architecture(NETWORK, ["conv3"] * len(CHOICES)))
     for name, tensor in after.items():
         moved = tensor.double() - before[name].double()
         if name in path:
@@ -92,9 +95,9 @@ def test_with_one_operator_at_each_place_it_is_federated_averaging_by_examples(t
 @pytest.mark.parametrize("least", [1, 2])
 def test_an_operator_that_too_few_clients_drew_stays_to_the_bit(least: int, tmp_path: Path) -> None:
     """O2: the public code maps no searchable tensor to its operator, and never drops what one client alone trained."""
-    terms = terms_of(min_contributors=least)
+    context = context_of(min_contributors=least)
     drawn = [everywhere("conv1", 40), {**everywhere("conv1", 60), CHOICES[0]: {"conv3": 60}}, everywhere("conv1", 80)]
-    before, after = folded(terms, drawn, tmp_path)
+    before, after = aggregated(context, drawn, tmp_path)
     for name, tensor in after.items():
         part = NETWORK.tensors[name].part
         alone = part == f"{CHOICES[0]}.conv3"
@@ -109,7 +112,7 @@ def test_each_operator_counts_by_its_own_examples_and_what_is_always_on_by_all(t
     """Equation 5."""
     shares = ((10, 30), (90, 30), (60, 0))
     drawn = [{choice: {"conv1": one, "dsconv3": other} for choice in CHOICES} for one, other in shares]
-    before, after = folded(TERMS, drawn, tmp_path)
+    before, after = aggregated(CONTEXT, drawn, tmp_path)
     for name, tensor in after.items():
         part = NETWORK.tensors[name].part
         moved = tensor.double() - before[name].double()
@@ -126,7 +129,7 @@ def test_each_operator_counts_by_its_own_examples_and_what_is_always_on_by_all(t
 def test_plain_averaging_counts_samples_whatever_was_drawn(tmp_path: Path) -> None:
     shares = ((10, 30), (90, 30), (60, 0))
     drawn = [{choice: {"conv1": one, "dsconv3": other} for choice in CHOICES} for one, other in shares]
-    before, after = folded(terms_of(aggregation="clients"), drawn, tmp_path)
+    before, after = aggregated(context_of(aggregation="clients"), drawn, tmp_path)
     for name, tensor in after.items():
         moved = tensor.double() - before[name].double()
         torch.testing.assert_close(moved, mean_change(name, [one.samples for one in CLIENTS]), atol=1e-6, rtol=1e-5)
@@ -135,31 +138,33 @@ def test_plain_averaging_counts_samples_whatever_was_drawn(tmp_path: Path) -> No
 # --- what clients are sent --------------------------------------------------------------------------------------------
 
 
-def given(terms: Terms, name: str = "ada", **budget: int) -> Assignment:
-    asked = ask(terms, name)
-    return terms.roles.assigner.assign(replace(asked, budget=replace(asked.budget, **budget)))
+def given(context: RunContext, name: str = "ada", **budget: int) -> Assignment:
+    asked = ask(context, name)
+    return context.roles.assigner.assign(replace(asked, budget=replace(asked.budget, **budget)))
 
 
-def parts_of(terms: Terms) -> Mapping[str, tuple[int, int]]:
-    return Costs(terms.network).of_parts(terms.network.full_spec())
+def parts_of(context: RunContext) -> Mapping[str, tuple[int, int]]:
+    return Costs(context.network).of_parts(context.network.full_architecture())
 
 
-def operator_bytes(terms: Terms, spec: SubnetSpec) -> int:
-    parts = parts_of(terms)
-    return FLOAT_BYTES * sum(parts[part][0] for part in terms.network.parts_of(spec))
+def operator_bytes(context: RunContext, architecture: Architecture) -> int:
+    parts = parts_of(context)
+    return FLOAT_BYTES * sum(parts[part][0] for part in context.network.parts_of(architecture))
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.25])
 def test_a_subspace_keeps_to_its_share_and_is_another_for_each_client(share: float) -> None:
-    terms = terms_of(subspace=share)
-    whole, found = operator_bytes(terms, NETWORK.full_spec()), list[SubnetSpec]()
+    context = context_of(subspace=share)
+    whole, found = operator_bytes(context, NETWORK.full_architecture()), list[Architecture]()
     for number in range(20):
-        assigned = given(terms, f"client-{number}")
+        assigned = given(context, f"client-{number}")
         assert assigned.placed is not None
         assert assigned.candidate is not None
-        assert assigned.candidate.spec.spec_id == NETWORK.full_spec().spec_id  # whose program chains whatever is drawn
-        assert operator_bytes(terms, assigned.placed) <= share * whole
-        kept = terms.network.operators_of(assigned.placed)
+        assert (
+            assigned.candidate.architecture.architecture_id == NETWORK.full_architecture().architecture_id
+        )  # whose program chains whatever is drawn
+        assert operator_bytes(context, assigned.placed) <= share * whole
+        kept = context.network.operators_of(assigned.placed)
         assert all("identity" in own for own in kept.values())
         found.append(assigned.placed)
     different = len({one.choices for one in found})
@@ -167,37 +172,37 @@ def test_a_subspace_keeps_to_its_share_and_is_another_for_each_client(share: flo
 
 
 def test_the_link_has_to_have_room_for_the_subspace() -> None:
-    always = FLOAT_BYTES * parts_of(TERMS)[""][0]
-    assigned = given(TERMS, uplink_bytes=always + 2000)
+    always = FLOAT_BYTES * parts_of(CONTEXT)[""][0]
+    assigned = given(CONTEXT, uplink_bytes=always + 2000)
     assert assigned.placed is not None
-    assert operator_bytes(TERMS, assigned.placed) <= 2000
-    refused = given(TERMS, uplink_bytes=always - 1)
+    assert operator_bytes(CONTEXT, assigned.placed) <= 2000
+    refused = given(CONTEXT, uplink_bytes=always - 1)
     assert refused.candidate is None
     assert refused.reason.startswith("no subspace of the supernet fits")
 
 
 def test_an_operator_that_no_path_within_the_multiplications_has_is_not_sent() -> None:
-    parts = parts_of(TERMS)
+    parts = parts_of(CONTEXT)
     heaviest = max(parts[f"{CHOICES[0]}.{one}"][1] for one in NETWORK.choices[CHOICES[0]].operators)
     most = parts[""][1] + heaviest - 1
     for number in range(10):
-        assigned = given(TERMS, f"client-{number}", forward_macs=most)
+        assigned = given(CONTEXT, f"client-{number}", forward_macs=most)
         assert assigned.placed is not None
         assert assigned.paths is not None
         assert assigned.paths.forward_macs == min(most, tier_for(supernet_tiers(NETWORK, 4), most).high_macs)
         kept = NETWORK.operators_of(assigned.placed)
         assert all(parts[""][1] + parts[f"{name}.{one}"][1] <= most for name, own in kept.items() for one in own)
-    assert given(TERMS, forward_macs=parts[""][1] - 1).candidate is None
+    assert given(CONTEXT, forward_macs=parts[""][1] - 1).candidate is None
 
 
 def test_a_device_that_cannot_load_the_supernets_program_is_not_given_it_again() -> None:
-    asked = ask(TERMS, "ada")
+    asked = ask(CONTEXT, "ada")
     (whole,) = asked.candidates
-    written = WrittenSize(size=whole.spec, planned_peak_bytes=1, chain=chain_of(NETWORK))
-    told = replace(asked, written={whole.spec.spec_id: written})
-    assert TERMS.roles.assigner.assign(told).candidate is not None
-    refused = TERMS.roles.assigner.assign(
-        replace(told, refused={whole.spec.spec_id: Unfit(limit="runtime", why="it lacks Erf")})
+    written = WrittenSize(size=whole.architecture, planned_peak_bytes=1, chain=chain_of(NETWORK))
+    told = replace(asked, written={whole.architecture.architecture_id: written})
+    assert CONTEXT.roles.assigner.assign(told).candidate is not None
+    refused = CONTEXT.roles.assigner.assign(
+        replace(told, refused={whole.architecture.architecture_id: Unfit(limit="runtime", why="it lacks Erf")})
     )
     assert (refused.candidate, refused.reason) == (None, "the supernet was refused by the device: it lacks Erf")
 
@@ -214,19 +219,19 @@ def chain_of(network: Network) -> Chain:
 
 
 def test_without_memory_for_the_leanest_path_nothing_is_sent() -> None:
-    refused = given(TERMS, memory_bytes=1000)
+    refused = given(CONTEXT, memory_bytes=1000)
     assert refused.candidate is None
     assert "1000 bytes of memory" in refused.reason
 
 
 def test_a_drawn_tier_is_a_clients_own_for_the_whole_run_and_bounds_its_multiplications() -> None:
-    terms = terms_of(tiers_by="drawn", tiers=3)
+    context = context_of(tiers_by="drawn", tiers=3)
     tiers = supernet_tiers(NETWORK, 3)
     found = set()
     for number in range(30):
-        asked = ask(terms, f"client-{number}")
+        asked = ask(context, f"client-{number}")
         tier = drawn_tier(asked.draw.seed, asked.draw.client_id, 3)
-        paths = terms.roles.assigner.assign(asked).paths
+        paths = context.roles.assigner.assign(asked).paths
         assert paths is not None
         assert paths.forward_macs == tiers[tier - 1].high_macs
         found.add(tier)

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 import pytest
-from server.methods.test_fedoras import MODEL, NETWORK, TERMS, terms_of
+from server.methods.test_fedoras import CONTEXT, MODEL, NETWORK, context_of
 
 from subfleet.elastic.cost import estimate_cost, part_costs
 from subfleet.elastic.lineage import Chosen, Drawn, Lineage
@@ -23,7 +23,7 @@ from subfleet.methods.tier_search import TierMemory, TierSearch, tier_of
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.training import TrainingSettings
-from subfleet.rounds.terms import Terms
+from subfleet.rounds.context import RunContext
 from subfleet.search.path_evolution import EvolutionSettings
 from subfleet.settings.samples import DataSettings
 from subfleet.testing.rounds import ask, config_with
@@ -31,9 +31,9 @@ from subfleet.testing.rounds import ask, config_with
 # --- stages two and three ---------------------------------------------------------------------------------------------
 
 
-def found_by(terms: Terms) -> tuple[Lineage, ...]:
+def found_by(context: RunContext) -> tuple[Lineage, ...]:
     """The networks of a search in which each tier scored one path."""
-    search = terms.roles.networks.path_search
+    search = context.roles.networks.path_search
     assert search is not None
     memory = TierMemory()
     for tier, path in enumerate((("identity",) * 4, ("dsconv3",) * 4, ("mbconv3_double",) * 4), start=1):
@@ -42,35 +42,35 @@ def found_by(terms: Terms) -> tuple[Lineage, ...]:
     return tuple(search.conclude(memory, NETWORK, 4))
 
 
-def tuning(terms: Terms, forward_macs: int | None, number: int = 1) -> Assignment:
+def tuning(context: RunContext, forward_macs: int | None, number: int = 1) -> Assignment:
     """What a client is given once the tiers' networks have been found."""
-    declared = [terms.declared(one) for one in found_by(terms)]
+    declared = [context.declared(one) for one in found_by(context)]
     asked = replace(
-        ask(terms, "ada", round_number=number),
+        ask(context, "ada", round_number=number),
         networks={one.network.id: one.network for one in declared},
         candidates=tuple(candidate for one in declared for candidate in one.candidates),
         budget=Budget(memory_bytes=2**40, forward_macs=forward_macs),
     )
-    return terms.roles.assigner.assign(asked)
+    return context.roles.assigner.assign(asked)
 
 
 def test_clients_of_a_tier_and_above_fine_tune_its_network() -> None:
-    sizes = [TERMS.declared(one).network.full_spec() for one in found_by(TERMS)]
+    sizes = [CONTEXT.declared(one).network.full_architecture() for one in found_by(CONTEXT)]
     macs = [
-        estimate_cost(TERMS.declared(one).network, size, batch_size=1).forward_macs
-        for one, size in zip(found_by(TERMS), sizes, strict=True)
+        estimate_cost(CONTEXT.declared(one).network, size, batch_size=1).forward_macs
+        for one, size in zip(found_by(CONTEXT), sizes, strict=True)
     ]
     assert [tier_of(one) for one in sizes] == [1, 2, 3]
     for most, expected in ((macs[0], {1}), (macs[1], {1, 2}), (macs[2], {1, 2, 3}), (None, {1, 2, 3})):
-        drawn = [tuning(TERMS, most, number).candidate for number in range(40)]
-        assert {tier_of(one.spec) for one in drawn if one is not None} == expected
-    assert tuning(TERMS, macs[0] - 1).candidate is None
+        drawn = [tuning(CONTEXT, most, number).candidate for number in range(40)]
+        assert {tier_of(one.architecture) for one in drawn if one is not None} == expected
+    assert tuning(CONTEXT, macs[0] - 1).candidate is None
 
 
 def test_each_tiers_network_has_rounds_of_its_own() -> None:
     """Fine-tuning is federated averaging of one network, by clients of its tier and above (section 3.3)."""
-    terms = terms_of(tiers=3, supernet_rounds=4)
-    declared = [terms.declared(one) for one in found_by(terms)]
+    context = context_of(tiers=3, supernet_rounds=4)
+    declared = [context.declared(one) for one in found_by(context)]
     networks = {one.network.id: one.network for one in declared}
     macs = [sum(own for _, own in part_costs(one).values()) for one in networks.values()]
     clients = tuple(
@@ -80,42 +80,42 @@ def test_each_tiers_network_has_rounds_of_its_own() -> None:
         for name, most in (("slow", macs[0]), ("middle", macs[1]), ("fast", None))
         for place in range(3)
     )
-    select = terms.roles.selector.select
+    select = context.roles.selector.select
     assert select is not None
     for number in range(5, 11):
         tier = (number - 5) % 3 + 1
         asked = SelectionContext(clients=clients, count=0, round=number, networks=networks)
         able = ("slow", "middle", "fast")[tier - 1 :]
         assert sorted(select(asked).clients) == sorted(one.client_id for one in clients if one.client_id[:-1] in able)
-        found = tuning(terms, None, number).candidate
+        found = tuning(context, None, number).candidate
         assert found is not None
-        assert tier_of(found.spec) == tier
+        assert tier_of(found.architecture) == tier
     none_fast = SelectionContext(clients=clients[:3], count=0, round=7, networks=networks)
     assert len(select(none_fast).clients) == 3, "where nobody can train a tier's, its round is the next lower one's"
-    supernet = SelectionContext(clients=clients, count=2, round=3, networks={"": terms.network})
+    supernet = SelectionContext(clients=clients, count=2, round=3, networks={"": context.network})
     assert len(select(supernet).clients) == 2
 
 
 def test_of_drawn_tiers_nobody_trains_a_network_above_its_own() -> None:
-    terms = terms_of(tiers_by="drawn", tiers=3)
-    own = drawn_tier(terms.config.seed, "ada", 3)
-    drawn = [tuning(terms, None, number).candidate for number in range(40)]
-    assert {tier_of(one.spec) for one in drawn if one is not None} == set(range(1, own + 1))
+    context = context_of(tiers_by="drawn", tiers=3)
+    own = drawn_tier(context.config.seed, "ada", 3)
+    drawn = [tuning(context, None, number).candidate for number in range(40)]
+    assert {tier_of(one.architecture) for one in drawn if one is not None} == set(range(1, own + 1))
 
 
 @pytest.mark.parametrize("by", ["drawn", "measured"])
 def test_each_client_is_left_with_the_network_of_its_tier(by: str) -> None:
-    terms = terms_of(tiers_by=by, tiers=3)
-    networks = {one.id: terms.declared(one).network for one in found_by(terms)}
-    standing, left = terms.roles.networks.standing, set[int]()
+    context = context_of(tiers_by=by, tiers=3)
+    networks = {one.id: context.declared(one).network for one in found_by(context)}
+    standing, left = context.roles.networks.standing, set[int]()
     assert standing is not None
-    whole = terms.network.full_spec()
+    whole = context.network.full_architecture()
     for name in (f"client-{number}" for number in range(20)):
-        client = Participant(client_id=name, spec=whole, size=whole)
-        tier = drawn_tier(terms.config.seed, name, 3) if by == "drawn" else 3
+        client = Participant(client_id=name, architecture=whole, size=whole)
+        tier = drawn_tier(context.config.seed, name, 3) if by == "drawn" else 3
         for ready in ({1, 2, 3}, {1, 2}, {1}, set[int]()):
             asked = StandingContext(
-                seed=terms.config.seed,
+                seed=context.config.seed,
                 client=client,
                 networks=networks,
                 ready=lambda size, ready=ready: tier_of(size) in ready,  # type: ignore[misc]
@@ -127,8 +127,8 @@ def test_each_client_is_left_with_the_network_of_its_tier(by: str) -> None:
 
 @pytest.mark.parametrize(("start", "kind"), [("supernet", Chosen), ("fresh", Drawn)])
 def test_networks_begin_with_the_supernets_weights_or_with_fresh_ones(start: str, kind: type) -> None:
-    terms = terms_of(start=start)
-    found = found_by(terms)
+    context = context_of(start=start)
+    found = found_by(context)
     assert [one.id for one in found] == ["t1", "t2", "t3"]
     assert all(isinstance(one.map, kind) for one in found)
     assert all((one.parent, one.born_round) == ("", 4) for one in found)
@@ -136,21 +136,21 @@ def test_networks_begin_with_the_supernets_weights_or_with_fresh_ones(start: str
 
 def test_fine_tuning_has_rates_of_its_own_that_fall_to_a_tenth() -> None:
     """Two tiers in turns: each has the same rates, one round after the other."""
-    terms = terms_of(tiers=2, supernet_rounds=5, tuning_rounds=10, tuning_epochs=3, tuning_learning_rate=0.02)
+    context = context_of(tiers=2, supernet_rounds=5, tuning_rounds=10, tuning_epochs=3, tuning_learning_rate=0.02)
     settings = TrainingSettings(epochs=2, learning_rate=0.1)
-    assert terms.roles.training.for_round(settings, 5) == settings
-    both = [terms.roles.training.for_round(settings, number).learning_rate for number in range(6, 34)]
+    assert context.roles.training.for_round(settings, 5) == settings
+    both = [context.roles.training.for_round(settings, number).learning_rate for number in range(6, 34)]
     assert both[::2] == both[1::2]
     rates = both[::2]
     assert rates[0] == pytest.approx(0.02)
     assert rates[5] == pytest.approx(0.02 * 0.55)
     assert rates[10:] == pytest.approx([0.002] * 4)
     assert all(one >= other for one, other in pairwise(rates))
-    assert terms.roles.training.for_round(settings, 6).epochs == 3
+    assert context.roles.training.for_round(settings, 6).epochs == 3
 
 
 def test_a_search_comes_once_behind_the_last_round_of_the_supernet() -> None:
-    search = terms_of(supernet_rounds=7).roles.networks.path_search
+    search = context_of(supernet_rounds=7).roles.networks.path_search
     assert search is not None
     assert [number for number in range(12) if search.is_due(TierMemory(), number)] == [7]
 
@@ -159,8 +159,8 @@ def test_a_search_comes_once_behind_the_last_round_of_the_supernet() -> None:
 def test_every_tiers_best_path_lies_in_its_bracket(objectives: Literal["accuracy", "accuracy_macs"]) -> None:
     """O7."""
     evolution = EvolutionSettings(evaluations=12, population=6, offspring=6, objectives=objectives)
-    terms = terms_of(tiers=3, search=TierSearch(evolution=evolution))
-    search, memory = terms.roles.networks.path_search, TierMemory()
+    context = context_of(tiers=3, search=TierSearch(evolution=evolution))
+    search, memory = context.roles.networks.path_search, TierMemory()
     assert search is not None
     while generation := search.propose(ProposalContext(network=NETWORK, memory=memory, seed=3)):
         scores = tuple(float(len(set(path))) for path in generation.paths)
@@ -168,8 +168,8 @@ def test_every_tiers_best_path_lies_in_its_bracket(objectives: Literal["accuracy
     found = search.conclude(memory, NETWORK, 4)
     assert [one.id for one in found] == ["t1", "t2", "t3"]
     for one, tier in zip(found, supernet_tiers(NETWORK, 3), strict=True):
-        network = terms.declared(one).network
-        macs = estimate_cost(network, network.full_spec(), batch_size=1).forward_macs
+        network = context.declared(one).network
+        macs = estimate_cost(network, network.full_architecture(), batch_size=1).forward_macs
         assert tier.low_macs <= macs <= tier.high_macs
 
 
@@ -191,7 +191,7 @@ def test_settings_out_of_their_range_are_refused(settings: dict[str, object], wo
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"merge": CoordinateMedian()}, "folds each operator by the examples that went through it"),
+        ({"merge": CoordinateMedian()}, "aggregates each operator by the examples that went through it"),
         ({"distillation": DistillationSettings(iterations=2)}, "a supernet, which predicts nothing"),
         (
             {"norms": "calibrated", "model": replace(MODEL, norm="batch")},

@@ -27,13 +27,13 @@ from subfleet.methods.run_networks import Evolution, EvolutionContext
 from subfleet.methods.selector import LastUpdate
 from subfleet.methods.transforming import activeness, convergence, transformed
 from subfleet.protocol.errors import ConfigError
-from subfleet.testing.rounds import Client, first_state, play, terms_with
-from subfleet.testing.subnets import same_bits
+from subfleet.testing.rounds import Client, context_with, first_state, play
+from subfleet.testing.submodels import same_bits
 
 METHOD = FedTrans(first="configured", gamma=1, delta=1, beta=1e9)
 """Grows whenever a loss has been told twice."""
-TERMS = terms_with(METHOD)
-WHOLE = TERMS.network.full_spec()
+CONTEXT = context_with(METHOD)
+WHOLE = CONTEXT.network.full_architecture()
 relaxed = settings(deadline=None)
 LOSSES = {"ada": 1.0, "bob": 3.0}
 
@@ -43,7 +43,7 @@ def past(network: str, loss: float) -> LastUpdate:
     return LastUpdate(
         round=1,
         size=size,
-        spec=size,
+        architecture=size,
         sample_count=1,
         epochs=1,
         loss=loss,
@@ -61,7 +61,7 @@ def closed(found: Growth, losses: Mapping[str, float], *, accuracy: float = 0.5)
 
 def trained_by(names: Mapping[str, float], lineage: Lineage) -> tuple[Participant, ...]:
     size = replace(WHOLE, network=lineage.id)
-    return tuple(Participant(client_id=name, spec=size, size=size) for name in names)
+    return tuple(Participant(client_id=name, architecture=size, size=size) for name in names)
 
 
 def moved(state: ModelState, network_id: str, moves: Mapping[str, float]) -> ModelState:
@@ -82,7 +82,7 @@ def outcome(
     told: Mapping[str, float] = LOSSES,
     **memory: Any,
 ) -> tuple[Evolution, EvolutionContext]:
-    before = first_state(TERMS.network)
+    before = first_state(CONTEXT.network)
     known = FedTransMemory(**{"losses": (2.0,), **memory})
     (first,) = evolving(before).lineages
     asked = evolving(
@@ -106,11 +106,11 @@ def test_one_network_that_never_grows_is_fedavg_to_the_bit(tmp_path: Path) -> No
     methods: tuple[AnyMethod, ...] = (FedTrans(first="configured", beta=-1e9), FedAvg())
     states = []
     for method in methods:
-        terms = terms_with(method)
-        state = first_state(terms.network)
+        context = context_with(method)
+        state = first_state(context.network)
         for number in range(1, 4):
             clients = [Client(name=name, size=0, samples=10 + number) for name in LOSSES]
-            state = play(terms, state, clients, tmp_path / method.TYPE, number).state
+            state = play(context, state, clients, tmp_path / method.TYPE, number).state
         states.append(state)
     assert same_bits(states[0].shared, states[1].shared)
 
@@ -132,9 +132,9 @@ def test_the_degree_is_a_mean_over_rounds_of_falls_over_rounds() -> None:
 
 
 def test_activeness_is_the_share_by_which_a_cell_has_moved() -> None:
-    before = first_state(TERMS.network)
+    before = first_state(CONTEXT.network)
     after = moved(before, "", {"section0.block1": 0.25, "section1.block0": -0.5})
-    found = activeness(TERMS.network, before.shared, after.shared)
+    found = activeness(CONTEXT.network, before.shared, after.shared)
     assert found["section0.block1"] == pytest.approx(0.25, rel=1e-6)
     assert found["section1.block0"] == pytest.approx(0.5, rel=1e-6)
     assert found["section0.block0"] == 0.0
@@ -155,11 +155,11 @@ def test_exactly_the_cells_that_move_most_are_changed(
     answer, asked = outcome(replace(METHOD, alpha=alpha), moves)
     (born,) = answer.born
     grown = network_of(born.config)
-    cells = {cell.name: cell for cell in cells_of(TERMS.network)}
-    longer = {name for name, axis in TERMS.network.axes.items() if grown.axes[name].size > axis.size}
+    cells = {cell.name: cell for cell in cells_of(CONTEXT.network)}
+    longer = {name for name, axis in CONTEXT.network.axes.items() if grown.axes[name].size > axis.size}
     assert longer == {axis for name in expected for axis in cells[name].axes}
     assert {name for name in expected if name in born.reason} == expected
-    ((before, _),), ((after, _),) = (Costs(one).of([one.full_spec()]) for one in (TERMS.network, grown))
+    ((before, _),), ((after, _),) = (Costs(one).of([one.full_architecture()]) for one in (CONTEXT.network, grown))
     assert after > before
     assert (born.parent, born.born_round, born.id) == ("", 1, "m1")
     assert answer.observation.wide == tuple(name for name in cells if name in expected)
@@ -171,12 +171,12 @@ def test_cells_at_random_are_as_many_others() -> None:
     moves = {"section0.block1": 0.2, "section1.block1": 0.19}
     drawn = set()
     for number in range(12):
-        before = first_state(TERMS.network)
+        before = first_state(CONTEXT.network)
         asked = evolving(
             before,
             round=number,
             after=moved(before, "", moves),
-            clients=trained_by(LOSSES, Lineage(id="", config=TERMS.config.model)),
+            clients=trained_by(LOSSES, Lineage(id="", config=CONTEXT.config.model)),
             losses=LOSSES,
             carried_by=lambda lineage: ("ada",),
             memory=FedTransMemory(losses=(2.0,)),
@@ -189,7 +189,7 @@ def test_cells_at_random_are_as_many_others() -> None:
 
 
 def test_a_cell_becomes_wider_and_deeper_in_turn() -> None:
-    network, wide = TERMS.network, tuple[str, ...]()
+    network, wide = CONTEXT.network, tuple[str, ...]()
     told = []
     for _ in range(4):
         change = transformed(network, ["section1.block1"], wide, factor=2.0, inserted=2)
@@ -198,7 +198,7 @@ def test_a_cell_becomes_wider_and_deeper_in_turn() -> None:
         network, wide = network_of(change.config), change.wide
     assert told == ["section1.block1 wider", "section1.block1 deeper"] * 2
     assert network.config.depths == (2, 7)
-    width = TERMS.network.axes["section1.block1.inner"].size
+    width = CONTEXT.network.axes["section1.block1.inner"].size
     assert network.axes["section1.block1.inner"].size == 4 * width
 
 
@@ -289,14 +289,14 @@ def test_to_the_letter_a_networks_first_losses_decide_for_ever() -> None:
 
 def test_as_printed_a_widened_cells_own_columns_are_divided() -> None:
     """The networks are the same, and so are their copies; what computes them is divided, and what reads them is not."""
-    weights = first_state(TERMS.network).shared
+    weights = first_state(CONTEXT.network).shared
     answer, _ = outcome(replace(METHOD, divided="compute", shares="equal"), {"section0.block1": 0.2})
     (born,) = answer.born
     assert isinstance(born.map, Replicated)
     assert born.map.divided == "compute"
     network, sources = network_of(born.config), dict(born.map.sources)
     found = {
-        divided: inherited(how, network, TERMS.network, weights, seed=1)
+        divided: inherited(how, network, CONTEXT.network, weights, seed=1)
         for divided, how in (("read", replace(born.map, divided="read")), ("compute", born.map))
     }
     (axis,) = sources

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from server.coordinator_cases import CLIENTS, looked_around, measuring, prepared, telemetry, terms_of
-from server.methods.test_fedtrans import LOSSES, METHOD, TERMS, WHOLE, closed, outcome, relaxed
+from server.coordinator_cases import CLIENTS, context_of, looked_around, measuring, prepared, telemetry
+from server.methods.test_fedtrans import CONTEXT, LOSSES, METHOD, WHOLE, closed, outcome, relaxed
 from server.server_rig import World, config, fleet
 
 from subfleet.elastic.building import network_of
@@ -19,9 +19,9 @@ from subfleet.methods.assigner import AssignmentContext, WrittenSize
 from subfleet.methods.fedtrans import FedTrans, FedTransMemory, Growth
 from subfleet.methods.run_networks import BeginContext, StandingContext
 from subfleet.methods.sizes import whole_depth
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 from subfleet.rounds.coordinator import step
-from subfleet.search.queue import SizedProgram, Wish
+from subfleet.search.queue import RequestedProgram, SizedProgram
 from subfleet.testing.rounds import ask
 
 # --- who draws what ---------------------------------------------------------------------------------------------------
@@ -30,18 +30,18 @@ from subfleet.testing.rounds import ask
 @cache
 def lineages() -> tuple[Lineage, ...]:
     (born,) = outcome(METHOD, {"section0.block1": 0.1})[0].born
-    return (Lineage(id="", config=TERMS.config.model), born)
+    return (Lineage(id="", config=CONTEXT.config.model), born)
 
 
 def question(name: str, number: int, *, written: tuple[str, ...]) -> AssignmentContext:
-    declared = [TERMS.declared(one) for one in lineages()]
-    asked = ask(TERMS, name, round_number=number)
+    declared = [CONTEXT.declared(one) for one in lineages()]
+    asked = ask(CONTEXT, name, round_number=number)
     sizes = {one.network.id: one.space[-1] for one in declared}
     return replace(
         asked,
         networks={one.network.id: one.network for one in declared},
         candidates=tuple(candidate for one in declared for candidate in one.candidates),
-        written={sizes[name].spec_id: WrittenSize(size=sizes[name], planned_peak_bytes=0) for name in written},
+        written={sizes[name].architecture_id: WrittenSize(size=sizes[name], planned_peak_bytes=0) for name in written},
     )
 
 
@@ -56,19 +56,19 @@ def test_networks_are_drawn_by_their_utilities_among_those_that_are_written() ->
     assert counts["m1"] / 800 == pytest.approx(0.75, abs=0.05)
     for number in range(20):
         asked = question("ada", number, written=("",))
-        expected = Wish(program=SizedProgram(size=question_size(asked, "m1"), target="onnx"), lost=1.0)
+        expected = RequestedProgram(program=SizedProgram(size=question_size(asked, "m1"), target="onnx"), lost=1.0)
         assert assigned(asked) == ("", expected), "no round waits for a program"
     assert assigned(question("ada", 1, written=()))[0] == ""
 
 
-def assigned(asked: AssignmentContext) -> tuple[str, Wish | None]:
+def assigned(asked: AssignmentContext) -> tuple[str, RequestedProgram | None]:
     found = METHOD.roles().assigner.assign(asked)
     assert found.candidate is not None
-    return found.candidate.spec.network, found.wanted
+    return found.candidate.architecture.network, found.wanted
 
 
-def question_size(asked: AssignmentContext, network_id: str) -> SubnetSpec:
-    (found,) = (one.spec for one in asked.candidates if one.spec.network == network_id)
+def question_size(asked: AssignmentContext, network_id: str) -> Architecture:
+    (found,) = (one.architecture for one in asked.candidates if one.architecture.network == network_id)
     return found
 
 
@@ -90,8 +90,8 @@ def test_nobody_is_given_what_it_cannot_carry(memory_bytes: int, macs: int | Non
 def test_evaluation_takes_the_highest_utility_of_those_that_are_ready() -> None:
     standing = METHOD.roles().networks.standing
     assert standing is not None
-    networks = {one.id: TERMS.declared(one).network for one in lineages()}
-    client = Participant(client_id="ada", spec=WHOLE, size=WHOLE)
+    networks = {one.id: CONTEXT.declared(one).network for one in lineages()}
+    client = Participant(client_id="ada", architecture=WHOLE, size=WHOLE)
     for utilities, ready, expected in (
         ({"": 1.0, "m1": 2.0}, ("", "m1"), "m1"),
         ({"": 1.0, "m1": 2.0}, ("",), ""),
@@ -99,9 +99,9 @@ def test_evaluation_takes_the_highest_utility_of_those_that_are_ready() -> None:
         ({}, ("", "m1"), "m1"),
     ):
         memory = FedTransMemory(utilities={"ada": utilities})
-        sizes = [networks[name].full_spec() for name in ready]
+        sizes = [networks[name].full_architecture() for name in ready]
         asked = StandingContext(seed=0, client=client, networks=networks, ready=sizes.__contains__, memory=memory)
-        assert standing(asked) == networks[expected].full_spec()
+        assert standing(asked) == networks[expected].full_architecture()
 
 
 # --- beginning and end ------------------------------------------------------------------------------------------------
@@ -121,33 +121,35 @@ def test_a_run_begins_with_what_its_weakest_client_carries() -> None:
             size = sum(math.prod(decl.shape) for decl in network.tensors.values())
             return ("ada", "bob") if size <= most else ("ada",)
 
-        return begin(BeginContext(network=TERMS.network, rates=(0.25, 0.5, 1.0), clients=("ada", "bob"), carried_by=by))
+        return begin(
+            BeginContext(network=CONTEXT.network, rates=(0.25, 0.5, 1.0), clients=("ada", "bob"), carried_by=by)
+        )
 
     assert carried(10**9) == (), "the whole of it"
     (half,) = carried(700)
-    assert shapes(half) == TERMS.network.shapes(whole_depth(TERMS.network, (0.5,))[0])
+    assert shapes(half) == CONTEXT.network.shapes(whole_depth(CONTEXT.network, (0.5,))[0])
     (none,) = carried(1)
-    assert shapes(none) == TERMS.network.shapes(whole_depth(TERMS.network, (0.25,))[0])
+    assert shapes(none) == CONTEXT.network.shapes(whole_depth(CONTEXT.network, (0.25,))[0])
 
 
 def test_a_turn_that_came_to_nothing_leaves_nothing_of_the_configured_network() -> None:
     """Nobody could be given that, and a client that is weaker than all before is there when it is tried again."""
-    terms = terms_of(method=FedTrans(first="weakest"))
-    state = measuring(terms)
+    context = context_of(method=FedTrans(first="weakest"))
+    state = measuring(context)
     for turn, budgets in enumerate(((10**9, 10**9, 10**9), (10, 10**9, 10**9))):
         for name, memory_bytes in zip(CLIENTS, budgets, strict=True):
-            message = telemetry(terms, name, memory_bytes=memory_bytes, retry=turn)
-            state, actions = step(terms, state, message, 2.0)
-            state, _ = looked_around(terms, state, actions, 2.0)
+            message = telemetry(context, name, memory_bytes=memory_bytes, retry=turn)
+            state, actions = step(context, state, message, 2.0)
+            state, _ = looked_around(context, state, actions, 2.0)
         assert state.phase == "train"
         if not turn:
             for name in CLIENTS:
-                state, _ = step(terms, state, prepared(terms, state, name, planned_peak_bytes=10**10), 2.0)
+                state, _ = step(context, state, prepared(context, state, name, planned_peak_bytes=10**10), 2.0)
             assert [one.program.size.network for one in state.written.values()] == [""], "it is known to be too large"
             assert (state.phase, state.tries.retry) == ("measure", 1)
     assert [(one.id, one.living) for one in state.lineages] == [("", False), ("m0", True)]
     assert not state.written
-    assert {seat.size.network for seat in state.seats.values() if seat.size is not None} == {"m0"}
+    assert {client.size.network for client in state.clients.values() if client.size is not None} == {"m0"}
 
 
 def test_a_run_ends_where_accuracy_gains_too_little() -> None:
@@ -178,7 +180,7 @@ def test_a_run_of_growing_networks_ends_with_the_same_bits_however_often_it_is_k
                 world.kill_server()
         assert world.server.finished
         found = world.server.result()
-        trained = [sorted(row.spec.split()[0] for row in record.clients) for record in found.rounds]
+        trained = [sorted(row.architecture.split()[0] for row in record.clients) for record in found.rounds]
         results.append((world.model_bytes(), world.server.state.memory, found.networks, trained))
     assert results[0] == results[1]
     _, _, lines, trained = results[0]
@@ -192,7 +194,7 @@ def test_one_of_many_that_claims_to_have_nothing_does_not_keep_the_first_model_s
 ) -> None:
     """Of ten clients one is left behind; of fewer, the first model is one that each can carry, as is the paper's."""
     names = tuple(f"c{place:02d}" for place in range(count))
-    network, asked = TERMS.network, list[Lineage]()
+    network, asked = CONTEXT.network, list[Lineage]()
 
     def carried_by(lineage: Lineage) -> tuple[str, ...]:
         asked.append(lineage)

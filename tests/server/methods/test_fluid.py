@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from subfleet.aggregation.aggregation import Aggregation
 from subfleet.elastic.axes import factors_of
 from subfleet.elastic.network import Network
-from subfleet.folding.folding import Folding
 from subfleet.methods.aggregator import ClientUpdate, Participant
 from subfleet.methods.assigner import Draw
 from subfleet.methods.fluid import FLuID, FluidMemory
@@ -19,21 +19,21 @@ from subfleet.methods.roles import ClosedRound, Roles, RoundUpdates
 from subfleet.methods.selector import AvailableClient, LastUpdate, Selection, SelectionContext
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.readings import Budget
-from subfleet.protocol.subnet import Explicit, Prefix, SubnetSpec
-from subfleet.rounds.terms import Terms
-from subfleet.testing.rounds import Client, ask, first_state, seat_of, terms_with
+from subfleet.protocol.submodel import Architecture, Explicit, Prefix
+from subfleet.rounds.context import RunContext
+from subfleet.testing.rounds import Client, ask, client_of, context_with, first_state
 from subfleet.transport.blob_store import BlobStore
 
 METHOD = FLuID(durations="measured")
-TERMS = terms_with(METHOD)
-WHOLE = TERMS.space[-1]
+CONTEXT = context_with(METHOD)
+WHOLE = CONTEXT.space[-1]
 
 
-def past(seconds: float, size: SubnetSpec = WHOLE, spec: SubnetSpec | None = None) -> LastUpdate:
+def past(seconds: float, size: Architecture = WHOLE, architecture: Architecture | None = None) -> LastUpdate:
     return LastUpdate(
         round=1,
         size=size,
-        spec=spec or size,
+        architecture=architecture or size,
         sample_count=1,
         epochs=1,
         loss=1.0,
@@ -82,11 +82,11 @@ def test_nobody_is_slow_before_two_have_trained_the_whole_model() -> None:
     assert shares(FluidMemory(), ada=5.0, bob=None) == {}
 
 
-def test_a_straggler_is_one_by_what_the_whole_model_took_it_however_fast_its_subnet_is() -> None:
+def test_a_straggler_is_one_by_what_the_whole_model_took_it_however_fast_its_submodel_is() -> None:
     memory = FluidMemory(whole_s={"bob": 30.0})
     asked = selecting(memory, ada=10.0, bob=4.0)
     fast = tuple(
-        replace(one, past=past(4.0, TERMS.space[0])) if one.client_id == "bob" else one for one in asked.clients
+        replace(one, past=past(4.0, CONTEXT.space[0])) if one.client_id == "bob" else one for one in asked.clients
     )
     found = chosen(METHOD.roles(), replace(asked, clients=fast)).memory
     assert found.shares == {"bob": 0.5}
@@ -100,18 +100,18 @@ def test_several_may_be_slow_each_by_its_own_pace() -> None:
 # --- sizes ------------------------------------------------------------------------------------------------------------
 
 
-def asked_with(memory: FluidMemory, name: str, memory_bytes: int = 2**40) -> SubnetSpec:
-    question = ask(TERMS, name, memory_bytes=memory_bytes)
-    found = TERMS.roles.assigner.assign(replace(question, draw=replace(question.draw, memory=memory))).candidate
+def asked_with(memory: FluidMemory, name: str, memory_bytes: int = 2**40) -> Architecture:
+    question = ask(CONTEXT, name, memory_bytes=memory_bytes)
+    found = CONTEXT.roles.assigner.assign(replace(question, draw=replace(question.draw, memory=memory))).candidate
     assert found is not None
-    return found.spec
+    return found.architecture
 
 
 def test_whoever_is_not_slow_has_the_whole_model_and_whoever_is_has_its_share() -> None:
     memory = FluidMemory(shares={"bob": 0.5})
     assert asked_with(memory, "ada") == WHOLE
     half = dict(asked_with(memory, "bob").axes)
-    for name, axis in TERMS.network.axes.items():
+    for name, axis in CONTEXT.network.axes.items():
         if name in half:
             kept = half[name]
             assert isinstance(kept, Prefix)
@@ -122,29 +122,29 @@ def test_whoever_is_not_slow_has_the_whole_model_and_whoever_is_has_its_share() 
 def test_a_share_that_is_rounded_to_a_size_of_another_name_is_that_size(share: float) -> None:
     """Two rates may cut a small axis alike."""
     given = asked_with(FluidMemory(shares={"bob": share}), "bob")
-    sizes, own = TERMS.network.sizes(given), TERMS.network.axes
+    sizes, own = CONTEXT.network.sizes(given), CONTEXT.network.axes
     least = {name: math.ceil(share * one.size / one.granularity) * one.granularity for name, one in own.items()}
     assert all(sizes[name] == least[name] for name, one in own.items() if one.kind not in ("class", "kernel"))
 
 
 def test_whoever_cannot_carry_the_whole_model_trains_what_it_carries() -> None:
-    budget = TERMS.candidates[-1].training_memory_bytes["onnx"] - 1
-    assert asked_with(FluidMemory(), "ada", budget) == TERMS.space[-2]
+    budget = CONTEXT.candidates[-1].training_memory_bytes["onnx"] - 1
+    assert asked_with(FluidMemory(), "ada", budget) == CONTEXT.space[-2]
 
 
 # --- which neurons ----------------------------------------------------------------------------------------------------
 
 
-def placed(memory: FluidMemory, size: SubnetSpec, seed: int = 0) -> dict[str, set[int]]:
+def placed(memory: FluidMemory, size: Architecture, seed: int = 0) -> dict[str, set[int]]:
     """Of each axis that is cut, the groups that are left out."""
     draw = Draw(seed=seed, round=3, client_id="bob", memory=memory)
-    spec = TERMS.roles.assigner.place(TERMS.network, size, draw)
-    TERMS.network.check(spec)
+    architecture = CONTEXT.roles.assigner.place(CONTEXT.network, size, draw)
+    CONTEXT.network.check(architecture)
     left_out = {}
-    for name, kept in spec.axes:
+    for name, kept in architecture.axes:
         assert isinstance(kept, Explicit)
-        axis = TERMS.network.axes[name]
-        assert len(kept.indices) == dict(TERMS.network.sizes(size))[name]
+        axis = CONTEXT.network.axes[name]
+        assert len(kept.indices) == dict(CONTEXT.network.sizes(size))[name]
         groups = {index // axis.granularity for index in kept.indices}
         left_out[name] = set(range(axis.size // axis.granularity)) - groups
     return left_out
@@ -153,7 +153,7 @@ def placed(memory: FluidMemory, size: SubnetSpec, seed: int = 0) -> dict[str, se
 def test_invariant_neurons_are_left_out_first_and_those_of_before_before_all() -> None:
     size = asked_with(FluidMemory(shares={"bob": 0.5}), "bob")
     name = "section1.block0.inner"
-    axis = TERMS.network.axes[name]
+    axis = CONTEXT.network.axes[name]
     count, step = axis.size // axis.granularity, axis.granularity
     few = {1, 3}
     changes = {name: tuple(0.1 if place in few else 2.0 for place in range(count))}
@@ -205,13 +205,13 @@ def changes_by_hand(network: Network, trained: list[ClientUpdate], enough: int) 
     return found
 
 
-def drawn_clients(terms: Terms, count: int) -> list[ClientUpdate]:
+def drawn_clients(context: RunContext, count: int) -> list[ClientUpdate]:
     generator = torch.Generator().manual_seed(1)
-    shared = dict(first_state(terms.network).shared)
+    shared = dict(first_state(context.network).shared)
     shared["head.bias"] = torch.zeros_like(shared["head.bias"])
     shared["stem.weight"] = shared["stem.weight"].clone()
     shared["stem.weight"][0, 0] = 0.0
-    who = [Participant(client_id=f"c{place}", spec=WHOLE, size=WHOLE) for place in range(count)]
+    who = [Participant(client_id=f"c{place}", architecture=WHOLE, size=WHOLE) for place in range(count)]
     return [
         ClientUpdate(
             client=one,
@@ -224,17 +224,17 @@ def drawn_clients(terms: Terms, count: int) -> list[ClientUpdate]:
 
 
 def test_a_neurons_change_is_the_largest_of_all_its_weights_at_enough_of_the_clients() -> None:
-    terms = TERMS
-    trained = drawn_clients(terms, 4)
+    context = CONTEXT
+    trained = drawn_clients(context, 4)
     roles = METHOD.roles()
     assert roles.memory.observe is not None
-    small = replace(trained[0], client=replace(trained[0].client, client_id="slow", size=terms.space[0]))
-    found = roles.memory.observe(RoundUpdates(networks={"": terms.network}, round=2, clients=(*trained, small)))
-    expected = changes_by_hand(terms.network, trained, enough=3)
+    small = replace(trained[0], client=replace(trained[0].client, client_id="slow", size=context.space[0]))
+    found = roles.memory.observe(RoundUpdates(networks={"": context.network}, round=2, clients=(*trained, small)))
+    expected = changes_by_hand(context.network, trained, enough=3)
     assert found.keys() == expected.keys()
     for name, values in expected.items():
         assert list(found[name]) == pytest.approx(values, rel=1e-6), name
-    assert roles.memory.observe(RoundUpdates(networks={"": terms.network}, round=2, clients=(small,))) == {}
+    assert roles.memory.observe(RoundUpdates(networks={"": context.network}, round=2, clients=(small,))) == {}
 
 
 # --- thresholds -------------------------------------------------------------------------------------------------------
@@ -268,22 +268,26 @@ def test_a_round_that_found_nothing_leaves_what_was_known() -> None:
 
 def test_what_stragglers_kept_is_remembered() -> None:
     remember: Any = METHOD.roles().memory.remember
-    ada, bob = (SubnetSpec(axes=(("inner", Explicit(indices=kept)),)) for kept in ((0, 1, 4), (1, 4, 5)))
+    ada, bob = (Architecture(axes=(("inner", Explicit(indices=kept)),)) for kept in ((0, 1, 4), (1, 4, 5)))
     memory = FluidMemory(shares={"ada": 0.5, "bob": 0.5})
-    trained = {"ada": past(1.0, TERMS.space[0], ada), "bob": past(1.0, TERMS.space[0], bob), "cyd": past(1.0)}
+    trained = {"ada": past(1.0, CONTEXT.space[0], ada), "bob": past(1.0, CONTEXT.space[0], bob), "cyd": past(1.0)}
     assert remember(memory, closed(4, (1.0,), **trained)).kept == {"inner": (1, 4)}
 
 
-def test_what_is_found_in_a_round_comes_with_the_folded_model(tmp_path: Path) -> None:
+def test_what_is_found_in_a_round_comes_with_the_aggregated_model(tmp_path: Path) -> None:
     blobs = BlobStore(tmp_path)
-    seats = [seat_of(TERMS, Client(name=name, size=len(TERMS.space) - 1), blobs) for name in ("ada", "bob")]
-    folded = Folding(terms=TERMS, blobs=blobs).fold(first_state(TERMS.network), 1, seats, FluidMemory())
-    axes = {name for name, axis in TERMS.network.axes.items() if axis.kind not in ("class", "kernel")}
-    assert folded.observation.keys() == axes
-    order = random.Random(1).sample(seats, len(seats))
+    clients = [client_of(CONTEXT, Client(name=name, size=len(CONTEXT.space) - 1), blobs) for name in ("ada", "bob")]
+    aggregated = Aggregation(context=CONTEXT, blobs=blobs).aggregate(
+        first_state(CONTEXT.network), 1, clients, FluidMemory()
+    )
+    axes = {name for name, axis in CONTEXT.network.axes.items() if axis.kind not in ("class", "kernel")}
+    assert aggregated.observation.keys() == axes
+    order = random.Random(1).sample(clients, len(clients))
     assert (
-        Folding(terms=TERMS, blobs=blobs).fold(first_state(TERMS.network), 1, order, FluidMemory()).observation
-        == folded.observation
+        Aggregation(context=CONTEXT, blobs=blobs)
+        .aggregate(first_state(CONTEXT.network), 1, order, FluidMemory())
+        .observation
+        == aggregated.observation
     )
 
 

@@ -9,62 +9,62 @@ from subfleet.methods.fedfa import FedFA
 from subfleet.methods.flexifed import FlexiFed
 from subfleet.methods.standalone import Standalone
 from subfleet.protocol.readings import Budget
-from subfleet.testing.rounds import ask, terms_with
+from subfleet.testing.rounds import ask, context_with
 
 FIXED = pytest.mark.parametrize("method", [FedFA(), FlexiFed(), Standalone()], ids=lambda one: one.TYPE)
 
 
 @FIXED
 def test_a_size_for_good_is_what_the_log_has_room_for_and_not_the_first_reading(method: AnyMethod) -> None:
-    terms = terms_with(method)
-    assign, needs = terms.roles.assigner.assign, [one.training_memory_bytes["onnx"] for one in terms.candidates]
+    context = context_with(method)
+    assign, needs = context.roles.assigner.assign, [one.training_memory_bytes["onnx"] for one in context.candidates]
     middle = Budget(memory_bytes=sorted(needs)[len(needs) // 2])
-    kept = assign(ask(terms, "a", memory_bytes=middle.memory_bytes)).candidate
+    kept = assign(ask(context, "a", memory_bytes=middle.memory_bytes)).candidate
     assert kept is not None
-    assert kept != terms.candidates[-1]
+    assert kept != context.candidates[-1]
     # A rich moment gives no more than that, and a poor one no less: it is skipped, and has the same size later.
-    rich = replace(ask(terms, "a"), lasting=middle)
-    poor = replace(ask(terms, "a", memory_bytes=needs[0]), lasting=middle)
+    rich = replace(ask(context, "a"), lasting=middle)
+    poor = replace(ask(context, "a", memory_bytes=needs[0]), lasting=middle)
     assert assign(rich).candidate == kept
     assert (assign(poor).candidate, assign(poor).only) == (None, kept)
     assert "the size that its log has room for" in assign(poor).reason
     # Whose log has room for nothing has the smallest, whenever that fits.
     bare = Budget(memory_bytes=0)
-    assert assign(replace(rich, lasting=bare)).candidate == terms.candidates[0]
+    assert assign(replace(rich, lasting=bare)).candidate == context.candidates[0]
     # What it has is kept, whatever it says of its log later; without a log it is the first reading's.
-    assert assign(replace(rich, previous=terms.candidates[0].spec)).candidate == terms.candidates[0]
-    assert assign(ask(terms, "a")).candidate == terms.candidates[-1]
+    assert assign(replace(rich, previous=context.candidates[0].architecture)).candidate == context.candidates[0]
+    assert assign(ask(context, "a")).candidate == context.candidates[-1]
 
 
 @FIXED
-def test_a_program_that_plans_more_than_its_price_leads_to_a_smaller_size_for_good(method: AnyMethod) -> None:
-    terms = terms_with(method)
-    first = terms.roles.assigner.assign(replace(ask(terms, "a"), lasting=Budget(memory_bytes=2**40))).candidate
+def test_a_program_that_plans_more_than_its_estimate_leads_to_a_smaller_size_for_good(method: AnyMethod) -> None:
+    context = context_with(method)
+    first = context.roles.assigner.assign(replace(ask(context, "a"), lasting=Budget(memory_bytes=2**40))).candidate
     assert first is not None
-    below = replace(ask(terms, "a"), lasting=Budget(memory_bytes=2**40), below=first)
-    second = terms.roles.assigner.assign(below).candidate
+    below = replace(ask(context, "a"), lasting=Budget(memory_bytes=2**40), below=first)
+    second = context.roles.assigner.assign(below).candidate
     assert second is not None
     assert second.order < first.order
 
 
 def test_fedfa_has_a_size_scored_whose_weights_just_fit_beside_those_of_the_largest() -> None:
-    terms = terms_with(FedFA(choice="score", proposals=2))
-    propose = terms.roles.assigner.propose
+    context = context_with(FedFA(choice="score", proposals=2))
+    propose = context.roles.assigner.propose
     assert propose is not None
-    drawn, largest = propose(ask(terms, "a"))
+    drawn, largest = propose(ask(context, "a"))
     just_bytes = 2 * largest.weight_bytes + drawn.weight_bytes
     for short, expected in ((0, (drawn, largest)), (1, (largest,))):
         budget = Budget(memory_bytes=2**40, downlink_bytes=just_bytes - short)
-        assert propose(replace(ask(terms, "a"), budget=budget)) == expected
+        assert propose(replace(ask(context, "a"), budget=budget)) == expected
 
 
 def test_fedfa_has_only_sizes_scored_that_a_log_has_room_for() -> None:
-    terms = terms_with(FedFA(choice="score", proposals=16))
-    propose = terms.roles.assigner.propose
+    context = context_with(FedFA(choice="score", proposals=16))
+    propose = context.roles.assigner.propose
     assert propose is not None
-    middle = terms.candidates[len(terms.candidates) // 2]
+    middle = context.candidates[len(context.candidates) // 2]
     lasting = Budget(memory_bytes=middle.training_memory_bytes["onnx"])
-    proposed = propose(replace(ask(terms, "a"), lasting=lasting))
+    proposed = propose(replace(ask(context, "a"), lasting=lasting))
     assert len(proposed) > 1
     assert all(one.training_memory_bytes["onnx"] <= lasting.memory_bytes for one in proposed)
-    assert terms.candidates[-1] in propose(ask(terms, "a"))
+    assert context.candidates[-1] in propose(ask(context, "a"))

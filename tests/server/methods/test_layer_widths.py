@@ -1,4 +1,4 @@
-"""Methods on a chain whose layers have widths of their own: whatever they give is a subnet of it."""
+"""Methods on a chain whose layers have widths of their own: whatever they give is a submodel of it."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +10,7 @@ from subfleet.elastic.families.records.plain import Vgg
 from subfleet.methods.fedfa import FedFA
 from subfleet.protocol.errors import ConfigError
 from subfleet.testing import MethodContract
-from subfleet.testing.rounds import terms_with
+from subfleet.testing.rounds import context_with
 
 MODEL = Vgg(
     input_shape=(1, 4, 4), class_count=4, widths=(4, 2), depths=(3, 2), group_size=2, layer_widths=(6, 8, 4, 6, 2)
@@ -21,7 +21,7 @@ METHODS = {**QUICK, "fedfa": FedFA(grafting=False), "fedfa of widths": FedFA(dep
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
-def test_sizes_and_places_are_subnets_and_nobody_trains_and_nothing_moves(name: str, tmp_path: Path) -> None:
+def test_sizes_and_places_are_submodels_and_nobody_trains_and_nothing_moves(name: str, tmp_path: Path) -> None:
     contract = MethodContract()
     contract.method, contract.model = METHODS[name], MODEL
     contract.test_places_keep_the_size()
@@ -31,5 +31,5 @@ def test_sizes_and_places_are_subnets_and_nobody_trains_and_nothing_moves(name: 
 
 def test_what_grafts_blocks_refuses_layers_with_widths_of_their_own() -> None:
     with pytest.raises(ConfigError, match=r"leave layer_widths empty, or set grafting = false or depth = false"):
-        terms_with(FedFA(), MODEL)
-    assert len(terms_with(FedFA(), replace(MODEL, layer_widths=())).space) > 1
+        context_with(FedFA(), MODEL)
+    assert len(context_with(FedFA(), replace(MODEL, layer_widths=())).space) > 1

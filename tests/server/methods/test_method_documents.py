@@ -12,19 +12,19 @@ import pytest
 from subfleet.methods import METHODS
 from subfleet.methods.describing import Setting, departures_of
 from subfleet.protocol.errors import ConfigError
-from subfleet.testing.rounds import Client, ask, first_state, play, terms_with
-from subfleet.testing.subnets import same_bits
+from subfleet.testing.rounds import Client, ask, context_with, first_state, play
+from subfleet.testing.submodels import same_bits
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
 def _script() -> ModuleType:
     """What writes a method's section."""
-    spec = importlib.util.spec_from_file_location("method_section", ROOT / "scripts" / "method_section.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    architecture = importlib.util.spec_from_file_location("method_section", ROOT / "scripts" / "method_section.py")
+    assert architecture is not None
+    assert architecture.loader is not None
+    module = importlib.util.module_from_spec(architecture)
+    architecture.loader.exec_module(module)
     return module
 
 
@@ -82,15 +82,15 @@ def test_the_method_of_the_recipe_works(tmp_path: Path) -> None:
     exec(compile(source, "lottery.py", "exec"), module)  # noqa: S102 - our own document
     kind = module["Lottery"]
     assert isinstance(kind, type)
-    terms = terms_with(kind())
+    context = context_with(kind())
     drawn = {
-        found.spec.spec_id
+        found.architecture.architecture_id
         for number in range(80)
-        if (found := terms.roles.assigner.assign(ask(terms, "a", round_number=number)).candidate) is not None
+        if (found := context.roles.assigner.assign(ask(context, "a", round_number=number)).candidate) is not None
     }
-    assert drawn == {size.spec_id for size in terms.space}
-    state = first_state(terms.network)
-    folded = play(terms, state, [Client(name="a", size=0), Client(name="b", size=1)], tmp_path).state
-    assert not same_bits(folded.shared, state.shared)
+    assert drawn == {size.architecture_id for size in context.space}
+    state = first_state(context.network)
+    aggregated = play(context, state, [Client(name="a", size=0), Client(name="b", size=1)], tmp_path).state
+    assert not same_bits(aggregated.shared, state.shared)
     with pytest.raises(ConfigError, match="least is -1"):
         kind(least=-1)

@@ -29,7 +29,7 @@ from subfleet.methods.standalone import Standalone
 from subfleet.methods.techniques import Techniques
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.update_codecs import Qsgd, TopK, Uncompressed
-from subfleet.testing.rounds import MODEL, config_with, terms_with
+from subfleet.testing.rounds import MODEL, config_with, context_with
 
 PUBLISHED = DynamicSelection(search="paper", distillation=DistillationSettings())
 
@@ -189,9 +189,9 @@ def test_a_configuration_tells_its_setting() -> None:
 def test_defaults_are_those_of_the_papers_where_these_work() -> None:
     """HeteroFL's code cuts widths alone, counts every client as 1 and masks the classes that a client lacks."""
     assert HeteroFL() == HeteroFL(weighting="uniform", class_mask=True, depth=False)
-    terms = terms_with(HeteroFL())
-    assert {len(size.blocks) for size in terms.space} == {len(terms.network.blocks)}
-    assert terms.training(1).objective.class_mask
+    context = context_with(HeteroFL())
+    assert {len(size.blocks) for size in context.space} == {len(context.network.blocks)}
+    assert context.training(1).objective.class_mask
 
 
 def _others(kind: type[AnyMethod], name: str, published: Any) -> list[Any]:

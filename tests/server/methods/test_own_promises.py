@@ -24,8 +24,8 @@ from subfleet.methods.heterofl import HeteroFL
 from subfleet.methods.nefl import NeFL
 from subfleet.methods.standalone import Standalone
 from subfleet.programs.export_requests import train_request
-from subfleet.protocol.subnet import Explicit, Roll, SubnetSpec
-from subfleet.rounds.terms import Terms
+from subfleet.protocol.submodel import Architecture, Explicit, Roll
+from subfleet.rounds.context import RunContext
 from subfleet.testing.rounds import (
     CLASSES,
     MODEL,
@@ -33,6 +33,7 @@ from subfleet.testing.rounds import (
     Client,
     ask,
     change_of,
+    context_with,
     every_size,
     first_state,
     held,
@@ -40,73 +41,74 @@ from subfleet.testing.rounds import (
     placed,
     play,
     seen,
-    terms_with,
     with_steps,
 )
-from subfleet.testing.subnets import same_bits
+from subfleet.testing.submodels import same_bits
 
 
 def test_a_tensor_is_averaged_over_those_who_hold_it(tmp_path: Path) -> None:
-    terms = terms_with(HeteroFL(weighting="samples"))
-    clients = [Client(name="small", size=0, samples=5), Client(name="large", size=len(terms.space) - 1, samples=15)]
-    state = first_state(terms.network)
-    folded = play(terms, state, clients, tmp_path).state.shared
-    small, large = (change_of(terms, client, 1)["stem.weight"].double() for client in clients)
+    context = context_with(HeteroFL(weighting="samples"))
+    clients = [Client(name="small", size=0, samples=5), Client(name="large", size=len(context.space) - 1, samples=15)]
+    state = first_state(context.network)
+    aggregated = play(context, state, clients, tmp_path).state.shared
+    small, large = (change_of(context, client, 1)["stem.weight"].double() for client in clients)
     rows = len(small)
     expected = large.clone()
     expected[:rows] = (5 * small + 15 * large[:rows]) / 20
-    torch.testing.assert_close(folded["stem.weight"] - state.shared["stem.weight"], expected.float(), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        aggregated["stem.weight"] - state.shared["stem.weight"], expected.float(), rtol=0, atol=1e-6
+    )
 
 
 def test_rows_of_classes_that_nobody_holds_keep_their_bits(tmp_path: Path) -> None:
-    terms = terms_with(HeteroFL(class_mask=True))
-    size = len(terms.space) - 1
+    context = context_with(HeteroFL(class_mask=True))
+    size = len(context.space) - 1
     clients = [
         Client(name="a", size=size, classes=(4, 0, 0, 1)),
         Client(name="b", size=size, classes=(9, 2)),
     ]
-    state = first_state(terms.network)
-    folded = play(terms, state, clients, tmp_path).state.shared
+    state = first_state(context.network)
+    aggregated = play(context, state, clients, tmp_path).state.shared
     for name in ("head.weight", "head.bias"):
-        assert torch.equal(folded[name][2], state.shared[name][2])
-        change = [change_of(terms, client, 1)[name] for client in clients]
-        moved = folded[name] - state.shared[name]
+        assert torch.equal(aggregated[name][2], state.shared[name][2])
+        change = [change_of(context, client, 1)[name] for client in clients]
+        moved = aggregated[name] - state.shared[name]
         torch.testing.assert_close(moved[0], (change[0][0] + change[1][0]) / 2, rtol=0, atol=1e-6)
         torch.testing.assert_close(moved[1], change[1][1], rtol=0, atol=1e-6)
         torch.testing.assert_close(moved[3], change[0][3], rtol=0, atol=1e-6)
     assert CLASSES == 4
-    assert terms.training(1).objective.class_mask
+    assert context.training(1).objective.class_mask
 
 
 @pytest.mark.parametrize("method", [HeteroFL(depth=False), FedFA(depth=False)], ids=lambda one: one.TYPE)
 def test_the_uniform_space_is_nested_and_methods_cut_widths_alone_where_asked(method: AnyMethod) -> None:
-    terms = terms_with(method)
-    assert all(len(size.blocks) == len(terms.network.blocks) for size in terms.space)
-    assert len(terms.space) == 3
-    shapes = [terms.network.shapes(size) for size in terms.space]
+    context = context_with(method)
+    assert all(len(size.blocks) == len(context.network.blocks) for size in context.space)
+    assert len(context.space) == 3
+    shapes = [context.network.shapes(size) for size in context.space]
     for smaller, larger in itertools.pairwise(shapes):
         assert all(one <= other for name in smaller for one, other in zip(smaller[name], larger[name], strict=True))
 
 
 def test_fedprox_asks_for_the_proximal_term() -> None:
-    training = terms_with(FedProx(mu=0.3)).training(1)
+    training = context_with(FedProx(mu=0.3)).training(1)
     assert (training.objective.proximal, training.proximal_mu) == (True, 0.3)
-    assert len(terms_with(FedProx(model="nested")).space) > len(terms_with(FedProx()).space) == 1
+    assert len(context_with(FedProx(model="nested")).space) > len(context_with(FedProx()).space) == 1
 
 
 @pytest.mark.slow
 def test_fjord_draws_a_nested_student_of_every_width_that_fits() -> None:
-    terms = terms_with(FjORD())
-    training = terms.training(1, student=terms.space[0])
+    context = context_with(FjORD())
+    training = context.training(1, student=context.space[0])
     assert (training.objective.distillation, training.distillation_weight) == ("self", 1.0)
-    found = Counter(_student(terms, 2, number) for number in range(300))
-    assert found.keys() == {terms.space[0], terms.space[1], None}
+    found = Counter(_student(context, 2, number) for number in range(300))
+    assert found.keys() == {context.space[0], context.space[1], None}
     # Each of 3 widths as often as the others: a binomial of 300 draws lies within 5 deviations of 100.
     assert all(abs(count - 100) < 5 * (300 * 2 / 9) ** 0.5 for count in found.values())
-    plain = terms_with(FjORD(self_distillation=False))
+    plain = context_with(FjORD(self_distillation=False))
     memory_bytes = plain.candidates[2].training_memory_bytes["onnx"]
     chosen = {
-        one.spec.spec_id
+        one.architecture.architecture_id
         for number in range(60)
         if (
             one := plain.roles.assigner.assign(
@@ -114,60 +116,60 @@ def test_fjord_draws_a_nested_student_of_every_width_that_fits() -> None:
             ).candidate
         )
     }
-    assert chosen == {one.spec_id for one in terms.space[:3]}
+    assert chosen == {one.architecture_id for one in context.space[:3]}
 
 
-def _student(terms: Terms, size: int, number: int) -> SubnetSpec | None:
+def _student(context: RunContext, size: int, number: int) -> Architecture | None:
     draw = Draw(seed=SEED, round=number, client_id="a")
-    return terms.roles.training.student(terms.network, terms.space[size], draw)
+    return context.roles.training.student(context.network, context.space[size], draw)
 
 
 @pytest.mark.slow
 def test_fjord_teaches_no_width_to_itself_and_trains_it_on_labels_alone() -> None:
     """A copy of itself would learn nothing from itself, and take its memory twice."""
-    terms = terms_with(FjORD())
-    for place, size in enumerate(terms.space):
-        assert size not in {_student(terms, place, number) for number in range(60)}
-    assert {_student(terms, 0, number) for number in range(60)} == {None}
-    alone, plain = terms.training(1), terms_with(FjORD(self_distillation=False)).training(1)
+    context = context_with(FjORD())
+    for place, size in enumerate(context.space):
+        assert size not in {_student(context, place, number) for number in range(60)}
+    assert {_student(context, 0, number) for number in range(60)} == {None}
+    alone, plain = context.training(1), context_with(FjORD(self_distillation=False)).training(1)
     assert (alone.objective, alone.distillation_weight) == (plain.objective, 0.0)
-    request = train_request(terms.network, terms.space[0], "onnx", alone)
-    assert request == train_request(terms.network, terms.space[0], "onnx", plain)
+    request = train_request(context.network, context.space[0], "onnx", alone)
+    assert request == train_request(context.network, context.space[0], "onnx", plain)
 
 
 def test_a_rolling_window_holds_every_index_equally_often_and_all_axes_share_its_origin() -> None:
-    terms = terms_with(FedRolex())
+    context = context_with(FedRolex())
     client = Client(name="a", size=1)
-    counts = {name: torch.zeros(axis.size) for name, axis in terms.network.axes.items() if axis.kind == "channel"}
+    counts = {name: torch.zeros(axis.size) for name, axis in context.network.axes.items() if axis.kind == "channel"}
     groups = 12  # a multiple of 4 and 6, the groups of the two widths
     for number in range(1, groups + 1):
-        spec = placed(terms, client, number)
-        starts = {kept.start for _, kept in spec.axes if isinstance(kept, Roll) and kept.size == 4}
+        architecture = placed(context, client, number)
+        starts = {kept.start for _, kept in architecture.axes if isinstance(kept, Roll) and kept.size == 4}
         assert len(starts) == 1
-        for name, kept in spec.axes:
+        for name, kept in architecture.axes:
             assert isinstance(kept, Roll)
-            size = terms.network.axes[name].size
+            size = context.network.axes[name].size
             counts[name][[(kept.start + place) % size for place in range(kept.size)]] += 1
     for name, found in counts.items():
-        assert torch.equal(found, torch.full_like(found, groups * _kept(terms, name) / len(found)))
+        assert torch.equal(found, torch.full_like(found, groups * _kept(context, name) / len(found)))
 
 
-def _kept(terms: Terms, axis: str) -> int:
-    return terms.network.sizes(terms.space[1])[axis]
+def _kept(context: RunContext, axis: str) -> int:
+    return context.network.sizes(context.space[1])[axis]
 
 
 def test_dropout_keeps_random_groups_of_each_axis_anew_for_each_client_and_round() -> None:
-    terms = terms_with(FederatedDropout())
-    specs = [placed(terms, Client(name=name, size=1), number) for name in ("a", "b") for number in (1, 2)]
-    assert len({spec.spec_id for spec in specs}) == 4
-    assert specs[0] == placed(terms, Client(name="a", size=1), 1)
-    for spec in specs:
-        terms.network.check(spec)
-        assert terms.network.size_of(spec).spec_id == terms.space[1].spec_id
-        assert all(isinstance(kept, Explicit) for _, kept in spec.axes)
+    context = context_with(FederatedDropout())
+    architectures = [placed(context, Client(name=name, size=1), number) for name in ("a", "b") for number in (1, 2)]
+    assert len({architecture.architecture_id for architecture in architectures}) == 4
+    assert architectures[0] == placed(context, Client(name="a", size=1), 1)
+    for architecture in architectures:
+        context.network.check(architecture)
+        assert context.network.size_of(architecture).architecture_id == context.space[1].architecture_id
+        assert all(isinstance(kept, Explicit) for _, kept in architecture.axes)
     often = torch.zeros(8)
     for number in range(400):
-        kept = dict(placed(terms, Client(name="a", size=1), number).axes)["section0.stream"]
+        kept = dict(placed(context, Client(name="a", size=1), number).axes)["section0.stream"]
         assert isinstance(kept, Explicit)
         often[list(kept.indices)] += 1
     # 4 of 8 are kept: a binomial of 400 draws lies within 5 deviations of 200.
@@ -177,17 +179,17 @@ def test_dropout_keeps_random_groups_of_each_axis_anew_for_each_client_and_round
 @pytest.mark.slow
 def test_anycostfl_sorts_what_each_size_has_to_itself_alike(tmp_path: Path) -> None:
     """What a size has learned of a channel stays with the channel, and so does what it has not."""
-    terms = terms_with(AnycostFL(), norms="bank")
-    unsorted = replace(terms, roles=with_steps(terms.roles, after_round=as_aggregated))
+    context = context_with(AnycostFL(), norms="bank")
+    unsorted = replace(context, roles=with_steps(context.roles, after_round=as_aggregated))
     clients = [Client(name=name, size=size) for name, size in (("a", 1), ("b", 3), ("c", 1), ("d", 4))]
-    state = first_state(terms.network)
+    state = first_state(context.network)
     for number in (1, 2, 3):
         before = play(unsorted, state, clients, tmp_path, number).state
-        state = play(terms, state, clients, tmp_path, number).state
-        assert state.copies.keys() == {terms.space[place].spec_id for place in (1, 3, 4)}
+        state = play(context, state, clients, tmp_path, number).state
+        assert state.copies.keys() == {context.space[place].architecture_id for place in (1, 3, 4)}
         for client in clients:
-            one, other = (seen(terms, found, client) for found in (before, state))
-            assert logits(terms, other) == pytest.approx(logits(terms, one), rel=1e-4, abs=1e-4)
+            one, other = (seen(context, found, client) for found in (before, state))
+            assert logits(context, other) == pytest.approx(logits(context, one), rel=1e-4, abs=1e-4)
         for key, own in before.copies.items():
             for name, copy in own.items():
                 pairs = zip(before.shared[name].tolist(), copy.tolist(), strict=True)
@@ -197,20 +199,20 @@ def test_anycostfl_sorts_what_each_size_has_to_itself_alike(tmp_path: Path) -> N
 
 
 def test_anycostfl_sorts_channels_and_changes_no_output(tmp_path: Path) -> None:
-    terms = terms_with(AnycostFL())
-    assert len(terms.space) > 4
-    state = first_state(terms.network)
-    whole = [Client(name=name, size=len(terms.space) - 1, samples=count) for name, count in (("a", 3), ("b", 8))]
+    context = context_with(AnycostFL())
+    assert len(context.space) > 4
+    state = first_state(context.network)
+    whole = [Client(name=name, size=len(context.space) - 1, samples=count) for name, count in (("a", 3), ("b", 8))]
     moments = {"mean": {name: tensor.square() for name, tensor in state.shared.items()}}
-    unsorted = replace(terms, roles=with_steps(terms.roles, after_round=as_aggregated))
+    unsorted = replace(context, roles=with_steps(context.roles, after_round=as_aggregated))
     before = play(unsorted, replace(state, moments=moments), whole, tmp_path).state
-    after = play(terms, replace(state, moments=moments), whole, tmp_path).state
-    assert logits(terms, after.shared) == pytest.approx(logits(terms, before.shared), abs=1e-4)
+    after = play(context, replace(state, moments=moments), whole, tmp_path).state
+    assert logits(context, after.shared) == pytest.approx(logits(context, before.shared), abs=1e-4)
     assert not same_bits(after.shared, before.shared)
-    for name, axis in terms.network.axes.items():
+    for name, axis in context.network.axes.items():
         if axis.kind != "class":
             squares = torch.zeros(axis.size, dtype=torch.float64)
-            for decl in terms.network.tensors.values():
+            for decl in context.network.tensors.values():
                 for place, dim in enumerate(decl.axes):
                     if dim == name:
                         squares += (
@@ -230,107 +232,107 @@ def test_anycostfl_sorts_channels_and_changes_no_output(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", [FedAdam(model="nested"), FedYogi(model="nested")], ids=lambda one: one.TYPE)
 def test_a_server_optimiser_has_moments_of_what_was_trained_alone(method: AnyMethod, tmp_path: Path) -> None:
-    terms = terms_with(method)
-    state, small = first_state(terms.network), [Client(name="a", size=0)]
-    first = play(terms, state, small, tmp_path).state
-    kept = held(terms, small)
+    context = context_with(method)
+    state, small = first_state(context.network), [Client(name="a", size=0)]
+    first = play(context, state, small, tmp_path).state
+    kept = held(context, small)
     for name in kept:
         if name in first.moments["mean"]:
             assert not first.moments["mean"][name][~kept[name]].any()
         assert torch.equal(first.shared[name][~kept[name]], state.shared[name][~kept[name]])
     step = (first.shared["stem.weight"] - state.shared["stem.weight"])[kept["stem.weight"]]
-    change = change_of(terms, small[0], 1)["stem.weight"].flatten()
+    change = change_of(context, small[0], 1)["stem.weight"].flatten()
     square = 0.99 * 1e-6 + 0.01 * change**2 if method.TYPE == "fedadam" else 1e-6 + 0.01 * change**2
     torch.testing.assert_close(step, 0.01 * 0.1 * change / (square.sqrt() + 1e-3), rtol=0, atol=1e-5)
 
 
 def test_a_standalone_client_learns_from_nobody(tmp_path: Path) -> None:
-    terms = terms_with(Standalone())
+    context = context_with(Standalone())
     alone, together = [Client(name="a", size=2)], [Client(name="a", size=2), Client(name="b", size=2, scale=5.0)]
-    state = first_state(terms.network)
-    folded = [play(terms, state, clients, tmp_path).state for clients in (alone, together)]
-    assert same_bits(seen(terms, folded[0], alone[0]), seen(terms, folded[1], alone[0]))
-    assert all(same_bits(one.shared, state.shared) for one in folded)
-    change = change_of(terms, alone[0], 1)
-    received = extract(terms.network, terms.space[2], state.shared)
-    trained = extract(terms.network, terms.space[2], seen(terms, folded[0], alone[0]))
+    state = first_state(context.network)
+    aggregated = [play(context, state, clients, tmp_path).state for clients in (alone, together)]
+    assert same_bits(seen(context, aggregated[0], alone[0]), seen(context, aggregated[1], alone[0]))
+    assert all(same_bits(one.shared, state.shared) for one in aggregated)
+    change = change_of(context, alone[0], 1)
+    received = extract(context.network, context.space[2], state.shared)
+    trained = extract(context.network, context.space[2], seen(context, aggregated[0], alone[0]))
     for name, tensor in trained.items():
         torch.testing.assert_close(tensor, received[name] + change[name], rtol=0, atol=1e-6)
 
 
 def test_nefl_keeps_a_bank_of_norms_and_steps_for_each_size(tmp_path: Path) -> None:
-    terms = terms_with(NeFL(), replace(MODEL, learnable_steps=True))
-    state = first_state(terms.network)
-    small, large = Client(name="a", size=0), Client(name="b", size=len(terms.space) - 1)
-    before = play(terms, state, [small, large], tmp_path).state
-    after = play(terms, before, [small], tmp_path, 2).state
-    bank = [name for name in terms.network.tensors if ".norm" in name or name.startswith("norm.") or "step" in name]
+    context = context_with(NeFL(), replace(MODEL, learnable_steps=True))
+    state = first_state(context.network)
+    small, large = Client(name="a", size=0), Client(name="b", size=len(context.space) - 1)
+    before = play(context, state, [small, large], tmp_path).state
+    after = play(context, before, [small], tmp_path, 2).state
+    bank = [name for name in context.network.tensors if ".norm" in name or name.startswith("norm.") or "step" in name]
     assert any("step" in name for name in bank)
     for name in bank:
-        assert torch.equal(seen(terms, after, large)[name], seen(terms, before, large)[name])
+        assert torch.equal(seen(context, after, large)[name], seen(context, before, large)[name])
         assert torch.equal(after.shared[name], state.shared[name])
-    assert not torch.equal(seen(terms, after, small)["norm.weight"], seen(terms, before, small)["norm.weight"])
-    assert not torch.equal(seen(terms, after, large)["stem.weight"], seen(terms, before, large)["stem.weight"])
+    assert not torch.equal(seen(context, after, small)["norm.weight"], seen(context, before, small)["norm.weight"])
+    assert not torch.equal(seen(context, after, large)["stem.weight"], seen(context, before, large)["stem.weight"])
     sizes = {
-        chosen.spec.spec_id
+        chosen.architecture.architecture_id
         for number in range(60)
-        if (chosen := terms.roles.assigner.assign(ask(terms, "a", round_number=number)).candidate) is not None
+        if (chosen := context.roles.assigner.assign(ask(context, "a", round_number=number)).candidate) is not None
     }
-    assert sizes == {size.spec_id for size in terms.space[-3:]}
+    assert sizes == {size.architecture_id for size in context.space[-3:]}
 
 
 @pytest.mark.parametrize("method", [FedFA(), FlexiFed(), Standalone()], ids=lambda method: method.TYPE)
 def test_a_fixed_architecture_is_kept_or_the_client_sits_out(method: AnyMethod) -> None:
-    terms = terms_with(method)
-    needs = [candidate.training_memory_bytes["onnx"] for candidate in terms.candidates]
-    assign = terms.roles.assigner.assign
-    first = assign(ask(terms, "a", memory_bytes=needs[3])).candidate
+    context = context_with(method)
+    needs = [candidate.training_memory_bytes["onnx"] for candidate in context.candidates]
+    assign = context.roles.assigner.assign
+    first = assign(ask(context, "a", memory_bytes=needs[3])).candidate
     assert first is not None
-    richer = assign(ask(terms, "a", memory_bytes=2**40, previous=first.spec)).candidate
+    richer = assign(ask(context, "a", memory_bytes=2**40, previous=first.architecture)).candidate
     assert richer == first
-    assert assign(ask(terms, "a", memory_bytes=min(needs), previous=first.spec)).candidate is None
+    assert assign(ask(context, "a", memory_bytes=min(needs), previous=first.architecture)).candidate is None
 
 
 def test_fedfa_grafts_what_the_last_block_learned_onto_the_blocks_that_a_client_lacks(tmp_path: Path) -> None:
-    terms = terms_with(FedFA(scaling=False, class_mask=False))
-    whole = len(terms.space) - 1
+    context = context_with(FedFA(scaling=False, class_mask=False))
+    whole = len(context.space) - 1
     shallow = next(
         place
-        for place, size in enumerate(terms.space)
-        if not size.axes and size.blocks == terms.space[whole].blocks[:2]
+        for place, size in enumerate(context.space)
+        if not size.axes and size.blocks == context.space[whole].blocks[:2]
     )
     clients = [Client(name="deep", size=whole, samples=6), Client(name="shallow", size=shallow, samples=2)]
-    state = first_state(terms.network)
-    folded = play(terms, state, clients, tmp_path).state.shared
-    deep, short = (change_of(terms, client, 1) for client in clients)
+    state = first_state(context.network)
+    aggregated = play(context, state, clients, tmp_path).state.shared
+    deep, short = (change_of(context, client, 1) for client in clients)
     lacking, last = "section1.block2.layer1.weight", "section1.block1.layer1.weight"
     expected = (6 * deep[lacking] + 2 * short[last]) / 8
-    torch.testing.assert_close(folded[lacking] - state.shared[lacking], expected, rtol=0, atol=1e-6)
-    ungrafted = terms_with(FedFA(scaling=False, grafting=False, class_mask=False))
-    assert set(terms.space) < set(ungrafted.space), "sizes that cannot be grafted are no sizes of the run"
-    clients = [replace(one, size=ungrafted.space.index(terms.space[one.size])) for one in clients]
+    torch.testing.assert_close(aggregated[lacking] - state.shared[lacking], expected, rtol=0, atol=1e-6)
+    ungrafted = context_with(FedFA(scaling=False, grafting=False, class_mask=False))
+    assert set(context.space) < set(ungrafted.space), "sizes that cannot be grafted are no sizes of the run"
+    clients = [replace(one, size=ungrafted.space.index(context.space[one.size])) for one in clients]
     plain = play(ungrafted, state, clients, tmp_path)
     torch.testing.assert_close(plain.state.shared[lacking] - state.shared[lacking], deep[lacking], rtol=0, atol=1e-6)
 
 
 @pytest.mark.slow
 def test_fedfa_as_printed_moves_a_model_that_nobody_trained(tmp_path: Path) -> None:
-    terms = terms_with(FedFA(fidelity="paper", class_mask=False))
-    state = first_state(terms.network)
-    clients = [replace(client, scale=0.0) for client in every_size(terms)]
-    assert not same_bits(play(terms, state, clients, tmp_path).state.shared, state.shared)
+    context = context_with(FedFA(fidelity="paper", class_mask=False))
+    state = first_state(context.network)
+    clients = [replace(client, scale=0.0) for client in every_size(context)]
+    assert not same_bits(play(context, state, clients, tmp_path).state.shared, state.shared)
 
 
 @pytest.mark.slow
 def test_fedfa_keeps_the_direction_of_the_many_when_one_update_is_boosted(tmp_path: Path) -> None:
     likeness = {}
     for scaling in (False, True):
-        terms = terms_with(FedFA(scaling=scaling, class_mask=False))
-        state, size = first_state(terms.network), len(terms.space) - 1
+        context = context_with(FedFA(scaling=scaling, class_mask=False))
+        state, size = first_state(context.network), len(context.space) - 1
         honest = [Client(name=f"honest{place}", size=size, scale=0.01) for place in range(4)]
         attacker = Client(name="attacker", size=size, scale=20.0)
         mean, attacked = (
-            play(terms, state, clients, tmp_path).state.shared["stem.weight"].flatten()
+            play(context, state, clients, tmp_path).state.shared["stem.weight"].flatten()
             for clients in (honest, [*honest, attacker])
         )
         likeness[scaling] = float(torch.cosine_similarity(mean, attacked, dim=0))
@@ -344,12 +346,12 @@ def test_fedfa_by_changes_moves_the_way_it_would_without_the_boost(tmp_path: Pat
     likeness = {}
     weights = FedFA(norm="l2", class_mask=False)
     for method in (weights, replace(weights, scaled="changes")):
-        terms = terms_with(method)
-        state, size = first_state(terms.network), len(terms.space) - 1
+        context = context_with(method)
+        state, size = first_state(context.network), len(context.space) - 1
         others = [Client(name=f"other{place}", size=size, scale=0.01) for place in range(3)]
         # The name decides the draw, so that both are the same change times a number.
         plain, boosted = (
-            play(terms, state, [*others, Client(name="boosted", size=size, scale=scale)], tmp_path).state.shared
+            play(context, state, [*others, Client(name="boosted", size=size, scale=scale)], tmp_path).state.shared
             for scale in (0.01, 2.0)
         )
         name = "stem.weight"
@@ -361,7 +363,7 @@ def test_fedfa_by_changes_moves_the_way_it_would_without_the_boost(tmp_path: Pat
 
 @pytest.mark.slow
 def test_fedfa_by_changes_leaves_a_model_that_nobody_trained_as_it_is(tmp_path: Path) -> None:
-    terms = terms_with(FedFA(scaled="changes", norm="l2"))
-    state = first_state(terms.network)
-    clients = [replace(client, scale=0.0) for client in every_size(terms)]
-    assert same_bits(play(terms, state, clients, tmp_path).state.shared, state.shared)
+    context = context_with(FedFA(scaled="changes", norm="l2"))
+    state = first_state(context.network)
+    clients = [replace(client, scale=0.0) for client in every_size(context)]
+    assert same_bits(play(context, state, clients, tmp_path).state.shared, state.shared)

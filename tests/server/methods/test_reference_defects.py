@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from server.methods.method_cases import OF_ONE_NETWORK
 from torch import Tensor
 
+from subfleet.aggregation.views import Views
 from subfleet.arrays.codecs import encode_changes
 from subfleet.elastic.building import build_module
 from subfleet.elastic.evaluate import evaluate
@@ -26,7 +27,6 @@ from subfleet.elastic.network import BUFFER_ROLES, Family, Network
 from subfleet.elastic.norm_layers import norm_tensors
 from subfleet.elastic.teaching import DistillationSettings
 from subfleet.export.steps import Student
-from subfleet.folding.views import Views
 from subfleet.methods import METHODS, AnyMethod
 from subfleet.methods.aggregator import Participant
 from subfleet.methods.anycostfl import AnycostFL
@@ -41,22 +41,22 @@ from subfleet.methods.heterofl import HeteroFL
 from subfleet.methods.nefl import NeFL
 from subfleet.methods.techniques import NormPolicy, Techniques
 from subfleet.protocol.readings import Budget
-from subfleet.protocol.subnet import Roll, SubnetSpec
-from subfleet.rounds.terms import Terms
+from subfleet.protocol.submodel import Architecture, Roll
+from subfleet.rounds.context import RunContext
 from subfleet.testing.rounds import (
     MODEL,
     SEED,
     Client,
     ask,
     change_of,
+    context_with,
     first_state,
     placed,
     play,
     seen,
-    terms_with,
     with_steps,
 )
-from subfleet.testing.subnets import held_places
+from subfleet.testing.submodels import held_places
 
 VARIANTS: Mapping[str, AnyMethod] = {
     **{name: kind() for name, kind in OF_ONE_NETWORK.items()},
@@ -71,22 +71,22 @@ RESNET = PreactResNet(input_shape=(1, 6, 6), class_count=4, widths=(8, 12), dept
 
 
 @functools.cache
-def small_terms(method: str) -> Terms:
-    """Of a network whose subnets a search soon knows all."""
-    return terms_with(VARIANTS[method], replace(MODEL, widths=(8,), depths=(2,), group_size=4))
+def small_context(method: str) -> RunContext:
+    """Of a network whose submodels a search soon knows all."""
+    return context_with(VARIANTS[method], replace(MODEL, widths=(8,), depths=(2,), group_size=4))
 
 
-def total_bytes(terms: Terms) -> tuple[int, int]:
+def total_bytes(context: RunContext) -> tuple[int, int]:
     """Memory and weights of the largest size."""
-    largest = terms.price(terms.network.full_spec())
+    largest = context.estimate(context.network.full_architecture())
     return largest.training_memory_bytes["onnx"], largest.weight_bytes
 
 
-def sent_bytes(terms: Terms, spec: SubnetSpec, budget: Budget) -> int:
-    """What a client with this budget really sends for a subnet: a change, written by its codec."""
-    codec = terms.update_codec(terms.network, spec, budget)
-    changes = {name: np.ones(shape, np.float32) for name, shape in terms.network.shapes(spec).items()}
-    exact = {name for name, decl in terms.network.tensors.items() if decl.role in BUFFER_ROLES}
+def sent_bytes(context: RunContext, architecture: Architecture, budget: Budget) -> int:
+    """What a client with this budget really sends for a submodel: a change, written by its codec."""
+    codec = context.update_codec(context.network, architecture, budget)
+    changes = {name: np.ones(shape, np.float32) for name, shape in context.network.shapes(architecture).items()}
+    exact = {name for name, decl in context.network.tensors.items() if decl.role in BUFFER_ROLES}
     encoded = encode_changes(codec, changes, exact=exact, uniform=lambda name: np.zeros)
     return sum(array.nbytes for array in encoded.values())
 
@@ -97,72 +97,74 @@ def sent_bytes(terms: Terms, spec: SubnetSpec, budget: Budget) -> int:
 @given(data=st.data())
 def test_no_method_ever_gives_a_size_that_is_over_a_budget(name: str, data: st.DataObject) -> None:
     """Plato's HeteroFL holds sizes against a limit of operations; its AnycostFL and FedRolex give what does not fit."""
-    terms = small_terms(name)
+    context = small_context(name)
     near = st.integers(-1, 1)
-    needs = st.sampled_from([one.training_memory_bytes["onnx"] for one in terms.candidates])
-    moved = {one.weight_bytes for one in terms.candidates} | {one.update_bytes for one in terms.candidates}
+    needs = st.sampled_from([one.training_memory_bytes["onnx"] for one in context.candidates])
+    moved = {one.weight_bytes for one in context.candidates} | {one.update_bytes for one in context.candidates}
     links = st.none() | st.builds(int.__add__, st.sampled_from(sorted(moved)), near)
     budget = Budget(
         memory_bytes=data.draw(st.builds(int.__add__, needs, near)),
         downlink_bytes=data.draw(links),
         uplink_bytes=data.draw(links),
     )
-    space = terms.candidates
-    some = data.draw(st.lists(st.sampled_from(space), max_size=4, unique_by=lambda one: one.spec.spec_id))
+    space = context.candidates
+    some = data.draw(
+        st.lists(st.sampled_from(space), max_size=4, unique_by=lambda one: one.architecture.architecture_id)
+    )
     excess = st.sampled_from([0, 1, 10**6])
     written = {
-        one.spec.spec_id: WrittenSize(
-            size=one.spec, planned_peak_bytes=one.training_memory_bytes["onnx"] + data.draw(excess)
+        one.architecture.architecture_id: WrittenSize(
+            size=one.architecture, planned_peak_bytes=one.training_memory_bytes["onnx"] + data.draw(excess)
         )
         for one in some
     }
     below = data.draw(st.none() | st.sampled_from(space))
     waiting = replace(
-        ask(terms, data.draw(st.sampled_from("abc")), round_number=data.draw(st.integers(1, 5))),
+        ask(context, data.draw(st.sampled_from("abc")), round_number=data.draw(st.integers(1, 5))),
         budget=budget,
         below=below,
         written=written,
-        previous=data.draw(st.none() | st.sampled_from(terms.space)),
+        previous=data.draw(st.none() | st.sampled_from(context.space)),
     )
-    found = terms.roles.assigner.assign(waiting).candidate
+    found = context.roles.assigner.assign(waiting).candidate
     if found is None:
         return
-    size = terms.price(found.spec)
-    known = written.get(found.spec.spec_id)
+    size = context.estimate(found.architecture)
+    known = written.get(found.architecture.architecture_id)
     assert size.training_memory_bytes["onnx"] <= budget.memory_bytes
     assert known is None or known.planned_peak_bytes <= budget.memory_bytes
-    assert size.weight_bytes == 4 * terms.network.parameter_count(found.spec)
+    assert size.weight_bytes == 4 * context.network.parameter_count(found.architecture)
     assert budget.downlink_bytes is None or size.weight_bytes <= budget.downlink_bytes
-    assert budget.uplink_bytes is None or sent_bytes(terms, found.spec, budget) <= budget.uplink_bytes
+    assert budget.uplink_bytes is None or sent_bytes(context, found.architecture, budget) <= budget.uplink_bytes
     assert below is None or size.parameters <= below.parameters
-    assert below is None or found.spec.spec_id != below.spec.spec_id
+    assert below is None or found.architecture.architecture_id != below.architecture.architecture_id
 
 
 @pytest.mark.parametrize("method", [HeteroFL(), FedRolex(), FederatedDropout(), AnycostFL()], ids=lambda one: one.TYPE)
 def test_a_budget_down_to_the_smallest_size_is_used_in_full(method: AnyMethod) -> None:
     """Plato's AnycostFL and FedRolex look for a width between a half and the whole alone."""
-    terms = terms_with(method)
-    needs = [candidate.training_memory_bytes["onnx"] for candidate in terms.candidates]
-    halves = [4 * size.parameters < total_bytes(terms)[1] / 4 for size in terms.candidates]
+    context = context_with(method)
+    needs = [candidate.training_memory_bytes["onnx"] for candidate in context.candidates]
+    halves = [4 * size.parameters < total_bytes(context)[1] / 4 for size in context.candidates]
     assert any(halves), "the space goes below half the width"
     for place, need in enumerate(needs):
-        chosen = terms.roles.assigner.assign(ask(terms, "a", memory_bytes=need)).candidate
-        assert chosen == terms.candidates[max(at for at, other in enumerate(needs) if other <= need)]
+        chosen = context.roles.assigner.assign(ask(context, "a", memory_bytes=need)).candidate
+        assert chosen == context.candidates[max(at for at, other in enumerate(needs) if other <= need)]
         assert chosen.training_memory_bytes["onnx"] == need or place not in (0, len(needs) - 1)
-    assert terms.roles.assigner.assign(ask(terms, "a", memory_bytes=min(needs) - 1)).candidate is None
+    assert context.roles.assigner.assign(ask(context, "a", memory_bytes=min(needs) - 1)).candidate is None
 
 
 @pytest.mark.parametrize("kind", OF_ONE_NETWORK.values(), ids=OF_ONE_NETWORK.keys())
 def test_tensors_that_are_tied_to_an_axis_keep_the_same_indices_of_it(kind: type[AnyMethod]) -> None:
     """FedRolex's random server draws a window for each convolution, although shortcuts add their channels."""
-    terms = terms_with(kind(), RESNET)
-    clients = [Client(name=name, size=size) for name, size in (("a", 0), ("b", len(terms.space) // 2))]
+    context = context_with(kind(), RESNET)
+    clients = [Client(name=name, size=size) for name, size in (("a", 0), ("b", len(context.space) // 2))]
     for client, number in itertools.product(clients, (1, 2, 5)):
-        spec = placed(terms, client, number)
+        architecture = placed(context, client, number)
         found: dict[str, set[tuple[int, ...]]] = {}
-        ones = {name: torch.ones(shape) for name, shape in terms.network.shapes(spec).items()}
-        for name, tensor_map in tensor_maps(terms.network, spec).items():
-            decl = terms.network.tensors[name]
+        ones = {name: torch.ones(shape) for name, shape in context.network.shapes(architecture).items()}
+        for name, tensor_map in tensor_maps(context.network, architecture).items():
+            decl = context.network.tensors[name]
             held = torch.zeros(decl.shape)
             tensor_map.scatter(ones[name], held)
             for place, axis in enumerate(decl.axes):
@@ -176,30 +178,32 @@ def test_tensors_that_are_tied_to_an_axis_keep_the_same_indices_of_it(kind: type
 
 def test_a_rolling_window_goes_on_by_one_group_each_round_and_never_jumps() -> None:
     """FedRolex's code reshuffles its windows in all rounds but those in which it means to."""
-    terms = terms_with(FedRolex())
+    context = context_with(FedRolex())
     for size in (0, 1):
         starts: dict[str, list[int]] = {}
         for number in range(1, 14):
-            specs = {placed(terms, Client(name=name, size=size), number) for name in ("a", "b")}
-            assert len(specs) == 1, "all clients of a round have the same window"
-            for name, kept in next(iter(specs)).axes:
+            architectures = {placed(context, Client(name=name, size=size), number) for name in ("a", "b")}
+            assert len(architectures) == 1, "all clients of a round have the same window"
+            for name, kept in next(iter(architectures)).axes:
                 assert isinstance(kept, Roll)
                 starts.setdefault(name, []).append(kept.start)
         for name, found in starts.items():
-            axis = terms.network.axes[name]
+            axis = context.network.axes[name]
             steps = {(after - before) % axis.size for before, after in itertools.pairwise(found)}
             assert steps == {axis.granularity}
 
 
-def _fjord_steps(weight: float) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor], SubnetSpec, Network]:
+def _fjord_steps(
+    weight: float,
+) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor], Architecture, Network]:
     """What a step makes of the same weights without and with FjORD's student, its region, and what it trains."""
-    terms = terms_with(FjORD())
-    network, size = terms.network, terms.space[3]
+    context = context_with(FjORD())
+    network, size = context.network, context.space[3]
     drawn = (
-        terms.roles.training.student(network, size, Draw(seed=SEED, round=at, client_id="a")) for at in range(1, 60)
+        context.roles.training.student(network, size, Draw(seed=SEED, round=at, client_id="a")) for at in range(1, 60)
     )
-    inner = next(one for one in drawn if one is not None and network.parameter_count(one) < 0.4 * _count(terms, size))
-    training, maps = terms.training(1, student=inner), nested_maps(network, size, inner)
+    inner = next(one for one in drawn if one is not None and network.parameter_count(one) < 0.4 * _count(context, size))
+    training, maps = context.training(1, student=inner), nested_maps(network, size, inner)
     student = Student(module=build_module(network, inner), maps=maps)
     shape = network.config.input_shape
     plain = step_of_module(build_module(network, size), shape)
@@ -213,8 +217,8 @@ def _fjord_steps(weight: float) -> tuple[dict[str, Tensor], dict[str, Tensor], d
     return without, with_student, region, size, network
 
 
-def _count(terms: Terms, size: SubnetSpec) -> int:
-    return terms.network.parameter_count(size)
+def _count(context: RunContext, size: Architecture) -> int:
+    return context.network.parameter_count(size)
 
 
 @pytest.mark.slow
@@ -237,13 +241,13 @@ def test_fjords_nested_width_trains_its_own_elements_of_the_very_network_and_no_
 
 def _distance(mu: float) -> float:
     """How far FedProx's local training of 40 steps leads from the weights received."""
-    terms = terms_with(FedProx(mu=mu))
-    training = terms.training(1)
-    size = terms.space[0]
-    module = build_module(terms.network, size)
-    step = step_of_module(module, terms.network.config.input_shape, objective=training.objective)
+    context = context_with(FedProx(mu=mu))
+    training = context.training(1)
+    size = context.space[0]
+    module = build_module(context.network, size)
+    step = step_of_module(module, context.network.config.input_shape, objective=training.objective)
     inputs = example(step)
-    received = {name: inputs[f"parameter.{name}"] for name in terms.network.shapes(size)}
+    received = {name: inputs[f"parameter.{name}"] for name in context.network.shapes(size)}
     inputs |= {f"anchor.{name}": tensor for name, tensor in received.items()}
     rate = {"learning_rate": torch.tensor(0.05).double(), "proximal_mu": torch.tensor(training.proximal_mu).double()}
     for _ in range(40):
@@ -262,28 +266,28 @@ def test_fedprox_holds_weights_near_those_received_the_more_the_larger_mu_is() -
 @pytest.mark.parametrize("method", [NeFL(), HeteroFL(depth=True), FedAvg(model="nested")], ids=lambda one: one.TYPE)
 def test_a_block_that_nobody_has_keeps_its_bits_for_those_who_will(method: AnyMethod, tmp_path: Path) -> None:
     """NeFL's code gives such blocks the value 0, after which nothing that they compute has a gradient."""
-    terms = terms_with(method, replace(MODEL, learnable_steps=True))
-    state = first_state(terms.network)
-    kept = terms.space[0].blocks
-    shallow = [place for place, size in enumerate(terms.space) if size.blocks == kept]
-    whole = Client(name="whole", size=len(terms.space) - 1)
-    folded = play(terms, state, [Client(name=f"client{place}", size=place) for place in shallow], tmp_path).state
-    names = [name for name, decl in terms.network.tensors.items() if decl.part not in (None, *kept)]
+    context = context_with(method, replace(MODEL, learnable_steps=True))
+    state = first_state(context.network)
+    kept = context.space[0].blocks
+    shallow = [place for place, size in enumerate(context.space) if size.blocks == kept]
+    whole = Client(name="whole", size=len(context.space) - 1)
+    aggregated = play(context, state, [Client(name=f"client{place}", size=place) for place in shallow], tmp_path).state
+    names = [name for name, decl in context.network.tensors.items() if decl.part not in (None, *kept)]
     assert names
     assert state.shared[names[0]].any()
     for name in names:
-        assert torch.equal(seen(terms, folded, whole)[name], state.shared[name])
+        assert torch.equal(seen(context, aggregated, whole)[name], state.shared[name])
 
 
 @pytest.mark.parametrize("model", [BOTTLENECK, BATCH_NORM], ids=["bottleneck", "batch norm"])
 def test_heterofl_trains_networks_that_its_own_code_refuses(model: Family, tmp_path: Path) -> None:
     """HeteroFL's federated path has no rule for bottleneck blocks."""
-    terms = terms_with(HeteroFL(class_mask=False), model)
-    state = ModelState(shared=random_state(terms.network, 3))
+    context = context_with(HeteroFL(class_mask=False), model)
+    state = ModelState(shared=random_state(context.network, 3))
     client = Client(name="a", size=0)
-    folded = play(terms, state, [client], tmp_path).state.shared
-    held, change = held_places(terms.network, terms.space[0]), change_of(terms, client, 1)
-    for name, tensor in folded.items():
+    aggregated = play(context, state, [client], tmp_path).state.shared
+    held, change = held_places(context.network, context.space[0]), change_of(context, client, 1)
+    for name, tensor in aggregated.items():
         assert torch.equal(tensor[~held[name]], state.shared[name][~held[name]])
         if name in change:
             moved = (tensor - state.shared[name])[held[name]]
@@ -304,40 +308,42 @@ def test_heterofl_trains_networks_that_its_own_code_refuses(model: Family, tmp_p
     ids=lambda one: one.TYPE,
 )
 def test_a_bank_of_norms_is_each_sizes_own(method: AnyMethod, tmp_path: Path) -> None:
-    terms = terms_with(method, BATCH_NORM)
-    terms = replace(terms, roles=terms.roles.with_techniques(Techniques(norms="bank")))
-    state = ModelState(shared=random_state(terms.network, 3))
-    small, large = Client(name="a", size=0), Client(name="b", size=len(terms.space) - 1)
-    norms = norm_tensors(terms.network)
-    assert any(terms.network.tensors[name].role == "variance" for name in norms)
-    before = play(terms, state, [small, large], tmp_path).state
-    after = play(terms, before, [small], tmp_path, 2).state
+    context = context_with(method, BATCH_NORM)
+    context = replace(context, roles=context.roles.with_techniques(Techniques(norms="bank")))
+    state = ModelState(shared=random_state(context.network, 3))
+    small, large = Client(name="a", size=0), Client(name="b", size=len(context.space) - 1)
+    norms = norm_tensors(context.network)
+    assert any(context.network.tensors[name].role == "variance" for name in norms)
+    before = play(context, state, [small, large], tmp_path).state
+    after = play(context, before, [small], tmp_path, 2).state
     for name in norms:
-        assert torch.equal(seen(terms, after, large)[name], seen(terms, before, large)[name])
+        assert torch.equal(seen(context, after, large)[name], seen(context, before, large)[name])
         assert torch.equal(after.shared[name], state.shared[name])
-    mine = placed(terms, small, 2)
-    moved = [name for name in norms & terms.network.shapes(mine).keys() if _moved(terms, before, after, small, name)]
-    assert set(moved) == norms & terms.network.shapes(mine).keys()
-    assert not torch.equal(seen(terms, after, large)["stem.weight"], seen(terms, before, large)["stem.weight"])
+    mine = placed(context, small, 2)
+    moved = [
+        name for name in norms & context.network.shapes(mine).keys() if _moved(context, before, after, small, name)
+    ]
+    assert set(moved) == norms & context.network.shapes(mine).keys()
+    assert not torch.equal(seen(context, after, large)["stem.weight"], seen(context, before, large)["stem.weight"])
 
 
-def _moved(terms: Terms, before: ModelState, after: ModelState, client: Client, name: str) -> bool:
-    return not torch.equal(seen(terms, after, client)[name], seen(terms, before, client)[name])
+def _moved(context: RunContext, before: ModelState, after: ModelState, client: Client, name: str) -> bool:
+    return not torch.equal(seen(context, after, client)[name], seen(context, before, client)[name])
 
 
 def _evaluated(norms: NormPolicy, spoiled: bool = False) -> list[float]:
-    """The loss of a subnet on the same samples, in batches of several sizes."""
-    terms = terms_with(HeteroFL(), BATCH_NORM, norms=norms)
-    state: Mapping[str, Tensor] = random_state(terms.network, 3)
+    """The loss of a submodel on the same samples, in batches of several sizes."""
+    context = context_with(HeteroFL(), BATCH_NORM, norms=norms)
+    state: Mapping[str, Tensor] = random_state(context.network, 3)
     if spoiled:
-        roles = {name: decl.role for name, decl in terms.network.tensors.items()}
+        roles = {name: decl.role for name, decl in context.network.tensors.items()}
         state = {name: tensor + 3 if roles[name] in ("mean", "variance") else tensor for name, tensor in state.items()}
     generator = torch.Generator().manual_seed(5)
     inputs, labels = torch.randn(40, 5, generator=generator), torch.randint(0, 4, (40,), generator=generator)
-    size = terms.space[1]
-    client = Participant(client_id="a", spec=size, size=size)
-    used = Views(terms=terms, samples=inputs).for_use(ModelState(shared=state), client)
-    return [evaluate(terms.network, size, used, inputs, labels, batch_size=count).loss for count in (1, 7, 40)]
+    size = context.space[1]
+    client = Participant(client_id="a", architecture=size, size=size)
+    used = Views(context=context, samples=inputs).for_use(ModelState(shared=state), client)
+    return [evaluate(context.network, size, used, inputs, labels, batch_size=count).loss for count in (1, 7, 40)]
 
 
 @pytest.mark.slow
@@ -352,12 +358,12 @@ def test_an_evaluation_with_measured_statistics_depends_on_no_batch_size() -> No
 
 def test_what_the_whole_model_teaches_stays_in_it_and_noise_leaves_no_trace_in_statistics(tmp_path: Path) -> None:
     """Plato's in-place distillation throws its result away, and keeps the noise's running statistics."""
-    terms = terms_with(DynamicSelection(distillation=DistillationSettings(iterations=3)), BATCH_NORM)
-    untaught = replace(terms, roles=with_steps(terms.roles, distillation=None))
-    state = ModelState(shared=random_state(terms.network, 3))
+    context = context_with(DynamicSelection(distillation=DistillationSettings(iterations=3)), BATCH_NORM)
+    untaught = replace(context, roles=with_steps(context.roles, distillation=None))
+    state = ModelState(shared=random_state(context.network, 3))
     clients = [Client(name="a", size=0), Client(name="b", size=1)]
-    before, after = (play(one, state, clients, tmp_path).state.shared for one in (untaught, terms))
-    buffers = {name for name, decl in terms.network.tensors.items() if decl.role in BUFFER_ROLES}
+    before, after = (play(one, state, clients, tmp_path).state.shared for one in (untaught, context))
+    buffers = {name for name, decl in context.network.tensors.items() if decl.role in BUFFER_ROLES}
     assert buffers
     assert all(torch.equal(before[name], after[name]) for name in buffers)
     assert not torch.equal(before["stem.weight"], after["stem.weight"])

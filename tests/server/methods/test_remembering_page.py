@@ -19,8 +19,8 @@ from subfleet.elastic.model_state import unpacked
 from subfleet.methods.aggregator import Participant
 from subfleet.protocol.task import Train
 from subfleet.testing import MethodContract
-from subfleet.testing.rounds import MODEL, Client, change_of, first_state, play, terms_with, with_steps
-from subfleet.testing.subnets import same_bits
+from subfleet.testing.rounds import MODEL, Client, change_of, context_with, first_state, play, with_steps
+from subfleet.testing.submodels import same_bits
 
 PAGE = Path(__file__).parents[3] / "docs/reference/methods-that-remember.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
@@ -96,13 +96,13 @@ def test_a_network_grows_out_of_the_last_one_whoever_is_killed(kills: int, page:
         ("times4", "times2", 4, None),
     ]
     for result in results:
-        assert [row.spec for row in result.rounds[-1].clients] == ["times4 full"] * len(worlds[0].devices)
-        assert {(one.spec, one.status) for one in result.deployed} == {("times4 full", "deployed")}
+        assert [row.architecture for row in result.rounds[-1].clients] == ["times4 full"] * len(worlds[0].devices)
+        assert {(one.architecture, one.status) for one in result.deployed} == {("times4 full", "deployed")}
         accuracies = [record.loss for record in result.rounds]
         assert all(loss < 100 for loss in accuracies)
     for world in worlds:
         programs = {
-            task.programs[0].blob.sha256: task.spec.network
+            task.programs[0].blob.sha256: task.architecture.network
             for device in world.devices.values()
             for task in device.tasks
             if isinstance(task.work, Train)
@@ -120,15 +120,15 @@ def test_a_network_grows_out_of_the_last_one_whoever_is_killed(kills: int, page:
 def test_the_maps_on_the_page_go_with_any_method(page: ModuleType, tmp_path: Path) -> None:
     """Nobody trains and nothing moves; and what moves is what the client's copies stand for."""
     model = replace(MODEL, norm="batch")
-    terms = terms_with(page.Rota(), model)
-    terms = replace(terms, roles=with_steps(terms.roles, exchange=page.copied))
-    state, client = first_state(terms.network), Client(name="ada", size=0)
-    still = play(terms, state, [replace(client, scale=0.0)], tmp_path / "still")
+    context = context_with(page.Rota(), model)
+    context = replace(context, roles=with_steps(context.roles, exchange=page.copied))
+    state, client = first_state(context.network), Client(name="ada", size=0)
+    still = play(context, state, [replace(client, scale=0.0)], tmp_path / "still")
     assert same_bits(still.state.shared, state.shared)
-    moved = play(terms, state, [client], tmp_path / "moved").state.shared
-    size = terms.space[0]
-    pair = page.copied(terms.network, Participant(client_id="ada", spec=size, size=size), {})
-    expected = pair.up(change_of(terms, client, 1))
-    assert expected.keys() == terms.network.shapes(pair.moved).keys()
+    moved = play(context, state, [client], tmp_path / "moved").state.shared
+    size = context.space[0]
+    pair = page.copied(context.network, Participant(client_id="ada", architecture=size, size=size), {})
+    expected = pair.up(change_of(context, client, 1))
+    assert expected.keys() == context.network.shapes(pair.moved).keys()
     for name, tensor in state.shared.items():
         torch.testing.assert_close(moved[name] - tensor, expected.get(name, torch.zeros(())).expand_as(tensor))

@@ -1,7 +1,7 @@
 """Clustered federated learning: when a cluster is split, how, and what its halves go on from."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from server.server_rig import World, config, fleet
 
+from subfleet.aggregation.aggregation import AggregatedModel, Aggregation
 from subfleet.elastic.lineage import Lineage
 from subfleet.elastic.maps import tensor_maps
-from subfleet.folding.folding import FoldedModel, Folding
 from subfleet.methods.aggregator import ClientUpdate, Participant
 from subfleet.methods.grouping import Linkage, cosines, two_groups
 from subfleet.methods.roles import ClosedRound, RoundUpdates
@@ -23,29 +23,29 @@ from subfleet.methods.run_networks import StandingContext
 from subfleet.methods.sattler import Clustering, Sattler, SattlerMemory, Split
 from subfleet.methods.selector import LastUpdate
 from subfleet.protocol.errors import ConfigError
-from subfleet.protocol.subnet import SubnetSpec
-from subfleet.testing.rounds import Client, ask, change_of, first_state, play, seat_of, terms_with
-from subfleet.testing.subnets import same_bits
+from subfleet.protocol.submodel import Architecture
+from subfleet.testing.rounds import Client, ask, change_of, client_of, context_with, first_state, play
+from subfleet.testing.submodels import same_bits
 from subfleet.transport.blob_store import BlobStore
 
 METHOD = Sattler(warmup_rounds=0, model="nested", mean_norm=1e6, max_norm=1e-6, least_half=1)
 """Splits whatever can be split, as the paper's does."""
-TERMS = terms_with(METHOD)
-WHOLE = TERMS.space[-1]
+CONTEXT = context_with(METHOD)
+WHOLE = CONTEXT.space[-1]
 Direction = dict[str, torch.Tensor]
 
 
-def direction(seed: int, size: SubnetSpec = WHOLE) -> Direction:
-    """A change of norm 1 of a subnet's tensors; of equal seeds, smaller subnets have the front of larger ones'."""
+def direction(seed: int, size: Architecture = WHOLE) -> Direction:
+    """A change of norm 1 of a submodel's tensors; of equal seeds, smaller submodels have the front of larger ones'."""
     generator = torch.Generator().manual_seed(seed)
-    drawn = {name: torch.randn(one.shape, generator=generator) for name, one in TERMS.network.tensors.items()}
-    found = {name: place.extract(drawn[name]) for name, place in tensor_maps(TERMS.network, size).items()}
+    drawn = {name: torch.randn(one.shape, generator=generator) for name, one in CONTEXT.network.tensors.items()}
+    found = {name: place.extract(drawn[name]) for name, place in tensor_maps(CONTEXT.network, size).items()}
     norm = math.sqrt(sum(float(one.square().sum()) for one in found.values()))
     return {name: one / norm for name, one in found.items()}
 
 
-def trained(name: str, change: Direction, size: SubnetSpec = WHOLE, *, weight: float = 1.0) -> ClientUpdate:
-    client = Participant(client_id=name, spec=size, size=size)
+def trained(name: str, change: Direction, size: Architecture = WHOLE, *, weight: float = 1.0) -> ClientUpdate:
+    client = Participant(client_id=name, architecture=size, size=size)
     return ClientUpdate(client=client, weight=weight, received={}, change=change)
 
 
@@ -58,7 +58,7 @@ def found(
 ) -> Clustering:
     find = method.roles().memory.observe
     assert find is not None
-    networks = {"": TERMS.network}
+    networks = {"": CONTEXT.network}
     given = RoundUpdates(networks=networks, round=number, clients=tuple(clients), memory=memory or SattlerMemory())
     outcome: Clustering = find(given)
     return outcome
@@ -97,14 +97,14 @@ def test_cosines_are_those_of_the_changes() -> None:
         [float(torch.nn.functional.cosine_similarity(a, b, dim=0)) if a.any() and b.any() else 0.0 for b in flat]
         for a in flat
     ]
-    np.testing.assert_allclose(cosines(TERMS.network, clients), expected, atol=1e-6)
+    np.testing.assert_allclose(cosines(CONTEXT.network, clients), expected, atol=1e-6)
 
 
-def test_unequal_subnets_are_compared_where_both_have_something() -> None:
+def test_unequal_submodels_are_compared_where_both_have_something() -> None:
     """The front of one's change is the other's, whatever lies behind it."""
-    small = TERMS.space[0]
+    small = CONTEXT.space[0]
     clients = [trained("whole", direction(1)), trained("part", direction(1, small), small)]
-    np.testing.assert_allclose(cosines(TERMS.network, clients), np.ones((2, 2)), atol=1e-6)
+    np.testing.assert_allclose(cosines(CONTEXT.network, clients), np.ones((2, 2)), atol=1e-6)
 
 
 # --- when -------------------------------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ def returning(method: Sattler, lie: Callable[[int, Direction], Direction]) -> tu
         learned = {f"c{place}": times(3.0 * 0.8**number, sum_of(common, direction(place + 1))) for place in range(8)}
         changes = learned | {f"eve{number}": lie(number, times(3.0 * 0.8**number, common))}
         of = {name: memory.clusters.get(name, largest(memory)) for name in changes}
-        networks = {name: replace(TERMS.network, id=name) for name in set(of.values())}
+        networks = {name: replace(CONTEXT.network, id=name) for name in set(of.values())}
         clients = tuple(trained(name, change, replace(WHOLE, network=of[name])) for name, change in changes.items())
         outcome = roles.memory.observe(RoundUpdates(networks=networks, round=number, clients=clients, memory=memory))
         closed = ClosedRound(round=number, clients={name: past(of[name]) for name in of}, observation=outcome)
@@ -227,22 +227,22 @@ def test_no_client_decides_by_many_names_where_newcomers_go() -> None:
 
 def newcomers(memory: SattlerMemory) -> str:
     """The cluster of a client that was never there, out of c1 and c2."""
-    lineages = [Lineage(id=name, config=TERMS.config.model, born_round=1) for name in ("c1", "c2")]
-    declared = [TERMS.declared(one) for one in lineages]
+    lineages = [Lineage(id=name, config=CONTEXT.config.model, born_round=1) for name in ("c1", "c2")]
+    declared = [CONTEXT.declared(one) for one in lineages]
     question = replace(
-        ask(TERMS, "new"),
+        ask(CONTEXT, "new"),
         networks={one.network.id: one.network for one in declared},
         candidates=tuple(candidate for one in declared for candidate in one.candidates),
-        price=lambda spec: declared[spec.network == "c2"].price(spec),
+        estimate=lambda architecture: declared[architecture.network == "c2"].estimate(architecture),
     )
-    candidate = TERMS.roles.assigner.assign(replace(question, draw=replace(question.draw, memory=memory))).candidate
+    candidate = CONTEXT.roles.assigner.assign(replace(question, draw=replace(question.draw, memory=memory))).candidate
     assert candidate is not None
-    return candidate.spec.network
+    return candidate.architecture.network
 
 
 def test_the_mean_is_weighted_and_counts_only_those_who_hold_an_element() -> None:
     """One client is all that holds the rest: two small ones that cancel each other leave its change there alone."""
-    small = TERMS.space[0]
+    small = CONTEXT.space[0]
     one = direction(1, small)
     clients = [
         trained("ada", one, small, weight=1.0),
@@ -266,26 +266,27 @@ def test_parameters_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
 # --- what follows -----------------------------------------------------------------------------------------------------
 
 
-def folded(folder: Path, names: dict[str, float], memory: SattlerMemory | None = None, **changes: Any) -> FoldedModel:
+def aggregated(folder: Path, names: Mapping[str, float], memory: Any = None, **changes: Any) -> AggregatedModel:
     """A round of clients of the whole model; each moves along one of two directions that its name draws."""
-    terms = terms_with(replace(METHOD, **changes))
+    context = context_with(replace(METHOD, **changes))
     blobs = BlobStore(folder)
-    place = len(terms.space) - 1
-    seats = [seat_of(terms, Client(name=name, size=place, scale=scale), blobs) for name, scale in names.items()]
-    return Folding(terms=terms, blobs=blobs).fold(first_state(terms.network), 1, seats, memory or SattlerMemory())
+    place = len(context.space) - 1
+    clients = [client_of(context, Client(name=name, size=place, scale=scale), blobs) for name, scale in names.items()]
+    state, aggregation = first_state(context.network), Aggregation(context=context, blobs=blobs)
+    return aggregation.aggregate(state, 1, clients, memory or SattlerMemory())
 
 
 def test_each_half_goes_on_with_what_its_own_clients_learned(tmp_path: Path) -> None:
     """To the bit what a run of these clients alone would have come to."""
-    outcome = folded(tmp_path, {"ada": 1.0, "bob": 1.0, "cyd": 1.0, "dan": 1.0})
+    outcome = aggregated(tmp_path, {"ada": 1.0, "bob": 1.0, "cyd": 1.0, "dan": 1.0})
     split: Split = outcome.observation.splits[0]
     assert outcome.state.network_ids == ("c1", "c2")
     assert [(one.id, one.retired_round) for one in outcome.lineages] == [("", 1), ("c1", None), ("c2", None)]
     for network_id, names in split.halves:
-        alone = folded(tmp_path, dict.fromkeys(names, 1.0), warmup_rounds=9).state
+        alone = aggregated(tmp_path, dict.fromkeys(names, 1.0), warmup_rounds=9).state
         assert same_bits(outcome.state.of(network_id).shared, alone.shared)
-    whole = folded(tmp_path, {"ada": 1.0, "bob": 1.0, "cyd": 1.0, "dan": 1.0}, warmup_rounds=9)
-    assert same_bits(outcome.folded.shared, whole.state.shared), (
+    whole = aggregated(tmp_path, {"ada": 1.0, "bob": 1.0, "cyd": 1.0, "dan": 1.0}, warmup_rounds=9)
+    assert same_bits(outcome.aggregated.shared, whole.state.shared), (
         "the round is judged by the cluster that it was played with"
     )
 
@@ -295,7 +296,7 @@ def past(network: str) -> LastUpdate:
     return LastUpdate(
         round=1,
         size=size,
-        spec=size,
+        architecture=size,
         sample_count=1,
         epochs=1,
         loss=1.0,
@@ -326,32 +327,32 @@ def test_who_was_not_there_goes_with_most_of_the_others() -> None:
     )
 
 
-def test_whose_cluster_was_split_has_the_same_subnet_of_its_half() -> None:
+def test_whose_cluster_was_split_has_the_same_submodel_of_its_half() -> None:
     standing = METHOD.roles().networks.standing
     assert standing is not None
-    networks = {name: replace(TERMS.network, id=name) for name in ("c1", "c2")}
+    networks = {name: replace(CONTEXT.network, id=name) for name in ("c1", "c2")}
     memory = SattlerMemory(clusters={"ada": "c2", "bob": "c1"})
     for name, cluster in memory.clusters.items():
-        client = Participant(client_id=name, spec=TERMS.space[1], size=TERMS.space[1])
+        client = Participant(client_id=name, architecture=CONTEXT.space[1], size=CONTEXT.space[1])
         asked = StandingContext(seed=0, client=client, networks=networks, ready=lambda size: False, memory=memory)
-        assert standing(asked) == replace(TERMS.space[1], network=cluster)
+        assert standing(asked) == replace(CONTEXT.space[1], network=cluster)
 
 
 def test_clients_have_the_sizes_of_their_cluster_and_newcomers_those_of_the_largest() -> None:
-    lineages = [Lineage(id=name, config=TERMS.config.model, born_round=1) for name in ("c1", "c2")]
-    declared = [TERMS.declared(one) for one in lineages]
+    lineages = [Lineage(id=name, config=CONTEXT.config.model, born_round=1) for name in ("c1", "c2")]
+    declared = [CONTEXT.declared(one) for one in lineages]
     question = replace(
-        ask(TERMS, "ada"),
+        ask(CONTEXT, "ada"),
         networks={one.network.id: one.network for one in declared},
         candidates=tuple(candidate for one in declared for candidate in one.candidates),
-        price=lambda spec: declared[spec.network == "c2"].price(spec),
+        estimate=lambda architecture: declared[architecture.network == "c2"].estimate(architecture),
     )
     memory = SattlerMemory(clusters={"ada": "c1", "bob": "c2", "cyd": "c2"}, sizes={"c1": 1, "c2": 2})
     for name, expected in (("ada", "c1"), ("bob", "c2"), ("new", "c2")):
         draw = replace(question.draw, client_id=name, memory=memory)
-        candidate = TERMS.roles.assigner.assign(replace(question, draw=draw)).candidate
+        candidate = CONTEXT.roles.assigner.assign(replace(question, draw=draw)).candidate
         assert candidate is not None
-        assert candidate.spec == declared[expected == "c2"].space[-1]
+        assert candidate.architecture == declared[expected == "c2"].space[-1]
 
 
 def test_clusters_are_those_of_who_learns_the_same_to_the_end(tmp_path: Path) -> None:
@@ -377,7 +378,7 @@ def test_clusters_are_those_of_who_learns_the_same_to_the_end(tmp_path: Path) ->
                 world.kill_server()
         results.append((world.model_bytes(), world.server.state.memory, world.server.result().networks))
         assert world.server.finished
-        deployed = {one.client_id: one.spec.split()[0] for one in world.server.result().deployed}
+        deployed = {one.client_id: one.architecture.split()[0] for one in world.server.result().deployed}
         assert deployed["ada"] == deployed["cyd"] != deployed["bob"]
     assert results[0] == results[1]
     memory: SattlerMemory = results[0][1]
@@ -386,7 +387,7 @@ def test_clusters_are_those_of_who_learns_the_same_to_the_end(tmp_path: Path) ->
 
 
 def test_without_a_split_it_is_a_plain_mean(tmp_path: Path) -> None:
-    plain = terms_with(replace(METHOD, warmup_rounds=9))
+    plain = context_with(replace(METHOD, warmup_rounds=9))
     clients = [Client(name=name, size=0) for name in ("ada", "bob")]
     state = first_state(plain.network)
     moved = play(plain, state, clients, tmp_path).state

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from server.methods.test_fedtrans import LOSSES, METHOD, closed
 from torch import Tensor
 
+from subfleet.aggregation.aggregation import Aggregation
 from subfleet.elastic.building import network_of
 from subfleet.elastic.cells import parameters_of
 from subfleet.elastic.inheriting import inherited
@@ -19,15 +20,14 @@ from subfleet.elastic.lineage import Drawn, Lineage, Replicated
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.replication import Replication
 from subfleet.elastic.server_optimisers import FedYogi
-from subfleet.folding.folding import Folding
 from subfleet.methods.fedtrans import FedTrans
 from subfleet.methods.soft_sharing import Share, SoftSharing, similarity
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.training import TrainingSettings
-from subfleet.rounds.state import Seat
-from subfleet.rounds.terms import Terms
-from subfleet.testing.rounds import Client, first_state, seat_of, terms_with
-from subfleet.testing.subnets import same_bits
+from subfleet.rounds.context import RunContext
+from subfleet.rounds.state import ClientState
+from subfleet.testing.rounds import Client, client_of, context_with, first_state
+from subfleet.testing.submodels import same_bits
 from subfleet.transport.blob_store import BlobStore
 
 States = dict[str, dict[str, Tensor]]
@@ -38,15 +38,19 @@ CPU = torch.device("cpu")
 def family(
     method: FedTrans, folder: Path, place: torch.device = CPU, **settings: Any
 ) -> tuple[ModelState, tuple[Lineage, ...]]:
-    """Three networks, each of which grew from the one before by the server's own folding, where the model is."""
-    terms = terms_with(method, **settings)
-    state, lineages, memory = first_state(terms.network).on(place), tuple[Lineage, ...](), method.roles().memory.initial
+    """Three networks, each of which grew from the one before by the server's own aggregation, where the model is."""
+    context = context_with(method, **settings)
+    state, lineages, memory = (
+        first_state(context.network).on(place),
+        tuple[Lineage, ...](),
+        method.roles().memory.initial,
+    )
     remember = method.roles().memory.remember
     assert remember is not None
     for number in range(1, 9):
-        living = lineages[-1] if lineages else Lineage(id="", config=terms.config.model)
-        drawn = seats_of(replace(terms, first=terms.declared(living)), folder, number)
-        found = Folding(terms=terms, blobs=BlobStore(folder)).fold(state, number, drawn, memory, lineages)
+        living = lineages[-1] if lineages else Lineage(id="", config=context.config.model)
+        drawn = clients_of(replace(context, first=context.declared(living)), folder, number)
+        found = Aggregation(context=context, blobs=BlobStore(folder)).aggregate(state, number, drawn, memory, lineages)
         memory = remember(memory, closed(found.observation, LOSSES))
         state, lineages = found.state, found.lineages
         if len(lineages) == 3:
@@ -54,15 +58,15 @@ def family(
     raise AssertionError("nothing grew")
 
 
-def seats_of(terms: Terms, folder: Path, number: int) -> list[Seat]:
-    blobs, place = BlobStore(folder), len(terms.space) - 1
-    drawn = [seat_of(terms, Client(name=name, size=place), blobs, number) for name in LOSSES]
+def clients_of(context: RunContext, folder: Path, number: int) -> list[ClientState]:
+    blobs, place = BlobStore(folder), len(context.space) - 1
+    drawn = [client_of(context, Client(name=name, size=place), blobs, number) for name in LOSSES]
     return [
         replace(
-            seat,
-            offer=replace(seat.offer, runtime="onnx", budget=Budget(memory_bytes=2**40)),
+            client,
+            offer=replace(client.offer, runtime="onnx", budget=Budget(memory_bytes=2**40)),
         )
-        for seat in drawn
+        for client in drawn
     ]
 
 

@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from subfleet.aggregation.aggregation import Aggregation, evolved
+from subfleet.aggregation.views import Views
 from subfleet.elastic.building import network_of
 from subfleet.elastic.families import AnyFamily
 from subfleet.elastic.families.records.residual import Mlp
@@ -18,8 +20,6 @@ from subfleet.elastic.maps import extract
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import Network
 from subfleet.elastic.replication import size_in
-from subfleet.folding.folding import Folding, evolved
-from subfleet.folding.views import Views
 from subfleet.methods import AnyMethod, uniting
 from subfleet.methods.aggregator import Participant
 from subfleet.methods.clustered import Clustered
@@ -28,11 +28,11 @@ from subfleet.methods.flexifed import FlexiFed
 from subfleet.methods.run_networks import BeginContext, Evolution, EvolutionContext
 from subfleet.methods.sizes import SLICES, architecture_id
 from subfleet.methods.standalone import Standalone
+from subfleet.rounds.context import RunContext
 from subfleet.rounds.state import RunState
-from subfleet.rounds.terms import Terms
 from subfleet.serving.loading import _first_model
-from subfleet.testing.rounds import Client, seat_of, terms_with
-from subfleet.testing.subnets import same_bits
+from subfleet.testing.rounds import Client, client_of, context_with
+from subfleet.testing.submodels import same_bits
 from subfleet.transport.blob_store import BlobStore
 
 SMALL = Mlp(input_shape=(5,), class_count=4, widths=(8,), depths=(1,), norm="none")
@@ -49,16 +49,16 @@ METHODS: tuple[AnyMethod, ...] = (
 )
 
 
-def terms_of(method: AnyMethod) -> Terms:
-    return terms_with(method, SMALL)
+def context_of(method: AnyMethod) -> RunContext:
+    return context_with(method, SMALL)
 
 
-def begun(terms: Terms, *brought: AnyFamily) -> tuple[Lineage, ...]:
-    assert terms.roles.networks.begin is not None
+def begun(context: RunContext, *brought: AnyFamily) -> tuple[Lineage, ...]:
+    assert context.roles.networks.begin is not None
     names = [f"client{place}" for place in range(len(brought))]
-    return terms.roles.networks.begin(
+    return context.roles.networks.begin(
         BeginContext(
-            network=terms.network,
+            network=context.network,
             rates=(1.0,),
             clients=tuple(names),
             brought=MappingProxyType(dict(zip(names, brought, strict=True))),
@@ -67,16 +67,18 @@ def begun(terms: Terms, *brought: AnyFamily) -> tuple[Lineage, ...]:
     )
 
 
-def retired(terms: Terms) -> Lineage:
-    return Lineage(id="", config=terms.config.model, retired_round=0)
+def retired(context: RunContext) -> Lineage:
+    return Lineage(id="", config=context.config.model, retired_round=0)
 
 
-def first_model(terms: Terms, lineages: tuple[Lineage, ...]) -> ModelState:
-    return _first_model(terms, RunState(lineages=lineages))
+def first_model(context: RunContext, lineages: tuple[Lineage, ...]) -> ModelState:
+    return _first_model(context, RunState(lineages=lineages))
 
 
-def evolving(terms: Terms, state: ModelState, lineages: tuple[Lineage, ...], *brought: AnyFamily) -> EvolutionContext:
-    networks = {one.id: terms.declared(one).network for one in lineages if one.living}
+def evolving(
+    context: RunContext, state: ModelState, lineages: tuple[Lineage, ...], *brought: AnyFamily
+) -> EvolutionContext:
+    networks = {one.id: context.declared(one).network for one in lineages if one.living}
     return EvolutionContext(
         round=2,
         seed=3,
@@ -88,40 +90,40 @@ def evolving(terms: Terms, state: ModelState, lineages: tuple[Lineage, ...], *br
         losses={},
         carried_by=lambda lineage: (),
         trained=lambda: (),
-        folded_with=lambda network_id, names: state,
+        aggregated_with=lambda network_id, names: state,
         brought=brought,
     )
 
 
-def grown(terms: Terms, state: ModelState, lineages: tuple[Lineage, ...], *brought: AnyFamily) -> Evolution:
-    assert terms.roles.networks.evolve is not None
-    return terms.roles.networks.evolve(evolving(terms, state, lineages, *brought))
+def grown(context: RunContext, state: ModelState, lineages: tuple[Lineage, ...], *brought: AnyFamily) -> Evolution:
+    assert context.roles.networks.evolve is not None
+    return context.roles.networks.evolve(evolving(context, state, lineages, *brought))
 
 
 @pytest.mark.parametrize("method", METHODS, ids=repr)
 def test_a_run_begins_with_one_union_of_all_networks_of_a_family(method: AnyMethod) -> None:
-    (union,) = begun(terms_of(method), SMALL, DEEP, SMALL, WIDE)
+    (union,) = begun(context_of(method), SMALL, DEEP, SMALL, WIDE)
     assert (union.id, union.config) == ("union1", replace(SMALL, widths=(16,), depths=(3,)))
     assert union.members == (SMALL, DEEP, WIDE)
     assert "3 networks of family mlp" in union.reason
-    sizes = terms_of(method).declared(union).members
+    sizes = context_of(method).declared(union).members
     assert set(sizes) == {SMALL, DEEP, WIDE}
     for family, size in sizes.items():
         own = network_of(family)
-        assert network_of(union.config).shapes(replace(size, network="")) == own.shapes(own.full_spec())
+        assert network_of(union.config).shapes(replace(size, network="")) == own.shapes(own.full_architecture())
 
 
 def test_networks_that_have_no_union_have_each_their_own() -> None:
-    terms = terms_of(FedADP(choice="declared"))
-    unions = begun(terms, SMALL, OTHER, WIDE)
+    context = context_of(FedADP(choice="declared"))
+    unions = begun(context, SMALL, OTHER, WIDE)
     assert [(one.id, one.members) for one in unions] == [("union1", (SMALL, WIDE)), ("union2", (OTHER,))]
-    assert begun(terms) == ()
+    assert begun(context) == ()
 
 
 def test_a_union_that_no_server_can_hold_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """A network that is too large is in none, and the others have theirs."""
     monkeypatch.setattr(uniting, "_MOST_PARAMETERS", 500)
-    (union,) = begun(terms_of(FlexiFed(choice="declared")), WIDE, SMALL)
+    (union,) = begun(context_of(FlexiFed(choice="declared")), WIDE, SMALL)
     assert union.members == (SMALL,)
 
 
@@ -131,16 +133,18 @@ def test_fedadp_joins_only_what_can_be_copied() -> None:
     wider = replace(vit, widths=(12,))
     unions = SLICES.joined((vit, wider))
     assert unions is not None
-    terms = terms_with(FedADP(choice="declared"), vit)
-    assert [one.members for one in begun(terms, vit, wider)] == [(vit,), (wider,)]
-    assert [one.members for one in begun(terms, vit, replace(vit, widths=(16,)))] == [(vit, replace(vit, widths=(16,)))]
+    context = context_with(FedADP(choice="declared"), vit)
+    assert [one.members for one in begun(context, vit, wider)] == [(vit,), (wider,)]
+    assert [one.members for one in begun(context, vit, replace(vit, widths=(16,)))] == [
+        (vit, replace(vit, widths=(16,)))
+    ]
 
 
 def test_a_later_network_has_its_union_succeeded_and_others_stay() -> None:
-    terms = terms_of(FedADP(choice="declared"))
-    before = (retired(terms), *begun(terms, SMALL, OTHER))
-    state = _first_model(terms, RunState(lineages=before))
-    answer = grown(terms, state, before, WIDE, DEEP)
+    context = context_of(FedADP(choice="declared"))
+    before = (retired(context), *begun(context, SMALL, OTHER))
+    state = _first_model(context, RunState(lineages=before))
+    answer = grown(context, state, before, WIDE, DEEP)
     (born,) = answer.born
     assert (born.id, born.parent, born.map.TYPE, born.members) == (
         "union3",
@@ -150,13 +154,13 @@ def test_a_later_network_has_its_union_succeeded_and_others_stay() -> None:
     )
     assert (answer.retired, born.born_round) == (("union1",), 2)
     assert "2 more networks of family mlp" in born.reason
-    after, lineages = evolved(terms, evolving(terms, state, before, WIDE, DEEP), answer)
+    after, lineages = evolved(context, evolving(context, state, before, WIDE, DEEP), answer)
     assert after.network_ids == ("union2", "union3")
     assert [one.id for one in lineages if one.living] == ["union2", "union3"]
     # What is there already, and what a union holds without growing, have it succeeded by a copy or not at all.
-    assert not grown(terms, after, lineages).born
+    assert not grown(context, after, lineages).born
     inside = replace(SMALL, depths=(2,))
-    again = grown(terms, after, lineages, inside)
+    again = grown(context, after, lineages, inside)
     assert (again.born[0].map.TYPE, again.born[0].config) == ("copied", born.config)
     assert same_bits(again.states[again.born[0].id].shared, after.of("union3").shared)
 
@@ -166,20 +170,22 @@ def drawn(network: Network, seed: int) -> dict[str, Tensor]:
     return {name: torch.randn(decl.shape, generator=generator) for name, decl in network.tensors.items()}
 
 
-def member(terms: Terms, lineage: Lineage, client_id: str, family: AnyFamily) -> Participant:
-    size = terms.declared(lineage).members[family]
-    return Participant(client_id=client_id, spec=size, size=size)
+def member(context: RunContext, lineage: Lineage, client_id: str, family: AnyFamily) -> Participant:
+    size = context.declared(lineage).members[family]
+    return Participant(client_id=client_id, architecture=size, size=size)
 
 
-def trained(terms: Terms, lineage: Lineage, state: ModelState) -> ModelState:
+def trained(context: RunContext, lineage: Lineage, state: ModelState) -> ModelState:
     """Every copy that the clients have is drawn, and so is what is shared."""
-    network = terms.declared(lineage).network
+    network = context.declared(lineage).network
     own = state.of(lineage.id)
-    sizes = tuple(sorted(terms.declared(lineage).members.values())) if terms.roles.aggregator.groups_by_sizes else ()
+    sizes = (
+        tuple(sorted(context.declared(lineage).members.values())) if context.roles.aggregator.groups_by_sizes else ()
+    )
     copies: dict[str, Any] = {}
     for place, family in enumerate(lineage.members):
-        client = member(terms, lineage, f"client{place}", family)
-        for name, key in terms.roles.aggregator.sharing_groups(network, client, sizes).items():
+        client = member(context, lineage, f"client{place}", family)
+        for name, key in context.roles.aggregator.sharing_groups(network, client, sizes).items():
             if key:
                 copies.setdefault(key, {})[name] = drawn(network, place + 5)[name]
     return state.with_network(lineage.id, replace(own, shared=drawn(network, 1), copies=copies, sizes=sizes))
@@ -188,17 +194,17 @@ def trained(terms: Terms, lineage: Lineage, state: ModelState) -> ModelState:
 @pytest.mark.parametrize("method", METHODS[:-1], ids=repr)
 def test_who_has_a_slice_or_a_copy_has_the_same_in_the_successor(method: AnyMethod) -> None:
     """To the last bit, whatever is shared with whom."""
-    terms = terms_of(method)
-    before = (retired(terms), *begun(terms, SMALL, DEEP))
-    state = trained(terms, before[1], _first_model(terms, RunState(lineages=before)))
-    after, lineages = evolved(terms, evolving(terms, state, before, WIDE), grown(terms, state, before, WIDE))
+    context = context_of(method)
+    before = (retired(context), *begun(context, SMALL, DEEP))
+    state = trained(context, before[1], _first_model(context, RunState(lineages=before)))
+    after, lineages = evolved(context, evolving(context, state, before, WIDE), grown(context, state, before, WIDE))
     assert (lineages[-1].map.TYPE, lineages[-1].config) == ("placed", replace(SMALL, widths=(16,), depths=(3,)))
-    views = Views(terms=terms, samples=torch.zeros(1))
+    views = Views(context=context, samples=torch.zeros(1))
     for place, family in enumerate((SMALL, DEEP)):
         seen = []
         for lineage, model in ((before[1], state), (lineages[-1], after)):
-            who = member(terms, lineage, f"client{place}", family)
-            seen.append(extract(terms.declared(lineage).network, who.spec, views.for_training(model, who)))
+            who = member(context, lineage, f"client{place}", family)
+            seen.append(extract(context.declared(lineage).network, who.architecture, views.for_training(model, who)))
         assert same_bits(seen[0], seen[1])
     assert {one.network for one in after.of("union2").sizes} <= {"union2"}
     assert len(after.of("union2").sizes) == len(state.of("union1").sizes)
@@ -208,27 +214,27 @@ def test_an_architecture_is_the_same_in_every_union() -> None:
     wide, wider = network_of(WIDE), network_of(replace(WIDE, widths=(24,), depths=(4,)))
     own = [architecture_id(one, size_in(one, network_of(SMALL))) for one in (wide, wider)]
     assert own[0] == own[1]
-    assert architecture_id(wide, wide.full_spec()) not in own
+    assert architecture_id(wide, wide.full_architecture()) not in own
 
 
-def test_a_fold_that_hears_of_a_network_leaves_its_union(tmp_path: Path) -> None:
-    """Through the server's folding, with a client that trained nothing new."""
-    terms = terms_of(FedADP(choice="declared"))
-    before = (retired(terms), *begun(terms, SMALL))
-    state = _first_model(terms, RunState(lineages=before))
-    declared = terms.declared(before[1])
-    alone = replace(terms, first=declared)
+def test_a_aggregate_that_hears_of_a_network_leaves_its_union(tmp_path: Path) -> None:
+    """Through the server's aggregation, with a client that trained nothing new."""
+    context = context_of(FedADP(choice="declared"))
+    before = (retired(context), *begun(context, SMALL))
+    state = _first_model(context, RunState(lineages=before))
+    declared = context.declared(before[1])
+    alone = replace(context, first=declared)
     blobs = BlobStore(tmp_path)
-    seat = seat_of(alone, Client(name="ada", size=0), blobs)
-    folded = Folding(terms=terms, blobs=blobs).fold(state, 1, [seat], None, before, (WIDE,))
-    assert [one.id for one in folded.lineages] == ["", "union1", "union2"]
-    assert folded.state.network_ids == ("union2",)
-    assert folded.folded.network_ids == ("union1",)
-    larger = folded.lineages[-1]
-    views = Views(terms=terms, samples=torch.zeros(1))
+    client = client_of(alone, Client(name="ada", size=0), blobs)
+    aggregated = Aggregation(context=context, blobs=blobs).aggregate(state, 1, [client], None, before, (WIDE,))
+    assert [one.id for one in aggregated.lineages] == ["", "union1", "union2"]
+    assert aggregated.state.network_ids == ("union2",)
+    assert aggregated.aggregated.network_ids == ("union1",)
+    larger = aggregated.lineages[-1]
+    views = Views(context=context, samples=torch.zeros(1))
     seen = []
-    for lineage, model in ((before[1], folded.folded), (larger, folded.state)):
-        who = member(terms, lineage, "ada", SMALL)
-        seen.append(extract(terms.declared(lineage).network, who.spec, views.for_training(model, who)))
+    for lineage, model in ((before[1], aggregated.aggregated), (larger, aggregated.state)):
+        who = member(context, lineage, "ada", SMALL)
+        seen.append(extract(context.declared(lineage).network, who.architecture, views.for_training(model, who)))
     for name, tensor in seen[0].items():
         torch.testing.assert_close(seen[1][name], tensor, rtol=1e-5, atol=1e-6)

@@ -1,4 +1,4 @@
-"""A small space, its prices and devices that the tests of searches share."""
+"""A small space, its cost estimates and devices that the tests of searches share."""
 
 import hashlib
 from collections.abc import Sequence
@@ -14,13 +14,13 @@ from subfleet.elastic.cost import estimate_cost
 from subfleet.elastic.families.records.residual import PreactResNet
 from subfleet.elastic.spaces import SearchSpace, search_space, uniform_space
 from subfleet.protocol.readings import Budget
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 from subfleet.search.candidates import Candidate
-from subfleet.search.index import PriceIndex
+from subfleet.search.index import EstimateIndex
 from subfleet.search.listed import ListedSearch
 from subfleet.search.paper import PaperSearch, PaperSettings
 from subfleet.search.pareto import ParetoSearch, ParetoSettings
-from subfleet.search.query import Explored, Fit, FoundSize, PriceList, Query, Search
+from subfleet.search.query import CostEstimates, Explored, Fit, FoundSize, Query, Search
 
 TARGETS = ("onnx", "executorch")
 RATES = (0.25, 0.5, 0.75, 1)
@@ -31,11 +31,11 @@ UNIFORM = uniform_space(NETWORK, RATES)
 
 
 @cache
-def price(spec: SubnetSpec) -> Candidate:
-    cost = estimate_cost(NETWORK, spec, batch_size=8)
+def estimate(architecture: Architecture) -> Candidate:
+    cost = estimate_cost(NETWORK, architecture, batch_size=8)
     memory = {"onnx": cost.training_memory_bytes, "executorch": 2 * cost.training_memory_bytes}
     return Candidate(
-        spec=spec,
+        architecture=architecture,
         parameters=cost.parameters,
         forward_macs=cost.forward_macs,
         weight_bytes=cost.weight_bytes,
@@ -45,7 +45,7 @@ def price(spec: SubnetSpec) -> Candidate:
 
 
 def ends(space: SearchSpace = SPACE) -> tuple[Candidate, Candidate]:
-    return price(space.spec(space.smallest)), price(space.spec(space.largest))
+    return estimate(space.architecture(space.smallest)), estimate(space.architecture(space.largest))
 
 
 def stream(*names: object) -> Random:
@@ -53,7 +53,7 @@ def stream(*names: object) -> Random:
 
 
 def between(low: float, high: float, share: float) -> int:
-    """Below the low end at a share of 0, above the high end at 1, with all orders of size alike between them."""
+    """Below the low end at a fraction of 0, above the high end at 1, with all orders of size alike between them."""
     return int(low * 0.8 * (high / low * 1.5) ** share)
 
 
@@ -114,7 +114,7 @@ def poorer_and_richer(draw: st.DrawFn) -> tuple[Query, Query]:
 
 
 def within(candidate: Candidate, query: Query) -> bool:
-    """Whether a subnet stays within every budget, told one number at a time."""
+    """Whether a submodel stays within every budget, told one number at a time."""
     limits = query.limits
     return (
         candidate.training_memory_bytes[query.target] <= limits.memory_bytes
@@ -148,7 +148,7 @@ class Serving:
         return self.search.pool
 
     @property
-    def known(self) -> PriceIndex:
+    def known(self) -> EstimateIndex:
         assert isinstance(self.search, PaperSearch | ParetoSearch | ListedSearch)
         return self.search.known
 
@@ -163,17 +163,17 @@ class Serving:
 
 
 def paper_search(space: SearchSpace = SPACE, settings: PaperSettings | None = None) -> Serving:
-    return Serving(search=PaperSearch.over(space, price, TARGETS, settings))
+    return Serving(search=PaperSearch.over(space, estimate, TARGETS, settings))
 
 
 def pareto_search(
     space: SearchSpace = SPACE,
-    priced: PriceList = price,
+    estimated: CostEstimates = estimate,
     *,
-    uniform: Sequence[SubnetSpec] = (),
+    uniform: Sequence[Architecture] = (),
     settings: ParetoSettings | None = None,
 ) -> Serving:
-    return Serving(search=ParetoSearch.over(space, priced, TARGETS, uniform=uniform, settings=settings))
+    return Serving(search=ParetoSearch.over(space, estimated, TARGETS, uniform=uniform, settings=settings))
 
 
 def answered(search: Serving, query: Query, rng: Random) -> Answer:

@@ -8,9 +8,9 @@ from server.search.search_cases import (
     TARGETS,
     answered,
     ends,
+    estimate,
     paper_search,
     pareto_search,
-    price,
     queries,
     query_at,
     run,
@@ -27,10 +27,10 @@ from subfleet.search.query import FoundSize, Search
 
 def test_the_pool_begins_with_the_smallest_and_the_largest() -> None:
     search = paper_search(SPACE)
-    assert [one.spec for one in search.known] == [one.spec for one in ends()]
+    assert [one.architecture for one in search.known] == [one.architecture for one in ends()]
     run(search, queries(200))
-    assert {one.spec for one in ends()} < {one.spec for one in search.known}
-    assert len(search.known) == len(search.pool) + 2 == len({one.spec.spec_id for one in search.known})
+    assert {one.architecture for one in ends()} < {one.architecture for one in search.known}
+    assert len(search.known) == len(search.pool) + 2 == len({one.architecture.architecture_id for one in search.known})
 
 
 def test_an_epsilon_of_one_never_explores() -> None:
@@ -54,21 +54,23 @@ def test_the_hit_rate_is_that_of_as_many_draws_in_a_row() -> None:
 
 
 def test_a_draw_joins_the_pool_whether_it_fits_or_not_and_a_larger_one_is_taken() -> None:
-    low = price(SPACE.spec(SPACE.smallest)).training_memory_bytes["onnx"]
+    low = estimate(SPACE.architecture(SPACE.smallest)).training_memory_bytes["onnx"]
     tight = answered(paper_search(SPACE, PaperSettings(epsilon=0)), query_at(0.12, 1), stream(1))
     found = tight.explored.found
     assert tight.fit is not None
-    assert any(price(one.spec).training_memory_bytes["onnx"] > 3 * low for one in found)
+    assert any(estimate(one.architecture).training_memory_bytes["onnx"] > 3 * low for one in found)
     assert all(one.drawn for one in found)
     wide = answered(paper_search(SPACE, PaperSettings(epsilon=0)), query_at(0.9, 0.9), stream(1))
     assert wide.explored == tight.explored, "what is drawn does not depend on the budget"
     assert wide.fit is not None
-    assert wide.fit.candidate.spec in {one.spec for one in found}
+    assert wide.fit.candidate.architecture in {one.architecture for one in found}
 
 
 def test_the_largest_of_the_pool_is_the_one_with_most_parameters() -> None:
     search = paper_search(SPACE, PaperSettings(epsilon=1))
-    search.learn([FoundSize(spec=SPACE.spec(SPACE.random(stream(place))), drawn=True) for place in range(300)])
+    search.learn(
+        [FoundSize(architecture=SPACE.architecture(SPACE.random(stream(place))), drawn=True) for place in range(300)]
+    )
     for query in queries(50):
         fit = search.best(query)
         held = [one.parameters for one in search.known if not why_not(one, "onnx", query.limits)]
@@ -84,22 +86,28 @@ def test_a_full_pool_draws_but_does_not_grow() -> None:
 
 def test_uniform_ratios_reproduce_heterofl_exactly() -> None:
     space = search_space(NETWORK, RATES, width="network", depth="whole")
-    every = [space.spec(genes) for genes in space.enumerate()]
-    listed = [spec for spec in uniform_space(NETWORK, RATES) if len(spec.blocks) == len(NETWORK.blocks)]
+    every = [space.architecture(genes) for genes in space.enumerate()]
+    listed = [
+        architecture
+        for architecture in uniform_space(NETWORK, RATES)
+        if len(architecture.blocks) == len(NETWORK.blocks)
+    ]
     paper = paper_search(space)
-    paper.learn([FoundSize(spec=spec, drawn=True) for spec in every])
+    paper.learn([FoundSize(architecture=architecture, drawn=True) for architecture in every])
     searches: list[Search] = [
         paper.search,
         pareto_search(space, uniform=listed).search,
-        exhaustive_search(space, price, TARGETS),
-        ListedSearch(listed, price, TARGETS),
+        exhaustive_search(space, estimate, TARGETS),
+        ListedSearch(listed, estimate, TARGETS),
     ]
-    candidates = ordered([price(spec) for spec in listed])
+    candidates = ordered([estimate(architecture) for architecture in listed])
     for query in queries(200):
         wanted = next((one for one in reversed(candidates) if not why_not(one, "onnx", query.limits)), None)
         for search in searches:
             fit = search.best(query)
-            assert (fit.candidate.spec.spec_id if fit else None) == (wanted.spec.spec_id if wanted else None)
+            assert (fit.candidate.architecture.architecture_id if fit else None) == (
+                wanted.architecture.architecture_id if wanted else None
+            )
 
 
 @pytest.mark.parametrize("wrong", [{"epsilon": 1.1}, {"epsilon": math.nan}, {"t_max": -1}, {"pool_limit": 1}])

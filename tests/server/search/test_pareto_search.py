@@ -9,10 +9,10 @@ from server.search.search_cases import (
     UNIFORM,
     Serving,
     answered,
+    estimate,
     paper_search,
     pareto_search,
     poorer_and_richer,
-    price,
     queries,
     query_at,
     run,
@@ -25,9 +25,9 @@ from subfleet.elastic.network import Network
 from subfleet.elastic.spaces import search_space, uniform_space
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.readings import Budget
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 from subfleet.search.candidates import Candidate
-from subfleet.search.index import PriceIndex
+from subfleet.search.index import EstimateIndex
 from subfleet.search.listed import ListedSearch, exhaustive_search
 from subfleet.search.paper import PaperSettings
 from subfleet.search.pareto import ParetoSettings
@@ -44,7 +44,7 @@ def test_no_client_gets_less_than_with_the_papers_search_or_the_best_uniform_wid
     asked = queries(150, seed=3)
     ours = run(pareto_search(SPACE, uniform=UNIFORM, settings=ParetoSettings(paper=paper, trials=8)), asked)
     theirs = run(paper_search(SPACE, paper), asked)
-    uniform = run(Serving(search=ListedSearch(UNIFORM, price, TARGETS)), asked)
+    uniform = run(Serving(search=ListedSearch(UNIFORM, estimate, TARGETS)), asked)
     assert [one.explored.draws for one in ours] == [one.explored.draws for one in theirs]
     for own, other, width in zip(ours, theirs, uniform, strict=True):
         assert own.parameters >= max(other.parameters, width.parameters)
@@ -61,7 +61,7 @@ def test_an_epsilon_of_one_never_explores() -> None:
 @pytest.mark.slow
 def test_answers_have_99_percent_of_the_most_parameters_that_fit() -> None:
     search = pareto_search(SPACE, uniform=UNIFORM)
-    best = exhaustive_search(SPACE, price, TARGETS)
+    best = exhaustive_search(SPACE, estimate, TARGETS)
     run(search, queries(200, seed=8))
     asked = queries(100, seed=9)
     shares = [
@@ -76,7 +76,7 @@ def test_answers_have_99_percent_of_the_most_parameters_that_fit() -> None:
 
 @pytest.mark.slow
 def test_the_first_round_of_a_small_fleet_has_985_of_1000_parameters_that_fit() -> None:
-    best, shares = exhaustive_search(SPACE, price, TARGETS), []
+    best, shares = exhaustive_search(SPACE, estimate, TARGETS), []
     for number in range(6):
         search = pareto_search(SPACE, uniform=UNIFORM)
         asked = [query_at(stream(number, 0, place).random() * 0.9, 1.0) for place in range(5)]
@@ -91,13 +91,14 @@ def test_the_first_round_of_a_small_fleet_has_985_of_1000_parameters_that_fit() 
     assert min(shares) >= 0.93
 
 
-def _linear(spec: SubnetSpec, network: Network) -> Candidate:
-    """A price by which memory and parameters go apart: the first section takes memory, the last has parameters."""
-    sizes = network.shapes(spec)
+def _linear(architecture: Architecture, network: Network) -> Candidate:
+    """A cost estimate by which memory and parameters go apart: the first section takes memory, the last has
+    parameters."""
+    sizes = network.shapes(architecture)
     first = sum(shape[0] for name, shape in sizes.items() if name.startswith("section0") and len(shape) > 1)
-    parameters = network.parameter_count(spec)
+    parameters = network.parameter_count(architecture)
     return Candidate(
-        spec=spec,
+        architecture=architecture,
         parameters=parameters,
         forward_macs=parameters,
         weight_bytes=4 * parameters,
@@ -112,12 +113,14 @@ def test_the_largest_is_found_where_memory_says_nothing_of_parameters() -> None:
     network = network_of(Mlp(input_shape=(8,), class_count=4, widths=(32, 64), depths=(2, 2), group_size=4))
     space = search_space(network, RATES)
 
-    def dear(spec: SubnetSpec) -> Candidate:
-        return _linear(spec, network)
+    def dear(architecture: Architecture) -> Candidate:
+        return _linear(architecture, network)
 
     best = exhaustive_search(space, dear, ["onnx"])
     search = pareto_search(space, dear, uniform=uniform_space(network, RATES))
-    low, high = (dear(space.spec(genes)).training_memory_bytes["onnx"] for genes in (space.smallest, space.largest))
+    low, high = (
+        dear(space.architecture(genes)).training_memory_bytes["onnx"] for genes in (space.smallest, space.largest)
+    )
     asked = [Query(target="onnx", limits=Budget(memory_bytes=low + (high - low) * place // 30)) for place in range(31)]
     for number in range(4):
         run(search, asked, first=100 * number)
@@ -125,7 +128,7 @@ def test_the_largest_is_found_where_memory_says_nothing_of_parameters() -> None:
     shares = [own.rank[0] / top.rank[0] for own, top in zip(given, most, strict=True) if own and top]
     assert len(shares) == len(asked)
     assert min(shares) >= 0.95
-    # The budget that is used most is another subnet's.
+    # The budget that is used most is another submodel's.
     unused = [
         top
         for query, top in zip(asked, most, strict=True)
@@ -156,7 +159,7 @@ def test_of_two_devices_of_a_round_the_poorer_never_gets_more_whoever_looks_firs
 @pytest.mark.slow
 def test_a_climb_serves_the_device_that_it_was_made_for() -> None:
     paper = PaperSettings(epsilon=0.9)
-    climbing, best = ParetoSettings(paper=paper, samples=0), exhaustive_search(SPACE, price, TARGETS)
+    climbing, best = ParetoSettings(paper=paper, samples=0), exhaustive_search(SPACE, estimate, TARGETS)
     pairs = [
         (
             answered(pareto_search(SPACE, settings=climbing), query, stream(place)).parameters,
@@ -176,9 +179,9 @@ def test_what_is_remembered_is_not_stood_in_for() -> None:
     """Nothing joins the pool beside something that takes no more and has 0.99 of its parameters, but for draws."""
     search = pareto_search(SPACE, uniform=UNIFORM)
     for place, query in MANY:
-        before = PriceIndex(TARGETS, search.known)
+        before = EstimateIndex(TARGETS, search.known)
         for one in search.explore(query, stream(place)).found:
-            candidate = price(one.spec)
+            candidate = estimate(one.architecture)
             assert one.drawn or not any(
                 known.parameters >= 0.99 * candidate.parameters
                 and known.training_memory_bytes["onnx"] <= candidate.training_memory_bytes["onnx"]
@@ -200,12 +203,12 @@ def test_the_pool_is_bounded_and_draws_have_their_own_room() -> None:
 
 
 @pytest.mark.slow
-def test_a_uniform_subnet_outside_the_space_is_given_but_no_start() -> None:
+def test_a_uniform_submodel_outside_the_space_is_given_but_no_start() -> None:
     space = search_space(NETWORK, (0.5, 1), width="network", depth="whole")
-    outside = [spec for spec in UNIFORM if not space.holds(spec)]
+    outside = [architecture for architecture in UNIFORM if not space.holds(architecture)]
     search = pareto_search(space, uniform=outside)
     given = [answer.fit for answer in run(search, queries(60)) if answer.fit is not None]
-    assert {fit.candidate.spec.name for fit in given} & {spec.name for spec in outside}
+    assert {fit.candidate.architecture.name for fit in given} & {architecture.name for architecture in outside}
 
 
 def test_nobody_climbs_whose_link_carries_nothing_larger() -> None:

@@ -17,10 +17,10 @@ from server.search.search_cases import (
     answered,
     any_query,
     ends,
+    estimate,
     paper_search,
     pareto_search,
     poorer_and_richer,
-    price,
     queries,
     query_at,
     run,
@@ -41,8 +41,8 @@ from subfleet.search.query import FoundSize, Query, fit_of
 SEARCHES: Mapping[str, Callable[[], Serving]] = {
     "paper": lambda: paper_search(SPACE, PaperSettings(epsilon=0.5)),
     "pareto": lambda: pareto_search(SPACE, uniform=UNIFORM, settings=ParetoSettings(trials=12)),
-    "uniform": lambda: Serving(search=ListedSearch(UNIFORM, price, TARGETS)),
-    "exhaustive": lambda: Serving(search=exhaustive_search(SPACE, price, TARGETS)),
+    "uniform": lambda: Serving(search=ListedSearch(UNIFORM, estimate, TARGETS)),
+    "exhaustive": lambda: Serving(search=exhaustive_search(SPACE, estimate, TARGETS)),
 }
 EVERY = pytest.mark.parametrize("name", SEARCHES)
 
@@ -64,7 +64,9 @@ def test_an_answer_is_never_over_any_budget(name: str, query: Query) -> None:
     smallest = ends()[0]
     if fit is None:
         # Whatever a search knows, it knows the smallest; the uniform space has a smallest of its own.
-        assert not within(min(map(price, UNIFORM), key=lambda one: one.order) if name == "uniform" else smallest, query)
+        assert not within(
+            min(map(estimate, UNIFORM), key=lambda one: one.order) if name == "uniform" else smallest, query
+        )
         return
     assert within(fit.candidate, query)
     limits = query.limits
@@ -203,19 +205,19 @@ def test_a_search_that_learned_a_journal_goes_on_alike(name: str) -> None:
 
 @pytest.mark.slow
 @EVERY
-def test_a_refused_subnet_is_not_given(name: str) -> None:
+def test_a_refused_submodel_is_not_given(name: str) -> None:
     query = query_at(0.7, 0.7)
     first = warm(name).best(query)
     assert first is not None
-    gone = first.candidate.spec.spec_id
-    picky = replace(query, refused=lambda candidate: "no" if candidate.spec.spec_id == gone else "")
+    gone = first.candidate.architecture.architecture_id
+    picky = replace(query, refused=lambda candidate: "no" if candidate.architecture.architecture_id == gone else "")
     second = warm(name).best(picky)
     assert second is not None
-    assert second.candidate.spec.spec_id != gone
+    assert second.candidate.architecture.architecture_id != gone
     assert warm(name).best(replace(query, refused=lambda candidate: "no")) is None
 
 
 @pytest.mark.slow
 @EVERY
-def test_a_target_without_a_price_is_infinitely_dear(name: str) -> None:
+def test_a_target_without_a_estimate_is_infinitely_dear(name: str) -> None:
     assert warm(name).best(replace(query_at(1, 1), target="unknown")) is None

@@ -1,8 +1,8 @@
-"""One builder from which a network's declaration and every subnet's module follow.
+"""One builder from which a network's declaration and every submodel's module follow.
 
 A family says which axes there are and builds a module out of sizes. Each size remembers the axis that it was asked of,
 so building the full network shows which dimensions of which tensor are tied to what, under which name, and running its
-narrowest subnet shows at how many places each tensor is applied. No layer is described twice. Only what a layer does
+narrowest submodel shows at how many places each tensor is applied. No layer is described twice. Only what a layer does
 not show is said beside it: tensors that start otherwise than their layers usually do, and attention's products.
 """
 
@@ -173,7 +173,7 @@ def declare(config: Family, blueprint: Blueprint) -> Network:
 
 
 def module_of(blueprint: Blueprint, local: LocalShapes) -> nn.Module:
-    """A module of a subnet's own size."""
+    """A module of a submodel's own size."""
     axes = {axis.name: axis for axis in blueprint.axes}
     return blueprint.build(Sizes(axes=axes, kept=local.sizes, parts=local.parts))
 

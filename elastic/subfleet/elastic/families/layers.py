@@ -1,6 +1,6 @@
 """Layers and blocks of which the families consist; those of transformers have a module of their own.
 
-Every width is an argument of its own, also the ones inside a block, so that a subnet of any widths can be built. The
+Every width is an argument of its own, also the ones inside a block, so that a submodel of any widths can be built. The
 layers are plain `torch.nn`; the classes here only wire them.
 """
 
@@ -114,7 +114,7 @@ def _without_count(_norm: nn.Module, state: dict[str, Any], prefix: str, *_: Any
 
 
 class Scale(nn.Module):
-    """Divides by the share of an axis that a subnet keeps, while it trains (Diao et al. 2021, section 3.2)."""
+    """Divides by the fraction of an axis that a submodel keeps, while it trains (Diao et al. 2021, section 3.2)."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()

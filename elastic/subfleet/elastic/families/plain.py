@@ -1,7 +1,7 @@
 """Networks without residual connections: VGG for images, fully convolutional ones, and those that hear keywords.
 
-A subnet may leave out layers, so all layers of a section but the first give as many channels as they take; or, where
-they have widths of their own, a subnet that leaves one out keeps the same channels of what that gives and reads.
+A submodel may leave out layers, so all layers of a section but the first give as many channels as they take; or, where
+they have widths of their own, a submodel that leaves one out keeps the same channels of what that gives and reads.
 """
 
 from collections import OrderedDict

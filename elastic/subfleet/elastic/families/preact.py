@@ -31,7 +31,7 @@ from subfleet.elastic.families.sections import (
 
 __all__ = ["mlp", "preact_resnet"]
 
-_BOTTLENECK_SHARE = 4
+_BOTTLENECK_FRACTION = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ def _blueprint(config: Mlp | PreactResNet, style: _Style) -> Blueprint:
 
 
 def _inner_axes(config: Mlp | PreactResNet, style: _Style, places: tuple[BlockPlace, ...]) -> Iterator[Axis]:
-    share = _BOTTLENECK_SHARE if style.bottleneck else 1
+    share = _BOTTLENECK_FRACTION if style.bottleneck else 1
     usual = tuple(max(1, width // share) for width in config.widths)
     for place, width in zip(places, of_each_block(config.hidden_widths or usual, config.depths), strict=True):
         yield channel_axis(config, f"{place.name}.inner", width)

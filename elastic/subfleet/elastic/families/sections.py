@@ -207,7 +207,7 @@ def layer_axis(section: int, number: int) -> str:
 
 
 def skippable(places: Iterable[Placed]) -> tuple[Block, ...]:
-    """The blocks that a subnet may leave out: all but the first of each section."""
+    """The blocks that a submodel may leave out: all but the first of each section."""
     return tuple(Block(name=place.name, section=place.section) for place in places if place.position)
 
 

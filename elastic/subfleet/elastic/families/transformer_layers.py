@@ -22,7 +22,7 @@ class BlockSize:
         heads: of the attention, 1 or more.
         head_width: of each head's queries, keys and values.
         hidden_width: inside the feed-forward part.
-        scaler: whether what is computed in a width is divided by its share of the full network's; see `Scale`.
+        scaler: whether what is computed in a width is divided by its fraction of the full network's; see `Scale`.
         learnable_step: whether a learnable step multiplies what is added to the stream (NeFL, section 3.1).
     """
 
@@ -61,7 +61,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(batch, tokens, width) to the same."""
         batch, tokens, _ = x.shape
-        # The scores are divided by the root of the head width that this subnet has.
+        # The scores are divided by the root of the head width that this submodel has.
         mixed = scaled_dot_product_attention(*self._projected(x), is_causal=self.causal)
         result: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, tokens, -1))
         return result

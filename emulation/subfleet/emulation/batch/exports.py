@@ -6,7 +6,7 @@ from types import TracebackType
 
 from subfleet.export.cache import CacheFolder, ExportCache
 from subfleet.export.pool import ExportPool
-from subfleet.export.requests import AnyRequest, EvaluateRequest, InferRequest, PriceRequest, TrainRequest
+from subfleet.export.requests import AnyRequest, EstimateRequest, EvaluateRequest, InferRequest, TrainRequest
 
 __all__ = ["LazyExports"]
 
@@ -53,9 +53,9 @@ class LazyExports:
         found = self._found(request)
         return found or self._open_pool().submit_inference(request, weights_path, samples_from=samples_from)
 
-    def submit_prices(self, request: PriceRequest) -> "Future[Path]":
-        """See `Exports.submit_prices`."""
-        return self._found(request) or self._open_pool().submit_prices(request)
+    def submit_estimates(self, request: EstimateRequest) -> "Future[Path]":
+        """See `Exports.submit_estimates`."""
+        return self._found(request) or self._open_pool().submit_estimates(request)
 
     def close(self) -> None:
         """End the worker processes."""

@@ -6,16 +6,16 @@ from typing import Any
 
 from safetensors.torch import load
 
+from subfleet.aggregation.devices import compute_device
+from subfleet.aggregation.views import as_client
 from subfleet.elastic.model_state import unpacked
 from subfleet.emulation.attacks import with_trigger
 from subfleet.emulation.batch.run import BatchResult
 from subfleet.emulation.gathered import GatheredRun
-from subfleet.folding.devices import compute_device
-from subfleet.folding.views import as_client
 from subfleet.journal.records import ClientRow, RoundRecord
 from subfleet.protocol.errors import RunError
 from subfleet.reporting.run_figures import Gallery, run_figures
-from subfleet.serving.terms import terms_of
+from subfleet.serving.context import context_of
 from subfleet.settings.attacks import Backdoor
 from subfleet.tasks import Dataset
 
@@ -26,13 +26,13 @@ def figures(experiment: GatheredRun, result: BatchResult) -> dict[str, Any]:
     """The figures of a run: `run_figures`, `attack_figures`, its turns, and each round with a row per client.
 
     Raises:
-        RunError: no round folded anything, so that there is no model.
+        RunError: no round aggregated anything, so that there is no model.
     """
     if not result.model:
-        raise RunError("no round of the run folded an update, so there is no model to evaluate")
-    terms = terms_of(experiment.run, experiment.run.name)
-    model = unpacked(load(result.model)).on(compute_device(terms.config.device))
-    gallery = Gallery.of(terms, model, experiment.told_by, result.own)
+        raise RunError("no round of the run aggregated an update, so there is no model to evaluate")
+    context = context_of(experiment.run, experiment.run.name)
+    model = unpacked(load(result.model)).on(compute_device(context.config.device))
+    gallery = Gallery.of(context, model, experiment.told_by, result.own)
     tiers = {client.client_id: client.tier for client in experiment.devices}
     return {
         **run_figures(gallery, replace(result.result, rounds=result.rounds), tiers),
@@ -45,8 +45,8 @@ def figures(experiment: GatheredRun, result: BatchResult) -> dict[str, Any]:
 def attack_figures(gallery: Gallery, experiment: GatheredRun) -> dict[str, float]:
     """`backdoor`, where clients teach a trigger; nothing else.
 
-    It is the share of the server's samples of other classes that the model takes for the trigger's once they have it;
-    of models that clients have, the mean.
+    It is the fraction of the server's samples of other classes that the model takes for the trigger's once they have
+    it; of models that clients have, the mean.
     """
     target = next((one.attack.target for one in experiment.devices if isinstance(one.attack, Backdoor)), None)
     if target is None:
@@ -56,9 +56,9 @@ def attack_figures(gallery: Gallery, experiment: GatheredRun) -> dict[str, float
     # All of them are labelled with the target, so that accuracy is the share that the attack succeeds with.
     shown = Dataset(inputs=triggered.inputs[others], labels=triggered.labels[others])
     owners = list(gallery.own.values())
-    if not gallery.views.terms.roles.aggregator.personal:
-        network = gallery.views.terms.network
-        owners = [as_client(network, gallery.state.model or network.full_spec())]
+    if not gallery.views.context.roles.aggregator.personal:
+        network = gallery.views.context.network
+        owners = [as_client(network, gallery.state.model or network.full_architecture())]
     shares = [gallery.metrics(owner, shown)["accuracy"] for owner in owners]
     return {"backdoor": math.fsum(shares) / len(shares) if shares else 0.0}
 
@@ -77,7 +77,7 @@ def _round(record: RoundRecord) -> dict[str, Any]:
 
 
 def _plain(row: ClientRow) -> dict[str, Any]:
-    names = ("client_id", "spec", "status", "planned_peak_bytes", "budget_bytes", "downlink_budget_bytes")
+    names = ("client_id", "architecture", "status", "planned_peak_bytes", "budget_bytes", "downlink_budget_bytes")
     more = ("uplink_budget_bytes", "update_bytes", "bytes_down", "bytes_up", "sample_count", "loss")
     return {
         **{name: getattr(row, name) for name in (*names, *more)},

@@ -13,7 +13,7 @@ from subfleet.journal.guarding import GuardedObserver
 from subfleet.journal.records import RunObserver
 from subfleet.protocol.errors import RunError, SubfleetError
 from subfleet.protocol.programs import Trainer
-from subfleet.reporting.own_models import OwnMetric
+from subfleet.reporting.personalised_models import OwnMetric
 from subfleet.reporting.run_figures import run_figures
 from subfleet.serving.outcome import Outcome, gallery_of, leave_results
 from subfleet.serving.session import Server
@@ -35,7 +35,7 @@ def run_in_batch(
         exports: where programs are written; the caller closes it.
 
     Raises:
-        RunError: the run failed or was stopped, or no round folded anything.
+        RunError: the run failed or was stopped, or no round aggregated anything.
         SubfleetError: what the run says of data and devices cannot be had.
     """
     observer = GuardedObserver(observer)

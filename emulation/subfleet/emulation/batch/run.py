@@ -33,7 +33,7 @@ from subfleet.protocol.errors import RunError
 from subfleet.protocol.programs import Trainer
 from subfleet.protocol.scratch import scratch_folder, scratch_places
 from subfleet.protocol.topics import Topics
-from subfleet.rounds.state import Seat
+from subfleet.rounds.state import ClientState
 from subfleet.serving.deployment import StoppedError
 from subfleet.serving.outcome import Outcome, owners_of
 from subfleet.serving.session import Server
@@ -77,11 +77,12 @@ class BatchResult:
     Attributes:
         rounds: every round, with a row per client. Nobody has measured memory and time: devices share a process, and
             its clock is logical.
-        model: the last checkpoint, a safetensors container of the whole model; empty where no round folded anything.
+        model: the last checkpoint, a safetensors container of the whole model; empty where no round aggregated
+            anything.
         supernet: the last checkpoint of a supernet that was searched; empty where there was none.
-        trained: by client id, the client with each subnet that it was folded with, a round number to each.
-        own: by client id, the client with the subnet that is its own in the end, for those that were ever folded: of a
-            network that has retired it is what the method has in its place.
+        trained: by client id, the client with each submodel that it was aggregated with, a round number to each.
+        own: by client id, the client with the submodel that is its own in the end, for those that were ever aggregated:
+            of a network that has retired it is what the method has in its place.
         turns: how often every party acted.
         logical_seconds: how long the run took by its own clock.
         result: the same in the words of a server; its files are gone.
@@ -169,7 +170,7 @@ def _served(gathered: GatheredRun, evaluation: Path) -> Run:
         check=run.data.check,
     )
     attacked = any(client.attack is not None for client in gathered.devices)
-    return replace(run, data=settings, suspicion=run.suspicion.emulated(attacked=attacked))
+    return replace(run, data=settings, outliers=run.outliers.emulated(attacked=attacked))
 
 
 def _trainer_of(client: EmulatedDevice, trainers: Mapping[str, Trainer]) -> Trainer:
@@ -202,11 +203,11 @@ class _Notes:
         self.rounds: list[RoundRecord] = []
         self.trained: dict[str, dict[int, Participant]] = {}
 
-    def note(self, seats: Mapping[str, Seat]) -> None:
-        """Remember what each client was folded with last."""
-        for name, seat in seats.items():
-            if seat.task is not None and seat.participant is not None:
-                self.trained.setdefault(name, {})[seat.task.round] = seat.participant
+    def note(self, clients: Mapping[str, ClientState]) -> None:
+        """Remember what each client was aggregated with last."""
+        for name, client in clients.items():
+            if client.task is not None and client.participant is not None:
+                self.trained.setdefault(name, {})[client.task.round] = client.participant
 
     def say(self, text: str) -> None:
         self._observer.say(text)
@@ -310,9 +311,9 @@ class _Stage:
         for device in self.devices:
             device.turn()
         self.server.finish()
-        folded = self.server.state.folded_round
+        aggregated = self.server.state.aggregated_round
         self.server.step(0.0)
-        if self.server.state.folded_round != folded:
+        if self.server.state.aggregated_round != aggregated:
             self.notes.note(self.server.state.last)
         return self.link.sent_bytes + self.link.received_bytes != before
 

@@ -16,7 +16,7 @@ Count = Annotated[int, Range(least=1)]
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()
 class PlainCnn:
-    """A few convolutions of one width, of which subnets keep a part; each but the first can be left out.
+    """A few convolutions of one width, of which submodels keep a part; each but the first can be left out.
 
     Attributes:
         input_shape: of images, (channels, height, width).

@@ -1,6 +1,6 @@
 """Steady: a device's size grows by one step a round at most, however rich the moment; it shrinks at once.
 
-Client half: train the given subnet with the given objective.
+Client half: train the given submodel with the given objective.
 Server half: a mean over the clients that hold an element, weighted by the square root of samples.
 """
 
@@ -40,8 +40,8 @@ class Steady:
         return Roles(assigner=Assigner(assign=self._assign), aggregator=Aggregator(weigh=_by_root))
 
     def _assign(self, context: AssignmentContext) -> Assignment:
-        ids = [one.spec.spec_id for one in context.candidates]
-        last = ids.index(context.previous.spec_id) if context.previous is not None else 0
+        ids = [one.architecture.architecture_id for one in context.candidates]
+        last = ids.index(context.previous.architecture_id) if context.previous is not None else 0
         within = context.candidates[: last + self.step + 1]
         return Assignment(candidate=next((one for one in reversed(within) if context.allows(one)), None))
 

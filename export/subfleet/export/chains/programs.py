@@ -31,7 +31,7 @@ def write_chain(request: ProgramRequest) -> Program:
     An operator that the target cannot run is left out of its link.
 
     Raises:
-        ConfigError: the network or the subnet is not valid.
+        ConfigError: the network or the submodel is not valid.
         ExportError: the target cannot compute a link by any operator, or the request asks for what a chain has not.
     """
     program_id = request.program_id

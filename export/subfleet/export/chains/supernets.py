@@ -20,8 +20,8 @@ __all__ = ["Cut", "cut_of", "is_chained", "steps_of"]
 
 
 def is_chained(request: ProgramRequest) -> bool:
-    """Whether a request asks for the program of a supernet: its subnet keeps several operators of a choice."""
-    return not network_of(request.model).is_path(request.spec)
+    """Whether a request asks for the program of a supernet: its submodel keeps several operators of a choice."""
+    return not network_of(request.model).is_path(request.architecture)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +39,12 @@ def cut_of(request: ProgramRequest) -> Cut:
     """Cut the supernet of a request.
 
     Raises:
-        ConfigError: the network or the subnet is not valid.
+        ConfigError: the network or the submodel is not valid.
         ExportError: it cannot be cut, or the request asks for what a chain has not.
     """
     _check_asked(request)
     network = network_of(request.model)
-    module = build_module(network, request.spec)
+    module = build_module(network, request.architecture)
     links = links_of(module, network.choices)
     sample = sample_of(network).value(request.batch_size)
     training = isinstance(request, TrainRequest)

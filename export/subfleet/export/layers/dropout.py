@@ -28,7 +28,7 @@ def dropped(context: LayerContext, inputs: Tensor, p: float, random_shape: tuple
         ExportError: `p` is out of range.
     """
     if not 0 <= p <= 1:
-        raise ExportError(f"layer {context.layer!r} drops a share of {p}, but it must be from 0 to 1")
+        raise ExportError(f"layer {context.layer!r} drops a fraction of {p}, but it must be from 0 to 1")
     if p == 0:
         return inputs
     if p == 1:

@@ -75,7 +75,7 @@ def _silu_backward(gradient: Tensor, x: Tensor) -> Tensor:
 
 
 def _normal_cdf(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Share of a standard normal distribution below x; and x over the root of 2."""
+    """Fraction of a standard normal distribution below x; and x over the root of 2."""
     scaled = x * (1 / math.sqrt(2.0))
     return torch.erf(scaled) * 0.5 + 0.5, scaled
 

@@ -25,11 +25,11 @@ def export_quantised_model(
 
     Args:
         request: what to write; its `quantisation` is not "none".
-        state: the subnet's own tensors, by name.
+        state: the submodel's own tensors, by name.
         samples: the samples that the request names.
 
     Raises:
-        ConfigError: the network or the subnet is not valid.
+        ConfigError: the network or the submodel is not valid.
         ExportError: the state or the samples do not fit, or a tool refuses the model.
     """
     if samples.sha256 != request.samples_sha256:
@@ -43,7 +43,7 @@ def export_quantised_model(
         raise ExportError(f"target {request.target!r} has no 8-bit models, but {sorted(QUANTISERS)} have; use another")
     plain = replace(request, quantisation="none", samples_sha256="")
     float_body, _ = export_inference_model(plain, state)
-    module = build_module(network_of(request.model), request.spec)
+    module = build_module(network_of(request.model), request.architecture)
     module.load_state_dict(dict(state))
     try:
         quantise = QUANTISERS[request.target]

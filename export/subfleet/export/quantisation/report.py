@@ -41,7 +41,7 @@ class QuantisationReport:
         sample_count: how many they were.
         accuracy: of the quantised model.
         float_accuracy: of the same model in float32.
-        agreement: share of samples for which both predict the same class.
+        agreement: fraction of samples for which both predict the same class.
     """
 
     sample_count: int

@@ -33,7 +33,7 @@ class Given:
         return [tensor for _, tensor in self.pairs(role)]
 
     def named(self, role: Role) -> dict[str, Tensor]:
-        """By the subnet's tensor that each belongs to."""
+        """By the submodel's tensor that each belongs to."""
         return {value.tensor: tensor for value, tensor in self.pairs(role)}
 
     def coefficient(self, name: str) -> Tensor | float:

@@ -12,7 +12,7 @@ from subfleet.protocol.errors import ExportError
 __all__ = ["check_padding", "check_samples_apart"]
 
 _ALIKE = 1e-7
-"""Of sums in double precision, as a share of themselves."""
+"""Of sums in double precision, as a fraction of themselves."""
 _IN_PARTS = "micro-batches would add up to something else than their batch", "set micro_batch_size = 0"
 _FILLED_UP = (
     "what fills up a batch that is short of samples would change the result",

@@ -97,15 +97,15 @@ class _Checkpointed:
             again, named = pytree.tree_unflatten(filled, arguments)
             given = dict(zip(state, tensors, strict=False))
             outputs, replaced = self._run(given, again, named)
-            flat, spec = pytree.tree_flatten(outputs)
-            results.append((spec, list(replaced)))
+            flat, architecture = pytree.tree_flatten(outputs)
+            results.append((architecture, list(replaced)))
             return [*flat, *replaced.values()]
 
         given = [*state.values(), *(leaves[place] for place in places)]
         flat = _Recomputed.apply(run, len(state), self._context, *given)  # type: ignore[no-untyped-call]
-        spec, names = results[0]
-        put_into(self._block, dict(zip(names, flat[spec.num_leaves :], strict=True)))
-        return pytree.tree_unflatten(flat[: spec.num_leaves], spec)
+        architecture, names = results[0]
+        put_into(self._block, dict(zip(names, flat[architecture.num_leaves :], strict=True)))
+        return pytree.tree_unflatten(flat[: architecture.num_leaves], architecture)
 
     def _run(
         self, state: dict[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -30,17 +30,17 @@ from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.memory import MemoryPlan
 from subfleet.protocol.programs import Program, ProgramManifest, ValueInfo
 from subfleet.protocol.schema import ADDED_LATER, canonical_json, from_plain, parse_json, to_plain
-from subfleet.protocol.subnet import SubnetSpec
+from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.task_kinds import Objective
 from subfleet.protocol.tensors import decode_container
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 from subfleet.protocol.transform import DataTransform
 
 __all__ = [
-    "ACTIVATION_SHARE",
+    "ACTIVATION_FRACTION",
     "BASE_BYTES",
-    "OPTIMISER_SHARE",
-    "PARAMETER_SHARE",
+    "OPTIMISER_FRACTION",
+    "PARAMETER_FRACTION",
     "TARGET",
     "TorchModel",
     "operator_bytes",
@@ -60,7 +60,7 @@ _MAX_BLOCKS = 2**12
 _MAX_SIZE = 2**24
 _MODEL = "model"
 BASE_BYTES = 6_000_000
-"""What the first steps of any network take: PyTorch's own tables, and what a hundred rounds of two subnets leave."""
+"""What the first steps of any network take: PyTorch's own tables, and what a hundred rounds of two submodels leave."""
 _OPERATOR_BYTES, _CONVOLUTION_BYTES = 8_000, 300_000
 """What the first steps take for each operator, as a node of autograd's and what small blocks leave of the heap, and for
 kernels that oneDNN compiles for a convolution and its two gradients. Measured: 1.4 to 7 kB in LSTMs (up to 13 MB of
@@ -70,9 +70,9 @@ their 55 to 68 follow from how the C library cuts its heap), and 0.3 to 0.4 MB i
 # to layouts of its own, and the heap is left with holes. So the plan has a margin: over 30 trainings in
 # fresh processes (every family whole, half and a quarter as wide; LSTMs of one layer and two) it is 1.04 to 2.3 times
 # what was measured, and up to 7 MB more where networks are tiny.
-ACTIVATION_SHARE = 0.75
-PARAMETER_SHARE = 2.25
-OPTIMISER_SHARE = 0.75
+ACTIVATION_FRACTION = 0.75
+PARAMETER_FRACTION = 2.25
+OPTIMISER_FRACTION = 0.75
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,18 +81,18 @@ class TorchModel:
     """What an inference model's file says of its network, besides the weights."""
 
     model: AnyFamily
-    spec: SubnetSpec
+    architecture: Architecture
     classes: ClassNames = field(default=(), metadata=ADDED_LATER)
     objective: Objective = field(default="cross_entropy", metadata=ADDED_LATER)
     transform: DataTransform | None = field(default=None, metadata=ADDED_LATER)
 
 
 def write_torch_program(request: ProgramRequest) -> Program:
-    """Write the training or the evaluation program of a subnet.
+    """Write the training or the evaluation program of a submodel.
 
     Raises:
-        ConfigError: the network or the subnet is not valid.
-        ExportError: the subnet cannot be trained, or run, so.
+        ConfigError: the network or the submodel is not valid.
+        ExportError: the submodel cannot be trained, or run, so.
     """
     plain = without_names(request)
     step = step_of(plain)
@@ -112,7 +112,7 @@ def write_torch_program(request: ProgramRequest) -> Program:
 
 def without_names(request: ProgramRequest) -> ProgramRequest:
     """Display names change nothing in a program."""
-    plain = replace(request, spec=replace(request.spec, name=""))
+    plain = replace(request, architecture=replace(request.architecture, name=""))
     if isinstance(plain, TrainRequest) and plain.student is not None:
         return replace(plain, student=replace(plain.student, name=""))
     return plain
@@ -134,8 +134,8 @@ def read_torch_step(program: Program) -> Step:
 
     Raises:
         ProtocolError: the body is no such program, or not what the manifest says.
-        ConfigError: the network or the subnet is not valid.
-        ExportError: the subnet cannot be trained so.
+        ConfigError: the network or the submodel is not valid.
+        ExportError: the submodel cannot be trained so.
     """
     step = step_of(read_torch_request(program))
     if (step.inputs, step.outputs) != (program.manifest.inputs, program.manifest.outputs):
@@ -155,7 +155,7 @@ def read_torch_request(program: Program) -> ProgramRequest:
     wanted: type[ProgramRequest] = EvaluateRequest if kind == EvaluateRequest.TYPE else TrainRequest
     request = from_plain(wanted, plain, where="the program")
     _check_shapes(
-        TorchModel(model=request.model, spec=request.spec),
+        TorchModel(model=request.model, architecture=request.architecture),
         {value.tensor: value.shape for value in program.manifest.inputs if value.role in ("parameter", "buffer")},
     )
     return request
@@ -163,7 +163,7 @@ def read_torch_request(program: Program) -> ProgramRequest:
 
 def write_torch_model(
     model: Family,
-    spec: SubnetSpec,
+    architecture: Architecture,
     state: Mapping[str, Tensor],
     classes: tuple[str, ...] = (),
     objective: Objective = "cross_entropy",
@@ -171,7 +171,11 @@ def write_torch_model(
 ) -> bytes:
     """Write an inference model: a tensor container of the weights, whose metadata name its network and its data."""
     network = TorchModel(
-        model=model, spec=replace(spec, name=""), classes=classes, objective=objective, transform=transform
+        model=model,
+        architecture=replace(architecture, name=""),
+        classes=classes,
+        objective=objective,
+        transform=transform,
     )
     arrays = {name: tensor.detach().cpu().numpy() for name, tensor in state.items()}
     return encode_arrays(arrays, {_MODEL: canonical_json(network).decode()})
@@ -182,7 +186,7 @@ def read_torch_model(content: bytes) -> tuple[TorchModel, nn.Module]:
 
     Raises:
         ProtocolError: the content is no such model, or its weights are not the network's.
-        ConfigError: the network or the subnet is not valid.
+        ConfigError: the network or the submodel is not valid.
     """
     text = decode_container(content).metadata.get(_MODEL)
     if text is None:
@@ -190,7 +194,7 @@ def read_torch_model(content: bytes) -> tuple[TorchModel, nn.Module]:
     described = from_plain(TorchModel, parse_json(text.encode(), max_bytes=_MAX_BODY_BYTES), where="the model")
     arrays = decode_arrays(content)
     _check_shapes(described, {name: array.shape for name, array in arrays.items()})
-    module = build_module(network_of(described.model), described.spec)
+    module = build_module(network_of(described.model), described.architecture)
     module.load_state_dict({name: torch.from_numpy(np.array(array)) for name, array in arrays.items()})
     return described, module.eval()
 
@@ -200,7 +204,7 @@ def run_smallest_step(device: str) -> None:
     model = PreactResNet(input_shape=(1, 4, 4), class_count=2, widths=(4,), depths=(1,))
     request = TrainRequest(
         model=model,
-        spec=SubnetSpec(),
+        architecture=Architecture(),
         target=TARGET,
         batch_size=2,
         objective=ObjectiveSettings(),
@@ -220,7 +224,7 @@ def _check_shapes(described: TorchModel, given: Mapping[str, tuple[int, ...]]) -
     if largest > _MAX_SIZE:
         raise ProtocolError(f"the network is said to have a size of {largest}, but may have {_MAX_SIZE} at most")
     try:
-        shapes = network_of(described.model).shapes(described.spec)
+        shapes = network_of(described.model).shapes(described.architecture)
     except (RuntimeError, ValueError, ArithmeticError) as error:
         raise ProtocolError(f"the network that it is said to be of cannot be declared: {error!s:.200}") from error
     if shapes != given:
@@ -272,7 +276,9 @@ def plan_torch(step: Step, graph: fx.GraphModule) -> MemoryPlan:
         fed_bytes=fed_bytes(step),
         activation_bytes=activation_bytes,
         workspace_bytes=int(
-            ACTIVATION_SHARE * activation_bytes + PARAMETER_SHARE * parameter_bytes + OPTIMISER_SHARE * held_bytes
+            ACTIVATION_FRACTION * activation_bytes
+            + PARAMETER_FRACTION * parameter_bytes
+            + OPTIMISER_FRACTION * held_bytes
         ),
         runtime_bytes=BASE_BYTES + sum(map(operator_bytes, graph.graph.nodes)),
     )

@@ -16,9 +16,9 @@ from subfleet.protocol.programs import ValueInfo
 __all__ = ["EAGER_FACTOR", "VANISHING", "Distance", "Exact"]
 
 FREE = 2e-5
-"""Any result may be this far off, as a share of itself: PyTorch's own distance may be small by chance."""
+"""Any result may be this far off, as a fraction of itself: PyTorch's own distance may be small by chance."""
 ROUNDING = 1e-5
-"""Or by this share of what is usual among its kind: the rounding of sums whose terms are usual and cancel."""
+"""Or by this fraction of what is usual among its kind: the rounding of sums whose terms are usual and cancel."""
 EAGER_FACTOR = 8.0
 """It may be this many times as far off as PyTorch in single precision."""
 LARGEST = 0.09
@@ -44,7 +44,7 @@ class Distance:
         usual: size that it would have if its elements were as those of its role are in the mean.
         eager: how far PyTorch's single precision is off.
         own: how far this result is off.
-        largest: difference of any element, as a share of the largest element where that is above 1.
+        largest: difference of any element, as a fraction of the largest element where that is above 1.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Distance:
         return max(min(rounding, LARGEST * self.size), self.eager) if self.is_seen else rounding
 
     def passes(self, jump: float = 0.0) -> bool:
-        """Whether it is near enough; a gradient's jump may be this share of it. Written so that NaN fails."""
+        """Whether it is near enough; a gradient's jump may be this fraction of it. Written so that NaN fails."""
         allowed = jump * (self.size if self.is_seen else self.usual) if self.jumps else 0.0
         return self.own <= max(self.limit, allowed)
 

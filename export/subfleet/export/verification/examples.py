@@ -19,7 +19,7 @@ from subfleet.export.steps import Step
 __all__ = ["second_step", "seeded"]
 
 _ANCHOR_DISTANCE = 1e-3
-"""Of anchors from weights, as a share of them: what the proximal term adds is then about as large as a gradient."""
+"""Of anchors from weights, as a fraction of them: what the proximal term adds is then about as large as a gradient."""
 
 
 def seeded(text: str) -> torch.Generator:
@@ -86,11 +86,11 @@ def _spread(moments: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 _LEAST_MOMENT = 1e-2
-"""Share of the mean of all second moments: of gradients a tenth of the usual ones."""
+"""fraction of the mean of all second moments: of gradients a tenth of the usual ones."""
 
 
 def _usual_change(step: Step, given: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> float:
-    """By which share of itself a parameter changes: midway between the least and the most, as factors go."""
+    """By which fraction of itself a parameter changes: midway between the least and the most, as factors go."""
     names = [value.name for value in step.inputs if value.role == "parameter"]
     shares = [float((after[name] - given[name]).norm() / given[name].norm()) for name in names]
     middle = statistics.median([share for share in shares if share] or [1.0])
@@ -99,4 +99,4 @@ def _usual_change(step: Step, given: Mapping[str, Tensor], after: Mapping[str, T
 
 
 _VANISHING = 1e-6
-"""A parameter that changes by this share of the usual has no gradient but rounding."""
+"""A parameter that changes by this fraction of the usual has no gradient but rounding."""

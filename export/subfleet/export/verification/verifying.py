@@ -25,8 +25,8 @@ __all__ = [
 ]
 
 _JUMP = 1e-2
-"""A gradient may jump by this share of itself on a whole batch, in networks of so many activations that one or another
-always rounds to the other side of 0. Such a program must then pass in full on a few samples."""
+"""A gradient may jump by this fraction of itself on a whole batch, in networks of so many activations that one or
+another always rounds to the other side of 0. Such a program must then pass in full on a few samples."""
 _LARGEST_JUMP = 4e-2
 """At most, where PyTorch's own gradients jump by more than a shallow network's do: less than half of what a gradient is
 off by that is a tenth too large. Seen: 2.2 % in ResNet-101, where PyTorch's own were off by 0.5 %."""
@@ -68,7 +68,7 @@ class Tried:
 
     @property
     def jump(self) -> float:
-        """By which share of itself a gradient may jump, as PyTorch's own do."""
+        """By which fraction of itself a gradient may jump, as PyTorch's own do."""
         shares = (one.eager / one.size for one in self.found if one.jumps and one.size and one.is_seen)
         return min(max(_JUMP, EAGER_FACTOR * max(shares, default=0.0)), _LARGEST_JUMP)
 
@@ -82,8 +82,8 @@ class Verified:
     """What was found of a program that passed.
 
     Attributes:
-        max_abs_diff: largest difference of any number where it passed in full, as a share of the largest number of its
-            tensor where that is above 1.
+        max_abs_diff: largest difference of any number where it passed in full, as a fraction of the largest number of
+            its tensor where that is above 1.
         unseen: results of which single precision shows nothing but rounding, on the whole batch: nobody can tell from
             them what the program computes, only that it is as small as it should be.
     """

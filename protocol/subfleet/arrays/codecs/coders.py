@@ -167,7 +167,7 @@ class TopKCoder:
     """The values of largest magnitude, of equal ones the first; the others are read as 0. Their places come first.
 
     Args:
-        fraction: share of the values that is kept, above 0 and at most 1; one at least.
+        fraction: fraction of the values that is kept, above 0 and at most 1; one at least.
         values: writes those that are kept.
     """
 

@@ -24,8 +24,8 @@ VOCABULARY = 10_000
 MIN_ROLE_WINDOWS = 10
 """A role that says less (about 800 characters) is left out, so that each client has samples of both parts."""
 _LIMIT_BYTES = 2**28
-_TEST_SHARE = 0.2
-_TEXT_TEST_SHARE = 0.1
+_TEST_FRACTION = 0.2
+_TEXT_TEST_FRACTION = 0.1
 _PARTS = {"wiki.train.tokens": "train", "wiki.test.tokens": "test"}
 
 
@@ -39,7 +39,7 @@ def read_characters(paths: Sequence[Path]) -> TrainTest:
         if path.stat().st_size > _LIMIT_BYTES:
             raise DataError(f"it has {path.stat().st_size} bytes, but may have {_LIMIT_BYTES}")
         tokens = character_tokens(path.read_text(encoding="utf-8"))
-        edge = round(len(tokens) * (1 - _TEXT_TEST_SHARE))
+        edge = round(len(tokens) * (1 - _TEXT_TEST_FRACTION))
         train, test = tokens[:edge], tokens[edge:]
     return TrainTest(train=_windows(train, CHARACTER_CONTEXT), test=_windows(test, CHARACTER_CONTEXT))
 
@@ -71,7 +71,7 @@ def read_roles(paths: Sequence[Path]) -> TrainTest:
         inputs, labels = token_windows(character_tokens(roles[name]), CHARACTER_CONTEXT)
         if len(inputs) < MIN_ROLE_WINDOWS:
             continue
-        edge = len(inputs) - round(len(inputs) * _TEST_SHARE)
+        edge = len(inputs) - round(len(inputs) * _TEST_FRACTION)
         parts["train"].append((inputs[:edge], labels[:edge], owner))
         parts["test"].append((inputs[edge:], labels[edge:], owner))
         owner += 1

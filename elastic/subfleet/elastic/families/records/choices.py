@@ -73,7 +73,8 @@ def _check_operators(depths: Sequence[int], operators: Operators, known: Sequenc
 class ChoiceCnn:
     """Sections of blocks with a choice of convolutions, each section closed by a reduction that halves the image.
 
-    FedorAS's spaces CNN-L and CNN-S are presets of it. Widths are never cut: operators are all that subnets differ in.
+    FedorAS's spaces CNN-L and CNN-S are presets of it. Widths are never cut: operators are all that submodels differ
+    in.
 
     Attributes:
         input_shape: (channels, height, width); halved once for each section, with the reduction "convolution" from an

@@ -26,7 +26,7 @@ class MobileNetV2:
         widths: channels of each section.
         depths: as in `Family`.
         group_size: channels of one normalisation group, of which widths are multiples where norm is "group". Groups
-            are never split between subnets, so a subnet normalises its channels exactly as the full network does.
+            are never split between submodels, so a submodel normalises its channels exactly as the full network does.
         norm: "group"; "batch" with running statistics that travel with the weights; or "none".
         hidden_widths: of each section, or of each block, the expanded width inside; empty takes 6 times what a block
             reads.

@@ -36,7 +36,7 @@ class NasBench201:
         hidden_widths: of each section, or of each block, the channels of the nodes inside that only convolutions lead
             to and from; empty takes the section's width.
         group_size: channels of one normalisation group, of which widths are multiples where norm is "group". Groups
-            are never split between subnets, so a subnet normalises its channels exactly as the full network does.
+            are never split between submodels, so a submodel normalises its channels exactly as the full network does.
         norm: "group"; "batch" with running statistics that travel with the weights; or "none".
         scaler: as in `Family`.
         block_numbers: of each section the numbers in its blocks' names, in the order in which they follow each other;

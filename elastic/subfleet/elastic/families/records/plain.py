@@ -26,7 +26,7 @@ class Vgg:
         widths: channels of each section.
         depths: as in `Family`.
         group_size: channels of one normalisation group, of which widths are multiples where norm is "group". Groups
-            are never split between subnets, so a subnet normalises its channels exactly as the full network does.
+            are never split between submodels, so a submodel normalises its channels exactly as the full network does.
         norm: "group"; "batch" with running statistics that travel with the weights; or "none".
         kernels: of each section, the side of its kernels, which are then cut as well; empty takes 3.
         scaler: as in `Family`.
@@ -35,7 +35,7 @@ class Vgg:
             (`subfleet.elastic.growing`), so that all others keep their names. A section's first block is its number 0.
         layer_widths: channels that each layer gives, in network order, the last of a section its section's width; empty
             gives every layer that of its section. Where they are told, layers share no axis of channels: each is cut
-            and widened by itself, and a subnet leaves out a layer only where what it gives is cut as what it reads.
+            and widened by itself, and a submodel leaves out a layer only where what it gives is cut as what it reads.
     """
 
     TAG: ClassVar[str] = "family"

@@ -26,7 +26,7 @@ class Mlp:
         widths: of each section.
         depths: as in `Family`.
         group_size: numbers of one normalisation group, of which widths are multiples where norm is "group". Groups are
-            never split between subnets, so a subnet normalises its numbers exactly as the full network does.
+            never split between submodels, so a submodel normalises its numbers exactly as the full network does.
         norm: "group"; "batch" with running statistics that travel with the weights; or "none".
         hidden_widths: of each section, or of each block, the width inside a block; empty takes the section's width.
         stem_width: of the first layer where it differs from what the first section has; 0 takes that.

@@ -1,0 +1,379 @@
+#!/usr/bin/env python
+"""Cost estimates of random submodels against the exact plans of their programs, for every family and target.
+
+    python benchmarks/plan_estimate.py --plans plans.jsonl                     # 20 submodels of each family, as a table
+    python benchmarks/plan_estimate.py --plans plans.jsonl --networks large --architectures 10 --target onnx
+    python benchmarks/plan_estimate.py --plans plans.jsonl --architectures 0 --write   # plans nothing, judges the whole
+    file python benchmarks/plan_estimate.py --plans plans.jsonl --architectures 0 --spoil 1.3   # has to fail
+
+Exact plans take 1 to 30 s each and do not depend on the cost estimate model. So they are kept in a file, a line for
+each as
+soon as it is found, and are not made again where the file has them: a long run can be cut short and split. A file holds
+for one version of the exporter alone; delete it where plans have changed.
+
+The exit status is 1 where a row breaks the bounds: half of its cost estimates within 6 % of the exact plan, 95 % within
+12 %, all within 25 %. Times are reported and not judged. Each row's are taken in a process of its own, with one thread.
+"""
+
+import argparse
+import json
+import math
+import multiprocessing
+import os
+import platform
+import random
+import statistics
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from plan_estimate_networks import TABLES, TINY, different_architectures, random_architecture, request_for
+from smoke import parsed
+
+from subfleet.elastic.building import network_of
+from subfleet.elastic.families import FAMILIES
+from subfleet.elastic.network import Family, Network
+from subfleet.export.estimation.model import EstimateModel
+from subfleet.export.quiet import collecting_later
+from subfleet.export.request_steps import training_step_of
+from subfleet.export.targets import target_named
+from subfleet.export.targets.torch import plan_torch
+from subfleet.export.tracing import trace
+from subfleet.protocol.schema import canonical_json
+from subfleet.protocol.submodel import Architecture, parse_architecture
+
+TARGETS = ("onnx", "executorch", "torch")
+RESULTS = Path(__file__).resolve().parent / "results" / "plan-estimate.md"
+REMARKS = "## Remarks\n"
+BOUNDS = ((0.06, 0.5), (0.12, 0.95), (0.25, 1.0))
+"""Error of a cost estimate, and the fraction of each row's cost estimates that has to be within it."""
+_TIMED = 5000
+Case = tuple[str, str, str]
+"""What a row is about: a table of networks, a family in it, and a target."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A line of the file of plans.
+
+    Attributes:
+        number: of the submodel among those that are drawn for the family.
+        architecture: the submodel as canonical JSON.
+    """
+
+    networks: str
+    family: str
+    target: str
+    number: int
+    architecture: str
+    exact_bytes: int
+
+    @property
+    def case(self) -> Case:
+        """The row that it counts for."""
+        return self.networks, self.family, self.target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What was found for a family and a target. Errors are cost estimate over exact plan, less 1.
+
+    Attributes:
+        architectures: different submodels that were estimated.
+        ready_s: CPU seconds to make the cost estimate model.
+        estimates_per_s: in CPU seconds, of many at once.
+        median: of the error without its sign.
+        percentile_95: of the same.
+        worst: of the same.
+        least: error with its sign.
+        most: error with its sign.
+        within_6: fraction of the cost estimates with an error of at most 6 %.
+        within_12: of at most 12 %.
+        within_25: of at most 25 %.
+    """
+
+    networks: str
+    family: str
+    target: str
+    architectures: int
+    ready_s: float
+    estimates_per_s: float
+    median: float
+    percentile_95: float
+    worst: float
+    least: float
+    most: float
+    within_6: float
+    within_12: float
+    within_25: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether enough cost estimates are within each bound."""
+        found = (self.within_6, self.within_12, self.within_25)
+        return all(share >= wanted for share, (_, wanted) in zip(found, BOUNDS, strict=True))
+
+
+def config_of(case: Case) -> Family:
+    """Of the network that a row is about."""
+    networks, family, _ = case
+    return TABLES[networks][family]
+
+
+def draws(case: Case, count: int) -> list[Architecture]:
+    """The first submodels of a family, always the same."""
+    config = config_of(case)
+    return list(different_architectures(network_of(config), count, random.Random(config.TYPE)))  # noqa: S311 - no secret
+
+
+@collecting_later()
+def exact_bytes(case: Case, architecture: Architecture) -> int:
+    """Write a submodel's program, and plan that."""
+    *_, name = case
+    step = training_step_of(request_for(config_of(case), name, architecture))
+    if name == "torch":
+        return plan_torch(step, trace(step, {})).peak_bytes
+    target = target_named(name)
+    return target.write_training(trace(step, target.lowerings), step).memory.peak_bytes
+
+
+def plans_in(path: Path | None) -> dict[tuple[Case, int], Plan]:
+    """The plans of a file, by their row and number; of several, the last."""
+    lines = path.read_text().splitlines() if path and path.exists() else []
+    plans = (Plan(**json.loads(line)) for line in lines)
+    return {(plan.case, plan.number): plan for plan in plans}
+
+
+def make_plans(cases: Sequence[Case], count: int, path: Path | None, plans: dict[tuple[Case, int], Plan]) -> None:
+    """Add the plans that are missing, one of each row after the other."""
+    architectures = {case: draws(case, count) for case in cases}
+    for number in range(count):
+        for case in (case for case in cases if number < len(architectures[case])):
+            text = canonical_json(architectures[case][number]).decode()
+            known = plans.get((case, number))
+            if known and known.architecture == text:
+                continue
+            started_s = time.perf_counter()
+            found = exact_bytes(case, architectures[case][number])
+            networks, family, target = case
+            plan = plans[case, number] = Plan(
+                networks=networks, family=family, target=target, number=number, architecture=text, exact_bytes=found
+            )
+            took_s = time.perf_counter() - started_s
+            print(f"{family} on {target}, submodel {number}: {found} bytes, {took_s:.1f} s", flush=True)
+            if path:
+                with path.open("a") as lines:
+                    lines.write(json.dumps(asdict(plan)) + "\n")
+
+
+def drawn_plans(plans: Iterable[Plan]) -> dict[Case, list[Plan]]:
+    """The plans of each row in order, without those of submodels that are not drawn any more."""
+    of_case: dict[Case, list[Plan]] = {}
+    tables = list(TABLES)
+
+    def order(plan: Plan) -> tuple[int, int, str, int]:
+        return tables.index(plan.networks), TARGETS.index(plan.target), plan.family, plan.number
+
+    for plan in sorted(plans, key=order):
+        of_case.setdefault(plan.case, []).append(plan)
+    for case, ours in of_case.items():
+        architectures = [canonical_json(architecture).decode() for architecture in draws(case, ours[-1].number + 1)]
+        kept = [
+            plan
+            for plan in ours
+            if plan.number < len(architectures) and plan.architecture == architectures[plan.number]
+        ]
+        if len(kept) < len(ours):
+            left_out = len(ours) - len(kept)
+            print(
+                f"{' '.join(case)}: {left_out} plans are of other submodels and left out", file=sys.stderr, flush=True
+            )
+        of_case[case] = kept
+    return {case: ours for case, ours in of_case.items() if ours}
+
+
+def timed_architectures(network: Network, family: str) -> list[Architecture]:
+    """Different random submodels; repeated where there are not so many."""
+    chance = random.Random(f"{family}, timed")  # noqa: S311 - no secret
+    different = list(dict.fromkeys(random_architecture(network, chance) for _ in range(2 * _TIMED)))
+    return (different * math.ceil(_TIMED / len(different)))[:_TIMED]
+
+
+def estimates_of(job: tuple[Case, tuple[str, ...]]) -> tuple[float, float, list[int]]:
+    """Cost estimate submodels in a fresh process, after one of a tiny network.
+
+    Args:
+        job: what to cost estimate, and the submodels as JSON.
+
+    Returns:
+        CPU seconds to make the model, cost estimates in a CPU second, and the cost estimates.
+    """
+    (_, family, target), texts = job
+    config = config_of(job[0])
+    torch.set_num_threads(1)
+    tiny = network_of(TINY)
+    EstimateModel(tiny, request_for(TINY, target, Architecture())).estimates.memory_bytes(tiny, [Architecture()])
+    network = network_of(config)
+    started_s = time.process_time()
+    estimates = EstimateModel(network, request_for(config, target, network.full_architecture())).estimates
+    ready_s = time.process_time() - started_s
+    architectures = timed_architectures(network, family)
+    started_s = time.process_time()
+    estimates.memory_bytes(network, architectures)
+    took_s = time.process_time() - started_s
+    return (
+        ready_s,
+        len(architectures) / took_s,
+        estimates.memory_bytes(network, [parse_architecture(text) for text in texts]),
+    )
+
+
+def row_of(plans: Sequence[Plan], found: tuple[float, float, list[int]], spoil: float) -> Row:
+    """Judge cost estimates, every second one of them times `spoil`, by exact plans."""
+    ready_s, estimates_per_s, estimates = found
+    told = [estimate * (1 if place % 2 else spoil) for place, estimate in enumerate(estimates)]
+    errors = [estimate / plan.exact_bytes - 1 for estimate, plan in zip(told, plans, strict=True)]
+    sizes = sorted(abs(error) for error in errors)
+    within_6, within_12, within_25 = (sum(size <= bound for size in sizes) / len(sizes) for bound, _ in BOUNDS)
+    return Row(
+        networks=plans[0].networks,
+        family=plans[0].family,
+        target=plans[0].target,
+        architectures=len(sizes),
+        ready_s=ready_s,
+        estimates_per_s=estimates_per_s,
+        median=statistics.median(sizes),
+        percentile_95=sizes[math.ceil(0.95 * len(sizes)) - 1],
+        worst=sizes[-1],
+        least=min(errors),
+        most=max(errors),
+        within_6=within_6,
+        within_12=within_12,
+        within_25=within_25,
+    )
+
+
+def judge(plans: Mapping[Case, Sequence[Plan]], spoil: float) -> Iterator[Row]:
+    """The rows, each as soon as it is found."""
+    jobs = [(case, tuple(plan.architecture for plan in ours)) for case, ours in plans.items()]
+    os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"))
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        for ours, found in zip(plans.values(), pool.imap(estimates_of, jobs, chunksize=1), strict=True):
+            yield row_of(ours, found, spoil)
+
+
+HEAD = (
+    "| family | target | submodels | ready s | a second | median | 95 % | worst | least | most | 6 % | 12 % | 25 % |",
+    "|---|---|" + "---:|" * 11,
+)
+
+
+def line_of(row: Row) -> str:
+    """In Markdown."""
+    errors = f"{row.median:.1%} | {row.percentile_95:.1%} | {row.worst:.1%} | {row.least:+.1%} | {row.most:+.1%}"
+    shares = f"{row.within_6:.0%} | {row.within_12:.0%} | {row.within_25:.0%}"
+    times = f"{row.ready_s:.2f} | {row.estimates_per_s:,.0f}"
+    return f"| {row.family} | {row.target} | {row.architectures} | {times} | {errors} | {shares} |"
+
+
+ABOUT = """
+Submodels are random in every axis and block. Errors are estimate over exact plan, minus 1; the exact plan is that of
+the exported program. *Median*, *95 %* (the 95th percentile) and *worst* are of the absolute error, *least* and *most*
+are signed; the last three columns are the fractions of estimates within so much. *Ready s* is the CPU time to make
+the cost model of a network, in a separate process that had made one of a tiny network; *cost estimates a second* are of
+5,000 random submodels estimated at once, also by CPU time. Estimates guide a search and exact plans decide, so an
+estimate may err on either side. Bounds for each row: half within 6 %, 95 % within 12 %, all within 25 %.
+"""
+
+
+def write_results(rows: Sequence[Row]) -> None:
+    """Write the tables with what their columns are; what stands below them is kept."""
+    versions = ", ".join(f"{name} {version(name)}" for name in ("onnxruntime", "executorch", "torch"))
+    machine = f"{platform.machine()}, {os.cpu_count()} cores"
+    below = RESULTS.read_text().partition(REMARKS)[2] if RESULTS.exists() else ""
+    lines = [
+        "# Cost estimates of submodels against exact plans",
+        "",
+        "`python benchmarks/plan_estimate.py --networks T --architectures N --plans plans.jsonl --write` for each",
+        f"table T and the numbers in it, {versions}, {machine}, one thread.",
+        ABOUT,
+    ]
+    for networks in TABLES:
+        ours = [line_of(row) for row in rows if row.networks == networks]
+        if ours:
+            lines += [f"## {networks.capitalize()} networks", "", *HEAD, *ours, ""]
+    RESULTS.write_text("\n".join(lines) + (f"\n{REMARKS}{below}" if below else ""))
+
+
+def summary(rows: Sequence[Row]) -> dict[str, object]:
+    """All rows, with shares of all their cost estimates together."""
+    architectures = sum(row.architectures for row in rows)
+    return {
+        "rows": [asdict(row) for row in rows],
+        "within_6": sum(row.within_6 * row.architectures for row in rows) / architectures,
+        "within_12": sum(row.within_12 * row.architectures for row in rows) / architectures,
+        "within_25": sum(row.within_25 * row.architectures for row in rows) / architectures,
+        "ready_s_worst": max(row.ready_s for row in rows),
+        "estimates_per_s_least": min(row.estimates_per_s for row in rows),
+    }
+
+
+def arguments_given() -> tuple[argparse.Namespace, list[Case]]:
+    """The arguments, and the rows that they name."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--networks", choices=sorted(TABLES), default="small", help="which table of networks")
+    parser.add_argument(
+        "--architectures", type=int, default=20, help="submodels of each family; 0 judges what the file has"
+    )
+    parser.add_argument("--family", action="append", choices=sorted(FAMILIES), help="only this one; may be repeated")
+    parser.add_argument("--target", action="append", choices=TARGETS, help="onnx and executorch; may be repeated")
+    parser.add_argument("--plans", type=Path, help="a file of exact plans, which is added to")
+    parser.add_argument(
+        "--spoil", type=float, default=1.0, metavar="FACTOR", help="multiply every second cost estimate by it"
+    )
+    parser.add_argument("--write", action="store_true", help=f"judge all plans of the file, and write {RESULTS.name}")
+    parser.add_argument("--json", action="store_true", help="end with one JSON object")
+    arguments = parsed(parser, architectures=1, family=["mlp"], target=["onnx"])
+    if arguments.write and arguments.spoil != 1:
+        parser.error("--write takes cost estimates as they are; leave out --spoil")
+    table, wanted = TABLES[arguments.networks], arguments.family or sorted(TABLES[arguments.networks])
+    cases = [
+        (arguments.networks, family, target)
+        for family in wanted
+        for target in dict.fromkeys(arguments.target or TARGETS[:2])
+        if family in table
+    ]
+    return arguments, cases
+
+
+def main() -> None:
+    """Plan what is missing, judge, print, and write if asked."""
+    arguments, cases = arguments_given()
+    plans = plans_in(arguments.plans)
+    torch.set_num_threads(1)
+    make_plans(cases, arguments.architectures, arguments.plans, plans)
+    count = arguments.architectures or math.inf
+    judged = [plan for plan in plans.values() if arguments.write or (plan.case in cases and plan.number < count)]
+    rows = []
+    print("\n".join(HEAD), flush=True)
+    for row in judge(drawn_plans(judged), arguments.spoil):
+        print(line_of(row), flush=True)
+        rows.append(row)
+    if not rows:
+        sys.exit("there are no plans to judge cost estimates by; take --architectures of 1 or more, or another file")
+    if arguments.write:
+        write_results(rows)
+    failed = [f"{row.family} on {row.target} ({row.networks})" for row in rows if not row.holds]
+    if failed:
+        print(f"not within the bounds: {', '.join(failed)}", file=sys.stderr, flush=True)
+    if arguments.json:
+        print(json.dumps(summary(rows)), flush=True)
+    sys.exit(1 if failed and not arguments.smoke else 0)
+
+
+if __name__ == "__main__":
+    main()

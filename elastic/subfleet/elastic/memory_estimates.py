@@ -1,0 +1,106 @@
+"""What submodels' training programs would be planned to take: plain numbers, told of thousands of submodels at once."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from subfleet.arrays import decode_arrays, encode_arrays
+from subfleet.elastic.network import Network
+from subfleet.elastic.sizes import Columns, Floats
+from subfleet.protocol.errors import ProtocolError
+from subfleet.protocol.submodel import Architecture
+
+__all__ = ["MemoryEstimates"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MemoryEstimates:
+    """Memory of a network's submodels under fixed settings, for one target, as a sum of products of axes.
+
+    `subfleet.export.estimation` makes it in seconds; to tell a cost estimate takes microseconds. It holds kilobytes.
+
+    Attributes:
+        columns: the sizes that memory is told by.
+        held: how often each is held throughout, (columns,).
+        peaks: how often each is in use at moments that may be the peak of a memory, (moments, columns).
+        parts: how many of the moments belong to each memory, in order: what they take adds up, (memories,).
+        factor: what the runtime takes for a byte of the peaks.
+        base_bytes: that it takes whatever the submodel.
+    """
+
+    columns: Columns
+    held: Floats
+    peaks: Floats
+    parts: tuple[int, ...]
+    factor: float
+    base_bytes: float
+
+    def memory_bytes(self, network: Network, architectures: Sequence[Architecture]) -> list[int]:
+        """About what the programs of submodels are planned to take: a guide, and no bound.
+
+        Args:
+            network: that this was made for.
+            architectures: its submodels; they are not checked.
+        """
+        sizes = self.columns.of(network, architectures)
+        found = self.base_bytes + sizes @ self.held + self.factor * self.passing(sizes)
+        return [int(one) for one in np.ceil(found)]
+
+    def passing(self, sizes: Floats) -> Floats:
+        """The most that blocks come to at once, of rows of sizes: (submodels,)."""
+        total, begin = np.zeros(len(sizes)), 0
+        for count in self.parts:
+            total += (sizes @ self.peaks[begin : begin + count].T).max(axis=1)
+            begin += count
+        return total
+
+    def packed(self) -> bytes:
+        """As a tensor container."""
+        columns = self.columns
+        return encode_arrays(
+            {
+                "numbers": columns.numbers,
+                "powers": columns.powers,
+                "blocks": columns.blocks,
+                "least": columns.least,
+                "held": self.held,
+                "peaks": self.peaks,
+                "parts": np.array(self.parts, dtype=np.int64),
+                "line": np.array([self.factor, self.base_bytes]),
+            }
+        )
+
+    @classmethod
+    def unpacked(cls, content: bytes) -> "MemoryEstimates":
+        """What `packed` wrote.
+
+        Raises:
+            ProtocolError: it did not write that.
+        """
+        arrays = decode_arrays(content)
+        try:
+            floats = {name: np.array(arrays[name], np.float64) for name in ("numbers", "powers", "held", "peaks")}
+            parts, (factor, base_bytes) = np.array(arrays["parts"], np.int64), np.array(arrays["line"], np.float64)
+            columns = Columns(
+                numbers=floats["numbers"],
+                powers=floats["powers"],
+                blocks=np.array(arrays["blocks"], np.int64),
+                least=np.array(arrays["least"], np.int64),
+            )
+        except (KeyError, ValueError) as error:
+            raise ProtocolError(f"a tensor container holds no cost estimates: {error}") from error
+        length = len(columns.numbers)
+        shapes = (columns.powers.shape[1:], columns.blocks.shape, floats["held"].shape, floats["peaks"].shape[1:])
+        if any(shape != (length,) for shape in shapes) or columns.least.shape[1:] != (3,):
+            raise ProtocolError(f"cost estimates have columns of shapes {shapes}, but must have {length} each")
+        if parts.sum() != len(floats["peaks"]) or (parts < 1).any():
+            raise ProtocolError(f"cost estimates have {len(floats['peaks'])} moments in parts {parts.tolist()}")
+        return cls(
+            columns=columns,
+            held=floats["held"],
+            peaks=floats["peaks"],
+            parts=tuple(int(one) for one in parts),
+            factor=float(factor),
+            base_bytes=float(base_bytes),
+        )

@@ -1,0 +1,108 @@
+"""Submodels to try a network on, and which elements of the model they hold."""
+
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from subfleet.elastic.axes import Axis, factors_of, kept_indices
+from subfleet.elastic.network import Network
+from subfleet.protocol.submodel import Architecture, Centre, Explicit, Full, IndexSet, Prefix, Roll
+
+__all__ = ["drawn_submodels", "held_places", "passing_on", "same_bits"]
+
+
+def drawn_submodels(network: Network, count: int = 12, seed: int = 0) -> Iterator[Architecture]:
+    """The whole network, the smallest submodel, one without each block, and drawn ones: the same every time."""
+    yield network.full_architecture()
+    yield Architecture(axes=tuple((axis.name, _smallest(axis)) for axis in _cut(network)))
+    names = network.full_architecture().blocks
+    for name in names:
+        yield passing_on(network, Architecture(blocks=tuple(other for other in names if other != name)))
+    generator = random.Random(seed)  # noqa: S311 - chooses submodels, keeps no secret
+    for _ in range(count):
+        axes = tuple((axis.name, _drawn(axis, generator)) for axis in _cut(network))
+        blocks = tuple(name for name in names if generator.random() < 0.5)
+        yield passing_on(network, Architecture(axes=axes, blocks=blocks))
+
+
+def passing_on(network: Network, architecture: Architecture) -> Architecture:
+    """A submodel whose axes keep the same, where blocks are left out between them: what the shortest of them keeps."""
+    axes = dict(architecture.axes)
+    for tied in network.tied_axes(architecture.blocks):
+        shortest = min(tied, key=lambda name: network.axes[name].size)
+        kept = Explicit(indices=tuple(kept_indices(architecture.index_set(shortest), network.axes[shortest].size)))
+        axes |= dict.fromkeys(tied, kept)
+    return replace(architecture, axes=tuple(sorted(axes.items())))
+
+
+def _cut(network: Network) -> list[Axis]:
+    return sorted((axis for axis in network.axes.values() if axis.kind != "class"), key=lambda axis: axis.name)
+
+
+def _smallest(axis: Axis) -> IndexSet:
+    return Centre(size=2 - axis.size % 2) if axis.kind == "kernel" else Prefix(size=axis.granularity)
+
+
+def _drawn(axis: Axis, generator: random.Random) -> IndexSet:
+    """Any index set of whole groups; of a kernel, its middle."""
+    step, groups = axis.granularity, axis.size // axis.granularity
+    if axis.kind == "kernel":
+        return Centre(size=2 * generator.randint(0, (axis.size - 1) // 2) + 2 - axis.size % 2)
+    size, kind = generator.randint(1, groups), generator.choice(["full", "prefix", "roll", "explicit"])
+    if kind == "prefix":
+        return Prefix(size=size * step)
+    if kind == "roll":
+        return Roll(start=generator.randrange(groups) * step, size=size * step)
+    if kind == "explicit":
+        kept = generator.sample(range(groups), size)
+        return Explicit(indices=tuple(group * step + offset for group in kept for offset in range(step)))
+    return Full()
+
+
+def same_bits(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> bool:
+    """Whether two states are the same, sign of zero included."""
+    return left.keys() == right.keys() and all(
+        left[name].shape == right[name].shape and torch.equal(_bytes_of(left[name]), _bytes_of(right[name]))
+        for name in left
+    )
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    return tensor.reshape(-1).contiguous().view(torch.uint8)
+
+
+def held_places(network: Network, architecture: Architecture) -> dict[str, Tensor]:
+    """For every tensor of the full model, which elements a submodel holds; told element by element from the axes."""
+    return {name: _held(network, architecture, name) for name in network.tensors}
+
+
+def _held(network: Network, architecture: Architecture, name: str) -> Tensor:
+    decl = network.tensors[name]
+    held = torch.full(decl.shape, decl.part is None or decl.part in network.parts_of(architecture))
+    for dimension, (dim, size) in enumerate(zip(decl.axes, decl.shape, strict=True)):
+        kept = torch.tensor([_keeps_row(network, architecture, factors_of(dim, size), index) for index in range(size)])
+        held &= kept.reshape([-1 if place == dimension else 1 for place in range(len(decl.shape))])
+    return held
+
+
+def _keeps_row(network: Network, architecture: Architecture, factors: tuple[str | int, ...], index: int) -> bool:
+    """Whether a submodel keeps an index of a dimension; the last factor runs fastest."""
+    for factor in reversed(factors):
+        size = factor if isinstance(factor, int) else network.axes[factor].size
+        index, place = divmod(index, size)
+        if isinstance(factor, str) and not _keeps(architecture.index_set(factor), place, size):
+            return False
+    return True
+
+
+def _keeps(index_set: IndexSet, index: int, size: int) -> bool:
+    if isinstance(index_set, Prefix):
+        return index < index_set.size
+    if isinstance(index_set, Roll):
+        return (index - index_set.start) % size < index_set.size
+    if isinstance(index_set, Centre):
+        return 0 <= index - (size - index_set.size) // 2 < index_set.size
+    return not isinstance(index_set, Explicit) or index in index_set.indices

@@ -1,0 +1,91 @@
+"""A network whose axes have prime sizes, so that each size in its program tells the axes that it is the product of.
+
+A traced value of 2 * 3 * 3 * 29 * 43 numbers runs over the two axes that have 29 and 43 groups: in a submodel that
+keeps 4 and 7 of these it has 2 * 3 * 3 * 4 * 7. Axes of layers that are far from each other share a prime.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import count
+
+from torch import nn
+
+from subfleet.elastic.axes import factors_of, local_size
+from subfleet.elastic.building import sized_module
+from subfleet.elastic.network import LocalShapes, Network, TensorDecl
+
+__all__ = ["Coding", "axes_of", "coded"]
+
+_LEAST_PRIME, _FAR, _BORDER = 11, 16, 9
+"""How many tensors lie between layers that share a prime; by how much borders and kernels make inputs larger."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coding:
+    """What stands for what.
+
+    Attributes:
+        primes: of the axes that submodels cut: so many groups they have.
+        tensors: places in the network of those that run over each axis.
+    """
+
+    network: Network
+    primes: Mapping[str, int]
+    tensors: Mapping[str, tuple[int, ...]]
+
+    @property
+    def local(self) -> LocalShapes:
+        """The network in these sizes."""
+        sizes = {
+            name: axis.granularity * self.primes[name] if name in self.primes else axis.size
+            for name, axis in self.network.axes.items()
+        }
+        shapes = {
+            decl.name: tuple(local_size(dim, size, sizes) for size, dim in zip(decl.shape, decl.axes, strict=True))
+            for decl in self.network.tensors.values()
+        }
+        return LocalShapes(sizes=sizes, tensors=shapes, parts=frozenset(self.network.parts))
+
+    def module(self) -> nn.Module:
+        """The network in these sizes; its weights are whatever was in memory, which is never touched."""
+        return sized_module(self.network.config, self.local).to_empty(device="cpu")
+
+    def decoded(self, size: int, tensor: int) -> tuple[float, dict[str, int]]:
+        """What a size in the coded program is in a submodel's: a number times powers of how much it keeps of axes.
+
+        It occurs in the layer of a tensor, which is told by its place in the network.
+        """
+        number, powers = float(size), dict[str, int]()
+        for prime in dict.fromkeys(self.primes.values()):
+            while size and size % prime == 0:
+                size //= prime
+                axes = (axis for axis, own in self.primes.items() if own == prime)
+                nearest = min(axes, key=lambda axis: min(abs(place - tensor) for place in self.tensors[axis]))
+                powers[nearest] = powers.get(nearest, 0) + 1
+                number /= prime * self.network.axes[nearest].granularity
+        return number, powers
+
+
+def coded(network: Network, batch_size: int) -> Coding:
+    """Give each axis a prime that no other size of the program has as a factor."""
+    config = network.config
+    tensors: dict[str, tuple[int, ...]] = {}
+    for place, decl in enumerate(network.tensors.values()):
+        for axis in axes_of(decl):
+            tensors[axis] = (*tensors.get(axis, ()), place)
+    fixed = (*config.input_shape, *network.other_sizes)
+    scales = {size >> halvings for size in fixed for halvings in range(size.bit_length())}
+    others = {size + more for size in scales for more in range(-_BORDER, _BORDER)} | {batch_size, config.class_count}
+    primes: dict[str, int] = {}
+    for name in (name for name in tensors if network.axes[name].kind not in {"class", "kernel"}):
+        near = {place + step for place in tensors[name] for step in range(-_FAR, _FAR)}
+        taken = {primes[other] for other in primes if near.intersection(tensors[other])}
+        usable = (n for n in count(_LEAST_PRIME) if n not in taken and all(n % factor for factor in range(2, n)))
+        primes[name] = next(prime for prime in usable if all(other < 1 or other % prime for other in others))
+    return Coding(network=network, primes=primes, tensors=tensors)
+
+
+def axes_of(decl: TensorDecl) -> set[str]:
+    """The axes that a tensor runs over."""
+    factors = (factor for dim, size in zip(decl.axes, decl.shape, strict=True) for factor in factors_of(dim, size))
+    return {factor for factor in factors if isinstance(factor, str)}

@@ -1,1 +1,0 @@
-"""What a subnet's training program would take of a device's memory, from programs that were planned before."""

@@ -1,0 +1,137 @@
+"""Which part of an elastic network a device trains: plain, frozen, hashable data.
+
+A network declares its axes (classes of tied tensor dimensions) and its blocks in `subfleet.elastic`; a `Architecture`
+says which indices of each axis, which blocks and which operators of each choice are kept. Axes that it does not name
+are kept whole, and of choices that it does not name all operators.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Annotated, ClassVar
+
+from subfleet.protocol.bounds import NAMED_ONCE, Condition, Each, Length, checked
+from subfleet.protocol.limits import Count, Positive
+from subfleet.protocol.schema import ADDED_LATER, canonical_json, from_plain, parse_json
+
+__all__ = ["Architecture", "Centre", "Explicit", "Full", "IndexSet", "Prefix", "Roll", "parse_architecture"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
+class Prefix:
+    """The first `size` indices of an axis (HeteroFL, FjORD)."""
+
+    TYPE: ClassVar[str] = "prefix"
+    size: Positive
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
+class Roll:
+    """`size` indices from `start` on, wrapping around the end of the axis (FedRolex)."""
+
+    TYPE: ClassVar[str] = "roll"
+    start: Count
+    size: Positive
+
+
+def _are_indices(indices: tuple[int, ...]) -> bool:
+    return min(indices) >= 0 and len(set(indices)) == len(indices)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
+class Explicit:
+    """The named indices, in this order, each once (Federated Dropout)."""
+
+    TYPE: ClassVar[str] = "explicit"
+    indices: Annotated[
+        tuple[int, ...], Length(least=1), Condition(accepts=_are_indices, words="different numbers of 0 or more")
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
+class Centre:
+    """The middle `size` indices of an axis: a 3x3 kernel is the centre of a 5x5 one (Once-for-all, section 3.2)."""
+
+    TYPE: ClassVar[str] = "centre"
+    size: Positive
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Full:
+    """Every index of an axis."""
+
+    TYPE: ClassVar[str] = "full"
+
+
+IndexSet = Prefix | Roll | Explicit | Centre | Full
+
+
+def _check_axes(axes: tuple[tuple[str, IndexSet], ...]) -> Iterator[str]:
+    names = [name for name, _ in axes]
+    if names != sorted(set(names)):
+        yield f"axes are {names}, but must be sorted by name, each once"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+@checked(_check_axes)
+class Architecture:
+    """One submodel of an elastic network.
+
+    Attributes:
+        axes: pairs of axis name and kept indices, sorted by name; an axis not named here is whole.
+        blocks: names of the kept skippable blocks, in network order. A network's other parts are always kept.
+        choices: pairs of choice name and the operators that are kept of it, in network order; a choice not named here
+            has all of its operators. One operator of each choice is a path, which is a network by itself; more are a
+            subspace, of which a device draws paths (FedorAS, section 3.1).
+        name: what people read in tables, such as "w1/2 d3"; takes no part in equality of ids.
+        network: id of the network of its run; empty for the one that the run begins with. Whatever is known by a
+            submodel's id, be it a program, weights, a cost estimate or a refusal, is so known by its network, too.
+    """
+
+    axes: tuple[tuple[str, IndexSet], ...] = ()
+    blocks: Annotated[tuple[str, ...], Each()] = ()
+    choices: Annotated[tuple[tuple[str, Annotated[tuple[str, ...], Length(least=1), Each()]], ...], NAMED_ONCE] = ()
+    name: str = ""
+    network: str = field(default="", metadata=ADDED_LATER)
+
+    @property
+    def architecture_id(self) -> str:
+        """16 hexadecimal digits that are equal for equal submodels, whatever their display name."""
+        return _id_of(self.axes, self.blocks, self.choices, self.network)
+
+    def __lt__(self, other: "Architecture") -> bool:
+        """Submodels stand in the order of their identities."""
+        return self.architecture_id < other.architecture_id
+
+    def index_set(self, axis: str) -> IndexSet:
+        """The kept indices of an axis."""
+        return dict(self.axes).get(axis, Full())
+
+
+@lru_cache(maxsize=2**11)  # a server asks for those of all written programs with each device
+def _id_of(
+    axes: tuple[tuple[str, IndexSet], ...],
+    blocks: tuple[str, ...],
+    choices: tuple[tuple[str, tuple[str, ...]], ...],
+    network: str,
+) -> str:
+    named = [network] if network else []  # ids of a run with one network are those of releases that knew no other
+    return hashlib.sha256(canonical_json([axes, blocks, choices, *named])).hexdigest()[:16]
+
+
+MAX_ARCHITECTURE_BYTES = 64 * 1024
+
+
+def parse_architecture(text: str | bytes) -> Architecture:
+    """Read a submodel from JSON, as messages carry it: `{"axes": [["stream", {"type": "prefix", "size": 8}]]}`.
+
+    Raises:
+        ProtocolError: the text is no submodel; it says what is wrong.
+    """
+    payload = text.encode(errors="replace") if isinstance(text, str) else text
+    return from_plain(Architecture, parse_json(payload, max_bytes=MAX_ARCHITECTURE_BYTES))

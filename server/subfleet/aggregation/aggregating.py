@@ -1,0 +1,89 @@
+"""The slow arithmetic of a round, beside the loop: aggregate, evaluate, write the checkpoint."""
+
+import logging
+from pathlib import Path
+from types import MappingProxyType
+
+from subfleet.aggregation.aggregation import Aggregation
+from subfleet.aggregation.calibration import calibrated_model
+from subfleet.aggregation.checkpoint import save_checkpoint
+from subfleet.aggregation.examining import Examiner
+from subfleet.aggregation.views import Views
+from subfleet.elastic.model_state import ModelState, packed
+from subfleet.protocol.errors import FileError
+from subfleet.rounds.actions import AggregationRequest
+from subfleet.rounds.state import RunState
+from subfleet.rounds.work import AggregatedRound
+from subfleet.tasks import Dataset
+from subfleet.transport.blob_store import BlobStore
+
+__all__ = ["Aggregator"]
+
+_LOG = logging.getLogger(__name__)
+
+_ATTEMPTS = 2
+"""What no update causes, such as too little memory at one moment, costs no client its round."""
+
+
+class Aggregator:
+    """Aggregates one round after the other.
+
+    Args:
+        views: what clients see of a model.
+        blobs: where updates are stored.
+        evaluation: held-out samples, in the shape that the model takes.
+        checkpoints: folder of the models.
+    """
+
+    def __init__(self, views: Views, blobs: BlobStore, evaluation: Dataset, *, checkpoints: Path) -> None:
+        self._context = views.context
+        self._aggregation = Aggregation(context=views.context, blobs=blobs)
+        self._examiner = Examiner(views, evaluation)
+        self._checkpoints = checkpoints
+        self.model = ModelState(shared={})
+        """Of the round that was aggregated last; it is on disk."""
+
+    def aggregate(self, request: AggregationRequest, state: RunState, model: ModelState) -> AggregatedRound:
+        """Aggregate a round's updates into the next model, in two attempts.
+
+        Args:
+            request: for the round.
+            state: of the run, before the round is closed.
+            model: that the round started from.
+
+        Raises:
+            FileError: the checkpoint cannot be written; no other attempt would find more room.
+            Exception: whatever the second attempt raises.
+        """
+        for attempt in range(1, _ATTEMPTS):
+            try:
+                return self._aggregated(request, state, model)
+            except FileError:
+                raise
+            except Exception as error:  # noqa: BLE001  # whatever it is, another attempt may do
+                _LOG.warning("round %d could not be aggregated in attempt %d", request.round, attempt, exc_info=error)
+        return self._aggregated(request, state, model)
+
+    def _aggregated(self, request: AggregationRequest, state: RunState, model: ModelState) -> AggregatedRound:
+        if self._context.config.calibrates(request.round):
+            aggregated = calibrated_model(self._aggregation, model, request.clients, request.lineages)
+        else:
+            aggregated = self._aggregation.aggregate(
+                model, request.round, request.clients, request.memory, request.lineages, request.brought
+            )
+        examined = self._examiner.examined(aggregated, state, request.round)
+        metrics = dict(examined.evaluation.metrics)
+        sha256 = save_checkpoint(self._checkpoints, request.round, packed(aggregated.state))
+        self.model = aggregated.state
+        return AggregatedRound(
+            accuracy=metrics.pop("accuracy", None),
+            loss=examined.evaluation.loss,
+            model=examined.model,
+            sha256=sha256,
+            refused=aggregated.refused,
+            observation=aggregated.observation,
+            lineages=aggregated.lineages,
+            model_bytes=aggregated.state.tensor_bytes,
+            metrics=MappingProxyType(metrics),
+            guess_loss=examined.evaluation.guess_loss,
+        )

@@ -1,0 +1,336 @@
+"""What a client is given: chosen by its method, judged by its program's plan, replaced after a refusal. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+from subfleet.methods.assigner import Assignment, AssignmentContext, WrittenSize
+from subfleet.protocol.memory import planned_for
+from subfleet.protocol.messages import Refusal
+from subfleet.protocol.readings import Budget
+from subfleet.protocol.submodel import Architecture
+from subfleet.protocol.text import printable
+from subfleet.rounds.actions import Action, SendTask
+from subfleet.rounds.context import RunContext
+from subfleet.rounds.estimation import candidates_of, estimates_of
+from subfleet.rounds.fitting import objection, operators_of, planned_for_client
+from subfleet.rounds.networks import NOT_YET, counts, in_use, own_size, standing_for
+from subfleet.rounds.offers import MOST_CHARACTERS
+from subfleet.rounds.refusals import REFUSALS, nothing_left, unfit_sizes
+from subfleet.rounds.state import ClientState, Lasts, RunState, Submodel
+from subfleet.rounds.tasks import draw_of, train_task
+from subfleet.rounds.work import PreparedTask, TaskRequest
+from subfleet.rounds.written import ProgramFacts
+from subfleet.search.candidates import Candidate, lacking_operators
+from subfleet.search.fitting import LIMITS, Limit
+from subfleet.search.query import Search
+
+__all__ = [
+    "BY_METHOD",
+    "ask_of",
+    "assigned_client",
+    "choose_below",
+    "deciding_limit",
+    "given_client",
+    "lasting_of",
+    "prepared_client",
+    "reason_of",
+    "refused_client",
+    "task_wanted",
+    "with_less",
+    "with_room",
+]
+
+
+def assigned_client(
+    context: RunContext, state: RunState, client: ClientState
+) -> tuple[ClientState, tuple[Action, ...]]:
+    """Choose a submodel for a client that has answered."""
+    if client.offer.budget is None:
+        return replace(client, stage="skipped", reason="it told no budget"), ()
+    if client.offer.brought is not None and own_size(context, state.lineages, client) is None:
+        return replace(client, stage="skipped", reason=NOT_YET), ()
+    ask = ask_of(context, state, client)
+    assigned = context.roles.assigner.assign(ask)
+    return given_client(context, state, replace(client, first_wanted=assigned.wanted), ask, assigned)
+
+
+def task_wanted(state: RunState, client: ClientState) -> TaskRequest | None:
+    """What a client state's task is made of; None where it has no submodel yet."""
+    if client.participant is None:
+        return None
+    return TaskRequest(
+        participant=client.participant,
+        round=state.round,
+        attempt=client.attempt,
+        target=client.offer.runtime,
+        student=None if client.given is None else client.given.student,
+    )
+
+
+def prepared_client(
+    context: RunContext, state: RunState, client: ClientState, made: PreparedTask, now_s: float
+) -> tuple[ClientState, tuple[Action, ...]]:
+    """Send the task if the program's own plan fits the budget, and the runtime has what it calls; else look below."""
+    facts = made.facts
+    lacking = lacking_operators(facts.operators, operators_of(state, client.client_id))
+    if lacking:
+        return _without_operators(context, state, client, lacking)
+    given = client.given
+    if client.offer.budget is None or given is None:
+        return choose_below(context, state, client, "memory")
+    planned_bytes, unfit = planned_for_client(client, facts, operators_of(state, client.client_id))
+    if unfit or planned_bytes > _room_bytes(context, state, client):
+        return _another(context, state, client, facts, "memory")
+    task = train_task(context, state, client, made, planned_bytes, now_s)
+    if (limit := objection(context, state, client, task)) is not None:
+        return _another(context, state, client, facts, limit)
+    return replace(client, stage="out", task=task, reason=""), (SendTask(task=task),)
+
+
+def _another(
+    context: RunContext, state: RunState, client: ClientState, facts: ProgramFacts, limit: Limit
+) -> tuple[ClientState, tuple[Action, ...]]:
+    """Another size in place of one whose program takes too much of something; or another subspace of the same."""
+    if facts.chain is not None:
+        return _subspace_anew(context, state, client, facts)
+    return choose_below(context, state, client, limit)
+
+
+def _subspace_anew(
+    context: RunContext, state: RunState, client: ClientState, facts: ProgramFacts
+) -> tuple[ClientState, tuple[Action, ...]]:
+    """Another subspace, by what its program has told: it goes by nobody else's, whoever was answered first."""
+    size = client.size
+    if size is None or client.attempt + 1 >= context.config.max_attempts:
+        reason = "none of the subspaces that it was given has room, or an operator that its runtime has"
+        return replace(client, stage="skipped", given=None, reason=reason), ()
+    known = WrittenSize(
+        size=size,
+        planned_peak_bytes=facts.planned_peak_bytes,
+        operators=facts.operators,
+        chain=facts.chain,
+        program_bytes=facts.program_bytes,
+    )
+    ask = ask_of(context, state, client)
+    ask = replace(ask, written=MappingProxyType({**ask.written, size.architecture_id: known}))
+    return given_client(
+        context, state, replace(client, attempt=client.attempt + 1), ask, context.roles.assigner.assign(ask)
+    )
+
+
+def _room_bytes(context: RunContext, state: RunState, client: ClientState) -> int:
+    """What a program may plan: what there is now, and for a size that is given for good also what its log has.
+
+    The smallest size is given for good whatever the log has, as there is nothing below it.
+    """
+    room_bytes = client.offer.budget.memory_bytes if client.offer.budget is not None else 0
+    smallest = candidates_of(context, state, client.offer.runtime)[0].architecture
+    if client.offer.lasting is None or client.client_id in state.last or client.size == smallest:
+        return room_bytes
+    return min(room_bytes, client.offer.lasting.memory_bytes)
+
+
+def _without_operators(
+    context: RunContext, state: RunState, client: ClientState, lacking: Sequence[str]
+) -> tuple[ClientState, tuple[Action, ...]]:
+    """Another task while attempts are left: submodels of one network mostly call the same operators."""
+    reason = f"its runtime {client.offer.runtime!r} lacks {', '.join(lacking)}, which the program calls"[
+        :MOST_CHARACTERS
+    ]
+    skipped = replace(client, stage="skipped", given=None, reason=reason)
+    if client.attempt + 1 >= context.config.max_attempts:
+        return skipped, ()
+    chosen, actions = choose_below(context, state, replace(client, attempt=client.attempt + 1), "runtime")
+    return (chosen, actions) if chosen.open else (skipped, ())
+
+
+def ask_of(
+    context: RunContext,
+    state: RunState,
+    client: ClientState,
+    *,
+    below: Architecture | None = None,
+    below_limit: Limit = "memory",
+    search: Search | None = None,
+) -> AssignmentContext:
+    """What a method is asked for a client; cost estimates of its target must be there.
+
+    Args:
+        context: of the run.
+        state: of the run.
+        client: of the client.
+        below: the size that it cannot have.
+        below_limit: what keeps that from it.
+        search: in place of the state's.
+    """
+    estimate = estimates_of(context, state, client.offer.runtime)
+    last = state.last.get(client.client_id)
+    known = None if last is None else standing_for(context, state, last)
+    written = {
+        one.program.size.architecture_id: WrittenSize(
+            size=one.program.size,
+            planned_peak_bytes=planned_for(
+                one.facts.planned_peak_bytes, one.facts.packings, client.offer.packing_width
+            ),
+            operators=one.facts.operators,
+            estimate=state.live.written_estimates.get(key),
+            chain=one.facts.chain,
+            program_bytes=one.facts.program_bytes,
+            problem=one.facts.problem,
+        )
+        for key, one in state.written.items()
+        if one.program.target == client.offer.runtime and one.program.student is None and counts(context, state, one)
+    }
+    return AssignmentContext(
+        networks=MappingProxyType({one.network.id: one.network for one in in_use(context, state)}),
+        candidates=candidates_of(context, state, client.offer.runtime),
+        estimate=estimate,
+        draw=draw_of(context, state, client),
+        target=client.offer.runtime,
+        budget=client.offer.budget or Budget(memory_bytes=0),
+        previous=known.size if known is not None else None,
+        below=estimate(below) if below is not None else None,
+        below_limit=below_limit,
+        search=search or state.live.searches.get(client.offer.runtime),
+        written=MappingProxyType(written),
+        operators=operators_of(state, client.client_id),
+        refused=unfit_sizes(state, client.client_id, client.offer.runtime),
+        declared=own_size(context, state.lineages, client),
+        lasting=client.offer.lasting,
+    )
+
+
+def choose_below(
+    context: RunContext, state: RunState, client: ClientState, limit: Limit
+) -> tuple[ClientState, tuple[Action, ...]]:
+    """A smaller submodel, of those that were known when the round began: nothing depends on who was answered first."""
+    ask = ask_of(context, state, client, below=client.size, below_limit=limit)
+    return given_client(context, state, client, ask, context.roles.assigner.assign(ask))
+
+
+def given_client(
+    context: RunContext, state: RunState, client: ClientState, ask: AssignmentContext, assigned: Assignment
+) -> tuple[ClientState, tuple[Action, ...]]:
+    """Give a client what was chosen for it; skipped where that is nothing."""
+    if assigned.candidate is not None:
+        ask = ask.of_network(assigned.candidate.architecture.network)
+    client = replace(client, limit=deciding_limit(ask, assigned.candidate, assigned.only))
+    if assigned.candidate is None:
+        reason = (assigned.reason or _why_none(state, client, ask))[:MOST_CHARACTERS]
+        lasts: Lasts = "lasting" if nothing_left(ask, assigned.only) else "passing"
+        return replace(client, stage="skipped", given=None, reason=reason, lasts=lasts), ()
+    size, draw = assigned.candidate.architecture, draw_of(context, state, client)
+    network = ask.networks[size.network]
+    given = Submodel(
+        size=size,
+        architecture=assigned.placed or context.roles.assigner.place(network, size, draw),
+        student=context.roles.training.student(network, size, draw),
+        paths=assigned.paths,
+        wanted=assigned.wanted,
+    )
+    client = replace(client, stage="preparing", given=given, task=None)
+    wanted = task_wanted(state, client)
+    return client, (wanted,) if wanted is not None else ()
+
+
+def _why_none(state: RunState, client: ClientState, ask: AssignmentContext) -> str:
+    if client.offer.budget is None:
+        return "it told no budget"
+    problems = [one.problem for key, one in sorted(state.live.estimates.items()) if key.endswith(client.offer.runtime)]
+    if problems and all(problems):
+        return problems[0]
+    if ask.below is not None:
+        return f"no submodel below {ask.below.architecture.name!r} fits: its program {ask.too_much}"
+    return f"no submodel fits: the smallest {ask.why_not(ask.candidates[0]) or 'is not what the method gives'}"
+
+
+BY_METHOD = "method"
+"""A larger size would have fitted, and the method gave another."""
+
+
+def deciding_limit(ask: AssignmentContext, given: Candidate | None, only: Candidate | None = None) -> str:
+    """What keeps a client from more than it was given.
+
+    A limit decides where a larger size is excluded by it alone. Where every larger size exceeds several limits, these
+    decide together.
+
+    Args:
+        ask: what the method was asked for the client.
+        given: what it gave; None where nothing fits.
+        only: where nothing was given, the one size that might have been.
+
+    Returns:
+        Names of limits with "+" between them, "method", or nothing where the largest size was given.
+    """
+    if given is None and only is not None:
+        return "+".join(limit for limit in LIMITS if limit in ask.exceeded(only))
+    larger = [ask.exceeded(one) for one in ask.candidates if given is None or one.order > given.order]
+    if not all(larger):
+        return BY_METHOD
+    alone = frozenset[str]().union(*(limits for limits in larger if len(limits) == 1))
+    decides = alone or frozenset[str]().union(*larger)
+    return "+".join(limit for limit in LIMITS if limit in decides)
+
+
+def reason_of(refusal: Refusal) -> str:
+    """A refusal in words that may be shown in terminals, where control characters act."""
+    return f"{refusal.reason}: {printable(refusal.detail)}"[:MOST_CHARACTERS]
+
+
+def refused_client(
+    context: RunContext, state: RunState, client: ClientState, refusal: Refusal
+) -> tuple[ClientState, tuple[Action, ...]]:
+    """A smaller task after a refusal that a smaller one may mend, while there is one and attempts are left.
+
+    Else the client state is refused. What a device cannot run at all is told by the state.
+    """
+    course = REFUSALS[refusal.reason]
+    final = replace(client, stage="refused", reason=reason_of(refusal))
+    if state.phase != "train":
+        return final, ()
+    if (
+        course.limit is not None
+        and client.attempt + 1 < context.config.max_attempts
+        and client.offer.budget
+        and client.size
+    ):
+        smaller = with_less(replace(client, attempt=client.attempt + 1), refusal)
+        chosen, actions = choose_below(context, state, smaller, course.limit)
+        if chosen.open:
+            return chosen, actions
+    lasts = lasting_of(context, state, client) if course.of_program else course.lasts
+    return replace(final, lasts=lasts), ()
+
+
+def lasting_of(context: RunContext, state: RunState, client: ClientState) -> Lasts:
+    """Whether a device to which a program could not be given, or of which it was refused, has nothing else left."""
+    ask = ask_of(context, state, client)
+    assigned = context.roles.assigner.assign(ask)
+    left = assigned.candidate is not None or not nothing_left(ask, assigned.only)
+    return "passing" if left else "lasting"
+
+
+def with_less(client: ClientState, refusal: Refusal) -> ClientState:
+    """The client state with no more in its budget than a refusal says that there is."""
+    available_bytes = refusal.available_bytes
+    if client.offer.budget is None or available_bytes is None:
+        return client
+    there_bytes, budget = max(0, available_bytes), client.offer.budget
+    if refusal.reason == "memory":
+        return replace(
+            client,
+            offer=replace(client.offer, budget=replace(budget, memory_bytes=min(budget.memory_bytes, there_bytes))),
+        )
+    if refusal.reason == "disk":
+        told_bytes = there_bytes if budget.disk_bytes is None else min(budget.disk_bytes, there_bytes)
+        return replace(client, offer=replace(client.offer, budget=replace(budget, disk_bytes=told_bytes)))
+    return client
+
+
+def with_room(state: RunState, refusal: Refusal) -> RunState:
+    """The state that knows what may be written to a device's disk, for rounds in which it does not tell."""
+    if refusal.reason != "disk" or refusal.available_bytes is None:
+        return state
+    known = {**state.disks, refusal.client_id: max(0, refusal.available_bytes)}
+    return replace(state, disks=MappingProxyType(known))

@@ -1,0 +1,82 @@
+"""From a configuration to what a run works with: the network, its search space, its cost estimates."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache, partial
+from types import MappingProxyType
+
+from subfleet.elastic.building import network_of
+from subfleet.elastic.cost import Costs
+from subfleet.elastic.network import Family, Network
+from subfleet.elastic.replication import size_in
+from subfleet.methods.roles import Roles
+from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.submodel import Architecture
+from subfleet.rounds.context import Declared, RunContext
+from subfleet.search.candidates import ordered
+from subfleet.search.estimates import Estimates, estimated_memory
+from subfleet.settings.run import Run
+
+__all__ = ["context_of"]
+
+
+def context_of(config: Run, run_id: str) -> RunContext:
+    """Everything about a run that does not change.
+
+    Args:
+        config: of the run.
+        run_id: its name and a part that no other run has.
+
+    Raises:
+        ConfigError: the model's description is wrong, there is nothing to choose from, or the model's inputs are no
+            images, which alone can be augmented.
+    """
+    problem = config.training.augmentation.problem_with(config.model.input_shape)
+    if problem is not None:
+        raise ConfigError(problem)
+    roles, network = config.roles, network_of(config.model)
+    return RunContext(
+        config=config,
+        run_id=run_id,
+        roles=roles,
+        first=_declared(config, roles, network, roles.assigner.space(network, config.rates)),
+        declare=cache(partial(_grown, config, roles)),
+    )
+
+
+def _grown(config: Run, roles: Roles, network_id: str, family: Family, members: tuple[Family, ...]) -> Declared:
+    """A network that appeared during the run; its sizes have its id in their names."""
+    network = replace(network_of(family), id=network_id)
+    sizes = {one: size_in(network, network_of(one)) for one in members}
+    own = {size.architecture_id: _named(network, size) for size in sizes.values()}
+    space = tuple(own.values()) or roles.assigner.space(network, config.rates)
+    found = _declared(config, roles, network, space)
+    named = (
+        replace(one, architecture=replace(one.architecture, name=f"{network_id} {one.architecture.name}"))
+        for one in found.candidates
+    )
+    found = replace(found, candidates=tuple(named))
+    of_id = {one.architecture_id: one for one in found.space}
+    return replace(
+        found, members=MappingProxyType({family: of_id[size.architecture_id] for family, size in sizes.items()})
+    )
+
+
+def _named(network: Network, size: Architecture) -> Architecture:
+    """A client's network, which people tell by its kind, its layers and its weights."""
+    config = network.config
+    depth = sum(config.depths) - len(network.blocks) + len(size.blocks)
+    return replace(size, name=f"{config.TYPE} d{depth} {network.parameter_count(size) / 1e6:.2f}M")
+
+
+def _declared(config: Run, roles: Roles, network: Network, space: Sequence[Architecture]) -> Declared:
+    overhead_bytes = {target: config.memory_overhead_bytes.get(target, 0) for target in config.targets}
+    training = config.training
+    memory = estimated_memory(
+        network, overhead_bytes, batch_size=training.program_batch_size, recompute=training.recompute
+    )
+    estimate = Estimates(network=network, costs=Costs(network), codec=roles.techniques.codec, memory=memory)
+    candidates = [estimate(architecture) for architecture in space]
+    if not candidates:
+        raise ConfigError("the method's space of submodels is empty; name one or more width rates")
+    return Declared(network=network, candidates=ordered(candidates), estimate=estimate)

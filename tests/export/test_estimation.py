@@ -1,0 +1,302 @@
+"""Cost estimates of submodels are near the plans of their programs, for every family and target, and told without
+them."""
+
+import random
+from dataclasses import replace
+from functools import cache
+from itertools import chain
+
+import pytest
+import torch
+from elastic.elastic_cases import CONFIGS, DENSE, LAYERED, objective_of
+from elastic.path_cases import PATHS
+from elastic.token_cases import TOKEN_CONFIGS
+from export.export_cases import train_request
+from shared_programs import program_of
+from torch import fx
+from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_functionalize
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from subfleet.arrays import decode_arrays, encode_arrays
+from subfleet.elastic.building import network_of
+from subfleet.elastic.cost import Costs, estimate_cost
+from subfleet.elastic.families import FAMILIES
+from subfleet.elastic.families.records.plain import Vgg
+from subfleet.elastic.memory_estimates import MemoryEstimates
+from subfleet.elastic.network import Family, Network
+from subfleet.elastic.sizes import SizeTable
+from subfleet.elastic.spaces import uniform_space
+from subfleet.export.canonical.cleaning import clean
+from subfleet.export.canonical.constants import fold_constants
+from subfleet.export.estimation.coding import axes_of, coded
+from subfleet.export.estimation.graphs import _ones_bytes
+from subfleet.export.estimation.kernels import Program
+from subfleet.export.estimation.model import EstimateModel
+from subfleet.export.memory.blocks import Call, blocks_of, peak_bytes
+from subfleet.export.recording import recorded
+from subfleet.export.request_steps import training_step_of
+from subfleet.export.requests import EstimateRequest, TrainRequest
+from subfleet.protocol.errors import ExportError, ProtocolError
+from subfleet.protocol.submodel import Architecture, Centre, Prefix
+
+pytestmark = [pytest.mark.export]
+
+SMALL: dict[str, Family] = {}
+for config in (*CONFIGS, *DENSE.values(), *TOKEN_CONFIGS, *PATHS):
+    SMALL.setdefault(config.TYPE, config)
+QUICK = frozenset({"mlp", "vgg", "vit"})
+"""Families whose programs are planned here; `benchmarks/plan_estimate.py` does so for all."""
+
+
+def request_for(config: Family, target: str, architecture: Architecture) -> TrainRequest:
+    return replace(train_request(target, config, architecture=architecture), objective=objective_of(config))
+
+
+def random_architecture(network: Network, seed: int) -> Architecture:
+    chance = random.Random(seed)
+    axes: list[tuple[str, Prefix | Centre]] = []
+    for name, axis in sorted(network.axes.items()):
+        if axis.kind == "kernel":
+            axes.append((name, Centre(size=chance.randrange(2 - axis.size % 2, axis.size + 1, 2))))
+        elif axis.kind != "class":
+            axes.append((name, Prefix(size=chance.randrange(axis.granularity, axis.size + 1, axis.granularity))))
+    return Architecture(axes=tuple(axes), blocks=tuple(b.name for b in network.blocks if chance.random() < 0.6))
+
+
+def value_of(node: fx.Node) -> object:
+    value = node.meta.get("val")
+    return (value.shape, value.stride(), value.dtype) if isinstance(value, torch.Tensor) else None
+
+
+@cache
+def estimates_of(family: str, target: str) -> MemoryEstimates:
+    network = network_of(SMALL[family])
+    return EstimateModel(network, request_for(SMALL[family], target, Architecture())).estimates
+
+
+def test_every_family_has_a_small_network() -> None:
+    assert SMALL.keys() == FAMILIES.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["onnx", "executorch", "torch"])
+@pytest.mark.parametrize("family", sorted(QUICK))
+def test_estimates_are_near_the_plans_of_written_programs(family: str, target: str) -> None:
+    network = network_of(SMALL[family])
+    for seed in range(2):
+        architecture = random_architecture(network, seed)
+        program = program_of(request_for(SMALL[family], target, architecture))
+        (estimate,) = estimates_of(family, target).memory_bytes(network, [architecture])
+        assert estimate == pytest.approx(program.manifest.planned_peak_bytes, rel=0.12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["onnx", "executorch"])
+def test_estimates_know_what_layers_of_other_widths_pass_on(target: str) -> None:
+    config = replace(LAYERED["layered vgg"], kernels=())  # it is a `Vgg`
+    network = network_of(config)
+    estimates = EstimateModel(network, request_for(config, target, Architecture())).estimates
+    for architecture in uniform_space(network, (0.5, 1))[::3]:
+        program = program_of(request_for(config, target, architecture))
+        (estimate,) = estimates.memory_bytes(network, [architecture])
+        assert estimate == pytest.approx(program.manifest.planned_peak_bytes, rel=0.12), architecture
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["onnx", "executorch"])
+def test_estimates_know_how_many_places_kernels_have(target: str) -> None:
+    """Weights, products and the runtime's objects are as many as the places; few channels take as many as all do."""
+    config = Vgg(input_shape=(3, 12, 12), class_count=10, depths=(2, 2), widths=(16, 64), kernels=(5, 5), norm="group")
+    network = network_of(config)
+    estimates = EstimateModel(network, request_for(config, target, Architecture())).estimates
+    full = network.full_architecture()
+    kernels = tuple((name, Centre(size=1)) for name, axis in network.axes.items() if axis.kind == "kernel")
+    narrow = tuple((name, Prefix(size=8)) for name in ("section0.stream", "section1.stream"))
+    for architecture in (full, replace(full, axes=kernels[1:]), replace(full, axes=narrow)):
+        program = program_of(request_for(config, target, architecture))
+        (estimate,) = estimates.memory_bytes(network, [architecture])
+        assert estimate == pytest.approx(program.manifest.planned_peak_bytes, rel=0.12), architecture
+
+
+@pytest.mark.parametrize("family", sorted(QUICK))
+def test_more_of_anything_costs_more(family: str) -> None:
+    network = network_of(SMALL[family])
+    estimates = estimates_of(family, "onnx")
+    full = network.full_architecture()
+    smaller = [
+        replace(full, axes=((name, Prefix(size=axis.granularity)),))
+        for name, axis in network.axes.items()
+        if axis.kind not in {"class", "kernel"} and axis.size > axis.granularity
+    ]
+    shallower = [
+        replace(full, blocks=tuple(name for name in full.blocks if name != left_out)) for left_out in full.blocks
+    ]
+    whole, *others = estimates.memory_bytes(network, [full, *smaller, *shallower])
+    assert others
+    assert all(0 < other < whole for other in others)
+
+
+def test_estimates_of_many_are_those_of_each() -> None:
+    network = network_of(SMALL["mlp"])
+    estimates = estimates_of("mlp", "onnx")
+    architectures = [random_architecture(network, seed) for seed in range(50)]
+    told = estimates.memory_bytes(network, architectures)
+    assert told == [
+        estimate for architecture in architectures for estimate in estimates.memory_bytes(network, [architecture])
+    ]
+    again = EstimateModel(network, request_for(SMALL["mlp"], "onnx", network.full_architecture())).estimates
+    assert again.memory_bytes(network, architectures) == told
+
+
+@pytest.mark.parametrize("target", ["onnx", "executorch", "torch"])
+def test_estimates_are_the_same_after_they_were_written_and_read(target: str) -> None:
+    network, estimates = network_of(SMALL["mlp"]), estimates_of("mlp", target)
+    architectures = [random_architecture(network, seed) for seed in range(20)]
+    read = MemoryEstimates.unpacked(estimates.packed())
+    assert read.packed() == estimates.packed()
+    assert read.memory_bytes(network, architectures) == estimates.memory_bytes(network, architectures)
+
+
+def test_bytes_that_are_no_estimates_are_refused() -> None:
+    arrays = decode_arrays(estimates_of("mlp", "onnx").packed())
+    for name in arrays:
+        with pytest.raises(ProtocolError):
+            MemoryEstimates.unpacked(encode_arrays({key: value for key, value in arrays.items() if key != name}))
+    for name in ("powers", "held", "peaks", "blocks", "least", "parts", "line"):
+        with pytest.raises(ProtocolError):
+            MemoryEstimates.unpacked(encode_arrays({**arrays, name: arrays[name][..., :-1]}))
+    with pytest.raises(ProtocolError):
+        MemoryEstimates.unpacked(b"estimates")
+
+
+def test_estimates_have_an_id_of_their_own_whatever_submodel_is_named() -> None:
+    request = request_for(SMALL["mlp"], "onnx", Architecture())
+    estimates = EstimateRequest(training=request)
+    assert estimates.program_id != request.program_id
+    assert estimates == EstimateRequest(training=request)
+    full = replace(request, architecture=network_of(SMALL["mlp"]).full_architecture())
+    assert EstimateRequest(training=full).file_name == estimates.file_name
+    assert EstimateRequest(training=replace(request, batch_size=3)).file_name != estimates.file_name
+
+
+def test_unknown_targets_are_refused() -> None:
+    request = replace(request_for(SMALL["mlp"], "onnx", Architecture()), target="onyx")
+    with pytest.raises(ExportError, match="target is 'onyx', but must be one of"):
+        EstimateModel(network_of(SMALL["mlp"]), request)
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_a_coded_size_tells_its_axes(family: str) -> None:
+    network = network_of(SMALL[family])
+    coding = coded(network, 8)
+    sizes = SizeTable(network)
+    columns = []
+    for place, (decl, shape) in enumerate(zip(network.tensors.values(), coding.local.tensors.values(), strict=True)):
+        number, powers = coding.decoded(torch.Size(shape).numel(), place)
+        kernel = {
+            axis: 2 if decl.axes[-2:] == (axis, axis) else 1
+            for axis in axes_of(decl)
+            if network.axes[axis].kind == "kernel"
+        }
+        for axis, power in kernel.items():
+            number /= network.axes[axis].size ** power
+        columns.append(sizes.column(number, powers | kernel, decl.part))
+    for seed in range(5):
+        architecture = random_architecture(network, seed)
+        found = sizes.of([architecture])[0, columns].round(6)
+        shapes = network.shapes(architecture)
+        assert found.tolist() == [torch.Size(shapes.get(name, (0,))).numel() for name in network.tensors]
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_fast_costs_are_the_exact_ones(family: str) -> None:
+    network = network_of(SMALL[family])
+    architectures = [network.full_architecture(), *(random_architecture(network, seed) for seed in range(20))]
+    exact = [estimate_cost(network, architecture, batch_size=1) for architecture in architectures]
+    assert Costs(network).of(architectures) == [(cost.parameters, cost.forward_macs) for cost in exact]
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_a_step_is_recorded_as_pytorch_traces_it(family: str) -> None:
+    step = training_step_of(request_for(SMALL[family], "onnx", network_of(SMALL[family]).full_architecture()))
+    example = step.example(torch.Generator().manual_seed(0))
+    functional = dispatch_functionalize(step.run, FunctionalTensorMode())
+    graphs = [
+        make_fx(functional, tracing_mode="fake", _allow_non_fake_inputs=True)(*example),
+        recorded(step.run, example),
+    ]
+    for graph in graphs:
+        clean(graph)
+        fold_constants(graph)
+    told = []
+    for graph in graphs:
+        places = {node: place for place, node in enumerate(graph.graph.nodes)}
+        nodes = [(node, fx.node.map_arg((node.args, node.kwargs), places.__getitem__)) for node in places]
+        told.append([(node.op, str(node.target), str(given), value_of(node)) for node, given in nodes])
+    assert len(told[0]) > 50
+    assert told[0] == told[1]
+
+
+def test_what_a_function_makes_of_numbers_is_not_lost() -> None:
+    def lists(x: torch.Tensor) -> torch.Tensor:
+        return x * torch.tensor([1.0, 2.0], device=x.device)
+
+    with pytest.raises(ValueError, match="tensor of numbers of its own"):
+        recorded(lists, [torch.zeros(2)])
+
+
+def test_blocks_are_taken_and_given_back() -> None:
+    calls = [
+        Call(inputs=("x",), outputs={"a": 8}),
+        Call(inputs=("a",), outputs={"b": 8}, shares=True),
+        Call(inputs=("b",), outputs={"c": 8}, overwrites=("b",), before_bytes=(3,), after_bytes=(4,)),
+        Call(inputs=("c", "x"), outputs={"y": 8}, overwrites=("c", "x")),
+    ]
+    blocks = blocks_of(calls, {"x", "y"})
+    assert blocks == [
+        [("a", 8)],
+        [],
+        [("2/<0", 3), ("2/>0", 4), ("2/<0", None), ("2/>0", None)],
+        [("a", None)],
+    ]
+    assert peak_bytes(chain.from_iterable(blocks)) == 15
+
+
+def test_only_the_last_reader_writes_over_what_it_reads() -> None:
+    calls = [
+        Call(inputs=("x",), outputs={"a": 8}),
+        Call(inputs=("a",), outputs={"b": 8}, overwrites=("a",)),
+        Call(inputs=("a", "b"), outputs={"c": 8}, overwrites=("b",)),
+        Call(inputs=("c", "c"), outputs={"d": 8}, overwrites=("c",)),
+        Call(inputs=("d",), outputs={"y": 4}, overwrites=("d",)),
+    ]
+    assert blocks_of(calls, {"x"}) == [
+        [("a", 8)],
+        [("b", 8)],
+        [("a", None)],
+        [("d", 8), ("b", None)],
+        [("y", 4), ("d", None), ("y", None)],
+    ]
+
+
+def test_what_outlives_its_part_of_a_program_lies_in_a_memory_of_its_own() -> None:
+    calls = (
+        Call(inputs=("x",), outputs={"a": 8, "b": 4}),
+        Call(inputs=("b",), outputs={"c": 2}),
+        Call(inputs=("a", "c"), outputs={"y": 1}, part=1),
+    )
+    program = Program(calls=calls, names={"x": "x", "y": "y"}, base_bytes=0)
+    within, beyond = EstimateModel.__new__(EstimateModel)._happenings(program, [0, 0, 0])
+    assert within == [("b", (4, 0), 1), ("b", (4, 0), -1)]
+    assert beyond == [("a", (8, 0), 1), ("c", (2, 0), 1), ("a", (8, 0), -1), ("c", (2, 0), -1)]
+
+
+@pytest.mark.parametrize(
+    ("dims", "count"), [([1], 6), ([-1], 6), ([0], 0), ([0, 1], 30), ([], 0)], ids=lambda one: str(one).replace(" ", "")
+)
+def test_short_sums_over_last_dimensions_hold_ones_in_a_stripe(dims: list[int], count: int) -> None:
+    graph = make_fx(lambda x: (torch.ops.aten.sum.dim_IntList(x, dims) if dims else torch.exp(x),))(torch.zeros(5, 6))
+    (node,) = (one for one in graph.graph.nodes if one.op == "call_function")
+    assert _ones_bytes(node) == 4 * 16 * count
+    node.all_input_nodes[0].meta["val"] = torch.empty(5, 1_025)
+    assert _ones_bytes(node) == 0

@@ -1,0 +1,111 @@
+"""Exact plans correct the cost estimates that a search goes by, and decide in the end."""
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from server.coordinator_cases import context_of
+from server.server_rig import search_of
+
+from subfleet.methods.assigner import AssignmentContext, Draw, WrittenSize
+from subfleet.methods.dynamic_selection import DynamicSelection
+from subfleet.protocol.readings import Budget
+from subfleet.protocol.submodel import Architecture, Prefix
+from subfleet.search.candidates import Candidate
+from subfleet.search.fitting import INFINITE_BYTES
+
+PLAN = context_of(method=DynamicSelection(distillation=None, estimates="estimated"))
+CORRECTED = DynamicSelection(distillation=None)
+LARGEST = PLAN.candidates[-1]
+WIDTHS = tuple(name for name, axis in sorted(PLAN.network.axes.items()) if axis.kind == "channel")
+
+
+def asked(memory_bytes: int, written: Mapping[str, WrittenSize]) -> AssignmentContext:
+    return AssignmentContext(
+        networks={"": PLAN.network},
+        candidates=PLAN.candidates,
+        estimate=PLAN.estimate,
+        draw=Draw(seed=0, round=2, client_id="ada"),
+        target="onnx",
+        budget=Budget(memory_bytes=memory_bytes),
+        written=written,
+        search=search_of(PLAN),
+    )
+
+
+def planned(factor: float, *candidates: Candidate) -> dict[str, WrittenSize]:
+    """Candidates whose programs are planned to take so much more than their cost estimate."""
+    return {
+        one.architecture.architecture_id: WrittenSize(
+            size=one.architecture, planned_peak_bytes=int(factor * one.training_memory_bytes["onnx"])
+        )
+        for one in candidates
+    }
+
+
+def chosen(ask: AssignmentContext, method: DynamicSelection = CORRECTED) -> Candidate:
+    """What the search would give, whether it has a program or not."""
+    found = method.roles().assigner.assign(ask)
+    assert found.candidate is not None
+    return PLAN.estimate(found.candidate.architecture if found.wanted is None else found.wanted.program.size)
+
+
+def whole(ask: AssignmentContext, method: DynamicSelection = CORRECTED) -> bool:
+    """Whether the search would give the largest submodel, under whatever name."""
+    return chosen(ask, method).architecture.architecture_id == LARGEST.architecture.architecture_id
+
+
+def test_without_plans_a_little_of_the_budget_is_kept_back() -> None:
+    estimate = LARGEST.training_memory_bytes["onnx"]
+    assert not whole(asked(estimate, {}))
+    assert whole(asked(estimate, {}), replace(CORRECTED, estimates="estimated"))
+    assert whole(asked(int(1.04 * estimate), {}))
+
+
+@pytest.mark.parametrize("factor", [0.8, 1.0, 1.25])
+def test_plans_move_what_is_given(factor: float) -> None:
+    written = planned(factor, *PLAN.candidates[:4])
+    estimate = LARGEST.training_memory_bytes["onnx"]
+    assert whole(asked(int(1.01 * factor * estimate), written))
+    smaller = chosen(asked(int(0.99 * factor * estimate), written))
+    assert smaller.training_memory_bytes["onnx"] < estimate
+
+
+def test_one_plan_far_above_its_estimate_does_not_make_all_dear() -> None:
+    sizes = itertools.product(*([Prefix(size=kept) for kept in (4, 8)] for _ in WIDTHS))
+    architectures = (Architecture(axes=tuple(zip(WIDTHS, one, strict=True))) for one in sizes)
+    odd, *others = (PLAN.estimate(one) for one in architectures)
+    written = {**planned(1.0, *others), **planned(3.0, odd)}
+    assert len(written) > 10
+    assert whole(asked(int(1.01 * LARGEST.training_memory_bytes["onnx"]), written))
+
+
+def test_of_few_plans_the_dearest_counts() -> None:
+    one, other, *_ = PLAN.candidates
+    written = {**planned(1.0, one), **planned(1.25, other)}
+    estimate = LARGEST.training_memory_bytes["onnx"]
+    assert whole(asked(int(1.26 * estimate), written))
+    assert not whole(asked(int(1.24 * estimate), written))
+
+
+def test_a_written_size_counts_by_its_own_plan() -> None:
+    estimate = LARGEST.training_memory_bytes["onnx"]
+    known = planned(1.5, LARGEST)
+    assert not whole(asked(int(1.4 * estimate), {**known, **planned(1.0, *PLAN.candidates[:-1])}))
+    assert whole(asked(int(1.6 * estimate), known))
+
+
+def test_sizes_without_a_program_correct_nothing() -> None:
+    broken = {
+        one.architecture.architecture_id: WrittenSize(size=one.architecture, planned_peak_bytes=INFINITE_BYTES)
+        for one in PLAN.candidates[:2]
+    }
+    assert whole(asked(int(1.04 * LARGEST.training_memory_bytes["onnx"]), broken))
+
+
+def test_the_answer_does_not_depend_on_the_order_in_which_plans_came() -> None:
+    written = {**planned(1.2, *PLAN.candidates[:2]), **planned(0.9, *PLAN.candidates[2:4])}
+    turned = dict(reversed(written.items()))
+    budget_bytes = int(0.9 * LARGEST.training_memory_bytes["onnx"])
+    assert chosen(asked(budget_bytes, written)) == chosen(asked(budget_bytes, turned))

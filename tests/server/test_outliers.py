@@ -1,0 +1,291 @@
+"""Which updates are far from the others, who stands out most, and when an aggregated model has diverged."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from subfleet.protocol.training import OptimiserSettings, TrainingSettings
+from subfleet.rounds.outliers import (
+    MOST_GROWTH,
+    ChangeSize,
+    divergence,
+    most_outlying,
+    outliers_of,
+    travel,
+    usual_change,
+)
+from subfleet.settings.outliers import OutlierSettings
+
+SETTINGS = OutlierSettings()
+
+
+def sizes(**weights: float) -> dict[str, ChangeSize]:
+    return {name: ChangeSize(weights=value) for name, value in weights.items()}
+
+
+def test_a_change_above_five_times_the_median_of_four_is_outside() -> None:
+    inside = sizes(ada=1.0, bob=1.2, cyd=0.8, dan=5.0)
+    assert outliers_of(inside, (), SETTINGS) == {}
+    found = outliers_of({**inside, "dan": ChangeSize(weights=10.0)}, (), SETTINGS)
+    assert found["dan"].why == "its change of weights is 10 times the median of the round, but may be 5 times at most"
+    assert found["dan"].scale == 0.0625
+    assert set(found) == {"dan"}
+
+
+@given(times=st.floats(1, 1e12))
+def test_the_further_off_an_update_is_the_less_it_moves_the_model(times: float) -> None:
+    """At the limit nothing jumps; beyond it neither the change nor its weight ever grows again."""
+    (near, far) = (
+        outliers_of(sizes(ada=1.0, bob=1.0, cyd=1.0, eve=5 * factor), (), SETTINGS) for factor in (times, 2 * times)
+    )
+    assert ("eve" in near) == (5 * times > 5)
+    scale = near["eve"].scale if near else 1.0
+    assert scale == pytest.approx(max(times**-4, 2.0**-100))
+    assert 2 * far["eve"].scale < scale or far["eve"].scale == 2.0**-100
+    assert 0 < far["eve"].scale < 1
+
+
+def test_a_longer_training_explains_a_larger_change() -> None:
+    short, long = ChangeSize(weights=1.0, travel=1.0), ChangeSize(weights=18.0, travel=9.0)
+    four = {"ada": short, "bob": short, "cyd": short, "dan": long}
+    assert outliers_of(four, (), SETTINGS) == {}
+    assert set(outliers_of({**four, "dan": replace(long, weights=19.0)}, (), SETTINGS)) == {"dan"}
+    # Who trains less than the others may move as far as they do.
+    assert outliers_of({**four, "dan": replace(long, weights=5.0, travel=0.01)}, (), SETTINGS) == {}
+    # The rounds before tell how far that was for which training.
+    assert outliers_of({"dan": long}, (short,), SETTINGS) == {}
+    assert set(outliers_of({"dan": replace(long, travel=1.0)}, (short,), SETTINGS)) == {"dan"}
+
+
+def test_what_a_client_claims_buys_it_no_more_than_so_much() -> None:
+    honest = dict.fromkeys(("ada", "bob", "cyd"), ChangeSize(weights=1.0, statistics=1.0, travel=1.0))
+    for claimed in (1e4, 1e15):
+        inside = ChangeSize(weights=5 * MOST_GROWTH, statistics=5 * MOST_GROWTH, travel=claimed)
+        assert outliers_of({**honest, "eve": inside}, (), SETTINGS) == {}
+        for kind in ("weights", "statistics"):
+            outside = replace(inside, **{kind: 5.1 * MOST_GROWTH})
+            assert set(outliers_of({**honest, "eve": outside}, (), SETTINGS)) == {"eve"}
+
+
+def test_measuring_takes_no_steps() -> None:
+    honest = dict.fromkeys(("ada", "bob", "cyd"), ChangeSize(measured=1.0, travel=1.0))
+    assert set(outliers_of({**honest, "eve": ChangeSize(measured=6.0, travel=100.0)}, (), SETTINGS)) == {"eve"}
+
+
+@pytest.mark.parametrize("kind", ["weights", "statistics"])
+@pytest.mark.parametrize("much", [{"samples": 40.0}, {"travel": 5.0}])
+def test_no_change_of_much_training_is_far_that_is_smaller_than_what_it_changes(
+    kind: str, much: dict[str, float]
+) -> None:
+    """Most have learned what their few samples have to tell, and move next to nothing."""
+    few = {"samples": 8.0, "travel": 1.0, f"held_{kind}": 1.0}
+    still = dict.fromkeys(("ada", "bob", "cyd"), ChangeSize(**{**few, kind: 1e-4}))
+    moves = ChangeSize(**{**few, **much, kind: 0.99})
+    assert outliers_of({**still, "dan": moves}, (), SETTINGS) == {}
+    found = outliers_of({**still, "dan": replace(moves, **{kind: 2.0})}, (), SETTINGS)
+    assert found["dan"].scale == 0.0625
+    for short in ({"samples": 39.0}, {"travel": 4.9}):
+        assert outliers_of({**still, "dan": replace(moves, **{**few, **short})}, (), SETTINGS).keys() == {"dan"}
+
+
+@pytest.mark.parametrize("kind", ["weights", "statistics"])
+def test_one_of_many_moves_the_model_by_a_fifth_of_its_weights_at_most(kind: str) -> None:
+    """Late in a run an honest change is a hundredth of the weights: thirty times as much is below them, and far."""
+    honest = ChangeSize(**{kind: 0.01, f"held_{kind}": 1.0}, samples=40.0, travel=5.0)
+    for count in (3, 9, 19):
+        others = dict.fromkeys((f"c{place}" for place in range(count)), honest)
+        found = outliers_of({**others, "eve": replace(honest, **{kind: 0.3})}, [honest] * 5, SETTINGS)
+        assert found.keys() == {"eve"}
+        assert found["eve"].scale == pytest.approx(1.5**-4)
+        jumps = replace(honest, **{kind: 0.19})
+        assert outliers_of({**others, "dan": jumps}, [honest] * 5, SETTINGS) == {}, "as honest changes may"
+
+
+def test_of_fewer_than_four_no_change_is_far_that_is_smaller_than_what_it_changes() -> None:
+    honest = ChangeSize(weights=0.01, held_weights=1.0, samples=40.0, travel=5.0)
+    three = {"ada": honest, "bob": honest, "eve": replace(honest, weights=0.3)}
+    assert outliers_of(three, [honest] * 5, SETTINGS) == {}
+    assert outliers_of({**three, "eve": replace(honest, weights=1.1)}, [honest] * 5, SETTINGS).keys() == {"eve"}
+
+
+def test_where_most_moved_nothing_no_change_is_far_that_is_smaller_than_what_it_changes() -> None:
+    still = ChangeSize(held_weights=1.0, samples=40.0, travel=5.0)
+    four = {**dict.fromkeys(("ada", "bob", "cyd"), still), "dan": replace(still, weights=0.3)}
+    past = [replace(still, weights=0.01)] * 5
+    assert outliers_of(four, past, SETTINGS) == {}
+    assert outliers_of({**four, "dan": replace(still, weights=1.1)}, past, SETTINGS).keys() == {"dan"}
+
+
+def test_of_two_kinds_the_one_further_off_decides() -> None:
+    usual = ChangeSize(weights=1.0, statistics=1.0)
+    eve = ChangeSize(weights=20.0, statistics=100.0)
+    found = outliers_of({"ada": usual, "bob": usual, "cyd": usual, "eve": eve}, (), SETTINGS)
+    assert found["eve"].scale == pytest.approx(0.05**4)
+    assert found["eve"].why.startswith("its change of running statistics is 100 times")
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9, 0.99])
+@pytest.mark.parametrize(("samples", "epochs"), [(1, 1), (8, 1), (9, 3), (800, 2)])
+def test_travel_is_what_sgd_moves_a_weight_by_along_gradients_of_one(
+    momentum: float, samples: int, epochs: int
+) -> None:
+    optimiser = OptimiserSettings(momentum=momentum)
+    settings = TrainingSettings(epochs=epochs, batch_size=8, learning_rate=0.1, optimiser=optimiser)
+    velocity = moved = 0.0
+    for _ in range(epochs * -(-samples // 8)):
+        velocity = momentum * velocity + 1.0
+        moved += 0.1 * velocity
+    assert travel(settings, samples) == pytest.approx(moved)
+
+
+def test_a_step_of_adam_moves_a_weight_by_its_rate() -> None:
+    settings = TrainingSettings(epochs=3, batch_size=8, learning_rate=0.01, optimiser=OptimiserSettings(name="adam"))
+    assert travel(settings, 20) == pytest.approx(9 * 0.01)
+    assert travel(replace(settings, learning_rate=0.0), 20) == travel(settings, 0) == 0
+
+
+def test_of_an_even_number_the_lower_of_the_middle_two_is_the_median() -> None:
+    """Else two of four could hide each other."""
+    assert set(outliers_of(sizes(ada=1.0, bob=1.0, eve=1e6, fay=1e6), (), SETTINGS)) == {"eve", "fay"}
+
+
+@pytest.mark.parametrize(
+    ("past", "found"),
+    [
+        ((), set()),
+        ((1.0,), {"eve"}),
+        ((1.0, 1e6, 2.0), {"eve"}),
+        ((2e6, 2e6, 1.0), set()),
+        ((0.0, 0.0, 1.0), {"eve"}),
+        ((0.0,), set()),
+    ],
+)
+def test_fewer_than_four_are_compared_with_the_rounds_before(past: tuple[float, ...], found: set[str]) -> None:
+    changes = tuple(ChangeSize(weights=value) for value in past)
+    here = outliers_of(sizes(ada=1.0, bob=1.0, eve=1e6), changes, SETTINGS)
+    assert set(here) == found
+    assert all("times that of the last rounds" in one.why for one in here.values())
+
+
+def test_four_that_mostly_moved_nothing_are_compared_with_the_rounds_before() -> None:
+    still = sizes(ada=0.0, bob=0.0, cyd=0.0, dan=1.0)
+    assert outliers_of(still, (), SETTINGS) == {}
+    assert outliers_of(still, (ChangeSize(weights=1.0),), SETTINGS) == {}
+    assert set(outliers_of(still, (ChangeSize(weights=0.01),), SETTINGS)) == {"dan"}
+
+
+@pytest.mark.parametrize("kind", ["weights", "statistics", "measured"])
+def test_each_kind_has_a_median_of_its_own(kind: str) -> None:
+    """Running statistics are of another magnitude, and must not hide what becomes of weights."""
+    usual: dict[str, Any] = {"weights": 0.01, "statistics": 5.0, "measured": 1.0, "own": 1.0}
+    round_sizes = {name: ChangeSize(**usual) for name in ("ada", "bob", "cyd")}
+    round_sizes["eve"] = ChangeSize(**{**usual, kind: 20 * usual[kind]})
+    assert set(outliers_of(round_sizes, (), SETTINGS)) == {"eve"}
+
+
+def test_what_a_client_has_to_itself_is_its_own_affair() -> None:
+    round_sizes = {name: ChangeSize(own=value) for name, value in (("ada", 1.0), ("bob", 1.0), ("cyd", 1.0))}
+    assert outliers_of({**round_sizes, "eve": ChangeSize(own=1e6)}, (), SETTINGS) == {}
+
+
+def test_the_usual_change_is_the_median_of_each_kind() -> None:
+    changes = [ChangeSize(weights=1.0, own=4.0), ChangeSize(weights=3.0), ChangeSize(weights=2.0, own=5.0)]
+    assert usual_change(changes) == ChangeSize(weights=2.0, own=4.0)
+    assert usual_change([]) == ChangeSize()
+
+
+def test_those_that_stand_out_most_are_the_most_suspect() -> None:
+    changes = {
+        "ada": ChangeSize(weights=1.0, statistics=10.0),
+        "bob": ChangeSize(weights=2.0, statistics=10.0),
+        "cyd": ChangeSize(weights=1.0, statistics=70.0),
+        "dan": ChangeSize(weights=1.0, statistics=10.0, own=3.0),
+        "eve": ChangeSize(weights=5.0, statistics=10.0),
+    }
+    # Nobody else has anything to itself, so that this stands out most.
+    assert most_outlying(changes) == ("dan", "cyd", "eve", "bob", "ada")
+    # A change that longer training explains stands out less than one that nothing explains.
+    trained = {name: replace(size, own=0.0, statistics=1.0, travel=1.0) for name, size in changes.items()}
+    assert most_outlying({**trained, "bob": ChangeSize(weights=12.0, travel=9.0)})[:2] == ("eve", "bob")
+    assert most_outlying(sizes(cyd=1.0, bob=1.0, ada=1.0)) == ("ada", "bob", "cyd")
+    assert most_outlying(sizes(bob=0.0, ada=0.0)) == ("ada", "bob")
+
+
+@pytest.mark.parametrize(
+    ("loss", "last", "said"),
+    [
+        (math.nan, 1.0, "the model diverged to a loss of nan"),
+        (math.inf, None, "the model diverged to a loss of inf"),
+        (11.0, 0.5, ""),
+        (10.99, None, ""),
+        (23.1, 0.5, "the model diverged to a loss of 23.1, after 0.5 in the round before"),
+        (23.1, None, "the model diverged to a loss of 23.1, after 2.3 of a guess"),
+        (39.0, 4.0, ""),
+        (41.0, 4.0, "the model diverged to a loss of 41, after 4 in the round before"),
+    ],
+)
+def test_a_model_has_diverged_far_above_the_last_loss_and_that_of_guessing(
+    loss: float, last: float | None, said: str
+) -> None:
+    assert divergence(loss, last, math.log(10), SETTINGS) == said
+
+
+def test_without_a_factor_only_what_is_not_finite_has_diverged() -> None:
+    off = OutlierSettings(loss_factor=0)
+    assert divergence(1e9, 0.1, 10, off) == ""
+    assert divergence(math.inf, 0.1, 10, off) == "the model diverged to a loss of inf"
+
+
+@pytest.mark.parametrize("outliers", ["report", "off"])
+def test_where_nobody_is_left_out_a_model_of_a_finite_loss_goes_on(outliers: Any) -> None:
+    assert divergence(1e9, 0.1, 10, OutlierSettings(outliers=outliers)) == ""
+    assert divergence(math.nan, 0.1, 10, OutlierSettings(outliers=outliers)) == "the model diverged to a loss of nan"
+
+
+@pytest.mark.parametrize(
+    ("said", "attacked", "meant"),
+    [
+        ("auto", False, "report"),
+        ("auto", True, "auto"),
+        ("scale", False, "scale"),
+        ("off", False, "off"),
+        ("exclude", True, "exclude"),
+    ],
+)
+def test_an_emulated_fleet_without_attackers_is_honest_unless_its_file_says_otherwise(
+    said: Any, attacked: bool, meant: str
+) -> None:
+    assert OutlierSettings(outliers=said).emulated(attacked=attacked).outliers == meant
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"change_factor": 0.0},
+        {"change_factor": 1.0},
+        {"change_factor": -1.0},
+        {"change_factor": math.inf},
+        {"loss_factor": 0.5},
+        {"remembered_rounds": 0},
+        {"exclusion_rounds": -1},
+        {"spoiled_tries": 0},
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))} is .*, but must be"):
+        OutlierSettings(**wrong)
+
+
+def test_updates_of_nearly_nothing_make_nobody_far_away() -> None:
+    """In a fleet of two, and of five of which two say so: an honest change is smaller than what it changes."""
+    honest, tiny = ChangeSize(weights=0.05, held_weights=1.0), ChangeSize(weights=1e-9, held_weights=1.0)
+    past = [tiny] * 5
+    assert outliers_of({"ada": honest, "eve": tiny}, past, OutlierSettings()) == {}
+    sizes = {"ada": honest, "bob": honest, "cyd": honest, "eve": tiny, "eva": tiny}
+    assert outliers_of(sizes, past, OutlierSettings()) == {}
+    far = ChangeSize(weights=50.0, held_weights=1.0)
+    assert outliers_of({"ada": honest, "eve": far}, [honest] * 5, OutlierSettings()).keys() == {"eve"}
