@@ -207,7 +207,7 @@ def estimates_of(job: tuple[Case, tuple[str, ...]]) -> tuple[float, float, list[
     """Cost estimate submodels in a fresh process, after one of a tiny network.
 
     Args:
-        job: what to cost estimate, and the submodels as JSON.
+        job: what to estimate, and the submodels as JSON.
 
     Returns:
         CPU seconds to make the model, cost estimates in a CPU second, and the cost estimates.

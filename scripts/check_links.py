@@ -7,7 +7,7 @@ import re
 import sys
 from pathlib import Path
 
-LINK = re.compile(r"\[[^\]\[]*\]\(([^)\s]+)\)")
+LINK = re.compile(r"\[[^\]\[]*\]\(([^)]+)\)")
 HEADING = re.compile(r"^#+ +(.+?)\s*$", re.MULTILINE)
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 SKIPPED = {".venv", "build", "dist", "runs", "node_modules"}

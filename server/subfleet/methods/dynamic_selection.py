@@ -55,7 +55,7 @@ class DynamicSelection:
     Attributes:
         search: "pareto" is ours, which finds larger submodels for every budget; "paper" the published one.
         rates: ratios of the search space, without the 0 that drops a block; empty takes every size.
-        estimates: "planned" cost estimates submodels by a model of the planner, "estimated" by their shapes, without
+        estimates: "planned" estimates submodels by a model of the planner, "estimated" by their shapes, without
             the seconds that the model takes at first and with more that turn out too large.
         epsilon: probability to take what the pool has; 1 never explores.
         t_max: draws beyond which a search ends.
