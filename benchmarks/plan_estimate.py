@@ -3,16 +3,15 @@
 
     python benchmarks/plan_estimate.py --plans plans.jsonl                     # 20 submodels of each family, as a table
     python benchmarks/plan_estimate.py --plans plans.jsonl --networks large --architectures 10 --target onnx
-    python benchmarks/plan_estimate.py --plans plans.jsonl --architectures 0 --write   # plans nothing, judges the whole
-    file python benchmarks/plan_estimate.py --plans plans.jsonl --architectures 0 --spoil 1.3   # has to fail
+    python benchmarks/plan_estimate.py --plans plans.jsonl --architectures 0 --write       # judges the whole file
+    python benchmarks/plan_estimate.py --plans plans.jsonl --architectures 0 --spoil 1.3   # has to fail
 
-Exact plans take 1 to 30 s each and do not depend on the cost estimate model. So they are kept in a file, a line for
-each as
-soon as it is found, and are not made again where the file has them: a long run can be cut short and split. A file holds
-for one version of the exporter alone; delete it where plans have changed.
+Exact plans take 1 to 30 s each and do not depend on the model of cost estimates. So they are kept in a file, a line for
+each as soon as it is found, and are not made again where the file has them: a long run can be cut short and split. A
+file holds for one version of the exporter alone; delete it where plans have changed.
 
 The exit status is 1 where a row breaks the bounds: half of its cost estimates within 6 % of the exact plan, 95 % within
-12 %, all within 25 %. Times are reported and not judged. Each row's are taken in a process of its own, with one thread.
+12 %, all within 25 %. Times are reported and not judged; each row is timed in its own process, with one thread.
 """
 
 import argparse
@@ -61,7 +60,7 @@ class Plan:
     """A line of the file of plans.
 
     Attributes:
-        number: of the submodel among those that are drawn for the family.
+        number: position of the submodel among the family's random ones.
         architecture: the submodel as canonical JSON.
     """
 

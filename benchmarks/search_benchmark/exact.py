@@ -221,7 +221,7 @@ def _largest_of_all(
     for candidate in every:
         if candidate.parameters <= most or tried == _TRIED:
             break
-        # No plan is expected to be lower beside its cost estimate than the lowest of those that are known.
+        # The ratio of a plan to its cost estimate is expected to be at least the lowest known one.
         expected_bytes = int(lowest * candidate.training_memory_bytes[TARGET])
         likely = replace(candidate, training_memory_bytes=MappingProxyType({TARGET: expected_bytes}))
         if why_not(likely, TARGET, query.limits) or candidate.architecture.architecture_id in known:

@@ -99,7 +99,7 @@ class Case:
 
 
 def case_of(name: str) -> Case:
-    """A space by its name, of which nothing is estimated yet."""
+    """The space of this name, without any cost estimate yet."""
     model, rates = _CONFIGS[name]
     network, method = network_of(model), DynamicSelection(rates=rates)
     config = Run(name="search", model=model, data=DataSettings(test="none"), method=method)

@@ -105,7 +105,7 @@ def calibrated_model(
     Nothing else moves a bit; the order of the client states makes no difference.
 
     Args:
-        aggregation: the run's terms and where answers are stored.
+        aggregation: the run's context and where answers are stored.
         state: the model.
         clients: with accepted answers to calibrate tasks.
         lineages: of the networks that the run has had.

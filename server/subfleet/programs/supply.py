@@ -280,7 +280,7 @@ class Supply:
         weights[key] = cutting
         try:
             content = await completed(cutting)
-        except Exception:
+        except Exception:  # whatever it is: the next client that needs these weights cuts them anew
             weights.pop(key, None)
             raise
         stored = weights.get(key)

@@ -1,9 +1,9 @@
 """The end of a round: which updates are aggregated, and what becomes of an aggregation that went wrong. Pure.
 
-    train --> aggregate       updates far outside what is usual count less (or not, and their clients wait for some
-    rounds) aggregate  --> aggregate       the model diverged: once more without the most suspect, one, then twice as
-    many each time aggregate  --> waiting    it did not: the suspects are left out for some rounds
-    both  --> waiting    nobody is left to aggregate, so that nobody is to blame: it is tried again (failed: too often)
+    train     --> aggregate  updates far outside what is usual count less (or not, and their clients wait some rounds)
+    aggregate --> aggregate  the model diverged: once more without the most suspect, one, then twice as many each time
+    aggregate --> waiting    it did not: the suspects are left out for some rounds
+    both      --> waiting    nobody is left to aggregate, so nobody is to blame: another attempt (failed: too often)
 
 Every step is in the journal before the next aggregation begins, and each aggregation starts from the last checkpoint.
 So a run that was killed in between goes on with the same bits.

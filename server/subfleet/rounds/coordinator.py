@@ -1,4 +1,4 @@
-"""The run as a pure state machine: (terms, state, event, now) to (state, actions). No clock, no file, no network.
+"""The run as a pure state machine: (context, state, event, now) to (state, actions). No clock, no file, no network.
 
 Handlers take in what happened; `advance` alone moves from phase to phase. A caller stores the new state durably before
 it performs the actions, so that whatever was promised to a client survives a crash.

@@ -1,4 +1,4 @@
-"""What sizes cost in a run: told by its terms, or by cost estimates in the state that were asked for. Pure."""
+"""What submodels cost in a run: by its context, or by the cost estimates in its state. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

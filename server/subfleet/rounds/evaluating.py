@@ -1,7 +1,7 @@
 """After a round: devices say how good the model is on data of their own that it was not trained on. Pure.
 
-    aggregate     --> evaluate   it is due, and somebody who is there has held-out data
-    evaluate --> waiting    all that are waited for have answered, quorum, or deadline
+    aggregate --> evaluate   it is due, and somebody who is there has held-out data
+    evaluate  --> waiting    all that are waited for have answered, quorum, or deadline
 
 A client state goes as in the deploy phase: preparing, out, done; or refused, skipped, missing. Each client evaluates
 the submodel that it would be given for good, so that what it says is what it would have of it. A few are asked in each

@@ -1,14 +1,14 @@
 """The state of a run: plain data for `coordinator`. What can happen is in `events`, what is then done in `actions`.
 
-    waiting --> measure    enough clients are there        (failed: not within the join deadline)
-    measure --> train      all have answered, or deadline  (waiting: nobody has; failed: for the join deadline)
-    train   --> aggregate       all have answered, quorum, or deadline
-    train   --> waiting    nobody has an update to aggregate: the same round again, after a pause (failed: late, or
-    certain) aggregate    --> waiting    the new model is on disk        (aggregate: it has diverged, see `closing`)
-    aggregate    --> evaluate   the same, and devices are to say how good it is; then waiting, see `evaluating`
-    waiting --> search     the method searches for paths of a supernet; then waiting, see `searching`
-    waiting --> deploy     no round is left
-    deploy  --> finished   all have their models, or deadline
+    waiting   --> measure    enough clients are there        (failed: not within the join deadline)
+    measure   --> train      all have answered, or deadline  (waiting: nobody has; failed: for the join deadline)
+    train     --> aggregate  all have answered, quorum, or deadline
+    train     --> waiting    nobody has an update: the same round again, after a pause (failed: late, or certain)
+    aggregate --> waiting    the new model is on disk        (aggregate: it has diverged, see `closing`)
+    aggregate --> evaluate   the same, and devices are to say how good it is; then waiting, see `evaluating`
+    waiting   --> search     the method searches for paths of a supernet; then waiting, see `searching`
+    waiting   --> deploy     no round is left
+    deploy    --> finished   all have their models, or deadline
 
 Who has let tasks go unanswered is not among "all", see `live`.
 
@@ -16,7 +16,7 @@ A round in which norms are measured (`config.calibrates`) goes the same way, wit
 
 A client's state in a round:
 
-    answered  --> preparing  a submodel was chosen              (skipped: none fits, not available, ...)
+    answered  --> preparing  a submodel was chosen            (skipped: none fits, not available, ...)
     answered  --> scoring    candidates were proposed, for the client to score on its own data
     scoring   --> preparing  the best one, or without scores what fits
     preparing --> out        its program fits and is sent     (preparing: a smaller one; skipped: none is left)
