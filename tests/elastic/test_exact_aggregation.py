@@ -14,7 +14,7 @@ from torch import Tensor
 
 from subfleet.elastic import compiled_loops, exact_add, exact_mean
 from subfleet.elastic.exact_add import Term, add_exactly
-from subfleet.elastic.exact_mean import Move, moved
+from subfleet.elastic.exact_mean import Move, move_tensors
 from subfleet.elastic.maps import Gather
 from subfleet.elastic.regions import Regions, region_of
 from subfleet.elastic.side_by_side import run_until_one_fails
@@ -156,7 +156,7 @@ def test_every_way_of_moving_gives_the_bits_of_float64_arithmetic(
                 min_clients=2,
                 scale=2.0**exponent,
             )
-            new = moved({"one": move, "other": move})
+            new = move_tensors({"one": move, "other": move})
         for found in new.values():
             np.testing.assert_array_equal(found.view(torch.int32).numpy(), expected.view(np.int32))
 
@@ -180,7 +180,7 @@ def test_moved_tensors_keep_their_types_and_share_no_memory() -> None:
     }
     for move in moves.values():
         move.regions.add(region_of(Gather(index=()), tuple(move.old.shape)), 4, 1)
-    new = moved(moves)
+    new = move_tensors(moves)
     for tensor in old.values():
         tensor.zero_()
     assert [(name, tensor.dtype, tensor.shape) for name, tensor in new.items()] == [

@@ -12,7 +12,7 @@ from subfleet.elastic.compiled_loops import Loops, loops_and_threads
 from subfleet.elastic.regions import Regions
 from subfleet.elastic.side_by_side import run_until_one_fails
 
-__all__ = ["Move", "moved"]
+__all__ = ["Move", "move_tensors"]
 
 _CPU_CHUNK = 2**15
 _COMPILED_CHUNK = 2**18
@@ -38,7 +38,7 @@ class Move:
     scale: float
 
 
-def moved(moves: Mapping[str, Move]) -> dict[str, Tensor]:
+def move_tensors(moves: Mapping[str, Move]) -> dict[str, Tensor]:
     """The moved tensors, in memory of their own.
 
     They are moved side by side on the CPU, with as many threads as `torch.get_num_threads` says.

@@ -90,7 +90,7 @@ class EstimateModel:
                 [(name, int(row[at]) if up > 0 else None) for name, at, up in blocks if row[at] >= 1] for row in few
             )
             taken = np.array([program.filled(run) for run in runs])
-            rows = np.column_stack([estimates.passing(few), np.ones(_FILLED)]) / taken[:, None]
+            rows = np.column_stack([estimates.measure_peaks(few), np.ones(_FILLED)]) / taken[:, None]
             factor, extra_bytes = np.linalg.lstsq(rows, np.ones(_FILLED))[0]
             base_bytes = estimates.base_bytes + float(extra_bytes)
             self.estimates = replace(estimates, factor=float(factor), base_bytes=base_bytes)
