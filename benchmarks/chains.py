@@ -42,7 +42,7 @@ from subfleet.elastic.families import preset
 from subfleet.elastic.families.records.choices import ChoiceCnn
 from subfleet.elastic.maps import extract
 from subfleet.elastic.network import Family, Network
-from subfleet.elastic.paths import path_architecture, specialise_family
+from subfleet.elastic.supernets import path_architecture, specialise_family
 from subfleet.export.programs import export_training_program
 from subfleet.export.requests import TrainRequest
 from subfleet.methods.assigner import stream_of

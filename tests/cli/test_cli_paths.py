@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from subfleet.cli.commands import app
 from subfleet.elastic.building import build_module, init_state, network_of
-from subfleet.elastic.paths import path_architecture
+from subfleet.elastic.supernets import path_architecture
 from subfleet.methods.fedavg import FedAvg
 from subfleet.methods.fedoras import FedorAS
 from subfleet.settings.kept import keep_run

@@ -20,7 +20,7 @@ from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.inheriting import inherit
 from subfleet.elastic.lineage import Chosen
 from subfleet.elastic.network import Family, Network
-from subfleet.elastic.paths import path_architecture, specialise_family
+from subfleet.elastic.supernets import path_architecture, specialise_family
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Architecture
 

@@ -10,7 +10,7 @@ from shared_programs import program_of
 from torch import Tensor
 
 from subfleet.elastic.building import init_state, network_of
-from subfleet.elastic.paths import path_architecture, specialise_family
+from subfleet.elastic.supernets import path_architecture, specialise_family
 from subfleet.export.programs import export_training_program
 from subfleet.export.request_steps import step_of, training_step_of
 from subfleet.export.requests import TrainRequest

@@ -24,7 +24,7 @@ from subfleet.elastic.families import FAMILIES
 from subfleet.elastic.families.records.plain import Vgg
 from subfleet.elastic.memory_estimates import MemoryEstimates
 from subfleet.elastic.network import Family, Network
-from subfleet.elastic.sizes import SizeTable
+from subfleet.elastic.size_table import SizeTable
 from subfleet.elastic.spaces import uniform_space
 from subfleet.export.canonical.cleaning import clean
 from subfleet.export.canonical.constants import fold_constants

@@ -13,8 +13,8 @@ from subfleet.elastic.evaluate import evaluate
 from subfleet.elastic.families.records.choices import ChoiceRnn
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import Network
-from subfleet.elastic.paths import path_architecture
 from subfleet.elastic.running_statistics import recalibrate
+from subfleet.elastic.supernets import path_architecture
 from subfleet.methods.aggregator import Participant
 from subfleet.methods.fedoras import FedorAS
 from subfleet.methods.tier_search import TierSearch

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.paths import PathSampler
-from subfleet.tasks.paths import PathDrawer, PathPlace
+from subfleet.tasks.path_drawing import PathDrawer, PathPlace
 
 SAMPLERS: tuple[PathSampler, ...] = ("greedy", "exact", "reject")
 TOY = [(1, 2, 4, 8), (0, 3, 5, 9), (2, 3, 6, 7), (0, 1, 4, 10)]

@@ -75,7 +75,7 @@ def test_other_numbers_are_scaled_as_they_are() -> None:
 
 
 def form_applied(dataset: Dataset, transform: DataTransform) -> npt.NDArray[np.generic]:
-    from subfleet.tasks.transforms.preparing import transform_dataset
+    from subfleet.tasks.transforms.data_transform import transform_dataset
 
     return transform_dataset(dataset, transform, "test").inputs
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from subfleet.protocol.training import AugmentationSettings
 from subfleet.tasks import iter_batches, sample_random
-from subfleet.tasks.transforms.images import (
+from subfleet.tasks.transforms.augmentation import (
     augment,
     crop_randomly,
     draw_augmentation,

@@ -15,7 +15,7 @@ from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.programs import ScoreJob, TrainJob, ValueInfo
 from subfleet.protocol.training import AugmentationSettings, TrainingSettings
 from subfleet.tasks import Dataset
-from subfleet.tasks.transforms.images import augment, draw_augmentation
+from subfleet.tasks.transforms.augmentation import augment, draw_augmentation
 from subfleet.trainers.feeding import batches_to_score, calls_of, check_settings
 from subfleet.trainers.step_layout import StepLayout, step_layout
 

@@ -15,7 +15,7 @@ from subfleet.protocol.programs import Trainer, TrainJob, encode_program
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.training import AugmentationSettings, ObjectiveSettings, OptimiserSettings, TrainingSettings
 from subfleet.tasks import Dataset, iter_batches, load_digits, write_npz
-from subfleet.tasks.transforms.images import augment, draw_augmentation
+from subfleet.tasks.transforms.augmentation import augment, draw_augmentation
 from subfleet.trainers.executorch import ExecutorchTrainer
 from subfleet.trainers.onnx import OnnxTrainer
 from subfleet.trainers.torch import TorchTrainer

@@ -6,7 +6,7 @@ from subfleet.protocol.chains import Link
 from subfleet.protocol.errors import ConfigError, ProtocolError
 from subfleet.protocol.paths import OperatorExamples, PathSettings
 from subfleet.tasks import StepOrigin, path_random
-from subfleet.tasks.paths import PathDrawer, PathPlace
+from subfleet.tasks.path_drawing import PathDrawer, PathPlace
 from subfleet.trainers.program_layout import Path, places_of
 
 __all__ = ["DrawnPaths"]

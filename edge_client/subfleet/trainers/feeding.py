@@ -12,7 +12,7 @@ from subfleet.protocol.programs import ScoreJob, TrainJob
 from subfleet.protocol.training import TrainingSettings
 from subfleet.tasks import Dataset, StepOrigin, draw_round_part, iter_batches, split_batch, step_random
 from subfleet.tasks.dataset import Labels
-from subfleet.tasks.transforms.images import augment, draw_augmentation
+from subfleet.tasks.transforms.augmentation import augment, draw_augmentation
 from subfleet.trainers.runtime import Array
 from subfleet.trainers.step_layout import COEFFICIENTS, StepLayout
 

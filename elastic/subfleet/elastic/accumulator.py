@@ -17,9 +17,9 @@ from torch import Tensor
 from subfleet.elastic.exact_add import Term, add_exactly
 from subfleet.elastic.exact_mean import Move, move_tensors
 from subfleet.elastic.grid import WeightGrid, limit_exponent
+from subfleet.elastic.held_regions import HeldRegion, HeldRegions, make_region
 from subfleet.elastic.maps import Placement, placements
 from subfleet.elastic.network import Network
-from subfleet.elastic.regions import Region, Regions, region_of
 from subfleet.protocol.errors import ConfigError, ProtocolError
 from subfleet.protocol.submodel import Architecture
 
@@ -54,7 +54,7 @@ class _TensorContribution:
     """What a contribution adds to one tensor."""
 
     name: str
-    region: Region
+    region: HeldRegion
     values: Tensor
     units: int | Tensor
 
@@ -65,7 +65,7 @@ class _TensorPlacement:
 
     local: str
     name: str
-    region: Region
+    region: HeldRegion
 
 
 class Accumulator:
@@ -98,7 +98,7 @@ class Accumulator:
         self._limit_exponents = {name: limit_exponent(name, tensor) for name, tensor in self.state.items()}
         self._units = 0
         self._sums = _zero_sums(self.state)
-        self._regions = {name: Regions(tuple(tensor.shape), tensor.device) for name, tensor in self.state.items()}
+        self._regions = {name: HeldRegions(tuple(tensor.shape), tensor.device) for name, tensor in self.state.items()}
         self._own_places: dict[str, tuple[Mapping[str, tuple[int, ...]], Sequence[_TensorPlacement]]] = {}
 
     @property
@@ -211,7 +211,7 @@ class Accumulator:
     def _places(self, found: Sequence[Placement]) -> list[_TensorPlacement]:
         return [
             _TensorPlacement(
-                local=one.local, name=one.name, region=region_of(one.map, tuple(self.state[one.name].shape))
+                local=one.local, name=one.name, region=make_region(one.map, tuple(self.state[one.name].shape))
             )
             for one in found
             if one.name in self.state

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from subfleet.elastic.compiled_loops import Loops, loops_and_threads
-from subfleet.elastic.regions import Regions
+from subfleet.elastic.held_regions import HeldRegions
 from subfleet.elastic.side_by_side import run_until_one_fails
 
 __all__ = ["Move", "move_tensors"]
@@ -33,7 +33,7 @@ class Move:
 
     old: Tensor
     total: Tensor
-    regions: Regions
+    regions: HeldRegions
     min_clients: int
     scale: float
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from subfleet.arrays import decode_arrays, encode_arrays
 from subfleet.elastic.network import Network
-from subfleet.elastic.sizes import Floats, SizeColumns
+from subfleet.elastic.size_table import Floats, SizeColumns
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.submodel import Architecture
 

@@ -26,7 +26,7 @@ from subfleet.protocol.schema import canonical_json, from_plain, parse_json
 from subfleet.protocol.submodel import Architecture
 from subfleet.rounds.context import RunContext
 from subfleet.search.candidates import Candidate
-from subfleet.testing.evaluated import draw_samples, evaluate_outside, examine
+from subfleet.testing.outside_evaluation import draw_samples, evaluate_outside, examine
 from subfleet.testing.rounds import (
     MODEL,
     SEED,

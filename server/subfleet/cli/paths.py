@@ -15,8 +15,8 @@ from subfleet.elastic.building import network_of
 from subfleet.elastic.cost import estimate_cost
 from subfleet.elastic.model_state import unpack_state
 from subfleet.elastic.network import Network
-from subfleet.elastic.paths import path_architecture, specialise_family
 from subfleet.elastic.running_statistics import recalibrate
+from subfleet.elastic.supernets import path_architecture, specialise_family
 from subfleet.export.cache import CacheFolder
 from subfleet.export.pool import ExportPool
 from subfleet.export.requests import InferRequest

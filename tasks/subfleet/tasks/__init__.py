@@ -13,10 +13,10 @@ from subfleet.tasks.batches import (
     split_batch,
     step_random,
 )
+from subfleet.tasks.bundled import load_digits
 from subfleet.tasks.data_form import DataForm
 from subfleet.tasks.dataset import Dataset
 from subfleet.tasks.hold_out import hold_out
-from subfleet.tasks.samples import load_digits
 from subfleet.tasks.shaping import reshape_samples, shape_problem
 from subfleet.tasks.sources import describe_source, read_dataset, write_npz
 

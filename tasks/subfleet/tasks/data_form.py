@@ -9,7 +9,7 @@ from subfleet.protocol.errors import DataError
 from subfleet.protocol.transform import DataTransform
 from subfleet.tasks.dataset import Dataset
 from subfleet.tasks.shaping import reshape_samples
-from subfleet.tasks.transforms.preparing import transform_dataset
+from subfleet.tasks.transforms.data_transform import transform_dataset
 
 __all__ = ["DataForm", "fit_to_form"]
 

@@ -21,7 +21,7 @@ from subfleet.tasks.dataset import Dataset
 from subfleet.tasks.measuring import InputMeter
 from subfleet.tasks.pictures import MAX_BYTE, Picture, read_header, read_pixels
 from subfleet.tasks.shaping import shape_problem
-from subfleet.tasks.transforms.preparing import normalise_in_place, prepare_picture
+from subfleet.tasks.transforms.data_transform import normalise_in_place, prepare_picture
 
 __all__ = ["describe_image_folder", "read_image_folder"]
 

@@ -5,7 +5,7 @@ import numpy.typing as npt
 
 from subfleet.protocol.input_statistics import InputStatistics
 from subfleet.tasks.dataset import Dataset
-from subfleet.tasks.transforms.preparing import undo_normalisation
+from subfleet.tasks.transforms.data_transform import undo_normalisation
 
 __all__ = ["InputMeter", "measure_inputs"]
 

@@ -22,7 +22,7 @@ from subfleet.methods.nefl import NeFL
 from subfleet.methods.standalone import Standalone
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.state import RunState
-from subfleet.testing.evaluated import draw_samples, evaluate_outside, examine
+from subfleet.testing.outside_evaluation import draw_samples, evaluate_outside, examine
 from subfleet.testing.rounds import MODEL, DrawnClient, draw_state, make_context, play, store_update
 from subfleet.testing.submodels import find_held_elements
 from subfleet.transport.blob_store import BlobStore

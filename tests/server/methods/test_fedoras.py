@@ -13,7 +13,7 @@ from subfleet.aggregation.aggregation import Aggregation
 from subfleet.elastic.cost import Costs
 from subfleet.elastic.families.records.choices import ChoiceCnn
 from subfleet.elastic.network import Network
-from subfleet.elastic.paths import path_architecture
+from subfleet.elastic.supernets import path_architecture
 from subfleet.methods.assigner import Assignment, Unfit, WrittenSize
 from subfleet.methods.fedoras import FedorAS
 from subfleet.methods.subspacing import drawn_tier, supernet_tiers

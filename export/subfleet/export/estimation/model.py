@@ -11,7 +11,7 @@ import numpy as np
 
 from subfleet.elastic.memory_estimates import MemoryEstimates
 from subfleet.elastic.network import Network
-from subfleet.elastic.sizes import Floats, SizeTable
+from subfleet.elastic.size_table import Floats, SizeTable
 from subfleet.export.estimation.coding import coded
 from subfleet.export.estimation.graphs import executorch_program, torch_program
 from subfleet.export.estimation.kernels import Program, layers_of

@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from subfleet.protocol.errors import MissingExtraError
+from subfleet.tasks.bundled import load_digits
 from subfleet.tasks.dataset import Dataset, Inputs, Labels
 from subfleet.tasks.hold_out import hold_out
 from subfleet.tasks.named_dataset import TrainTest
-from subfleet.tasks.samples import load_digits
 
 __all__ = [
     "ATTRIBUTES",
