@@ -1,6 +1,8 @@
 """The data sets that need no download: digits, with a question for each kind of task, and scikit-learn's diabetes."""
 
-from subfleet.tasks.readers.installed import (
+from subfleet.tasks import known_classes
+from subfleet.tasks.named_dataset import NamedDataset
+from subfleet.tasks.readers.included import (
     ATTRIBUTES,
     BRIGHTNESSES,
     PIXEL_CLASSES,
@@ -12,9 +14,6 @@ from subfleet.tasks.readers.installed import (
     read_digits_pixels,
     read_digits_tokens,
 )
-
-from subfleet.tasks import known_classes
-from subfleet.tasks.named_dataset import NamedDataset
 
 __all__ = ["DIABETES", "DIGITS", "DIGITS_ATTRIBUTES", "DIGITS_MOMENTS", "DIGITS_PIXELS", "DIGITS_TOKENS"]
 
