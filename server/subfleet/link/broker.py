@@ -198,7 +198,7 @@ async def _serve_amqtt(port: int) -> None:
         finally:
             writer.close()
 
-    broker.stream_connected = serve_and_close  # type: ignore[method-assign]
+    broker.stream_connected = serve_and_close
     await broker.start()
     await ended.wait()
     with contextlib.suppress(asyncio.TimeoutError):
