@@ -100,7 +100,7 @@ try:
     print(len(read_dataset(sys.argv[1])))
 except Exception as error:
     print(type(error).__name__, error)
-assert "subfleet.tasks.downloaded_datasets" not in sys.modules, "readers of ours were loaded"
+assert "subfleet.tasks.published" not in sys.modules, "readers of ours were loaded"
 """
 
 

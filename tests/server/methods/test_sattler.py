@@ -59,9 +59,9 @@ def found(
     find = method.roles().memory.observe
     assert find is not None
     networks = {"": CONTEXT.network}
-    given = RoundUpdates(networks=networks, round=number, clients=tuple(clients), memory=memory or SattlerMemory())
-    outcome: Clustering = find(given)
-    return outcome
+    updates = RoundUpdates(networks=networks, round=number, clients=tuple(clients), memory=memory or SattlerMemory())
+    clustering: Clustering = find(updates)
+    return clustering
 
 
 def opposed(scale: float = 1.0) -> list[ClientUpdate]:
@@ -271,9 +271,8 @@ def aggregated(folder: Path, names: Mapping[str, float], memory: Any = None, **c
     context = make_context(replace(METHOD, **changes))
     blobs = BlobStore(folder)
     place = len(context.space) - 1
-    clients = [
-        store_update(context, DrawnClient(name=name, size=place, scale=scale), blobs) for name, scale in names.items()
-    ]
+    drawn = (DrawnClient(name=name, size=place, scale=scale) for name, scale in names.items())
+    clients = [store_update(context, client, blobs) for client in drawn]
     state, aggregation = draw_state(context.network), Aggregation(context=context, blobs=blobs)
     return aggregation.aggregate(state, 1, clients, memory or SattlerMemory())
 
