@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -57,11 +57,12 @@ def found(
     method: Sattler, clients: list[ClientUpdate], memory: SattlerMemory | None = None, number: int = 1
 ) -> Clustering:
     find = method.roles().memory.observe
-    assert find is not None
-    networks = {"": CONTEXT.network}
-    updates = RoundUpdates(networks=networks, round=number, clients=tuple(clients), memory=memory or SattlerMemory())
-    clustering: Clustering = find(updates)
-    return clustering
+    assert find
+    updates = RoundUpdates(
+        networks={"": CONTEXT.network}, round=number, clients=tuple(clients), memory=memory or SattlerMemory()
+    )
+    outcome: Clustering = find(updates)
+    return outcome
 
 
 def opposed(scale: float = 1.0) -> list[ClientUpdate]:
@@ -269,9 +270,8 @@ def test_parameters_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
 def aggregated(folder: Path, names: Mapping[str, float], memory: Any = None, **changes: Any) -> AggregatedModel:
     """A round of clients of the whole model; each moves along one of two directions that its name draws."""
     context = make_context(replace(METHOD, **changes))
-    blobs = BlobStore(folder)
-    place = len(context.space) - 1
-    drawn = (DrawnClient(name=name, size=place, scale=scale) for name, scale in names.items())
+    blobs, size = BlobStore(folder), len(context.space) - 1
+    drawn = (DrawnClient(name=name, size=size, scale=scale) for name, scale in names.items())
     clients = [store_update(context, client, blobs) for client in drawn]
     state, aggregation = draw_state(context.network), Aggregation(context=context, blobs=blobs)
     return aggregation.aggregate(state, 1, clients, memory or SattlerMemory())
@@ -382,9 +382,8 @@ def test_clusters_are_those_of_who_learns_the_same_to_the_end(tmp_path: Path) ->
         deployed = {one.client_id: one.architecture.split()[0] for one in world.server.result().deployed}
         assert deployed["ada"] == deployed["cyd"] != deployed["bob"]
     assert results[0] == results[1]
-    memory: SattlerMemory = results[0][1]
-    assert memory.clusters == deployed
-    assert len(results[0][2]) == 3, "those who agree are not split"
+    assert cast(SattlerMemory, results[0][1]).clusters == deployed
+    assert len(results[0][2]) == 3, "clients that agree are not split"
 
 
 def test_without_a_split_it_is_a_plain_mean(tmp_path: Path) -> None:
@@ -392,10 +391,10 @@ def test_without_a_split_it_is_a_plain_mean(tmp_path: Path) -> None:
     clients = [DrawnClient(name=name, size=0) for name in ("ada", "bob")]
     state = draw_state(plain.network)
     moved = play(plain, state, clients, tmp_path).state
-    changes = [draw_change(plain, client, 1) for client in clients]
+    one, other = (draw_change(plain, client, 1) for client in clients)
     place = tensor_maps(plain.network, plain.space[0])
     for name, tensor in state.shared.items():
         expected = torch.zeros_like(tensor)
         if name in place:
-            place[name].scatter((changes[0][name] + changes[1][name]) / 2, expected)
+            place[name].scatter((one[name] + other[name]) / 2, expected)
         torch.testing.assert_close(moved.shared[name] - tensor, expected, rtol=1e-4, atol=1e-6)
