@@ -382,7 +382,7 @@ def test_clusters_are_those_of_who_learns_the_same_to_the_end(tmp_path: Path) ->
         deployed = {one.client_id: one.architecture.split()[0] for one in world.server.result().deployed}
         assert deployed["ada"] == deployed["cyd"] != deployed["bob"]
     assert results[0] == results[1]
-    assert cast(SattlerMemory, results[0][1]).clusters == deployed
+    assert cast("SattlerMemory", results[0][1]).clusters == deployed
     assert len(results[0][2]) == 3, "clients that agree are not split"
 
 
