@@ -13,7 +13,7 @@ from subfleet.export.layouts import settle_layouts
 from subfleet.export.lowerings.winograd import FEWEST_CHANNELS
 from subfleet.export.memory.blocks import KernelCall
 from subfleet.export.memory.executorch_plan import BASE_BYTES, PROGRAM_COPIES
-from subfleet.export.memory.liveness import size_bytes_of
+from subfleet.export.memory.liveness import calls_of, size_bytes_of
 from subfleet.export.memory.onnx_arena import simulate_arena
 from subfleet.export.memory.onnx_plan import FIRST_SESSION_BYTES, TRAINING_BYTES, VALUE_BYTES, executed_calls
 from subfleet.export.memory.onnx_run import read_onnx
