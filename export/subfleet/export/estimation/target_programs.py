@@ -145,7 +145,7 @@ def _names(graph: fx.GraphModule, step: Step) -> Mapping[str, str]:
     return {value.name: node.name for value, node in zip((*step.inputs, *step.outputs), nodes, strict=True)}
 
 
-_NODE_BYTES, _WRITTEN_BYTES = 2_500, 1_930
+_SESSION_NODE_BYTES, _WRITTEN_NODE_BYTES = 2_500, 1_930
 """Of a session's objects, for a node that runs and for one of the program, which leaves something though it be fused
 away. Of 23 networks, constants included, they tell 0.96 to 1.06 of what was counted."""
 _PACKING = frozenset({"Conv", "ConvTranspose", "FusedConv", "FusedMatMul", "Gemm", "MatMul"})
@@ -157,7 +157,7 @@ def onnx_program(step: Step) -> TracedProgram:
     body = training_model(trace(step, OnnxTarget.lowerings), step)
     graph = read_onnx(body)
     nodes, written = graph.graph.node, onnx.load_model_from_string(body).graph.node
-    node_bytes = _NODE_BYTES + _WRITTEN_BYTES * len(written) // len(nodes)
+    node_bytes = _SESSION_NODE_BYTES + _WRITTEN_NODE_BYTES * len(written) // len(nodes)
     packed = {node.input[1] for node in nodes if node.op_type in _PACKING}
     constant_bytes = {
         initializer.name: graph.types[initializer.name].size_bytes * (1 + (initializer.name in packed))
