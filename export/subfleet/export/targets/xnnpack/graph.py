@@ -77,7 +77,6 @@ ALL_FLAGS_OFF = 0
 TRANSPOSE_B = 0x1
 """The second factor of a product is held transposed."""
 KEEP_DIMS = 0x40
-_ALIGNMENT = 16
 _MOST_PARTS = 5
 
 Shape = tuple[int, ...]
