@@ -82,7 +82,7 @@ REFUSED: dict[str, tuple[Family, str, dict[str, Any], str]] = {
         ONE,
         "cross_entropy",
         {},
-        "model.class_count is 1, but a single class is always correct; give it 2 or m",
+        "model.class_count is 1, but one class alone is always right; give it 2 or m",
     ),
     "too many numbers": (
         replace(MLP, class_count=1025),
