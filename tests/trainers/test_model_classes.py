@@ -12,7 +12,7 @@ from PIL import Image
 
 from subfleet.edge_client.commands import run
 from subfleet.protocol.errors import DataError, TrainingError
-from subfleet.protocol.programs import Trainer
+from subfleet.protocol.jobs import Trainer
 from subfleet.protocol.task_kinds import Objective
 from subfleet.tasks import digits, write_npz
 from subfleet.trainers import executorch
