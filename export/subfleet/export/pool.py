@@ -262,7 +262,7 @@ class ExportPool:
         return self._submit(request, str(weights_path.resolve()), samples_from)
 
     def submit_estimates(self, request: EstimateRequest) -> "Future[Path]":
-        """Request the cost estimates of all submodels, which `MemoryEstimates.unpacked` reads.
+        """Request the cost estimates of all submodels, which `MemoryEstimates.unpack` reads.
 
         The future raises ExportError if no submodel can be trained on the target.
         """
