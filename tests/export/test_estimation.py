@@ -12,6 +12,7 @@ from elastic.elastic_cases import CONFIGS, DENSE, LAYERED, objective_of
 from elastic.path_cases import PATHS
 from elastic.token_cases import TOKEN_CONFIGS
 from export.export_cases import train_request
+from matrices import mostly_long
 from shared_programs import program_of
 from torch import fx
 from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_functionalize
@@ -218,7 +219,8 @@ def test_fast_costs_are_the_exact_ones(family: str) -> None:
     assert Costs(network).of(architectures) == [(cost.parameters, cost.forward_macs) for cost in exact]
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.slow
+@pytest.mark.parametrize("family", mostly_long(sorted(FAMILIES), "bert_classifier", "ds_cnn", "lstm", "vgg"))
 def test_a_step_is_recorded_as_pytorch_traces_it(family: str) -> None:
     step = training_step_of(request_for(SMALL[family], "onnx", network_of(SMALL[family]).full_architecture()))
     example = step.example(torch.Generator().manual_seed(0))

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from matrices import mostly_long
 from safetensors.numpy import save_file
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -181,7 +182,7 @@ def test_a_fresh_process_takes_what_was_planned(name: str, target: str, tmp_path
     assert LOWEST <= planned_here(program) / measured <= HIGHEST, program.manifest.memory
 
 
-@pytest.mark.parametrize("name", EAGER)
+@pytest.mark.parametrize("name", mostly_long(EAGER, "operators"))
 def test_a_fresh_process_of_pytorch_takes_no_more_than_was_planned(name: str, tmp_path: Path) -> None:
     """Many operators, and many convolutions, of few numbers each."""
     config, share, objective = EAGER[name]
@@ -210,7 +211,7 @@ def test_an_evaluation_takes_what_was_planned(name: str, target: str, tmp_path: 
     assert abs(off) <= MAPPED_BYTES, program.manifest.memory
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", mostly_long(MODULES, "wide"))
 def test_a_process_without_the_native_binding_takes_what_was_planned_without_it(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,12 +2,14 @@
 
 import contextlib
 import logging
+import os
 import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import Future
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import TracebackType
 
 from subfleet.export.cache import CacheFolder, ExportCache
@@ -26,9 +28,10 @@ START_S = 10.0
 
 
 class _Process:
-    """One run of the worker program, with its pipes."""
+    """One run of the worker program, with its pipes and a folder for its temporary files, which it is killed amid."""
 
     def __init__(self, log_path: Path) -> None:
+        self._scratch = TemporaryDirectory(prefix="subfleet-export-", ignore_cleanup_errors=True)
         with log_path.open("wb") as log:  # the log is of this process alone: it does not grow for ever
             # A session of its own: Ctrl-C at the terminal is for whoever started the pool.
             self._popen = subprocess.Popen(
@@ -36,6 +39,7 @@ class _Process:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
+                env={**os.environ, "TMPDIR": self._scratch.name},
                 start_new_session=True,
             )
 
@@ -64,9 +68,10 @@ class _Process:
         self._popen.kill()
 
     def discard(self) -> None:
-        """End the process and close its pipes."""
+        """End the process, close its pipes and remove its temporary files."""
         self._popen.kill()
         self._popen.wait()
+        self._scratch.cleanup()
         for pipe in (self._popen.stdin, self._popen.stdout):
             with contextlib.suppress(OSError):  # what was not flushed has nobody to read it
                 if pipe is not None:
