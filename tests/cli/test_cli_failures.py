@@ -10,8 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from subfleet.cli.commands import app
 from subfleet.cli.failures import exit_code_of
