@@ -17,7 +17,13 @@ from matrices import examples, mostly_long
 from torch import Tensor
 
 from subfleet.elastic.building import build_module, network_of
-from subfleet.elastic.cells import (
+from subfleet.elastic.cost import estimate_cost
+from subfleet.elastic.families import preset
+from subfleet.elastic.families.records.inverted import MobileNetV3
+from subfleet.elastic.families.records.plain import DsCnn, Vgg
+from subfleet.elastic.families.records.residual import Mlp
+from subfleet.elastic.families.records.transformers import Vit
+from subfleet.elastic.growing import (
     can_deepen,
     count_cell_parameters,
     deepen_cell,
@@ -25,12 +31,6 @@ from subfleet.elastic.cells import (
     list_cells,
     widen_cells,
 )
-from subfleet.elastic.cost import estimate_cost
-from subfleet.elastic.families import preset
-from subfleet.elastic.families.records.inverted import MobileNetV3
-from subfleet.elastic.families.records.plain import DsCnn, Vgg
-from subfleet.elastic.families.records.residual import Mlp
-from subfleet.elastic.families.records.transformers import Vit
 from subfleet.elastic.inheriting import inherit
 from subfleet.elastic.lineage import Replicated
 from subfleet.elastic.network import Family, Network

@@ -17,12 +17,11 @@ from matrices import examples
 from torch import Tensor
 
 from subfleet.elastic.building import build_module, init_state, network_of
-from subfleet.elastic.cells import deepen_cell, list_cells, widen_cells
 from subfleet.elastic.families import presets
 from subfleet.elastic.families.blueprint import declare
 from subfleet.elastic.families.records.plain import DsCnn, Vgg
 from subfleet.elastic.grafting import graft
-from subfleet.elastic.growing import insert_block
+from subfleet.elastic.growing import deepen_cell, insert_block, list_cells, widen_cells
 from subfleet.elastic.maps import extract
 from subfleet.elastic.network import Network
 from subfleet.elastic.replication import Replication, is_replicable, size_in

@@ -43,7 +43,7 @@ def list_all(json: Json = False, verbose: Verbose = False) -> None:
         from rich.table import Table
 
         from subfleet.cli.literal import literal
-        from subfleet.tasks.catalogue import DATASETS
+        from subfleet.tasks.named_dataset import DATASETS
 
         described = {name: _described(task) for name, task in DATASETS.items()}
         described |= {name: _broken(name, why) for name, why in DATASETS.broken.items()}
@@ -79,7 +79,7 @@ def show(  # noqa: PLR0913, PLR0917 - one parameter per option is how typer read
         from subfleet.emulation.partitions import partition as divide
         from subfleet.protocol.schema import validated
         from subfleet.settings.samples import PartitionSettings
-        from subfleet.tasks.catalogue import DATASETS
+        from subfleet.tasks.named_dataset import DATASETS
 
         task = DATASETS.named(name)
         settings = None

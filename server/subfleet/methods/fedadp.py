@@ -118,7 +118,7 @@ class FedADP:
         return with_fixed_sizes(union, self.choice, unions)
 
     def _exchange(self, network: Network, client: Participant, kept: Mapping[str, Tensor]) -> Exchange:
-        from subfleet.elastic.narrowing import Narrowing
+        from subfleet.elastic.exchanges import Narrowing
 
         replication = _replication(self.copies, network, client, kept)
         return replication if self.merge == "group" else Narrowing(replication=replication)
@@ -156,7 +156,7 @@ def _space(network: Network, rates: Sequence[float]) -> tuple[Architecture, ...]
 
 
 def _replication_of(exchange: Exchange | None) -> Replication:
-    from subfleet.elastic.narrowing import Narrowing
+    from subfleet.elastic.exchanges import Narrowing
     from subfleet.elastic.replication import Replication
 
     if isinstance(exchange, Narrowing):

@@ -249,7 +249,7 @@ class FedTrans:
 
     def _evolve(self, context: EvolutionContext) -> Evolution:
         """The networks after they have shared, and the one that grows from the newest where that learns no more."""
-        from subfleet.elastic.cells import count_cell_parameters
+        from subfleet.elastic.growing import count_cell_parameters
 
         parameters = {name: sum(count_cell_parameters(one).values()) for name, one in context.networks.items()}
         sharing = SoftSharing(

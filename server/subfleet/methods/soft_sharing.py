@@ -13,7 +13,7 @@ from subfleet.elastic.network import Network
 if TYPE_CHECKING:  # methods are read where no PyTorch is
     from torch import Tensor
 
-    from subfleet.elastic.descent import Descent, MappedTensor
+    from subfleet.elastic.inheriting import Descent, MappedTensor
 
 __all__ = ["DecayBy", "Share", "SoftSharing", "similarity"]
 
@@ -80,7 +80,7 @@ class SoftSharing:
             parameters: by id, those in their cells.
             round_number: of the round that was aggregated.
         """
-        from subfleet.elastic.descent import Descent
+        from subfleet.elastic.inheriting import Descent
 
         found = {one.id: dict(states[one.id]) for one in lineages}
         if self.share == "none":
@@ -136,7 +136,7 @@ def _given(
     name: str, own: Sequence[Mapping[str, Tensor]], giver: int, place: int, steps: Sequence[Descent]
 ) -> MappedTensor:
     """What a network gives to another one: in copies of its own elements, beside what tells those apart."""
-    from subfleet.elastic.descent import MappedTensor
+    from subfleet.elastic.inheriting import MappedTensor
 
     image = _seen(name, MappedTensor(values=own[giver][name].double()), giver, place, steps)
     if place < giver:

@@ -49,7 +49,7 @@ def activeness(network: Network, before: Mapping[str, Tensor], after: Mapping[st
 
     Running statistics take no part. A cell without weights, or of zeros alone, has none.
     """
-    from subfleet.elastic.cells import list_cells
+    from subfleet.elastic.growing import list_cells
     from subfleet.elastic.network import BUFFER_ROLES
 
     found = {}
@@ -106,7 +106,7 @@ def transformed(
     Returns:
         None where none of them can be changed.
     """
-    from subfleet.elastic.cells import can_deepen, deepen_cell, list_cells, widen_cells
+    from subfleet.elastic.growing import can_deepen, deepen_cell, list_cells, widen_cells
 
     every = list_cells(network)
     deeper = [
