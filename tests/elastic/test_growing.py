@@ -254,8 +254,8 @@ def test_a_number_is_one_above_the_largest_and_fills_no_gap() -> None:
             {"section": 0, "after": 0, "sizes": {"hidden_widths": 0}},
             r"hidden_widths\[.\] is 0, but must be 1 or more",
         ),
-        (MLP, {"section": 0, "after": 0, "sizes": {"squeezed_widths": 8}}, r"squeezed_widths, but of family 'mlp'"),
-        (LSTM, {"section": 0, "after": 0, "sizes": {"hidden_widths": 8}}, r"family 'lstm' each block has \[\] alone"),
+        (MLP, {"section": 0, "after": 0, "sizes": {"squeezed_widths": 8}}, r"squeezed_widths, but blocks of family 'mlp'"),
+        (LSTM, {"section": 0, "after": 0, "sizes": {"hidden_widths": 8}}, r"blocks of family 'lstm' only have \[\]"),
     ],
 )
 def test_what_cannot_be_inserted_is_one_sentence(config: Family, place: dict[str, Any], said: str) -> None:
