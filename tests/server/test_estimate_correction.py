@@ -12,8 +12,7 @@ from subfleet.methods.assigner import AssignmentContext, Draw, WrittenSize
 from subfleet.methods.dynamic_selection import DynamicSelection
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture, Prefix
-from subfleet.search.candidates import Candidate
-from subfleet.search.fitting import INFINITE_BYTES
+from subfleet.search.candidates import INFINITE_BYTES, Candidate
 
 PLAN = context_of(method=DynamicSelection(distillation=None, estimates="estimated"))
 CORRECTED = DynamicSelection(distillation=None)

@@ -19,7 +19,7 @@ from subfleet.journal.records import RoundRecord
 from subfleet.rounds.networks import readiness_told
 from subfleet.rounds.state import RunState
 from subfleet.rounds.written import ProgramFacts, WrittenProgram
-from subfleet.search.fitting import INFINITE_BYTES
+from subfleet.search.candidates import INFINITE_BYTES
 from subfleet.search.queue import SizedProgram
 
 CONTEXT = context_of()

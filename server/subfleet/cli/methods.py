@@ -10,7 +10,7 @@ from rich.table import Table
 
 from subfleet.cli.literal import literal
 from subfleet.methods import METHODS, Method
-from subfleet.methods.describing import MethodInfo, Setting, departures_of, status_of
+from subfleet.methods.describing import MethodInfo, Setting, join_departures, list_departures
 from subfleet.protocol.schema import to_plain
 
 __all__ = ["listing", "row_of", "show", "show_parameters"]
@@ -34,7 +34,7 @@ def row_of(name: str) -> Row:
         ConfigError: there is no such method, or it cannot be loaded.
     """
     kind = METHODS.named(name)
-    return _row(kind.INFO, status_of(departures_of(kind(), Setting())), _parameters(kind()))
+    return _row(kind.INFO, join_departures(list_departures(kind(), Setting())), _parameters(kind()))
 
 
 def show_parameters(console: Console, name: str) -> None:

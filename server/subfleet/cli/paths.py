@@ -20,7 +20,7 @@ from subfleet.elastic.running_statistics import recalibrated
 from subfleet.export.cache import CacheFolder
 from subfleet.export.pool import ExportPool
 from subfleet.export.requests import InferRequest
-from subfleet.methods.assigner import stream_of
+from subfleet.methods.assigner import open_stream
 from subfleet.programs.supply import figures_of
 from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.submodel import Architecture
@@ -100,7 +100,7 @@ def chosen_path(network: Network, operators: Sequence[str], seed: int | None) ->
     if seed is None:
         known = "; ".join(f"{name}: {', '.join(choice.operators)}" for name, choice in network.choices.items())
         raise ConfigError(f"name the operator of each choice with --operator, or draw a path with --random; {known}")
-    chance = stream_of(f"{seed}/path")
+    chance = open_stream(f"{seed}/path")
     return path_architecture(network, [chance.choice(choice.operators) for choice in network.choices.values()])
 
 

@@ -21,8 +21,7 @@ from subfleet.rounds.state import ClientState, Lasts, RunState, Submodel
 from subfleet.rounds.tasks import draw_of, train_task
 from subfleet.rounds.work import PreparedTask, TaskRequest
 from subfleet.rounds.written import ProgramFacts
-from subfleet.search.candidates import Candidate, lacking_operators
-from subfleet.search.fitting import LIMITS, Limit
+from subfleet.search.candidates import LIMITS, Candidate, Limit, lacking_operators
 from subfleet.search.query import Search
 
 __all__ = [

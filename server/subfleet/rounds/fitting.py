@@ -12,8 +12,7 @@ from subfleet.protocol.task import Task
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.state import ClientState, RunState
 from subfleet.rounds.written import ProgramFacts
-from subfleet.search.candidates import lacking_operators
-from subfleet.search.fitting import Limit
+from subfleet.search.candidates import Limit, lacking_operators
 
 __all__ = ["beyond_disk", "models_with_room", "objection", "operators_of", "planned_evaluation", "planned_for_client"]
 

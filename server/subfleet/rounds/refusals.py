@@ -8,8 +8,7 @@ from subfleet.methods.assigner import AssignmentContext, Unfit
 from subfleet.protocol.messages import Refusal, RefusalReason
 from subfleet.protocol.task import Score
 from subfleet.rounds.state import ClientState, Lasts, RunState
-from subfleet.search.candidates import Candidate
-from subfleet.search.fitting import Limit
+from subfleet.search.candidates import Candidate, Limit
 from subfleet.search.queue import SizedProgram
 
 __all__ = [

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from subfleet.protocol.chains import Chain
 from subfleet.protocol.memory import Packing
 from subfleet.protocol.programs import ProgramManifest
-from subfleet.search.fitting import INFINITE_BYTES
+from subfleet.search.candidates import INFINITE_BYTES
 from subfleet.search.queue import SizedProgram
 
 __all__ = ["ModelFile", "ProgramFacts", "WrittenProgram"]

@@ -13,11 +13,13 @@ from server.search.search_cases import (
     SPACE,
     TARGETS,
     UNIFORM,
+    ListedSearch,
     Serving,
     answered,
     any_query,
     ends,
     estimate,
+    exhaustive_search,
     paper_search,
     pareto_search,
     poorer_and_richer,
@@ -30,10 +32,8 @@ from server.search.search_cases import (
 
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.schema import from_plain, to_plain
-from subfleet.search.candidates import exceeded_limits, why_not
-from subfleet.search.fitting import INFINITE_BYTES
-from subfleet.search.limits import Columns, columns_of, fitting
-from subfleet.search.listed import ListedSearch, exhaustive_search
+from subfleet.search.candidates import INFINITE_BYTES, exceeded_limits, why_not
+from subfleet.search.index import Columns
 from subfleet.search.paper import PaperSettings
 from subfleet.search.pareto import ParetoSettings
 from subfleet.search.query import FoundSize, Query, fit_of
@@ -41,8 +41,8 @@ from subfleet.search.query import FoundSize, Query, fit_of
 SEARCHES: Mapping[str, Callable[[], Serving]] = {
     "paper": lambda: paper_search(SPACE, PaperSettings(epsilon=0.5)),
     "pareto": lambda: pareto_search(SPACE, uniform=UNIFORM, settings=ParetoSettings(trials=12)),
-    "uniform": lambda: Serving(search=ListedSearch(UNIFORM, estimate, TARGETS)),
-    "exhaustive": lambda: Serving(search=exhaustive_search(SPACE, estimate, TARGETS)),
+    "uniform": lambda: Serving(search=ListedSearch(UNIFORM)),
+    "exhaustive": lambda: Serving(search=exhaustive_search(SPACE)),
 }
 EVERY = pytest.mark.parametrize("name", SEARCHES)
 
@@ -152,13 +152,16 @@ def test_what_fits_alone_fits_in_a_column(rows: list[tuple[int, int, int, int]],
         alone = [not exceeded_limits(one, target, limits) for one in candidates]
         assert alone == [fit_of(one, query) is not None for one in candidates]
         assert alone == [not why_not(one, target, limits) for one in candidates]
-        every = [columns_of(one, target) for one in candidates]
-        assert alone == [bool(fitting(one, limits)[0]) for one in every]
-        if every:
-            joined = Columns(
-                **{one.name: np.concatenate([getattr(of, one.name) for of in every]) for one in fields(Columns)}
-            )
-            assert alone == fitting(joined, limits).tolist()
+        columns = Columns(
+            **{
+                one.name: np.array(
+                    [c.memory_on(target) if one.name == "memory_bytes" else getattr(c, one.name) for c in candidates],
+                    dtype=np.int64,
+                )
+                for one in fields(Columns)
+            }
+        )
+        assert alone == columns.within(limits).tolist()
 
 
 @pytest.mark.slow
