@@ -33,7 +33,7 @@ from subfleet.rounds.events import Failed, Tick
 from subfleet.rounds.refusals import REFUSALS
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import CheckRequest
-from subfleet.search.candidates import LIMITS
+from subfleet.search.fitting import LIMITS
 from subfleet.settings.timing import Deadlines
 
 PLAN = context_of(clock=None, deadlines=Deadlines(lease_s=1e4))

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 from subfleet.elastic.network import Network
 from subfleet.elastic.spaces import uniform_space
 from subfleet.methods.aggregator import Participant
-from subfleet.protocol.chains import Chain
 from subfleet.protocol.paths import PathSettings
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture
-from subfleet.search.candidates import INFINITE_BYTES, Candidate, Limit, exceeded_limits, lacking_operators, why_not
+from subfleet.search.candidates import Candidate
+from subfleet.search.fitting import Limit, Obstacle, find_obstacles, find_program_obstacles
 from subfleet.search.query import CostEstimates, FoundSize, Search
-from subfleet.search.queue import RequestedProgram
+from subfleet.search.queue import ProgramFacts, RequestedProgram
 
 if TYPE_CHECKING:  # methods are read where no PyTorch is
     from torch import Tensor
@@ -31,7 +31,6 @@ __all__ = [
     "AssignmentContext",
     "Draw",
     "SizeSearch",
-    "Unfit",
     "WrittenSize",
     "assign_largest",
     "draw_size",
@@ -64,37 +63,16 @@ class Draw:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenSize:
-    """A size with a training program.
+    """A size with the program that was written for it, or could not be.
 
     Attributes:
-        planned_peak_bytes: memory that the program plans to use.
-        operators: that it calls, if known.
+        facts: of the program, with its memory as planned for the client's device.
         estimate: the cost estimate of the size, if it was made before.
-        chain: of a supernet's program, the costs of its links.
-        program_bytes: disk that the program takes; 0 is unknown.
-        problem: why the program could not be written; empty if it was.
     """
 
     size: Architecture
-    planned_peak_bytes: int
-    operators: tuple[str, ...] = ()
+    facts: ProgramFacts
     estimate: Candidate | None = None
-    chain: Chain | None = None
-    program_bytes: int = 0
-    problem: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unfit:
-    """Why a device does not get a program again that it has refused.
-
-    Attributes:
-        limit: what the program exceeds.
-        why: the refusal in words.
-    """
-
-    limit: Limit
-    why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +108,7 @@ class AssignmentContext:
     search: Search | None = None
     written: Mapping[str, WrittenSize] = field(default_factory=lambda: MappingProxyType({}))
     operators: tuple[str, ...] = ()
-    refused: Mapping[str, Unfit] = field(default_factory=lambda: MappingProxyType({}))
+    refused: Mapping[str, Obstacle] = field(default_factory=lambda: MappingProxyType({}))
     declared: Architecture | None = None
     lasting: Budget | None = None
 
@@ -152,37 +130,30 @@ class AssignmentContext:
 
     def allows(self, candidate: Candidate) -> bool:
         """Whether a candidate may be assigned, as far as is known."""
-        return not self.why_not(candidate)
+        return next(self.find_obstacles(candidate), None) is None
 
     def why_not(self, candidate: Candidate) -> str:
         """Why a candidate may not be assigned, as a predicate such as "was refused by ..."; empty if it may."""
-        return self.why_never(candidate) or why_not(candidate, self.target, self.budget)
+        return next((obstacle.why for obstacle in self.find_obstacles(candidate)), "")
 
     def why_never(self, candidate: Candidate) -> str:
         """The same, whatever its cost estimate."""
-        return next((words for _, words in self._obstacles(candidate)), "")
+        return next((obstacle.why for obstacle in self._find_known_obstacles(candidate)), "")
 
-    def _obstacles(self, candidate: Candidate) -> Iterator[tuple[Limit, str]]:
-        """What keeps a candidate from the client, whatever its cost estimate: the limit, and a predicate."""
-        architecture_id = candidate.architecture.architecture_id
+    def find_obstacles(self, candidate: Candidate) -> Iterator[Obstacle]:
+        """What keeps a candidate from the client: first what is known about it and its program, then its estimate."""
+        yield from self._find_known_obstacles(candidate)
+        yield from find_obstacles(candidate, self.target, self.budget)
+
+    def _find_known_obstacles(self, candidate: Candidate) -> Iterator[Obstacle]:
         if self.below is not None and not candidate.order < self.below.order:
-            yield self.below_limit, f"is no smaller than {self.below.architecture.name!r}, which {self.too_much}"
-        if unfit := self.refused.get(architecture_id):
-            yield unfit.limit, f"was refused by the device: {unfit.why}"
-        written = self.written.get(architecture_id)
-        if written is None:
-            return
-        if lacking := lacking_operators(written.operators, self.operators):
-            yield "runtime", f"calls {', '.join(lacking)}, which the device's runtime {self.target!r} lacks"
-        peak_bytes, budget_bytes = written.planned_peak_bytes, self.budget.memory_bytes
-        if peak_bytes >= INFINITE_BYTES:
-            problem = f": {written.problem}" if written.problem else ""
-            yield "runtime", f"cannot be trained on {self.target!r}{problem}"
-        elif peak_bytes > budget_bytes:
-            yield "memory", f"needs {peak_bytes} bytes of memory and the budget is {budget_bytes}"
-        disk_bytes, most_bytes = candidate.disk_bytes + written.program_bytes, self.budget.disk_bytes
-        if most_bytes is not None and disk_bytes > most_bytes:
-            yield "disk", f"takes {disk_bytes} bytes of disk and the budget is {most_bytes}"
+            why = f"is no smaller than {self.below.architecture.name!r}, which {self.too_much}"
+            yield Obstacle(limit=self.below_limit, why=why)
+        architecture_id = candidate.architecture.architecture_id
+        if (refused := self.refused.get(architecture_id)) is not None:
+            yield Obstacle(limit=refused.limit, why=f"was refused by the device: {refused.why}")
+        if (written := self.written.get(architecture_id)) is not None:
+            yield from find_program_obstacles(written.facts, candidate, self.target, self.budget, self.operators)
 
     @property
     def too_much(self) -> str:
@@ -199,13 +170,11 @@ class AssignmentContext:
 
     def exceeded(self, candidate: Candidate) -> frozenset[Limit]:
         """Every limit that keeps a candidate from the client, as far as is known; none if it may be assigned."""
-        limits = {limit for limit, _ in self._obstacles(candidate)}
-        limits |= exceeded_limits(candidate, self.target, self.budget)
+        limits = frozenset(obstacle.limit for obstacle in self.find_obstacles(candidate))
         written = self.written.get(candidate.architecture.architecture_id)
-        peaks_bytes = candidate.training_memory_bytes[self.target], written.planned_peak_bytes if written else 0
-        if max(peaks_bytes) >= INFINITE_BYTES:  # no amount of memory would be enough
-            limits = limits - {"memory"} | {"runtime"}
-        return frozenset(limits)
+        planned = written is None or written.facts.planned_peak_bytes is not None
+        # No amount of memory is enough for a size that the target cannot train.
+        return limits if planned and self.target in candidate.training_memory_bytes else limits - {"memory"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ from subfleet.methods.roles import Roles
 from subfleet.methods.techniques import Techniques
 from subfleet.protocol.bounds import Range, checked
 from subfleet.protocol.limits import Count, Fraction
-from subfleet.search.candidates import INFINITE_BYTES, Candidate
+from subfleet.search.candidates import Candidate
 from subfleet.search.paper import PaperSearch, PaperSettings
 from subfleet.search.pareto import ParetoSearch, ParetoSettings
 from subfleet.search.query import CostEstimates, FoundSize, Query, Search, fit_of
@@ -166,9 +166,9 @@ class DynamicSelection:
         if self.estimates == "estimated":
             return 1.0
         plans = (
-            (size.planned_peak_bytes, _estimate(context, size).training_memory_bytes[context.target])
+            (size.facts.planned_peak_bytes, _estimate(context, size).training_memory_bytes[context.target])
             for size in context.written.values()
-            if size.planned_peak_bytes < INFINITE_BYTES
+            if size.facts.planned_peak_bytes is not None
         )
         ratios = sorted(planned_bytes / estimate_bytes for planned_bytes, estimate_bytes in plans)
         return ratios[math.ceil(_QUANTILE * (len(ratios) - 1))] if ratios else _INITIAL_CORRECTION
@@ -188,7 +188,8 @@ def _allows(context: AssignmentContext, query: Query, candidate: Candidate) -> b
 
 def _replace_by_plan(context: AssignmentContext, written: WrittenSize) -> Candidate:
     """A written size with its program's plan in place of the estimated memory."""
-    memory = MappingProxyType({context.target: written.planned_peak_bytes})
+    peak_bytes = written.facts.planned_peak_bytes
+    memory = MappingProxyType({} if peak_bytes is None else {context.target: peak_bytes})
     return replace(_estimate(context, written), training_memory_bytes=memory)
 
 

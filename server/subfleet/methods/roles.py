@@ -121,7 +121,7 @@ def keep_codec(codec: AnyUpdateCodec, update_bytes: UpdateBytes, budget: Budget)
 
 
 def change_objective(
-    settings: TrainingSettings, coefficients: Mapping[str, float] = MappingProxyType({}), **changes: Any
+    settings: TrainingSettings, coefficients: Mapping[str, Any] = MappingProxyType({}), **changes: Any
 ) -> TrainingSettings:
     """The same local training with some settings of its objective changed, and the coefficients that these need."""
     return replace(settings, objective=replace(settings.objective, **changes), **coefficients)

@@ -54,7 +54,7 @@ class Subspaces:
         whole = next(candidate for candidate in context.candidates if candidate.architecture.network == network.id)
         parts, macs = part_costs(network), self._limit_macs(context, network)
         written = context.written.get(whole.architecture.architecture_id)
-        chain = None if written is None else written.chain
+        chain = None if written is None else written.facts.chain
         # A written chain is checked for each subspace below; but a device that refused the program cannot load it.
         if (chain is None or whole.architecture.architecture_id in context.refused) and (
             why := context.why_never(whole)
@@ -98,7 +98,7 @@ class Subspaces:
         operators = _FLOAT_BYTES * sum(count for count, _ in parts.values()) - always
         limits = [limit for limit in (context.budget.downlink_bytes, context.budget.uplink_bytes) if limit is not None]
         if context.budget.disk_bytes is not None:
-            program_bytes = max((written.program_bytes for written in context.written.values()), default=0)
+            program_bytes = max((written.facts.program_bytes for written in context.written.values()), default=0)
             limits.append((context.budget.disk_bytes - program_bytes) // TRAINED_COPIES)
         return min([self.share * operators, *(limit - always for limit in limits)])
 

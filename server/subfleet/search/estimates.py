@@ -10,7 +10,7 @@ from subfleet.elastic.network import Network
 from subfleet.elastic.update_form import update_bytes
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
-from subfleet.search.candidates import INFINITE_BYTES, Candidate
+from subfleet.search.candidates import Candidate
 
 __all__ = ["Estimates", "MemoryOf", "estimate_by_plans", "estimate_by_shapes"]
 
@@ -76,7 +76,7 @@ def estimate_by_shapes(
 
 
 def estimate_by_plans(network: Network, target: str, estimates: MemoryEstimates | None) -> MemoryOf:
-    """Memory estimated by a model of the planner; infinite without one, as nothing can be trained then."""
+    """Memory estimated by a model of the planner; without one, nothing can be trained on the target."""
     if estimates is None:
-        return lambda architecture: MappingProxyType({target: INFINITE_BYTES})
+        return lambda architecture: MappingProxyType({})
     return lambda architecture: MappingProxyType({target: estimates.memory_bytes(network, [architecture])[0]})

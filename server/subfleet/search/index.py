@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from subfleet.protocol.disk import TRAINED_COPIES
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture
-from subfleet.search.candidates import INFINITE_BYTES, Candidate, list_limits
+from subfleet.search.candidates import Candidate
+from subfleet.search.fitting import list_limits
 from subfleet.search.query import Fit, Query
 
 __all__ = ["Columns", "EstimateIndex"]
@@ -17,12 +18,14 @@ __all__ = ["Columns", "EstimateIndex"]
 Integers = NDArray[np.int64]
 Identity = tuple[object, ...]
 
+_UNTRAINABLE_BYTES = 2**62
+"""The memory of a submodel that the target cannot train, which no budget fits."""
 _PARAMETERS, _WEIGHT_BYTES, _UPDATE_BYTES, _FORWARD_MACS, _FIRST_TARGET = range(5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """Cost estimates of many submodels on one target, one row each."""
+    """Cost estimates of many submodels on one target, one row each; the memory of an untrainable one is 2^62."""
 
     parameters: Integers
     weight_bytes: Integers
@@ -37,7 +40,7 @@ class Columns:
 
     def within(self, limits: Budget) -> NDArray[np.bool_]:
         """Which rows stay within every limit."""
-        fits = np.ones(len(self.parameters), dtype=np.bool_)
+        fits: NDArray[np.bool_] = self.memory_bytes < _UNTRAINABLE_BYTES
         for _, cost, most in list_limits(limits):
             fits &= getattr(self, cost) <= most
         return fits
@@ -93,7 +96,7 @@ class EstimateIndex:
         if row == self._table.shape[1]:
             self._table = np.concatenate([self._table, np.zeros_like(self._table)], axis=1)
         moved = (candidate.weight_bytes, candidate.update_bytes)
-        memory = map(candidate.memory_on, self._targets)
+        memory = (candidate.training_memory_bytes.get(name, _UNTRAINABLE_BYTES) for name in self._targets)
         self._table[:, row] = [candidate.parameters, *moved, candidate.forward_macs, *memory]
         self._candidates.append(candidate)
         self._known.add(_identify(candidate.architecture))
@@ -147,7 +150,7 @@ class EstimateIndex:
         """
         columns = self._columns(query.target)
         near = columns.parameters >= (1 - slack) * candidate.parameters
-        near &= columns.memory_bytes <= candidate.memory_on(query.target)
+        near &= columns.memory_bytes <= candidate.training_memory_bytes.get(query.target, _UNTRAINABLE_BYTES)
         near &= (columns.weight_bytes <= candidate.weight_bytes) & (columns.update_bytes <= candidate.update_bytes)
         if query.limits.forward_macs is not None:
             near &= columns.forward_macs <= candidate.forward_macs
@@ -163,7 +166,7 @@ class EstimateIndex:
             forward_macs=table[_FORWARD_MACS],
             memory_bytes=table[_FIRST_TARGET + self._targets.index(target)]
             if known
-            else np.full(len(self._candidates), INFINITE_BYTES),
+            else np.full(len(self._candidates), _UNTRAINABLE_BYTES),
         )
 
 

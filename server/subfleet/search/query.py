@@ -7,7 +7,8 @@ from typing import Protocol
 
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture
-from subfleet.search.candidates import Candidate, exceeded_limits
+from subfleet.search.candidates import Candidate
+from subfleet.search.fitting import fits
 
 __all__ = ["CostEstimates", "Explored", "Fit", "FoundSize", "Query", "Search", "fit_of"]
 
@@ -16,7 +17,7 @@ class CostEstimates(Protocol):
     """The interface of the cost model: plain arithmetic, microseconds for a submodel."""
 
     def __call__(self, architecture: Architecture) -> Candidate:
-        """The costs of a submodel. A target that cannot train it is missing in its memory, or is infinite there.
+        """The costs of a submodel. A target that cannot train it is missing in its memory.
 
         Raises:
             ConfigError: the architecture is no submodel of the network.
@@ -117,10 +118,10 @@ def fit_of(candidate: Candidate, query: Query) -> Fit | None:
     """Compare a submodel with a device; None if it does not fit or is refused."""
     if query.below_parameters is not None and candidate.parameters >= query.below_parameters:
         return None
-    if exceeded_limits(candidate, query.target, query.limits) or query.refused(candidate):
+    if not fits(candidate, query.target, query.limits) or query.refused(candidate):
         return None
     taken = (
-        (candidate.memory_on(query.target), query.limits.memory_bytes),
+        (candidate.training_memory_bytes[query.target], query.limits.memory_bytes),
         (candidate.weight_bytes, query.limits.downlink_bytes),
         (candidate.update_bytes, query.limits.uplink_bytes),
     )
