@@ -110,6 +110,6 @@ def score_of(
     """
     inputs, labels = samples
     if network.config.norm == "batch":
-        state = recalibrated(network, state, path, torch.split(inputs, _BATCH_SIZE))
+        state = recalibrate(network, state, path, torch.split(inputs, _BATCH_SIZE))
     found = evaluate(network, path, state, inputs, labels, objective=objective)
     return found.accuracy if found.kind.by_accuracy else -found.loss

@@ -103,6 +103,6 @@ def _sort_model(context: AggregationContext) -> ModelState:
     """Sort the channels of every axis by importance, in copies, moments and untrained marks too."""
     from subfleet.elastic.permuting import importance_order, permuted  # with PyTorch, which settings do without
 
-    order = importance_order(context.network, context.after.shared)
-    after = context.after.mapped(lambda tensors: permuted(context.network, tensors, order))
-    return replace(after, untrained=permuted(context.network, after.untrained, order))
+    order = rank_indices(context.network, context.after.shared)
+    after = context.after.map_tensors(lambda tensors: permute(context.network, tensors, order))
+    return replace(after, untrained=permute(context.network, after.untrained, order))

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from subfleet.elastic.network import Family, OfOperators
+from subfleet.elastic.network import Family, Supernet
 from subfleet.elastic.robust_aggregation import CoordinateMedian, TrimmedMean
 from subfleet.methods.aggregator import share_everything
 from subfleet.methods.roles import Method

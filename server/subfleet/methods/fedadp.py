@@ -167,7 +167,7 @@ def _find_replication(exchange: Exchange | None) -> Replication:
 def _copy(copies: Copies, network: Network, size: Architecture, stream: random.Random) -> Replication:
     from subfleet.elastic.replication import Replication
 
-    return Replication.in_turn(network, size) if copies == "cyclic" else Replication.drawn(network, size, stream)
+    return Replication.cycle(network, size) if copies == "cyclic" else Replication.drawn(network, size, stream)
 
 
 def _build_replication(
@@ -241,7 +241,7 @@ def _succeed(copies: Copies, succession: Succession) -> tuple[Inheritance, Model
             kept[_name("copies", client_id, axis)] = before[source].to(torch.int32)
             kept[_name("shares", client_id, axis)] = shares[source] * share
     how = Replicated(sources=tuple(sorted(larger.sources.items())))
-    grown = ModelState(shared=larger.grown(state.shared, first), kept=MappingProxyType(kept))
+    grown = ModelState(shared=larger.grow(state.shared, first), kept=MappingProxyType(kept))
     return (Copied() if network.config == parent.config else how), grown
 
 

@@ -16,7 +16,7 @@ from subfleet.methods.selector import LastUpdate
 if TYPE_CHECKING:  # methods are read where no PyTorch is
     from torch import Tensor
 
-    from subfleet.elastic.descent import Descent, Image
+    from subfleet.elastic.descent import Descent, MappedTensor
 
 __all__ = [
     "DecayBy",

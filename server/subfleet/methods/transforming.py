@@ -49,7 +49,7 @@ def activeness(network: Network, before: Mapping[str, Tensor], after: Mapping[st
 
     Running statistics do not count. It is 0 for a cell without weights, or with weights of 0 only.
     """
-    from subfleet.elastic.cells import cells_of
+    from subfleet.elastic.cells import list_cells
     from subfleet.elastic.network import BUFFER_ROLES
 
     result = {}
@@ -106,9 +106,9 @@ def transform_cells(
     Returns:
         None if no cell can be changed.
     """
-    from subfleet.elastic.cells import can_deepen, cells_of, deepened, widened
+    from subfleet.elastic.cells import can_deepen, deepen_cell, list_cells, widen_cells
 
-    every = cells_of(network)
+    every = list_cells(network)
     deeper = [
         cell
         for cell in every
@@ -120,9 +120,9 @@ def transform_cells(
         return None
     config: AnyFamily = network.config
     if wider:
-        config = widened(config, [cell.name for cell in wider], factor)
+        config = widen_cells(config, [cell.name for cell in wider], factor)
     for cell in deeper:
-        config = deepened(config, cell, inserted)
+        config = deepen_cell(config, cell, inserted)
     longer = {axis for cell in wider for axis in cell.axes}
     return Transformation(
         config=config,

@@ -91,7 +91,7 @@ class Unions:
         """The settings of the union of some networks; None if there is none, or it would be too large."""
         from subfleet.elastic.building import network_of
         from subfleet.elastic.replication import size_in
-        from subfleet.elastic.unions import union_of
+        from subfleet.elastic.unions import unite_families
 
         try:
             # Each network first: building the union of a network takes time in proportion to its width.
@@ -141,18 +141,19 @@ def place_in_front(succession: Succession) -> tuple[Inheritance, ModelState]:
     Moments of a server optimiser start again, as there are none for new elements.
     """
     from subfleet.elastic.building import init_state
-    from subfleet.elastic.inheriting import placed
+    from subfleet.elastic.inheriting import embed_weights
 
     state, network, parent = succession.state, succession.network, succession.parent
     like = next(iter(state.shared.values()))
     first = {name: tensor.to(like) for name, tensor in init_state(network, succession.seed).items()}
     copies = {
-        key: placed(network, parent, own, {name: first[name] for name in own}) for key, own in state.copies.items()
+        key: embed_weights(network, parent, own, {name: first[name] for name in own})
+        for key, own in state.copies.items()
     }
     sizes = [succession.sizes[size.architecture_id] for size in state.sizes if size.architecture_id in succession.sizes]
     grown = replace(
         state,
-        shared=placed(network, parent, state.shared, first),
+        shared=embed_weights(network, parent, state.shared, first),
         copies=copies,
         moments={},
         kept={},
@@ -167,7 +168,7 @@ def _mark_untrained(succession: Succession) -> dict[str, Tensor]:
     """The untrained elements of a successor: new ones, and those that were untrained in its parent."""
     import torch
 
-    from subfleet.elastic.inheriting import placed
+    from subfleet.elastic.inheriting import embed_weights
 
     state, network = succession.state, succession.network
     like = next(iter(state.shared.values())).device
