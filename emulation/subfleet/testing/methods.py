@@ -135,10 +135,10 @@ class MethodContract:
 
     def test_what_nobody_held_keeps_its_bits(self, tmp_path: Path) -> None:
         """And something moves for the clients that trained."""
-        context = context_with(self.method, self.model)
-        if moves_the_whole(context):
+        context = make_context(self.method, self.model)
+        if changes_whole_model(context):
             context = replace(context, roles=with_steps(context.roles, after_round=keep_aggregate, distillation=None))
-        state, clients = first_state(context.network), every_size(context)[:2]
+        state, clients = draw_state(context.network), list_clients(context)[:2]
         least = context.roles.aggregator.min_contributors(context.network)
         clients = [*clients, *(replace(clients[0], name=f"other{number}") for number in range(len(clients), least))]
         for round_number in (1, 2):

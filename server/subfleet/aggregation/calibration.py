@@ -19,7 +19,7 @@ from subfleet.arrays import Arrays, decode_arrays
 from subfleet.elastic.lineage import Lineage
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import Network
-from subfleet.elastic.running_statistics import NormMoments, shared_statistics
+from subfleet.elastic.running_statistics import NormMoments, pool_statistics
 from subfleet.methods.aggregator import Participant, count_samples
 from subfleet.protocol.calibration import Calibration, NormLayer, sum_names
 from subfleet.protocol.errors import FileError, ProtocolError

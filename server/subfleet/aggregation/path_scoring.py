@@ -10,8 +10,8 @@ from torch import Tensor
 from subfleet.elastic.evaluate import evaluate
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import Network
-from subfleet.elastic.paths import path_architecture
-from subfleet.elastic.running_statistics import recalibrated
+from subfleet.elastic.running_statistics import recalibrate
+from subfleet.elastic.supernets import path_architecture
 from subfleet.methods.run_networks import Generation
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Architecture

@@ -46,7 +46,7 @@ class FedAdam:
 
     TYPE: ClassVar[str] = "fedadam"
     INFO: ClassVar[MethodInfo] = MethodInfo(title="FedAdam", paper=_PAPER, published=_PUBLISHED, departures=_DEPARTURES)
-    server: server_optimisers.FedAdam = field(default_factory=server_optimisers.FedAdam)
+    server: server_optimisers.ServerAdam = field(default_factory=server_optimisers.ServerAdam)
     model: Homogeneous = "largest"
 
     def roles(self) -> Roles:
@@ -65,7 +65,7 @@ class FedYogi:
 
     TYPE: ClassVar[str] = "fedyogi"
     INFO: ClassVar[MethodInfo] = MethodInfo(title="FedYogi", paper=_PAPER, published=_PUBLISHED, departures=_DEPARTURES)
-    server: server_optimisers.FedYogi = field(default_factory=server_optimisers.FedYogi)
+    server: server_optimisers.ServerYogi = field(default_factory=server_optimisers.ServerYogi)
     model: Homogeneous = "largest"
 
     def roles(self) -> Roles:

@@ -101,7 +101,7 @@ def _fit_codec(codec: AnyUpdateCodec, update_bytes: UpdateBytes, budget: Budget)
 
 def _sort_model(context: AggregationContext) -> ModelState:
     """Sort the channels of every axis by importance, in copies, moments and untrained marks too."""
-    from subfleet.elastic.permuting import importance_order, permuted  # with PyTorch, which settings do without
+    from subfleet.elastic.permuting import permute, rank_indices  # with PyTorch, which settings do without
 
     order = rank_indices(context.network, context.after.shared)
     after = context.after.map_tensors(lambda tensors: permute(context.network, tensors, order))

@@ -37,7 +37,7 @@ class Combination:
 
     def _check_supernet(self) -> Iterator[str]:
         roles, name = self.method.roles(), f"method {self.method.TYPE!r}"
-        choices = isinstance(self.model, OfOperators) and self.model.open_choices
+        choices = isinstance(self.model, Supernet) and self.model.open_choices
         if choices and not roles.training.draws_paths:
             yield (
                 f"model.operators leaves {choices} blocks with a choice of operators, but {name} trains one network; "

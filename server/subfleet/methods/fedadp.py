@@ -137,7 +137,7 @@ class FedADP:
         if self.absent == "keep":
             return Replacement(architecture=replication.moved, change=change)
         # The client counts with an identity for each layer that it lacks.
-        whole = replication.grown(trained, state)
+        whole = replication.grow(trained, state)
         lacking = {name: tensor - state[name] for name, tensor in whole.items() if name not in change}
         return Replacement(architecture=network.full_architecture(), change={**change, **lacking})
 

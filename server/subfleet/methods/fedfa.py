@@ -153,7 +153,7 @@ class FedFA:
         self, network: Network, state: Mapping[str, Tensor], updates: Sequence[ClientUpdate]
     ) -> Sequence[Replacement]:
         from subfleet.elastic.maps import extract
-        from subfleet.elastic.scaling import scale_factors, scaled_change
+        from subfleet.elastic.scaling import compute_scale_factors, scale_change
 
         grafted = [self._graft(network, state, update) for update in updates]
         if not self.scaling:
@@ -169,20 +169,20 @@ class FedFA:
             for graft, old in zip(grafted, received, strict=True)
         ]
         norm = self.norm or NORMS[self.fidelity]
-        factors = scale_factors(network, trained, norm=norm, central=self.central)
+        factors = compute_scale_factors(network, trained, norm=norm, central=self.central)
         return [
-            Replacement(architecture=graft.architecture, change=scaled_change(old, graft.change, factor))
+            Replacement(architecture=graft.architecture, change=scale_change(old, graft.change, factor))
             for graft, old, factor in zip(grafted, received, factors, strict=True)
         ]
 
     def _graft(self, network: Network, state: Mapping[str, Tensor], update: ClientUpdate) -> Replacement:
-        from subfleet.elastic.grafting import graft, grafted_change
+        from subfleet.elastic.grafting import graft, graft_change
 
         if not self.grafting:
             return Replacement(architecture=update.client.architecture, change=update.change)
         plan = graft(network, update.client.architecture)
         if self.fidelity == "paper":
-            change = grafted_change(network, plan, state, update.change)
+            change = graft_change(network, plan, state, update.change)
         else:  # each copy learns what its source learned
             change = {name: update.change[source] for name, source in plan.sources.items()}
         return Replacement(architecture=plan.architecture, change=change)

@@ -264,9 +264,9 @@ class FedTrans:
 
     def _evolve(self, context: EvolutionContext) -> Evolution:
         """Share weights between the networks, and grow another one if the newest has stopped learning."""
-        from subfleet.elastic.cells import parameters_of
+        from subfleet.elastic.cells import count_cell_parameters
 
-        parameters = {name: sum(parameters_of(network).values()) for name, network in context.networks.items()}
+        parameters = {name: sum(count_cell_parameters(network).values()) for name, network in context.networks.items()}
         sharing = SoftSharing(
             share=self.share,
             decay=self.decay,
@@ -358,12 +358,12 @@ class FedTrans:
 
 def _begin(left_behind: float, context: BeginContext) -> tuple[Lineage, ...]:
     """The configured network, as wide as enough clients can carry it; the narrowest if even that is too wide."""
-    from subfleet.elastic.resizing import settings_of_size
+    from subfleet.elastic.resizing import derive_settings
 
     network, first = context.network, None
     for size in reversed(list_widths(network, context.rates)):
         try:
-            config = settings_of_size(network, size)
+            config = derive_settings(network, size)
         except ConfigError:  # the family has no settings for this size
             continue
         reason = f"the configured network at {size.name}, for the weakest device"

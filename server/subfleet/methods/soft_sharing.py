@@ -197,7 +197,7 @@ class SoftSharing:
         return givers
 
 
-def _average(own: Tensor, given: Sequence[tuple[float, float, Image]]) -> Tensor:
+def _average(own: Tensor, given: Sequence[tuple[float, float, MappedTensor]]) -> Tensor:
     """A tensor averaged with what others give for the elements that they have."""
     import torch
 
@@ -210,19 +210,21 @@ def _average(own: Tensor, given: Sequence[tuple[float, float, Image]]) -> Tensor
     return torch.where(count > 1, (total / count).to(own.dtype), own)
 
 
-def _give(name: str, own: Sequence[Mapping[str, Tensor]], giver: int, place: int, steps: Sequence[Descent]) -> Image:
+def _give(
+    name: str, own: Sequence[Mapping[str, Tensor]], giver: int, place: int, steps: Sequence[Descent]
+) -> MappedTensor:
     """What a network gives to another one: in copies of its own elements, plus the differences between these copies."""
-    from subfleet.elastic.descent import Image
+    from subfleet.elastic.descent import MappedTensor
 
-    image = _project(name, Image(values=own[giver][name].double()), giver, place, steps)
+    image = _project(name, MappedTensor(values=own[giver][name].double()), giver, place, steps)
     if place < giver:
         return image
-    whole = Image(values=own[place][name].double())
+    whole = MappedTensor(values=own[place][name].double())
     alike = _project(name, _project(name, whole, place, giver, steps), giver, place, steps)
     return replace(image, values=image.values + (whole.values - alike.values))
 
 
-def _project(name: str, image: Image, place: int, to: int, steps: Sequence[Descent]) -> Image:
+def _project(name: str, image: MappedTensor, place: int, to: int, steps: Sequence[Descent]) -> MappedTensor:
     """A tensor of a network as another one of the lineage has it."""
     for step in steps[place:to]:
         image = step.down(name, image)

@@ -53,7 +53,7 @@ def activeness(network: Network, before: Mapping[str, Tensor], after: Mapping[st
     from subfleet.elastic.network import BUFFER_ROLES
 
     result = {}
-    for cell in cells_of(network):
+    for cell in list_cells(network):
         names = [
             name
             for name, decl in network.tensors.items()
@@ -149,7 +149,7 @@ def draw_copies(network: Network, config: AnyFamily, stream: random.Random, *, s
     grown = network_of(config)
     replication = Replication.drawn(grown, size_in(grown, network), stream)
     if shares == "drawn":
-        replication = replication.with_drawn_shares(stream)
+        replication = replication.draw_shares(stream)
     return Replicated(
         sources=tuple(sorted(replication.sources.items())), shares=tuple(sorted(replication.shares.items()))
     )

@@ -97,7 +97,7 @@ class Unions:
             # Each network first: building the union of a network takes time in proportion to its width.
             if any(_count_parameters(member) > min(_MOST_OF_ONE, most_parameters) for member in members):
                 return None
-            config: AnyFamily = union_of(members)
+            config: AnyFamily = unite_families(members)
             if _count_parameters(config) > most_parameters:
                 return None
             network = network_of(config)
@@ -177,7 +177,7 @@ def _mark_untrained(succession: Succession) -> dict[str, Tensor]:
         for name, tensor in state.shared.items()
     }
     new = {name: torch.ones(decl.shape, dtype=torch.bool, device=like) for name, decl in network.tensors.items()}
-    return {name: mark for name, mark in placed(network, succession.parent, before, new).items() if mark.any()}
+    return {name: mark for name, mark in embed_weights(network, succession.parent, before, new).items() if mark.any()}
 
 
 def _find_model(succession: Succession) -> Architecture | None:

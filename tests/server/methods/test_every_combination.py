@@ -179,7 +179,7 @@ def cases(name: str, choices: Iterable[Choice], folder: Path) -> Iterator[Case]:
 
 def check(case: Case) -> None:
     """A round in which everybody learned, and one in which nobody did."""
-    state = first_state(case.context.network)
+    state = draw_state(case.context.network)
     aggregated = case.aggregated(state, case.loud, after_round=keep_aggregate, distillation=None)
     check_what_moved(case, state, aggregated)
     # Copies are there now, and differ from what is shared. Momentum would go on by itself.

@@ -147,7 +147,7 @@ def test_what_does_not_depart_there_says_nothing_of_it(method: AnyMethod, settin
     ],
 )
 def test_a_run_is_exact_only_where_it_replaces_nothing(method: AnyMethod, replaced: dict[str, Any], told: str) -> None:
-    said = describe_status(method, config_with(method, **replaced).setting)
+    said = describe_status(method, make_config(method, **replaced).setting)
     own = list_departures(method, Setting())
     assert said == join_departures((*own, *([] if told == "exact" else [told])))
 
@@ -158,7 +158,7 @@ def test_everything_that_a_run_replaces_is_told_once() -> None:
         "server_optimiser": YogiStep(),
         "distillation": DistillationSettings(),
     }
-    told = describe_status(FedAvg(), config_with(FedAvg(), **replaced).setting)
+    told = describe_status(FedAvg(), make_config(FedAvg(), **replaced).setting)
     assert [words.rpartition("(")[2] for words in told.split("; ")] == [
         "robust_aggregation)",
         "server_optimiser)",

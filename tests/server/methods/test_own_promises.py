@@ -184,10 +184,10 @@ def test_dropout_keeps_random_groups_of_each_axis_anew_for_each_client_and_round
 @pytest.mark.slow
 def test_anycostfl_sorts_what_each_size_has_to_itself_alike(tmp_path: Path) -> None:
     """What a size has learned of a channel stays with the channel, and so does what it has not."""
-    context = context_with(AnycostFL(), norms="bank")
+    context = make_context(AnycostFL(), norms="bank")
     unsorted = replace(context, roles=with_steps(context.roles, after_round=keep_aggregate))
-    clients = [Client(name=name, size=size) for name, size in (("a", 1), ("b", 3), ("c", 1), ("d", 4))]
-    state = first_state(context.network)
+    clients = [DrawnClient(name=name, size=size) for name, size in (("a", 1), ("b", 3), ("c", 1), ("d", 4))]
+    state = draw_state(context.network)
     for number in (1, 2, 3):
         before = play(unsorted, state, clients, tmp_path, number).state
         state = play(context, state, clients, tmp_path, number).state
