@@ -22,10 +22,9 @@ from subfleet.elastic.building import network_of
 from subfleet.elastic.families import preset
 from subfleet.elastic.network import Family
 from subfleet.export.memory import executorch_plan
-from subfleet.export.memory.executorch_plan import BASE_BYTES, plan_executorch
-from subfleet.export.memory.executorch_run import HeapGrowth
+from subfleet.export.memory.executorch_plan import BASE_BYTES, HeapGrowth, plan_executorch
 from subfleet.export.memory.liveness import activation_peak_bytes
-from subfleet.export.memory.values import fed_bytes, optimiser_bytes, round_up_count, weights_bytes
+from subfleet.export.memory.step_bytes import fed_bytes, optimiser_bytes, round_up_count, weights_bytes
 from subfleet.export.programs import export_training_program, write_evaluation_program, write_training_program
 from subfleet.export.requests import TrainRequest
 from subfleet.export.steps import SampleSpec, Step, evaluation_step, training_step
