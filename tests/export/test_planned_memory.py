@@ -184,7 +184,8 @@ def test_a_fresh_process_takes_what_was_planned(name: str, target: str, tmp_path
     assert LOWEST <= planned_here(program) / measured <= HIGHEST, program.manifest.memory
 
 
-@pytest.mark.parametrize("name", mostly_long(EAGER, "operators"))
+@pytest.mark.long
+@pytest.mark.parametrize("name", EAGER)
 def test_a_fresh_process_of_pytorch_takes_no_more_than_was_planned(name: str, tmp_path: Path) -> None:
     """Many operators, and many convolutions, of few numbers each."""
     config, share, objective = EAGER[name]
