@@ -44,20 +44,22 @@ TRAIN = """
 import json, sys
 from pathlib import Path
 from subfleet.protocol.memory import planned_for
-from subfleet.protocol.programs import TrainJob
+
 from subfleet.protocol.training import TrainingSettings
+from subfleet.protocol.jobs import Job
+from subfleet.protocol.task import Train
 from subfleet.device.runtimes import load_trainer
 target, batch_size, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
 trainer = load_trainer(target)
 trainer.describe(str(folder / "data.npz"))
-job = TrainJob(
+job = Job(
     program_path=folder / "program", weights_path=folder / "weights", output_path=folder / "change",
-    data=str(folder / "data.npz"), settings=TrainingSettings(batch_size=batch_size, learning_rate=0.01),
+    data=str(folder / "data.npz"), work=Train(settings=TrainingSettings(batch_size=batch_size, learning_rate=0.01)),
     round=0, client_id="a", memory_limit_bytes=2**40,
 )
 print(json.dumps(trainer.train(job, lambda: False).measured_peak_bytes))
 """
-EVALUATE = TRAIN.replace("TrainJob", "EvaluateJob").replace("trainer.train", "trainer.evaluate")
+EVALUATE = TRAIN.replace("Job[Train]", "Job[Evaluate]").replace("trainer.train", "trainer.evaluate")
 EVALUATE = EVALUATE.replace(
     "subfleet.protocol.training import TrainingSettings", "subfleet.protocol.evaluating import *"
 )
