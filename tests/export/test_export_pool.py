@@ -210,5 +210,5 @@ def test_settings_are_checked(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="workers is 0"):
         ExportPool(CacheFolder(path=tmp_path), workers=0)
     (tmp_path / "file").touch()
-    with pytest.raises(FileError, match="cannot be made"):
+    with pytest.raises(FileError, match="cannot be created"):
         ExportPool(CacheFolder(path=tmp_path / "file"))
