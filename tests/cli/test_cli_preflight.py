@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from subfleet.cli.preflight import Verdict, table
+from subfleet.cli.preflight import Verdict, show_verdicts
 from subfleet.protocol.exit_codes import ExitCode
 from subfleet.protocol.submodel import Architecture
 
@@ -98,7 +98,7 @@ def test_a_name_is_no_markup_in_the_table() -> None:
     architecture = Architecture(name=evil, axes=(), blocks=())
     verdict = Verdict(submodel=evil, target="[/]", parameters=1, problem=f"layer {evil}", architecture=architecture)
     screen = Console(file=io.StringIO(), width=200, force_terminal=True, color_system=None)
-    table([verdict], screen)
+    show_verdicts([verdict], screen)
     assert isinstance(screen.file, io.StringIO)
     shown = screen.file.getvalue()
     assert shown.count(evil) == 3

@@ -42,7 +42,7 @@ from subfleet.rounds.work import (
 from subfleet.rounds.written import ProgramFacts
 from subfleet.search.queue import RequestedProgram, SizedProgram
 from subfleet.serving.context import context_of as planned
-from subfleet.settings.timing import Deadlines
+from subfleet.settings.sections import Deadlines
 
 CLIENTS = ("ada", "bob", "cyd")
 PLAN_DEADLINES = Deadlines(lease_s=20.0)

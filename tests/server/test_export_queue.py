@@ -41,7 +41,7 @@ from subfleet.rounds.state import RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest, ProgramRequest
 from subfleet.search.fitting import INFINITE_BYTES
 from subfleet.search.queue import RequestedProgram, SizedProgram
-from subfleet.settings.timing import Deadlines
+from subfleet.settings.sections import Deadlines
 from subfleet.testing.rounds import with_steps
 
 SEARCH = DynamicSelection(distillation=None, estimates="estimated")
