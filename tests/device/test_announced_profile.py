@@ -32,9 +32,9 @@ def test_a_device_announces_what_its_profile_says_of_its_runtime(
     told = description("pi", profile, "onnx", SUMMARY, METER)
     assert told.architecture == architecture
     assert (told.operators, told.macs_per_s) == (operators, macs_per_s)
-    assert told.memory_limit_bytes is None
+    assert told.max_training_bytes is None
     limited = description("pi", replace(profile, memory_limit="300M"), "onnx", SUMMARY, METER)
-    assert limited.memory_limit_bytes == 300_000_000
+    assert limited.max_training_bytes == 300_000_000
     assert told.held_out_count == 0
     held_out = replace(SUMMARY, sample_count=7)
     tested = description("pi", profile, "onnx", SUMMARY, METER, held_out=held_out)

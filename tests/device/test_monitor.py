@@ -103,7 +103,7 @@ def test_free_memory_is_what_the_process_may_really_use(tmp_path: Path, availabl
     meter = LiveMeter(groups(tmp_path, "0::/app\n", {"app": V2}), available_bytes=lambda: available_bytes)
     log_time_s, reading = meter.read(12.0)
     assert log_time_s is None
-    assert (reading.memory_free_bytes, reading.memory_limit_bytes) == (free_bytes, 1000)
+    assert (reading.memory_free_bytes, reading.cgroup_limit_bytes) == (free_bytes, 1000)
 
 
 def test_what_is_kept_for_the_next_training_counts_as_free_for_it(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_what_a_system_hides_is_unknown(tmp_path: Path, monkeypatch: pytest.Monk
         monkeypatch.setattr(psutil, name, refuse)
     assert LiveMeter(ControlGroups(tmp_path, tmp_path / "absent")).read(None) == (None, Reading())
     _, limited = LiveMeter(groups(tmp_path, "0::/app\n", {"app": V2})).read(None)
-    assert limited == Reading(memory_free_bytes=400, memory_limit_bytes=1000)
+    assert limited == Reading(memory_free_bytes=400, cgroup_limit_bytes=1000)
 
 
 def test_a_sensor_that_says_nonsense_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,10 +98,10 @@ def test_the_budget_is_the_least_of_share_and_limit() -> None:
     assert memory_budget_bytes(Reading(memory_free_bytes=1000), 0.25, limit_bytes=200) == 200
     assert memory_budget_bytes(Reading(memory_free_bytes=1000), 0.25, limit_bytes=300) == 250
     assert memory_budget_bytes(Reading(), 0.25, limit_bytes=300) == 0
-    assert parse_profile(MINIMAL, "board.toml").memory_limit_bytes is None
+    assert parse_profile(MINIMAL, "board.toml").max_training_bytes is None
     assert parse_profile(MINIMAL, "board.toml").disk_limit_bytes == 2_000_000_000
     assert parse_profile(MINIMAL + 'disk_limit = "500M"\n', "board.toml").disk_limit_bytes == 500_000_000
-    assert parse_profile(MINIMAL + 'memory_limit = "1.5Gi"\n', "board.toml").memory_limit_bytes == 3 * 2**29
+    assert parse_profile(MINIMAL + 'memory_limit = "1.5Gi"\n', "board.toml").max_training_bytes == 3 * 2**29
 
 
 def test_a_profile_may_declare_an_architecture() -> None:

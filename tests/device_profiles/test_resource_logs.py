@@ -16,7 +16,7 @@ rates = st.none() | st.floats(0, 1e15)
 readings = st.builds(
     Reading,
     memory_free_bytes=amounts,
-    memory_limit_bytes=amounts,
+    cgroup_limit_bytes=amounts,
     downlink_bps=rates,
     uplink_bps=rates,
     latency_s=rates,

@@ -262,7 +262,7 @@ class Rig:
         self.trainer = FakeTrainer()
         self.meter = FixedMeter()
         self.starts = 0
-        self.memory_limit_bytes: int | None = None
+        self.max_training_bytes: int | None = None
         self.start()
 
     def start(self, *, leave_when_finished: bool = False) -> None:
@@ -276,7 +276,7 @@ class Rig:
             data="d",
             held_out="h",
         )
-        told = replace(profile(f"s{self.starts}"), memory_limit_bytes=self.memory_limit_bytes)
+        told = replace(profile(f"s{self.starts}"), max_training_bytes=self.max_training_bytes)
         settings = AgentSettings(profile=told, data_bytes=DATA_BYTES, leave_when_finished=leave_when_finished)
         self.link: MemoryTransport = self.broker.client("pi")
         device = Device(store=self.store, worker=self.worker, meter=self.meter)

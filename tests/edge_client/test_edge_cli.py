@@ -284,7 +284,7 @@ def test_the_command_line_overrides_the_profile() -> None:
     profile = profile_with("laptop", memory_fraction=0.75, threads=3)
     assert (profile.memory_fraction, profile.threads) == (0.75, 3)
     assert profile_with("laptop").threads == 1
-    assert profile_with("laptop", memory_limit="300M").memory_limit_bytes == 300_000_000
+    assert profile_with("laptop", memory_limit="300M").max_training_bytes == 300_000_000
     assert profile_with("laptop", disk_limit="1Gi").disk_limit_bytes == 2**30
 
 

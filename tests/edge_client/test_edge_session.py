@@ -101,7 +101,7 @@ def test_samples_take_their_room_before_training_has_its_share(rig: Rig) -> None
 
 def test_a_device_gives_no_more_than_its_limit_however_much_is_free(rig: Rig) -> None:
     rig.kill()
-    rig.memory_limit_bytes = 450
+    rig.max_training_bytes = 450
     rig.start()
     rig.server.announce(announce())
     rig.until(lambda: bool(rig.server.of(Telemetry)))

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
+from matrices import examples
 from torch import Tensor
 
 from subfleet.export.lowerings.activation import ACTIVATIONS
@@ -134,7 +135,7 @@ GEOMETRY = st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(0, 2), st
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@examples(15)
 @given(
     rows=GEOMETRY,
     columns=GEOMETRY,
@@ -155,7 +156,7 @@ def test_average_pools_of_every_geometry(
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None)
+@examples(10)
 @given(sizes=st.tuples(st.integers(1, 9), st.integers(1, 9)), outputs=st.tuples(st.integers(1, 10), st.integers(1, 10)))
 def test_adaptive_pools_of_every_size(sizes: tuple[int, int], outputs: tuple[int, int]) -> None:
     x, gradient = tied(2, 3, *sizes), draw(2, 3, *outputs, seed=1)

@@ -134,7 +134,7 @@ _BY_FIELD: dict[str, st.SearchStrategy[Any]] = {
     "loss": st.floats(0, MAX_LOSS, exclude_max=True),
     "square_loss": st.none() | st.floats(0, MAX_LOSS, exclude_max=True),
     "memory_fraction": st.floats(0.001, 1),
-    "memory_limit_bytes": st.one_of(st.none(), st.integers(1, 2**60)),
+    "max_training_bytes": st.one_of(st.none(), st.integers(1, 2**60)),
     "battery_fraction": st.one_of(st.none(), st.floats(0, 1)),
     "cpu_load": st.one_of(st.none(), st.floats(0, 1)),
     "fraction": st.floats(0.001, 1),

@@ -3,8 +3,9 @@ import json
 import math
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from matrices import examples
 from protocol.message_strategies import EVERY_MESSAGE, MESSAGE_STRATEGIES
 
 from subfleet.protocol.blobs import BlobRef
@@ -30,7 +31,7 @@ from subfleet.protocol.submodel import Architecture, Prefix
 
 pytestmark = pytest.mark.slow
 
-_QUICK = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+_QUICK = examples(15, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda children: st.lists(children, max_size=4) | st.dictionaries(st.text(max_size=8), children, max_size=4),
@@ -76,7 +77,7 @@ def test_arbitrary_json_raises_nothing_but_protocol_errors(plain: object, kind: 
 
 
 @pytest.mark.slow
-@settings(_QUICK, max_examples=150)
+@examples(50, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(message=EVERY_MESSAGE, data=st.data())
 def test_a_message_with_one_value_replaced_raises_nothing_but_protocol_errors(
     message: Message, data: st.DataObject
@@ -93,7 +94,7 @@ def test_a_message_with_one_value_replaced_raises_nothing_but_protocol_errors(
 
 
 @pytest.mark.slow
-@settings(_QUICK, max_examples=150)
+@examples(50, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(message=EVERY_MESSAGE, data=st.data())
 def test_a_message_with_bytes_spoilt_raises_nothing_but_protocol_errors(message: Message, data: st.DataObject) -> None:
     payload = bytearray(encode(message))
@@ -164,11 +165,11 @@ def _profile(**changes: object) -> bytes:
 
 def test_what_a_profile_may_leave_out_is_not_told_to_older_servers() -> None:
     plain = json.loads(_profile())
-    assert not {"operators", "macs_per_s", "memory_limit_bytes"} & set(plain)
-    known = decode(_profile(operators=["Conv", "aten::add.out"], macs_per_s=1e9, memory_limit_bytes=300))
+    assert not {"operators", "macs_per_s", "max_training_bytes"} & set(plain)
+    known = decode(_profile(operators=["Conv", "aten::add.out"], macs_per_s=1e9, max_training_bytes=300))
     assert isinstance(known, Profile)
     assert (known.operators, known.macs_per_s) == (("Conv", "aten::add.out"), 1e9)
-    assert known.memory_limit_bytes == 300
+    assert known.max_training_bytes == 300
     assert decode(encode(known)) == known
 
 
@@ -226,7 +227,7 @@ def test_the_bytes_of_a_declaration_and_of_its_answer_are_fixed() -> None:
         (_profile(architecture={"axes": [["a", {"type": "prefix", "size": 0}]]}), r"axes\[0\]\[1\]\.size is 0"),
         (_profile(architecture={"name": "\x1b[2J"}), "must be made of printable characters"),
         (_profile(architecture="w1/2"), "architecture is 'w1/2', but must be a table"),
-        (_profile(memory_limit_bytes=0), "memory_limit_bytes is 0, but must be 1 or more"),
+        (_profile(max_training_bytes=0), "max_training_bytes is 0, but must be 1 or more"),
         (_profile(macs_per_s=0), "macs_per_s is 0.0, but must be above 0"),
         (_profile(software={"\udc00": "1"}), "Profile.software has the key .*, but must be text"),
         (_profile(sample_count=2**40 + 1), "sample_count is .*, but must be from 1 to 1099511627776"),

@@ -5,7 +5,7 @@
     # source: who recorded or generated it
     # licence: of the content
     # note: any number of these
-    t_s,memory_free_bytes,memory_limit_bytes,downlink_bps,...
+    t_s,memory_free_bytes,cgroup_limit_bytes,downlink_bps,...
     0.0,912345088,,15200000,...
 
 Units are in the column names, an empty cell is an unknown value, booleans are 0 and 1, and times grow.
@@ -120,7 +120,7 @@ COLUMNS: Mapping[str, tuple[str, Callable[[str], Cell]]] = MappingProxyType(
     {
         "t_s": ("a number", _read_float),
         "memory_free_bytes": ("a whole number or empty", _read_int),
-        "memory_limit_bytes": ("a whole number or empty", _read_int),
+        "cgroup_limit_bytes": ("a whole number or empty", _read_int),
         "downlink_bps": ("a number or empty", _read_float),
         "uplink_bps": ("a number or empty", _read_float),
         "latency_s": ("a number or empty", _read_float),

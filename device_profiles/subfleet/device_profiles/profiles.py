@@ -87,7 +87,7 @@ class DeviceProfile:
     network: str = field(default="", metadata=ADDED_LATER)
 
     @property
-    def memory_limit_bytes(self) -> int | None:
+    def max_training_bytes(self) -> int | None:
         """The most that it gives to training; None is no limit."""
         return None if self.memory_limit is None else bytes_of(self.memory_limit)
 

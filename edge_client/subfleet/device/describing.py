@@ -162,7 +162,7 @@ def announced_profile(
         input_shape=summary.input_shape,
         memory_total_bytes=profile.memory_total_bytes or 0,
         memory_fraction=profile.memory_fraction,
-        memory_limit_bytes=profile.memory_limit_bytes,
+        max_training_bytes=profile.max_training_bytes,
         message_id=f"profile.{session_id}",
         operators=profile.operators,
         macs_per_s=profile.macs_per_s,

@@ -201,7 +201,7 @@ class LiveMeter:
             memory_free_bytes=min(
                 (room + self._held_bytes() for room in rooms_bytes if room is not None), default=None
             ),
-            memory_limit_bytes=None if headroom is None else headroom.limit_bytes,
+            cgroup_limit_bytes=None if headroom is None else headroom.limit_bytes,
             downlink_bps=self._rates["down"].bps,
             uplink_bps=self._rates["up"].bps,
             cpu_load=_known(self._cpu_load),

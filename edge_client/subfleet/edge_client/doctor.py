@@ -113,9 +113,9 @@ def _memory(profile: DeviceProfile, taken_bytes: int, broken: Collection[str]) -
         _, reading = LiveMeter().read(None)
     except MissingExtraError as error:
         return Finding(check="memory", code=error.exit_code, text="cannot be measured", remedy=str(error)), 0
-    share, limit_bytes = profile.memory_fraction, profile.memory_limit_bytes
+    share, limit_bytes = profile.memory_fraction, profile.max_training_bytes
     budget_bytes = memory_budget_bytes(reading, share, limit_bytes=limit_bytes, data_bytes=taken_bytes)
-    limit = "none" if reading.memory_limit_bytes is None else _megabytes(reading.memory_limit_bytes)
+    limit = "none" if reading.cgroup_limit_bytes is None else _megabytes(reading.cgroup_limit_bytes)
     free = _megabytes(reading.memory_free_bytes or 0)
     most = "" if limit_bytes is None else f" and at most {_megabytes(limit_bytes)}"
     text = f"{free} free (control group limit: {limit}), share {share:g}{most}, budget {_megabytes(budget_bytes)}"

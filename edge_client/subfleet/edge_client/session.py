@@ -364,7 +364,7 @@ class Session:
         return memory_budget_bytes(
             reading,
             profile.memory_fraction,
-            limit_bytes=profile.memory_limit_bytes,
+            limit_bytes=profile.max_training_bytes,
             data_bytes=self._settings.data_bytes_in(self._state.round),
         )
 

@@ -133,7 +133,7 @@ class Profile:
         input_shape: of one sample.
         memory_total_bytes: of the device.
         memory_fraction: fraction of free memory that it gives to training, above 0, at most 1.
-        memory_limit_bytes: the most that it gives to training, 1 or more; None is no limit.
+        max_training_bytes: the most that it gives to training, 1 or more; None is no limit.
         software: versions by name; operators: that its runtime has; empty lists nothing, and every program is tried.
         macs_per_s: multiply-accumulates that it trains with in a second, above 0; None is unknown.
         architecture: the submodel that it has and wants to train, for methods that go by what devices declare; an ack
@@ -164,7 +164,7 @@ class Profile:
     operators: Annotated[tuple[str, ...], Length(most=1024), SHOWN_NAMES] = field(default=(), metadata=ADDED_LATER)
     macs_per_s: PositiveAmount | None = field(default=None, metadata=ADDED_LATER)
     architecture: Architecture | None = field(default=None, metadata=ADDED_LATER)
-    memory_limit_bytes: Positive | None = field(default=None, metadata=ADDED_LATER)
+    max_training_bytes: Positive | None = field(default=None, metadata=ADDED_LATER)
     class_names: ClassNames = field(default=(), metadata=ADDED_LATER)
     other_input_shapes: Shapes = field(default=(), metadata=ADDED_LATER)
     packing_width: PackingWidth | None = field(default=None, metadata=ADDED_LATER)

@@ -21,7 +21,7 @@ class Reading:
 
     Attributes:
         memory_free_bytes: memory that a process could take now without swapping.
-        memory_limit_bytes: the control group's limit on this process, where there is one.
+        cgroup_limit_bytes: the control group's limit on this process, where there is one.
         downlink_bps: link rate towards the device, bits per second.
         uplink_bps: link rate from the device, bits per second.
         latency_s: round trip to the broker.
@@ -34,7 +34,7 @@ class Reading:
     """
 
     memory_free_bytes: Count | None = None
-    memory_limit_bytes: Count | None = None
+    cgroup_limit_bytes: Count | None = None
     downlink_bps: Amount | None = None
     uplink_bps: Amount | None = None
     latency_s: Amount | None = None
