@@ -16,7 +16,7 @@ from subfleet.reporting.api import serve_http
 from subfleet.reporting.run_figures import run_figures
 from subfleet.reporting.telling import ending_lines, reached_text
 from subfleet.serving.deployment import Deployment, StoppedError, deployed
-from subfleet.serving.outcome import gallery_of, leave_results
+from subfleet.serving.outcome import Outcome, gallery_of, leave_results
 from subfleet.settings.run import Run
 from subfleet.settings.stored_networks import resolve_model
 from subfleet.transport.address import BrokerAddress
@@ -92,11 +92,14 @@ def serve_fleet(  # noqa: PLR0913 - the options of the command
         outcome = None
         with suppress(StoppedError), deployed(deployment, observer, stop) as (server, result):
             outcome = leave_results(folder, result, observer, figures=lambda: run_figures(gallery_of(server), result))
-    guarded = GuardedObserver(display)
+    for line in _describe_end(outcome):
+        GuardedObserver(display).say(line)
+    return None if outcome is None else folder
+
+
+def _describe_end(outcome: Outcome | None) -> Iterator[str]:
     if outcome is None:
-        guarded.say("Stopped; the same command takes the run up again")
-        return None
-    for line in ending_lines(outcome.result):
-        guarded.say(line)
-    guarded.say(f"{reached_text(outcome.result)}; everything is in {folder}, look at {outcome.report}")
-    return folder
+        yield "Stopped; the same command takes the run up again"
+        return
+    yield from ending_lines(outcome.result)
+    yield f"{reached_text(outcome.result)}; everything is in {outcome.folder}, look at {outcome.report}"
