@@ -12,13 +12,11 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 from subfleet.export.canonical.capture import capture_step
 from subfleet.export.canonical.checks import check_operators, is_functional
-from subfleet.export.canonical.cleaning import clean
-from subfleet.export.canonical.constants import fold_constants
-from subfleet.export.lowering import lower_graph
+from subfleet.export.canonical.cleaning import clean, fold_constants
 from subfleet.export.programs import write_training_program
 from subfleet.export.steps import SampleSpec, Step, inference_step
 from subfleet.export.targets import find_target
-from subfleet.export.tracing import canonical_graph
+from subfleet.export.tracing import canonical_graph, lower_graph
 from subfleet.export.versions import TARGET_NAMES
 from subfleet.protocol.errors import ExportError
 

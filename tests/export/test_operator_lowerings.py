@@ -12,14 +12,12 @@ from torch import Tensor
 
 from subfleet.export.lowerings.activation import ACTIVATIONS
 from subfleet.export.lowerings.arithmetic import ARITHMETIC
-from subfleet.export.lowerings.batch_norm import BATCH_NORMS
-from subfleet.export.lowerings.embedding import EMBEDDINGS
-from subfleet.export.lowerings.layer_norm import LAYER_NORMS
+from subfleet.export.lowerings.indexing import EMBEDDINGS
+from subfleet.export.lowerings.norms import BATCH_NORMS, LAYER_NORMS, WEIGHT_NORMS
 from subfleet.export.lowerings.pooling import AVERAGE_POOLS, MAXIMUM_POOL_BACKWARD, MAXIMUM_POOLS
 from subfleet.export.lowerings.resampling import RESAMPLINGS
 from subfleet.export.lowerings.shaping import SHAPING
 from subfleet.export.lowerings.tables import COMMON, without
-from subfleet.export.lowerings.weight_norm import WEIGHT_NORMS
 from subfleet.protocol.errors import ExportError
 
 aten = torch.ops.aten

@@ -107,11 +107,11 @@ def test_a_message_with_bytes_spoilt_raises_nothing_but_protocol_errors(message:
 def test_the_bytes_of_a_message_are_fixed() -> None:
     message = Presence(client_id="pi-4", session_id="s", online=True, message_id="m")
     assert encode(message) == (
-        b'{"client_id":"pi-4","kind":"presence","message_id":"m","online":true,"schema":2,"session_id":"s"}'
+        b'{"client_id":"pi-4","kind":"presence","message_id":"m","online":true,"schema":3,"session_id":"s"}'
     )
     claim = Claim(session_id="s", holder="pi-4", since_s=1.5, message_id="m")
     assert encode(claim) == (
-        b'{"holder":"pi-4","kind":"claim","message_id":"m","schema":2,"session_id":"s","since_s":1.5}'
+        b'{"holder":"pi-4","kind":"claim","message_id":"m","schema":3,"session_id":"s","since_s":1.5}'
     )
 
 
@@ -119,7 +119,7 @@ def test_the_bytes_of_scores_are_fixed() -> None:
     found = (CandidateScore(score=-1.5), CandidateScore(score=None, reason="no memory"))
     message = Scores(task_id="t", run_id="r", round=1, client_id="pi", scores=found, seconds=2.0, message_id="m")
     assert encode(message) == (
-        b'{"client_id":"pi","kind":"scores","message_id":"m","round":1,"run_id":"r","schema":2,'
+        b'{"client_id":"pi","kind":"scores","message_id":"m","round":1,"run_id":"r","schema":3,'
         b'"scores":[{"reason":"","score":-1.5},{"reason":"no memory","score":null}],"seconds":2.0,"task_id":"t"}'
     )
 
@@ -194,7 +194,7 @@ def test_the_bytes_of_a_declaration_and_of_its_answer_are_fixed() -> None:
     )
     answer = Ack(of="m", status="refused", reason="no", message_id="r", problem="too_large")
     assert encode(answer) == (
-        b'{"kind":"ack","message_id":"r","of":"m","problem":"too_large","reason":"no","schema":2,"status":"refused"}'
+        b'{"kind":"ack","message_id":"r","of":"m","problem":"too_large","reason":"no","schema":3,"status":"refused"}'
     )
 
 
@@ -205,7 +205,7 @@ def test_the_bytes_of_a_declaration_and_of_its_answer_are_fixed() -> None:
         (b"[" * 100_000, "is not JSON"),
         (b"9" * 5000, "is not JSON|JSON object"),
         (b"[]", "must be a JSON object"),
-        (_presence(schema=1), "schema version is 1, but must be 2"),
+        (_presence(schema=2), "schema version is 2, but must be 3"),
         (_presence(schema=...), "schema version is None"),
         (_presence(kind="other"), "kind is 'other'"),
         (_presence(kind=["presence"]), "kind is"),

@@ -42,7 +42,7 @@ from pathlib import Path
 from subfleet.device.runtimes import load_trainer
 from subfleet.edge_client.work import Finished
 from subfleet.edge_client.worker import TrainingWorker
-from subfleet.protocol.task import Task, Train
+from subfleet.protocol.task import Task, TaskSubmodel, Train
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture
@@ -68,11 +68,12 @@ for pattern in patterns:
         place = pattern[number % len(pattern)]
         weights = blobs.add_file(folder / f"weights-{place}")
         task = Task(
-            task_id=f"task-{number}", run_id="run", round=number, client_id="device", architecture=Architecture(),
-            work=Train(
+            task_id=f"task-{number}", run_id="run", round=number, client_id="device",
+            submodels=(TaskSubmodel(
+                architecture=Architecture(),
                 program=ProgramRef(program_id=f"program-{place}", target=target, blob=programs[place]), weights=weights,
-                settings=TrainingSettings(epochs=1, batch_size=batch_size, learning_rate=0.01),
-            ),
+            ),),
+            work=Train(settings=TrainingSettings(epochs=1, batch_size=batch_size, learning_rate=0.01)),
             planned_peak_bytes=1, budget=Budget(memory_bytes=2**40), deadline_s=600.0,
         )
         worker.start(task, 2**40)
