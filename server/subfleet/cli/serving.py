@@ -23,8 +23,9 @@ from subfleet.transport.address import BrokerAddress
 
 __all__ = ["serve_fleet"]
 
-_EMBEDDED_PORT = 1883
-"""The port on which MQTT clients look for a broker by default."""
+_PORT = 1883
+"""Of the embedded broker; MQTT clients use it by default."""
+_EMBEDDED = "Embedded broker at {}, for this machine only; --broker takes one that devices can reach"
 
 
 def serve_fleet(  # noqa: PLR0913 - the options of the command
@@ -73,21 +74,12 @@ def serve_fleet(  # noqa: PLR0913 - the options of the command
             with serve_http(folder / "server", http) as page:
                 observer.say(f"Run {run.name!r} waits for {run.min_clients} devices; watch it at {page}")
                 if broker is None:
-                    observer.say(
-                        f"Embedded broker at {address.url}, for this machine only; --broker takes one that devices can "
-                        "reach"
-                    )
+                    observer.say(_EMBEDDED.format(address.url))
                     observer.say(f"Join from another terminal: subfleet-edge join {address.url} --data ./data")
                 yield []
 
         deployment = Deployment(
-            run=run,
-            folder=folder,
-            exports=exports,
-            clients=clients,
-            broker=broker,
-            embedded_port=_EMBEDDED_PORT,
-            wait=wait,
+            run=run, folder=folder, exports=exports, clients=clients, broker=broker, embedded_port=_PORT, wait=wait
         )
         outcome = None
         with suppress(StoppedError), deployed(deployment, observer, stop) as (server, result):
