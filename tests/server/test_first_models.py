@@ -16,7 +16,7 @@ from subfleet.cli.running import run_all
 from subfleet.elastic.building import init_state, network_of
 from subfleet.elastic.cost import estimate_cost
 from subfleet.elastic.lineage import Lineage, Replicated
-from subfleet.elastic.model_state import ModelState, packed
+from subfleet.elastic.model_state import ModelState, pack_state
 from subfleet.elastic.spaces import uniform_space
 from subfleet.export.cache import CacheFolder
 from subfleet.journal.database import open_database
@@ -32,7 +32,7 @@ from subfleet.settings.run import Run
 from subfleet.settings.run_folder import MODEL, SUMMARY, read_description, write_description
 from subfleet.settings.sections import FirstWeights
 from subfleet.settings.stored_networks import read_networks, resolve_model
-from subfleet.testing.submodels import held_places
+from subfleet.testing.submodels import find_held_elements
 
 SMALL = ("model.widths=[64]", "model.depths=[1]")
 
@@ -65,7 +65,7 @@ def grown(tmp_path: Path) -> Path:
     folder.mkdir()
     write_description(folder, run)
     summarise(folder, 0.5)
-    save_file(packed(state), folder / MODEL)
+    save_file(pack_state(state), folder / MODEL)
     return tmp_path
 
 
@@ -80,9 +80,8 @@ def test_the_networks_of_a_run_come_by_their_sizes(grown: Path) -> None:
     assert [one.lineage.id for one in found] == ["", "m2", "m1"]
     assert [one.name for one in found] == ["first", "m2", "m1"]
     for one in found:
-        assert one.element_count == sum(
-            tensor.numel() for tensor in init_state(network_of(one.lineage.config), 0).values()
-        )
+        tensors = init_state(network_of(one.lineage.config), 0).values()
+        assert one.element_count == sum(tensor.numel() for tensor in tensors)
     assert (found[1].lineage.born_round, found[1].lineage.reason) == (2, "wider")
     assert found[0].lineage.config == read_description(grown / "grown").model
 
@@ -351,7 +350,7 @@ def test_networks_are_listed_by_their_cost_with_the_accuracy_of_a_run_that_has_o
     run = read_run("quickstart", ("model.widths=[192]", "model.depths=[1]"))
     write_description(alone, run)
     summarise(alone, 0.75)
-    save_file(packed(ModelState(shared=init_state(network_of(run.model), 1))), alone / MODEL)
+    save_file(pack_state(ModelState(shared=init_state(network_of(run.model), 1))), alone / MODEL)
     told = CliRunner().invoke(app, ["runs", "networks", "grown", "alone", "--runs", str(grown), "--json"])
     rows = json.loads(told.stdout)
     assert [(row["run"], row["network"], row["accuracy"]) for row in rows] == [
@@ -379,11 +378,11 @@ def test_a_run_that_trained_a_submodel_alone_says_so_and_whose_weights_are_taken
     run = read_run("quickstart", SMALL)
     network = network_of(run.model)
     size = uniform_space(network, (0.5, 1.0))[0]
-    marks = {name: ~mark for name, mark in held_places(network, size).items() if not mark.all()}
+    marks = {name: ~mark for name, mark in find_held_elements(network, size).items() if not mark.all()}
     state = replace(ModelState.first(init_state(network, 1)), untrained=marks, model=size)
     write_description(part, run)
     summarise(part, 0.75)
-    save_file(packed(state), part / MODEL)
+    save_file(pack_state(state), part / MODEL)
     (row,) = json.loads(CliRunner().invoke(app, ["runs", "networks", "part", "--runs", str(grown), "--json"]).stdout)
     cost = estimate_cost(network, size, batch_size=1)
     assert (row["submodel"], row["forward_macs"], row["parameters"]) == (size.name, cost.forward_macs, cost.parameters)
