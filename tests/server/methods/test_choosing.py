@@ -87,9 +87,6 @@ def chosen(roles: Roles, asked: SelectionContext) -> Selection:
     return roles.selector.select(asked)
 
 
-# --- the weighted draw ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_a_weighted_draw_has_the_probabilities_of_drawing_one_after_the_other() -> None:
     weights = {"a": 1.0, "b": 2.0, "c": 5.0}
@@ -111,9 +108,6 @@ def test_weights_of_0_come_last_and_a_draw_of_all_draws_all() -> None:
     assert set(draw_without_replacement(weights, 2, random.Random(1))) == {"b", "d"}
     assert draw_without_replacement(weights, 9, random.Random(1))[2:] == ("a", "c")
     assert draw_without_replacement({}, 3, random.Random(1)) == ()
-
-
-# --- Oort -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_score_is_what_the_paper_says() -> None:
@@ -201,20 +195,17 @@ def test_a_liar_is_chosen_for_its_claims_no_more_often_than_is_stated(kind: Any,
 
 
 def overselected(
-    selections: Sequence[PastSelection], *, round_number: int, count: int, known: int, most_often: float
+    selections: Sequence[PastSelection], number: int, count: int, known: int, most_often: float = 1.5
 ) -> frozenset[str]:
-    clients = [client(f"c{place}") for place in range(known)]
-    context = selecting(*clients, count=count, round_number=round_number)
+    context = selecting(*[client(f"c{place}") for place in range(known)], count=count, round_number=number)
     return context.find_overselected(selections, count, most_often)
 
 
 def _lies(rounds: range, comes: Callable[[int, bool], bool], *, wanted: int, known: int) -> int:
     """In how many rounds a liar is chosen that is chosen whenever it has not had its share."""
-    choices: tuple[PastSelection, ...] = tuple(
-        PastSelection(round=number, clients=()) for number in range(1, rounds.start)
-    )
+    choices = tuple(PastSelection(round=number, clients=()) for number in range(1, rounds.start))
     for number in rounds:
-        had = overselected(choices, round_number=number, count=wanted, known=known, most_often=1.5)
+        had = overselected(choices, number, wanted, known)
         chosen_now = comes(number, "eve" in had) and "eve" not in had
         for _ in range(3):  # a try that comes to nothing counts for nothing
             choices = add_selection(choices, number, ["eve"] if chosen_now else [])
@@ -236,9 +227,9 @@ def test_a_fleet_that_grows_lets_nobody_rest_for_longer_than_forty_rounds() -> N
     choices = tuple(always)
     for number in range(101, 141):
         choices = add_selection(choices, number, [])
-    assert overselected(choices, round_number=141, count=10, known=100, most_often=1.5) == frozenset()
-    assert overselected(always, round_number=101, count=10, known=100, most_often=1.5) == {"ada"}
-    assert overselected(always, round_number=101, count=10, known=100, most_often=0.0) == frozenset()
+    assert overselected(choices, 141, 10, 100) == frozenset()
+    assert overselected(always, 101, 10, 100) == {"ada"}
+    assert overselected(always, 101, 10, 100, 0.0) == frozenset()
 
 
 def test_measured_seconds_take_the_place_of_expected_ones_where_there_are_any() -> None:
@@ -312,9 +303,6 @@ def test_parameters_out_of_their_range_are_refused(changes: dict[str, Any]) -> N
         replace(OORT, **changes)
 
 
-# --- Power-of-choice --------------------------------------------------------------------------------------------------
-
-
 @given(losses=st.lists(st.one_of(st.none(), st.floats(0, 100)), min_size=1, max_size=12), count=st.integers(1, 6))
 def test_the_largest_losses_of_those_drawn_take_part(losses: list[float | None], count: int) -> None:
     clients = [
@@ -340,9 +328,6 @@ def test_with_one_candidate_for_each_it_is_a_draw_by_samples() -> None:
     weights = {one.client_id: float(one.sample_count) for one in clients}
     found = chosen(PowerOfChoice(candidates=1.0).roles(), asked).clients
     assert set(found) == set(draw_without_replacement(weights, 3, asked.stream("candidates")))
-
-
-# --- PyramidFL --------------------------------------------------------------------------------------------------------
 
 
 def test_the_useful_send_more_and_the_fast_train_longer() -> None:
