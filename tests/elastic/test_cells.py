@@ -231,7 +231,9 @@ def test_published_networks_grow_as_well(name: str) -> None:
 def test_what_cannot_grow_is_one_sentence() -> None:
     with pytest.raises(ConfigError, match=r"widened by a factor of 1, but it must be above 1"):
         widen_cells(MLP, ["section0.block0"], 1)
-    with pytest.raises(ConfigError, match=r"cell 'section9\.block0' is to be widened, but the network has the cells \['section0"):
+    with pytest.raises(
+        ConfigError, match=r"cell 'section9\.block0' is to be widened, but the network has the cells \['section0"
+    ):
         widen_cells(MLP, ["section9.block0"], 2)
     narrow = replace(CONVOLUTIONAL["mobilenet_v2"], hidden_widths=(6, 4, 10, 12))
     flat = [cell.name for cell in list_cells(network_of(narrow)) if not cell.axes]

@@ -254,7 +254,11 @@ def test_a_number_is_one_above_the_largest_and_fills_no_gap() -> None:
             {"section": 0, "after": 0, "sizes": {"hidden_widths": 0}},
             r"hidden_widths\[.\] is 0, but must be 1 or more",
         ),
-        (MLP, {"section": 0, "after": 0, "sizes": {"squeezed_widths": 8}}, r"squeezed_widths, but blocks of family 'mlp'"),
+        (
+            MLP,
+            {"section": 0, "after": 0, "sizes": {"squeezed_widths": 8}},
+            r"squeezed_widths, but blocks of family 'mlp'",
+        ),
         (LSTM, {"section": 0, "after": 0, "sizes": {"hidden_widths": 8}}, r"blocks of family 'lstm' only have \[\]"),
     ],
 )

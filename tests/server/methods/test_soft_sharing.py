@@ -101,7 +101,7 @@ class Line:
 
     def shared(self, states: States, **settings: Any) -> States:
         sharing = SoftSharing(**{"share": "transform", "decay": 0.9, **settings})
-        return sharing.shared(self.lineages, self.networks, states, self.parameters, ROUND)
+        return sharing.mix(self.lineages, self.networks, states, self.parameters, ROUND)
 
 
 @pytest.fixture(scope="module")
