@@ -152,7 +152,7 @@ class Row:
 def measure(case: Case, folder: Path) -> Row:
     """Export one program in a fresh process, and train three steps and a half with it in another."""
     from subfleet.device_profiles import own_packing_width
-    from subfleet.protocol.memory import planned_for
+    from subfleet.protocol.memory_plan import planned_for
     from subfleet.protocol.programs import decode_program
 
     job = json.dumps({**asdict(case), "accumulate": case.parts > 1, "folder": str(folder)})

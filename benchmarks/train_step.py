@@ -32,7 +32,7 @@ from step_benchmark.zoo import ZOO, ZooModel, build_seeded
 
 from subfleet.device_profiles import own_packing_width
 from subfleet.protocol.errors import SubfleetError
-from subfleet.protocol.memory import planned_for
+from subfleet.protocol.memory_plan import planned_for
 from subfleet.protocol.programs import Program
 from subfleet.protocol.training import OptimiserSettings
 

@@ -22,7 +22,7 @@ from subfleet.device_profiles import own_packing_width
 from subfleet.export.preflight import with_layer
 from subfleet.export.programs import write_training_program
 from subfleet.protocol.errors import ExportError
-from subfleet.protocol.memory import planned_for
+from subfleet.protocol.memory_plan import planned_for
 from subfleet.protocol.programs import Program, encode_program
 from subfleet.tasks.arrays_file import dataset_of, write_npz
 

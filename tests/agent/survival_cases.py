@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from agent.agent_cases import Agent, announce, one, profile, train_task
 
 from subfleet.agent.actions import Action, Keep, MeasureForRound, Publish, Save, StartWork
-from subfleet.agent.events import LinkUp, Stopping, Tick
+from subfleet.agent.events import LinkUp, Stopping, TimePassed
 from subfleet.agent.states import AgentSettings, Saved
 from subfleet.protocol.messages import Refusal, Task, Telemetry
 from subfleet.protocol.readings import LogLow
@@ -75,7 +75,7 @@ class Board:
     def offered_bytes(self) -> int:
         """What it tells outside rounds."""
         self.agent.now_s += 100.0
-        live = [action for action in self.note(self.agent.see(Tick())) if isinstance(action, Publish)]
+        live = [action for action in self.note(self.agent.see(TimePassed())) if isinstance(action, Publish)]
         (message,) = [action.message for action in live if isinstance(action.message, Telemetry)]
         return message.memory_budget_bytes
 

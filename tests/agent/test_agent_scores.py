@@ -6,7 +6,7 @@ import pytest
 from agent.agent_cases import SCORES, Agent, announce, blob, connected, deploy_task, one, score_task, train_task
 
 from subfleet.agent.actions import Fetch, Keep, MeasureForTask, Prune, Publish, Save, Settle, StartWork, StopWork
-from subfleet.agent.events import Scored
+from subfleet.agent.events import ScoringEnded
 from subfleet.protocol.candidate_scores import CandidateScore
 from subfleet.protocol.messages import Ack, Scores, Task, Update, decode, encode
 
@@ -98,5 +98,5 @@ def test_reasons_can_be_sent_whatever_stands_in_them() -> None:
     agent = connected()
     agent.train(score_task())
     odd = CandidateScore(score=None, reason="no image: \udcff\0.png" + "x" * 5000)
-    scores = one(agent.step(Scored(task_id="s1", scores=(odd, odd))), Keep).message
+    scores = one(agent.step(ScoringEnded(task_id="s1", scores=(odd, odd))), Keep).message
     assert decode(encode(scores)) == scores

@@ -33,7 +33,7 @@ def test_a_task_that_kills_its_process_at_each_start_is_begun_twice_and_refused_
         "the device's process ended 2 times in a row while it worked, the last time on this task, as it does when the "
         "system has too little memory; it gives 250 bytes for now"
     )
-    assert board.agent.state.job is None
+    assert board.agent.state.current is None
     assert board.agent.hear(task)[0].message.status == "duplicate"  # type: ignore[union-attr]  # a Publish
 
 
@@ -67,7 +67,7 @@ def test_models_that_are_placed_are_no_work_that_kills() -> None:
     for _ in range(5):
         board.killed()
     assert (board.told, board.disk.survival) == ([], Survival())
-    assert board.agent.state.job is not None
+    assert board.agent.state.current is not None
 
 
 # --- deaths in a row ---

@@ -16,15 +16,15 @@ from trainers.recording_program import manifest
 from subfleet.agent.states import Saved
 from subfleet.device import describing, runtimes
 from subfleet.device.capture import CaptureOptions, capture
-from subfleet.device.describing import default_client_id, profile_with
-from subfleet.device.trying import Tried
+from subfleet.device.describing import choose_client_id, override_profile
+from subfleet.device.trials import TrialResult
 from subfleet.device_profiles.logs import read_log
 from subfleet.edge_client import cli, doctor
-from subfleet.edge_client.store import AgentStore, default_state_folder
+from subfleet.edge_client.store import AgentStore, find_state_folder
 from subfleet.protocol.errors import ConfigError, DataError, FileError, MissingExtraError, ProtocolError
 from subfleet.protocol.exit_codes import ExitCode
 from subfleet.protocol.jobs import DataSummary, Prediction
-from subfleet.protocol.memory import MemoryPlan, Packing
+from subfleet.protocol.memory_plan import MemoryPlan, Packing
 from subfleet.protocol.programs import Program, encode_program
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.registry import Registry
@@ -45,8 +45,8 @@ def _quiet_root_logger() -> Iterator[None]:
 @pytest.fixture
 def healthy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the doctor tries works, and takes no process: other tests are about that."""
-    monkeypatch.setattr(doctor, "try_package", lambda module, name: Tried(text="9.9"))
-    monkeypatch.setattr(doctor, "try_runtime", lambda name, provider: Tried(text=f"{name} for {provider}"))
+    monkeypatch.setattr(doctor, "try_package", lambda module, name: TrialResult(text="9.9"))
+    monkeypatch.setattr(doctor, "try_runtime", lambda name, provider: TrialResult(text=f"{name} for {provider}"))
 
 
 @pytest.fixture
@@ -208,8 +208,8 @@ class FakeEntry:
         return lambda provider="cpu": self.made if provider == "cpu" else FakeTrainer(provider=provider)
 
 
-def working(name: str, provider: str) -> Tried:
-    return Tried(text=f"{name} on {provider}")
+def working(name: str, provider: str) -> TrialResult:
+    return TrialResult(text=f"{name} on {provider}")
 
 
 def use_trainers(monkeypatch: pytest.MonkeyPatch, **trainers: object) -> None:
@@ -266,27 +266,27 @@ def test_bad_data_is_not_taken_for_a_missing_runtime(monkeypatch: pytest.MonkeyP
 
 
 def test_the_id_is_what_is_said_or_the_user_or_the_host() -> None:
-    assert default_client_id("me", None) == "me"
-    assert default_client_id(None, "me") == "me"
-    assert default_client_id("me", "me") == "me"
-    assert default_client_id(None, None)
+    assert choose_client_id("me", None) == "me"
+    assert choose_client_id(None, "me") == "me"
+    assert choose_client_id("me", "me") == "me"
+    assert choose_client_id(None, None)
     with pytest.raises(ProtocolError):
-        default_client_id("a b", None)
+        choose_client_id("a b", None)
 
 
 def test_the_state_folder_names_fleet_and_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", "/x")
-    assert default_state_folder("main", "pi") == Path("/x/subfleet/main/pi")
+    assert find_state_folder("main", "pi") == Path("/x/subfleet/main/pi")
     monkeypatch.delenv("XDG_STATE_HOME")
-    assert default_state_folder("main", "pi") == Path.home() / ".local/state/subfleet/main/pi"
+    assert find_state_folder("main", "pi") == Path.home() / ".local/state/subfleet/main/pi"
 
 
 def test_the_command_line_overrides_the_profile() -> None:
-    profile = profile_with("laptop", memory_fraction=0.75, threads=3)
+    profile = override_profile("laptop", memory_fraction=0.75, threads=3)
     assert (profile.memory_fraction, profile.threads) == (0.75, 3)
-    assert profile_with("laptop").threads == 1
-    assert profile_with("laptop", memory_limit="300M").max_training_bytes == 300_000_000
-    assert profile_with("laptop", disk_limit="1Gi").disk_limit_bytes == 2**30
+    assert override_profile("laptop").threads == 1
+    assert override_profile("laptop", memory_limit="300M").max_training_bytes == 300_000_000
+    assert override_profile("laptop", disk_limit="1Gi").disk_limit_bytes == 2**30
 
 
 def test_join_holds_its_folder_to_the_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, data: str) -> None:

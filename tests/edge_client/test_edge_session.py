@@ -20,7 +20,7 @@ from subfleet.protocol.errors import (
     TrainingError,
 )
 from subfleet.protocol.messages import Ack, Deployed, Presence, Profile, Refusal, Telemetry, Update, encode
-from subfleet.transport.memory import Faults
+from subfleet.transport.in_memory import Faults
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from subfleet.export.memory.values import counted_bytes, fed_bytes, optimiser_by
 from subfleet.export.programs import export_training_program, write_evaluation_program, write_training_program
 from subfleet.export.requests import TrainRequest
 from subfleet.export.steps import SampleSpec, Step, evaluation_step, training_step
-from subfleet.protocol.memory import PackingWidth, planned_for
+from subfleet.protocol.memory_plan import PackingWidth, planned_for
 from subfleet.protocol.programs import Program, encode_program
 from subfleet.protocol.submodel import Architecture, Prefix
 from subfleet.protocol.task_kinds import Objective
@@ -42,7 +42,7 @@ MAPPED_BYTES = 2_000_000
 TRAIN = """
 import json, sys
 from pathlib import Path
-from subfleet.protocol.memory import planned_for
+from subfleet.protocol.memory_plan import planned_for
 
 from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.jobs import Job

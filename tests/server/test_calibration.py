@@ -52,7 +52,7 @@ from subfleet.rounds.work import AggregatedRound, CheckRequest, TaskRequest
 from subfleet.settings.run import Run
 from subfleet.testing.submodels import same_bits
 from subfleet.transport.blob_store import BlobStore
-from subfleet.transport.memory import Faults
+from subfleet.transport.in_memory import Faults
 
 BATCH_NORM = replace(MODEL, norm="batch")
 

@@ -15,7 +15,7 @@ from subfleet.protocol.chains import Chain, Link, LinkOperator, program_name
 from subfleet.protocol.errors import TrainingError
 from subfleet.protocol.evaluating import EvaluationSettings
 from subfleet.protocol.jobs import Job
-from subfleet.protocol.memory import MemoryPlan
+from subfleet.protocol.memory_plan import MemoryPlan
 from subfleet.protocol.paths import PathSettings
 from subfleet.protocol.programs import PieceProgram, Program, ProgramManifest, ValueInfo, encode_program
 from subfleet.protocol.task import Evaluate, Train

@@ -17,7 +17,7 @@ from trainers.test_trainer_parity import CONFIGS, RUNTIMES, SAMPLES, never, part
 from subfleet.agent.events import EvaluationEnded
 from subfleet.arrays import decode_arrays, encode_arrays
 from subfleet.edge_client.store import AgentStore
-from subfleet.edge_client.worker import TrainingWorker
+from subfleet.edge_client.thread_worker import TrainingWorker
 from subfleet.elastic.building import build_module, init_state, network_of
 from subfleet.elastic.families.records.plain import Fcn
 from subfleet.elastic.maps import extract
@@ -32,7 +32,7 @@ from subfleet.protocol.task_kinds import metrics_of, oddity
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings, TrainingSettings
 from subfleet.tasks import Dataset, write_npz
 from subfleet.tasks.metrics import Tally
-from subfleet.trainers.evaluation_layout import evaluation_layout
+from subfleet.trainers.evaluation_layout import read_evaluation_layout
 from subfleet.trainers.onnx import OnnxTrainer
 
 pytestmark = [pytest.mark.export, pytest.mark.slow]
@@ -294,11 +294,11 @@ def spoiled(plain: ProgramManifest) -> dict[str, ProgramManifest]:
 def test_a_manifest_that_is_no_evaluation_is_refused(tmp_path: Path) -> None:
     job = write_job(tmp_path, CASES["mlp"], "onnx")
     manifest = decode_program(job.program_path.read_bytes()).manifest
-    layout = evaluation_layout(manifest)
+    layout = read_evaluation_layout(manifest)
     assert (layout.loss, layout.correct, layout.count, layout.logits) == ("loss", "correct", "count", "logits")
     for name, odd in spoiled(manifest).items():
         with pytest.raises(ProtocolError):
-            pytest.fail(f"{name}: {evaluation_layout(odd)}")
+            pytest.fail(f"{name}: {read_evaluation_layout(odd)}")
 
 
 def test_a_program_that_the_runtime_refuses_is_told_as_such(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from subfleet.elastic.building import network_of
 from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.spaces import uniform_space
 from subfleet.export.requests import TrainRequest
-from subfleet.protocol.memory import planned_for
+from subfleet.protocol.memory_plan import planned_for
 from subfleet.protocol.programs import Program, encode_program
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 from subfleet.tasks import Dataset, write_npz
@@ -39,14 +39,14 @@ CLIENT = """
 import json, sys
 from pathlib import Path
 from subfleet.device.runtimes import load_trainer
-from subfleet.edge_client.work import Finished
-from subfleet.edge_client.worker import TrainingWorker
+from subfleet.edge_client.task_work import Finished
+from subfleet.edge_client.thread_worker import TrainingWorker
 from subfleet.protocol.task import Task, TaskSubmodel, Train
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.training import TrainingSettings
-from subfleet.trainers.memory import release_free_memory
+from subfleet.trainers.memory_watch import release_free_memory
 from subfleet.transport.blob_store import BlobStore
 
 def own_bytes():

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from transport.sides import HandClock
 
 from subfleet.transport.base import Connected, Delivery
-from subfleet.transport.memory import Faults, MemoryBroker
+from subfleet.transport.in_memory import Faults, MemoryBroker
 from subfleet.transport.outbox import Outbox, Outgoing
 
 

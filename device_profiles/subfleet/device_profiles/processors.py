@@ -3,7 +3,7 @@
 import platform
 from pathlib import Path
 
-from subfleet.protocol.memory import PackingWidth
+from subfleet.protocol.memory_plan import PackingWidth
 
 __all__ = ["own_packing_width"]
 

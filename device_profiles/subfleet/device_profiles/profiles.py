@@ -12,7 +12,7 @@ from subfleet.protocol.bounds import Each, Length, checked
 from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.identifiers import Shown
 from subfleet.protocol.limits import Positive, PositiveAmount, PositiveFraction
-from subfleet.protocol.memory import PackingWidth
+from subfleet.protocol.memory_plan import PackingWidth
 from subfleet.protocol.memory_size import Size, bytes_of
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.schema import ADDED_LATER, to_plain, validated

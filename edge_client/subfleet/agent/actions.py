@@ -18,7 +18,7 @@ __all__ = [
     "MeasureForRound",
     "MeasureForTask",
     "MeasureRegularly",
-    "Place",
+    "PlaceModels",
     "Prune",
     "Publish",
     "Save",
@@ -126,7 +126,7 @@ class StopWork:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class PlaceModels:
     """Put the fetched models into their folder; `Placed` or `WorkFailed` answers."""
 
     task: Task
@@ -151,5 +151,5 @@ class Leave:
     """The run is over and nothing is left to do."""
 
 
-_OnDisk = Weigh | Place | Save | Prune
+_OnDisk = Weigh | PlaceModels | Save | Prune
 Action = Publish | Keep | Settle | Fetch | CancelFetch | Measure | StartWork | StopWork | _OnDisk | Leave

@@ -19,12 +19,12 @@ __all__ = [
     "LinkDown",
     "LinkUp",
     "Measured",
-    "Placed",
+    "ModelsPlaced",
     "Received",
-    "Scored",
+    "ScoringEnded",
     "Stopping",
-    "Tick",
-    "Trained",
+    "TimePassed",
+    "TrainingEnded",
     "Weighed",
     "WorkFailed",
 ]
@@ -98,7 +98,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trained:
+class TrainingEnded:
     """The worker ended with a result, which is stored as a blob."""
 
     task_id: str
@@ -107,7 +107,7 @@ class Trained:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scored:
+class ScoringEnded:
     """The worker has tried every candidate of a score task."""
 
     task_id: str
@@ -123,7 +123,7 @@ class EvaluationEnded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
+class ModelsPlaced:
     """The models of a deploy task stand in their folder."""
 
     task_id: str
@@ -147,7 +147,7 @@ class WorkFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tick:
+class TimePassed:
     """Time has passed."""
 
 
@@ -156,7 +156,7 @@ class Stopping:
     """The process is about to end on purpose; it stops the work that is under way."""
 
 
-Ended = Trained | Scored | EvaluationEnded | Placed | WorkFailed
+Ended = TrainingEnded | ScoringEnded | EvaluationEnded | ModelsPlaced | WorkFailed
 """How work on a task can end."""
 
-Event = LinkUp | LinkDown | Received | Weighed | BlobArrived | BlobFailed | Measured | Ended | Tick | Stopping
+Event = LinkUp | LinkDown | Received | Weighed | BlobArrived | BlobFailed | Measured | Ended | TimePassed | Stopping

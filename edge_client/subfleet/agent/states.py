@@ -21,7 +21,7 @@ from subfleet.protocol.readings import Reading
 from subfleet.protocol.schema import ADDED_LATER
 from subfleet.protocol.task import Task
 
-__all__ = ["AgentSettings", "AgentState", "Job", "Pending", "Saved"]
+__all__ = ["AgentSettings", "AgentState", "CurrentTask", "Pending", "Saved"]
 
 _LABEL_BYTES = 8
 
@@ -109,7 +109,7 @@ class Saved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class CurrentTask:
     """The task that the device works on.
 
     Attributes:
@@ -152,7 +152,7 @@ class AgentState:
         connected: whether the link is up.
         round: the newest announcement, at first the one that an earlier process knew.
         round_at_s: when it came; None after a connect, until the server has said what is current.
-        job: the task in hand.
+        current: the task that the device works on.
         running: id of the task that the worker still runs, also after it was told to stop; one at a time.
         pending: messages without an ack.
         done: ids of the last tasks that were answered or replaced.
@@ -166,7 +166,7 @@ class AgentState:
     connected: bool = False
     round: RoundInfo | None = None
     round_at_s: float | None = None
-    job: Job | None = None
+    current: CurrentTask | None = None
     running: str | None = None
     pending: tuple[Pending, ...] = ()
     done: tuple[str, ...] = ()
@@ -183,7 +183,7 @@ class AgentState:
         messages = [entry.message for entry in self.pending]
         return Saved(
             round=self.round,
-            task=None if self.job is None else self.job.task,
+            task=None if self.current is None else self.current.task,
             updates=tuple(message for message in messages if isinstance(message, Update)),
             refusals=tuple(message for message in messages if isinstance(message, Refusal)),
             deployed=tuple(message for message in messages if isinstance(message, Deployed)),

@@ -102,7 +102,7 @@ class Survival:
 
     def fatal(self) -> tuple[Begun, ...]:
         """What the process that saved this, and those before it, died at, where a start is to learn from it."""
-        lost = self._lost()
+        lost = self._list_deaths()
         return lost if self.working is not None and len(lost) >= FATAL_DEATHS else ()
 
     def restarted(self, info: RoundInfo | None) -> "Survival":
@@ -110,13 +110,13 @@ class Survival:
         if self.working is None:
             return self
         if fatal := self.fatal():
-            return self._taught(fatal, info)
+            return self._lower_ceiling(fatal, info)
         ceiling = None if self.ceiling is None else self.ceiling.died_in(info)
-        return Survival(deaths=self._lost(), ceiling=ceiling)
+        return Survival(deaths=self._list_deaths(), ceiling=ceiling)
 
     def killed(self, info: RoundInfo | None) -> "Survival":
         """The system killed what did the work, and this process lives on: that was no power cut, and once is enough."""
-        return self if self.working is None else self._taught((self.working,), info)
+        return self if self.working is None else self._lower_ceiling((self.working,), info)
 
     def measured(self, run_id: str, number: int, budget_bytes: int) -> "Survival":
         """As the budget of a round is measured: the ceiling grows, until it is no less than what the device has.
@@ -136,11 +136,11 @@ class Survival:
         """What the device offers of a measured budget."""
         return budget_bytes if self.ceiling is None else min(budget_bytes, self.ceiling.memory_bytes)
 
-    def _taught(self, fatal: tuple[Begun, ...], info: RoundInfo | None) -> "Survival":
+    def _lower_ceiling(self, fatal: tuple[Begun, ...], info: RoundInfo | None) -> "Survival":
         least_bytes = min(begun.memory_bytes for begun in fatal)
         known = self.ceiling or Ceiling(memory_bytes=least_bytes, free_bytes=least_bytes)
         lower = replace(known, memory_bytes=min(known.memory_bytes, least_bytes // 2))
         return Survival(ceiling=lower.died_in(info))
 
-    def _lost(self) -> tuple[Begun, ...]:
+    def _list_deaths(self) -> tuple[Begun, ...]:
         return self.deaths if self.working is None else (*self.deaths, self.working)

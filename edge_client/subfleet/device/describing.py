@@ -11,24 +11,24 @@ from subfleet.device.monitor import LiveMeter
 from subfleet.device_profiles import DeviceProfile, load_profile, own_packing_width
 from subfleet.protocol.errors import ConfigError, FileError, ProtocolError
 from subfleet.protocol.jobs import DataSummary
-from subfleet.protocol.memory import PackingWidth
+from subfleet.protocol.memory_plan import PackingWidth
 from subfleet.protocol.messages import Profile, check_client_id, new_message_id
 from subfleet.protocol.schema import canonical_json, parse_json
 from subfleet.protocol.submodel import MAX_ARCHITECTURE_BYTES, parse_architecture
 
 __all__ = [
-    "announced_profile",
-    "default_client_id",
-    "description",
-    "packing_width_of",
-    "profile_with",
-    "with_declaration",
+    "choose_client_id",
+    "declare_architecture",
+    "describe_device",
+    "find_packing_width",
+    "make_profile",
+    "override_profile",
 ]
 
 _SOFTWARE = ("subfleet", "onnxruntime", "onnxruntime-gpu", "subfleet-executorch", "executorch", "numpy", "paho-mqtt")
 
 
-def default_client_id(client_id: str | None, user: str | None) -> str:
+def choose_client_id(client_id: str | None, user: str | None) -> str:
     """The device's id: as given, else the user that it signs in as, else the host's name.
 
     Raises:
@@ -45,7 +45,7 @@ def default_client_id(client_id: str | None, user: str | None) -> str:
     return check_client_id(client_id or user or host or "device")
 
 
-def profile_with(
+def override_profile(
     name_or_path: str,
     *,
     memory_fraction: float | None = None,
@@ -71,7 +71,7 @@ def profile_with(
         raise ConfigError(str(error)) from error
 
 
-def with_declaration(profile: DeviceProfile, text_or_path: str) -> DeviceProfile:
+def declare_architecture(profile: DeviceProfile, text_or_path: str) -> DeviceProfile:
     """The profile of a device that declares what `--architecture` says: JSON, or the path of a file with it.
 
     With a `family` or a `preset` it is the settings of a network of the device's own, and else a submodel of the run's
@@ -101,12 +101,12 @@ def with_declaration(profile: DeviceProfile, text_or_path: str) -> DeviceProfile
         ) from error
 
 
-def packing_width_of(profile: DeviceProfile) -> PackingWidth:
+def find_packing_width(profile: DeviceProfile) -> PackingWidth:
     """The wider of a profile's and of this machine's: an emulated device runs on the kernels that are here."""
     return max(profile.packing_width or 4, own_packing_width())
 
 
-def description(
+def describe_device(
     client_id: str,
     profile: DeviceProfile,
     target: str,
@@ -133,13 +133,13 @@ def description(
         profile = replace(profile, memory_total_bytes=live.memory_total_bytes())
     session_id = new_message_id()
     try:
-        told = announced_profile(client_id, session_id, profile, target, summary, held_out)
+        told = make_profile(client_id, session_id, profile, target, summary, held_out)
     except ValueError as error:
         raise ConfigError(f"this device cannot be announced: {error}; correct its device profile") from error
-    return replace(told, software={"python": platform.python_version(), **_versions()})
+    return replace(told, software={"python": platform.python_version(), **_list_versions()})
 
 
-def announced_profile(
+def make_profile(
     client_id: str,
     session_id: str,
     profile: DeviceProfile,
@@ -170,14 +170,14 @@ def announced_profile(
         network=profile.network,
         class_names=summary.class_names,
         other_input_shapes=summary.other_input_shapes,
-        packing_width=packing_width_of(profile),
+        packing_width=find_packing_width(profile),
         held_out_count=0 if held_out is None else held_out.sample_count,
         inputs=summary.inputs,
         sizes_differ=summary.sizes_differ,
     )
 
 
-def _versions() -> dict[str, str]:
+def _list_versions() -> dict[str, str]:
     found = {}
     for name in _SOFTWARE:
         try:

@@ -13,24 +13,24 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from subfleet.device.trying import Tried, try_runtime
+from subfleet.device.trials import TrialResult, try_runtime
 from subfleet.protocol.errors import FileError
 from subfleet.protocol.homes import cache_folder
 
-__all__ = ["tried_once"]
+__all__ = ["try_once"]
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _LIBRARIES = ("LD_LIBRARY_PATH", "LD_PRELOAD", "CUDA_VISIBLE_DEVICES")
 """Variables that a runtime's libraries are found by."""
 
 
-def tried_once(
+def try_once(
     name: str,
     provider: str,
     *,
     file: Path | None = None,
-    attempt: Callable[[str, str], Tried] = try_runtime,
-) -> Tried:
+    attempt: Callable[[str, str], TrialResult] = try_runtime,
+) -> TrialResult:
     """Try a runtime, unless it is known to have worked with the packages that there are now, since the machine started.
 
     Args:
@@ -39,33 +39,33 @@ def tried_once(
         file: of what is known; one in the user's cache where it is None.
         attempt: tries it.
     """
-    state, key = _state(), f"{name} {provider}"
+    state, key = _describe_state(), f"{name} {provider}"
     with suppress(FileError):
         file = file or cache_folder() / "subfleet" / "runtimes.json"
     if file is None or not state:
         return attempt(name, provider)
     known = _read(file)
     if known.get(key) == state:
-        return Tried(text="has worked since this machine was started")
+        return TrialResult(text="has worked since this machine was started")
     tried = attempt(name, provider)
     if tried.works:
         _write(file, {**_read(file), key: state})
     return tried
 
 
-def _state() -> str:
+def _describe_state() -> str:
     """What a verdict holds for: the start of the machine, the interpreter, and what is installed; "" where unknown."""
     try:
         boot = _BOOT.read_text(encoding="utf-8")
     except OSError:
         return ""
-    folders = [(place, _changed_ns(place or ".")) for place in sys.path]
+    folders = [(place, _read_change_time(place or ".")) for place in sys.path]
     variables = [os.environ.get(name, "") for name in _LIBRARIES]
     plain = [boot, platform.machine(), sys.executable, sys.version, folders, variables]
     return hashlib.sha256(json.dumps(plain).encode()).hexdigest()
 
 
-def _changed_ns(place: str) -> int:
+def _read_change_time(place: str) -> int:
     # To install or remove a package renames entries of its folder.
     try:
         return os.stat(place).st_mtime_ns  # noqa: PTH116 - entries of sys.path are text of any kind

@@ -45,7 +45,7 @@ class ReplayMeter:
         if log_time_s is not None:
             self._log_time_s = max(log_time_s, 0.0)
         reading = self._log.read(self._log_time_s)
-        self._set_rates(_paced(reading.downlink_bps), _paced(reading.uplink_bps))
+        self._set_rates(_limit_rate(reading.downlink_bps), _limit_rate(reading.uplink_bps))
         return self._log_time_s, reading
 
     def low(self, quantile: float) -> Reading | None:
@@ -56,7 +56,7 @@ class ReplayMeter:
         """A replayed link's rate is the log's; what passes tells nothing new."""
 
 
-def _paced(rate_bps: float | None) -> float | None:
+def _limit_rate(rate_bps: float | None) -> float | None:
     return None if rate_bps is None else max(rate_bps, LEAST_LINK_BPS)
 
 
@@ -80,7 +80,7 @@ class TransferRate:
     @property
     def bps(self) -> float | None:
         """Bits per second."""
-        burst_bps = self._burst_bps()
+        burst_bps = self._compute_burst_bps()
         if burst_bps is None or self._mean_bps is None:
             return self._mean_bps if burst_bps is None else burst_bps
         return self._mean_bps + self.WEIGHT * (burst_bps - self._mean_bps)
@@ -95,7 +95,7 @@ class TransferRate:
             self._bytes += size_bytes
         self._last_s = now_s
 
-    def _burst_bps(self) -> float | None:
+    def _compute_burst_bps(self) -> float | None:
         if self._last_s is None or self._last_s - self._first_s < self.LEAST_S:
             return None
         return 8 * self._bytes / (self._last_s - self._first_s)

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
-__all__ = ["end_with_parent", "limited_growth", "offer_to_the_kernel", "process_room_bytes"]
+__all__ = ["end_with_parent", "limit_growth", "offer_to_the_kernel", "process_room_bytes"]
 
 _STATM = Path("/proc/self/statm")
 _DATA_PAGES = 5
@@ -38,7 +38,7 @@ def process_room_bytes(psutil: ModuleType, process_id: int | None = None) -> int
 
 
 @contextmanager
-def limited_growth(growth_bytes: int) -> Iterator[None]:
+def limit_growth(growth_bytes: int) -> Iterator[None]:
     """A context in which the system refuses this process memory beyond what it has now and so much more.
 
     The limit is `RLIMIT_DATA`, as a runtime maps gigabytes of address space that it never touches. It holds on Linux;

@@ -4,15 +4,15 @@ import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from subfleet.device.known_runtimes import tried_once
-from subfleet.device.trying import Tried
+from subfleet.device.known_runtimes import try_once
+from subfleet.device.trials import TrialResult
 from subfleet.protocol.errors import BrokenError, ConfigError, MissingExtraError
 from subfleet.protocol.jobs import DataSummary, Trainer
 from subfleet.protocol.registry import Registry
 
 _LOG = logging.getLogger(__name__)
 
-__all__ = ["CPU", "TRAINERS", "check_runtime", "choose_trainer", "load_trainer", "trainer_of_file"]
+__all__ = ["CPU", "TRAINERS", "check_runtime", "choose_trainer", "find_trainer", "load_trainer"]
 
 TRAINERS = Registry[Callable[..., Trainer]]("subfleet.trainers", "runtime")
 """What makes the trainer of each runtime; loading one imports what it needs."""
@@ -35,22 +35,22 @@ def load_trainer(name: str, provider: str = CPU) -> Trainer:
         make = TRAINERS.named(name)
         trainer = make()
     except ModuleNotFoundError as error:
-        raise _missing(error) from error
+        raise _explain_missing(error) from error
     except ConfigError as error:
         if isinstance(error.__cause__, ModuleNotFoundError):
-            raise _missing(error.__cause__) from error
+            raise _explain_missing(error.__cause__) from error
         raise
     if provider not in trainer.providers:
         raise ConfigError(f"runtime {name!r} has no provider {provider!r:.80}; choose one of {list(trainer.providers)}")
     return trainer if provider == trainer.providers[0] else make(provider=provider)
 
 
-def _missing(error: ModuleNotFoundError) -> MissingExtraError:
+def _explain_missing(error: ModuleNotFoundError) -> MissingExtraError:
     return MissingExtraError((error.name or TRAINERS.group).partition(".")[0], "edge")
 
 
 def choose_trainer(
-    names: Iterable[str], data: str, provider: str = CPU, *, attempt: Callable[[str, str], Tried] = tried_once
+    names: Iterable[str], data: str, provider: str = CPU, *, attempt: Callable[[str, str], TrialResult] = try_once
 ) -> tuple[Trainer, DataSummary]:
     """The first of some trainers whose runtime works, and its view of the data: a device pays for one runtime.
 
@@ -91,7 +91,7 @@ def choose_trainer(
     raise ConfigError(f"no runtime is named; choose one of {list(TRAINERS.names)}")
 
 
-def check_runtime(name: str, provider: str = CPU, *, attempt: Callable[[str, str], Tried] = tried_once) -> None:
+def check_runtime(name: str, provider: str = CPU, *, attempt: Callable[[str, str], TrialResult] = try_once) -> None:
     """Try a runtime that there is no choice about, before it is loaded in this process.
 
     Raises:
@@ -102,7 +102,7 @@ def check_runtime(name: str, provider: str = CPU, *, attempt: Callable[[str, str
         raise BrokenError(f"the runtime {name!r} does not work here: {tried.sentence}")
 
 
-def trainer_of_file(path: Path) -> Trainer:
+def find_trainer(path: Path) -> Trainer:
     """The trainer whose inference models end as a file does.
 
     Raises:

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from subfleet.edge_client.failures import LOG_FORM, sentence_of
-from subfleet.edge_client.options import Command, parser_of
+from subfleet.edge_client.failures import LOG_FORM, explain_error
+from subfleet.edge_client.options import Command, make_parser
 from subfleet.protocol.exit_codes import ExitCode
 from subfleet.protocol.interruption import interruptible
 from subfleet.protocol.logs import log_to_standard_error
@@ -32,7 +32,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit code. Whatever goes wrong ends as one sentence on standard error."""
     with interruptible() as interrupted:
         try:
-            options = parser_of(_COMMANDS).parse_args(arguments)
+            options = make_parser(_COMMANDS).parse_args(arguments)
             level = logging.DEBUG if options.verbose else options.log_level
             log_to_standard_error(level, form=LOG_FORM)
             code: int = options.run(options)
@@ -40,7 +40,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
             return _complain(ExitCode.INTERRUPTED, _STOPPED)
         except Exception as error:  # noqa: BLE001 - the rim: nothing may reach the user as a traceback
             _LOG.debug("the command failed", exc_info=True)
-            return _complain(ExitCode.INTERRUPTED, _STOPPED) if interrupted() else _complain(*sentence_of(error))
+            return _complain(ExitCode.INTERRUPTED, _STOPPED) if interrupted() else _complain(*explain_error(error))
     return code
 
 
@@ -133,9 +133,9 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _predict(options: argparse.Namespace) -> int:
-    from subfleet.device.runtimes import check_runtime, trainer_of_file
+    from subfleet.device.runtimes import check_runtime, find_trainer
 
-    trainer = trainer_of_file(options.model)
+    trainer = find_trainer(options.model)
     check_runtime(trainer.target)
     prediction = trainer.predict(options.model, options.data, options.threads)
     if options.json:

@@ -4,13 +4,13 @@ from subfleet.protocol.errors import MissingExtraError, SubfleetError
 from subfleet.protocol.exit_codes import ExitCode
 from subfleet.protocol.plugins import raised_by_plugin
 
-__all__ = ["LOG_FORM", "sentence_of"]
+__all__ = ["LOG_FORM", "explain_error"]
 
 LOG_FORM = "%(asctime)s %(levelname)s %(message)s"
 """As `logging.Formatter` takes it."""
 
 
-def sentence_of(error: Exception) -> tuple[ExitCode, str]:
+def explain_error(error: Exception) -> tuple[ExitCode, str]:
     """The exit code and the sentence for an error that ends a command, or the process that does its tasks."""
     if isinstance(error, SubfleetError):
         return error.exit_code, str(error)

@@ -11,14 +11,14 @@ from pathlib import Path
 from types import FrameType
 
 from subfleet.agent.states import AgentSettings
-from subfleet.device.describing import default_client_id, description, profile_with, with_declaration
+from subfleet.device.describing import choose_client_id, declare_architecture, describe_device, override_profile
 from subfleet.device.meters import Meter, ReplayMeter
 from subfleet.device.monitor import LiveMeter
 from subfleet.device_profiles import DeviceProfile, ReplayedLog, load_log
-from subfleet.edge_client.session import Device, Session
-from subfleet.edge_client.store import AgentStore, default_state_folder
+from subfleet.edge_client.session import Device, EdgeSession
+from subfleet.edge_client.store import AgentStore, find_state_folder
+from subfleet.edge_client.worker_messages import Opened, Workplace
 from subfleet.edge_client.worker_process import WorkerProcess
-from subfleet.edge_client.workplace import Opened, Workplace
 from subfleet.protocol.errors import DataError
 from subfleet.protocol.input_statistics import scale_problem
 from subfleet.protocol.jobs import DataSummary
@@ -27,7 +27,7 @@ from subfleet.protocol.topics import DEFAULT_FLEET, Topics
 from subfleet.transport.address import BrokerOptions, mqtt_client_id
 from subfleet.transport.base import Transport
 from subfleet.transport.chunk_sizes import KNOWN_BROKERS, ChunkSizes, KnownBroker
-from subfleet.transport.claiming import ClaimingTransport, device_place
+from subfleet.transport.locking import ClaimingTransport, device_place
 from subfleet.transport.mqtt import MqttTransport
 from subfleet.transport.pacing import PacedTransport
 from subfleet.transport.waiting import WaitingTransport
@@ -95,9 +95,9 @@ def join(options: JoinOptions) -> None:
         SubfleetError: a setting, a file, the data or the broker cannot be used.
     """
     address = options.broker.address(os.environ)
-    client_id = default_client_id(options.client_id, None if options.shared_user else address.username)
+    client_id = choose_client_id(options.client_id, None if options.shared_user else address.username)
     topics = Topics(options.fleet)
-    profile = profile_with(
+    profile = override_profile(
         options.profile,
         memory_fraction=options.memory_fraction,
         memory_limit=options.memory_limit,
@@ -105,7 +105,7 @@ def join(options: JoinOptions) -> None:
         threads=options.threads,
     )
     if options.architecture is not None:
-        profile = with_declaration(profile, options.architecture)
+        profile = declare_architecture(profile, options.architecture)
     stop = _StopRequest()
     broker: Transport = MqttTransport(address, mqtt_client_id(options.fleet, "device", client_id))
     if options.wait:
@@ -114,19 +114,19 @@ def join(options: JoinOptions) -> None:
     log = None if options.replay is None else ReplayedLog(load_log(options.replay))
     with (
         AgentStore.held(
-            options.state or default_state_folder(options.fleet, client_id), profile.disk_limit_bytes
+            options.state or find_state_folder(options.fleet, client_id), profile.disk_limit_bytes
         ) as store,
-        WorkerProcess(_workplace(options, profile, store)) as worker,
+        WorkerProcess(_make_workplace(options, profile, store)) as worker,
     ):
         opened = worker.opened
         _check_held_out(opened, options)
-        transport, meter = _link(log, broker, worker)
-        summary = _told(opened.data, options)
-        told = description(client_id, profile, opened.target, summary, meter, held_out=opened.held_out)
-        settings = _settings(told, [one for one in (opened.data, opened.held_out) if one is not None], options)
+        transport, meter = _open_link(log, broker, worker)
+        summary = _summarise(opened.data, options)
+        told = describe_device(client_id, profile, opened.target, summary, meter, held_out=opened.held_out)
+        settings = _make_settings(told, [one for one in (opened.data, opened.held_out) if one is not None], options)
         known = KnownBroker(store.folder / KNOWN_BROKERS, address.where)
         device = Device(store=store, worker=worker, meter=meter, sizes=ChunkSizes.remembered(known))
-        session = Session(settings, transport, topics, device)
+        session = EdgeSession(settings, transport, topics, device)
         _LOG.info(
             "%s (%s) joins fleet %s with %s, %d samples, %d held out, state in %s",
             client_id, profile.name, options.fleet, opened.target, opened.data.sample_count,
@@ -139,7 +139,7 @@ def join(options: JoinOptions) -> None:
         _LOG.info("the run is over" if session.left else "stopped; start the same command again to go on")
 
 
-def _workplace(options: JoinOptions, profile: DeviceProfile, store: AgentStore) -> Workplace:
+def _make_workplace(options: JoinOptions, profile: DeviceProfile, store: AgentStore) -> Workplace:
     return Workplace(
         runtimes=(options.runtime,) if options.runtime else tuple(profile.runtimes),
         provider=options.provider or profile.provider,
@@ -152,7 +152,7 @@ def _workplace(options: JoinOptions, profile: DeviceProfile, store: AgentStore) 
     )
 
 
-def _settings(told: Profile, data: Sequence[DataSummary], options: JoinOptions) -> AgentSettings:
+def _make_settings(told: Profile, data: Sequence[DataSummary], options: JoinOptions) -> AgentSettings:
     """What the agent goes by: what it tells, and what its data take."""
     return AgentSettings(
         profile=told,
@@ -162,7 +162,7 @@ def _settings(told: Profile, data: Sequence[DataSummary], options: JoinOptions) 
     )
 
 
-def _told(summary: DataSummary, options: JoinOptions) -> DataSummary:
+def _summarise(summary: DataSummary, options: JoinOptions) -> DataSummary:
     """What the server hears of the data."""
     return summary if options.tells_statistics else replace(summary, inputs=None)
 
@@ -188,7 +188,7 @@ def _check_held_out(opened: Opened, options: JoinOptions) -> None:
         )
 
 
-def _link(log: ReplayedLog | None, broker: Transport, worker: WorkerProcess) -> tuple[Transport, Meter]:
+def _open_link(log: ReplayedLog | None, broker: Transport, worker: WorkerProcess) -> tuple[Transport, Meter]:
     if log is None:
         return broker, LiveMeter(held_bytes=lambda: worker.held_bytes, trains_in=lambda: worker.process_id)
     paced = PacedTransport(broker)

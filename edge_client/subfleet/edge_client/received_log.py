@@ -2,7 +2,7 @@
 
 import logging
 
-from subfleet.agent.composing import telemetry_id
+from subfleet.agent.composing import make_telemetry_id
 from subfleet.agent.states import AgentSettings
 from subfleet.protocol.messages import Ack, Message, RoundInfo, Task
 from subfleet.protocol.text import printable
@@ -28,23 +28,23 @@ class ReceivedLog:
     def note(self, message: Message) -> None:
         """Tell of a message that came, if it is news."""
         if isinstance(message, RoundInfo):
-            self._announced(message)
+            self._log_announcement(message)
         elif isinstance(message, Task):
             self._skipped = ""
             name = printable(message.architecture.name or message.architecture.architecture_id)
             _LOG.info("task %s: %s %s", message.task_id, message.work, name)
         elif isinstance(message, Ack) and message.of == self._settings.profile.message_id:
-            self._answered(message)
+            self._log_declaration(message)
         elif isinstance(message, Ack) and message.reason and message.status != "refused":
-            self._told(message)
+            self._log_reason(message)
 
-    def _announced(self, info: RoundInfo) -> None:
+    def _log_announcement(self, info: RoundInfo) -> None:
         known, self._round = self._round, info
         if known is None or info.message_id != known.message_id:
             again = f", tried again ({info.retry})" if info.retry else ""
             _LOG.info("run %s round %d of %d: %s%s", info.run_id, info.round, info.round_count, info.phase, again)
 
-    def _answered(self, answer: Ack) -> None:
+    def _log_declaration(self, answer: Ack) -> None:
         known, self._declared = self._declared, answer
         if answer == known:
             return
@@ -53,10 +53,10 @@ class ReceivedLog:
         else:
             _LOG.info("the declared architecture is %s", answer.status)
 
-    def _told(self, answer: Ack) -> None:
+    def _log_reason(self, answer: Ack) -> None:
         """Why the device has no task in the round; a reason of an earlier round says nothing of this one."""
         info = self._round
-        if info is None or answer.of != telemetry_id(self._settings, info):
+        if info is None or answer.of != make_telemetry_id(self._settings, info):
             return
         if answer.reason != self._skipped:
             self._skipped = answer.reason

@@ -17,7 +17,7 @@ from subfleet.agent.actions import (
     MeasureForRound,
     MeasureForTask,
     MeasureRegularly,
-    Place,
+    PlaceModels,
     Prune,
     Publish,
     Save,
@@ -26,7 +26,7 @@ from subfleet.agent.actions import (
     StopWork,
     Weigh,
 )
-from subfleet.agent.composing import presence
+from subfleet.agent.composing import compose_presence
 from subfleet.agent.events import (
     BlobArrived,
     BlobFailed,
@@ -34,11 +34,11 @@ from subfleet.agent.events import (
     LinkDown,
     LinkUp,
     Measured,
-    Placed,
+    ModelsPlaced,
     Received,
     Stopping,
-    Tick,
-    Trained,
+    TimePassed,
+    TrainingEnded,
     WorkFailed,
 )
 from subfleet.agent.states import AgentSettings
@@ -48,7 +48,7 @@ from subfleet.device_profiles.profiles import memory_budget_bytes
 from subfleet.edge_client.answer_log import log_answer
 from subfleet.edge_client.received_log import ReceivedLog
 from subfleet.edge_client.store import AgentStore
-from subfleet.edge_client.work import Finished, Outcome, Worker
+from subfleet.edge_client.task_work import Outcome, TaskWorker, TrainingOutput
 from subfleet.protocol.blobs import decode_chunk
 from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.exhaustive import never
@@ -61,7 +61,7 @@ from subfleet.transport.complaints import Complaints
 from subfleet.transport.exchange import BlobExchange, Fetched
 from subfleet.transport.outbox import Outbox, Outgoing
 
-__all__ = ["Device", "Session"]
+__all__ = ["Device", "EdgeSession"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -85,12 +85,12 @@ class Device:
     """
 
     store: AgentStore
-    worker: Worker
+    worker: TaskWorker
     meter: Meter
     sizes: ChunkSizes = field(default_factory=ChunkSizes)
 
 
-class Session:
+class EdgeSession:
     """One start of the agent.
 
     Args:
@@ -165,7 +165,7 @@ class Session:
             TransportError: the broker cannot be reached.
         """
         client_id = self._settings.client_id
-        gone = presence(self._settings, self._clock(), online=False)
+        gone = compose_presence(self._settings, self._clock(), online=False)
         will = Will(topic=self._topics.up(client_id, gone.KIND), payload=encode(gone))
         self._transport.open((self._topics.all("+"), self._topics.down(client_id, "+")), will)
 
@@ -179,7 +179,7 @@ class Session:
             event = self._transport.poll(0) if left else None
         self._collect_outcome()
         self._collect_blobs()
-        self._handle(Tick())
+        self._handle(TimePassed())
         self._send_due()
         self._complaints.tick()
 
@@ -196,8 +196,8 @@ class Session:
         if self._connected:
             reason = "the run is over" if self._left else "it was stopped"
             # A server of an earlier release does not know reasons, and takes the first.
-            self._send(Publish(message=presence(self._settings, self._clock(), online=False), retain=True))
-            self._send(Publish(message=presence(self._settings, self._clock(), online=False, reason=reason)))
+            self._send(Publish(message=compose_presence(self._settings, self._clock(), online=False), retain=True))
+            self._send(Publish(message=compose_presence(self._settings, self._clock(), online=False, reason=reason)))
         self._transport.close()
         self._worker.join(timeout_s=5.0)
 
@@ -239,11 +239,11 @@ class Session:
     def _collect_outcome(self) -> None:
         outcome = self._worker.outcome()
         if outcome is not None:
-            self._handle(self._stored(outcome))
+            self._handle(self._store_output(outcome))
 
-    def _stored(self, outcome: Outcome) -> Event:
+    def _store_output(self, outcome: Outcome) -> Event:
         """Put a training's output among the blobs, before the agent is told of it."""
-        if not isinstance(outcome, Finished):
+        if not isinstance(outcome, TrainingOutput):
             return outcome
         try:
             blob = self._store.blobs.add_file(outcome.output_path)
@@ -253,7 +253,7 @@ class Session:
             return WorkFailed(task_id=outcome.task_id, reason="failed", detail=str(error))
         finally:
             outcome.output_path.unlink(missing_ok=True)
-        return Trained(task_id=outcome.task_id, result=outcome.result, blob=blob)
+        return TrainingEnded(task_id=outcome.task_id, result=outcome.result, blob=blob)
 
     def _collect_blobs(self) -> None:
         for result in self._exchange.finished():
@@ -299,7 +299,7 @@ class Session:
             case _:
                 self._do_on_disk(action)
 
-    def _do_on_disk(self, action: Save | Prune | Weigh | Place) -> None:
+    def _do_on_disk(self, action: Save | Prune | Weigh | PlaceModels) -> None:
         match action:
             case Save():
                 self._store.save(action.saved)
@@ -307,7 +307,7 @@ class Session:
                 self._prune(action)
             case Weigh():
                 self._weigh(action)
-            case Place():
+            case PlaceModels():
                 self._place(action)
             case _:
                 never(action)
@@ -375,10 +375,10 @@ class Session:
             _LOG.warning("what may be written cannot be told: %s", error)
             return None
 
-    def _place(self, action: Place) -> None:
+    def _place(self, action: PlaceModels) -> None:
         task_id = action.task.task_id
         try:
-            self._events.append(Placed(task_id=task_id, files=self._store.place_models(action.task)))
+            self._events.append(ModelsPlaced(task_id=task_id, files=self._store.place_models(action.task)))
         except FileError as error:
             self._events.append(WorkFailed(task_id=task_id, reason="disk", detail=str(error)))
         except ProtocolError as error:

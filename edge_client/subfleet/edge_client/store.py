@@ -36,7 +36,7 @@ from subfleet.protocol.messages import Task
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json, to_plain
 from subfleet.transport.blob_store import BlobStore
 
-__all__ = ["AgentStore", "default_state_folder", "read_saved"]
+__all__ = ["AgentStore", "find_state_folder", "read_saved"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -91,14 +91,14 @@ class AgentStore:
         Raises:
             FileError: another agent holds it, or it cannot be made or written.
         """
-        with _locked(folder):
+        with _hold_lock(folder):
             store = cls(folder, disk_limit_bytes)
             # What a killed training left half written: its task is trained anew.
             shutil.rmtree(store.work_folder, ignore_errors=True)
             try:
                 store.work_folder.mkdir(exist_ok=True)
             except OSError as error:
-                raise _unusable(folder, error) from error
+                raise _make_error(folder, error) from error
             yield store
 
     def load(self) -> Saved:
@@ -118,7 +118,7 @@ class AgentStore:
             try:
                 self._path.replace(aside)
             except OSError as failure:
-                raise _unusable(self.folder, failure) from failure
+                raise _make_error(self.folder, failure) from failure
             return Saved()
         lost = {update.task_id for update in saved.updates if not self.blobs.has(update.blob)}
         return replace(
@@ -156,7 +156,7 @@ class AgentStore:
             inside = (path for path in self.folder.rglob("*") if self.blob_folder not in path.parents)
             others_bytes = sum(path.stat().st_size for path in inside if path.is_file())
         except OSError as error:
-            raise _unusable(self.folder, error) from error
+            raise _make_error(self.folder, error) from error
         ours_bytes = self.blobs.allocated_bytes + int(FREE_FRACTION * free_bytes)
         limit_bytes = sys.maxsize if self._disk_limit_bytes is None else self._disk_limit_bytes
         return max(0, min(limit_bytes - others_bytes, ours_bytes))
@@ -170,7 +170,7 @@ class AgentStore:
         if not self.blobs.has(blob):
             return
         path = self.blobs.path(blob)
-        if _sha256(path) == blob.sha256:
+        if _hash_file(path) == blob.sha256:
             return
         _LOG.warning("blob %s was damaged on this disk and is fetched anew", blob.sha256[:12])
         try:
@@ -241,7 +241,7 @@ def _free_bytes(folder: Path) -> int:
     return shutil.disk_usage(folder).free
 
 
-def default_state_folder(fleet: str, client_id: str) -> Path:
+def find_state_folder(fleet: str, client_id: str) -> Path:
     """Where the agent keeps what must outlive it: see `state_folder`, which says what it raises."""
     return state_folder() / "subfleet" / fleet / client_id
 
@@ -270,7 +270,7 @@ def read_saved(folder: Path) -> Saved:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _hold_lock(folder: Path) -> Iterator[None]:
     with _open_lock(folder) as file:
         try:
             if not lock(file, wait=False):
@@ -281,7 +281,7 @@ def _locked(folder: Path) -> Iterator[None]:
                 "with --state and another --id"
             ) from None
         except OSError as error:
-            raise _unusable(folder, error) from error
+            raise _make_error(folder, error) from error
         yield
 
 
@@ -290,16 +290,16 @@ def _open_lock(folder: Path) -> TextIO:
         folder.mkdir(parents=True, exist_ok=True)
         return (folder / "lock").open("w")
     except OSError as error:
-        raise _unusable(folder, error) from error
+        raise _make_error(folder, error) from error
 
 
-def _unusable(folder: Path, error: OSError) -> FileError:
+def _make_error(folder: Path, error: OSError) -> FileError:
     return FileError(
         f"the state folder {str(folder)!r} cannot be used ({error.strerror}); mend it, or choose another with --state"
     )
 
 
-def _sha256(path: Path) -> str | None:
+def _hash_file(path: Path) -> str | None:
     digest = hashlib.sha256()
     try:
         with path.open("rb") as file:

@@ -16,17 +16,17 @@ from contextlib import suppress
 from types import TracebackType
 
 from subfleet.agent.events import WorkFailed
-from subfleet.edge_client.work import Outcome, discard
-from subfleet.edge_client.workplace import (
+from subfleet.edge_client.task_work import Outcome, discard
+from subfleet.edge_client.worker_messages import (
     MAX_LINE_BYTES,
-    Ended,
     Opened,
     Order,
-    Problem,
+    StartFailed,
     Stop,
+    TaskEnded,
     Workplace,
-    line_of,
-    report_of,
+    decode_report,
+    encode_line,
 )
 from subfleet.protocol.children import child_command
 from subfleet.protocol.errors import BrokenError, ProtocolError
@@ -67,7 +67,7 @@ class WorkerProcess:
         self._memory_limit_bytes = 0
         self._kill_at_s: float | None = None
         self._ready: Outcome | None = None
-        self._problem: Problem | None = None
+        self._problem: StartFailed | None = None
         self._child = _Child(place)
         try:
             self.opened = self._open()
@@ -99,61 +99,61 @@ class WorkerProcess:
             self._renew()
         self._task, self._memory_limit_bytes = task, memory_limit_bytes
         self._kill_at_s = None
-        self._child.send(line_of(Order(task=task, memory_limit_bytes=memory_limit_bytes, data_bytes=data_bytes)))
+        self._child.send(encode_line(Order(task=task, memory_limit_bytes=memory_limit_bytes, data_bytes=data_bytes)))
 
     def stop(self) -> None:
         """See `Worker.stop`; where that helps nothing, the process is ended."""
         if self._task is not None and self._kill_at_s is None:
             self._kill_at_s = self._clock() + self._stop_s
-            self._child.send(line_of(Stop(task_id=self._task.task_id)))
+            self._child.send(encode_line(Stop(task_id=self._task.task_id)))
 
     def join(self, timeout_s: float) -> None:
         """See `Worker.join`."""
         until_s = self._clock() + timeout_s
         while self._task is not None and (left_s := until_s - self._clock()) > 0:
-            self._ready = self._looked(min(left_s, 0.1))
+            self._ready = self._poll(min(left_s, 0.1))
 
     def outcome(self) -> Outcome | None:
         """See `Worker.outcome`."""
         if self._ready is not None:
             ready, self._ready = self._ready, None
             return ready
-        return self._looked(0.0)
+        return self._poll(0.0)
 
     # --- what the process says ---
 
     def _open(self) -> Opened:
         """Wait for the process to be ready; that takes as long as runtimes and data take."""
         line = self._child.line(None)
-        report = None if line in (None, _END) else report_of(line, self._place.work_folder)
+        report = None if line in (None, _END) else decode_report(line, self._place.work_folder)
         if isinstance(report, Opened):
             return report
-        if isinstance(report, Problem):
+        if isinstance(report, StartFailed):
             raise report.error()
         raise BrokenError(
             f"the process that does this device's tasks {self._child.end()} before it was ready; --verbose shows more"
         )
 
-    def _looked(self, timeout_s: float) -> Outcome | None:
+    def _poll(self, timeout_s: float) -> Outcome | None:
         """The end of the task, where there is one: by what the process says, by its own end, or by ours."""
         line = self._child.line(timeout_s)
         if line is None:
             if self._kill_at_s is None or self._clock() < self._kill_at_s:
                 return None
-            return self._died(f"did not stop within {self._stop_s:g} s and was ended", "failed")
+            return self._fail_task(f"did not stop within {self._stop_s:g} s and was ended", "failed")
         if line == _END:
-            return self._ended()
+            return self._handle_exit()
         try:
-            report = report_of(line, self._place.work_folder)
+            report = decode_report(line, self._place.work_folder)
         except ProtocolError as error:
             # The task's end may be lost with this line, so that the process must end with it.
-            return self._died(f"said what cannot be read ({error})", "failed")
-        if isinstance(report, Ended):
-            return self._heard(report)
-        self._problem = report if isinstance(report, Problem) else None
+            return self._fail_task(f"said what cannot be read ({error})", "failed")
+        if isinstance(report, TaskEnded):
+            return self._accept(report)
+        self._problem = report if isinstance(report, StartFailed) else None
         return None
 
-    def _heard(self, report: Ended) -> Outcome | None:
+    def _accept(self, report: TaskEnded) -> Outcome | None:
         self._held_bytes = report.held_bytes
         if self._task is None or report.outcome.task_id != self._task.task_id:
             _LOG.warning("ignored the result of a task that is not in progress")
@@ -161,14 +161,14 @@ class WorkerProcess:
         self._task, self._kill_at_s = None, None
         return report.outcome
 
-    def _ended(self) -> Outcome | None:
+    def _handle_exit(self) -> Outcome | None:
         """The process has ended by itself; the kernel's SIGKILL comes where memory ends."""
         if self._problem is not None:
             reason: RefusalReason = "data" if self._problem.code == ExitCode.DATA else "runtime"
-            return self._died(f"ended: {self._problem.text}", reason)
-        return self._died(self._child.end(), "memory" if self._child.was_killed() else "failed")
+            return self._fail_task(f"ended: {self._problem.text}", reason)
+        return self._fail_task(self._child.end(), "memory" if self._child.was_killed() else "failed")
 
-    def _died(self, how: str, reason: RefusalReason) -> Outcome | None:
+    def _fail_task(self, how: str, reason: RefusalReason) -> Outcome | None:
         task, self._task, self._kill_at_s = self._task, None, None
         if task is None:
             _LOG.warning("the process that does tasks %s; the next task starts another one", how)

@@ -7,7 +7,7 @@ from subfleet.protocol.errors import ConfigError, ProtocolError
 from subfleet.protocol.paths import OperatorExamples, PathSettings
 from subfleet.tasks import StepOrigin, path_random
 from subfleet.tasks.paths import PathDraws, PathPlace
-from subfleet.trainers.program_layout import Path, places_of
+from subfleet.trainers.program_layout import Path, list_stages
 
 __all__ = ["DrawnPaths"]
 
@@ -29,22 +29,22 @@ class DrawnPaths:
         self, subspace: Sequence[Link], drawable: Sequence[Link], settings: PathSettings | None, left_bytes: int
     ) -> None:
         self._links = tuple(drawable)
-        self._places = {(place.link, place.operator.name): place for place in places_of(drawable)}
+        self._stages = {(stage.link, stage.operator.name): stage for stage in list_stages(drawable)}
         self._counts = {link.name: {one.name: 0 for one in link.operators} for link in subspace if link.open}
-        self._draws = None if settings is None else _draws(drawable, settings, left_bytes)
+        self._make_draws = None if settings is None else _make_draws(drawable, settings, left_bytes)
 
     def draw(self, origin: StepOrigin) -> Path:
         """The path of a batch."""
-        if self._draws is None:
-            return tuple(self._places.values())
-        operators = self._draws.draw(path_random(origin))
-        return tuple(self._places[link.name, name] for link, name in zip(self._links, operators, strict=True))
+        if self._make_draws is None:
+            return tuple(self._stages.values())
+        operators = self._make_draws.draw(path_random(origin))
+        return tuple(self._stages[link.name, name] for link, name in zip(self._links, operators, strict=True))
 
     def count(self, path: Path, examples: int) -> None:
         """Add the real samples of a batch, or of a part of one."""
-        for place in path:
-            if place.link in self._counts:
-                self._counts[place.link][place.operator.name] += examples
+        for stage in path:
+            if stage.link in self._counts:
+                self._counts[stage.link][stage.operator.name] += examples
 
     @property
     def examples(self) -> OperatorExamples:
@@ -52,8 +52,8 @@ class DrawnPaths:
         return tuple((choice, tuple(counts.items())) for choice, counts in self._counts.items())
 
 
-def _draws(drawable: Sequence[Link], settings: PathSettings, left_bytes: int) -> PathDraws:
-    places = [
+def _make_draws(drawable: Sequence[Link], settings: PathSettings, left_bytes: int) -> PathDraws:
+    stages = [
         PathPlace(
             name=link.name,
             operators=tuple(one.name for one in link.operators),
@@ -62,7 +62,7 @@ def _draws(drawable: Sequence[Link], settings: PathSettings, left_bytes: int) ->
         for link in drawable
     ]
     try:
-        return PathDraws(places, (settings.forward_macs, left_bytes), settings.sampler)
+        return PathDraws(stages, (settings.forward_macs, left_bytes), settings.sampler)
     except ConfigError as error:
         least_macs = sum(min(one.forward_macs for one in link.operators) for link in drawable)
         raise ProtocolError(

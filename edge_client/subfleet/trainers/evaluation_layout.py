@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.programs import ProgramManifest, Role, ValueInfo
-from subfleet.trainers.program_values import check_tensors, check_values, only, values_of
+from subfleet.trainers.program_values import check_tensors, check_values, get_one, select_values
 
-__all__ = ["EvaluationLayout", "evaluation_layout"]
+__all__ = ["EvaluationLayout", "read_evaluation_layout"]
 
 _FED: frozenset[Role] = frozenset({"input", "label", "sample_mask", "parameter", "buffer"})
 _GIVEN: frozenset[Role] = frozenset({"loss", "correct", "count", "logits"})
@@ -36,7 +36,7 @@ class EvaluationLayout:
     logits: str
 
 
-def evaluation_layout(manifest: ProgramManifest) -> EvaluationLayout:
+def read_evaluation_layout(manifest: ProgramManifest) -> EvaluationLayout:
     """Read the layout of an evaluation program from its manifest.
 
     Raises:
@@ -44,19 +44,19 @@ def evaluation_layout(manifest: ProgramManifest) -> EvaluationLayout:
     """
     check_values(manifest, "evaluate")
     _check_roles(manifest)
-    weights = values_of(manifest.inputs, lambda value: value.role in ("parameter", "buffer"))
+    weights = select_values(manifest.inputs, lambda value: value.role in ("parameter", "buffer"))
     check_tensors(weights)
-    label, logits = only(manifest.inputs, "label"), only(manifest.outputs, "logits")
+    label, logits = get_one(manifest.inputs, "label"), get_one(manifest.outputs, "logits")
     _check_logits(logits, label)
     return EvaluationLayout(
         batch_size=manifest.batch_size,
-        input=only(manifest.inputs, "input"),
+        input=get_one(manifest.inputs, "input"),
         label=label,
-        sample_mask=only(manifest.inputs, "sample_mask"),
+        sample_mask=get_one(manifest.inputs, "sample_mask"),
         weights=weights,
-        loss=only(manifest.outputs, "loss").name,
-        correct=only(manifest.outputs, "correct").name,
-        count=only(manifest.outputs, "count").name,
+        loss=get_one(manifest.outputs, "loss").name,
+        correct=get_one(manifest.outputs, "correct").name,
+        count=get_one(manifest.outputs, "count").name,
         logits=logits.name,
     )
 

@@ -22,11 +22,11 @@ _Mask = npt.NDArray[np.float32]
 _Look = Callable[[_Indices, _Mask], Array]
 """Indices of a part's samples and its mask to their inputs, as they are fed."""
 
-__all__ = ["Call", "batches_to_score", "calls_of", "check_settings", "constant_values"]
+__all__ = ["ProgramCall", "check_settings", "compute_constants", "make_calls", "make_scoring_batches"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class ProgramCall:
     """One run of the program: a batch, or a part of one.
 
     Attributes:
@@ -69,7 +69,7 @@ def check_settings(settings: TrainingSettings, layout: StepLayout) -> None:
             raise ProtocolError(f"the task's {name} is {getattr(settings, name)}, but its program has no such term")
 
 
-def constant_values(
+def compute_constants(
     settings: TrainingSettings, layout: StepLayout, dataset: Dataset, weights: Mapping[str, Array]
 ) -> dict[str, Array]:
     """What is fed alike with every step, by input name.
@@ -91,15 +91,15 @@ def constant_values(
     return values
 
 
-def calls_of(job: Job[Train | Calibrate], layout: StepLayout, dataset: Dataset) -> Iterator[Call]:
+def make_calls(job: Job[Train | Calibrate], layout: StepLayout, dataset: Dataset) -> Iterator[ProgramCall]:
     """Every run of the program that a job asks for, in order."""
     settings = job.work.settings
     if isinstance(job.work, Train):
-        dataset = _of_the_round(job, dataset)
+        dataset = _take_round_part(job, dataset)
     left = settings.step_count(len(dataset))
     epoch = 0
     while left:
-        look = _look_in(job, dataset, epoch)
+        look = _make_look(job, dataset, epoch)
         batches = iter_batches(
             len(dataset),
             settings.batch_size,
@@ -114,11 +114,13 @@ def calls_of(job: Job[Train | Calibrate], layout: StepLayout, dataset: Dataset) 
                 seed=settings.seed, round_number=job.round, client_id=job.client_id, epoch=epoch, step=step
             )
             parts = split_batch(indices, mask, layout.batch_size)
-            yield from _calls_of_batch(layout, dataset.labels, look, parts, origin, last=not left)
+            yield from _make_batch_calls(layout, dataset.labels, look, parts, origin, last=not left)
         epoch += 1
 
 
-def batches_to_score(job: Job[Score], layout: StepLayout, dataset: Dataset) -> Iterator[Sequence[Mapping[str, Array]]]:
+def make_scoring_batches(
+    job: Job[Score], layout: StepLayout, dataset: Dataset
+) -> Iterator[Sequence[Mapping[str, Array]]]:
     """What is fed for the gradient of each batch of a score: its parts, none of which lets the optimiser take a step.
 
     The batches are the first ones of the client's epoch 0 in round 0. All are whole and no two share a sample: where
@@ -140,11 +142,11 @@ def batches_to_score(job: Job[Score], layout: StepLayout, dataset: Dataset) -> I
     for step, (indices, mask) in enumerate(islice(batches, batch_count)):
         origin = StepOrigin(seed=seed, round_number=0, client_id=job.client_id, epoch=0, step=step)
         parts = split_batch(indices, mask, layout.batch_size)
-        calls = _calls_of_batch(layout, dataset.labels, _plain_look(dataset), parts, origin, last=False)
+        calls = _make_batch_calls(layout, dataset.labels, _make_plain_look(dataset), parts, origin, last=False)
         yield [{**call.fed, **stay} for call in calls]
 
 
-def _of_the_round(job: Job[Train | Calibrate], dataset: Dataset) -> Dataset:
+def _take_round_part(job: Job[Train | Calibrate], dataset: Dataset) -> Dataset:
     """The samples that a round of training goes over."""
     kept = job.work.settings.round_count(len(dataset))
     if kept == len(dataset):
@@ -153,14 +155,14 @@ def _of_the_round(job: Job[Train | Calibrate], dataset: Dataset) -> Dataset:
     return dataset.take(part)
 
 
-def _look_in(job: Job[Train | Calibrate], dataset: Dataset, epoch: int) -> _Look:
+def _make_look(job: Job[Train | Calibrate], dataset: Dataset, epoch: int) -> _Look:
     """What samples look like in an epoch: changed at random where the task says so, and padding as it is.
 
     Where norms are measured instead of training, all are as they are: so are the samples that are predicted later.
     """
     settings = job.work.settings
     if settings.augmentation.name == "none" or not isinstance(job.work, Train):
-        return _plain_look(dataset)
+        return _make_plain_look(dataset)
     draws = augmentation_draws(
         len(dataset), seed=settings.seed, round_number=job.round, client_id=job.client_id, epoch=epoch
     )
@@ -174,11 +176,11 @@ def _look_in(job: Job[Train | Calibrate], dataset: Dataset, epoch: int) -> _Look
     return look
 
 
-def _plain_look(dataset: Dataset) -> _Look:
+def _make_plain_look(dataset: Dataset) -> _Look:
     return lambda part, _: dataset.inputs[part]
 
 
-def _calls_of_batch(
+def _make_batch_calls(
     layout: StepLayout,
     labels: Labels,
     look: _Look,
@@ -186,21 +188,21 @@ def _calls_of_batch(
     origin: StepOrigin,
     *,
     last: bool,
-) -> Iterator[Call]:
+) -> Iterator[ProgramCall]:
     """The calls of a batch's parts; `last` says that no batch comes after it."""
     parts = list(batch)
-    counts = [_count(labels[part], part_mask) for part, part_mask in parts]
+    counts = [_count_labels(labels[part], part_mask) for part, part_mask in parts]
     for place, (part, part_mask) in enumerate(parts):
         ends_batch = place == len(parts) - 1
         scalars = {layout.batch_weight: sum(counts), layout.apply: float(ends_batch)}
         # Under no name here, so that it is free before the next call's is made.
-        yield Call(
+        yield ProgramCall(
             origin=origin,
             fed={
                 layout.input.name: look(part, part_mask),
                 layout.label.name: labels[part],
                 layout.sample_mask.name: part_mask,
-                **_randoms(layout, origin, place),
+                **_draw_random(layout, origin, place),
                 **{value.name: np.array(number, np.float32) for value, number in scalars.items() if value},
             },
             count=counts[place],
@@ -210,13 +212,13 @@ def _calls_of_batch(
         )
 
 
-def _count(labels: Labels, mask: npt.NDArray[np.float32]) -> float:
+def _count_labels(labels: Labels, mask: npt.NDArray[np.float32]) -> float:
     """How many labels count: those of real samples, without indices below 0."""
     real = labels[mask > 0]
     return float(np.count_nonzero(real >= 0)) if real.dtype == np.int64 else float(real.size)
 
 
-def _randoms(layout: StepLayout, origin: StepOrigin, part: int) -> dict[str, Array]:
+def _draw_random(layout: StepLayout, origin: StepOrigin, part: int) -> dict[str, Array]:
     return {
         value.name: step_random(value.shape, origin, place=place, part=part)
         for place, value in enumerate(layout.random)

@@ -9,14 +9,14 @@ from subfleet.protocol.jobs import AnyJob
 from subfleet.protocol.task import Evaluate
 from subfleet.tasks import Dataset
 from subfleet.trainers.job_data import read_data
-from subfleet.trainers.job_files import file_sha256, read_program
+from subfleet.trainers.job_files import hash_file, read_program
 from subfleet.trainers.kept import Host
 from subfleet.trainers.loaded import Loaded
-from subfleet.trainers.memory import Watch
+from subfleet.trainers.memory_watch import GrowthWatch
 from subfleet.trainers.program_layout import read_layout
 from subfleet.trainers.runtime import Runtime
 
-__all__ = ["JobContext", "job_context"]
+__all__ = ["JobContext", "open_context"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class JobContext:
 
     dataset: Dataset
     loaded: Loaded
-    watch: Watch
+    watch: GrowthWatch
     host: Host
     stopped: Callable[[], bool]
 
@@ -48,7 +48,7 @@ class JobContext:
 
 
 @contextmanager
-def job_context(
+def open_context(
     job: AnyJob, stopped: Callable[[], bool], *, target: str, runtime: Runtime, host: Host
 ) -> Iterator[JobContext]:
     """Read a job's data, find its package where it was kept, and give back the job's memory at the end.
@@ -73,7 +73,7 @@ def job_context(
     manifest = read_program(job.program_path, target).manifest
     layout = read_layout(manifest, evaluates=isinstance(job.work, Evaluate))
     dataset = read_data(job, layout.values)
-    sha256 = file_sha256(job.program_path)
+    sha256 = hash_file(job.program_path)
     kept = host.take(sha256, job.threads)
     before_bytes = 0 if kept is None else kept.loaded.planned_bytes
     watch = host.watch(job.memory_limit_bytes, held_bytes=0 if kept is None else kept.held_bytes)

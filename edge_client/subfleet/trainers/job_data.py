@@ -23,7 +23,7 @@ def read_data(job: AnyJob, layout: AnyLayout) -> Dataset:
     """
     form = DataForm(
         input_shape=layout.input.shape[1:],
-        class_count=_class_count(layout) if layout.label.dtype == "I64" else 0,
+        class_count=_count_classes(layout) if layout.label.dtype == "I64" else 0,
         classes=job.classes,
         label_shape=layout.label.shape[1:],
         targets=layout.label.dtype == "F32",
@@ -52,6 +52,6 @@ def _check(dataset: Dataset, layout: AnyLayout, source: str) -> None:
         )
 
 
-def _class_count(layout: AnyLayout) -> int:
+def _count_classes(layout: AnyLayout) -> int:
     named = layout.class_mask if isinstance(layout, StepLayout) else None
     return layout.label.limit if named is None else named.shape[0]

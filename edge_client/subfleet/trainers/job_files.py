@@ -17,14 +17,14 @@ from subfleet.protocol.jobs import Job
 from subfleet.protocol.programs import Program, ValueInfo, decode_program
 from subfleet.protocol.task import Train
 
-__all__ = ["file_sha256", "read_program", "read_weights", "write_arrays", "write_change"]
+__all__ = ["hash_file", "read_program", "read_weights", "write_arrays", "write_change"]
 
 
 _CHUNK_BYTES = 2**20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-def file_sha256(path: Path) -> str:
+def hash_file(path: Path) -> str:
     """What a file's content is known by; it is not held in memory.
 
     Raises:
@@ -36,7 +36,7 @@ def file_sha256(path: Path) -> str:
             while chunk := file.read(_CHUNK_BYTES):
                 digest.update(chunk)
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise _make_error(path, error) from error
     return digest.hexdigest()
 
 
@@ -130,8 +130,8 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise _make_error(path, error) from error
 
 
-def _unreadable(path: Path, error: OSError) -> FileError:
+def _make_error(path: Path, error: OSError) -> FileError:
     return FileError(f"file {str(path)!r} cannot be read ({error.strerror}); it must be fetched again")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from subfleet.trainers.loaded import Loaded
-from subfleet.trainers.memory import MemoryWatch, Watch, release_free_memory
+from subfleet.trainers.memory_watch import GrowthWatch, MemoryWatch, release_free_memory
 
 __all__ = ["Host", "Kept", "Slot"]
 
@@ -48,7 +48,7 @@ class Host(Protocol):
         """Keep a package for a later job, where there is room for it."""
         ...
 
-    def watch(self, limit_bytes: int, *, held_bytes: int) -> Watch:
+    def watch(self, limit_bytes: int, *, held_bytes: int) -> GrowthWatch:
         """Begin to measure a training's memory against its limit."""
         ...
 
@@ -90,7 +90,7 @@ class Slot:
         if held_bytes <= _LARGEST_FRACTION * limit_bytes:
             self._kept = Kept(loaded=loaded, held_bytes=held_bytes)
 
-    def watch(self, limit_bytes: int, *, held_bytes: int) -> Watch:
+    def watch(self, limit_bytes: int, *, held_bytes: int) -> GrowthWatch:
         """See `Host.watch`."""
         return MemoryWatch(limit_bytes, held_bytes=held_bytes)
 

@@ -8,7 +8,7 @@ from subfleet.protocol.chains import Link
 from subfleet.protocol.errors import LoadError, MemoryLimitError, TrainingError
 from subfleet.protocol.jobs import AnyJob
 from subfleet.trainers.job_files import read_program
-from subfleet.trainers.program_layout import ProgramLayout, places_of
+from subfleet.trainers.program_layout import ProgramLayout, list_stages
 from subfleet.trainers.runtime import Programs, RunProgram
 
 __all__ = ["Loaded"]
@@ -80,7 +80,9 @@ class Loaded:
             FileError: the packed program cannot be read.
             ProtocolError: it is not what its manifest says.
         """
-        needed = {place.operator.piece: self.layout.steps(place) for place in places_of(links) if place.operator.piece}
+        needed = {
+            stage.operator.piece: self.layout.steps(stage) for stage in list_stages(links) if stage.operator.piece
+        }
         names = {name for own in needed.values() for name in own}
         self.runs = {name: run for name, run in self.runs.items() if name in names or not drops}
         lacking = {
@@ -90,7 +92,7 @@ class Loaded:
         }
         if lacking:
             self._open(lacking, job)
-        return tuple(self._without_refused(link) for link in links)
+        return tuple(self._drop_refused(link) for link in links)
 
     def _open(self, lacking: Mapping[str, tuple[str, ...]], job: AnyJob) -> None:
         try:
@@ -103,7 +105,7 @@ class Loaded:
             except TrainingError as error:
                 self.refused[piece] = str(error)
 
-    def _without_refused(self, link: Link) -> Link:
+    def _drop_refused(self, link: Link) -> Link:
         left = tuple(one for one in link.operators if one.piece not in self.refused)
         for one in link.operators:
             if one.piece in self.refused:

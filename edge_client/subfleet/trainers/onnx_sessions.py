@@ -9,7 +9,7 @@ from subfleet.protocol.errors import TrainingError
 from subfleet.protocol.programs import ValueInfo
 from subfleet.trainers.onnx_references import check_self_contained
 
-__all__ = ["GIVE_BACK", "PROVIDERS", "check_values", "guarded", "open_session"]
+__all__ = ["GIVE_BACK", "PROVIDERS", "call_guarded", "check_values", "open_session"]
 
 PROVIDERS: Mapping[str, str] = MappingProxyType({"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"})
 GIVE_BACK = "memory.enable_memory_arena_shrinkage"
@@ -75,7 +75,7 @@ def open_session(
         options.add_session_config_entry("session.use_env_allocators", "1")
     what = f"ONNX Runtime {runtime.__version__} refused the program{f' that {writers} wrote' if writers else ''}"
     providers = [PROVIDERS[provider]]
-    return guarded(lambda: runtime.InferenceSession(bytes(model), options, providers=providers), what)
+    return call_guarded(lambda: runtime.InferenceSession(bytes(model), options, providers=providers), what)
 
 
 def check_values(kind: str, named: tuple[ValueInfo, ...], found: Any) -> None:
@@ -89,7 +89,7 @@ def check_values(kind: str, named: tuple[ValueInfo, ...], found: Any) -> None:
         )
 
 
-def guarded(call: Callable[[], Any], what: str = "ONNX Runtime refused the program") -> Any:
+def call_guarded(call: Callable[[], Any], what: str = "ONNX Runtime refused the program") -> Any:
     """Call the runtime.
 
     Args:

@@ -18,7 +18,7 @@ from subfleet.tasks import DataForm, Dataset, read_dataset
 from subfleet.tasks.dataset import Labels
 from subfleet.tasks.metrics import Tally
 
-__all__ = ["FREE_BATCH_SIZE", "Model", "ModelForm", "model_form", "predict_dataset", "read_model"]
+__all__ = ["FREE_BATCH_SIZE", "Model", "ModelForm", "predict_dataset", "read_form", "read_model"]
 
 _Array = npt.NDArray[np.generic]
 
@@ -104,7 +104,7 @@ class Model:
     infer: Callable[[_Array], _Array]
 
 
-def model_form(
+def read_form(
     path: Path, note: Callable[[str], str], *, sample_shape: tuple[int, ...], dtype: str | None = None
 ) -> ModelForm:
     """What a model's file says of itself.
@@ -153,12 +153,12 @@ def predict_dataset(model: Model, dataset: Dataset) -> Prediction:
             f"labels are {dataset.labels.dtype}, but a model of objective {form.objective!r} predicts "
             f"{'classes; use class indices' if kind.over_classes else 'numbers; use targets'}"
         )
-    outputs = np.concatenate([_outputs(model, dataset, start) for start in range(0, len(dataset), batch_size)])
-    labels = _fitting(dataset, outputs, kind, form.classes)
+    outputs = np.concatenate([_run_batch(model, dataset, start) for start in range(0, len(dataset), batch_size)])
+    labels = _fit_labels(dataset, outputs, kind, form.classes)
     tally = Tally(kind, outputs.shape[-1], by_class=True)
     tally.add(outputs, labels)
-    metrics = metrics_of(kind, tally.totals(_loss(outputs, labels) if kind.over_classes else 0.0))
-    found = _predicted(kind, outputs)
+    metrics = metrics_of(kind, tally.totals(_compute_loss(outputs, labels) if kind.over_classes else 0.0))
+    found = _predict(kind, outputs)
     numbers = kind.labels == "numbers"
     return Prediction(
         labels=() if numbers else tuple(int(label) for label in found.ravel()),
@@ -169,7 +169,7 @@ def predict_dataset(model: Model, dataset: Dataset) -> Prediction:
     )
 
 
-def _outputs(model: Model, dataset: Dataset, start: int) -> npt.NDArray[np.float32]:
+def _run_batch(model: Model, dataset: Dataset, start: int) -> npt.NDArray[np.float32]:
     """Of one batch, without those of what it was filled up with."""
     batch_size = model.batch_size
     part = dataset.inputs[start : start + batch_size]
@@ -184,7 +184,7 @@ def _outputs(model: Model, dataset: Dataset, start: int) -> npt.NDArray[np.float
     return real if real.ndim > 1 else real[:, np.newaxis]
 
 
-def _fitting(dataset: Dataset, outputs: npt.NDArray[np.float32], kind: TaskKind, classes: tuple[str, ...]) -> Labels:
+def _fit_labels(dataset: Dataset, outputs: npt.NDArray[np.float32], kind: TaskKind, classes: tuple[str, ...]) -> Labels:
     """The labels in the shape of what is predicted."""
     labels, predicted = dataset.labels, outputs.shape[:-1] if kind.over_classes else outputs.shape
     if not kind.over_classes and predicted == (*labels.shape, 1):
@@ -205,7 +205,7 @@ def _fitting(dataset: Dataset, outputs: npt.NDArray[np.float32], kind: TaskKind,
     return labels
 
 
-def _loss(outputs: npt.NDArray[np.float32], labels: Labels) -> float:
+def _compute_loss(outputs: npt.NDArray[np.float32], labels: Labels) -> float:
     """The sum of the cross-entropies of the labels that count, in nats."""
     counted = labels >= 0
     wide = outputs[counted].astype(np.float64)
@@ -214,7 +214,7 @@ def _loss(outputs: npt.NDArray[np.float32], labels: Labels) -> float:
     return float((np.log(np.exp(wide).sum(-1)) - chosen[:, 0]).sum())
 
 
-def _predicted(kind: TaskKind, outputs: npt.NDArray[np.float32]) -> npt.NDArray[np.generic]:
+def _predict(kind: TaskKind, outputs: npt.NDArray[np.float32]) -> npt.NDArray[np.generic]:
     """Classes, which outputs are 1, or the numbers themselves."""
     if kind.over_classes:
         return np.asarray(np.argmax(outputs, -1))

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.programs import ProgramManifest, Role, ValueInfo
 
-__all__ = ["COEFFICIENTS", "check_tensors", "check_values", "only", "optional", "values_of"]
+__all__ = ["COEFFICIENTS", "check_tensors", "check_values", "get_one", "get_optional", "select_values"]
 
 COEFFICIENTS = ("proximal_mu", "distillation_weight")
 """Fields of `TrainingSettings` that a program may take as scalars of the same name."""
@@ -31,22 +31,22 @@ _DTYPES: Mapping[Role, tuple[str, ...]] = MappingProxyType(
 """Types of what is fed; what is carried may be of any type."""
 
 
-def values_of(values: Iterable[ValueInfo], wanted: Callable[[ValueInfo], bool]) -> tuple[ValueInfo, ...]:
+def select_values(values: Iterable[ValueInfo], wanted: Callable[[ValueInfo], bool]) -> tuple[ValueInfo, ...]:
     """The values that are wanted, in order."""
     return tuple(value for value in values if wanted(value))
 
 
-def only(values: Iterable[ValueInfo], role: Role) -> ValueInfo:
+def get_one(values: Iterable[ValueInfo], role: Role) -> ValueInfo:
     """The one value of a role; raises ProtocolError where there is another number of them."""
-    found = optional(values, role)
+    found = get_optional(values, role)
     if found is None:
         raise ProtocolError(f"the program has no value of role {role!r}, but must have 1")
     return found
 
 
-def optional(values: Iterable[ValueInfo], role: Role) -> ValueInfo | None:
+def get_optional(values: Iterable[ValueInfo], role: Role) -> ValueInfo | None:
     """The one value of a role, if there is one; raises ProtocolError where there are more."""
-    found = values_of(values, lambda value: value.role == role)
+    found = select_values(values, lambda value: value.role == role)
     if len(found) > 1:
         raise ProtocolError(f"the program has {len(found)} values of role {role!r}, but may have 1")
     return found[0] if found else None

@@ -6,9 +6,16 @@ from types import MappingProxyType
 
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.programs import ProgramManifest, Role, ValueInfo
-from subfleet.trainers.program_values import COEFFICIENTS, check_tensors, check_values, only, optional, values_of
+from subfleet.trainers.program_values import (
+    COEFFICIENTS,
+    check_tensors,
+    check_values,
+    get_one,
+    get_optional,
+    select_values,
+)
 
-__all__ = ["COEFFICIENTS", "StepLayout", "carried_values", "step_layout"]
+__all__ = ["COEFFICIENTS", "StepLayout", "match_carried", "read_step_layout"]
 
 _CARRIED: tuple[Role, ...] = ("parameter", "buffer", "optimiser_state", "gradient")
 _STORED: tuple[Role, ...] = ("parameter", "buffer")
@@ -76,40 +83,40 @@ class StepLayout:
         return self.apply is not None
 
 
-def step_layout(manifest: ProgramManifest) -> StepLayout:
+def read_step_layout(manifest: ProgramManifest) -> StepLayout:
     """Read the layout of a training program from its manifest.
 
     Raises:
         ProtocolError: it is not for training, or its values do not make a step that can be repeated.
     """
     check_values(manifest, "train")
-    batch_weight, apply = optional(manifest.inputs, "batch_weight"), optional(manifest.inputs, "apply")
+    batch_weight, apply = get_optional(manifest.inputs, "batch_weight"), get_optional(manifest.inputs, "apply")
     if (batch_weight is None) != (apply is None):
         raise ProtocolError("a program that sums gradients must take both 'batch_weight' and 'apply', but lacks one")
-    stored = values_of(manifest.inputs, lambda value: value.role in _STORED)
-    frozen = values_of(manifest.inputs, lambda value: value.role == "frozen")
+    stored = select_values(manifest.inputs, lambda value: value.role in _STORED)
+    frozen = select_values(manifest.inputs, lambda value: value.role == "frozen")
     check_tensors((*stored, *frozen))
-    anchors = values_of(manifest.inputs, lambda value: value.role == "anchor")
+    anchors = select_values(manifest.inputs, lambda value: value.role == "anchor")
     _check_anchors({value.tensor: value for value in stored if value.role == "parameter"}, anchors)
-    count, squares = optional(manifest.outputs, "count"), optional(manifest.outputs, "squares")
+    count, squares = get_optional(manifest.outputs, "count"), get_optional(manifest.outputs, "squares")
     return StepLayout(
         batch_size=manifest.batch_size,
-        input=only(manifest.inputs, "input"),
-        label=only(manifest.inputs, "label"),
-        sample_mask=only(manifest.inputs, "sample_mask"),
-        learning_rate=only(manifest.inputs, "learning_rate"),
-        random=values_of(manifest.inputs, lambda value: value.role == "random"),
-        coefficients=values_of(manifest.inputs, lambda value: value.role == "coefficient"),
-        class_mask=optional(manifest.inputs, "class_mask"),
+        input=get_one(manifest.inputs, "input"),
+        label=get_one(manifest.inputs, "label"),
+        sample_mask=get_one(manifest.inputs, "sample_mask"),
+        learning_rate=get_one(manifest.inputs, "learning_rate"),
+        random=select_values(manifest.inputs, lambda value: value.role == "random"),
+        coefficients=select_values(manifest.inputs, lambda value: value.role == "coefficient"),
+        class_mask=get_optional(manifest.inputs, "class_mask"),
         anchors=anchors,
         batch_weight=batch_weight,
         apply=apply,
         stored=stored,
         frozen=frozen,
-        zeroed=values_of(manifest.inputs, lambda value: value.role in _CARRIED and value.role not in _STORED),
-        carried=carried_values(manifest.inputs, manifest.outputs),
-        loss=only(manifest.outputs, "loss").name,
-        correct=only(manifest.outputs, "correct").name,
+        zeroed=select_values(manifest.inputs, lambda value: value.role in _CARRIED and value.role not in _STORED),
+        carried=match_carried(manifest.inputs, manifest.outputs),
+        loss=get_one(manifest.outputs, "loss").name,
+        correct=get_one(manifest.outputs, "correct").name,
         count="" if count is None else count.name,
         squares="" if squares is None else squares.name,
     )
@@ -124,7 +131,7 @@ def _check_anchors(parameters: Mapping[str, ValueInfo], anchors: Iterable[ValueI
             )
 
 
-def carried_values(
+def match_carried(
     inputs: Iterable[ValueInfo], outputs: Iterable[ValueInfo], roles: Collection[Role] = _CARRIED
 ) -> Mapping[str, str]:
     """Name of each input of some roles to the name of the output that holds it after the program has run.
@@ -132,8 +139,8 @@ def carried_values(
     Raises:
         ProtocolError: not everything is given back as it was taken.
     """
-    before, after = _sorted(inputs, roles), _sorted(outputs, roles)
-    if [_kind(value) for value in before] != [_kind(value) for value in after]:
+    before, after = _sort(inputs, roles), _sort(outputs, roles)
+    if [_describe(value) for value in before] != [_describe(value) for value in after]:
         raise ProtocolError(
             "a training program must give back every parameter, buffer, optimiser state and gradient that it takes, "
             "as it took it"
@@ -141,10 +148,10 @@ def carried_values(
     return MappingProxyType({old.name: new.name for old, new in zip(before, after, strict=True)})
 
 
-def _sorted(values: Iterable[ValueInfo], roles: Collection[Role]) -> list[ValueInfo]:
+def _sort(values: Iterable[ValueInfo], roles: Collection[Role]) -> list[ValueInfo]:
     # The sort is stable: where an optimiser keeps two states of a tensor, the first goes to the first.
     return sorted((value for value in values if value.role in roles), key=lambda value: (value.role, value.tensor))
 
 
-def _kind(value: ValueInfo) -> tuple[str, str, str, tuple[int, ...]]:
+def _describe(value: ValueInfo) -> tuple[str, str, str, tuple[int, ...]]:
     return value.role, value.tensor, value.dtype, value.shape

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from subfleet.protocol.errors import DivergedError, TrainingError
 from subfleet.protocol.jobs import TrainResult
 from subfleet.protocol.paths import OperatorExamples
-from subfleet.trainers.feeding import Call
+from subfleet.trainers.feeding import ProgramCall
 from subfleet.trainers.runtime import Array
 from subfleet.trainers.step_layout import StepLayout
 
@@ -31,7 +31,7 @@ class Tally:
     train_seconds: float = 0.0
     epoch: int = 0
 
-    def take(self, call: Call, read: Mapping[str, Array], layout: StepLayout) -> None:
+    def take(self, call: ProgramCall, read: Mapping[str, Array], layout: StepLayout) -> None:
         """Add what the program has given for a call.
 
         Raises:

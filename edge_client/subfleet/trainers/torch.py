@@ -70,7 +70,7 @@ class TorchRuntime:
 
         def infer(samples: Array) -> Array:
             with torch.no_grad():
-                logits = _guarded(lambda: module(_tensor(samples, self._provider)))
+                logits = _call_guarded(lambda: module(_make_tensor(samples, self._provider)))
             found: Array = logits.cpu().numpy()
             return found
 
@@ -103,7 +103,7 @@ class _TorchPrograms:
 
     def hold(self, array: Array) -> Value:
         """See `Programs.hold`."""
-        return _tensor(array, self._provider)
+        return _make_tensor(array, self._provider)
 
     def twin(self, value: Value) -> None:
         """See `Programs.twin`."""
@@ -122,11 +122,11 @@ class _TorchPrograms:
         torch.set_num_threads(self._threads)  # with every run, as it belongs to the thread that asks
         values = {**operands.values, **fed}
         arguments = [
-            value if isinstance(value, torch.Tensor) else _tensor(value, self._provider)
+            value if isinstance(value, torch.Tensor) else _make_tensor(value, self._provider)
             for value in (values[info.name] for info in step.inputs)
         ]
         with torch.device(self._provider):
-            results = _guarded(lambda: step.run(*arguments))
+            results = _call_guarded(lambda: step.run(*arguments))
         return {info.name: result for info, result in zip(step.outputs, results, strict=True)}
 
 
@@ -145,14 +145,14 @@ def _read(package: Program, read: Callable[[Program], _Read]) -> _Read:
         raise TrainingError(f"PyTorch's program cannot be used: {error}; it must be exported again") from error
 
 
-def _tensor(array: Array, provider: str) -> Any:
+def _make_tensor(array: Array, provider: str) -> Any:
     """An array as a tensor on a device; on the CPU it is the array's memory where that may be written."""
     import torch
 
     return torch.from_numpy(array if array.flags.writeable else array.copy()).to(provider)
 
 
-def _guarded(call: Callable[[], Any]) -> Any:
+def _call_guarded(call: Callable[[], Any]) -> Any:
     """Call PyTorch.
 
     Raises:

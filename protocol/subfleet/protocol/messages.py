@@ -35,7 +35,7 @@ from subfleet.protocol.limits import (
     Shape,
     Shapes,
 )
-from subfleet.protocol.memory import PackingWidth
+from subfleet.protocol.memory_plan import PackingWidth
 from subfleet.protocol.readings import LogLow, Reading
 from subfleet.protocol.reasons import ArchitectureProblem, RefusalReason
 from subfleet.protocol.schema import ADDED_LATER, canonical_json, from_plain, parse_json, to_plain

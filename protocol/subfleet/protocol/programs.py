@@ -7,7 +7,7 @@ from typing import Any, Literal
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.chains import Chain
 from subfleet.protocol.errors import ProtocolError
-from subfleet.protocol.memory import MemoryPlan
+from subfleet.protocol.memory_plan import MemoryPlan
 from subfleet.protocol.schema import ADDED_LATER, canonical_json, from_plain, parse_json
 from subfleet.protocol.tensors import Tensor, decode_container, encode_container
 

@@ -31,7 +31,7 @@ def mqtt_client_id(fleet: str, role: Role, name: str) -> str:
     """The id under which a process connects to a broker, with a random part.
 
     A broker disconnects a client when another one connects under its id. Nobody can guess this one, and two processes
-    that want one place settle that themselves (`subfleet.transport.claiming`). The parts are told apart by ':', which
+    that want one place settle that themselves (`subfleet.transport.locking`). The parts are told apart by ':', which
     no fleet and no name holds. It is longer than the 23 characters that an MQTT 3.1.1 broker must take, as all brokers
     for fleets allow.
     """

@@ -5,7 +5,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from subfleet.methods.assigner import Assignment, AssignmentContext, WrittenSize
-from subfleet.protocol.memory import planned_for
+from subfleet.protocol.memory_plan import planned_for
 from subfleet.protocol.messages import Refusal
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from subfleet.protocol.chains import ChainRoom
 from subfleet.protocol.disk import PLACED_COPIES, needed_bytes
 from subfleet.protocol.errors import ProtocolError
-from subfleet.protocol.memory import planned_for
+from subfleet.protocol.memory_plan import planned_for
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import LEAST_LINK_BPS
 from subfleet.protocol.task import Task

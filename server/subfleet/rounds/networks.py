@@ -17,7 +17,7 @@ from subfleet.elastic.families import AnyFamily
 from subfleet.elastic.lineage import Drawn, Lineage
 from subfleet.methods.aggregator import Participant
 from subfleet.methods.run_networks import BeginContext, StandingContext
-from subfleet.protocol.memory import planned_for
+from subfleet.protocol.memory_plan import planned_for
 from subfleet.protocol.submodel import Architecture
 from subfleet.rounds.context import Declared, RunContext
 from subfleet.rounds.state import ClientState, RunState, remembered

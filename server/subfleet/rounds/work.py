@@ -17,7 +17,7 @@ from subfleet.methods.aggregator import Participant
 from subfleet.methods.model_kinds import EvaluatedModel
 from subfleet.methods.path_search import Generation
 from subfleet.protocol.blobs import BlobRef
-from subfleet.protocol.memory import Packing
+from subfleet.protocol.memory_plan import Packing
 from subfleet.protocol.messages import Update
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.submodel import Architecture

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from subfleet.protocol.chains import Chain
-from subfleet.protocol.memory import Packing
+from subfleet.protocol.memory_plan import Packing
 from subfleet.protocol.programs import ProgramManifest
 from subfleet.search.fitting import INFINITE_BYTES
 from subfleet.search.queue import SizedProgram

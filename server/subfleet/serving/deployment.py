@@ -20,8 +20,8 @@ from subfleet.tasks import Dataset
 from subfleet.transport.address import BrokerAddress, mqtt_client_id, parse_url
 from subfleet.transport.base import Transport
 from subfleet.transport.chunk_sizes import KNOWN_BROKERS, ChunkSizes, KnownBroker
-from subfleet.transport.claiming import ClaimingTransport, server_place
 from subfleet.transport.complaints import Complaints
+from subfleet.transport.locking import ClaimingTransport, server_place
 from subfleet.transport.mqtt import MqttTransport
 from subfleet.transport.rating import RatedTransport
 from subfleet.transport.waiting import WaitingTransport

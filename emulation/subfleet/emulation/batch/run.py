@@ -17,9 +17,9 @@ from subfleet import tasks
 from subfleet.agent.states import AgentSettings
 from subfleet.device.meters import ReplayMeter
 from subfleet.device_profiles import ReplayedLog
-from subfleet.edge_client.session import Device, Session
+from subfleet.edge_client.session import Device, EdgeSession
 from subfleet.edge_client.store import AgentStore
-from subfleet.edge_client.worker import TrainingWorker
+from subfleet.edge_client.thread_worker import TrainingWorker
 from subfleet.emulation.batch.announcing import announcement
 from subfleet.emulation.batch.attacking import AttackingTrainer
 from subfleet.emulation.batch.exports import LazyExports
@@ -41,7 +41,7 @@ from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
 from subfleet.transport.base import Transport
 from subfleet.transport.counting import CountingTransport
-from subfleet.transport.memory import MemoryBroker
+from subfleet.transport.in_memory import MemoryBroker
 
 __all__ = ["BatchResult", "LogicalClock", "run_batch"]
 
@@ -259,7 +259,7 @@ class _BatchDevice:
         streams = client.data.transform is not None
         settings = AgentSettings(profile=announcement(client), data_bytes=data_bytes, streams=streams)
         device = Device(store=store, worker=self._worker, meter=meter)
-        self._session = Session(settings, link, topics, device, clock=clock)
+        self._session = EdgeSession(settings, link, topics, device, clock=clock)
         self._session.open()
 
     def turn(self) -> None:

@@ -20,7 +20,7 @@ from subfleet.export.memory.values import value_bytes
 from subfleet.export.steps import Step
 from subfleet.export.targets import torch as torch_target
 from subfleet.protocol.chains import Chain
-from subfleet.protocol.memory import MemoryPlan, Packing
+from subfleet.protocol.memory_plan import MemoryPlan, Packing
 from subfleet.protocol.programs import ValueInfo
 
 __all__ = ["LinkBytes", "base_bytes", "memory_of", "peak_bytes", "reading_bytes", "runtime_bytes", "with_gaps"]

@@ -13,7 +13,7 @@ from subfleet.device_profiles import own_packing_width
 from subfleet.export.memory.executorch_run import HeapGrowth, heap_growth
 from subfleet.export.memory.values import counted_bytes, fed_bytes, optimiser_bytes, weights_bytes
 from subfleet.export.steps.values import Step
-from subfleet.protocol.memory import USUAL_WIDTH, MemoryPlan, Packing, PackingWidth
+from subfleet.protocol.memory_plan import USUAL_WIDTH, MemoryPlan, Packing, PackingWidth
 
 __all__ = ["BASE_BYTES", "PROGRAM_COPIES", "plan_executorch"]
 

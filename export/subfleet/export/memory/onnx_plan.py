@@ -14,7 +14,7 @@ from subfleet.export.memory.onnx_blocks import requests_of
 from subfleet.export.memory.onnx_run import run_onnx
 from subfleet.export.memory.values import counted_bytes, fed_bytes, optimiser_bytes, weights_bytes
 from subfleet.export.steps.values import Step
-from subfleet.protocol.memory import MemoryPlan
+from subfleet.protocol.memory_plan import MemoryPlan
 
 __all__ = ["FIRST_SESSION_BYTES", "TRAINING_BYTES", "VALUE_BYTES", "plan_onnx"]
 

@@ -13,8 +13,8 @@ from subfleet.protocol.messages import Claim, encode
 from subfleet.protocol.topics import Topics
 from subfleet.transport.address import mqtt_client_id, parse_url
 from subfleet.transport.base import Delivery, Transport
-from subfleet.transport.claiming import ClaimingTransport, Place, device_place, server_place
-from subfleet.transport.memory import Faults, MemoryBroker
+from subfleet.transport.in_memory import Faults, MemoryBroker
+from subfleet.transport.locking import ClaimingTransport, Place, device_place, server_place
 from subfleet.transport.mqtt import MqttTransport
 
 TOPICS = Topics("main")

@@ -9,13 +9,13 @@ from subfleet.protocol.jobs import Job, TrainResult
 from subfleet.protocol.paths import OperatorExamples
 from subfleet.protocol.task import Train
 from subfleet.trainers.drawn_paths import DrawnPaths
-from subfleet.trainers.feeding import calls_of, check_settings, constant_values
-from subfleet.trainers.job_context import JobContext, job_context
+from subfleet.trainers.feeding import check_settings, compute_constants, make_calls
+from subfleet.trainers.job_context import JobContext, open_context
 from subfleet.trainers.job_files import read_weights, write_change
 from subfleet.trainers.kept import Host
 from subfleet.trainers.program_layout import Path
+from subfleet.trainers.program_session import ProgramSession
 from subfleet.trainers.runtime import Runtime
-from subfleet.trainers.session import Session
 from subfleet.trainers.tally import Tally
 
 __all__ = ["train_job"]
@@ -27,7 +27,7 @@ def train_job(
     """Train one job and write the change of its weights and buffers; the memory that it took is given back.
 
     Where a path is drawn for each batch, an operator without room within the memory limit, or that the runtime refuses,
-    is never drawn: its weights stay as they are. See `job_context` for what counts as memory.
+    is never drawn: its weights stay as they are. See `open_context` for what counts as memory.
 
     Args:
         job: what to train, and how paths are drawn.
@@ -46,7 +46,7 @@ def train_job(
             multiplications that the settings allow.
         FileError: a file of the job cannot be read or written.
     """
-    with job_context(job, stopped, target=target, runtime=runtime, host=host) as context:
+    with open_context(job, stopped, target=target, runtime=runtime, host=host) as context:
         tally, examples = _train(job, context)
     return tally.result(
         sample_count=job.work.settings.round_count(len(context.dataset)),
@@ -66,8 +66,8 @@ def _train(job: Job[Train], context: JobContext) -> tuple[Tally, OperatorExample
     paths = DrawnPaths(links, drawable, work.paths, left_bytes)
     values = loaded.layout.weights(links)
     weights = read_weights(job.weights_path, values)
-    constants = constant_values(work.settings, layout, context.dataset, weights)
-    session = Session(loaded, links, weights, constants)
+    constants = compute_constants(work.settings, layout, context.dataset, weights)
+    session = ProgramSession(loaded, links, weights, constants)
     del weights, constants
     # What loading left behind would stay beneath the steps' peak.
     host.release()
@@ -82,12 +82,12 @@ def _train(job: Job[Train], context: JobContext) -> tuple[Tally, OperatorExample
     return tally, paths.examples
 
 
-def _run_steps(job: Job[Train], context: JobContext, session: Session, paths: DrawnPaths) -> Tally:
+def _run_steps(job: Job[Train], context: JobContext, session: ProgramSession, paths: DrawnPaths) -> Tally:
     layout = context.loaded.layout.for_training
     tally, started_s = Tally(whole=job.work.settings.local_steps > 0), context.host.now_s()
     max_gradient_norm = job.work.settings.optimiser.max_gradient_norm
     path: Path = ()
-    for call in calls_of(job, layout, context.dataset):
+    for call in make_calls(job, layout, context.dataset):
         context.check_stopped(f"training was stopped after {tally.step_count} steps")
         path = path or paths.draw(call.origin)
         read = session.step(

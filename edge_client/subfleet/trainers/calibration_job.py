@@ -15,13 +15,13 @@ from subfleet.protocol.calibration import NormLayer, sum_names
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.jobs import Job, TrainResult
 from subfleet.protocol.task import Calibrate
-from subfleet.trainers.feeding import Call, calls_of, check_settings, constant_values
-from subfleet.trainers.job_context import JobContext, job_context
+from subfleet.trainers.feeding import ProgramCall, check_settings, compute_constants, make_calls
+from subfleet.trainers.job_context import JobContext, open_context
 from subfleet.trainers.job_files import read_weights, write_arrays
 from subfleet.trainers.kept import Host
-from subfleet.trainers.program_layout import places_of
+from subfleet.trainers.program_layout import list_stages
+from subfleet.trainers.program_session import ProgramSession
 from subfleet.trainers.runtime import Array, Runtime
-from subfleet.trainers.session import Session
 from subfleet.trainers.step_layout import StepLayout
 from subfleet.trainers.tally import Tally
 
@@ -35,7 +35,7 @@ def calibrate_job(
     job: Job[Calibrate], stopped: Callable[[], bool], *, target: str, runtime: Runtime, host: Host
 ) -> TrainResult:
     """Write the sums of one pass over the data; see `train_job` for the arguments and errors."""
-    with job_context(job, stopped, target=target, runtime=runtime, host=host) as context:
+    with open_context(job, stopped, target=target, runtime=runtime, host=host) as context:
         tally = _calibrate(job, context)
     return tally.result(sample_count=len(context.dataset), measured_peak_bytes=context.watch.growth_bytes())
 
@@ -49,13 +49,13 @@ def _calibrate(job: Job[Calibrate], context: JobContext) -> Tally:
     check_settings(work.settings, layout)
     _check_norms(work, layout)
     weights = dict(read_weights(job.weights_path, layout.weights))
-    constants = constant_values(work.settings, layout, dataset, weights)
-    path, sums = tuple(places_of(links)), {norm.name: _Sums(norm) for norm in work.calibration.norms}
+    constants = compute_constants(work.settings, layout, dataset, weights)
+    path, sums = tuple(list_stages(links)), {norm.name: _Sums(norm) for norm in work.calibration.norms}
     host.release()
     tally, started_s = Tally(), host.now_s()
-    for call in calls_of(job, layout, dataset):
+    for call in make_calls(job, layout, dataset):
         context.check_stopped(f"measuring was stopped after {tally.step_count} steps")
-        session = Session(loaded, links, weights | _zero_statistics(layout, sums), constants)
+        session = ProgramSession(loaded, links, weights | _make_zero_statistics(layout, sums), constants)
         weights.clear()
         tally.take(call, session.step(path, call.fed, last=call.last), layout)
         # The weights are those that were given: they need not be held twice.
@@ -106,7 +106,7 @@ def _check_norms(work: Calibrate, layout: StepLayout) -> None:
         raise ProtocolError(f"the task names the norm tensor {min(lacking)!r:.120}, but its program has none of it")
 
 
-def _zero_statistics(layout: StepLayout, norms: Mapping[str, object]) -> dict[str, Array]:
+def _make_zero_statistics(layout: StepLayout, norms: Mapping[str, object]) -> dict[str, Array]:
     return {
         value.tensor: np.zeros(value.shape, numpy_dtype(value.dtype))
         for value in layout.stored
@@ -114,7 +114,7 @@ def _zero_statistics(layout: StepLayout, norms: Mapping[str, object]) -> dict[st
     }
 
 
-def _add(sums: Mapping[str, _Sums], call: Call, weights: Mapping[str, Array], layout: StepLayout) -> None:
+def _add(sums: Mapping[str, _Sums], call: ProgramCall, weights: Mapping[str, Array], layout: StepLayout) -> None:
     samples = int(np.count_nonzero(call.fed[layout.sample_mask.name]))
     for name, one in sums.items():
         one.add(samples, weights[f"{name}.{_MEAN}"], weights[f"{name}.{_VARIANCE}"])

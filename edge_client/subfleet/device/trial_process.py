@@ -1,4 +1,4 @@
-"""What a child process does for `subfleet.device.trying`: loads a package, or loads a runtime and trains with it.
+"""What a child process does for `subfleet.device.trials`: loads a package, or loads a runtime and trains with it.
 
 It writes lines of JSON: the stage that it begins, and at its end one report. Whatever happens on the way, an error, an
 abort or a signal, happens to this process alone.
@@ -25,7 +25,7 @@ from subfleet.protocol.loading import unloadable
 from subfleet.protocol.task import Train
 from subfleet.protocol.training import TrainingSettings
 
-__all__ = ["DATA", "EXPECTED", "SETTINGS", "TARGETS", "WEIGHTS", "Trial", "main", "program_file", "trial_job"]
+__all__ = ["DATA", "EXPECTED", "SETTINGS", "TARGETS", "WEIGHTS", "Trial", "main", "make_trial_job", "name_program_file"]
 
 TARGETS = ("onnx", "executorch")
 """Whose programs the package ships (`scripts/make_trial_programs.py`); other runtimes are loaded, and no more."""
@@ -65,25 +65,23 @@ def main(arguments: Sequence[str]) -> None:
         os.write(channel, json.dumps(report).encode() + b"\n")
 
     tell(
-        _reported(
-            lambda: _KINDS[kind](first, second, Trial(work=Path(work), begin=lambda stage: tell({"stage": stage})))
-        )
+        _report(lambda: _KINDS[kind](first, second, Trial(work=Path(work), begin=lambda stage: tell({"stage": stage}))))
     )
     os.close(channel)
     sys.stderr.flush()
     os._exit(0)  # a runtime that dies while it is taken down has worked
 
 
-def program_file(target: str) -> str:
+def name_program_file(target: str) -> str:
     """The name of a target's program in the folder of trials."""
     return f"{target}.program"
 
 
-def trial_job(folder: Path, target: str, output_path: Path) -> Job[Train]:
+def make_trial_job(folder: Path, target: str, output_path: Path) -> Job[Train]:
     """Two steps of training with the files in a folder."""
     return Job(
         work=Train(settings=SETTINGS),
-        program_path=folder / program_file(target),
+        program_path=folder / name_program_file(target),
         weights_path=folder / WEIGHTS,
         output_path=output_path,
         data=str(folder / DATA),
@@ -93,7 +91,7 @@ def trial_job(folder: Path, target: str, output_path: Path) -> Job[Train]:
     )
 
 
-def _reported(work: Callable[[], str]) -> Report:
+def _report(work: Callable[[], str]) -> Report:
     try:
         return {"text": work()}
     except (MissingExtraError, ConfigError) as error:
@@ -123,7 +121,7 @@ def _run_runtime(name: str, provider: str, trial: Trial) -> str:
     trainer = load_trainer(name, provider)
     text = trainer.describe_runtime()
     folder = resources.files("subfleet.device") / "trial_files"
-    if (folder / program_file(trainer.target)).is_file():
+    if (folder / name_program_file(trainer.target)).is_file():
         trial.begin("trained with")
         with resources.as_file(folder) as path:
             _train(trainer, path, trial.work)
@@ -133,7 +131,7 @@ def _run_runtime(name: str, provider: str, trial: Trial) -> str:
 def _train(trainer: Trainer, folder: Path, work: Path) -> None:
     expected = json.loads((folder / EXPECTED).read_text(encoding="utf-8"))["loss"]
     try:
-        result = trainer.train(trial_job(folder, trainer.target, work / "update"), lambda: False)
+        result = trainer.train(make_trial_job(folder, trainer.target, work / "update"), lambda: False)
     except SubfleetError as error:
         what = str(error).partition("; ")[0]  # what to do about a program helps nobody against a runtime
         raise BrokenError(f"training with it failed: {what}; install another build of it") from error
