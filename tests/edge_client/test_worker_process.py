@@ -19,7 +19,7 @@ from subfleet.edge_client.task_work import Outcome, TrainingOutput
 from subfleet.edge_client.worker_messages import Workplace
 from subfleet.edge_client.worker_process import WorkerProcess
 from subfleet.protocol.blobs import BlobRef
-from subfleet.protocol.children import child_command
+from subfleet.protocol.children import make_child_command
 from subfleet.protocol.errors import BrokenError, DataError
 from subfleet.protocol.messages import Task
 from subfleet.protocol.submodel import Architecture
@@ -345,7 +345,7 @@ def test_no_process_outlives_an_agent_that_was_killed(place: Workplace, word: st
 
 
 def test_it_ends_with_its_input_where_no_kernel_ends_it_with_its_agent(place: Workplace) -> None:
-    command = child_command("subfleet.edge_client.worker_child", str(os.getpid()))
+    command = make_child_command("subfleet.edge_client.worker_child", str(os.getpid()))
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdin is not None
         assert child.stdout is not None

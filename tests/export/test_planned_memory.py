@@ -15,7 +15,7 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from trainers.hidden_binding import hide_binding
 
-from subfleet.device_profiles import own_packing_width
+from subfleet.device_profiles import detect_packing_width
 from subfleet.elastic.building import network_of
 from subfleet.elastic.families import preset
 from subfleet.elastic.network import Family
@@ -71,7 +71,7 @@ EVALUATE = EVALUATE.replace(
 def planned_here(program: Program) -> int:
     """Plans are told for usual kernels, and this processor's may be wider."""
     memory = program.manifest.memory
-    return planned_for(memory.peak_bytes, memory.packings, own_packing_width())
+    return planned_for(memory.peak_bytes, memory.packings, detect_packing_width())
 
 
 @pytest.mark.parametrize("counted_with", [8, 16, 32])

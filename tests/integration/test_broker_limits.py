@@ -31,7 +31,7 @@ from subfleet.settings.timing import Deadlines, LogClock
 from subfleet.tasks import Dataset, write_npz
 from subfleet.transport.address import mqtt_client_id, parse_url
 from subfleet.transport.chunk_sizes import KNOWN_BROKERS, ChunkSizes, KnownBroker
-from subfleet.transport.locking import ClaimingTransport, device_place, server_place
+from subfleet.transport.locking import LockingTransport, make_device_lock, make_server_lock
 from subfleet.transport.mqtt import MqttTransport
 
 pytestmark = [pytest.mark.slow, pytest.mark.broker, pytest.mark.export]
@@ -93,7 +93,7 @@ class Fleet:
         self.sizes = ChunkSizes.remembered(self.known)
         self.server = Server(
             run,
-            ClaimingTransport(mqtt, server_place(TOPICS, run.name)),
+            LockingTransport(mqtt, make_server_lock(TOPICS, run.name)),
             self.notes,
             state_folder=folder / "server",
             exports=exports,
@@ -122,7 +122,7 @@ class Fleet:
         transport = MqttTransport(address, mqtt_client_id("main", "device", name))
         session = EdgeSession(
             AgentSettings(profile=told, data_bytes=summary.data_bytes),
-            ClaimingTransport(transport, device_place(TOPICS, name)),
+            LockingTransport(transport, make_device_lock(TOPICS, name)),
             TOPICS,
             Device(
                 store=store,

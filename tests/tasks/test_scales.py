@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from subfleet.protocol.input_statistics import InputStatistics, scale_problem
+from subfleet.protocol.input_statistics import InputStatistics, find_scale_problem
 from subfleet.tasks import Dataset, describe_source, digits, measuring, write_npz
 from subfleet.tasks.catalogue import DATASETS
 from subfleet.tasks.measuring import statistics_of
@@ -60,7 +60,7 @@ def test_no_honest_device_is_taken_for_one_on_another_scale(name: str, standardi
     evaluation = statistics_of(test)
     for part in unlike_parts(train):
         found = statistics_of(train.take(part))
-        assert scale_problem(found, evaluation) == "", f"{len(part)} samples: {found} beside {evaluation}"
+        assert find_scale_problem(found, evaluation) == "", f"{len(part)} samples: {found} beside {evaluation}"
 
 
 @pytest.mark.slow
@@ -79,19 +79,19 @@ def test_every_other_scale_of_pictures_is_found(name: str) -> None:
     evaluation = statistics_of(test)
     for what, other in others.items():
         found = statistics_of(other)
-        assert scale_problem(found, evaluation), what
-        assert scale_problem(found, evaluation) == scale_problem(evaluation, found)
+        assert find_scale_problem(found, evaluation), what
+        assert find_scale_problem(found, evaluation) == find_scale_problem(evaluation, found)
 
 
 def test_black_pictures_say_nothing() -> None:
     black = InputStatistics(kind="numbers", minimum=0, maximum=0, mean=0, deviation=0)
-    assert scale_problem(black, statistics_of(digits())) == ""
+    assert find_scale_problem(black, statistics_of(digits())) == ""
 
 
 def test_indices_beside_numbers_are_told_of() -> None:
     tokens = InputStatistics(kind="indices", minimum=0, maximum=96, mean=40, deviation=20)
-    assert scale_problem(tokens, statistics_of(digits())) == "indices beside numbers"
-    assert scale_problem(tokens, replace(tokens, maximum=9000.0, mean=4000.0, deviation=2000.0)) == ""
+    assert find_scale_problem(tokens, statistics_of(digits())) == "indices beside numbers"
+    assert find_scale_problem(tokens, replace(tokens, maximum=9000.0, mean=4000.0, deviation=2000.0)) == ""
 
 
 @settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])

@@ -24,11 +24,11 @@ from subfleet.elastic.maps import extract
 from subfleet.elastic.network import Family
 from subfleet.export.requests import EvaluateRequest, TrainRequest
 from subfleet.protocol.errors import DataError, LoadError, MemoryLimitError, ProtocolError, TrainingError
-from subfleet.protocol.evaluating import EvaluationSettings, totals_of
+from subfleet.protocol.evaluating import EvaluationSettings, sum_totals
 from subfleet.protocol.jobs import Job
 from subfleet.protocol.programs import ProgramManifest, ProgramRef, decode_program, encode_program
 from subfleet.protocol.task import Evaluate, Train
-from subfleet.protocol.task_kinds import metrics_of, oddity
+from subfleet.protocol.task_kinds import compute_metrics, find_contradiction
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings, TrainingSettings
 from subfleet.tasks import Dataset, write_npz
 from subfleet.tasks.metrics import Tally
@@ -184,10 +184,10 @@ def test_labels_that_are_no_classes_have_the_metrics_of_their_kind(tmp_path: Pat
     whole.add(logits.numpy(), targets.numpy())
     sums = whole.totals(result.loss * result.label_count)
     assert (result.class_counts, result.class_correct) == (sums.class_counts, sums.class_correct)
-    assert metrics_of(case.objective.kind, totals_of(result)) == pytest.approx(
-        metrics_of(case.objective.kind, sums), rel=1e-4
+    assert compute_metrics(case.objective.kind, sum_totals(result)) == pytest.approx(
+        compute_metrics(case.objective.kind, sums), rel=1e-4
     )
-    assert not oddity(case.objective.kind, totals_of(result), 10), "a server believes it"
+    assert not find_contradiction(case.objective.kind, sum_totals(result), 10), "a server believes it"
 
 
 def test_classes_are_counted_where_that_is_asked_and_one_sample_is_enough(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from shared_programs import program_of
 from trainers.hidden_binding import NO_BINDING, hide_binding
 
-from subfleet.device_profiles import own_packing_width
+from subfleet.device_profiles import detect_packing_width
 from subfleet.elastic.building import network_of
 from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.spaces import uniform_space
@@ -136,7 +136,7 @@ def test_no_round_takes_more_than_its_plan(tmp_path: Path, runtime: str, monkeyp
     done = subprocess.run([sys.executable, "-c", CLIENT, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     memory = [program.manifest.memory for program in written]
-    plans = [planned_for(one.peak_bytes, one.packings, own_packing_width()) for one in memory]
+    plans = [planned_for(one.peak_bytes, one.packings, detect_packing_width()) for one in memory]
     ends = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[[[")]
     assert [len(peaks) for peaks, _ in ends] == [ROUNDS] * len(PATTERNS)
     for peaks, sizes in ends:

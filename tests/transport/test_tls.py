@@ -18,7 +18,7 @@ from subfleet.protocol.errors import ConfigError, FileError, TransportError, Unr
 from subfleet.transport.address import BrokerAddress, TlsFiles
 from subfleet.transport.base import Connected
 from subfleet.transport.mqtt import MqttTransport
-from subfleet.transport.tls import context_of
+from subfleet.transport.tls import make_tls_context
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +167,7 @@ def test_what_is_wrong_is_one_sentence(brokers: Brokers, what: str) -> None:
 
 def test_the_broker_is_always_verified_and_old_tls_refused(papers: Papers) -> None:
     for files in (TlsFiles(), TlsFiles(ca=papers.ca)):
-        context = context_of(files)
+        context = make_tls_context(files)
         assert context.verify_mode is ssl.CERT_REQUIRED
         assert context.check_hostname
         assert context.minimum_version is ssl.TLSVersion.TLSv1_2

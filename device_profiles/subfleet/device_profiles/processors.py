@@ -5,12 +5,12 @@ from pathlib import Path
 
 from subfleet.protocol.memory_plan import PackingWidth
 
-__all__ = ["own_packing_width"]
+__all__ = ["detect_packing_width"]
 
 _CPUINFO = Path("/proc/cpuinfo")
 
 
-def own_packing_width(cpuinfo: Path = _CPUINFO) -> PackingWidth:
+def detect_packing_width(cpuinfo: Path = _CPUINFO) -> PackingWidth:
     """How many outputs XNNPACK's kernels for products take at once on this processor (its `gemm-config.c`).
 
     Args:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from subfleet.device_profiles.logs import LogRow, ResourceLog
 from subfleet.protocol.readings import Reading
 
-__all__ = ["ReplayedLog", "begun_at"]
+__all__ = ["ReplayedLog", "rotate_log"]
 
 
 class ReplayedLog:
@@ -51,9 +51,11 @@ class ReplayedLog:
         if not 0 <= quantile < 1:
             raise ValueError(f"quantile is {quantile}, but must be at least 0 and below 1")
         memory_bytes = self._low(lambda reading: reading.memory_free_bytes or 0, quantile)
-        down_bps = self._low(lambda reading: _rate(reading.downlink_bps), quantile)
-        up_bps = self._low(lambda reading: _rate(reading.uplink_bps), quantile)
-        return Reading(memory_free_bytes=int(memory_bytes), downlink_bps=_known(down_bps), uplink_bps=_known(up_bps))
+        down_bps = self._low(lambda reading: _to_rate(reading.downlink_bps), quantile)
+        up_bps = self._low(lambda reading: _to_rate(reading.uplink_bps), quantile)
+        return Reading(
+            memory_free_bytes=int(memory_bytes), downlink_bps=_from_rate(down_bps), uplink_bps=_from_rate(up_bps)
+        )
 
     def _low(self, value: Callable[[Reading], float], quantile: float) -> float:
         """The largest value below which the log is for no more than the fraction of its time."""
@@ -71,15 +73,15 @@ class ReplayedLog:
         return max(held)[0] if held else 0.0  # a log of one row takes no time
 
 
-def _rate(rate_bps: float | None) -> float:
+def _to_rate(rate_bps: float | None) -> float:
     return math.inf if rate_bps is None else rate_bps
 
 
-def _known(rate_bps: float) -> float | None:
+def _from_rate(rate_bps: float) -> float | None:
     return None if math.isinf(rate_bps) else rate_bps
 
 
-def begun_at(log: ResourceLog, start: int) -> ResourceLog:
+def rotate_log(log: ResourceLog, start: int) -> ResourceLog:
     """A log that begins with another of its rows, counted from 0, and goes on at its beginning."""
     if not start:
         return log

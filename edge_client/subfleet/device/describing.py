@@ -8,11 +8,11 @@ from pathlib import Path
 
 from subfleet.device.meters import Meter
 from subfleet.device.monitor import LiveMeter
-from subfleet.device_profiles import DeviceProfile, load_profile, own_packing_width
+from subfleet.device_profiles import DeviceProfile, detect_packing_width, load_profile
 from subfleet.protocol.errors import ConfigError, FileError, ProtocolError
 from subfleet.protocol.jobs import DataSummary
 from subfleet.protocol.memory_plan import PackingWidth
-from subfleet.protocol.messages import Profile, check_client_id, new_message_id
+from subfleet.protocol.messages import Profile, check_client_id, make_message_id
 from subfleet.protocol.schema import canonical_json, parse_json
 from subfleet.protocol.submodel import MAX_ARCHITECTURE_BYTES, parse_architecture
 
@@ -103,7 +103,7 @@ def declare_architecture(profile: DeviceProfile, text_or_path: str) -> DevicePro
 
 def find_packing_width(profile: DeviceProfile) -> PackingWidth:
     """The wider of a profile's and of this machine's: an emulated device runs on the kernels that are here."""
-    return max(profile.packing_width or 4, own_packing_width())
+    return max(profile.packing_width or 4, detect_packing_width())
 
 
 def describe_device(
@@ -131,7 +131,7 @@ def describe_device(
     if profile.memory_total_bytes is None:
         live = meter if isinstance(meter, LiveMeter) else LiveMeter()
         profile = replace(profile, memory_total_bytes=live.memory_total_bytes())
-    session_id = new_message_id()
+    session_id = make_message_id()
     try:
         told = make_profile(client_id, session_id, profile, target, summary, held_out)
     except ValueError as error:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from subfleet.device.trials import TrialResult, try_runtime
 from subfleet.protocol.errors import FileError
-from subfleet.protocol.homes import cache_folder
+from subfleet.protocol.homes import find_cache_folder
 
 __all__ = ["try_once"]
 
@@ -41,7 +41,7 @@ def try_once(
     """
     state, key = _describe_state(), f"{name} {provider}"
     with suppress(FileError):
-        file = file or cache_folder() / "subfleet" / "runtimes.json"
+        file = file or find_cache_folder() / "subfleet" / "runtimes.json"
     if file is None or not state:
         return attempt(name, provider)
     known = _read(file)

@@ -21,7 +21,7 @@ from types import MappingProxyType
 from subfleet.device.runtimes import load_trainer
 from subfleet.protocol.errors import BrokenError, ConfigError, MissingExtraError, SubfleetError
 from subfleet.protocol.jobs import Job, Trainer
-from subfleet.protocol.loading import unloadable
+from subfleet.protocol.loading import explain_load_error
 from subfleet.protocol.task import Train
 from subfleet.protocol.training import TrainingSettings
 
@@ -99,7 +99,7 @@ def _report(work: Callable[[], str]) -> Report:
     except SubfleetError as error:
         return {"problem": str(error)}
     except Exception as error:  # noqa: BLE001 - whatever a package raises is what is to be found out
-        return {"problem": str(unloadable("", error))}
+        return {"problem": str(explain_load_error("", error))}
 
 
 def _load_package(module: str, distribution: str, trial: Trial) -> str:
@@ -109,7 +109,7 @@ def _load_package(module: str, distribution: str, trial: Trial) -> str:
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == module.partition(".")[0]:
             raise MissingExtraError(distribution, "edge") from error
-        raise unloadable(distribution, error) from error
+        raise explain_load_error(distribution, error) from error
     try:
         return version(distribution)
     except PackageNotFoundError:  # a system's own build may be registered by another name, or by none

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from subfleet.protocol.children import child_command
+from subfleet.protocol.children import make_child_command
 from subfleet.protocol.errors import BrokenError
 from subfleet.protocol.exit_codes import ExitCode
 
@@ -140,7 +140,7 @@ def _try(trial: Sequence[str], package: str, deadline_s: float) -> TrialResult:
 
 def _run(trial: Sequence[str], deadline_s: float) -> subprocess.CompletedProcess[bytes]:
     with tempfile.TemporaryDirectory(prefix="subfleet-trial-") as work:  # a child that dies leaves its files
-        command = child_command(_TRIAL, work, *trial)
+        command = make_child_command(_TRIAL, work, *trial)
         return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=deadline_s, check=False)
 
 

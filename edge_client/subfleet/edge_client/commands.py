@@ -15,8 +15,8 @@ from subfleet.edge_client.options import Command, make_parser
 from subfleet.protocol.exit_codes import ExitCode
 from subfleet.protocol.interruption import interruptible
 from subfleet.protocol.logs import log_to_standard_error
-from subfleet.protocol.task_kinds import told_metrics
-from subfleet.protocol.text import escaped
+from subfleet.protocol.task_kinds import format_metrics
+from subfleet.protocol.text import escape
 
 if TYPE_CHECKING:
     from subfleet.transport.address import BrokerOptions
@@ -45,7 +45,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _complain(code: ExitCode, sentence: str) -> int:
-    sys.stderr.write(f"subfleet-edge: {escaped(' '.join(sentence.split()))}\n")
+    sys.stderr.write(f"subfleet-edge: {escape(' '.join(sentence.split()))}\n")
     return int(code)
 
 
@@ -152,7 +152,7 @@ def _predict(options: argparse.Namespace) -> int:
     else:
         count = len(prediction.labels) or len(prediction.numbers)
         by_accuracy = prediction.headline == "accuracy"
-        told = told_metrics(
+        told = format_metrics(
             {name: prediction.metrics[name] for name in ["accuracy"] if by_accuracy} or prediction.metrics
         )
         what = "samples" if by_accuracy else "labels"

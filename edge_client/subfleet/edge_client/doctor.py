@@ -14,9 +14,9 @@ from subfleet.device.describing import choose_client_id, find_packing_width, ove
 from subfleet.device.monitor import ControlGroups, LiveMeter
 from subfleet.device.runtimes import choose_trainer
 from subfleet.device.trials import TrialResult, try_package, try_runtime
-from subfleet.device_profiles import DeviceProfile, memory_budget_bytes
+from subfleet.device_profiles import DeviceProfile, compute_memory_budget
 from subfleet.edge_client.store import find_state_folder, read_saved
-from subfleet.protocol.errors import BrokenError, FileError, MissingExtraError, SubfleetError, install_command
+from subfleet.protocol.errors import BrokenError, FileError, MissingExtraError, SubfleetError, make_install_command
 from subfleet.protocol.exit_codes import ExitCode
 from subfleet.protocol.memory_plan import planned_for
 from subfleet.protocol.programs import decode_program
@@ -120,7 +120,7 @@ def _check_memory(profile: DeviceProfile, taken_bytes: int, broken: Collection[s
     except MissingExtraError as error:
         return Finding(check="memory", code=error.exit_code, text="cannot be measured", remedy=str(error)), 0
     share, limit_bytes = profile.memory_fraction, profile.max_training_bytes
-    budget_bytes = memory_budget_bytes(reading, share, limit_bytes=limit_bytes, data_bytes=taken_bytes)
+    budget_bytes = compute_memory_budget(reading, share, limit_bytes=limit_bytes, data_bytes=taken_bytes)
     limit = "none" if reading.cgroup_limit_bytes is None else _format_megabytes(reading.cgroup_limit_bytes)
     free = _format_megabytes(reading.memory_free_bytes or 0)
     most = "" if limit_bytes is None else f" and at most {_format_megabytes(limit_bytes)}"
@@ -167,7 +167,7 @@ def check_package(name: str, tried: TrialResult) -> Finding:
     if not tried.installed:
         return _explain_unusable(name, tried, text="not installed")
     if tried.works and _is_older(tried.text, _OLDEST.get(name, "0")):
-        text, remedy = f"{tried.text}, but {_OLDEST[name]} or newer is needed", install_command("edge", name)
+        text, remedy = f"{tried.text}, but {_OLDEST[name]} or newer is needed", make_install_command("edge", name)
         return Finding(check=name, code=ExitCode.MISSING_EXTRA, text=text, remedy=remedy)
     return Finding(check=name, text=tried.text) if tried.works else _explain_unusable(name, tried)
 

@@ -2,7 +2,7 @@
 
 from subfleet.protocol.errors import MissingExtraError, SubfleetError
 from subfleet.protocol.exit_codes import ExitCode
-from subfleet.protocol.plugins import raised_by_plugin
+from subfleet.protocol.plugins import explain_plugin_error
 
 __all__ = ["LOG_FORM", "explain_error"]
 
@@ -14,7 +14,7 @@ def explain_error(error: Exception) -> tuple[ExitCode, str]:
     """The exit code and the sentence for an error that ends a command, or the process that does its tasks."""
     if isinstance(error, SubfleetError):
         return error.exit_code, str(error)
-    if sentence := raised_by_plugin(error):
+    if sentence := explain_plugin_error(error):
         return ExitCode.CONFIG, sentence
     if isinstance(error, ModuleNotFoundError):
         missing = MissingExtraError((error.name or "").partition(".")[0], "edge")

@@ -20,14 +20,14 @@ from subfleet.edge_client.store import AgentStore, find_state_folder
 from subfleet.edge_client.worker_messages import Opened, Workplace
 from subfleet.edge_client.worker_process import WorkerProcess
 from subfleet.protocol.errors import DataError
-from subfleet.protocol.input_statistics import scale_problem
+from subfleet.protocol.input_statistics import find_scale_problem
 from subfleet.protocol.jobs import DataSummary
 from subfleet.protocol.messages import Profile
 from subfleet.protocol.topics import DEFAULT_FLEET, Topics
 from subfleet.transport.address import BrokerOptions, mqtt_client_id
 from subfleet.transport.base import Transport
 from subfleet.transport.chunk_sizes import KNOWN_BROKERS, ChunkSizes, KnownBroker
-from subfleet.transport.locking import ClaimingTransport, device_place
+from subfleet.transport.locking import LockingTransport, make_device_lock
 from subfleet.transport.mqtt import MqttTransport
 from subfleet.transport.pacing import PacedTransport
 from subfleet.transport.waiting import WaitingTransport
@@ -110,7 +110,7 @@ def join(options: JoinOptions) -> None:
     broker: Transport = MqttTransport(address, mqtt_client_id(options.fleet, "device", client_id))
     if options.wait:
         broker = WaitingTransport(broker, lambda: stop.made)
-    broker = ClaimingTransport(broker, device_place(topics, client_id))
+    broker = LockingTransport(broker, make_device_lock(topics, client_id))
     log = None if options.replay is None else ReplayedLog(load_log(options.replay))
     with (
         AgentStore.held(
@@ -180,7 +180,7 @@ def _check_held_out(opened: Opened, options: JoinOptions) -> None:
     if bool(held_out.class_counts) != bool(trained.class_counts):
         problem = "classes on one side and numbers on the other as labels"
     elif held_out.inputs is not None and trained.inputs is not None:
-        problem = scale_problem(held_out.inputs, trained.inputs)
+        problem = find_scale_problem(held_out.inputs, trained.inputs)
     if problem:
         raise DataError(
             f"the held-out data {options.held_out!r} do not go together with the data {options.data!r}: {problem}; "

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import NoReturn
 
 from subfleet.protocol.exit_codes import ExitCode
-from subfleet.protocol.memory_size import bytes_of
+from subfleet.protocol.memory_size import parse_bytes
 
 __all__ = ["Command", "make_parser"]
 
@@ -188,7 +188,7 @@ def _parse_fraction(text: str) -> float:
 
 def _parse_size(text: str) -> str:
     try:
-        bytes_of(text)
+        parse_bytes(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return text

@@ -5,7 +5,7 @@ import logging
 from subfleet.agent.composing import make_telemetry_id
 from subfleet.agent.states import AgentSettings
 from subfleet.protocol.messages import Ack, Message, RoundInfo, Task
-from subfleet.protocol.text import printable
+from subfleet.protocol.text import make_printable
 
 __all__ = ["ReceivedLog"]
 
@@ -31,7 +31,7 @@ class ReceivedLog:
             self._log_announcement(message)
         elif isinstance(message, Task):
             self._skipped = ""
-            name = printable(message.architecture.name or message.architecture.architecture_id)
+            name = make_printable(message.architecture.name or message.architecture.architecture_id)
             _LOG.info("task %s: %s %s", message.task_id, message.work, name)
         elif isinstance(message, Ack) and message.of == self._settings.profile.message_id:
             self._log_declaration(message)
@@ -49,7 +49,7 @@ class ReceivedLog:
         if answer == known:
             return
         if answer.status == "refused":
-            _LOG.warning("the declared architecture is refused (%s): %s", answer.problem, printable(answer.reason))
+            _LOG.warning("the declared architecture is refused (%s): %s", answer.problem, make_printable(answer.reason))
         else:
             _LOG.info("the declared architecture is %s", answer.status)
 
@@ -60,4 +60,4 @@ class ReceivedLog:
             return
         if answer.reason != self._skipped:
             self._skipped = answer.reason
-            _LOG.warning("round %d: this device has no task: %s", info.round, printable(answer.reason))
+            _LOG.warning("round %d: this device has no task: %s", info.round, make_printable(answer.reason))

@@ -44,7 +44,7 @@ from subfleet.agent.events import (
 from subfleet.agent.states import AgentSettings
 from subfleet.agent.stepping import start, step
 from subfleet.device.meters import Meter
-from subfleet.device_profiles.profiles import memory_budget_bytes
+from subfleet.device_profiles.profiles import compute_memory_budget
 from subfleet.edge_client.answer_log import log_answer
 from subfleet.edge_client.received_log import ReceivedLog
 from subfleet.edge_client.store import AgentStore
@@ -361,7 +361,7 @@ class EdgeSession:
 
     def _memory_budget_bytes(self, reading: Reading) -> int:
         profile = self._settings.profile
-        return memory_budget_bytes(
+        return compute_memory_budget(
             reading,
             profile.memory_fraction,
             limit_bytes=profile.max_training_bytes,

@@ -31,7 +31,7 @@ from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.disk import needed_bytes
 from subfleet.protocol.disks import lock, sync_folder
 from subfleet.protocol.errors import FileError, ProtocolError
-from subfleet.protocol.homes import state_folder
+from subfleet.protocol.homes import find_state_root
 from subfleet.protocol.messages import Task
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json, to_plain
 from subfleet.transport.blob_store import BlobStore
@@ -139,7 +139,7 @@ class AgentStore:
         room_bytes = self.blobs.room_bytes
         wanted_bytes = needed_bytes(task, lacking)
         if wanted_bytes <= room_bytes:
-            self.blobs.make_room(wanted_bytes - self.blobs.begun_bytes(lacking))
+            self.blobs.make_room(wanted_bytes - self.blobs.count_begun_bytes(lacking))
         return Weighed(task_id=task.task_id, lacking=lacking, room_bytes=room_bytes)
 
     def disk_budget_bytes(self, pinned: Set[str]) -> int:
@@ -242,8 +242,8 @@ def _free_bytes(folder: Path) -> int:
 
 
 def find_state_folder(fleet: str, client_id: str) -> Path:
-    """Where the agent keeps what must outlive it: see `state_folder`, which says what it raises."""
-    return state_folder() / "subfleet" / fleet / client_id
+    """Where the agent keeps what must outlive it: see `find_state_root`, which says what it raises."""
+    return find_state_root() / "subfleet" / fleet / client_id
 
 
 def read_saved(folder: Path) -> Saved:

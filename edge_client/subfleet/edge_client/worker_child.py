@@ -1,7 +1,7 @@
-"""The process in which an agent's tasks are done: it loads the runtime, reads the data, and does one task at a time.
+"""The worker process of an agent: it loads the runtime, reads the data, and does one task at a time.
 
-It reads lines from its agent and answers with lines (`worker_messages`). It ends when its agent does, in the middle of a step
-too, and leaves signals that stop an agent to that one.
+It reads lines from its agent and answers with lines (`worker_messages`). It ends with its agent, even in the middle of
+a step, and ignores the signals that stop an agent.
 """
 
 import logging

@@ -28,7 +28,7 @@ from subfleet.edge_client.worker_messages import (
     decode_report,
     encode_line,
 )
-from subfleet.protocol.children import child_command
+from subfleet.protocol.children import make_child_command
 from subfleet.protocol.errors import BrokenError, ProtocolError
 from subfleet.protocol.exit_codes import ExitCode
 from subfleet.protocol.messages import RefusalReason, Task
@@ -199,7 +199,7 @@ class _Child:
     def __init__(self, place: Workplace) -> None:
         # A session of its own: Ctrl-C at the terminal is for the agent.
         self._popen = subprocess.Popen(
-            child_command(_CHILD, str(os.getpid())),
+            make_child_command(_CHILD, str(os.getpid())),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,

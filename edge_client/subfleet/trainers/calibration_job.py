@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from subfleet.arrays import numpy_dtype
-from subfleet.protocol.calibration import NormLayer, sum_names
+from subfleet.protocol.calibration import NormLayer, name_sums
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.jobs import Job, TrainResult
 from subfleet.protocol.task import Calibrate
@@ -90,7 +90,7 @@ class _Sums:
     def arrays(self) -> dict[str, Array]:
         """By the names that the server expects."""
         values: tuple[Array, ...] = (np.array(self._count, np.int64), self._total, self._squares)
-        return dict(zip(sum_names(self._norm.name), values, strict=True))
+        return dict(zip(name_sums(self._norm.name), values, strict=True))
 
 
 def _check_norms(work: Calibrate, layout: StepLayout) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from subfleet.arrays import Arrays, array_parts, decode_arrays, numpy_dtype
-from subfleet.arrays.codecs import encode_changes, rounding_numbers
+from subfleet.arrays import Arrays, decode_arrays, numpy_dtype, split_arrays
+from subfleet.arrays.codecs import draw_rounding_numbers, encode_changes
 from subfleet.protocol.errors import DivergedError, FileError, NoRoomError, ProtocolError
 from subfleet.protocol.jobs import Job
 from subfleet.protocol.programs import Program, ValueInfo, decode_program
@@ -97,7 +97,7 @@ def write_change(job: Job[Train], changed: Arrays, *, exact: Collection[str] = (
     for name, array in changed.items():
         if not np.isfinite(array).all():
             raise DivergedError(f"tensor {name!r:.80} is not finite after training; lower the learning rate")
-    uniform = partial(rounding_numbers, seed=work.settings.seed, round_number=job.round, client_id=job.client_id)
+    uniform = partial(draw_rounding_numbers, seed=work.settings.seed, round_number=job.round, client_id=job.client_id)
     write_arrays(job.output_path, encode_changes(work.update_codec, changed, exact=exact, uniform=uniform))
 
 
@@ -108,7 +108,7 @@ def write_arrays(path: Path, arrays: Arrays) -> None:
         NoRoomError: the disk is full.
         FileError: the file cannot be written.
     """
-    parts = array_parts(arrays)
+    parts = split_arrays(arrays)
     unfinished = path.with_name(f".{path.name}.partial")
     try:
         with unfinished.open("wb") as file:

@@ -21,7 +21,7 @@ import numpy as np
 
 from subfleet.arrays import numpy_dtype
 from subfleet.protocol.errors import ConfigError, MissingExtraError, TrainingError
-from subfleet.protocol.loading import unloadable
+from subfleet.protocol.loading import explain_load_error
 from subfleet.protocol.programs import Program
 from subfleet.protocol.silence import imported
 from subfleet.trainers.library_pages import map_library
@@ -201,7 +201,7 @@ def load_onnx(provider: str) -> OnnxRuntime:
     except ModuleNotFoundError as error:
         raise MissingExtraError("onnxruntime", "edge") from error
     except Exception as error:  # a build for another NumPy raises whatever it comes upon
-        raise unloadable("onnxruntime", error) from error
+        raise explain_load_error("onnxruntime", error) from error
     needed = PROVIDERS[provider]
     available = module.get_available_providers()
     if needed in available:

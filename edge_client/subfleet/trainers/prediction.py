@@ -8,12 +8,12 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from subfleet.protocol.class_names import CLASS_NAMES, class_names_of_text
+from subfleet.protocol.class_names import CLASS_NAMES, parse_class_names
 from subfleet.protocol.errors import DataError, FileError, ProtocolError, TrainingError
 from subfleet.protocol.jobs import Prediction
-from subfleet.protocol.model_notes import OBJECTIVE, objective_of_text
-from subfleet.protocol.task_kinds import TASK_KINDS, Objective, TaskKind, metrics_of
-from subfleet.protocol.transform import DATA_TRANSFORM, DataTransform, transform_of_text
+from subfleet.protocol.model_notes import OBJECTIVE, parse_objective
+from subfleet.protocol.task_kinds import TASK_KINDS, Objective, TaskKind, compute_metrics
+from subfleet.protocol.transform import DATA_TRANSFORM, DataTransform, parse_transform
 from subfleet.tasks import DataForm, Dataset, read_dataset
 from subfleet.tasks.dataset import Labels
 from subfleet.tasks.metrics import Tally
@@ -121,11 +121,11 @@ def read_form(
     names, told, transform = note(CLASS_NAMES), note(OBJECTIVE), note(DATA_TRANSFORM)
     what = "names of classes"
     try:
-        classes = class_names_of_text(names) if names else ()
+        classes = parse_class_names(names) if names else ()
         what = "an objective"
-        objective: Objective | Literal[""] = objective_of_text(told) if told else ""
+        objective: Objective | Literal[""] = parse_objective(told) if told else ""
         what = "a transform of data"
-        done = transform_of_text(transform) if transform else None
+        done = parse_transform(transform) if transform else None
     except ProtocolError as error:
         raise TrainingError(
             f"model {str(path)!r} carries {what} that cannot be used: {error}; deploy it again"
@@ -157,7 +157,7 @@ def predict_dataset(model: Model, dataset: Dataset) -> Prediction:
     labels = _fit_labels(dataset, outputs, kind, form.classes)
     tally = Tally(kind, outputs.shape[-1], by_class=True)
     tally.add(outputs, labels)
-    metrics = metrics_of(kind, tally.totals(_compute_loss(outputs, labels) if kind.over_classes else 0.0))
+    metrics = compute_metrics(kind, tally.totals(_compute_loss(outputs, labels) if kind.over_classes else 0.0))
     found = _predict(kind, outputs)
     numbers = kind.labels == "numbers"
     return Prediction(

@@ -10,7 +10,7 @@ from math import prod
 from types import MappingProxyType
 
 from subfleet.arrays import numpy_dtype
-from subfleet.protocol.chains import Chain, Link, LinkOperator, Step, program_name
+from subfleet.protocol.chains import Chain, Link, LinkOperator, Step, name_program
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.programs import PieceProgram, ProgramManifest, Role, ValueInfo
 from subfleet.trainers.evaluation_layout import EvaluationLayout, read_evaluation_layout
@@ -48,7 +48,7 @@ class Stage:
 
     def program(self, step: Step) -> str:
         """The name of one of its programs."""
-        return program_name(self.operator.piece, step)
+        return name_program(self.operator.piece, step)
 
 
 Path = Sequence[Stage]
@@ -176,7 +176,7 @@ def read_layout(manifest: ProgramManifest, *, evaluates: bool = False) -> Progra
     values = read_evaluation_layout(manifest) if evaluates else read_step_layout(manifest)
     chain, pieces = manifest.chain, manifest.pieces
     if chain is None:
-        name = program_name(_WHOLE, "evaluate" if evaluates else "backward")
+        name = name_program(_WHOLE, "evaluate" if evaluates else "backward")
         chain = _make_link(manifest)
         pieces = (PieceProgram(name=name, inputs=manifest.inputs, outputs=manifest.outputs),)
     if len({program.name for program in pieces}) < len(pieces):

@@ -16,7 +16,7 @@ from subfleet.protocol.errors import (
     SubfleetError,
     TrainingError,
 )
-from subfleet.protocol.loading import unloadable
+from subfleet.protocol.loading import explain_load_error
 from subfleet.protocol.programs import Program
 from subfleet.trainers.prediction import FREE_BATCH_SIZE, Model, ModelForm
 from subfleet.trainers.runtime import Array, Operands, RunProgram, RuntimeKind, Value
@@ -186,7 +186,7 @@ def load_torch(provider: str) -> TorchRuntime:
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "torch", "export", remedy=_REMEDY) from error
     except Exception as error:
-        raise unloadable("torch", error) from error
+        raise explain_load_error("torch", error) from error
     if provider == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
             f"the provider 'cuda' needs a CUDA device, but PyTorch {torch.__version__} finds none; install a build "

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from subfleet.arrays import change
+from subfleet.arrays import compute_change
 from subfleet.protocol.jobs import Job, TrainResult
 from subfleet.protocol.paths import OperatorExamples
 from subfleet.protocol.task import Train
@@ -77,7 +77,7 @@ def _train(job: Job[Train], context: JobContext) -> tuple[Tally, OperatorExample
     host.release()
     # The old weights are read again, not kept: while the steps ran, their memory was free.
     received = read_weights(job.weights_path, values)
-    changed = change(trained, {name: received[name] for name in trained}, in_place=True)
+    changed = compute_change(trained, {name: received[name] for name in trained}, in_place=True)
     write_change(job, changed, exact=layout.buffers)
     return tally, paths.examples
 

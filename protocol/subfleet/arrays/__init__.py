@@ -10,7 +10,7 @@ import numpy.typing as npt
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.tensors import Tensor, container_parts, decode_container
 
-__all__ = ["Arrays", "array_parts", "change", "decode_arrays", "encode_arrays", "numpy_dtype"]
+__all__ = ["Arrays", "compute_change", "decode_arrays", "encode_arrays", "numpy_dtype", "split_arrays"]
 
 Arrays = Mapping[str, npt.NDArray[np.generic]]
 
@@ -43,10 +43,10 @@ def numpy_dtype(dtype: str) -> np.dtype[np.generic]:
 
 def encode_arrays(arrays: Arrays, metadata: Mapping[str, str] | None = None) -> bytes:
     """Write arrays as a tensor container."""
-    return b"".join(array_parts(arrays, metadata))
+    return b"".join(split_arrays(arrays, metadata))
 
 
-def array_parts(arrays: Arrays, metadata: Mapping[str, str] | None = None) -> tuple[bytes | memoryview, ...]:
+def split_arrays(arrays: Arrays, metadata: Mapping[str, str] | None = None) -> tuple[bytes | memoryview, ...]:
     """The parts whose concatenation is `encode_arrays`; those of contiguous arrays share their memory."""
     tensors = []
     for name, array in arrays.items():
@@ -77,7 +77,7 @@ def decode_arrays(buffer: bytes | memoryview) -> dict[str, npt.NDArray[np.generi
     return arrays
 
 
-def change(new: Arrays, old: Arrays, *, in_place: bool = False) -> dict[str, npt.NDArray[np.generic]]:
+def compute_change(new: Arrays, old: Arrays, *, in_place: bool = False) -> dict[str, npt.NDArray[np.generic]]:
     """What training did, new minus old, tensor by tensor; exactly 0 where nothing changed.
 
     Args:

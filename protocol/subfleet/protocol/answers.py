@@ -7,7 +7,7 @@ from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.bounds import Length, Range, checked
 from subfleet.protocol.candidate_scores import MAX_CANDIDATES, CandidateScore
 from subfleet.protocol.evaluating import CLAIM_RULES, LabelCount
-from subfleet.protocol.identifiers import ClientId, new_message_id
+from subfleet.protocol.identifiers import ClientId, make_message_id
 from subfleet.protocol.limits import (
     MAX_LOSS,
     Amount,
@@ -45,7 +45,7 @@ class Refusal:
     reason: RefusalReason
     detail: str
     available_bytes: int | None = None
-    message_id: MessageId = field(default_factory=new_message_id)
+    message_id: MessageId = field(default_factory=make_message_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ class Update:
     measured_peak_bytes: int
     train_seconds: float
     seconds: float
-    message_id: MessageId = field(default_factory=new_message_id)
+    message_id: MessageId = field(default_factory=make_message_id)
     square_loss: Loss | None = field(default=None, metadata=ADDED_LATER)
     operator_examples: ReportedExamples = field(default=(), metadata=ADDED_LATER)
 
@@ -99,7 +99,7 @@ class Scores:
     client_id: ClientId
     scores: Annotated[tuple[CandidateScore, ...], Length(least=1, most=MAX_CANDIDATES)]
     seconds: float
-    message_id: MessageId = field(default_factory=new_message_id)
+    message_id: MessageId = field(default_factory=make_message_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +112,7 @@ class Deployed:
     run_id: RunId
     client_id: ClientId
     files: tuple[str, ...]
-    message_id: MessageId = field(default_factory=new_message_id)
+    message_id: MessageId = field(default_factory=make_message_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +149,7 @@ class Evaluated:
     seconds: Amount
     class_counts: ClassCounts = ()
     class_correct: ClassCounts = ()
-    message_id: MessageId = field(default_factory=new_message_id)
+    message_id: MessageId = field(default_factory=make_message_id)
     scores: tuple[PathScore, ...] = field(default=(), metadata=ADDED_LATER)
     sums: MetricSums = field(default=MetricSums(), metadata=ADDED_LATER)
 

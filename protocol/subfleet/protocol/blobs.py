@@ -275,7 +275,7 @@ class BlobFetch:
     def _divide(self, more: Iterable[tuple[int, int]]) -> None:
         """Cut what lacks and is not outstanding, and more, into what is asked for at once."""
         waiting = ((at, at + length) for at, length in self._lacking.items() if at not in self._asked_at)
-        spans = list(_joined(sorted((*waiting, *more))))
+        spans = list(_join_ranges(sorted((*waiting, *more))))
         self._lacking = {at: length for at, length in self._lacking.items() if at in self._asked_at}
         for begin, end in spans:
             for at in range(begin, end, self.chunk_bytes):
@@ -294,7 +294,7 @@ class BlobFetch:
         self._answered.clear()
 
 
-def _joined(spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+def _join_ranges(spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
     """Spans in order, with touching ones joined."""
     begin = end = 0
     for start, stop in spans:

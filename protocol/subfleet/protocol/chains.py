@@ -15,13 +15,13 @@ from subfleet.protocol.bounds import Each, Length, checked
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.limits import Count
 
-__all__ = ["Chain", "ChainRoom", "Link", "LinkOperator", "Step", "program_name"]
+__all__ = ["Chain", "ChainRoom", "Link", "LinkOperator", "Step", "name_program"]
 
 Step = str
 """What one program of a piece does: "forward", "backward" or "update"; the last link has "evaluate" for "forward"."""
 
 
-def program_name(piece: str, step: Step) -> str:
+def name_program(piece: str, step: Step) -> str:
     """The name of a piece's program in the body of its chain."""
     return f"{piece}/{step}"
 
@@ -103,7 +103,7 @@ class Chain:
         Raises:
             ProtocolError: it names an operator that the chain lacks, or leaves a choice without any.
         """
-        found = tuple(_kept(link, choices) for link in self.links)
+        found = tuple(_restrict(link, choices) for link in self.links)
         lacking = sorted(choices.keys() - {link.name for link in self.links if link.open})
         empty = [link.name for link in found if not link.operators]
         if lacking or empty:
@@ -140,9 +140,9 @@ class ChainRoom:
             The links, and what is left; no links where not even the leanest path has room.
         """
         for peak_bytes in sorted({one.peak_bytes for link in self.links for one in link.operators}, reverse=True):
-            links = tuple(_lean(link, peak_bytes) for link in self.links)
+            links = tuple(_find_leanest(link, peak_bytes) for link in self.links)
             left_bytes = memory_bytes - self.held_bytes - peak_bytes
-            if all(link.operators for link in links) and _least_bytes(links) <= left_bytes:
+            if all(link.operators for link in links) and _sum_least_bytes(links) <= left_bytes:
                 return links, left_bytes
         return (), 0
 
@@ -152,9 +152,9 @@ class ChainRoom:
         peaks = sorted({one.peak_bytes for link in self.links for one in link.operators})
         found = []
         for peak_bytes in peaks:
-            links = tuple(_lean(link, peak_bytes) for link in self.links)
+            links = tuple(_find_leanest(link, peak_bytes) for link in self.links)
             if all(link.operators for link in links):
-                found.append(self.held_bytes + peak_bytes + _least_bytes(links))
+                found.append(self.held_bytes + peak_bytes + _sum_least_bytes(links))
         return min(found)
 
     @property
@@ -169,7 +169,7 @@ class ChainRoom:
         return self.held_bytes + kept_bytes + max(one.peak_bytes for link in self.links for one in link.operators)
 
 
-def _kept(link: Link, choices: Mapping[str, Collection[str]]) -> Link:
+def _restrict(link: Link, choices: Mapping[str, Collection[str]]) -> Link:
     if not link.open or link.name not in choices:
         return link
     wanted = choices[link.name]
@@ -181,9 +181,9 @@ def _kept(link: Link, choices: Mapping[str, Collection[str]]) -> Link:
     return Link(name=link.name, operators=tuple(one for one in link.operators if one.name in wanted))
 
 
-def _lean(link: Link, peak_bytes: int) -> Link:
+def _find_leanest(link: Link, peak_bytes: int) -> Link:
     return Link(name=link.name, operators=tuple(one for one in link.operators if one.peak_bytes <= peak_bytes))
 
 
-def _least_bytes(links: Sequence[Link]) -> int:
+def _sum_least_bytes(links: Sequence[Link]) -> int:
     return sum(min(one.kept_bytes for one in link.operators) for link in links)

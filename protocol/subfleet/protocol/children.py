@@ -3,7 +3,7 @@
 import json
 import sys
 
-__all__ = ["child_command"]
+__all__ = ["make_child_command"]
 
 _START = (
     "import json, sys; from importlib import import_module; sys.path[:] = json.loads(sys.argv.pop(1)); "
@@ -11,7 +11,7 @@ _START = (
 )
 
 
-def child_command(module: str, *arguments: str) -> list[str]:
+def make_child_command(module: str, *arguments: str) -> list[str]:
     """The command that calls the function `main` of a module with some arguments, in a process of its own.
 
     Args:

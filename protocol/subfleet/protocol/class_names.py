@@ -17,10 +17,10 @@ __all__ = [
     "MAX_NAMES_BYTES",
     "ClassNames",
     "check_class_names",
-    "class_names_of_text",
-    "class_places",
-    "in_natural_order",
-    "text_of_class_names",
+    "find_class_indices",
+    "format_class_names",
+    "parse_class_names",
+    "sort_naturally",
 ]
 
 CLASS_NAMES = "class_names"
@@ -66,7 +66,7 @@ def check_class_names(names: Sequence[str]) -> None:
         raise ValueError(f"the list of class names {text}")
 
 
-def in_natural_order(names: Iterable[str]) -> tuple[str, ...]:
+def sort_naturally(names: Iterable[str]) -> tuple[str, ...]:
     """Names in the order that they have by themselves: by number where all are whole numbers, else by character.
 
     Raises:
@@ -83,7 +83,7 @@ def in_natural_order(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(by_number[number] for number in sorted(by_number))
 
 
-def class_places(names: Sequence[str], classes: Sequence[str], class_count: int) -> tuple[int, ...]:
+def find_class_indices(names: Sequence[str], classes: Sequence[str], class_count: int) -> tuple[int, ...]:
     """The place of each name among a run's classes.
 
     Args:
@@ -105,13 +105,13 @@ def class_places(names: Sequence[str], classes: Sequence[str], class_count: int)
     return tuple(places)
 
 
-def text_of_class_names(names: Sequence[str]) -> str:
+def format_class_names(names: Sequence[str]) -> str:
     """Names of classes as a model file carries them."""
     return canonical_json(list(names)).decode()
 
 
-def class_names_of_text(text: str) -> tuple[str, ...]:
-    """Read what `text_of_class_names` wrote.
+def parse_class_names(text: str) -> tuple[str, ...]:
+    """Read what `format_class_names` wrote.
 
     Raises:
         ProtocolError: the text is no such list, or holds names that cannot be.

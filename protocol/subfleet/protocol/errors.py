@@ -53,7 +53,7 @@ __all__ = [
     "TransportError",
     "UnreachableError",
     "UnsupportedSystemError",
-    "install_command",
+    "make_install_command",
 ]
 
 
@@ -195,7 +195,7 @@ class MemoryLimitError(TrainingError):
         self.limit_bytes = limit_bytes
 
 
-def install_command(extra: str, package: str = "") -> str:
+def make_install_command(extra: str, package: str = "") -> str:
     """What installs the packages of an extra, to be said where one is missing, or where the named one is."""
     # A board such as a Jetson brings a build of ONNX Runtime for its own GPU, which the extra "edge" would write over;
     # that was made for NumPy 1 or for NumPy 2, which nobody but the board knows.
@@ -220,7 +220,7 @@ class MissingExtraError(SubfleetError):
     exit_code = ExitCode.MISSING_EXTRA
 
     def __init__(self, package: str, extra: str, *, remedy: str = "") -> None:
-        super().__init__(f"the package {package!r} is not installed; {remedy or install_command(extra, package)}")
+        super().__init__(f"the package {package!r} is not installed; {remedy or make_install_command(extra, package)}")
 
 
 class BrokenError(SubfleetError):

@@ -18,7 +18,7 @@ __all__ = [
     "EvaluationResult",
     "EvaluationSettings",
     "LabelCount",
-    "totals_of",
+    "sum_totals",
 ]
 
 NO_HELD_OUT = "this device has no held-out data to evaluate on; name some with --held-out when it joins"
@@ -105,7 +105,7 @@ CLAIM_RULES: Rules = (_check_classes, check_sums)
 """By which the numbers of `Claims` do not contradict each other."""
 
 
-def totals_of(claims: Claims) -> Totals:
+def sum_totals(claims: Claims) -> Totals:
     """What is claimed, as sums over the labels."""
     return Totals(
         label_count=claims.label_count,

@@ -46,9 +46,7 @@ class MetricSums:
 
     def __add__(self, other: "MetricSums") -> "MetricSums":
         """Of both data sets together."""
-        return MetricSums(
-            **{one.name: _added(getattr(self, one.name), getattr(other, one.name)) for one in fields(self)}
-        )
+        return MetricSums(**{one.name: _add(getattr(self, one.name), getattr(other, one.name)) for one in fields(self)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +75,8 @@ class Totals:
             label_count=self.label_count + other.label_count,
             loss=self.loss + other.loss,
             correct=self.correct + other.correct,
-            class_counts=_added(self.class_counts, other.class_counts),
-            class_correct=_added(self.class_correct, other.class_correct),
+            class_counts=_add(self.class_counts, other.class_counts),
+            class_correct=_add(self.class_correct, other.class_correct),
             sums=self.sums + other.sums,
         )
 
@@ -122,6 +120,6 @@ def check_sums(sums: MetricSums) -> Iterator[str]:
         yield "sums of targets must be numbers"
 
 
-def _added(one: tuple[_Number, ...], other: tuple[_Number, ...]) -> tuple[_Number, ...]:
+def _add(one: tuple[_Number, ...], other: tuple[_Number, ...]) -> tuple[_Number, ...]:
     """Place by place; of what one of both does not tell, nothing is known of both together."""
     return tuple(map(sum, zip(one, other, strict=True))) if one and other else ()

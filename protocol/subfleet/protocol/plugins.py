@@ -6,7 +6,7 @@ from types import MappingProxyType, TracebackType
 
 from subfleet.protocol.registry import package_of
 
-__all__ = ["raised_by_plugin"]
+__all__ = ["explain_plugin_error"]
 
 _OURS = "subfleet"
 _KINDS: Mapping[str, str] = MappingProxyType(
@@ -21,14 +21,14 @@ _KINDS: Mapping[str, str] = MappingProxyType(
 )
 
 
-def raised_by_plugin(error: BaseException) -> str:
+def explain_plugin_error(error: BaseException) -> str:
     """A sentence that says which plug-in raised an exception; empty where none did.
 
     It is a plug-in's where a plug-in's code stands in the traceback: what our code, or another library's, was called
     with by a plug-in is the plug-in's matter. A context of a plug-in that the exception only went through does not
     count.
     """
-    modules = list(_modules(error.__traceback__))
+    modules = list(_list_modules(error.__traceback__))
     if all(_is_ours(module) for module in modules):
         return ""
     entries = [
@@ -39,13 +39,13 @@ def raised_by_plugin(error: BaseException) -> str:
         if not _is_ours(entry.module)
     ]
     for module in reversed(modules):
-        if (found := _owner(module, entries)) is not None:
+        if (found := _find_owner(module, entries)) is not None:
             what = f"the {_KINDS.get(found.group, 'plug-in')} {found.name!r:.80} of {package_of(found)}"
             return f"{what} raised {type(error).__name__}: {error}; mend or uninstall that package"
     return ""
 
 
-def _modules(trace: TracebackType | None) -> Iterator[str]:
+def _list_modules(trace: TracebackType | None) -> Iterator[str]:
     """Names of the modules that an exception came through, the outermost first."""
     thrown = False
     while trace is not None:
@@ -62,7 +62,7 @@ def _is_ours(module: str) -> bool:
     return module.partition(".")[0] == _OURS
 
 
-def _owner(module: str, entries: list[EntryPoint]) -> EntryPoint | None:
+def _find_owner(module: str, entries: list[EntryPoint]) -> EntryPoint | None:
     """The plug-in whose module it is; else one of the same package."""
     top = module.partition(".")[0]
     exact = (entry for entry in entries if entry.module == module)

@@ -14,7 +14,7 @@ from pathlib import Path
 from subfleet.protocol.disks import lock
 from subfleet.protocol.errors import FileError, UnsupportedSystemError
 
-__all__ = ["MEMORY_FOLDER", "scratch_folder", "scratch_places", "sweep"]
+__all__ = ["MEMORY_FOLDER", "list_scratch_folders", "make_locked_folder", "make_scratch_folder", "sweep"]
 
 MEMORY_FOLDER = Path("/dev/shm")  # noqa: S108 - folders of our own are made below it
 """Where Linux keeps files in memory."""
@@ -23,13 +23,13 @@ _FOLDER_ONLY = getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
 _MOST_TRIES = 100
 
 
-def scratch_places() -> tuple[Path, ...]:
+def list_scratch_folders() -> tuple[Path, ...]:
     """Where scratch folders are made."""
     return (MEMORY_FOLDER, Path(tempfile.gettempdir()))
 
 
 @contextmanager
-def scratch_folder(parent: Path) -> Iterator[Path]:
+def make_scratch_folder(parent: Path) -> Iterator[Path]:
     """A new folder, which goes with everything in it when the context ends, or after the process was killed.
 
     Args:
@@ -40,7 +40,7 @@ def scratch_folder(parent: Path) -> Iterator[Path]:
     """
     sweep((parent,))
     try:
-        folder, held = _made(parent)
+        folder, held = make_locked_folder(parent)
     except OSError as error:
         raise FileError(
             f"no scratch folder can be made in {parent} ({error.strerror}); make room there, or make it writable"
@@ -58,11 +58,11 @@ def sweep(parents: Iterable[Path]) -> None:
         with suppress(OSError):
             for folder in sorted(parent.glob(f"{_PREFIX}*")):
                 with suppress(OSError, UnsupportedSystemError):
-                    _remove_unless_held(folder)
+                    _remove_unlocked(folder)
 
 
-def _made(parent: Path) -> tuple[Path, int]:
-    """A folder that is locked, with the descriptor that locks it."""
+def make_locked_folder(parent: Path) -> tuple[Path, int]:
+    """Make a locked folder; returns it with the descriptor that locks it."""
     for _ in range(_MOST_TRIES):
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
         try:
@@ -80,7 +80,7 @@ def _made(parent: Path) -> tuple[Path, int]:
     raise FileError(f"no scratch folder stays in {parent}; find out what removes folders there")
 
 
-def _remove_unless_held(folder: Path) -> None:
+def _remove_unlocked(folder: Path) -> None:
     held = os.open(folder, os.O_RDONLY | _FOLDER_ONLY)
     try:
         if os.fstat(held).st_uid == os.geteuid() and lock(held, wait=False) and _is_at(folder, held):

@@ -23,12 +23,12 @@ def settle(program: str) -> ExitCode:
         refused = UnsupportedSystemError()
         sys.stderr.write(f"{program}: {refused}\n")
         return refused.exit_code
-    from subfleet.protocol.homes import give_home  # it reads what Windows has not
-    from subfleet.protocol.scratch import scratch_places, sweep
+    from subfleet.protocol.homes import set_home  # it reads what Windows has not
+    from subfleet.protocol.scratch import list_scratch_folders, sweep
 
     _soften(sys.stdout)
-    give_home(os.environ)
-    sweep(scratch_places())
+    set_home(os.environ)
+    sweep(list_scratch_folders())
     return ExitCode.OK
 
 

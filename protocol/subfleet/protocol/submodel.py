@@ -102,19 +102,19 @@ class Architecture:
     @property
     def architecture_id(self) -> str:
         """16 hexadecimal digits that are equal for equal submodels, whatever their display name."""
-        return _id_of(self.axes, self.blocks, self.choices, self.network)
+        return _compute_id(self.axes, self.blocks, self.choices, self.network)
 
     def __lt__(self, other: "Architecture") -> bool:
         """Submodels stand in the order of their identities."""
         return self.architecture_id < other.architecture_id
 
-    def index_set(self, axis: str) -> IndexSet:
+    def make_index_set(self, axis: str) -> IndexSet:
         """The kept indices of an axis."""
         return dict(self.axes).get(axis, Full())
 
 
 @lru_cache(maxsize=2**11)  # a server asks for those of all written programs with each device
-def _id_of(
+def _compute_id(
     axes: tuple[tuple[str, IndexSet], ...],
     blocks: tuple[str, ...],
     choices: tuple[tuple[str, tuple[str, ...]], ...],

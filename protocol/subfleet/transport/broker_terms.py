@@ -18,9 +18,9 @@ from paho.mqtt.reasoncodes import ReasonCode
 from subfleet.protocol.blobs import MESSAGE_BYTES
 from subfleet.transport.address import BrokerAddress
 from subfleet.transport.base import Will
-from subfleet.transport.tls import context_of
+from subfleet.transport.tls import make_tls_context
 
-__all__ = ["BrokerTerms", "ask_terms", "client_of", "die_in_sight", "shortcomings"]
+__all__ = ["BrokerTerms", "ask_terms", "describe_shortcomings", "die_in_sight", "make_client"]
 
 _SLICE_S = 0.1
 _SETTLED_S = 0.2  # some brokers lose the will of a client that goes while its last message is answered
@@ -44,7 +44,7 @@ class BrokerTerms:
     message_bytes: int | None = None
 
 
-def shortcomings(terms: BrokerTerms) -> Iterator[str]:
+def describe_shortcomings(terms: BrokerTerms) -> Iterator[str]:
     """What follows from terms that are narrower than a fleet would like, a sentence each after "the broker"."""
     if not terms.retains:
         yield "keeps no retained messages; the fleet does without, and devices that join hear of a round 2 s later"
@@ -54,7 +54,7 @@ def shortcomings(terms: BrokerTerms) -> Iterator[str]:
         yield f"takes messages of {terms.message_bytes} bytes at most; chunks are smaller, so allow {MESSAGE_BYTES}"
 
 
-def client_of(
+def make_client(
     address: BrokerAddress, client_id: str, *, connect_timeout_s: float, version: MQTTProtocolVersion
 ) -> Client:
     """A client of paho that is who the address says, not connected yet.
@@ -69,7 +69,7 @@ def client_of(
     if address.username is not None:
         client.username_pw_set(address.username, address.password)
     if address.tls is not None:
-        client.tls_set_context(context_of(address.tls))
+        client.tls_set_context(make_tls_context(address.tls))
     client.connect_timeout = connect_timeout_s
     return client
 
@@ -81,7 +81,7 @@ def ask_terms(address: BrokerAddress, client_id: str, *, timeout_s: float = 2.0)
         FileError: a file for TLS cannot be read.
         ConfigError: a file for TLS does not hold what it should.
     """
-    client = client_of(address, client_id, connect_timeout_s=timeout_s, version=MQTTProtocolVersion.MQTTv5)
+    client = make_client(address, client_id, connect_timeout_s=timeout_s, version=MQTTProtocolVersion.MQTTv5)
     found: list[BrokerTerms] = []
     over = False
 
@@ -89,7 +89,7 @@ def ask_terms(address: BrokerAddress, client_id: str, *, timeout_s: float = 2.0)
         nonlocal over
         over = True
         if not reason.is_failure and properties is not None:
-            found.append(_terms_of(properties))
+            found.append(_read_terms(properties))
 
     client.on_connect = greeted
     try:
@@ -104,7 +104,7 @@ def ask_terms(address: BrokerAddress, client_id: str, *, timeout_s: float = 2.0)
     return found[0] if found else None
 
 
-def _terms_of(properties: Properties) -> BrokerTerms:
+def _read_terms(properties: Properties) -> BrokerTerms:
     return BrokerTerms(
         retains=bool(getattr(properties, "RetainAvailable", 1)),
         qos=min(int(getattr(properties, "MaximumQoS", 2)), 1),
@@ -125,7 +125,7 @@ def die_in_sight(
         FileError: a file for TLS cannot be read.
         ConfigError: a file for TLS does not hold what it should.
     """
-    client = client_of(address, client_id, connect_timeout_s=timeout_s, version=MQTTProtocolVersion.MQTTv311)
+    client = make_client(address, client_id, connect_timeout_s=timeout_s, version=MQTTProtocolVersion.MQTTv311)
     client.will_set(will.topic, will.payload, qos=terms.qos, retain=False)
     shown: list[bool] = []
     subscribed = False

@@ -113,7 +113,7 @@ class ChunkSizes:
         """
         if length < LEAST_CHUNK_BYTES:
             return  # such a chunk comes through every broker
-        size = _largest_within(length)
+        size = _find_largest(length)
         self.proven_bytes = max(self.proven_bytes, size)
         if length != asked_bytes and size <= self.chunk_bytes:
             return  # the rest of a blob: no sign of what would come through
@@ -133,6 +133,6 @@ class ChunkSizes:
         self._remember(found)
 
 
-def _largest_within(length: int) -> int:
+def _find_largest(length: int) -> int:
     """The largest size of a chunk that is no longer than some content."""
     return max(size for size in _SIZES if size <= length)

@@ -217,10 +217,10 @@ class BlobExchange:
 
     def tick(self, now_s: float) -> tuple[Outgoing, ...]:
         """What is to be published now: requests for what we lack, and what peers asked us for."""
-        outgoing = [self._missing(peer, sha256) for peer, sha256 in self._absent]
+        outgoing = [self._make_missing(peer, sha256) for peer, sha256 in self._absent]
         self._absent.clear()
         for transfer in list(self._transfers.values()):
-            outgoing.extend(self._requests(transfer, now_s))
+            outgoing.extend(self._make_requests(transfer, now_s))
         for key in list(self._wanted)[:_CHUNKS_PER_TICK]:
             del self._wanted[key]
             self._waiting[key[0]] -= 1
@@ -234,7 +234,7 @@ class BlobExchange:
         self._results.clear()
         return results
 
-    def _requests(self, transfer: _Transfer, now_s: float) -> list[Outgoing]:
+    def _make_requests(self, transfer: _Transfer, now_s: float) -> list[Outgoing]:
         if transfer.progress_at_s is None:
             transfer.progress_at_s = now_s
         peer = transfer.peers[0]
@@ -254,7 +254,7 @@ class BlobExchange:
             data = self._store.read_range(ref, wanted)
         except FileError as error:
             self._complain(peer, f"it cannot be served: {error}")
-            return [self._missing(peer, ref.sha256)]
+            return [self._make_missing(peer, ref.sha256)]
         size, topic = self._sizes.chunk_bytes, self._chunk_topic(peer)
         chunks = (
             Chunk(sha256=ref.sha256, offset=wanted.offset + at, data=data[at : at + size])
@@ -262,7 +262,7 @@ class BlobExchange:
         )
         return [Outgoing(topic=topic, payload=encode_chunk(chunk)) for chunk in chunks]
 
-    def _missing(self, peer: str, sha256: str) -> Outgoing:
+    def _make_missing(self, peer: str, sha256: str) -> Outgoing:
         return Outgoing(topic=self._missing_topic(peer), payload=encode(BlobMissing(sha256=sha256)))
 
     def _complete(self, transfer: _Transfer) -> None:

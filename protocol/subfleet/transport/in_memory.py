@@ -41,7 +41,7 @@ class Faults:
 
 
 @dataclass(slots=True, kw_only=True)
-class Link:
+class BrokerLink:
     """A client's state at the broker; to everyone else a token."""
 
     client_id: str
@@ -63,7 +63,7 @@ class MemoryBroker:
     def __init__(self, faults: Faults | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._faults = faults or Faults()
         self._clock = clock
-        self._links: dict[str, Link] = {}
+        self._links: dict[str, BrokerLink] = {}
         self._retained: dict[str, tuple[str, bytes]] = {}  # topic to sender and payload
         self._generators: dict[tuple[str, str], random.Random] = {}
         self._routes: dict[str, tuple[str, ...]] = {}  # topic to receivers; cleared whenever somebody subscribes
@@ -96,18 +96,18 @@ class MemoryBroker:
                 link.mend_at_s = self._clock()
                 self._changed.notify_all()
 
-    def attach(self, client_id: str, subscriptions: tuple[str, ...], will: Will | None) -> Link:
+    def attach(self, client_id: str, subscriptions: tuple[str, ...], will: Will | None) -> BrokerLink:
         """Connect a client (`MemoryTransport.open`). A second client of the same id takes the first one's place."""
         with self._changed:
             old = self._links.get(client_id)
             if old is not None and old.up:
                 self._break(old, "another client took this client's id")
-            link = Link(client_id=client_id, subscriptions=subscriptions, will=will)
+            link = BrokerLink(client_id=client_id, subscriptions=subscriptions, will=will)
             self._links[client_id] = link
             self._connect(link)
             return link
 
-    def detach(self, link: Link) -> None:
+    def detach(self, link: BrokerLink) -> None:
         """Disconnect a client without its will (`MemoryTransport.close`)."""
         with self._changed:
             link.up, link.mend_at_s = False, None
@@ -116,14 +116,14 @@ class MemoryBroker:
                 self._routes.clear()
             self._changed.notify_all()
 
-    def publish(self, link: Link, topic: str, payload: bytes, *, retain: bool) -> None:
+    def publish(self, link: BrokerLink, topic: str, payload: bytes, *, retain: bool) -> None:
         """Route a client's message (`MemoryTransport.publish`); without a link it is lost."""
         with self._changed:
             if link.up and self._draw(link.client_id, "") >= self._faults.loss:
                 self._route(link.client_id, topic, payload, retain=retain)
                 self._changed.notify_all()
 
-    def poll(self, link: Link, timeout_s: float) -> Event | None:
+    def poll(self, link: BrokerLink, timeout_s: float) -> Event | None:
         """A client's next event (`MemoryTransport.poll`)."""
         # The time-out is real time whatever the clock is: with a hand-made clock it could never pass otherwise.
         deadline_s = time.monotonic() + timeout_s
@@ -143,7 +143,7 @@ class MemoryBroker:
                     awaited.append(link.mend_at_s - now_s)
                 self._changed.wait(min([left_s, *awaited]))
 
-    def _break(self, link: Link, reason: str) -> None:
+    def _break(self, link: BrokerLink, reason: str) -> None:
         now_s = self._clock()
         link.up = False
         link.inbox = [entry for entry in link.inbox if entry[0] <= now_s]
@@ -153,7 +153,7 @@ class MemoryBroker:
             self._route(link.client_id, link.will.topic, link.will.payload, retain=True)
         self._changed.notify_all()
 
-    def _connect(self, link: Link) -> None:
+    def _connect(self, link: BrokerLink) -> None:
         self._routes.clear()
         self._enqueue(link, Connected(), self._clock())
         for topic, (sender, payload) in self._retained.items():
@@ -183,7 +183,7 @@ class MemoryBroker:
         for _ in range(copies):
             self._enqueue(link, delivery, self._clock() + faults.delay_s * self._draw(sender, receiver))
 
-    def _enqueue(self, link: Link, event: Event, due_s: float) -> None:
+    def _enqueue(self, link: BrokerLink, event: Event, due_s: float) -> None:
         heapq.heappush(link.inbox, (due_s, next(self._arrivals), event))
 
     def _draw(self, sender: str, receiver: str) -> float:
@@ -200,7 +200,7 @@ class MemoryTransport:
     def __init__(self, broker: MemoryBroker, client_id: str) -> None:
         self._broker = broker
         self._client_id = client_id
-        self._link: Link | None = None
+        self._link: BrokerLink | None = None
 
     def open(self, subscriptions: tuple[str, ...], will: Will | None = None) -> None:
         """See `Transport.open`."""

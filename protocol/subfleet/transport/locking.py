@@ -12,12 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from subfleet.protocol.errors import ProtocolError, TakenError
-from subfleet.protocol.identifiers import new_message_id
+from subfleet.protocol.identifiers import make_message_id
 from subfleet.protocol.messages import Claim, decode, encode
 from subfleet.protocol.topics import Topics
 from subfleet.transport.base import Connected, Delivery, Disconnected, Event, Transport, Will
 
-__all__ = ["ClaimingTransport", "Place", "device_place", "server_place"]
+__all__ = ["Lock", "LockingTransport", "make_device_lock", "make_server_lock"]
 
 _LOG = logging.getLogger(__name__)
 _PROOF = 2
@@ -25,7 +25,7 @@ _DEAF = 4  # so many words without one that came back; fewer may just be lost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Lock:
     """What only one process may be.
 
     Attributes:
@@ -43,9 +43,9 @@ class Place:
     silence_s: float = 0.0
 
 
-def device_place(topics: Topics, client_id: str) -> Place:
+def make_device_lock(topics: Topics, client_id: str) -> Lock:
     """The place of a device, by its id."""
-    return Place(
+    return Lock(
         topic=topics.up(client_id, Claim.KIND),
         holder=client_id,
         lost="another device of the id {other!r} was in this fleet first; give this one another with --id, or stop it",
@@ -53,9 +53,9 @@ def device_place(topics: Topics, client_id: str) -> Place:
     )
 
 
-def server_place(topics: Topics, run: str) -> Place:
+def make_server_lock(topics: Topics, run: str) -> Lock:
     """The place of a fleet's server, whatever run it serves."""
-    return Place(
+    return Lock(
         topic=topics.all(Claim.KIND),
         holder=run,
         lost="run {other!r} serves this fleet on this broker already; choose another fleet, or stop that run",
@@ -64,7 +64,7 @@ def server_place(topics: Topics, run: str) -> Place:
     )
 
 
-class ClaimingTransport:
+class LockingTransport:
     """A transport whose owner has a place that nobody else may have.
 
     `poll` raises TakenError when somebody was there before; nothing is sent from then on.
@@ -81,7 +81,7 @@ class ClaimingTransport:
     def __init__(
         self,
         inner: Transport,
-        place: Place,
+        lock: Lock,
         *,
         repeat_s: float = 5.0,
         tell: Callable[[str], None] = _LOG.warning,
@@ -89,11 +89,11 @@ class ClaimingTransport:
         unix_time: Callable[[], float] = time.time,
     ) -> None:
         self._inner = inner
-        self._place = place
+        self._lock = lock
         self._repeat_s = repeat_s
         self._tell = tell
         self._clock = clock
-        self._session_id = new_message_id()
+        self._session_id = make_message_id()
         self._since_s = unix_time()
         self._connected = False
         self._next_word_s = 0.0
@@ -105,7 +105,7 @@ class ClaimingTransport:
 
     def open(self, subscriptions: tuple[str, ...], will: Will | None = None) -> None:
         """See `Transport.open`."""
-        self._inner.open((*subscriptions, self._place.topic), will)
+        self._inner.open((*subscriptions, self._lock.topic), will)
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         """See `Transport.publish`."""
@@ -129,25 +129,25 @@ class ClaimingTransport:
                 self._connected, self._unheard = isinstance(event, Connected), 0
             if isinstance(event, Connected):
                 self._speak()
-            if not isinstance(event, Delivery) or event.topic != self._place.topic:
+            if not isinstance(event, Delivery) or event.topic != self._lock.topic:
                 return event
             self._hear(event)
 
     def close(self) -> None:
         """See `Transport.close`."""
         if self._connected and not self._left:
-            self._inner.publish(self._place.topic, b"", retain=True)
+            self._inner.publish(self._lock.topic, b"", retain=True)
         self._left = True
         self._inner.close()
 
     def _speak(self) -> None:
-        claim = Claim(session_id=self._session_id, holder=self._place.holder, since_s=self._since_s)
-        self._inner.publish(self._place.topic, encode(claim), retain=True)
+        claim = Claim(session_id=self._session_id, holder=self._lock.holder, since_s=self._since_s)
+        self._inner.publish(self._lock.topic, encode(claim), retain=True)
         self._next_word_s = self._clock() + self._repeat_s
         self._unheard += 1
         if self._unheard == _DEAF:
             self._tell(
-                f"what is said on {self._place.topic} does not come back: either another client has taken this one's "
+                f"what is said on {self._lock.topic} does not come back: either another client has taken this one's "
                 "place, or the broker's access list does not let it read there"
             )
 
@@ -165,7 +165,7 @@ class ClaimingTransport:
             self._established, self._unheard = True, 0
         elif not self._established:
             if self._silent_until_s is None:
-                self._silent_until_s = self._clock() + self._place.silence_s
+                self._silent_until_s = self._clock() + self._lock.silence_s
         else:
             self._weigh(claim)
 
@@ -179,5 +179,5 @@ class ClaimingTransport:
             return
         if (claim.since_s, claim.session_id) < (self._since_s, self._session_id):
             self._left = True
-            raise TakenError(self._place.lost.format(other=claim.holder))
-        self._tell(self._place.kept.format(other=claim.holder))
+            raise TakenError(self._lock.lost.format(other=claim.holder))
+        self._tell(self._lock.kept.format(other=claim.holder))

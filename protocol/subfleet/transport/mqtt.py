@@ -16,9 +16,9 @@ from paho.mqtt.reasoncodes import ReasonCode
 from subfleet.protocol.errors import TooLargeError, TransportError
 from subfleet.transport.address import BrokerAddress
 from subfleet.transport.base import MAX_PAYLOAD_BYTES, Connected, Delivery, Disconnected, Event, Will
-from subfleet.transport.broker_terms import BrokerTerms, ask_terms, client_of, shortcomings
+from subfleet.transport.broker_terms import BrokerTerms, ask_terms, describe_shortcomings, make_client
 from subfleet.transport.complaints import Complaints
-from subfleet.transport.reaching import shake_hands, unanswered, unreachable
+from subfleet.transport.reaching import explain_silence, explain_unreachable, shake_hands
 from subfleet.transport.topic_filter import matches
 
 __all__ = ["MqttTransport"]
@@ -103,7 +103,7 @@ class MqttTransport:
             return
         if self._refusal:
             raise TransportError(f"the broker at {self._address.where} {self._refusal}")
-        raise unanswered(self._address, self._open_timeout_s, hung_up=self._hung_up)
+        raise explain_silence(self._address, self._open_timeout_s, hung_up=self._hung_up)
 
     def _attempt(self) -> bool:
         self._client = self._make_client()
@@ -115,7 +115,7 @@ class MqttTransport:
             keepalive_s = min(self._keepalive_s, self._terms.keepalive_s or self._keepalive_s)
             self._client.connect(self._address.host, self._address.port, keepalive=keepalive_s)
         except (OSError, UnicodeError) as error:
-            raise unreachable(self._address, error) from error
+            raise explain_unreachable(self._address, error) from error
         self._client.loop_start()
         self._settled.wait(self._open_timeout_s)
         if self._answered:
@@ -173,7 +173,7 @@ class MqttTransport:
         self._client.loop_stop()
 
     def _make_client(self) -> Client:
-        client = client_of(
+        client = make_client(
             self._address,
             self._client_id,
             connect_timeout_s=self._open_timeout_s,
@@ -202,7 +202,7 @@ class MqttTransport:
         if terms is None or terms == self._terms:
             return False
         self._terms = terms
-        for sentence in shortcomings(terms):
+        for sentence in describe_shortcomings(terms):
             self._complain(f"the broker at {self._address.where} {sentence}")
         return True
 
@@ -235,7 +235,7 @@ class MqttTransport:
     def _on_connect_fail(self, _: Client, __: Any) -> None:
         error = sys.exc_info()[1]
         if isinstance(error, (OSError, UnicodeError)):  # paho calls this while it handles it
-            self._complain(str(unreachable(self._address, error)))
+            self._complain(str(explain_unreachable(self._address, error)))
         self._closing.wait(self._jitter.random())
 
     def _on_disconnect(
@@ -276,12 +276,14 @@ class MqttTransport:
             self._complaints.note("the broker", "dropped a message: its topic is not UTF-8")
             return
         if len(message.payload) > MAX_PAYLOAD_BYTES:
-            self._complaints.note(_sender(topic), f"dropped {len(message.payload)} bytes on {topic}: too large")
+            self._complaints.note(_find_sender(topic), f"dropped {len(message.payload)} bytes on {topic}: too large")
         elif not any(matches(wanted, topic) for wanted in self._subscriptions):
             # Some brokers send retained messages to clients that subscribed to nothing.
             _LOG.debug("dropped a message on %s: not subscribed", topic)
         elif self._events.qsize() >= _MAX_WAITING_EVENTS or self._waiting_bytes >= _MAX_WAITING_BYTES:
-            self._complaints.note(_sender(topic), f"dropped a message on {topic}: {self._events.qsize()} events wait")
+            self._complaints.note(
+                _find_sender(topic), f"dropped a message on {topic}: {self._events.qsize()} events wait"
+            )
         else:
             with self._waiting_lock:
                 self._waiting_bytes += len(message.payload)
@@ -314,6 +316,6 @@ def _forget_sent(client: Client) -> None:
         client._inflight_messages = 0  # noqa: SLF001
 
 
-def _sender(topic: str) -> str:
+def _find_sender(topic: str) -> str:
     """Whose message it is: a client writes all its kinds below one topic."""
     return topic.rpartition("/")[0][:128]

@@ -15,7 +15,7 @@ from subfleet.protocol.blobs import CHUNK_BYTES, LEAST_CHUNK_BYTES, BlobRef
 from subfleet.protocol.disks import sync_folder
 from subfleet.protocol.errors import FileError
 
-__all__ = ["PartialBlob", "partial_bytes"]
+__all__ = ["PartialBlob", "count_partial_bytes"]
 
 _BLOCK_BYTES = 1024 * 1024
 _WRITTEN = b"\x01"
@@ -39,11 +39,11 @@ class PartialBlob:
         self._target = target
         self._ref = ref
         self._on_commit = on_commit
-        self._piece_count = _pieces(ref.size_bytes)
+        self._piece_count = _count_pieces(ref.size_bytes)
         try:
             self._marks = self._read_marks()
         except OSError as error:
-            raise self._unwritable(error) from error
+            raise self._make_error(error) from error
 
     @property
     def have(self) -> frozenset[int]:
@@ -61,13 +61,13 @@ class PartialBlob:
         whole = end == self._ref.size_bytes or (end < self._ref.size_bytes and len(data) % LEAST_CHUNK_BYTES == 0)
         if offset < 0 or offset % LEAST_CHUNK_BYTES or not whole or not 0 < len(data) <= CHUNK_BYTES:
             raise ValueError(f"a chunk of {len(data)} bytes at {offset} is none of blob {self._ref.sha256[:12]}")
-        place, marks = offset // LEAST_CHUNK_BYTES, _WRITTEN * _pieces(len(data))
+        place, marks = offset // LEAST_CHUNK_BYTES, _WRITTEN * _count_pieces(len(data))
         try:
             with self._path.open("r+b", buffering=0) as file:
                 _write_all(file.fileno(), data, offset)
                 _write_all(file.fileno(), marks, self._ref.size_bytes + place)
         except OSError as error:
-            raise self._unwritable(error) from error
+            raise self._make_error(error) from error
         self._marks[place : place + len(marks)] = marks
 
     def commit(self) -> bool:
@@ -77,7 +77,7 @@ class PartialBlob:
             FileError: the disk is full or cannot be written.
         """
         try:
-            if self._digest() != self._ref.sha256:
+            if self._compute_digest() != self._ref.sha256:
                 self._discard()
                 return False
             with self._path.open("r+b") as file:
@@ -86,7 +86,7 @@ class PartialBlob:
             self._path.replace(self._target)
             sync_folder(self._target.parent)
         except OSError as error:
-            raise self._unwritable(error) from error
+            raise self._make_error(error) from error
         self._on_commit(self._ref)
         return True
 
@@ -99,10 +99,10 @@ class PartialBlob:
         try:
             self._path.unlink(missing_ok=True)
         except OSError as error:
-            raise self._unwritable(error) from error
+            raise self._make_error(error) from error
 
     def _read_marks(self) -> bytearray:
-        length = partial_bytes(self._ref)
+        length = count_partial_bytes(self._ref)
         # Another length is the trace of a crash between truncating and moving, or of nothing at all.
         if self._path.exists() and self._path.stat().st_size == length:
             with self._path.open("rb") as file:
@@ -112,7 +112,7 @@ class PartialBlob:
             file.truncate(length)
         return bytearray(self._piece_count)
 
-    def _digest(self) -> str:
+    def _compute_digest(self) -> str:
         digest, left = hashlib.sha256(), self._ref.size_bytes
         with self._path.open("rb") as file:
             while left and (block := file.read(min(left, _BLOCK_BYTES))):
@@ -124,16 +124,16 @@ class PartialBlob:
         self._path.unlink(missing_ok=True)
         self._marks = self._read_marks()
 
-    def _unwritable(self, error: OSError) -> FileError:
+    def _make_error(self, error: OSError) -> FileError:
         return FileError(f"blob file {str(self._path)!r} cannot be written ({error.strerror}); free some space")
 
 
-def partial_bytes(ref: BlobRef) -> int:
+def count_partial_bytes(ref: BlobRef) -> int:
     """What the part of a blob is long: the blob, and a mark for each of its pieces."""
-    return ref.size_bytes + _pieces(ref.size_bytes)
+    return ref.size_bytes + _count_pieces(ref.size_bytes)
 
 
-def _pieces(size_bytes: int) -> int:
+def _count_pieces(size_bytes: int) -> int:
     return -(-size_bytes // LEAST_CHUNK_BYTES)
 
 

@@ -23,7 +23,7 @@ _MOST_DROPPED = 1024
 
 
 @dataclass(slots=True)
-class _Account:
+class _Allowance:
     units: float
     at_s: float
 
@@ -60,7 +60,7 @@ class RatedTransport:
         self._units_per_s = units_per_s
         self._burst_units = burst_units
         self._clock = clock
-        self._accounts: dict[str, _Account] = {}
+        self._allowances: dict[str, _Allowance] = {}
         self._swept_s = clock()
 
     def open(self, subscriptions: tuple[str, ...], will: Will | None = None) -> None:
@@ -92,20 +92,20 @@ class RatedTransport:
         if address.direction != "up" or address.kind == CHUNK:
             return True
         cost = (address.kind not in _OF_TRANSFERS) + text_bytes(delivery.payload) // _UNIT_BYTES
-        account = self._account(address.client_id)
+        account = self._find_allowance(address.client_id)
         if account.units < cost:
             self._complain(address.client_id, "says more than it may, and is not heard for a while")
             return False
         account.units -= cost
         return True
 
-    def _account(self, client_id: str) -> _Account:
+    def _find_allowance(self, client_id: str) -> _Allowance:
         now_s = self._clock()
-        if len(self._accounts) >= _MOST_ACCOUNTS and now_s - self._swept_s >= _SWEEP_S:
+        if len(self._allowances) >= _MOST_ACCOUNTS and now_s - self._swept_s >= _SWEEP_S:
             self._swept_s, full_s = now_s, self._burst_units / self._units_per_s
-            self._accounts = {name: one for name, one in self._accounts.items() if now_s - one.at_s < full_s}
-        name = client_id if client_id in self._accounts or len(self._accounts) < _MOST_ACCOUNTS else ""
-        account = self._accounts.setdefault(name, _Account(units=self._burst_units, at_s=now_s))
+            self._allowances = {name: one for name, one in self._allowances.items() if now_s - one.at_s < full_s}
+        name = client_id if client_id in self._allowances or len(self._allowances) < _MOST_ACCOUNTS else ""
+        account = self._allowances.setdefault(name, _Allowance(units=self._burst_units, at_s=now_s))
         account.units = min(self._burst_units, account.units + self._units_per_s * (now_s - account.at_s))
         account.at_s = now_s
         return account

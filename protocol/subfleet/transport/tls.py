@@ -6,10 +6,10 @@ from pathlib import Path
 from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.transport.address import TlsFiles
 
-__all__ = ["context_of"]
+__all__ = ["make_tls_context"]
 
 
-def context_of(files: TlsFiles) -> ssl.SSLContext:
+def make_tls_context(files: TlsFiles) -> ssl.SSLContext:
     """What connections are made with. There is no way to turn the verification of the broker off.
 
     Raises:

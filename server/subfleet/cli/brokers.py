@@ -10,7 +10,7 @@ from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.topics import DEFAULT_FLEET
 from subfleet.transport.address import BrokerAddress, BrokerOptions, mqtt_client_id
 from subfleet.transport.mqtt import MqttTransport
-from subfleet.transport.tls import context_of
+from subfleet.transport.tls import make_tls_context
 
 __all__ = ["Broker", "Ca", "Cert", "Key", "PasswordFile", "broker_address", "check_broker"]
 
@@ -39,7 +39,9 @@ def broker_address(
         options = BrokerOptions(url=broker, ca=ca, cert=cert, key=key, password_file=password_file)
         address = options.address(os.environ)
         if address.tls is not None:
-            context_of(address.tls)  # a file that cannot be used is refused before anything is loaded, cut or started
+            make_tls_context(
+                address.tls
+            )  # a file that cannot be used is refused before anything is loaded, cut or started
         return address
     given = {"--ca": ca, "--cert": cert, "--key": key, "--password-file": password_file}
     for name, path in given.items():

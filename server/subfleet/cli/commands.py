@@ -210,12 +210,12 @@ def example(
 ) -> None:
     """Print a run that we ship, to start one of your own from."""
     with reporting(verbose=verbose):
-        from subfleet.protocol.suggestion import did_you_mean
+        from subfleet.protocol.suggestion import suggest
         from subfleet.settings.shipped import shipped_names, shipped_text
 
         known = shipped_names()
         if name not in known:
-            raise ConfigError(f"there is no run {name!r:.80}; choose one of {sorted(known)}{did_you_mean(name, known)}")
+            raise ConfigError(f"there is no run {name!r:.80}; choose one of {sorted(known)}{suggest(name, known)}")
         typer.echo(shipped_text(name), nl=False)
 
 

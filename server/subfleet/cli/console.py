@@ -15,7 +15,7 @@ from rich.text import Text
 
 from subfleet.cli.literal import literal
 from subfleet.journal.records import ClientRow, Progress, RoundRecord
-from subfleet.protocol.text import printable
+from subfleet.protocol.text import make_printable
 from subfleet.reporting.columns import CLIENT_COLUMNS, Column, participation_text
 
 __all__ = ["Display", "PlainLines", "SilentDisplay", "Tables", "display_for", "progress", "progress_text"]
@@ -105,7 +105,7 @@ def _that_fit(rows: Sequence[ClientRow], width: int) -> tuple[Column, ...]:
 
 
 def _natural_width(column: Column, rows: Sequence[ClientRow]) -> int:
-    cells = max((cell_len(printable(column.cell(row))) for row in rows), default=0)
+    cells = max((cell_len(make_printable(column.cell(row))) for row in rows), default=0)
     head = max(map(cell_len, column.title.split()))  # a line for each word
     return max(head, min(cells, _MOST_CHARACTERS) if column.words else cells)
 

@@ -77,14 +77,14 @@ def show(  # noqa: PLR0913, PLR0917 - one parameter per option is how typer read
     """Read a data set (downloading it where it is not here yet) and count what is in it."""
     with reporting(verbose=verbose):
         from subfleet.emulation.partitions import partition as divide
-        from subfleet.protocol.schema import validated
+        from subfleet.protocol.schema import validate
         from subfleet.settings.samples import PartitionSettings
         from subfleet.tasks.catalogue import DATASETS
 
         task = DATASETS.named(name)
         settings = None
         if partition:
-            settings = validated(PartitionSettings, {"name": partition, "alpha": alpha}, "the partition")
+            settings = validate(PartitionSettings, {"name": partition, "alpha": alpha}, "the partition")
         parts = task.load(announce=lambda text: typer.echo(text, err=True))
         shown = {**_described(task), "train": _counted(parts.train), "test": _counted(parts.test)}
         if settings is not None:

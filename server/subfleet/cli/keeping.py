@@ -33,7 +33,7 @@ runs = typer.Typer(
 def listed(folder: Runs = _FOLDER, json: Json = False, verbose: Verbose = False) -> None:
     """List the runs in a folder: what was run, with which seed, and how it stands."""
     with reporting(verbose=verbose):
-        from subfleet.protocol.task_kinds import told_metrics
+        from subfleet.protocol.task_kinds import format_metrics
         from subfleet.settings.kept import FILE
 
         found = [_described(path.parent) for path in sorted(folder.glob(f"*/{FILE}"))]
@@ -43,7 +43,7 @@ def listed(folder: Runs = _FOLDER, json: Json = False, verbose: Verbose = False)
         if not found:
             typer.echo(f"there is no run in {folder}; begin one with: subfleet run quickstart")
         for one in found:
-            reached = told_metrics({one["headline"]: one["value"]}) if one["over"] else "not over"
+            reached = format_metrics({one["headline"]: one["value"]}) if one["over"] else "not over"
             reached += f" of {one['model']}" if one["model"] else ""
             typer.echo(f"{one['folder']}: {one['method']}, {one['rounds']} rounds, seed {one['seed']}, {reached}")
 
@@ -205,12 +205,12 @@ def _play(run: "Run", folder: Path, name: str | None, *, json: bool) -> None:
 
 
 def _existing(folder: Path, name: str) -> Path:
-    from subfleet.protocol.suggestion import did_you_mean
+    from subfleet.protocol.suggestion import suggest
     from subfleet.settings.kept import FILE
 
     known = [path.parent.name for path in folder.glob(f"*/{FILE}")]
     if name not in known:
-        meant = did_you_mean(name, known)
+        meant = suggest(name, known)
         raise ConfigError(f"there is no run {name!r:.80} in {folder}; choose one of {sorted(known)}{meant}")
     return folder / name
 

@@ -2,11 +2,11 @@
 
 from rich.text import Text
 
-from subfleet.protocol.text import printable
+from subfleet.protocol.text import make_printable
 
 __all__ = ["literal"]
 
 
 def literal(text: str, style: str = "") -> Text:
     """What rich shows as it stands: no markup, no links, no emoji codes."""
-    return Text(printable(text), style=style)
+    return Text(make_printable(text), style=style)

@@ -12,7 +12,7 @@ from subfleet.cli.literal import literal
 from subfleet.elastic.building import network_of
 from subfleet.elastic.cost import Costs
 from subfleet.protocol.schema import to_plain
-from subfleet.protocol.task_kinds import told_metrics
+from subfleet.protocol.task_kinds import format_metrics
 from subfleet.settings.summary import read_summary, understood_summary
 from subfleet.settings.taking import networks_of
 
@@ -67,7 +67,7 @@ def show_networks(rows: Sequence[Row], console: Console) -> None:
     for row in rows:
         told = "" if row["accuracy"] is None else f"{row['accuracy']:.4f}"
         if row["headline"] != "accuracy" and row["metrics"]:
-            told = told_metrics({row["headline"]: row["metrics"][row["headline"]]})
+            told = format_metrics({row["headline"]: row["metrics"][row["headline"]]})
         cells = (
             row["run"],
             f"{row['network']}, {row['submodel']}" if row["submodel"] else row["network"],

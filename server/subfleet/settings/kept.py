@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from subfleet.protocol.errors import ConfigError, FileError
-from subfleet.protocol.schema import to_plain, validated
+from subfleet.protocol.schema import to_plain, validate
 from subfleet.settings.parts import parts_of
 from subfleet.settings.resuming import check_taken_up
 from subfleet.settings.run import Run
@@ -104,7 +104,7 @@ def kept_run(folder: Path) -> Run:
         raise FileError(f"{path} cannot be read: {error.strerror}; name the folder of a run") from error
     except ValueError as error:
         raise ConfigError(f"{path} is no JSON: {error}; remove that run") from error
-    return validated(Run, plain, str(path))
+    return validate(Run, plain, str(path))
 
 
 def replayed_run(folder: Path) -> Run:

@@ -7,8 +7,8 @@ from typing import Any
 
 from subfleet.elastic.families import FAMILIES
 from subfleet.protocol.errors import ConfigError, FileError, Problem, ProtocolError, Refused
-from subfleet.protocol.schema import problems_with, validated
-from subfleet.protocol.suggestion import did_you_mean, unknown_key
+from subfleet.protocol.schema import problems_with, validate
+from subfleet.protocol.suggestion import explain_unknown_key, suggest
 from subfleet.protocol.toml import parse_toml
 from subfleet.settings.overrides import merged, parsed, with_override
 from subfleet.settings.published import Published, brought, published
@@ -62,7 +62,7 @@ def _plain(name_or_path: str | Path, what: str, seen: tuple[str, ...] = ()) -> d
     except OSError as error:
         raise FileError(
             f"{what} cannot be read: {error.strerror}; name a file that exists, or one of {sorted(shipped_names())}"
-            f"{did_you_mean(str(name_or_path), shipped_names())}"
+            f"{suggest(str(name_or_path), shipped_names())}"
         ) from error
     except ValueError as error:
         raise ConfigError(f"{what} is not TOML: {error}; correct that line") from error
@@ -77,7 +77,7 @@ def _plain(name_or_path: str | Path, what: str, seen: tuple[str, ...] = ()) -> d
 
 
 def _checked(plain: dict[str, Any], what: str) -> Run:
-    return validated(Run, _with_networks(_with_preset(plain)), what)
+    return validate(Run, _with_networks(_with_preset(plain)), what)
 
 
 def _with_preset(plain: dict[str, Any]) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def _with_preset(plain: dict[str, Any]) -> dict[str, Any]:
         known = own.union(field.name for kind in FAMILIES.values() for field in fields(kind))
         problems = problems_with(Published, {key: model[key] for key in model.keys() & own})
         unnamed = Problem(text=str(error), is_sentence=True)
-        unknown = (unknown_key(key, known) for key in sorted(model.keys() - known))
+        unknown = (explain_unknown_key(key, known) for key in sorted(model.keys() - known))
         return {**plain, "model": Refused(problems=(*(problems or [unnamed]), *unknown))}
 
 

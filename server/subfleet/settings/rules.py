@@ -63,7 +63,7 @@ def transform_problem(transform: DataTransform, taken: tuple[int, ...]) -> str:
     """Why a model that takes samples of a shape cannot be fed with what a transform makes; empty where it can."""
     if not transform.fixes_size:
         return ""
-    size = transform.cut_size(transform.scaled_size(1, 1))
+    size = transform.cut_size(transform.compute_scaled_size(1, 1))
     channels = (transform.channels,) if transform.channels else (1, 3, *taken[:1])
     problems = [shape_problem((one, *size), taken) for one in channels]
     return f"data.transform makes samples that {problems[0]}; change resize, crop or channels" if all(problems) else ""

@@ -12,7 +12,7 @@ from subfleet.elastic.lineage import Lineage
 from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.schema import from_plain, parse_json
 from subfleet.protocol.submodel import Architecture, parse_architecture
-from subfleet.protocol.suggestion import did_you_mean
+from subfleet.protocol.suggestion import suggest
 from subfleet.settings.first_model import FIRST, FirstWeights, ModelOf
 from subfleet.settings.kept import MODEL, kept_run
 from subfleet.settings.run import Run
@@ -146,7 +146,7 @@ def _chosen(networks: Sequence[KeptNetwork], wanted: ModelOf, folder: Path) -> K
         names = [*(one.name for one in networks), *_PLACES]
         raise ConfigError(
             f"the run {folder} ended without a network {wanted.network!r:.80}; choose one of {names}"
-            f"{did_you_mean(wanted.network, names)}"
+            f"{suggest(wanted.network, names)}"
         )
     return found
 

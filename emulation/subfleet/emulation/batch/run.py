@@ -31,7 +31,7 @@ from subfleet.journal.records import Progress, RoundRecord, RunObserver, RunResu
 from subfleet.methods.aggregator import Participant
 from subfleet.protocol.errors import RunError
 from subfleet.protocol.jobs import Trainer
-from subfleet.protocol.scratch import scratch_folder, scratch_places
+from subfleet.protocol.scratch import list_scratch_folders, make_scratch_folder
 from subfleet.protocol.topics import Topics
 from subfleet.rounds.state import ClientState
 from subfleet.serving.deployment import StoppedError
@@ -126,7 +126,7 @@ def run_batch(  # noqa: PLR0913 - what may take the place of a part, beside the 
         SubfleetError: the configuration or the data cannot be used.
     """
     shared = shared_trainers({client.runtime for client in gathered.devices})
-    with scratch_folder(_roomy_place()) as folder:
+    with make_scratch_folder(_roomy_place()) as folder:
         clock = LogicalClock()
         broker = MemoryBroker(gathered.faults, clock=clock)
         evaluation = folder / "evaluation.npz"
@@ -190,7 +190,7 @@ def _link_of(
 
 def _roomy_place() -> Path:
     """Where a run's files lie: in memory where there is room, as nothing of them must outlive the process."""
-    in_memory, on_disk = scratch_places()
+    in_memory, on_disk = list_scratch_folders()
     roomy = in_memory.is_dir() and shutil.disk_usage(in_memory).free >= _LEAST_ROOM_BYTES
     return in_memory if roomy else on_disk
 

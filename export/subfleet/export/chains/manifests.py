@@ -20,7 +20,7 @@ from subfleet.export.chains.writing import WrittenStep
 from subfleet.export.memory.values import value_bytes
 from subfleet.export.requests import ProgramRequest, TrainRequest
 from subfleet.export.versions import tool_versions
-from subfleet.protocol.chains import Chain, Link, LinkOperator, program_name
+from subfleet.protocol.chains import Chain, Link, LinkOperator, name_program
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.programs import PieceProgram, ProgramManifest, ValueInfo
 from subfleet.protocol.schema import canonical_json
@@ -49,7 +49,7 @@ def manifest_of(cut: Cut, written: Mapping[str, _Steps], request: ProgramRequest
 
 
 def _manifest(cut: Cut, written: Mapping[str, _Steps], request: ProgramRequest, chain: Chain) -> ProgramManifest:
-    programs = {program_name(piece, kind): one for piece, steps in written.items() for kind, one in steps.items()}
+    programs = {name_program(piece, kind): one for piece, steps in written.items() for kind, one in steps.items()}
     inputs, outputs = _values(cut, request)
     fixed = [link.operators[0].needs for link in chain.links if not link.open]
     packings = [packing for one in programs.values() for packing in one.program.memory.packings]

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from subfleet.export.chains.supernets import cut_of, steps_of
 from subfleet.export.steps import Step
 from subfleet.export.targets.torch import read_torch_request
-from subfleet.protocol.chains import program_name
+from subfleet.protocol.chains import name_program
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.programs import PieceProgram, Program
 
@@ -16,7 +16,7 @@ def read_torch_pieces(program: Program) -> Mapping[str, Step]:
     """The steps of a chain's pieces, by their names in the manifest; raises as `read_torch_step`."""
     request = read_torch_request(program)
     steps = {
-        program_name(piece.name, kind): step
+        name_program(piece.name, kind): step
         for piece in cut_of(request).pieces.every
         for kind, step in steps_of(piece, request).items()
     }

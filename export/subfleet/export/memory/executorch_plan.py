@@ -9,7 +9,7 @@ runtime              structures and operators, counted in the C library's heap; 
 from collections.abc import Sequence
 from typing import get_args
 
-from subfleet.device_profiles import own_packing_width
+from subfleet.device_profiles import detect_packing_width
 from subfleet.export.memory.executorch_run import HeapGrowth, heap_growth
 from subfleet.export.memory.values import counted_bytes, fed_bytes, optimiser_bytes, weights_bytes
 from subfleet.export.steps.values import Step
@@ -41,7 +41,7 @@ def plan_executorch(step: Step, *, body: bytes, arena_bytes: int, packed: Sequen
     """
     widths: tuple[PackingWidth, ...] = get_args(PackingWidth)
     packed_bytes = {width: sum(4 * rows * -(-columns // width) * width for rows, columns in packed) for width in widths}
-    own_bytes, usual_bytes = packed_bytes[own_packing_width()], packed_bytes.pop(USUAL_WIDTH)
+    own_bytes, usual_bytes = packed_bytes[detect_packing_width()], packed_bytes.pop(USUAL_WIDTH)
     growth = heap_growth(body, step.inputs, step.outputs, arena_bytes=arena_bytes)
     if growth is None:
         structures = _STRUCTURE_BYTES_PER_PROGRAM_BYTE * len(body)
