@@ -35,7 +35,7 @@ from subfleet.rounds.work import (
     ScoringRequest,
     TaskRequest,
 )
-from subfleet.rounds.written import ProgramFacts
+from subfleet.search.queue import ProgramFacts
 
 __all__ = ["EstimatesOf", "Fleet", "presence", "profile"]
 

@@ -16,9 +16,11 @@ from subfleet.methods.roles import Roles
 from subfleet.programs.export_requests import train_request
 from subfleet.protocol.schema import canonical_json
 from subfleet.protocol.submodel import Architecture
-from subfleet.search.candidates import Candidate, why_not
+from subfleet.search.candidates import Candidate
+from subfleet.search.fitting import fits
 from subfleet.search.listed import exhaustive_search
 from subfleet.search.query import Query, Search
+from subfleet.search.queue import ProgramFacts
 
 __all__ = ["ExactFigures", "Plans", "exact_figures"]
 
@@ -116,7 +118,9 @@ class _Server:
         """Write a program, and tell its plan."""
         peak_bytes = self.plans.of(self.case, architecture)
         if self.checks:
-            self.written[architecture.architecture_id] = WrittenSize(size=architecture, planned_peak_bytes=peak_bytes)
+            self.written[architecture.architecture_id] = WrittenSize(
+                size=architecture, facts=ProgramFacts(planned_peak_bytes=peak_bytes)
+            )
         return peak_bytes
 
     def sent(self, query: Query) -> Architecture | None:
@@ -170,7 +174,7 @@ def exact_figures(
         if architecture is not None
     ]
     exact = [(query, _planned(case, plans, architecture)) for query, architecture in sent]
-    violations = sum(bool(why_not(one, TARGET, query.limits)) for query, one in exact)
+    violations = sum(not fits(one, TARGET, query.limits) for query, one in exact)
     fractions = tuple(_fractions(server, exact)) if listed else ()
     mean = f"{sum(fractions) / len(fractions):.4f} | {min(fractions):.4f}" if fractions else "| "
     return ExactFigures(
@@ -216,7 +220,7 @@ def _largest_of_all(
         plans: the exact plans.
         known: submodels with their exact plans, to which those of this device are added.
     """
-    most = max((one.parameters for one in known.values() if not why_not(one, TARGET, query.limits)), default=0)
+    most = max((one.parameters for one in known.values() if fits(one, TARGET, query.limits)), default=0)
     lowest, tried = min(_over_estimate(case, one) for one in known.values()), 0
     for candidate in every:
         if candidate.parameters <= most or tried == _TRIED:
@@ -224,11 +228,11 @@ def _largest_of_all(
         # The ratio of a plan to its cost estimate is expected to be at least the lowest known one.
         expected_bytes = int(lowest * candidate.training_memory_bytes[TARGET])
         likely = replace(candidate, training_memory_bytes=MappingProxyType({TARGET: expected_bytes}))
-        if why_not(likely, TARGET, query.limits) or candidate.architecture.architecture_id in known:
+        if not fits(likely, TARGET, query.limits) or candidate.architecture.architecture_id in known:
             continue
         tried += 1
         one = known[candidate.architecture.architecture_id] = _planned(case, plans, candidate.architecture)
-        if not why_not(one, TARGET, query.limits):
+        if fits(one, TARGET, query.limits):
             return one.parameters
         lowest = min(lowest, _over_estimate(case, one))
     return most

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
+from matrices import examples
 from torch import Tensor
 
 from subfleet.export.lowerings import depthwise, few_places
@@ -79,46 +80,46 @@ UNREACHED = Case(inputs=(1, 1, 1), weight=(1, 3, 1), arguments=([1], [0], [2], T
 """A transposed convolution of one place whose output has one more, which nothing reaches."""
 
 
-@settings(max_examples=200, deadline=None)
+@examples(60)
 @given(cases(depthwise=False))
 @example(UNREACHED)
 def test_a_convolution_of_any_geometry_has_pytorchs_gradients(case: Case) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(few_places, "_FEW_PLACES", 0)
-        patch.setattr(few_places, "_FEW_PLACES_BACK", 0)
+        patch.setattr(few_places, "FEW_PLACES", 0)
+        patch.setattr(few_places, "FEW_PLACES_BACK", 0)
         check(case)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(50)
 @given(cases(depthwise=False))
 @example(UNREACHED)
 def test_a_convolution_over_few_places_has_pytorchs_gradients(case: Case) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(few_places, "_FEW_PLACES", 100)
-        patch.setattr(few_places, "_FEW_PLACES_BACK", 100)
-        patch.setattr(few_places, "_FEW_INPUTS", 100)
+        patch.setattr(few_places, "FEW_PLACES", 100)
+        patch.setattr(few_places, "FEW_PLACES_BACK", 100)
+        patch.setattr(few_places, "FEW_INPUTS", 100)
         check(case)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(60)
 @given(cases(depthwise=True))
 def test_a_depthwise_convolution_of_any_geometry_has_pytorchs_gradients(case: Case) -> None:
     check(case)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(50)
 @given(cases(depthwise=True))
 def test_a_depthwise_convolution_over_many_places_has_pytorchs_gradients(case: Case) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(depthwise, "_FEW_PLACES", 0)
-        patch.setattr(depthwise, "_PLACES_PER_TAP", 0)
+        patch.setattr(depthwise, "FEW_PLACES", 0)
+        patch.setattr(depthwise, "PLACES_PER_TAP", 0)
         check(case)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(50)
 @given(cases(depthwise=True))
 def test_a_depthwise_convolution_with_samples_side_by_side_has_pytorchs_gradients(case: Case) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(depthwise, "_PLACES_PER_TAP", 0)
-        patch.setattr(depthwise, "_LEAST_SAMPLES", 1)
+        patch.setattr(depthwise, "PLACES_PER_TAP", 0)
+        patch.setattr(depthwise, "LEAST_SAMPLES", 1)
         check(case)

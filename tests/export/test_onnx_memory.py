@@ -15,10 +15,9 @@ from onnx import TensorProto, helper
 
 from subfleet.export.memory.blocks import peak_bytes
 from subfleet.export.memory.heap import heap_bytes
-from subfleet.export.memory.onnx_arena import PAGE_BYTES, Arena, arena_after
-from subfleet.export.memory.onnx_blocks import requests_of
+from subfleet.export.memory.onnx_arena import PAGE_BYTES, Arena, simulate_arena
+from subfleet.export.memory.onnx_plan import Scratch, arena_requests, scratch_of
 from subfleet.export.memory.onnx_run import run_onnx, session_options
-from subfleet.export.memory.onnx_scratch import Scratch, scratch_of
 from subfleet.protocol.programs import ValueInfo
 from subfleet.trainers.onnx_sessions import open_session
 
@@ -48,40 +47,40 @@ def values(inputs: Mapping[str, tuple[int, ...]]) -> list[ValueInfo]:
 
 def test_a_page_counts_once_it_is_written() -> None:
     arena = Arena()
-    first = arena.take(100)
+    first = arena.allocate(100)
     assert arena.resident_bytes == PAGE_BYTES + FIRST_TABLE
-    arena.give(first)
-    assert arena.take(PAGE_BYTES) == first  # the same place: one page more, since a region begins inside a page
+    arena.free(first)
+    assert arena.allocate(PAGE_BYTES) == first  # the same place: one page more, since a region begins inside a page
     assert arena.resident_bytes == 2 * PAGE_BYTES + FIRST_TABLE
 
 
 def test_the_smallest_hole_is_taken_and_neighbours_join() -> None:
     arena = Arena()
-    holes = [arena.take(1000) for _ in range(3)]
-    arena.give(holes[1])
-    assert arena.take(300) == holes[1]  # halved: the other half is free
-    small = arena.take(500)
+    holes = [arena.allocate(1000) for _ in range(3)]
+    arena.free(holes[1])
+    assert arena.allocate(300) == holes[1]  # halved: the other half is free
+    small = arena.allocate(500)
     assert small == holes[1] + 512
-    arena.give(holes[1])
-    arena.give(small)
-    arena.give(holes[0])
-    assert arena.take(2048) == holes[0]
+    arena.free(holes[1])
+    arena.free(small)
+    arena.free(holes[0])
+    assert arena.allocate(2048) == holes[0]
 
 
 def test_a_hole_is_only_cut_where_it_is_twice_as_large() -> None:
     arena = Arena()
-    holes = [arena.take(1024) for _ in range(2)]
-    arena.give(holes[0])
-    assert arena.take(600) == holes[0]
-    assert arena.take(256) == holes[1] + 1024  # not the rest of the hole
+    holes = [arena.allocate(1024) for _ in range(2)]
+    arena.free(holes[0])
+    assert arena.allocate(600) == holes[0]
+    assert arena.allocate(256) == holes[1] + 1024  # not the rest of the hole
 
 
 def test_regions_double() -> None:
     arena = Arena()
-    arena.take(10)
-    arena.take(MEBIBYTE)
-    arena.take(3 * MEBIBYTE)
-    arena.take(3 * MEBIBYTE)
+    arena.allocate(10)
+    arena.allocate(MEBIBYTE)
+    arena.allocate(3 * MEBIBYTE)
+    arena.allocate(3 * MEBIBYTE)
     assert arena.region_bytes == tuple(size * MEBIBYTE for size in (1, 2, 4, 8))
 
 
@@ -96,8 +95,8 @@ def test_what_a_run_asks_for() -> None:
     ]
     body = program(nodes, {"x": SIZE}, ["y"], two=np.float32(2), flat=np.array([16, 800]))
     graph = run_onnx(body, values({"x": SIZE}))
-    assert list(requests_of(graph)) == [("a", BLOCK), ("d", BLOCK), ("a", None), ("d", None)]
-    assert peak_bytes(requests_of(graph)) == 2 * BLOCK
+    assert list(arena_requests(graph)) == [("a", BLOCK), ("d", BLOCK), ("a", None), ("d", None)]
+    assert peak_bytes(arena_requests(graph)) == 2 * BLOCK
     assert [value.name for value in graph.graph.output] == ["y"]
 
 
@@ -109,7 +108,7 @@ def test_a_value_lives_until_its_last_reader() -> None:
         ("Sub", ["c", "a"], ["y"]),
     ]
     graph = run_onnx(program(nodes, {"x": SIZE}, ["y"]), values({"x": SIZE}))
-    assert peak_bytes(requests_of(graph)) == 3 * BLOCK
+    assert peak_bytes(arena_requests(graph)) == 3 * BLOCK
 
 
 def patches(*, wanted: int, limit: int, above_bytes: int) -> Scratch:
@@ -184,7 +183,7 @@ def test_the_arena_grows_as_the_runtime_says(tmp_path: Path) -> None:
     said = subprocess.run([sys.executable, "-c", REPORT, str(path)], capture_output=True, text=True, check=True).stderr
     grown = re.findall(r"Extended allocation by (\d+) bytes", said.partition("BEGIN")[2])
     assert len(grown) >= 3
-    assert arena_after(requests_of(graph)).region_bytes == tuple(int(size) for size in grown)
+    assert simulate_arena(arena_requests(graph)).region_bytes == tuple(int(size) for size in grown)
 
 
 def test_the_plan_is_made_with_the_settings_of_the_trainer() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from matrices import mostly_long
 from safetensors.numpy import save_file
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -20,10 +21,9 @@ from subfleet.elastic.building import network_of
 from subfleet.elastic.families import preset
 from subfleet.elastic.network import Family
 from subfleet.export.memory import executorch_plan
-from subfleet.export.memory.executorch_plan import BASE_BYTES, plan_executorch
-from subfleet.export.memory.executorch_run import HeapGrowth
+from subfleet.export.memory.executorch_plan import BASE_BYTES, HeapGrowth, plan_executorch
 from subfleet.export.memory.liveness import activation_peak_bytes
-from subfleet.export.memory.values import counted_bytes, fed_bytes, optimiser_bytes, weights_bytes
+from subfleet.export.memory.step_bytes import fed_bytes, optimiser_bytes, round_up_count, weights_bytes
 from subfleet.export.programs import export_training_program, write_evaluation_program, write_training_program
 from subfleet.export.requests import TrainRequest
 from subfleet.export.steps import SampleSpec, Step, evaluation_step, training_step
@@ -86,7 +86,7 @@ def test_a_plan_is_the_same_whatever_processor_counted_it(
     monkeypatch.setattr(executorch_plan, "own_packing_width", lambda: counted_with)
     step = Step(run=lambda *_: (), reference=lambda *_: (), inputs=(), outputs=())
     plan = plan_executorch(step, body=b"body", arena_bytes=500, packed=[(10, 1), (3, 20)])
-    assert plan.runtime_bytes == counted_bytes(10**6 + packed_bytes[16]) + 3 * 4 + BASE_BYTES
+    assert plan.runtime_bytes == round_up_count(10**6 + packed_bytes[16]) + 3 * 4 + BASE_BYTES
     assert {one.width: one.more_bytes for one in plan.packings} == {
         width: size - packed_bytes[16] for width, size in packed_bytes.items() if width != 16
     }
@@ -183,7 +183,7 @@ def test_a_fresh_process_takes_what_was_planned(name: str, target: str, tmp_path
     assert LOWEST <= planned_here(program) / measured <= HIGHEST, program.manifest.memory
 
 
-@pytest.mark.parametrize("name", EAGER)
+@pytest.mark.parametrize("name", mostly_long(EAGER, "operators"))
 def test_a_fresh_process_of_pytorch_takes_no_more_than_was_planned(name: str, tmp_path: Path) -> None:
     """Many operators, and many convolutions, of few numbers each."""
     config, share, objective = EAGER[name]
@@ -212,7 +212,7 @@ def test_an_evaluation_takes_what_was_planned(name: str, target: str, tmp_path: 
     assert abs(off) <= MAPPED_BYTES, program.manifest.memory
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", mostly_long(MODULES, "wide"))
 def test_a_process_without_the_native_binding_takes_what_was_planned_without_it(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

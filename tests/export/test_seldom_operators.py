@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 import torch
+from matrices import crossed
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations
 
-from subfleet.export.preflight import with_layer
+from subfleet.export.preflight import explain_failure
 from subfleet.export.programs import write_training_program
 from subfleet.export.steps import SampleSpec, training_step
 from subfleet.export.versions import TARGET_NAMES
@@ -113,20 +114,21 @@ def written(module: nn.Module, sample: SampleSpec, target: str) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", TARGET_NAMES)
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize(
+    ("name", "target"),
+    crossed(TRAINED, TARGET_NAMES, "bag of means", "buckets", "local response", "other diagonal", "products", "waves"),
+)
 def test_what_few_networks_have_is_written_and_verified(name: str, target: str) -> None:
     module, sample = TRAINED[name]
     assert written(module, sample, target).manifest.max_abs_diff < 1e-4
 
 
-@pytest.mark.parametrize("target", TARGET_NAMES)
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize(("name", "target"), crossed(REFUSED, TARGET_NAMES, "no number", "sort"))
 def test_what_no_program_has_is_refused_with_what_to_use(name: str, target: str) -> None:
     module, sample, words = REFUSED[name]
     with pytest.raises(ExportError) as caught:
         written(module, sample, target)
-    told = with_layer(caught.value, module, sample, target=target, batch_size=4)
+    told = explain_failure(caught.value, module, sample, target=target, batch_size=4)
     assert "lowering" not in str(told)
     with pytest.raises(ExportError, match=words):
         raise told

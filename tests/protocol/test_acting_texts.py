@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from matrices import examples
 from protocol.message_strategies import MESSAGE_STRATEGIES
 
 from subfleet.protocol.errors import ProtocolError
@@ -79,7 +80,7 @@ def seen(message: Message) -> str:
 def test_every_text_of_every_message_is_refused_or_shown_without_what_acts(kind: str) -> None:
     known, looked_at = set(names_of_texts(MESSAGES[kind])), set[str]()
 
-    @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @examples(40, suppress_health_check=list(HealthCheck))
     @given(message=MESSAGE_STRATEGIES[kind], acts=st.sampled_from(ACTS), ascii_only=st.booleans())
     def look(message: Message, acts: str, ascii_only: bool) -> None:
         plain = {"schema": 3, "kind": kind, **to_plain(message)}

@@ -3,8 +3,9 @@ import json
 import math
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from matrices import examples
 from protocol.message_strategies import EVERY_MESSAGE, MESSAGE_STRATEGIES
 
 from subfleet.protocol.blobs import BlobRef
@@ -30,7 +31,7 @@ from subfleet.protocol.submodel import Architecture, Prefix
 
 pytestmark = pytest.mark.slow
 
-_QUICK = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+_QUICK = examples(15, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda children: st.lists(children, max_size=4) | st.dictionaries(st.text(max_size=8), children, max_size=4),
@@ -76,7 +77,7 @@ def test_arbitrary_json_raises_nothing_but_protocol_errors(plain: object, kind: 
 
 
 @pytest.mark.slow
-@settings(_QUICK, max_examples=150)
+@examples(50, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(message=EVERY_MESSAGE, data=st.data())
 def test_a_message_with_one_value_replaced_raises_nothing_but_protocol_errors(
     message: Message, data: st.DataObject
@@ -93,7 +94,7 @@ def test_a_message_with_one_value_replaced_raises_nothing_but_protocol_errors(
 
 
 @pytest.mark.slow
-@settings(_QUICK, max_examples=150)
+@examples(50, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(message=EVERY_MESSAGE, data=st.data())
 def test_a_message_with_bytes_spoilt_raises_nothing_but_protocol_errors(message: Message, data: st.DataObject) -> None:
     payload = bytearray(encode(message))

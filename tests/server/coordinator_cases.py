@@ -39,8 +39,7 @@ from subfleet.rounds.work import (
     SearchRequest,
     TaskRequest,
 )
-from subfleet.rounds.written import ProgramFacts
-from subfleet.search.queue import RequestedProgram, SizedProgram
+from subfleet.search.queue import ProgramFacts, RequestedProgram, SizedProgram
 from subfleet.serving.context import context_of as planned
 from subfleet.settings.timing import Deadlines
 
@@ -141,7 +140,7 @@ def task_failed(state: RunState, name: str, reason: str = "export failed: no") -
 
 
 def written_ahead(
-    state: RunState, queued: SizedProgram, planned_peak_bytes: int, operators: tuple[str, ...] = ()
+    state: RunState, queued: SizedProgram, planned_peak_bytes: int | None, operators: tuple[str, ...] = ()
 ) -> Done:
     """A program for later rounds is there."""
     wanted = ProgramRequest(program=queued, round=state.round)

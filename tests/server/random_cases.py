@@ -44,8 +44,8 @@ from subfleet.rounds.work import (
     ScoringRequest,
     TaskRequest,
 )
-from subfleet.rounds.written import ProgramFacts
 from subfleet.search.path_evolution import EvolutionSettings
+from subfleet.search.queue import ProgramFacts
 from subfleet.settings.samples import DataSettings
 from subfleet.settings.timing import Deadlines, Evaluations
 from subfleet.testing.rounds import SUPERNET

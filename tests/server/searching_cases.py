@@ -33,8 +33,8 @@ from subfleet.rounds.events import Done, Event
 from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest, EvaluationRequest, GenerationRequest, PreparedTask
-from subfleet.rounds.written import ProgramFacts
 from subfleet.search.path_evolution import EvolutionSettings
+from subfleet.search.queue import ProgramFacts
 from subfleet.settings.samples import DataSettings
 from subfleet.testing.rounds import SUPERNET
 

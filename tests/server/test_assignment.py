@@ -16,14 +16,14 @@ from subfleet.rounds.context import RunContext
 from subfleet.search.candidates import (
     Candidate,
     budget_of,
-    exceeded_limits,
     forward_macs_of,
     lacking_operators,
     ordered,
-    why_not,
 )
+from subfleet.search.fitting import find_obstacles, fits
 from subfleet.search.index import EstimateIndex
 from subfleet.search.query import Query, fit_of
+from subfleet.search.queue import ProgramFacts
 from subfleet.serving.context import context_of
 
 SETTINGS = config(rates=(0.5, 1.0))
@@ -112,10 +112,11 @@ def test_a_limit_of_just_what_a_submodel_takes_is_kept_and_one_less_is_not(name:
         for short in (0, 1):
             budget = replace(plenty, **{name: taken - short})
             query = Query(target="onnx", limits=budget)
-            assert exceeded_limits(odd, "onnx", budget) == (frozenset({SHOWN[name]}) if short else frozenset())
-            assert bool(why_not(odd, "onnx", budget)) == bool(short)
+            exceeded = {one.limit for one in find_obstacles(odd, "onnx", budget)}
+            assert exceeded == ({SHOWN[name]} if short else set())
+            assert fits(odd, "onnx", budget) != bool(short)
             assert ask(PLAN, budget).allows(odd) != bool(short)
-            assert ask(PLAN, budget).exceeded(odd) == exceeded_limits(odd, "onnx", budget)
+            assert ask(PLAN, budget).exceeded(odd) == exceeded
             assert (fit_of(odd, query) is None) == bool(short)
             assert (EstimateIndex(["onnx"], [odd]).best(query) is None) == bool(short)
             assert (largest(budget) == place) != bool(short)
@@ -134,7 +135,9 @@ def test_the_plan_of_a_written_program_fits_a_budget_of_just_its_peak_and_none_o
     candidate = CANDIDATES[1]
     peak_bytes = 2 * candidate.training_memory_bytes["onnx"]
     written = {
-        candidate.architecture.architecture_id: WrittenSize(size=candidate.architecture, planned_peak_bytes=peak_bytes)
+        candidate.architecture.architecture_id: WrittenSize(
+            size=candidate.architecture, facts=ProgramFacts(planned_peak_bytes=peak_bytes)
+        )
     }
     for short in (0, 1):
         known = replace(ask(PLAN, Budget(memory_bytes=peak_bytes - short)), written=written)
@@ -185,8 +188,8 @@ def test_a_runtime_that_lists_nothing_lacks_nothing() -> None:
 )
 def test_the_reason_names_the_limit_that_is_broken(limit: dict[str, int], words: str) -> None:
     plenty = Budget(memory_bytes=2**40)
-    assert words in why_not(CANDIDATES[0], "onnx", replace(plenty, **limit))
-    assert why_not(CANDIDATES[0], "onnx", plenty) == ""
+    assert words in next(find_obstacles(CANDIDATES[0], "onnx", replace(plenty, **limit))).why
+    assert next(find_obstacles(CANDIDATES[0], "onnx", plenty), None) is None
 
 
 @cache

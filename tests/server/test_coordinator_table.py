@@ -147,7 +147,7 @@ def test_a_plan_is_held_against_a_budget_by_the_width_of_the_devices_kernels(
     refused, _ = step(PLAN, state, over, 2.0)
     assert refused.clients["ada"].stage == "preparing"
     ask = ask_of(PLAN, replace(refused, round=2), refused.clients["ada"])
-    assert [one.planned_peak_bytes for one in ask.written.values()] == [PLENTY_BYTES + 1]
+    assert [one.facts.planned_peak_bytes for one in ask.written.values()] == [PLENTY_BYTES + 1]
     sent, actions = step(
         PLAN, state, prepared(PLAN, state, "ada", planned_peak_bytes=most_bytes, packings=packings), 2.0
     )

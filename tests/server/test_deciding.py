@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from server.test_assignment import CANDIDATES, PLAN, ask, budgets
 
-from subfleet.methods.assigner import AssignmentContext, Unfit, WrittenSize, largest_fitting
+from subfleet.methods.assigner import AssignmentContext, WrittenSize, largest_fitting
 from subfleet.protocol.readings import Budget
 from subfleet.rounds.assigning import BY_METHOD, deciding_limit
 from subfleet.search.candidates import Candidate
-from subfleet.search.fitting import INFINITE_BYTES, LIMITS
+from subfleet.search.fitting import LIMITS, Obstacle
+from subfleet.search.queue import ProgramFacts
 
 PLENTY = Budget(memory_bytes=10**9)
 
@@ -77,10 +78,10 @@ def test_a_method_that_gives_less_than_fits_decides_itself() -> None:
     assert deciding_limit(asked(25, 30), DEEP) == BY_METHOD
 
 
-def written(peak: int, operators: tuple[str, ...] = ()) -> Mapping[str, WrittenSize]:
+def written(peak: int | None, operators: tuple[str, ...] = ()) -> Mapping[str, WrittenSize]:
     size = WHOLE.architecture
     return MappingProxyType(
-        {size.architecture_id: WrittenSize(size=size, planned_peak_bytes=peak, operators=operators)}
+        {size.architecture_id: WrittenSize(size=size, facts=ProgramFacts(planned_peak_bytes=peak, operators=operators))}
     )
 
 
@@ -90,11 +91,13 @@ def test_the_programs_own_plan_counts() -> None:
 
 
 def test_a_program_that_the_device_cannot_run_is_no_matter_of_memory() -> None:
-    assert deciding_limit(asked(45, written=written(INFINITE_BYTES)), WIDE) == "runtime"
+    assert deciding_limit(asked(45, written=written(None)), WIDE) == "runtime"
     lacking = asked(45, written=written(40, ("Conv",)), operators=("Gemm",))
     assert deciding_limit(lacking, WIDE) == "runtime"
     assert (
-        deciding_limit(asked(45, refused={WHOLE.architecture.architecture_id: Unfit(limit="runtime", why="no")}), WIDE)
+        deciding_limit(
+            asked(45, refused={WHOLE.architecture.architecture_id: Obstacle(limit="runtime", why="no")}), WIDE
+        )
         == "runtime"
     )
 

@@ -36,8 +36,16 @@ from subfleet.rounds.fitting import models_with_room
 from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.proposing import scoring_wanted
 from subfleet.rounds.state import RunState
-from subfleet.rounds.work import AggregatedRound, CheckRequest, ExportedModels, ModelsRequest, PreparedTask, Scorable
-from subfleet.rounds.written import ModelFile, ProgramFacts
+from subfleet.rounds.work import (
+    AggregatedRound,
+    CheckRequest,
+    ExportedModels,
+    ModelFile,
+    ModelsRequest,
+    PreparedTask,
+    Scorable,
+)
+from subfleet.search.queue import ProgramFacts
 
 PLAN = context_of(rounds=4)
 SIZES = [TRAINED_COPIES * one.weight_bytes for one in PLAN.candidates]
@@ -120,7 +128,7 @@ def test_a_program_that_leaves_no_room_is_not_sent_and_a_smaller_size_is_in_the_
 def test_a_known_program_counts_when_sizes_are_chosen() -> None:
     state, _ = assigned(PLAN, measuring(PLAN), SIZES[2])
     ask = ask_of(PLAN, state, state.clients["ada"])
-    known = WrittenSize(size=PLAN.space[2], planned_peak_bytes=1, program_bytes=1)
+    known = WrittenSize(size=PLAN.space[2], facts=ProgramFacts(planned_peak_bytes=1, program_bytes=1))
     ask = replace(ask, written={PLAN.space[2].architecture_id: known})
     assert ask.why_not(PLAN.candidates[2]) == f"takes {SIZES[2] + 1} bytes of disk and the budget is {SIZES[2]}"
     assert ask.exceeded(PLAN.candidates[2]) == {"disk"}

@@ -13,7 +13,7 @@ from subfleet.methods.dynamic_selection import DynamicSelection
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture, Prefix
 from subfleet.search.candidates import Candidate
-from subfleet.search.fitting import INFINITE_BYTES
+from subfleet.search.queue import ProgramFacts
 
 PLAN = context_of(method=DynamicSelection(distillation=None, estimates="estimated"))
 CORRECTED = DynamicSelection(distillation=None)
@@ -38,7 +38,8 @@ def planned(factor: float, *candidates: Candidate) -> dict[str, WrittenSize]:
     """Candidates whose programs are planned to take so much more than their cost estimate."""
     return {
         one.architecture.architecture_id: WrittenSize(
-            size=one.architecture, planned_peak_bytes=int(factor * one.training_memory_bytes["onnx"])
+            size=one.architecture,
+            facts=ProgramFacts(planned_peak_bytes=int(factor * one.training_memory_bytes["onnx"])),
         )
         for one in candidates
     }
@@ -98,7 +99,9 @@ def test_a_written_size_counts_by_its_own_plan() -> None:
 
 def test_sizes_without_a_program_correct_nothing() -> None:
     broken = {
-        one.architecture.architecture_id: WrittenSize(size=one.architecture, planned_peak_bytes=INFINITE_BYTES)
+        one.architecture.architecture_id: WrittenSize(
+            size=one.architecture, facts=ProgramFacts(planned_peak_bytes=None)
+        )
         for one in PLAN.candidates[:2]
     }
     assert whole(asked(int(1.04 * LARGEST.training_memory_bytes["onnx"]), broken))

@@ -31,7 +31,7 @@ from subfleet.rounds.events import Done, Event, Failed, Tick
 from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest, EvaluationRequest, PreparedTask, TaskRequest
-from subfleet.rounds.written import ProgramFacts
+from subfleet.search.queue import ProgramFacts
 from subfleet.settings.timing import Deadlines, Evaluations
 
 HELD_OUT = 10

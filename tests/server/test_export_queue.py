@@ -39,8 +39,7 @@ from subfleet.rounds.events import Done, Tick
 from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest, ProgramRequest
-from subfleet.search.fitting import INFINITE_BYTES
-from subfleet.search.queue import RequestedProgram, SizedProgram
+from subfleet.search.queue import ProgramFacts, RequestedProgram, SizedProgram
 from subfleet.settings.timing import Deadlines
 from subfleet.testing.rounds import with_steps
 
@@ -116,10 +115,10 @@ def aggregated(context: RunContext, state: RunState, now_s: float = 4.0) -> tupl
     return state, close
 
 
-def written(context: RunContext, state: RunState, *, planned_peak_bytes: int | None = None) -> RunState:
-    """All of the queue is written; programs plan what cost estimates say, where nothing else is told."""
+def written(context: RunContext, state: RunState, *, trainable: bool = True) -> RunState:
+    """All of the queue is written, as planned by cost estimates; or the target can train none of it."""
     for queued in state.queue:
-        peak_bytes = planned_peak_bytes or _estimate_bytes(context, queued.size)
+        peak_bytes = _estimate_bytes(context, queued.size) if trainable else None
         state, _ = step(context, state, written_ahead(state, queued, peak_bytes), 3.0)
     return state
 
@@ -216,7 +215,9 @@ def test_a_program_counts_from_the_next_round_on() -> None:
     assert close.exported == 2
     asked(context, state)
     assert requested_programs.seen[-1].written == {
-        context.space[place].architecture_id: WrittenSize(size=context.space[place], planned_peak_bytes=peak)
+        context.space[place].architecture_id: WrittenSize(
+            size=context.space[place], facts=ProgramFacts(planned_peak_bytes=peak)
+        )
         for place, peak in ((0, 1000), (2, 777))
     }
 
@@ -264,7 +265,8 @@ def test_a_round_that_does_not_wait_for_the_slowest_does_not_wait_for_the_queue(
 def test_no_method_gives_a_size_that_its_target_cannot_train(name: str) -> None:
     context = context_of(method=QUICK[name])
     broken = {
-        size.architecture_id: WrittenSize(size=size, planned_peak_bytes=INFINITE_BYTES) for size in context.space[1:]
+        size.architecture_id: WrittenSize(size=size, facts=ProgramFacts(planned_peak_bytes=None))
+        for size in context.space[1:]
     }
     base = AssignmentContext(
         networks={"": context.network},
@@ -282,7 +284,7 @@ def test_no_method_gives_a_size_that_its_target_cannot_train(name: str) -> None:
     assert found.candidate.architecture.architecture_id not in broken
     assert found.wanted is None or found.wanted.program.size.architecture_id not in broken
     last = found.candidate.architecture
-    everything = {**broken, last.architecture_id: WrittenSize(size=last, planned_peak_bytes=INFINITE_BYTES)}
+    everything = {**broken, last.architecture_id: WrittenSize(size=last, facts=ProgramFacts(planned_peak_bytes=None))}
     again = context.roles.assigner.assign(replace(base, written=everything, previous=last))
     assert again.candidate is None or again.candidate.architecture.architecture_id not in everything
 
@@ -312,7 +314,7 @@ def test_a_size_that_cannot_be_written_is_neither_given_nor_queued_again() -> No
     context = context_of(method=SEARCH)
     state = _searched_once(context)
     queued = state.queue
-    state, _ = aggregated(context, written(context, state, planned_peak_bytes=INFINITE_BYTES))
+    state, _ = aggregated(context, written(context, state, trainable=False))
     state, again = _told(context, state, BUDGETS)
     gone = {one.key for one in queued}
     assert not gone & {one.key for one in again}

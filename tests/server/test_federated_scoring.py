@@ -49,7 +49,7 @@ from subfleet.rounds.coordinator import resume_actions, step
 from subfleet.rounds.events import Done, Tick
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import EvaluationRequest, GenerationRequest, PreparedTask
-from subfleet.rounds.written import ProgramFacts
+from subfleet.search.queue import ProgramFacts
 from subfleet.settings.timing import Deadlines
 from subfleet.testing.rounds import SUPERNET
 

@@ -18,9 +18,7 @@ from subfleet.journal.networks import NetworkRecord, descending
 from subfleet.journal.records import RoundRecord
 from subfleet.rounds.networks import readiness_told
 from subfleet.rounds.state import RunState
-from subfleet.rounds.written import ProgramFacts, WrittenProgram
-from subfleet.search.fitting import INFINITE_BYTES
-from subfleet.search.queue import SizedProgram
+from subfleet.search.queue import ProgramFacts, SizedProgram, WrittenProgram
 
 CONTEXT = context_of()
 CONFIG = CONTEXT.config.model
@@ -31,7 +29,7 @@ WIDER = Lineage(id="m1", config=WIDE, parent="", map=Replicated(), born_round=1,
 DEEPER = Lineage(id="m2", config=deepened(WIDE, CELLS[1]), parent="m1", map=Replicated(), born_round=2)
 
 
-def written(lineage: Lineage, turn: int, *, target: str = "onnx", peak_bytes: int = 1000) -> WrittenProgram:
+def written(lineage: Lineage, turn: int, *, target: str = "onnx", peak_bytes: int | None = 1000) -> WrittenProgram:
     size = CONTEXT.declared(lineage).space[-1]
     return WrittenProgram(
         program=SizedProgram(size=size, target=target), facts=ProgramFacts(planned_peak_bytes=peak_bytes), turn=turn
@@ -81,7 +79,7 @@ def test_networks_are_told_with_who_trained_them_and_what_that_took() -> None:
         # The second round was tried twice before, so that its turn is the fourth.
         ((written(WIDER, 3),), (0, 2, 0, 0), None, 2),
         ((written(WIDER, 4),), (0, 2, 0, 0), None, 3),
-        ((written(WIDER, 2, peak_bytes=INFINITE_BYTES),), (0, 0, 0, 0), None, None),
+        ((written(WIDER, 2, peak_bytes=None),), (0, 0, 0, 0), None, None),
         ((), (0, 0, 0, 0), 3, 3),  # what is known of one that has retired
         ((written(WIDER, 3),), (0, 0, 0, 0), 3, 3),  # nothing else was written: its clients have waited for it
     ],
@@ -142,7 +140,7 @@ def test_every_network_comes_once_and_behind_its_parent(parents: list[int]) -> N
 
 def test_people_are_told_when_a_network_may_be_trained() -> None:
     nothing = state_of(written(FIRST, 1), turn=2)
-    unwritable = state_of(written(FIRST, 1), written(WIDER, 2, peak_bytes=INFINITE_BYTES), turn=2)
+    unwritable = state_of(written(FIRST, 1), written(WIDER, 2, peak_bytes=None), turn=2)
     ready = state_of(written(FIRST, 1), written(WIDER, 2), turn=2)
     more = state_of(*ready.written.values(), written(WIDER, 3, target="executorch"), turn=3)
     assert readiness_told(CONTEXT, nothing, unwritable) == ()

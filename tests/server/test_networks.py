@@ -44,8 +44,7 @@ from subfleet.rounds.networks import (
 from subfleet.rounds.refusals import unfit_sizes, with_unfit
 from subfleet.rounds.state import RunState, Submodel
 from subfleet.rounds.work import CostRequest
-from subfleet.rounds.written import ProgramFacts, WrittenProgram
-from subfleet.search.queue import SizedProgram
+from subfleet.search.queue import ProgramFacts, SizedProgram, WrittenProgram
 from subfleet.testing.rounds import context_with, first_state, with_steps
 from subfleet.testing.submodels import same_bits
 

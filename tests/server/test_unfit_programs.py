@@ -29,7 +29,6 @@ from server.server_rig import World, config, fleet
 
 from subfleet.journal.database import open_database
 from subfleet.journal.journal import Journal, begin_run
-from subfleet.methods.assigner import Unfit
 from subfleet.methods.dynamic_selection import DynamicSelection
 from subfleet.methods.fedfa import FedFA
 from subfleet.protocol.messages import RefusalReason
@@ -44,9 +43,8 @@ from subfleet.rounds.proposing import proposed_client, scoring_wanted
 from subfleet.rounds.refusals import REFUSALS, with_unfit
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest, ProgramRequest, Scorable, ScoringRequest, TaskRequest
-from subfleet.rounds.written import ProgramFacts, WrittenProgram
-from subfleet.search.fitting import INFINITE_BYTES
-from subfleet.search.queue import SizedProgram
+from subfleet.search.fitting import Obstacle
+from subfleet.search.queue import ProgramFacts, SizedProgram, WrittenProgram
 
 PLAN = context_of(rounds=4)
 CALLED = ("Conv", "Gelu")
@@ -111,7 +109,7 @@ def test_a_size_whose_program_a_device_cannot_run_is_not_given_to_it_again(
     assert (client.stage, client.refusals) == ("preparing", (f"{reason}: no kernel",))
     assert client.size == PLAN.space[-2], "another program may do without what the runtime lacks"
     assert client.limit == reason
-    assert state.unfit == {f"ada/onnx/{first}": Unfit(limit=reason, why=f"{reason}: no kernel")}
+    assert state.unfit == {f"ada/onnx/{first}": Obstacle(limit=reason, why=f"{reason}: no kernel")}
     state, _ = assigned(PLAN, closed(PLAN, state))
     assert state.clients["ada"].refusals == (), "each round tells its own"
     assert size_of(state.clients["ada"]) == PLAN.space[-2].architecture_id
@@ -163,9 +161,7 @@ def test_a_size_that_cannot_be_exported_is_not_asked_for_again_by_any_device_of_
     assert state.clients["ada"].reason == failed.reason
     state, _ = assigned(PLAN, closed(PLAN, state))
     assert {size_of(client) for client in state.clients.values()} == {PLAN.space[-2].architecture_id}
-    assert [key for key, one in state.written.items() if one.facts.planned_peak_bytes == INFINITE_BYTES] == [
-        f"onnx/{largest}"
-    ]
+    assert [key for key, one in state.written.items() if one.facts.planned_peak_bytes is None] == [f"onnx/{largest}"]
 
 
 def scored(context: RunContext, state: RunState) -> RunState:
@@ -194,7 +190,7 @@ def test_candidates_that_a_runtime_could_not_score_are_not_proposed_again() -> N
     answer = replace(refusal(context, state, "ada"), reason="runtime", detail="no kernel")
     state, actions = step(context, state, answer, 3.0)
     assert [one.participant.size for one in wanted_of(TaskRequest, actions)] == [context.space[-1]]
-    unfit = Unfit(limit="runtime", why="runtime: no kernel")
+    unfit = Obstacle(limit="runtime", why="runtime: no kernel")
     assert state.unfit == {f"ada/score/onnx/{size.architecture_id}": unfit for size in proposals}
     assert state.clients["ada"].refusals == ("runtime: no kernel",)
     anew, actions = proposed_client(context, state, replace(state.clients["ada"], stage="answered"))[:2]
@@ -213,7 +209,7 @@ def test_a_device_that_starts_anew_is_given_anything_again() -> None:
 def test_a_device_that_has_refused_everything_is_skipped_with_its_own_reason() -> None:
     state = measuring(PLAN)
     for size in PLAN.space:
-        unfit = Unfit(limit="runtime", why="runtime: no kernel")
+        unfit = Obstacle(limit="runtime", why="runtime: no kernel")
         state = replace(state, unfit={**state.unfit, f"ada/onnx/{size.architecture_id}": unfit})
     state, _ = assigned(PLAN, state)
     client = state.clients["ada"]
@@ -289,7 +285,7 @@ def test_where_nothing_is_left_the_reason_names_the_operator() -> None:
 
 
 def test_where_no_size_can_be_written_the_reason_says_so() -> None:
-    none = ProgramFacts(planned_peak_bytes=INFINITE_BYTES)
+    none = ProgramFacts(planned_peak_bytes=None)
     gone = {key: replace(one, facts=none) for key, one in known(PLAN, EVERY).items()}
     state, _ = assigned(PLAN, replace(told(measuring(PLAN), "bob", runtimes=("executorch",)), written=gone))
     assert state.clients["ada"].reason == "no submodel fits: the smallest cannot be trained on 'onnx'"

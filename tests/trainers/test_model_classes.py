@@ -25,8 +25,7 @@ pytest.importorskip("executorch")
 from subfleet.elastic.building import build_module, init_state, network_of  # noqa: E402
 from subfleet.elastic.families.records.residual import Mlp  # noqa: E402
 from subfleet.export.programs import export_inference_model  # noqa: E402
-from subfleet.export.quantisation.models import export_quantised_model  # noqa: E402
-from subfleet.export.quantisation.report import samples_of  # noqa: E402
+from subfleet.export.quantisation.models import export_quantised_model, samples_of  # noqa: E402
 from subfleet.export.requests import InferRequest  # noqa: E402
 from subfleet.protocol.submodel import Architecture  # noqa: E402
 

@@ -26,6 +26,7 @@ from subfleet.protocol.schema import canonical_json, from_plain, parse_json
 from subfleet.protocol.submodel import Architecture
 from subfleet.rounds.context import RunContext
 from subfleet.search.candidates import Candidate
+from subfleet.search.queue import ProgramFacts
 from subfleet.testing.evaluated import drawn_samples, examined, from_outside
 from subfleet.testing.rounds import (
     MODEL,
@@ -347,7 +348,7 @@ def _question(context: RunContext, generator: random.Random, budget: Budget) -> 
     written = {
         one.architecture.architecture_id: WrittenSize(
             size=one.architecture,
-            planned_peak_bytes=one.training_memory_bytes["onnx"] + generator.choice([0, 1, 10**6]),
+            facts=ProgramFacts(planned_peak_bytes=one.training_memory_bytes["onnx"] + generator.choice([0, 1, 10**6])),
         )
         for one in some
     }
@@ -366,7 +367,9 @@ def _assert_fits(context: RunContext, waiting: AssignmentContext, found: Candida
     name = found.architecture.name
     needed_bytes = estimate.training_memory_bytes["onnx"]
     assert needed_bytes <= budget.memory_bytes, f"{name!r} needs {needed_bytes} bytes of {budget.memory_bytes}"
-    assert known is None or known.planned_peak_bytes <= budget.memory_bytes, f"the program of {name!r} needs more"
+    assert known is None or (known.facts.planned_peak_bytes or 0) <= budget.memory_bytes, (
+        f"the program of {name!r} needs more"
+    )
     assert budget.downlink_bytes is None or estimate.weight_bytes <= budget.downlink_bytes, (
         f"{name!r} is too much to send"
     )

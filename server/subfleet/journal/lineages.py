@@ -12,7 +12,7 @@ from subfleet.journal.records import RoundRecord
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.networks import NEVER, all_lineages, counts_from
 from subfleet.rounds.state import RunState
-from subfleet.rounds.written import WrittenProgram
+from subfleet.search.queue import WrittenProgram
 
 __all__ = ["network_records"]
 
@@ -80,7 +80,7 @@ def _first_turns(context: RunContext, written: Iterable[WrittenProgram]) -> dict
     turns: dict[str, int] = {}
     for one in written:
         name, turn = one.program.size.network, counts_from(context, one)
-        if one.facts.trainable and turn != NEVER:
+        if one.facts.planned_peak_bytes is not None and turn != NEVER:
             turns[name] = min(turn, turns.get(name, turn))
     return turns
 

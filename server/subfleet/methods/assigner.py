@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 from subfleet.elastic.network import Network
 from subfleet.elastic.spaces import uniform_space
 from subfleet.methods.aggregator import Participant
-from subfleet.protocol.chains import Chain
 from subfleet.protocol.paths import PathSettings
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture
-from subfleet.search.candidates import Candidate, exceeded_limits, lacking_operators, why_not
-from subfleet.search.fitting import INFINITE_BYTES, Limit
+from subfleet.search.candidates import Candidate
+from subfleet.search.fitting import Limit, Obstacle, find_obstacles, find_program_obstacles
 from subfleet.search.query import CostEstimates, FoundSize, Search
-from subfleet.search.queue import RequestedProgram
+from subfleet.search.queue import ProgramFacts, RequestedProgram
 
 if TYPE_CHECKING:  # methods are read where no PyTorch is
     from torch import Tensor
@@ -32,7 +31,6 @@ __all__ = [
     "AssignmentContext",
     "Draw",
     "SizeSearch",
-    "Unfit",
     "WrittenSize",
     "largest_fitting",
     "stream_of",
@@ -64,37 +62,16 @@ class Draw:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenSize:
-    """A size whose program is there.
+    """A size with the program that was written for it, or could not be.
 
     Attributes:
-        planned_peak_bytes: that it plans to need.
-        operators: that it calls, as far as it tells.
-        estimate: what the size costs by cost estimates, where that was told before.
-        chain: of a supernet's program, what its links take.
-        program_bytes: that the program takes of a disk; 0 is unknown.
-        problem: why it could not be written; empty where it was.
+        facts: of the program, with its memory as planned for the client's device.
+        estimate: the estimated cost of the size, if it is known already.
     """
 
     size: Architecture
-    planned_peak_bytes: int
-    operators: tuple[str, ...] = ()
+    facts: ProgramFacts
     estimate: Candidate | None = None
-    chain: Chain | None = None
-    program_bytes: int = 0
-    problem: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unfit:
-    """Why a device is not given a program again that it has refused.
-
-    Attributes:
-        limit: what kept the program from it.
-        why: the refusal in words.
-    """
-
-    limit: Limit
-    why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +107,7 @@ class AssignmentContext:
     search: Search | None = None
     written: Mapping[str, WrittenSize] = field(default_factory=lambda: MappingProxyType({}))
     operators: tuple[str, ...] = ()
-    refused: Mapping[str, Unfit] = field(default_factory=lambda: MappingProxyType({}))
+    refused: Mapping[str, Obstacle] = field(default_factory=lambda: MappingProxyType({}))
     declared: Architecture | None = None
     lasting: Budget | None = None
 
@@ -147,33 +124,30 @@ class AssignmentContext:
 
     def allows(self, candidate: Candidate) -> bool:
         """Whether a candidate may be given, as far as is known."""
-        return not self.why_not(candidate)
+        return next(self.find_obstacles(candidate), None) is None
 
     def why_not(self, candidate: Candidate) -> str:
-        """Why a candidate cannot be given, as what a sentence says of it; empty where it can."""
-        return self.barred(candidate) or why_not(candidate, self.target, self.budget)
+        """Why a candidate cannot be given, as the rest of a sentence about it; empty if it can."""
+        return next((one.why for one in self.find_obstacles(candidate)), "")
 
     def barred(self, candidate: Candidate) -> str:
-        """Why a candidate cannot be given whatever its cost estimate."""
-        if self.below is not None and not candidate.order < self.below.order:
-            return f"is no smaller than {self.below.architecture.name!r}, which {self.too_much}"
-        architecture_id = candidate.architecture.architecture_id
-        if architecture_id in self.refused:
-            return f"was refused by the device: {self.refused[architecture_id].why}"
-        known = self.written.get(architecture_id)
-        return "" if known is None else self._barred_by(known, candidate)
+        """Why a candidate cannot be given whatever its cost estimate; empty if nothing but that may keep it."""
+        return next((one.why for one in self._find_bars(candidate)), "")
 
-    def _barred_by(self, known: WrittenSize, candidate: Candidate) -> str:
-        if lacking := lacking_operators(known.operators, self.operators):
-            return f"calls {', '.join(lacking)}, which the device's runtime {self.target!r} lacks"
-        if known.planned_peak_bytes >= INFINITE_BYTES:
-            return f"cannot be trained on {self.target!r}" + (f": {known.problem}" if known.problem else "")
-        if known.planned_peak_bytes > self.budget.memory_bytes:
-            return f"needs {known.planned_peak_bytes} bytes of memory and the budget is {self.budget.memory_bytes}"
-        if self._beyond_disk(candidate, known):
-            taken_bytes = candidate.disk_bytes + known.program_bytes
-            return f"takes {taken_bytes} bytes of disk and the budget is {self.budget.disk_bytes}"
-        return ""
+    def find_obstacles(self, candidate: Candidate) -> Iterator[Obstacle]:
+        """What keeps a candidate from the client: by what is known of it and its program, then by its cost estimate."""
+        yield from self._find_bars(candidate)
+        yield from find_obstacles(candidate, self.target, self.budget)
+
+    def _find_bars(self, candidate: Candidate) -> Iterator[Obstacle]:
+        if self.below is not None and not candidate.order < self.below.order:
+            why = f"is no smaller than {self.below.architecture.name!r}, which {self.too_much}"
+            yield Obstacle(limit=self.below_limit, why=why)
+        architecture_id = candidate.architecture.architecture_id
+        if (refused := self.refused.get(architecture_id)) is not None:
+            yield Obstacle(limit=refused.limit, why=f"was refused by the device: {refused.why}")
+        if (known := self.written.get(architecture_id)) is not None:
+            yield from find_program_obstacles(known.facts, candidate, self.target, self.budget, self.operators)
 
     @property
     def too_much(self) -> str:
@@ -188,28 +162,13 @@ class AssignmentContext:
         }
         return told[self.below_limit]
 
-    def _beyond_disk(self, candidate: Candidate, known: WrittenSize) -> bool:
-        most_bytes = self.budget.disk_bytes
-        return most_bytes is not None and candidate.disk_bytes + known.program_bytes > most_bytes
-
     def exceeded(self, candidate: Candidate) -> frozenset[Limit]:
-        """Every limit that keeps a candidate from the client, as far as is known; none where it can be given."""
-        found = set(exceeded_limits(candidate, self.target, self.budget))
+        """Every limit that keeps a candidate from the client, as far as is known; none if it can be given."""
+        limits = frozenset(one.limit for one in self.find_obstacles(candidate))
         known = self.written.get(candidate.architecture.architecture_id)
-        peaks_bytes = [candidate.training_memory_bytes[self.target], known.planned_peak_bytes if known else 0]
-        if max(peaks_bytes) > self.budget.memory_bytes:
-            found.add("memory")
-        if max(peaks_bytes) >= INFINITE_BYTES:  # no memory would be enough
-            found = found - {"memory"} | {"runtime"}
-        if known is not None and lacking_operators(known.operators, self.operators):
-            found.add("runtime")
-        if known is not None and self._beyond_disk(candidate, known):
-            found.add("disk")
-        if candidate.architecture.architecture_id in self.refused:
-            found.add(self.refused[candidate.architecture.architecture_id].limit)
-        if self.below is not None and not candidate.order < self.below.order:
-            found.add(self.below_limit)
-        return frozenset(found)
+        planned = known is None or known.facts.planned_peak_bytes is not None
+        # No amount of memory would be enough for what the target cannot train.
+        return limits if planned and self.target in candidate.training_memory_bytes else limits - {"memory"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

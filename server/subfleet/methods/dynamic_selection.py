@@ -27,7 +27,6 @@ from subfleet.methods.techniques import Techniques
 from subfleet.protocol.bounds import Range, checked
 from subfleet.protocol.limits import Count, Fraction
 from subfleet.search.candidates import Candidate
-from subfleet.search.fitting import INFINITE_BYTES
 from subfleet.search.paper import PaperSearch, PaperSettings
 from subfleet.search.pareto import ParetoSearch, ParetoSettings
 from subfleet.search.query import CostEstimates, FoundSize, Query, Search, fit_of
@@ -155,9 +154,9 @@ class DynamicSelection:
         if self.estimates == "estimated":
             return 1.0
         plans = (
-            (one.planned_peak_bytes, _estimate_of(context, one).training_memory_bytes[context.target])
+            (one.facts.planned_peak_bytes, _estimate_of(context, one).training_memory_bytes[context.target])
             for one in context.written.values()
-            if one.planned_peak_bytes < INFINITE_BYTES
+            if one.facts.planned_peak_bytes is not None
         )
         over = sorted(planned_bytes / estimate_bytes for planned_bytes, estimate_bytes in plans)
         return over[math.ceil(_SURE * (len(over) - 1))] if over else _UNSHOWN
@@ -182,7 +181,8 @@ def _allows(context: AssignmentContext, query: Query, candidate: Candidate) -> b
 
 def _as_planned(context: AssignmentContext, written: WrittenSize) -> Candidate:
     """A written size with its program's own plan in place of the estimate."""
-    memory = MappingProxyType({context.target: written.planned_peak_bytes})
+    peak_bytes = written.facts.planned_peak_bytes
+    memory = MappingProxyType({} if peak_bytes is None else {context.target: peak_bytes})
     return replace(_estimate_of(context, written), training_memory_bytes=memory)
 
 

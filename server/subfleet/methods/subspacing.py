@@ -55,7 +55,7 @@ class Subspaces:
         whole = next(one for one in context.candidates if one.architecture.network == network.id)
         parts, macs = part_costs(network), self._forward_macs(context, network)
         chain = (
-            context.written[whole.architecture.architecture_id].chain
+            context.written[whole.architecture.architecture_id].facts.chain
             if whole.architecture.architecture_id in context.written
             else None
         )
@@ -96,17 +96,15 @@ class Subspaces:
         operators = _FLOAT_BYTES * sum(count for count, _ in parts.values()) - always
         limits = [one for one in (context.budget.downlink_bytes, context.budget.uplink_bytes) if one is not None]
         if context.budget.disk_bytes is not None:
-            program_bytes = max((one.program_bytes for one in context.written.values()), default=0)
+            program_bytes = max((one.facts.program_bytes for one in context.written.values()), default=0)
             limits.append((context.budget.disk_bytes - program_bytes) // TRAINED_COPIES)
         return min([self.share * operators, *(one - always for one in limits)])
 
     def _has_room(self, context: AssignmentContext, architecture: Architecture, chain: Chain | None) -> bool:
         """Whether the leanest path has room: by the program's own plan where it is known, else by shapes."""
         if chain is None:
-            return (
-                context.estimate(architecture).training_memory_bytes.get(context.target, 0)
-                <= context.budget.memory_bytes
-            )
+            needed_bytes = context.estimate(architecture).training_memory_bytes.get(context.target, 0)
+            return needed_bytes <= context.budget.memory_bytes
         return chain.room(chain.kept(dict(architecture.choices))).least_peak_bytes <= context.budget.memory_bytes
 
 

@@ -30,6 +30,7 @@ from subfleet.rounds.work import (
     CostRequest,
     EvaluationRequest,
     ExportedModels,
+    ModelFile,
     ModelsRequest,
     PreparedTask,
     ProgramRequest,
@@ -37,7 +38,7 @@ from subfleet.rounds.work import (
     ScoringRequest,
     TaskRequest,
 )
-from subfleet.rounds.written import ModelFile, ProgramFacts
+from subfleet.search.queue import ProgramFacts
 from subfleet.transport.blob_store import BlobStore
 
 __all__ = ["Exports", "Supply"]
@@ -208,7 +209,7 @@ class Supply:
             program=program.ref,
             weights=weights,
             # A gradient of each batch is held beside the program.
-            planned_peak_bytes=program.facts.planned_peak_bytes + BATCHES * weights.size_bytes,
+            planned_peak_bytes=(program.facts.planned_peak_bytes or 0) + BATCHES * weights.size_bytes,
             packings=program.facts.packings,
         )
 

@@ -40,9 +40,8 @@ from subfleet.rounds.work import (
     SearchResult,
     TaskRequest,
 )
-from subfleet.rounds.written import ProgramFacts, WrittenProgram
 from subfleet.search.candidates import Candidate
-from subfleet.search.queue import SizedProgram
+from subfleet.search.queue import ProgramFacts, SizedProgram, WrittenProgram
 
 __all__ = ["tasks_wanted", "with_failure", "with_result"]
 
@@ -101,7 +100,7 @@ def with_failure(  # noqa: C901, PLR0912 - a case for each request
         case ScoringRequest():
             outcome = _scoring(context, state, request, (), now_s)
         case ProgramRequest():
-            outcome = _program(context, state, request, ProgramFacts.none(reason)), ()
+            outcome = _program(context, state, request, ProgramFacts.untrainable(reason)), ()
         case CostRequest():
             outcome = _with_estimates(context, state, request, target_estimates(context, request, None, reason))
         case SearchRequest():
@@ -170,7 +169,7 @@ def _without(context: RunContext, state: RunState, client: ClientState | None, r
     """Without a client whose task or models cannot be made."""
     if client is None or client.stage != "preparing":
         return state
-    state = _with_known(context, state, client, ProgramFacts.none(reason))
+    state = _with_known(context, state, client, ProgramFacts.untrainable(reason))
     lasts: Lasts = lasting_of(context, state, client) if state.phase == "train" else "passing"
     return state.with_clients(replace(client, stage="skipped", reason=reason, lasts=lasts))
 

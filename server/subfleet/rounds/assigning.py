@@ -5,7 +5,6 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from subfleet.methods.assigner import Assignment, AssignmentContext, WrittenSize
-from subfleet.protocol.memory_plan import planned_for
 from subfleet.protocol.messages import Refusal
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture
@@ -13,17 +12,17 @@ from subfleet.protocol.text import make_printable
 from subfleet.rounds.actions import Action, SendTask
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.estimation import candidates_of, estimates_of
-from subfleet.rounds.fitting import objection, operators_of, planned_for_client
+from subfleet.rounds.fitting import objection, operators_of, plan_bytes
 from subfleet.rounds.networks import NOT_YET, counts, in_use, own_size, standing_for
 from subfleet.rounds.offers import MOST_CHARACTERS
 from subfleet.rounds.refusals import REFUSALS, nothing_left, unfit_sizes
 from subfleet.rounds.state import ClientState, Lasts, RunState, Submodel
 from subfleet.rounds.tasks import draw_of, train_task
 from subfleet.rounds.work import PreparedTask, TaskRequest
-from subfleet.rounds.written import ProgramFacts
 from subfleet.search.candidates import Candidate, lacking_operators
 from subfleet.search.fitting import LIMITS, Limit
 from subfleet.search.query import Search
+from subfleet.search.queue import ProgramFacts
 
 __all__ = [
     "BY_METHOD",
@@ -79,8 +78,8 @@ def prepared_client(
     given = client.given
     if client.offer.budget is None or given is None:
         return choose_below(context, state, client, "memory")
-    planned_bytes, unfit = planned_for_client(client, facts, operators_of(state, client.client_id))
-    if unfit or planned_bytes > _room_bytes(context, state, client):
+    planned_bytes = plan_bytes(client, facts, operators_of(state, client.client_id), lambda room: room.least_peak_bytes)
+    if planned_bytes is None or planned_bytes > _room_bytes(context, state, client):
         return _another(context, state, client, facts, "memory")
     task = train_task(context, state, client, made, planned_bytes, now_s)
     if (limit := objection(context, state, client, task)) is not None:
@@ -105,14 +104,8 @@ def _subspace_anew(
     if size is None or client.attempt + 1 >= context.config.max_attempts:
         reason = "none of the subspaces that it was given has room, or an operator that its runtime has"
         return replace(client, stage="skipped", given=None, reason=reason), ()
-    known = WrittenSize(
-        size=size,
-        planned_peak_bytes=facts.planned_peak_bytes,
-        operators=facts.operators,
-        chain=facts.chain,
-        program_bytes=facts.program_bytes,
-    )
     ask = ask_of(context, state, client)
+    known = WrittenSize(size=size, facts=facts)
     ask = replace(ask, written=MappingProxyType({**ask.written, size.architecture_id: known}))
     return given_client(
         context, state, replace(client, attempt=client.attempt + 1), ask, context.roles.assigner.assign(ask)
@@ -170,14 +163,8 @@ def ask_of(
     written = {
         one.program.size.architecture_id: WrittenSize(
             size=one.program.size,
-            planned_peak_bytes=planned_for(
-                one.facts.planned_peak_bytes, one.facts.packings, client.offer.packing_width
-            ),
-            operators=one.facts.operators,
+            facts=one.facts.planned_for(client.offer.packing_width),
             estimate=state.live.written_estimates.get(key),
-            chain=one.facts.chain,
-            program_bytes=one.facts.program_bytes,
-            problem=one.facts.problem,
         )
         for key, one in state.written.items()
         if one.program.target == client.offer.runtime and one.program.student is None and counts(context, state, one)

@@ -20,7 +20,7 @@ from subfleet.rounds.actions import Action, CloseEvaluation, GoOn, SendTask
 from subfleet.rounds.awaiting import collected, limit_s, sent_s, with_answer, with_phase_closed, without_parted
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.continuing import over
-from subfleet.rounds.fitting import beyond_disk, operators_of, planned_evaluation
+from subfleet.rounds.fitting import beyond_disk, operators_of, plan_bytes
 from subfleet.rounds.live import Duty
 from subfleet.rounds.members import expected
 from subfleet.rounds.networks import standing_for
@@ -84,8 +84,10 @@ def evaluation_made(
     if (request.round, request.participant) != (state.round, client.participant):
         return state, ()
     budget = client.offer.budget or Budget(memory_bytes=0)
-    planned_bytes, unfit = planned_evaluation(client, made.facts, operators_of(state, client.client_id))
-    if unfit:
+    planned_bytes = plan_bytes(
+        client, made.facts, operators_of(state, client.client_id), lambda room: room.evaluation_peak_bytes
+    )
+    if planned_bytes is None:
         reason = f"its runtime {client.offer.runtime!r} lacks an operator of what is to be evaluated"
         return state.with_clients(replace(client, stage="skipped", reason=reason)), ()
     if planned_bytes > budget.memory_bytes:

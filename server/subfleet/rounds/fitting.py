@@ -5,17 +5,16 @@ from collections.abc import Callable, Sequence
 from subfleet.protocol.chains import ChainRoom
 from subfleet.protocol.disk import PLACED_COPIES, needed_bytes
 from subfleet.protocol.errors import ProtocolError
-from subfleet.protocol.memory_plan import planned_for
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import LEAST_LINK_BPS
 from subfleet.protocol.task import Task
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.state import ClientState, RunState
-from subfleet.rounds.written import ProgramFacts
 from subfleet.search.candidates import lacking_operators
 from subfleet.search.fitting import Limit
+from subfleet.search.queue import ProgramFacts
 
-__all__ = ["beyond_disk", "models_with_room", "objection", "operators_of", "planned_evaluation", "planned_for_client"]
+__all__ = ["beyond_disk", "models_with_room", "objection", "operators_of", "plan_bytes"]
 
 
 def operators_of(state: RunState, client_id: str) -> tuple[str, ...]:
@@ -24,33 +23,26 @@ def operators_of(state: RunState, client_id: str) -> tuple[str, ...]:
     return () if profile is None else profile.operators
 
 
-def planned_for_client(client: ClientState, facts: ProgramFacts, operators: Sequence[str]) -> tuple[int, bool]:
-    """The planned peak in bytes, of a subspace its leanest path's; and whether an operator of it cannot run.
+def plan_bytes(
+    client: ClientState, facts: ProgramFacts, operators: Sequence[str], peak_bytes: Callable[[ChainRoom], int]
+) -> int | None:
+    """The planned peak of a client's submodel in bytes; None if the runtime cannot run an operator of it.
 
     Args:
         client: with its submodel.
         facts: of the program.
         operators: that the device's runtime lists.
+        peak_bytes: of a subspace, the peak that counts: `ChainRoom.least_peak_bytes` if it chooses the path itself.
     """
-    return _planned(client, facts, operators, lambda room: room.least_peak_bytes)
-
-
-def planned_evaluation(client: ClientState, facts: ProgramFacts, operators: Sequence[str]) -> tuple[int, bool]:
-    """The same of evaluating: of a subspace, whatever path of it."""
-    return _planned(client, facts, operators, lambda room: room.evaluation_peak_bytes)
-
-
-def _planned(
-    client: ClientState, facts: ProgramFacts, operators: Sequence[str], peak_bytes: Callable[[ChainRoom], int]
-) -> tuple[int, bool]:
     if facts.chain is None or client.architecture is None:
-        return planned_for(facts.planned_peak_bytes, facts.packings, client.offer.packing_width), False
+        return facts.planned_for(client.offer.packing_width).planned_peak_bytes
     try:
         links = facts.chain.kept(dict(client.architecture.choices))
     except ProtocolError:  # the target lacks an operator of it
-        return 0, True
-    unfit = any(lacking_operators(one.needs, operators) for link in links for one in link.operators)
-    return peak_bytes(facts.chain.room(links)), unfit
+        return None
+    if any(lacking_operators(one.needs, operators) for link in links for one in link.operators):
+        return None
+    return peak_bytes(facts.chain.room(links))
 
 
 def objection(context: RunContext, state: RunState, client: ClientState, task: Task) -> Limit | None:

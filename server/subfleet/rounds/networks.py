@@ -17,14 +17,13 @@ from subfleet.elastic.families import AnyFamily
 from subfleet.elastic.lineage import Drawn, Lineage
 from subfleet.methods.aggregator import Participant
 from subfleet.methods.run_networks import BeginContext, StandingContext
-from subfleet.protocol.memory_plan import planned_for
 from subfleet.protocol.submodel import Architecture
 from subfleet.rounds.context import Declared, RunContext
 from subfleet.rounds.state import ClientState, RunState, remembered
 from subfleet.rounds.work import CostRequest, NetworksRequest
-from subfleet.rounds.written import WrittenProgram
-from subfleet.search.candidates import Candidate, why_not
-from subfleet.search.queue import SizedProgram
+from subfleet.search.candidates import Candidate
+from subfleet.search.fitting import fits
+from subfleet.search.queue import SizedProgram, WrittenProgram
 
 __all__ = [
     "NEVER",
@@ -96,7 +95,7 @@ def carried_by(context: RunContext, clients: Iterable[ClientState], lineage: Lin
     return tuple(
         client.client_id
         for client in clients
-        if client.offer.budget is not None and not why_not(largest, client.offer.runtime, client.offer.budget)
+        if client.offer.budget is not None and fits(largest, client.offer.runtime, client.offer.budget)
     )
 
 
@@ -153,12 +152,13 @@ def _ready(context: RunContext, state: RunState, client: ClientState, size: Arch
     written = state.written.get(SizedProgram(size=size, target=client.offer.runtime).key)
     if written is None or not counts(context, state, written) or client.offer.budget is None:
         return False
-    facts = written.facts
-    planned_bytes = planned_for(facts.planned_peak_bytes, facts.packings, client.offer.packing_width)
-    estimate = estimate_of(context, state.lineages, size)
-    return planned_bytes <= client.offer.budget.memory_bytes and not why_not(
-        estimate, client.offer.runtime, client.offer.budget
+    planned_bytes, budget = (
+        written.facts.planned_for(client.offer.packing_width).planned_peak_bytes,
+        client.offer.budget,
     )
+    if planned_bytes is None or planned_bytes > budget.memory_bytes:
+        return False
+    return fits(estimate_of(context, state.lineages, size), client.offer.runtime, budget)
 
 
 def with_lineages(context: RunContext, state: RunState, lineages: tuple[Lineage, ...]) -> RunState:
@@ -217,7 +217,7 @@ def _trainable(context: RunContext, state: RunState) -> set[str]:
     return {
         one.program.size.network
         for one in state.written.values()
-        if one.facts.trainable and NEVER < counts_from(context, one) <= state.turn + 1
+        if one.facts.planned_peak_bytes is not None and NEVER < counts_from(context, one) <= state.turn + 1
     }
 
 

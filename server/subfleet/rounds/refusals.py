@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from subfleet.methods.assigner import AssignmentContext, Unfit
+from subfleet.methods.assigner import AssignmentContext
 from subfleet.protocol.messages import Refusal, RefusalReason
 from subfleet.protocol.task import Score
 from subfleet.rounds.state import ClientState, Lasts, RunState
 from subfleet.search.candidates import Candidate
-from subfleet.search.fitting import Limit
+from subfleet.search.fitting import Limit, Obstacle
 from subfleet.search.queue import SizedProgram
 
 __all__ = [
@@ -88,7 +88,7 @@ def with_unfit(state: RunState, client: ClientState, refusal: Refusal, why: str)
     course = REFUSALS[refusal.reason]
     if course.limit is None or not course.of_program:
         return state
-    kept = {**state.unfit, **dict.fromkeys(_keys(client), Unfit(limit=course.limit, why=why))}
+    kept = {**state.unfit, **dict.fromkeys(_keys(client), Obstacle(limit=course.limit, why=why))}
     for key in list(kept)[: max(0, len(kept) - _MOST)]:
         del kept[key]
     return replace(state, unfit=MappingProxyType(kept))
@@ -105,17 +105,17 @@ def _keys(client: ClientState) -> tuple[str, ...]:
     )
 
 
-def unfit_sizes(state: RunState, client_id: str, target: str) -> Mapping[str, Unfit]:
+def unfit_sizes(state: RunState, client_id: str, target: str) -> Mapping[str, Obstacle]:
     """By size's id, why a device cannot run the program that trains it."""
     return _with_prefix(state, f"{client_id}/{target}/")
 
 
-def unscorable_sizes(state: RunState, client_id: str, target: str) -> Mapping[str, Unfit]:
+def unscorable_sizes(state: RunState, client_id: str, target: str) -> Mapping[str, Obstacle]:
     """By size's id, why a device cannot run the program that scores it."""
     return _with_prefix(state, f"{client_id}/{_SCORE}/{target}/")
 
 
-def _with_prefix(state: RunState, prefix: str) -> Mapping[str, Unfit]:
+def _with_prefix(state: RunState, prefix: str) -> Mapping[str, Obstacle]:
     return {key.removeprefix(prefix): why for key, why in state.unfit.items() if key.startswith(prefix)}
 
 

@@ -36,7 +36,6 @@ from typing import Any, Literal
 from subfleet.elastic.families import AnyFamily
 from subfleet.elastic.lineage import Lineage
 from subfleet.methods.aggregator import Participant
-from subfleet.methods.assigner import Unfit
 from subfleet.protocol.memory_plan import PackingWidth
 from subfleet.protocol.messages import MAX_SAMPLES, Evaluated, Profile, Task, Update
 from subfleet.protocol.paths import PathSettings
@@ -47,9 +46,10 @@ from subfleet.rounds.live import LiveState, Requested
 from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.progress import Failed, Phase, PhaseName, Searching, Tries, Waiting
-from subfleet.rounds.written import ModelFile, WrittenProgram
+from subfleet.rounds.work import ModelFile
+from subfleet.search.fitting import Obstacle
 from subfleet.search.query import FoundSize
-from subfleet.search.queue import RequestedProgram, SizedProgram
+from subfleet.search.queue import RequestedProgram, SizedProgram, WrittenProgram
 
 __all__ = [
     "ClientState",
@@ -300,7 +300,7 @@ class RunState:
     requested_turn: int = 0
     queue: tuple[SizedProgram, ...] = ()
     written: Mapping[str, WrittenProgram] = field(default_factory=lambda: MappingProxyType({}))
-    unfit: Mapping[str, Unfit] = field(default_factory=lambda: MappingProxyType({}))
+    unfit: Mapping[str, Obstacle] = field(default_factory=lambda: MappingProxyType({}))
     disks: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     brought: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
     outliers: OutlierDetection = field(default_factory=OutlierDetection)

@@ -21,10 +21,9 @@ from subfleet.protocol.memory_plan import Packing
 from subfleet.protocol.messages import Update
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.submodel import Architecture
-from subfleet.rounds.written import ModelFile, ProgramFacts
 from subfleet.search.candidates import Candidate
 from subfleet.search.query import FoundSize, Search
-from subfleet.search.queue import SizedProgram
+from subfleet.search.queue import ProgramFacts, SizedProgram
 
 __all__ = [
     "AggregatedRound",
@@ -33,6 +32,7 @@ __all__ = [
     "EvaluationRequest",
     "ExportedModels",
     "GenerationRequest",
+    "ModelFile",
     "ModelsRequest",
     "NetworksRequest",
     "PreparedTask",
@@ -180,6 +180,24 @@ class Scorable:
     weights: BlobRef
     planned_peak_bytes: int
     packings: tuple[Packing, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFile:
+    """One inference model of a client.
+
+    Attributes:
+        file: its path.
+        max_abs_diff: largest difference from PyTorch; None if the exporter did not report it.
+        quantised_accuracy: of a model in 8-bit integers, on evaluation samples; else None.
+        float_accuracy: of the same model in float32, on the same samples.
+    """
+
+    target: str
+    file: str
+    max_abs_diff: float | None
+    quantised_accuracy: float | None = None
+    float_accuracy: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,17 +6,14 @@ from dataclasses import dataclass
 from subfleet.protocol.disk import TRAINED_COPIES
 from subfleet.protocol.readings import Budget, LogLow, Reading
 from subfleet.protocol.submodel import Architecture
-from subfleet.search.fitting import INFINITE_BYTES, Limit, compared
 
 __all__ = [
     "TRAINING_MACS_PER_FORWARD",
     "Candidate",
     "budget_of",
-    "exceeded_limits",
     "forward_macs_of",
     "lacking_operators",
     "ordered",
-    "why_not",
 ]
 
 TRAINING_MACS_PER_FORWARD = 3
@@ -31,8 +28,8 @@ class Candidate:
     """A submodel that may be assigned, and what it costs.
 
     Attributes:
-        training_memory_bytes: estimated growth of the device process while it trains, by program target; the
-            exported program's own plan decides in the end.
+        training_memory_bytes: estimated growth of the device process while it trains, by program target; a target that
+            cannot train the submodel is missing. The exported program's own plan decides in the end.
         weight_bytes: of its weights, which travel to a device.
         update_bytes: of an update, which travels back, as its codec writes it at most densely.
         forward_macs: multiply-accumulates of one sample's forward pass.
@@ -92,54 +89,9 @@ def forward_macs_of(macs_per_s: float | None, training_s: float, sample_passes: 
     return int(min(macs_per_s * training_s / (TRAINING_MACS_PER_FORWARD * sample_passes), _MOST))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Taken:
-    """What one candidate takes on one target."""
-
-    memory_bytes: int
-    disk_bytes: int
-    weight_bytes: int
-    update_bytes: int
-    forward_macs: int
-
-
-def exceeded_limits(candidate: Candidate, target: str, budget: Budget) -> frozenset[Limit]:
-    """The parts of a budget of which a candidate takes more than there is; none where it fits."""
-    taken = _Taken(
-        memory_bytes=candidate.training_memory_bytes.get(target, INFINITE_BYTES),
-        disk_bytes=candidate.disk_bytes,
-        weight_bytes=candidate.weight_bytes,
-        update_bytes=candidate.update_bytes,
-        forward_macs=candidate.forward_macs,
-    )
-    return frozenset(limit for limit, amount, most in compared(taken, budget) if amount > most)
-
-
-def why_not(candidate: Candidate, target: str, budget: Budget) -> str:
-    """What a candidate takes of a budget more than there is; empty where it fits."""
-    exceeded = exceeded_limits(candidate, target, budget)
-    if "memory" in exceeded:
-        need_bytes = candidate.training_memory_bytes.get(target, INFINITE_BYTES)
-        return f"needs {need_bytes} bytes of memory and the budget is {budget.memory_bytes}"
-    if "disk" in exceeded:
-        return f"takes {candidate.disk_bytes} bytes of disk beside its program and the budget is {budget.disk_bytes}"
-    if "link" in exceeded:
-        links = f"{_told(budget.downlink_bytes)} down and {_told(budget.uplink_bytes)} up"
-        return (
-            f"moves {candidate.weight_bytes} bytes down and {candidate.update_bytes} up and the link budget is {links}"
-        )
-    if "compute" in exceeded:
-        return f"takes {candidate.forward_macs} multiply-accumulates a sample and the budget is {budget.forward_macs}"
-    return ""
-
-
 def lacking_operators(needed: Iterable[str], listed: Collection[str]) -> tuple[str, ...]:
     """Operators that a program calls and a runtime lacks, sorted; none where the runtime lists nothing."""
     return tuple(sorted(set(needed) - set(listed))) if listed else ()
-
-
-def _told(limit: int | None) -> str:
-    return "unknown" if limit is None else str(limit)
 
 
 def _link_bytes(rate_bps: float | None, communication_s: float) -> int | None:

@@ -11,7 +11,6 @@ from subfleet.elastic.update_form import update_bytes
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
 from subfleet.search.candidates import Candidate
-from subfleet.search.fitting import INFINITE_BYTES
 
 __all__ = ["Estimates", "MemoryOf", "estimated_memory", "planned_memory"]
 
@@ -77,7 +76,7 @@ def estimated_memory(
 
 
 def planned_memory(network: Network, target: str, estimates: MemoryEstimates | None) -> MemoryOf:
-    """Memory nearly as programs are planned; infinite without cost estimates, as nothing can be trained there."""
+    """Memory nearly as programs are planned; without estimates, nothing can be trained on the target."""
     if estimates is None:
-        return lambda architecture: MappingProxyType({target: INFINITE_BYTES})
+        return lambda architecture: MappingProxyType({})
     return lambda architecture: MappingProxyType({target: estimates.memory_bytes(network, [architecture])[0]})

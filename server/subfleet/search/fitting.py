@@ -1,13 +1,14 @@
-"""What fits a budget: written once, for a submodel and for columns of them."""
+"""Whether a submodel fits a budget, and what keeps it from a client: one rule, for one submodel and for columns."""
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar, get_args
 
 from subfleet.protocol.readings import Budget
+from subfleet.search.candidates import Candidate, lacking_operators
+from subfleet.search.queue import ProgramFacts
 
-__all__ = ["INFINITE_BYTES", "LIMITS", "Limit", "Taken", "compared"]
-
-INFINITE_BYTES = 2**62
-"""The memory of a submodel on a runtime that cannot train it: more than any budget."""
+__all__ = ["LIMITS", "Limit", "Obstacle", "Taken", "compare", "find_obstacles", "find_program_obstacles", "fits"]
 
 Limit = Literal["memory", "disk", "link", "compute", "runtime", "program"]
 """What keeps a size from a client: a part of its budget, a runtime that cannot run the size's program, or a program
@@ -15,29 +16,38 @@ that cannot be had or read."""
 LIMITS: tuple[Limit, ...] = get_args(Limit)
 
 T_co = TypeVar("T_co", covariant=True)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Obstacle:
+    """Why a client is not given a size.
+
+    Attributes:
+        limit: the limit that the size exceeds.
+        why: the rest of a sentence that begins with the size.
+    """
+
+    limit: Limit
+    why: str
 
 
 class Taken(Protocol[T_co]):
-    """What training takes of a budget: numbers of one submodel, or columns with a row for each of many."""
-
-    @property
-    def memory_bytes(self) -> T_co:
-        """Of the device process while it trains."""
-        ...
+    """What training takes beside memory: numbers of one submodel, or columns with a row for each of many."""
 
     @property
     def disk_bytes(self) -> T_co:
-        """Of the device's disk while it trains; what its program takes comes on top, where that is known."""
+        """Of the device's disk while it trains, without the program."""
         ...
 
     @property
     def weight_bytes(self) -> T_co:
-        """That travel to a device; the program is not counted, as it moves once for many rounds."""
+        """Weights that travel to a device; the program is not counted, as it moves once for many rounds."""
         ...
 
     @property
     def update_bytes(self) -> T_co:
-        """That travel back."""
+        """The update that travels back."""
         ...
 
     @property
@@ -46,13 +56,65 @@ class Taken(Protocol[T_co]):
         ...
 
 
-def compared(taken: Taken[T_co], limits: Budget) -> tuple[tuple[Limit, T_co, int], ...]:
-    """For each part of a budget that is limited: its name, what is taken of it, and the most that fits."""
-    parts: tuple[tuple[Limit, T_co, int | None], ...] = (
-        ("memory", taken.memory_bytes, min(limits.memory_bytes, INFINITE_BYTES - 1)),
-        ("disk", taken.disk_bytes, limits.disk_bytes),
-        ("link", taken.weight_bytes, limits.downlink_bytes),
-        ("link", taken.update_bytes, limits.uplink_bytes),
-        ("compute", taken.forward_macs, limits.forward_macs),
+def compare(taken: Taken[T], memory_bytes: T, budget: Budget) -> tuple[tuple[Limit, T, int], ...]:
+    """For each limited part of a budget: its name, what is taken of it, and the most that fits."""
+    parts: tuple[tuple[Limit, T, int | None], ...] = (
+        ("memory", memory_bytes, budget.memory_bytes),
+        ("disk", taken.disk_bytes, budget.disk_bytes),
+        ("link", taken.weight_bytes, budget.downlink_bytes),
+        ("link", taken.update_bytes, budget.uplink_bytes),
+        ("compute", taken.forward_macs, budget.forward_macs),
     )
     return tuple((limit, amount, most) for limit, amount, most in parts if most is not None)
+
+
+def fits(candidate: Candidate, target: str, budget: Budget) -> bool:
+    """Whether a submodel fits a budget, by its cost estimate."""
+    return next(find_obstacles(candidate, target, budget), None) is None
+
+
+def find_obstacles(candidate: Candidate, target: str, budget: Budget) -> Iterator[Obstacle]:
+    """What keeps a submodel from a device, by its cost estimate: nothing if it fits."""
+    memory_bytes = candidate.training_memory_bytes.get(target)
+    if memory_bytes is None:
+        yield Obstacle(limit="runtime", why=f"cannot be trained on {target!r}")
+    for limit, amount, most in compare(candidate, memory_bytes or 0, budget):
+        if amount > most:
+            yield Obstacle(limit=limit, why=_describe(limit, candidate, amount, budget))
+
+
+def find_program_obstacles(
+    facts: ProgramFacts, candidate: Candidate, target: str, budget: Budget, operators: Sequence[str]
+) -> Iterator[Obstacle]:
+    """What keeps a submodel from a device, by the program that trains it.
+
+    Args:
+        facts: of the program, with its memory as planned for the device.
+        candidate: the submodel.
+        target: of the program.
+        budget: of the device.
+        operators: that the device's runtime has; empty if it lists none.
+    """
+    if lacking := lacking_operators(facts.operators, operators):
+        yield Obstacle(limit="runtime", why=f"calls {', '.join(lacking)}, which the device's runtime {target!r} lacks")
+    if facts.planned_peak_bytes is None:
+        why = f"cannot be trained on {target!r}" + (f": {facts.problem}" if facts.problem else "")
+        yield Obstacle(limit="runtime", why=why)
+    elif facts.planned_peak_bytes > budget.memory_bytes:
+        why = f"needs {facts.planned_peak_bytes} bytes of memory and the budget is {budget.memory_bytes}"
+        yield Obstacle(limit="memory", why=why)
+    disk_bytes = candidate.disk_bytes + facts.program_bytes
+    if budget.disk_bytes is not None and disk_bytes > budget.disk_bytes:
+        yield Obstacle(limit="disk", why=f"takes {disk_bytes} bytes of disk and the budget is {budget.disk_bytes}")
+
+
+def _describe(limit: Limit, candidate: Candidate, amount: int, budget: Budget) -> str:
+    if limit == "memory":
+        return f"needs {amount} bytes of memory and the budget is {budget.memory_bytes}"
+    if limit == "disk":
+        return f"takes {amount} bytes of disk beside its program and the budget is {budget.disk_bytes}"
+    if limit == "compute":
+        return f"takes {amount} multiply-accumulates a sample and the budget is {budget.forward_macs}"
+    down, up = ("unknown" if most is None else str(most) for most in (budget.downlink_bytes, budget.uplink_bytes))
+    moved = f"{candidate.weight_bytes} bytes down and {candidate.update_bytes} up"
+    return f"moves {moved} and the link budget is {down} down and {up} up"

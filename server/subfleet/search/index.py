@@ -7,8 +7,7 @@ from numpy.typing import NDArray
 
 from subfleet.protocol.submodel import Architecture
 from subfleet.search.candidates import Candidate
-from subfleet.search.fitting import INFINITE_BYTES
-from subfleet.search.limits import Columns, columns_of, fitting, utilisation
+from subfleet.search.limits import UNTRAINABLE_BYTES, Columns, columns_of, fitting, utilisation
 from subfleet.search.query import Fit, Query
 
 __all__ = ["EstimateIndex"]
@@ -59,9 +58,7 @@ class EstimateIndex:
         row = len(self._candidates)
         if row == self._table.shape[1]:
             self._table = np.concatenate([self._table, np.zeros_like(self._table)], axis=1)
-        memory = [
-            min(candidate.training_memory_bytes.get(name, INFINITE_BYTES), INFINITE_BYTES) for name in self._targets
-        ]
+        memory = [candidate.training_memory_bytes.get(name, UNTRAINABLE_BYTES) for name in self._targets]
         moved = (candidate.weight_bytes, candidate.update_bytes)
         self._table[:, row] = [candidate.parameters, *moved, candidate.forward_macs, *memory]
         self._candidates.append(candidate)
@@ -131,7 +128,7 @@ class EstimateIndex:
             forward_macs=held[_FORWARD_MACS],
             memory_bytes=held[_FIRST_TARGET + self._targets.index(target)]
             if known
-            else np.full(len(self._candidates), INFINITE_BYTES),
+            else np.full(len(self._candidates), UNTRAINABLE_BYTES),
         )
 
 

@@ -8,16 +8,23 @@ from numpy.typing import NDArray
 from subfleet.protocol.disk import TRAINED_COPIES
 from subfleet.protocol.readings import Budget
 from subfleet.search.candidates import Candidate
-from subfleet.search.fitting import INFINITE_BYTES, compared
+from subfleet.search.fitting import compare
 
-__all__ = ["Columns", "columns_of", "fitting", "utilisation"]
+__all__ = ["UNTRAINABLE_BYTES", "Columns", "columns_of", "fitting", "utilisation"]
+
+UNTRAINABLE_BYTES = 2**62
+"""Stands in a column of memory for a submodel that the target cannot train, which no budget fits."""
 
 Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """Cost estimates of many submodels on one target, one row each."""
+    """Cost estimates of many submodels on one target, one row each.
+
+    Attributes:
+        memory_bytes: `UNTRAINABLE_BYTES` if the target cannot train a submodel.
+    """
 
     parameters: Integers
     weight_bytes: Integers
@@ -33,7 +40,7 @@ class Columns:
 
 def columns_of(candidate: Candidate, target: str) -> Columns:
     """The one row of a submodel."""
-    memory_bytes = min(candidate.training_memory_bytes.get(target, INFINITE_BYTES), INFINITE_BYTES)
+    memory_bytes = candidate.training_memory_bytes.get(target, UNTRAINABLE_BYTES)
     return Columns(
         parameters=np.array([candidate.parameters]),
         weight_bytes=np.array([candidate.weight_bytes]),
@@ -45,8 +52,8 @@ def columns_of(candidate: Candidate, target: str) -> Columns:
 
 def fitting(columns: Columns, limits: Budget) -> NDArray[np.bool_]:
     """Which rows are within every limit."""
-    fits = np.ones(len(columns.parameters), dtype=np.bool_)
-    for _, amount, most in compared(columns, limits):
+    fits: NDArray[np.bool_] = columns.memory_bytes < UNTRAINABLE_BYTES
+    for _, amount, most in compare(columns, columns.memory_bytes, limits):
         fits &= amount <= most
     return fits
 
@@ -54,7 +61,7 @@ def fitting(columns: Columns, limits: Budget) -> NDArray[np.bool_]:
 def utilisation(columns: Columns, limits: Budget) -> NDArray[np.float64]:
     """The larger share of what each row takes of memory and of the links; at most 1 for rows that fit."""
     shares = columns.memory_bytes / max(limits.memory_bytes, 1)
-    for limit, moved_bytes, link_bytes in compared(columns, limits):
+    for limit, moved_bytes, link_bytes in compare(columns, columns.memory_bytes, limits):
         if limit == "link":
             np.maximum(shares, moved_bytes / max(link_bytes, 1), out=shares)
     return shares

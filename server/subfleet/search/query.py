@@ -7,7 +7,8 @@ from typing import Protocol
 
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture
-from subfleet.search.candidates import Candidate, exceeded_limits
+from subfleet.search.candidates import Candidate
+from subfleet.search.fitting import fits
 from subfleet.search.limits import columns_of, utilisation
 
 __all__ = ["CostEstimates", "Explored", "Fit", "FoundSize", "Query", "Search", "fit_of"]
@@ -17,7 +18,7 @@ class CostEstimates(Protocol):
     """The seam to the cost model: arithmetic alone, microseconds for a submodel."""
 
     def __call__(self, architecture: Architecture) -> Candidate:
-        """What a submodel costs. A target that cannot train it is missing in its memory, or is infinite there.
+        """What a submodel costs. A target that cannot train it is missing in its memory.
 
         Raises:
             ConfigError: the architecture is no submodel of the network.
@@ -121,7 +122,7 @@ def fit_of(candidate: Candidate, query: Query) -> Fit | None:
     """A submodel held against one device; None where it does not fit or is refused."""
     if query.below_parameters is not None and candidate.parameters >= query.below_parameters:
         return None
-    if exceeded_limits(candidate, query.target, query.limits) or query.refused(candidate):
+    if not fits(candidate, query.target, query.limits) or query.refused(candidate):
         return None
     used = utilisation(columns_of(candidate, query.target), query.limits)
     return Fit(candidate=candidate, utilisation=float(used[0]))

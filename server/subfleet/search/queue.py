@@ -10,10 +10,22 @@ import math
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from subfleet.protocol.chains import Chain
+from subfleet.protocol.memory_plan import Packing, PackingWidth, planned_for
+from subfleet.protocol.programs import ProgramManifest
 from subfleet.protocol.submodel import Architecture
 from subfleet.search.candidates import Candidate
 
-__all__ = ["LEAST_GAIN", "RequestedProgram", "SizedProgram", "given_now", "most_wanted", "requested_program_of"]
+__all__ = [
+    "LEAST_GAIN",
+    "ProgramFacts",
+    "RequestedProgram",
+    "SizedProgram",
+    "WrittenProgram",
+    "given_now",
+    "most_wanted",
+    "requested_program_of",
+]
 
 LEAST_GAIN = 0.01
 """fraction of its parameters that a device must lose before a program is wanted: nearly the same program is no gain."""
@@ -38,6 +50,64 @@ class SizedProgram:
         """Names the program among those of a run, such as "onnx/0123456789abcdef"."""
         alone = f"{self.target}/{self.size.architecture_id}"
         return alone if self.student is None else f"{alone}/{self.student.architecture_id}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramFacts:
+    """What is known of a written program.
+
+    Attributes:
+        planned_peak_bytes: planned memory, from its manifest; None if the target cannot train the size.
+        operators: that its runtime must have; empty if the program does not list them.
+        packings: what of the plan differs between processors.
+        chain: of a supernet's program, what its links take; the plan is then that of the largest path.
+        program_bytes: of the program as it is sent; 0 is unknown.
+        problem: why the target cannot train the size.
+    """
+
+    planned_peak_bytes: int | None
+    operators: tuple[str, ...] = ()
+    packings: tuple[Packing, ...] = ()
+    chain: Chain | None = None
+    program_bytes: int = 0
+    problem: str = ""
+
+    @classmethod
+    def of(cls, manifest: ProgramManifest, program_bytes: int) -> "ProgramFacts":
+        """The facts in a program's manifest, and its size."""
+        return cls(
+            planned_peak_bytes=manifest.planned_peak_bytes,
+            operators=manifest.operators,
+            packings=manifest.memory.packings,
+            chain=manifest.chain,
+            program_bytes=program_bytes,
+        )
+
+    @classmethod
+    def untrainable(cls, problem: str) -> "ProgramFacts":
+        """The facts of a size that its target cannot train."""
+        return cls(planned_peak_bytes=None, problem=problem)
+
+    def planned_for(self, width: PackingWidth | None) -> "ProgramFacts":
+        """The facts with the memory that is planned on a device with this packing width; None is the usual one."""
+        if self.planned_peak_bytes is None or not self.packings:
+            return self
+        return replace(self, planned_peak_bytes=planned_for(self.planned_peak_bytes, self.packings, width), packings=())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenProgram:
+    """A program that was written, or could not be.
+
+    Attributes:
+        program: identifies it; with a student, its plan is of both networks.
+        facts: what is known of it.
+        turn: the round attempt in which it was written; it can be given from the next one on.
+    """
+
+    program: SizedProgram
+    facts: ProgramFacts
+    turn: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

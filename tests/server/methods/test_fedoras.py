@@ -14,7 +14,7 @@ from subfleet.elastic.cost import Costs
 from subfleet.elastic.families.records.choices import ChoiceCnn
 from subfleet.elastic.network import Network
 from subfleet.elastic.paths import path_architecture
-from subfleet.methods.assigner import Assignment, Unfit, WrittenSize
+from subfleet.methods.assigner import Assignment, WrittenSize
 from subfleet.methods.fedoras import FedorAS
 from subfleet.methods.subspacing import drawn_tier, supernet_tiers
 from subfleet.protocol.chains import Chain, Link, LinkOperator
@@ -22,6 +22,8 @@ from subfleet.protocol.paths import OperatorExamples
 from subfleet.protocol.submodel import Architecture
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.state import Trained
+from subfleet.search.fitting import Obstacle
+from subfleet.search.queue import ProgramFacts
 from subfleet.search.tiers import tier_for
 from subfleet.settings.samples import DataSettings
 from subfleet.testing.rounds import Client, ask, change_of, client_of, context_with, first_state
@@ -198,11 +200,11 @@ def test_an_operator_that_no_path_within_the_multiplications_has_is_not_sent() -
 def test_a_device_that_cannot_load_the_supernets_program_is_not_given_it_again() -> None:
     asked = ask(CONTEXT, "ada")
     (whole,) = asked.candidates
-    written = WrittenSize(size=whole.architecture, planned_peak_bytes=1, chain=chain_of(NETWORK))
+    written = WrittenSize(size=whole.architecture, facts=ProgramFacts(planned_peak_bytes=1, chain=chain_of(NETWORK)))
     told = replace(asked, written={whole.architecture.architecture_id: written})
     assert CONTEXT.roles.assigner.assign(told).candidate is not None
     refused = CONTEXT.roles.assigner.assign(
-        replace(told, refused={whole.architecture.architecture_id: Unfit(limit="runtime", why="it lacks Erf")})
+        replace(told, refused={whole.architecture.architecture_id: Obstacle(limit="runtime", why="it lacks Erf")})
     )
     assert (refused.candidate, refused.reason) == (None, "the supernet was refused by the device: it lacks Erf")
 

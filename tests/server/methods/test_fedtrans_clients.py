@@ -21,7 +21,7 @@ from subfleet.methods.run_networks import BeginContext, StandingContext
 from subfleet.methods.sizes import whole_depth
 from subfleet.protocol.submodel import Architecture
 from subfleet.rounds.coordinator import step
-from subfleet.search.queue import RequestedProgram, SizedProgram
+from subfleet.search.queue import ProgramFacts, RequestedProgram, SizedProgram
 from subfleet.testing.rounds import ask
 
 # --- who draws what ---------------------------------------------------------------------------------------------------
@@ -41,7 +41,10 @@ def question(name: str, number: int, *, written: tuple[str, ...]) -> AssignmentC
         asked,
         networks={one.network.id: one.network for one in declared},
         candidates=tuple(candidate for one in declared for candidate in one.candidates),
-        written={sizes[name].architecture_id: WrittenSize(size=sizes[name], planned_peak_bytes=0) for name in written},
+        written={
+            sizes[name].architecture_id: WrittenSize(size=sizes[name], facts=ProgramFacts(planned_peak_bytes=0))
+            for name in written
+        },
     )
 
 

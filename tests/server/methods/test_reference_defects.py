@@ -43,6 +43,7 @@ from subfleet.methods.techniques import NormPolicy, Techniques
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture, Roll
 from subfleet.rounds.context import RunContext
+from subfleet.search.queue import ProgramFacts
 from subfleet.testing.rounds import (
     MODEL,
     SEED,
@@ -114,7 +115,8 @@ def test_no_method_ever_gives_a_size_that_is_over_a_budget(name: str, data: st.D
     excess = st.sampled_from([0, 1, 10**6])
     written = {
         one.architecture.architecture_id: WrittenSize(
-            size=one.architecture, planned_peak_bytes=one.training_memory_bytes["onnx"] + data.draw(excess)
+            size=one.architecture,
+            facts=ProgramFacts(planned_peak_bytes=one.training_memory_bytes["onnx"] + data.draw(excess)),
         )
         for one in some
     }
@@ -132,7 +134,7 @@ def test_no_method_ever_gives_a_size_that_is_over_a_budget(name: str, data: st.D
     size = context.estimate(found.architecture)
     known = written.get(found.architecture.architecture_id)
     assert size.training_memory_bytes["onnx"] <= budget.memory_bytes
-    assert known is None or known.planned_peak_bytes <= budget.memory_bytes
+    assert known is None or (known.facts.planned_peak_bytes or 0) <= budget.memory_bytes
     assert size.weight_bytes == 4 * context.network.parameter_count(found.architecture)
     assert budget.downlink_bytes is None or size.weight_bytes <= budget.downlink_bytes
     assert budget.uplink_bytes is None or sent_bytes(context, found.architecture, budget) <= budget.uplink_bytes

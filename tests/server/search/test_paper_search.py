@@ -19,7 +19,8 @@ from server.search.search_cases import (
 
 from subfleet.elastic.spaces import search_space, uniform_space
 from subfleet.protocol.errors import ConfigError
-from subfleet.search.candidates import ordered, why_not
+from subfleet.search.candidates import ordered
+from subfleet.search.fitting import fits
 from subfleet.search.listed import ListedSearch, exhaustive_search
 from subfleet.search.paper import PaperSettings
 from subfleet.search.query import FoundSize, Search
@@ -73,7 +74,7 @@ def test_the_largest_of_the_pool_is_the_one_with_most_parameters() -> None:
     )
     for query in queries(50):
         fit = search.best(query)
-        held = [one.parameters for one in search.known if not why_not(one, "onnx", query.limits)]
+        held = [one.parameters for one in search.known if fits(one, "onnx", query.limits)]
         assert (fit.candidate.parameters if fit else None) == (max(held) if held else None)
 
 
@@ -102,7 +103,7 @@ def test_uniform_ratios_reproduce_heterofl_exactly() -> None:
     ]
     candidates = ordered([estimate(architecture) for architecture in listed])
     for query in queries(200):
-        wanted = next((one for one in reversed(candidates) if not why_not(one, "onnx", query.limits)), None)
+        wanted = next((one for one in reversed(candidates) if fits(one, "onnx", query.limits)), None)
         for search in searches:
             fit = search.best(query)
             assert (fit.candidate.architecture.architecture_id if fit else None) == (

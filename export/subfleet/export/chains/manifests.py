@@ -1,31 +1,153 @@
-"""What the manifest of a chain says: its links, its programs, and the values of all of them together."""
+"""The memory that a chain takes on a device, told link by link: see `subfleet.protocol.chains`.
 
-from collections.abc import Iterable, Mapping
+    whatever is drawn    the runtime, what the manifest says, and one batch
+    of each piece        the runtime's objects for its programs, and these programs
+    of each operator     its weights and states, once: an update gives new ones in the place of the old
+    of a path            what each link reads, until its gradient is told, and the gradients of all parameters
+    at any moment        one program: all share the runtime's memory for a program's own tensors
+
+While a program on the way back runs, links behind it keep what they read no more; so what a program reads and gives
+counts as far as it is more than that.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from types import MappingProxyType
 
-from subfleet.export.chains.cutting import LinkModule, OperatorModule
-from subfleet.export.chains.planning import (
-    LinkBytes,
-    base_bytes,
-    memory_of,
-    peak_bytes,
-    reading_bytes,
-    runtime_bytes,
-    with_gaps,
-)
+from subfleet.export.chains.link_values import chain_evaluation, chain_training, of_role
+from subfleet.export.chains.pieces import LinkModule, OperatorModule
 from subfleet.export.chains.supernets import Cut
-from subfleet.export.chains.values import chain_evaluation, chain_training, of_role
 from subfleet.export.chains.writing import WrittenStep
-from subfleet.export.memory.values import value_bytes
+from subfleet.export.memory import executorch_plan, onnx_plan
+from subfleet.export.memory.step_bytes import value_bytes
 from subfleet.export.requests import ProgramRequest, TrainRequest
+from subfleet.export.steps import Step
+from subfleet.export.targets import torch as torch_target
 from subfleet.export.versions import tool_versions
 from subfleet.protocol.chains import Chain, Link, LinkOperator, name_program
 from subfleet.protocol.errors import ExportError
+from subfleet.protocol.memory_plan import MemoryPlan, Packing
 from subfleet.protocol.programs import PieceProgram, ProgramManifest, ValueInfo
 from subfleet.protocol.schema import canonical_json
 
-__all__ = ["manifest_of"]
+__all__ = [
+    "LinkBytes",
+    "add_gaps",
+    "base_bytes",
+    "manifest_of",
+    "memory_of",
+    "peak_bytes",
+    "reading_bytes",
+    "runtime_bytes",
+]
+
+_BASE_BYTES: Mapping[str, int] = MappingProxyType(
+    {
+        "onnx": onnx_plan.FIRST_SESSION_BYTES + onnx_plan.TRAINING_BYTES,
+        "executorch": executorch_plan.BASE_BYTES,
+        "torch": torch_target.BASE_BYTES,
+    }
+)
+
+
+_READ_BYTES = 4.5
+"""For each byte of a manifest: its text, its objects, and what reading it leaves behind. Measured: 4.0 to 5.0."""
+_CHAINED_BYTES = 2_500_000
+"""What chaining takes beside: the file as it was read, draws, and the values of each program. Measured: 2 to 4 MB."""
+
+
+_GAPS = 1.12
+"""Features and gradients of links are blocks of the C library's heap, which fits other ones into what becomes free.
+Measured: 1.00 (CNN-S) to 1.11 (CNN-L), and more with ExecuTorch, whose own tensors are there, too."""
+
+
+def reading_bytes(manifest_bytes: int) -> int:
+    """What a device takes to read a manifest of this length, and to chain what it says."""
+    return _CHAINED_BYTES + round(_READ_BYTES * manifest_bytes)
+
+
+def add_gaps(size_bytes: int) -> int:
+    """What blocks of so many bytes in all take, where others of other sizes come and go between them."""
+    return round(_GAPS * size_bytes)
+
+
+def base_bytes(target: str) -> int:
+    """What a device takes whatever the program."""
+    return _BASE_BYTES[target]
+
+
+def runtime_bytes(target: str, written: Sequence[WrittenStep]) -> int:
+    """What the runtime takes for a piece's programs."""
+    return sum(step.program.memory.runtime_bytes - _BASE_BYTES[target] for step in written)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkBytes:
+    """What lies around a link.
+
+    Attributes:
+        trains: whether anything is kept for the way back.
+        later_links: that links behind it keep at least of what they read.
+        all_links: that all links do.
+        summed: whether gradients are summed over micro-batches.
+    """
+
+    trains: bool
+    later_links: int
+    all_links: int
+    summed: bool
+
+
+def peak_bytes(written: Mapping[str, WrittenStep], around: LinkBytes) -> int:
+    """The most that one program of a link takes beside what its path keeps."""
+    return max((_program_bytes(kind, step, around) for kind, step in written.items()), default=0)
+
+
+def _program_bytes(kind: str, step: WrittenStep, around: LinkBytes) -> int:
+    memory, passing = step.program.memory, _transient_values(step.step, around)
+    no_more = around.all_links if kind == "update" else around.later_links
+    return memory.activation_bytes + memory.workspace_bytes + max(value_bytes(passing) - no_more, 0)
+
+
+def _transient_values(step: Step, around: LinkBytes) -> list[ValueInfo]:
+    """What is there only as long as a program runs."""
+    if not around.trains:
+        return [*(value for value in step.inputs if value.role == "features"), *step.outputs]
+    # What a link reads is kept, what it gives the next one keeps; so are gradients, where they are not added to others.
+    kept_roles = {"features"} if around.summed else {"features", "gradient"}
+    back = (value for value in step.inputs if value.role == "features_gradient")
+    return [*back, *(value for value in step.outputs if value.role not in kept_roles)]
+
+
+def memory_of(chain: Chain, batch: Sequence[ValueInfo], packings: Sequence[Packing]) -> MemoryPlan:
+    """The plan of the largest path with all operators held; its peak is what `ChainRoom.largest_peak_bytes` tells."""
+    operators = [operator for link in chain.links for operator in link.operators]
+    weights, states = (
+        sum(operator.weight_bytes for operator in operators),
+        sum(operator.state_bytes for operator in operators),
+    )
+    room = chain.room(chain.links)
+    fed_bytes, peak = value_bytes(batch), max(operator.peak_bytes for operator in operators)
+    kept_bytes = room.largest_peak_bytes - room.held_bytes - peak
+    return MemoryPlan(
+        weights_bytes=weights,
+        optimiser_bytes=states,
+        fed_bytes=fed_bytes,
+        activation_bytes=kept_bytes,
+        workspace_bytes=peak,
+        runtime_bytes=room.held_bytes - weights - states - fed_bytes,
+        packings=_merge_packings(packings),
+    )
+
+
+def _merge_packings(packings: Sequence[Packing]) -> tuple[Packing, ...]:
+    more: dict[int, Packing] = {}
+    for packing in packings:
+        before = more[packing.width].more_bytes if packing.width in more else 0
+        more[packing.width] = Packing(width=packing.width, more_bytes=before + packing.more_bytes)
+    return tuple(more.values())
+
 
 _Steps = Mapping[str, WrittenStep]
 """A piece's programs, by the name of the step."""
@@ -42,17 +164,17 @@ def manifest_of(cut: Cut, written: Mapping[str, _Steps], request: ProgramRequest
     Raises:
         ExportError: the target can run no operator of a choice.
     """
-    chain = _Chaining(cut=cut, written=written, request=request).chain()
+    chain = _ChainBuilder(cut=cut, written=written, request=request).chain()
     # A manifest is read as a whole, and tells thousands of values.
     read_bytes = reading_bytes(len(canonical_json(_manifest(cut, written, request, chain))))
     return _manifest(cut, written, request, replace(chain, fixed_bytes=chain.fixed_bytes + read_bytes))
 
 
 def _manifest(cut: Cut, written: Mapping[str, _Steps], request: ProgramRequest, chain: Chain) -> ProgramManifest:
-    programs = {name_program(piece, kind): one for piece, steps in written.items() for kind, one in steps.items()}
+    programs = {name_program(piece, kind): step for piece, steps in written.items() for kind, step in steps.items()}
     inputs, outputs = _values(cut, request)
     fixed = [link.operators[0].needs for link in chain.links if not link.open]
-    packings = [packing for one in programs.values() for packing in one.program.memory.packings]
+    packings = [packing for step in programs.values() for packing in step.program.memory.packings]
     return ProgramManifest(
         program_id=request.program_id,
         target=request.target,
@@ -61,12 +183,13 @@ def _manifest(cut: Cut, written: Mapping[str, _Steps], request: ProgramRequest, 
         inputs=inputs,
         outputs=outputs,
         memory=memory_of(chain, _batch(inputs), packings),
-        max_abs_diff=max(one.max_abs_diff for one in programs.values()),
+        max_abs_diff=max(step.max_abs_diff for step in programs.values()),
         versions=tool_versions(request.target),
         operators=tuple(sorted({name for needs in fixed for name in needs})),
         chain=chain,
         pieces=tuple(
-            PieceProgram(name=name, inputs=one.step.inputs, outputs=one.step.outputs) for name, one in programs.items()
+            PieceProgram(name=name, inputs=step.step.inputs, outputs=step.step.outputs)
+            for name, step in programs.items()
         ),
     )
 
@@ -76,10 +199,10 @@ def _values(cut: Cut, request: ProgramRequest) -> tuple[tuple[ValueInfo, ...], t
     if not isinstance(request, TrainRequest):
         return chain_evaluation(cut.module, cut.sample, cut.pieces.gives, request.objective)
     parts = [
-        ".".join(filter(None, (link.name, one.name)))
+        ".".join(filter(None, (link.name, operator.name)))
         for link in cut.links
-        for one in link.operators
-        if next(one.module.parameters(), None) is not None
+        for operator in link.operators
+        if next(operator.module.parameters(), None) is not None
     ]
     return chain_training(cut.module, cut.sample, cut.pieces.gives, parts, request.objective, request.optimiser)
 
@@ -89,7 +212,7 @@ def _batch(inputs: Iterable[ValueInfo]) -> tuple[ValueInfo, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Chaining:
+class _ChainBuilder:
     """Tells what the links of a supernet are to a device."""
 
     cut: Cut
@@ -98,42 +221,44 @@ class _Chaining:
 
     def chain(self) -> Chain:
         least = [
-            self._read_bytes(place) if self._always_reads(link) else 0 for place, link in enumerate(self.cut.links)
+            self._read_bytes(index) if self._always_reads(link) else 0 for index, link in enumerate(self.cut.links)
         ]
         later = [*accumulate(reversed(least), initial=0)][-2::-1]
         links = []
-        for place, link in enumerate(self.cut.links):
+        for index, link in enumerate(self.cut.links):
             around = LinkBytes(
                 trains=self._trains,
-                later=later[place],
-                all=sum(least),
+                later_links=later[index],
+                all_links=sum(least),
                 summed=isinstance(self.request, TrainRequest) and self.request.accumulate,
             )
-            links.append(self._link(link, self._read_bytes(place), around))
+            links.append(self._link(link, self._read_bytes(index), around))
         target, (inputs, _) = self.request.target, _values(self.cut, self.request)
         return Chain(
             links=tuple(links),
             fixed_bytes=base_bytes(target) + value_bytes(_batch(inputs)),
-            runtime_bytes=tuple((name, runtime_bytes(target, [*one.values()])) for name, one in self.written.items()),
+            runtime_bytes=tuple(
+                (name, runtime_bytes(target, [*steps.values()])) for name, steps in self.written.items()
+            ),
         )
 
     @property
     def _trains(self) -> bool:
         return isinstance(self.request, TrainRequest)
 
-    def _read_bytes(self, place: int) -> int:
+    def _read_bytes(self, index: int) -> int:
         """Of what a link keeps for the way back."""
-        return value_bytes([self.cut.pieces.reads[place]]) if self._trains else 0
+        return value_bytes([self.cut.pieces.reads[index]]) if self._trains else 0
 
     def _always_reads(self, link: LinkModule) -> bool:
-        return all(self.cut.pieces.names[link.name, one.name] for one in link.operators)
+        return all(self.cut.pieces.names[link.name, operator.name] for operator in link.operators)
 
     def _link(self, link: LinkModule, read_bytes: int, around: LinkBytes) -> Link:
-        names = {one.name: self.cut.pieces.names[link.name, one.name] for one in link.operators}
+        names = {operator.name: self.cut.pieces.names[link.name, operator.name] for operator in link.operators}
         operators = tuple(
-            self._operator(one, names[one.name], read_bytes, around)
-            for one in link.operators
-            if not names[one.name] or names[one.name] in self.written
+            self._operator(operator, names[operator.name], read_bytes, around)
+            for operator in link.operators
+            if not names[operator.name] or names[operator.name] in self.written
         )
         if not operators:
             raise ExportError(
@@ -151,15 +276,15 @@ class _Chaining:
             prefix=operator.prefix,
             weight_bytes=sum(part.nbytes for part in (*parameters, *operator.module.buffers())),
             state_bytes=value_bytes(states),
-            kept_bytes=with_gaps((read_bytes if piece else 0) + gradient_bytes),
-            peak_bytes=with_gaps(peak_bytes(steps, around)),
+            kept_bytes=add_gaps((read_bytes if piece else 0) + gradient_bytes),
+            peak_bytes=add_gaps(peak_bytes(steps, around)),
             forward_macs=self._macs(operator),
-            needs=tuple(sorted({name for one in steps.values() for name in one.program.operators})),
+            needs=tuple(sorted({name for step in steps.values() for name in step.program.operators})),
         )
 
     def _macs(self, operator: OperatorModule) -> int:
-        found = 0
+        macs = 0
         for name, part in operator.module.named_parameters():
             decl = self.cut.network.tensors[f"{operator.prefix}{name}"]
-            found += part.numel() * decl.positions if decl.role in ("weight", "residual") else 0
-        return found
+            macs += part.numel() * decl.positions if decl.role in ("weight", "residual") else 0
+        return macs

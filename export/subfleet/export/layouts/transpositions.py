@@ -1,12 +1,14 @@
-"""Leave out transpositions: each tensor stays in whatever order it was made, until an operator needs another.
+"""Shapes under a permutation: which reshapes of a permuted tensor need no copy.
 
-Lowerings may then write every step in the order that suits it, such as channels last around a convolution, and between
-two of them nothing is moved. Elementwise operators, reductions, slices, padding and products take tensors as they lie.
+A tensor is held in some order of its dimensions: `order[i]` is the logical dimension that lies at place `i`. Dimensions
+of size 1 may lie anywhere.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -14,16 +16,100 @@ from torch import Tensor, fx
 from torch.fx._lazy_graph_module import _LazyGraphModule  # code that nothing runs is not written
 
 from subfleet.export.canonical.cleaning import drop_dead_code
-from subfleet.export.layouts.reshaping import broadcast_order, held_shape, inverse
-from subfleet.export.nodes import argument, called, shape_of
+from subfleet.export.nodes import append_call, argument, shape_of
 
-__all__ = ["Held", "Rewriting", "Rule", "as_written", "without_transpositions"]
+__all__ = [
+    "GraphRewriter",
+    "HeldTensor",
+    "Rule",
+    "held_shape",
+    "inverse",
+    "remove_transpositions",
+    "reshape_order",
+    "rewrite_plain",
+    "same_memory",
+]
+
+
+def inverse(order: Sequence[int]) -> tuple[int, ...]:
+    """Where each logical dimension lies."""
+    positions = [0] * len(order)
+    for position, dim in enumerate(order):
+        positions[dim] = position
+    return tuple(positions)
+
+
+def held_shape(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
+    """The shape in memory of a tensor with a logical shape."""
+    return tuple(shape[dim] for dim in order)
+
+
+def same_memory(shape: Sequence[int], order: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether a tensor held in `order` is, as memory, also one held in `other`: sizes of 1 set aside."""
+    return [dim for dim in order if shape[dim] != 1] == [dim for dim in other if shape[dim] != 1]
+
+
+def _segments(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+    """Cut both shapes into the shortest runs of dimensions, one after the other, with equal products."""
+    runs: list[tuple[list[int], list[int]]] = []
+    at_old = at_new = 0
+    while at_old < len(old) or at_new < len(new):
+        before, after = [], []
+        left, right = 1, 1
+        if at_old < len(old):
+            before.append(at_old)
+            left = old[at_old]
+            at_old += 1
+        if at_new < len(new):
+            after.append(at_new)
+            right = new[at_new]
+            at_new += 1
+        while left != right:
+            if left < right:
+                before.append(at_old)
+                left *= old[at_old]
+                at_old += 1
+            else:
+                after.append(at_new)
+                right *= new[at_new]
+                at_new += 1
+        runs.append((before, after))
+    return runs
+
+
+def reshape_order(old: Sequence[int], order: Sequence[int], new: Sequence[int]) -> tuple[int, ...] | None:
+    """The order in which the reshaped tensor is held, if the memory can stay as it is; else None.
+
+    Args:
+        old: logical shape before.
+        order: in which it is held.
+        new: logical shape after.
+    """
+    if math.prod(old) == 0:
+        return None
+    parts: list[tuple[int, list[int]]] = []
+    positions = inverse(order)
+    # A run of several dimensions can be cut anew only where they lie side by side and in order.
+    solid = [dim for dim in order if old[dim] != 1]
+    ranks = {dim: rank for rank, dim in enumerate(solid)}
+    ones: list[int] = []
+    for before, after in _segments(old, new):
+        dims = [dim for dim in before if old[dim] != 1]
+        if not dims:
+            ones.extend(after)
+            continue
+        if any(ranks[b] != ranks[a] + 1 for a, b in pairwise(dims)):
+            return None
+        parts.append((positions[dims[0]], after))
+    parts.sort()
+    return (*ones, *(dim for _, after in parts for dim in after))
+
 
 aten = torch.ops.aten
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
+class HeldTensor:
     """A tensor of the old graph as the new graph has it.
 
     Attributes:
@@ -40,7 +126,7 @@ class Held:
     def own_shape(self) -> tuple[int, ...]:
         """The node's shape in the logical order, with 1 where the tensor is expanded."""
         held = self.node.meta["val"].shape
-        return tuple(int(held[place]) for place in inverse(self.order))
+        return tuple(int(held[index]) for index in inverse(self.order))
 
     @property
     def plain(self) -> bool:
@@ -48,28 +134,28 @@ class Held:
         return self.order == tuple(range(len(self.order)))
 
 
-def _viewed(node: fx.Node) -> fx.Node:
+def _view_source(node: fx.Node) -> fx.Node:
     """What a view is a view of; any other node itself."""
     while node.op == "call_function" and node.target is aten.view.default:
         node = argument(node, 0)
     return node
 
 
-class Rewriting:
+class GraphRewriter:
     """The new graph in the making."""
 
     def __init__(self, mode: Any) -> None:
         self.graph = fx.Graph()
         self._mode = mode
-        self._held: dict[fx.Node, Held] = {}
+        self._held: dict[fx.Node, HeldTensor] = {}
         self._copies: dict[tuple[Any, ...], fx.Node] = {}
         self._fakes: dict[tuple[tuple[int, ...], torch.dtype], Tensor] = {}
 
-    def held(self, node: fx.Node) -> Held:
+    def tensor_of(self, node: fx.Node) -> HeldTensor:
         """How the new graph has a tensor of the old one."""
         return self._held[node]
 
-    def keep(self, old: fx.Node, new: Held) -> None:
+    def bind(self, old: fx.Node, new: HeldTensor) -> None:
         """Say how the new graph has a tensor of the old one."""
         self._held[old] = new
 
@@ -77,7 +163,7 @@ class Rewriting:
         self, target: Any, arguments: tuple[Any, ...], shape: Sequence[int], result: torch.dtype, **options: Any
     ) -> fx.Node:
         """Append a node whose result has a shape and a type."""
-        node = called(self.graph, target, arguments, options)
+        node = append_call(self.graph, target, arguments, options)
         key = (tuple(shape), result)
         if key not in self._fakes:
             with self._mode:
@@ -87,7 +173,7 @@ class Rewriting:
 
     def view(self, node: fx.Node, shape: Sequence[int]) -> fx.Node:
         """The same memory under another shape; a view of a view is one of what that one views."""
-        node = _viewed(node)
+        node = _view_source(node)
         value: Tensor = node.meta["val"]
         if tuple(value.shape) == tuple(shape):
             return node
@@ -96,7 +182,7 @@ class Rewriting:
             self._copies[key] = self.add(aten.view.default, (node, list(shape)), shape, value.dtype)
         return self._copies[key]
 
-    def permuted(self, node: fx.Node, dims: Sequence[int]) -> fx.Node:
+    def permute(self, node: fx.Node, dims: Sequence[int]) -> fx.Node:
         """A copy with its dimensions in another order; made once for all who need it."""
         value: Tensor = node.meta["val"]
         key = (node, "permute", tuple(dims))
@@ -105,17 +191,17 @@ class Rewriting:
             self._copies[key] = self.add(aten.permute.default, (node, list(dims)), shape, value.dtype)
         return self._copies[key]
 
-    def in_order(self, held: Held, wanted: Sequence[int]) -> fx.Node:
+    def in_order(self, held: HeldTensor, order: Sequence[int]) -> fx.Node:
         """A tensor held in an order; expanded dimensions stay 1."""
-        if tuple(wanted) == held.order:
+        if tuple(order) == held.order:
             return held.node
         own = held.own_shape
-        if broadcast_order(own, held.order, wanted):
-            return self.view(held.node, held_shape(own, wanted))
-        places = inverse(held.order)
-        return self.permuted(held.node, [places[dim] for dim in wanted])
+        if same_memory(own, held.order, order):
+            return self.view(held.node, held_shape(own, order))
+        inverse_order = inverse(held.order)
+        return self.permute(held.node, [inverse_order[dim] for dim in order])
 
-    def whole(self, held: Held) -> Held:
+    def expand(self, held: HeldTensor) -> HeldTensor:
         """The tensor with nothing left expanded."""
         if held.own_shape == held.shape:
             return held
@@ -124,20 +210,20 @@ class Rewriting:
         key = (held.node, "expand", shape)
         if key not in self._copies:
             self._copies[key] = self.add(aten.expand.default, (held.node, list(shape)), shape, dtype)
-        return Held(node=self._copies[key], shape=held.shape, order=held.order)
+        return HeldTensor(node=self._copies[key], shape=held.shape, order=held.order)
 
-    def plain(self, held: Held) -> fx.Node:
+    def plain(self, held: HeldTensor) -> fx.Node:
         """The tensor as its logical shape says."""
-        whole = self.whole(held)
+        whole = self.expand(held)
         return self.in_order(whole, range(len(whole.shape)))
 
-    def logical(self, old: fx.Node, node: fx.Node) -> None:
+    def bind_plain(self, old: fx.Node, node: fx.Node) -> None:
         """Keep a node that is held as the old one's shape says."""
         shape = shape_of(node)
-        self.keep(old, Held(node=node, shape=shape, order=tuple(range(len(shape)))))
+        self.bind(old, HeldTensor(node=node, shape=shape, order=tuple(range(len(shape)))))
 
 
-Rule = Callable[[Rewriting, fx.Node], None]
+Rule = Callable[[GraphRewriter, fx.Node], None]
 
 
 def _operator(node: fx.Node) -> Callable[..., Any]:
@@ -145,37 +231,37 @@ def _operator(node: fx.Node) -> Callable[..., Any]:
     return target  # type: ignore[no-any-return]
 
 
-def as_written(rewriting: Rewriting, node: fx.Node) -> None:
+def rewrite_plain(rewriting: GraphRewriter, node: fx.Node) -> None:
     """An operator that takes its tensors as their shapes say."""
-    arguments = fx.map_arg((node.args, node.kwargs), lambda argument: rewriting.plain(rewriting.held(argument)))
+    arguments = fx.map_arg((node.args, node.kwargs), lambda argument: rewriting.plain(rewriting.tensor_of(argument)))
     new = rewriting.graph.call_function(_operator(node), *arguments)
     new.meta["val"] = node.meta["val"]
     if isinstance(node.meta["val"], Tensor):
-        rewriting.logical(node, new)
+        rewriting.bind_plain(node, new)
     else:
-        rewriting.keep(node, Held(node=new, shape=(), order=()))
+        rewriting.bind(node, HeldTensor(node=new, shape=(), order=()))
 
 
-def _item(rewriting: Rewriting, node: fx.Node) -> None:
-    source, place = argument(node, 0), argument(node, 1)
-    new = rewriting.graph.call_function(_operator(node), (rewriting.held(source).node, place))
+def _item(rewriting: GraphRewriter, node: fx.Node) -> None:
+    source, index = argument(node, 0), argument(node, 1)
+    new = rewriting.graph.call_function(_operator(node), (rewriting.tensor_of(source).node, index))
     new.meta["val"] = node.meta["val"]
-    rewriting.logical(node, new)
+    rewriting.bind_plain(node, new)
 
 
-def _results(rewriting: Rewriting, results: Sequence[fx.Node]) -> tuple[fx.Node, ...]:
+def _results(rewriting: GraphRewriter, results: Sequence[fx.Node]) -> tuple[fx.Node, ...]:
     """The graph's results as their shapes say, each with memory of its own: no input, and none twice."""
-    found: list[fx.Node] = []
+    results_found: list[fx.Node] = []
     for result in results:
-        node = rewriting.plain(rewriting.held(result))
-        if _viewed(node).op == "placeholder" or _viewed(node) in map(_viewed, found):
+        node = rewriting.plain(rewriting.tensor_of(result))
+        if _view_source(node).op == "placeholder" or _view_source(node) in map(_view_source, results_found):
             value: Tensor = node.meta["val"]
             node = rewriting.add(aten.clone.default, (node,), value.shape, value.dtype)
-        found.append(node)
-    return tuple(found)
+        results_found.append(node)
+    return tuple(results_found)
 
 
-def without_transpositions(graph: fx.GraphModule, rules: Mapping[Any, Rule]) -> fx.GraphModule:
+def remove_transpositions(graph: fx.GraphModule, rules: Mapping[Any, Rule]) -> fx.GraphModule:
     """A graph that computes the same with fewer transpositions.
 
     Args:
@@ -185,13 +271,13 @@ def without_transpositions(graph: fx.GraphModule, rules: Mapping[Any, Rule]) -> 
     Returns:
         The new graph, with the same inputs and outputs.
     """
-    places = [node for node in graph.graph.nodes if node.op == "placeholder"]
-    mode = places[0].meta["val"].fake_mode
-    rewriting = Rewriting(mode)
+    inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    mode = inputs[0].meta["val"].fake_mode
+    rewriting = GraphRewriter(mode)
     for node in graph.graph.nodes:
         if node.op == "call_function":
             is_item = _operator(node).__module__ == "_operator"
-            rule = _item if is_item else rules.get(node.target, as_written)
+            rule = _item if is_item else rules.get(node.target, rewrite_plain)
             rule(rewriting, node)
         elif node.op == "output":
             rewriting.graph.output(_results(rewriting, node.args[0]))
@@ -199,7 +285,7 @@ def without_transpositions(graph: fx.GraphModule, rules: Mapping[Any, Rule]) -> 
             new = rewriting.graph.node_copy(node)
             if node.op == "get_attr" and "val" not in new.meta:
                 new.meta["val"] = mode.from_tensor(getattr(graph, str(node.target)))
-            rewriting.logical(node, new)
+            rewriting.bind_plain(node, new)
     new_module = _LazyGraphModule(graph, rewriting.graph)
     drop_dead_code(new_module)
     return new_module

@@ -1,0 +1,143 @@
+"""The values of a chain's programs, and of the whole chain as a training or evaluation program has them."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from torch import nn
+
+from subfleet.export.steps.layout import label_of, mask_of, scalar, weights_of
+from subfleet.export.steps.optimisers import OPTIMISERS
+from subfleet.protocol.programs import Role, ValueInfo
+from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
+
+__all__ = [
+    "LinkValues",
+    "chain_evaluation",
+    "chain_training",
+    "metric_values",
+    "of_role",
+    "update_inputs",
+    "update_outputs",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkValues:
+    """What a module that computes a link reads and gives, and its weights.
+
+    Attributes:
+        reads: of role "input" in the first link, else "features".
+        gives: features, or logits in the last link.
+        weights: parameters and buffers.
+    """
+
+    reads: ValueInfo
+    gives: ValueInfo
+    weights: tuple[ValueInfo, ...]
+
+    @property
+    def mask(self) -> ValueInfo:
+        """Which samples are real."""
+        return mask_of(self.reads.shape[0])
+
+    @property
+    def output_gradient(self) -> ValueInfo:
+        """The gradient that comes back by what the link gives."""
+        return replace(self.gives, name="given_gradient", role="features_gradient")
+
+    @property
+    def forward_outputs(self) -> tuple[ValueInfo, ...]:
+        """Of a forward program in training."""
+        return (self.gives, *self._new_buffers)
+
+    @property
+    def gradients(self) -> tuple[ValueInfo, ...]:
+        """Of a backward program: by what the link reads, where a link is before it, and by each parameter."""
+        before = [replace(self.reads, name="read_gradient", role="features_gradient")]
+        own = (replace(value, name=f"gradient.{value.tensor}", role="gradient") for value in self.parameters)
+        return (*(before if self.reads.role == "features" else ()), *own)
+
+    def loss_outputs(self, objective: ObjectiveSettings) -> tuple[ValueInfo, ...]:
+        """Of the last link's program in training."""
+        return (*metric_values(objective), *self.gradients, *self._new_buffers)
+
+    @property
+    def parameters(self) -> tuple[ValueInfo, ...]:
+        """In the module's order."""
+        return of_role(self.weights, "parameter")
+
+    @property
+    def _new_buffers(self) -> tuple[ValueInfo, ...]:
+        return tuple(map(_new, of_role(self.weights, "buffer")))
+
+
+def of_role(values: Iterable[ValueInfo], role: Role) -> tuple[ValueInfo, ...]:
+    """Those of a role."""
+    return tuple(value for value in values if value.role == role)
+
+
+def metric_values(objective: ObjectiveSettings) -> tuple[ValueInfo, ...]:
+    """What is read after a training step."""
+    names: tuple[Role, ...] = ("loss", "correct", "count")
+    return tuple(scalar(name, name) for name in (*names, *(("squares",) if objective.squares else ())))
+
+
+def update_inputs(parameters: Sequence[ValueInfo], optimiser: OptimiserSettings) -> tuple[ValueInfo, ...]:
+    """Of the program that changes a piece's parameters."""
+    gradients = (replace(value, name=f"gradient.{value.tensor}", role="gradient") for value in parameters)
+    scalars = (scalar(kind, "optimiser_state") for kind in OPTIMISERS[optimiser.name].scalars(optimiser))
+    fed = (scalar("learning_rate", "learning_rate"), scalar("gradient_scale", "gradient_scale"))
+    return (*fed, *parameters, *gradients, *_states(parameters, optimiser), *scalars)
+
+
+def update_outputs(parameters: Sequence[ValueInfo], optimiser: OptimiserSettings) -> tuple[ValueInfo, ...]:
+    """Likewise."""
+    inputs = update_inputs(parameters, optimiser)
+    return tuple(_new(value) for value in inputs if value.role in ("parameter", "optimiser_state"))
+
+
+def chain_training(
+    module: nn.Module,
+    sample: ValueInfo,
+    logits: ValueInfo,
+    parts: Sequence[str],
+    objective: ObjectiveSettings,
+    optimiser: OptimiserSettings,
+) -> tuple[tuple[ValueInfo, ...], tuple[ValueInfo, ...]]:
+    """Inputs and outputs of a whole chain, as those of a program that sums gradients, which the device does here.
+
+    Args:
+        module: the supernet's.
+        sample: of a batch.
+        logits: of a batch.
+        parts: names of the parts that have parameters: each has scalar states of its own, as it steps when it is drawn.
+        objective: what is minimised.
+        optimiser: its settings.
+    """
+    weights = weights_of(module)
+    scalars = (
+        scalar(f"{kind}.{part}", "optimiser_state")
+        for kind in OPTIMISERS[optimiser.name].scalars(optimiser)
+        for part in parts
+    )
+    carried = (*weights, *_states(of_role(weights, "parameter"), optimiser), *scalars)
+    fed = (scalar(name, name) for name in ("learning_rate", "batch_weight", "apply"))
+    inputs = (sample, label_of(objective, logits.shape), mask_of(sample.shape[0]), *fed, *carried)
+    return inputs, (*metric_values(objective), *map(_new, carried))
+
+
+def chain_evaluation(
+    module: nn.Module, sample: ValueInfo, logits: ValueInfo, objective: ObjectiveSettings
+) -> tuple[tuple[ValueInfo, ...], tuple[ValueInfo, ...]]:
+    """Inputs and outputs of a whole chain, as those of an evaluation program."""
+    inputs = (sample, label_of(objective, logits.shape), mask_of(sample.shape[0]), *weights_of(module))
+    return inputs, (*metric_values(objective), replace(logits, name="logits", role="logits"))
+
+
+def _states(parameters: Sequence[ValueInfo], optimiser: OptimiserSettings) -> Iterator[ValueInfo]:
+    for kind in OPTIMISERS[optimiser.name].states(optimiser):
+        yield from (replace(value, name=f"{kind}.{value.tensor}", role="optimiser_state") for value in parameters)
+
+
+def _new(value: ValueInfo) -> ValueInfo:
+    return replace(value, name=f"new.{value.name}")

@@ -1,0 +1,178 @@
+"""What ExecuTorch and eager PyTorch make of a step: the kernels of its traced graph."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+
+import onnx
+import torch
+from torch import fx
+
+from subfleet.export.estimation.kernels import TracedProgram
+from subfleet.export.layouts import settle_layouts
+from subfleet.export.lowerings.winograd import FEWEST_CHANNELS
+from subfleet.export.memory.blocks import KernelCall
+from subfleet.export.memory.executorch_plan import BASE_BYTES, PROGRAM_COPIES
+from subfleet.export.memory.liveness import calls_of, size_bytes_of
+from subfleet.export.memory.onnx_arena import simulate_arena
+from subfleet.export.memory.onnx_plan import FIRST_SESSION_BYTES, TRAINING_BYTES, VALUE_BYTES, executed_calls
+from subfleet.export.memory.onnx_run import read_onnx
+from subfleet.export.nodes import argument, shape_of
+from subfleet.export.steps.step import Step
+from subfleet.export.targets import torch as eager
+from subfleet.export.targets.executorch import ExecutorchTarget
+from subfleet.export.targets.onnx import OnnxTarget, training_model
+from subfleet.export.targets.xnnpack.delegating import region_graph
+from subfleet.export.targets.xnnpack.operators import is_supported, product_by_transposed
+from subfleet.export.targets.xnnpack.preparing import prepare
+from subfleet.export.targets.xnnpack.reductions import LONGEST_PRODUCT
+from subfleet.export.targets.xnnpack.regions import DelegateRegion, split_regions
+from subfleet.export.tracing import inputs_of, results_of, trace
+from subfleet.protocol.memory_plan import USUAL_WIDTH
+
+__all__ = ["executorch_program", "onnx_program", "torch_program"]
+
+aten = torch.ops.aten
+_TURNS = frozenset({aten.permute.default, aten.transpose.int, aten.t.default})
+_PRODUCTS = frozenset({aten.mm.default, aten.bmm.default, product_by_transposed})
+_SUMS = frozenset({aten.sum.dim_IntList, aten.mean.dim})
+_PRODUCT_KINDS, _JOIN = ("BatchMatrixMultiply", "FullyConnected"), "Concatenate"
+_PRODUCT_BYTES, _NODE_BYTES, _PART_BYTES, _INSTRUCTION_BYTES = 2_700, 1_570, 760, 10_000
+"""Of the runtime's structures, and of all copies of the program: for a product of XNNPACK's, for another of its nodes,
+for each tensor that one joins, and for a kernel of the runtime's own."""
+_PLAIN_BYTES = 250_000
+"""Of the calls of a 3x3 convolution with too few channels for Winograd's algorithm. Measured: 130 to 255 kB."""
+_HOLES, _KEPT_BYTES = 1.08, 2**15
+"""What buffers take over the blocks that are in use at once, and what the first step keeps beside them."""
+
+
+def executorch_program(step: Step) -> TracedProgram:
+    """Trace the step for ExecuTorch.
+
+    What outlives a region of XNNPACK's lies in the program's own buffer, all else in XNNPACK's workspace.
+    """
+    graph = settle_layouts(trace(step, ExecutorchTarget.lowerings))
+    prepare(graph)
+    calls, given = list[KernelCall](), {node.name for node in inputs_of(graph)}
+    for number, part in enumerate(split_regions(graph.graph, is_supported)):
+        nodes = part.nodes if isinstance(part, DelegateRegion) else part
+        each_bytes = _bytes_in_region(part) if isinstance(part, DelegateRegion) else [_INSTRUCTION_BYTES] * len(nodes)
+        for call, node, object_bytes in zip(calls_of(nodes), nodes, each_bytes, strict=True):
+            read_as_held = node.target in _TURNS and call.inputs[0] in given  # such as a layer's transposed weight
+            shares, after_bytes, constant_bytes = call.shares or read_as_held, _packed_bytes(node), sum_bytes(node)
+            own = replace(
+                call, shares=shares, overwrites=_overwritable_inputs(node), part=number, after_bytes=after_bytes
+            )
+            calls.append(replace(own, object_bytes=object_bytes, constant_bytes=constant_bytes))
+    return TracedProgram(
+        calls=tuple(calls),
+        names=_names(graph, step),
+        base_bytes=BASE_BYTES + _KEPT_BYTES,
+        passing_factor=_HOLES,
+        unrolls=True,
+        narrow_bytes=_PLAIN_BYTES,
+        narrow_channels=FEWEST_CHANNELS,
+    )
+
+
+def torch_program(step: Step) -> TracedProgram:
+    """Trace the step for PyTorch, whose plan counts tensors alone."""
+    graph = trace(step, {})
+    nodes = [node for node in graph.graph.nodes if node.op == "call_function"]
+    return TracedProgram(
+        calls=tuple(
+            replace(call, object_bytes=eager.operator_bytes(node))
+            for call, node in zip(calls_of(nodes), nodes, strict=True)
+        ),
+        names=_names(graph, step),
+        base_bytes=eager.BASE_BYTES,
+        passing_factor=1 + eager.ACTIVATION_FRACTION,
+        held_factors={
+            "parameter": 1 + eager.PARAMETER_FRACTION / 2,  # read and given; the share is of one of them
+            "optimiser_state": 1 + eager.OPTIMISER_FRACTION,
+            "gradient": 1 + eager.OPTIMISER_FRACTION,
+        },
+    )
+
+
+def _overwritable_inputs(node: fx.Node) -> tuple[str, ...]:
+    """Inputs that nothing but a node reads, where it goes number by number."""
+    pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
+    return tuple(input_node.name for input_node in node.all_input_nodes if pointwise and len(input_node.users) == 1)
+
+
+def _packed_bytes(node: fx.Node) -> tuple[int, ...]:
+    """Of a product's second factor, which is laid out anew where it was computed."""
+    factor = node.args[1] if node.target in _PRODUCTS else None
+    return (size_bytes_of(factor),) if isinstance(factor, fx.Node) and factor.op == "call_function" else ()
+
+
+def sum_bytes(node: fx.Node) -> int:
+    """Of a short sum over last dimensions, which is a product with a column of ones, in a stripe of the usual width."""
+    dims, count = argument(node, 1) if node.target in _SUMS else (), 1
+    sizes = shape_of(node.all_input_nodes[0]) if dims else ()
+    for index, size in reversed(list(enumerate(sizes))):
+        if size > 1 and index not in dims and index - len(sizes) not in dims:
+            break
+        count *= size
+    return 4 * USUAL_WIDTH * count if 1 < count <= LONGEST_PRODUCT else 0
+
+
+def _bytes_in_region(region: DelegateRegion) -> list[int]:
+    """Of each node: a fraction of what the region takes, by what its kind usually takes."""
+    usual_bytes = [
+        (_PRODUCT_BYTES if node.target in _PRODUCTS else _NODE_BYTES)
+        + _PART_BYTES * (len(node.all_input_nodes) if node.target is aten.cat.default else 0)
+        for node in region.nodes
+    ]
+    scale = _written_bytes(region) / sum(usual_bytes)
+    return [int(scale * usual) for usual in usual_bytes]
+
+
+def _written_bytes(region: DelegateRegion) -> int:
+    """Of the nodes that XNNPACK is given for a region, and of its constants."""
+    graph = region_graph(region)
+    kinds = Counter(kind for kind, _, _ in graph.calls())
+    joined = sum(int(kind.removeprefix(_JOIN)) * count for kind, count in kinds.items() if kind.startswith(_JOIN))
+    products = sum(kinds[kind] for kind in _PRODUCT_KINDS)
+    constant_bytes = PROGRAM_COPIES * sum(map(len, graph.stored.values()))
+    nodes_bytes = _NODE_BYTES * (sum(kinds.values()) - products) + _PRODUCT_BYTES * products
+    return nodes_bytes + _PART_BYTES * joined + constant_bytes
+
+
+def _names(graph: fx.GraphModule, step: Step) -> Mapping[str, str]:
+    nodes = (*inputs_of(graph), *results_of(graph))
+    return {value.name: node.name for value, node in zip((*step.inputs, *step.outputs), nodes, strict=True)}
+
+
+_SESSION_NODE_BYTES, _WRITTEN_NODE_BYTES = 2_500, 1_930
+"""Of a session's objects, for a node that runs and for one of the program, which leaves something though it be fused
+away. Of 23 networks, constants included, they tell 0.96 to 1.06 of what was counted."""
+_PACKING = frozenset({"Conv", "ConvTranspose", "FusedConv", "FusedMatMul", "Gemm", "MatMul"})
+"""Kernels that hold a constant second input once more, in an order of their own."""
+
+
+def onnx_program(step: Step) -> TracedProgram:
+    """Load the step's program, and read how the runtime would run it."""
+    body = training_model(trace(step, OnnxTarget.lowerings), step)
+    graph = read_onnx(body)
+    nodes, written = graph.graph.node, onnx.load_model_from_string(body).graph.node
+    node_bytes = _SESSION_NODE_BYTES + _WRITTEN_NODE_BYTES * len(written) // len(nodes)
+    packed = {node.input[1] for node in nodes if node.op_type in _PACKING}
+    constant_bytes = {
+        initializer.name: graph.types[initializer.name].size_bytes * (1 + (initializer.name in packed))
+        for initializer in graph.graph.initializer
+    }
+    calls = (
+        replace(
+            call, object_bytes=node_bytes, constant_bytes=sum(constant_bytes.pop(name, 0) for name in set(call.inputs))
+        )
+        for call in reversed([*executed_calls(graph)])  # on the way back blocks that may be left out come first
+    )
+    return TracedProgram(
+        calls=tuple(calls)[::-1],
+        names={value.name: value.name for value in (*step.inputs, *step.outputs)},
+        base_bytes=FIRST_SESSION_BYTES + TRAINING_BYTES + 2**15,  # half of the step in which plans count objects
+        value_bytes=VALUE_BYTES,
+        measure_arena=lambda requests: simulate_arena(requests).resident_bytes,
+    )

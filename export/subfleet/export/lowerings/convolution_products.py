@@ -1,0 +1,133 @@
+"""Convolutions and their backwards as matrix products, for runtimes that have none with weights as inputs.
+
+One and two dimensions, with stride, padding, dilation and groups, depthwise, and transposed. Everything is computed
+with channels last; the transpositions around it fall away where convolutions follow one another.
+
+Shapes: N samples, C channels in, O channels out, H and W sizes, K and L kernel sizes.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType, ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subfleet.export.lowerings import taps, winograd
+from subfleet.export.lowerings.taps import Taps
+from subfleet.protocol.errors import ExportError
+
+__all__ = ["CONVOLUTIONS_AS_PRODUCTS", "PRODUCTS_WITH_BIAS"]
+
+aten = torch.ops.aten
+
+
+def _pair(values: Sequence[int], only: int) -> tuple[int, int]:
+    """Of rows and columns; a one-dimensional convolution has a single row."""
+    return (int(values[0]), int(values[1])) if len(values) == 2 else (only, int(values[0]))
+
+
+def _taps(weight: Tensor, settings: Sequence[Any]) -> tuple[Taps, bool, tuple[int, int]]:
+    """The geometry, whether the convolution is transposed, and its output's padding."""
+    stride, padding, dilation, transposed, output_padding, groups = settings
+    if weight.dim() not in {3, 4}:
+        raise ExportError(
+            f"a convolution in {weight.dim() - 2} dimensions cannot be lowered; use one in one or two dimensions"
+        )
+    at = Taps(
+        kernel=_pair(weight.shape[2:], 1),
+        stride=_pair(stride, 1),
+        padding=_pair(padding, 0),
+        dilation=_pair(dilation, 1),
+        groups=groups,
+    )
+    return at, bool(transposed), _pair(output_padding, 0)
+
+
+def _nhwc(x: Tensor) -> Tensor:
+    """(N, C, H, W) or (N, C, W) to (N, H, W, C)."""
+    return (x if x.dim() == 4 else x.unsqueeze(2)).permute(0, 2, 3, 1)
+
+
+def _to_nchw(x_nhwc: Tensor, dims: int) -> Tensor:
+    """Back to (N, C, H, W) or (N, C, W), laid out so, as a module's own reshapes may expect of a convolution."""
+    x = x_nhwc.permute(0, 3, 1, 2)
+    return (x if dims == 4 else x.squeeze(2)).contiguous()
+
+
+def _algorithm(at: Taps, depth_in: int, depth_out: int, sizes: Sequence[int], samples: int) -> ModuleType:
+    """The module that computes the convolution whose output has some sizes."""
+    return winograd if winograd.fits(at, depth_in, depth_out, sizes, samples) else taps
+
+
+def _gather(x_nhwc: Tensor, weight: Tensor, at: Taps, sizes: Sequence[int]) -> Tensor:
+    algorithm = _algorithm(at, weight.shape[1], weight.shape[0], sizes, x_nhwc.shape[0])
+    output: Tensor = algorithm.gather(x_nhwc, weight, at, sizes)
+    return output
+
+
+def _spread(g_nhwc: Tensor, weight: Tensor, at: Taps, sizes: Sequence[int]) -> Tensor:
+    algorithm = _algorithm(at, weight.shape[1], weight.shape[0], sizes, g_nhwc.shape[0])
+    output: Tensor = algorithm.spread(g_nhwc, weight, at, sizes)
+    return output
+
+
+def _weight_gradient(x_nhwc: Tensor, g_nhwc: Tensor, at: Taps) -> Tensor:
+    algorithm = _algorithm(at, x_nhwc.shape[3], g_nhwc.shape[3], g_nhwc.shape[1:3], g_nhwc.shape[0])
+    gradient: Tensor = algorithm.weight_gradient(x_nhwc, g_nhwc, at)
+    return gradient
+
+
+def _square(weight: Tensor) -> Tensor:
+    """Weights with two dimensions of the kernel."""
+    return weight if weight.dim() == 4 else weight.unsqueeze(2)
+
+
+def _convolution(inputs: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any) -> Tensor:
+    at, transposed, beyond = _taps(weight, settings)
+    x, w = _nhwc(inputs), _square(weight)
+    if transposed:
+        sizes = [
+            (x.shape[1 + i] - 1) * at.stride[i]
+            - 2 * at.padding[i]
+            + at.dilation[i] * (at.kernel[i] - 1)
+            + 1
+            + beyond[i]
+            for i in range(2)
+        ]
+        output = _spread(x, w, at, sizes)
+    else:
+        output = _gather(x, w, at, at.output_size(x.shape[1:3]))
+    return _to_nchw(output if bias is None else output + bias, inputs.dim())
+
+
+def _convolution_backward(
+    gradient: Tensor, inputs: Tensor, weight: Tensor, _bias_sizes: list[int] | None, *arguments: Any
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    *settings, output_mask = arguments
+    at, transposed, _ = _taps(weight, settings)
+    x, g, w = _nhwc(inputs), _nhwc(gradient), _square(weight)
+    d_input = d_weight = d_bias = None
+    if output_mask[0]:
+        apply = _gather if transposed else _spread
+        d_input = _to_nchw(apply(g, w, at, x.shape[1:3]), inputs.dim())
+    if output_mask[1]:
+        weight_gradient = _weight_gradient(g, x, at) if transposed else _weight_gradient(x, g, at)
+        d_weight = weight_gradient.reshape(weight.shape)
+    if output_mask[2]:
+        d_bias = g.sum((0, 1, 2))
+    return d_input, d_weight, d_bias
+
+
+def _product_with_bias(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    if bias.dim() == 1 and beta == alpha == 1:
+        return NotImplemented  # type: ignore[no-any-return]  # the operator stays
+    product = torch.mm(a, b)
+    return (bias if beta == 1 else bias * beta) + (product if alpha == 1 else product * alpha)
+
+
+PRODUCTS_WITH_BIAS: Mapping[Any, Callable[..., Any]] = MappingProxyType({aten.addmm.default: _product_with_bias})
+"""A product with a bias for each column is one operator of XNNPACK; others are a product and a sum."""
+CONVOLUTIONS_AS_PRODUCTS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
+    {aten.convolution.default: _convolution, aten.convolution_backward.default: _convolution_backward}
+)

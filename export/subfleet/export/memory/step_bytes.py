@@ -1,0 +1,46 @@
+"""What a trainer holds of a step's inputs and outputs, whatever runs it."""
+
+import math
+from collections.abc import Iterable
+
+from subfleet.export.steps.step import Step
+from subfleet.protocol.programs import Role, ValueInfo
+from subfleet.protocol.tensors import DTYPE_BYTES
+
+__all__ = ["fed_bytes", "optimiser_bytes", "round_up_count", "value_bytes", "weights_bytes"]
+
+_WEIGHTS: frozenset[Role] = frozenset({"parameter", "frozen", "buffer", "anchor"})
+_OPTIMISER: frozenset[Role] = frozenset({"optimiser_state", "gradient"})
+
+
+_COUNTED_STEP_BYTES = 2**16
+"""A runtime's objects take some kilobytes more or less from one load to the next."""
+
+
+def round_up_count(found_bytes: int) -> int:
+    """A figure that was counted, rounded up, so that a program's plan is nearly always the same."""
+    return -(-found_bytes // _COUNTED_STEP_BYTES) * _COUNTED_STEP_BYTES
+
+
+def value_bytes(values: Iterable[ValueInfo]) -> int:
+    """Bytes of some values."""
+    return sum(math.prod(value.shape) * DTYPE_BYTES[value.dtype] for value in values)
+
+
+def weights_bytes(step: Step) -> int:
+    """Parameters and buffers before and after a step, and anchors."""
+    return _bytes_of(step, _WEIGHTS)
+
+
+def optimiser_bytes(step: Step) -> int:
+    """States and summed gradients before and after a step."""
+    return _bytes_of(step, _OPTIMISER)
+
+
+def fed_bytes(step: Step) -> int:
+    """Everything else that goes in and out."""
+    return value_bytes((*step.inputs, *step.outputs)) - weights_bytes(step) - optimiser_bytes(step)
+
+
+def _bytes_of(step: Step, roles: frozenset[Role]) -> int:
+    return value_bytes(value for value in (*step.inputs, *step.outputs) if value.role in roles)

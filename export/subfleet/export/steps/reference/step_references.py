@@ -1,0 +1,231 @@
+"""The reference of each kind of step, in plain PyTorch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from subfleet.export.steps.module_calls import call_with_state
+from subfleet.export.steps.parameter_hooks import has_hooks
+from subfleet.export.steps.reference.modules import as_exits, compute_in, copy_module, tensor_of
+from subfleet.export.steps.reference.pytorch import (
+    correct_count,
+    counted_labels,
+    divergence,
+    loss_squares,
+    mutual_divergence,
+    own_loss,
+    take_pytorch_step,
+)
+from subfleet.export.steps.reference.replayed_randomness import ReplayedRandomness
+from subfleet.export.steps.step import StepInputs, Student
+from subfleet.protocol.programs import ValueInfo
+from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
+
+__all__ = ["EvaluationReference", "InferenceReference", "TrainingReference"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferenceReference:
+    """The untouched module in evaluation mode.
+
+    Attributes:
+        module: as it was given to `inference_step`.
+        inputs: of the step.
+    """
+
+    module: nn.Module
+    inputs: tuple[ValueInfo, ...]
+
+    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """The logits, of the last exit where there are many, in the precision of the tensors.
+
+        Raises:
+            ExportError: the untouched module cannot be copied, or not be run in this precision.
+        """
+        given = StepInputs(self.inputs, tensors)
+        precision = torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
+        module = copy_module(self.module, given.by_tensor("parameter") | given.by_tensor("buffer"), precision)
+        with torch.no_grad(), compute_in(precision):
+            return (as_exits(module.eval()(given.single("input")))[-1],)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationReference:
+    """The untouched module in evaluation mode, and PyTorch's own loss of the real samples.
+
+    Attributes:
+        module: as it was given to `evaluation_step`.
+        objective: what is told.
+        inputs: of the step.
+    """
+
+    module: nn.Module
+    objective: ObjectiveSettings
+    inputs: tuple[ValueInfo, ...]
+
+    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Loss, correct, count, and the logits of all samples, padding included, in the precision of the tensors.
+
+        Raises:
+            ExportError: the untouched module cannot be copied, or not be run in this precision.
+        """
+        given = StepInputs(self.inputs, tensors)
+        real_B = given.single("sample_mask") > 0  # noqa: N806 - shapes in names
+        precision = given.single("sample_mask").dtype
+        module = copy_module(self.module, given.by_tensor("parameter") | given.by_tensor("buffer"), precision)
+        with torch.no_grad(), compute_in(precision):
+            logits = as_exits(module.eval()(given.single("input")))[-1]
+            real, labels = logits[real_B], given.single("label")[real_B]
+            count = counted_labels(self.objective, labels).sum()
+            loss = own_loss(self.objective, real, labels) / count.clamp(min=1)
+            correct = correct_count(self.objective, real, labels)
+        return loss, correct.to(precision), count.to(precision), logits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ReferencePass:
+    """What one batch says before anything is learnt from it.
+
+    Attributes:
+        module: as the pass left it, its parameters those before the step.
+        buffers: after the step, by name.
+        metrics: the step's `loss`, `correct`, `count` and `loss_squares`.
+        gradients: by the parameter's name; those without one are not in it.
+    """
+
+    module: nn.Module
+    metrics: Mapping[str, Tensor]
+    buffers: Mapping[str, Tensor]
+    gradients: Mapping[str, Tensor]
+
+
+def _record_output(
+    outputs_found: list[tuple[str, Tensor]], name: str, _layer: nn.Module, _inputs: object, outputs: object
+) -> None:
+    if isinstance(outputs, Tensor):
+        outputs_found.append((name, outputs.detach()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingReference:
+    """A training step of the untouched module, with the step's own inputs and outputs.
+
+    Attributes:
+        module: as it was given to `training_step`.
+        student: its nested network.
+        objective: what is minimised.
+        optimiser: its settings.
+        inputs: of the step.
+        outputs: of the step.
+    """
+
+    module: nn.Module
+    student: Student | None
+    objective: ObjectiveSettings
+    optimiser: OptimiserSettings
+    inputs: tuple[ValueInfo, ...]
+    outputs: tuple[ValueInfo, ...]
+
+    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """The results, in order, in the precision of the tensors.
+
+        Raises:
+            ExportError: the untouched module cannot be copied, or not be run in this precision.
+        """
+        given = StepInputs(self.inputs, tensors)
+        reference_pass = self._run_pass(given)
+        results = dict(reference_pass.metrics) | self._carry(given, reference_pass)
+        results |= {f"new.buffer.{name}": tensor for name, tensor in reference_pass.buffers.items()}
+        return tuple(results[value.name].detach() for value in self.outputs)
+
+    def gradients(self, *tensors: Tensor) -> Mapping[str, Tensor]:
+        """Of one batch alone, by the parameter's name: nothing is added to them, and they are not clipped."""
+        return self._run_pass(StepInputs(self.inputs, tensors)).gradients
+
+    def layer_outputs(self, *tensors: Tensor) -> list[tuple[str, Tensor]]:
+        """What each layer that gives a tensor gave in the forward pass, in the order in which they ended, by name."""
+        given, outputs = StepInputs(self.inputs, tensors), list[tuple[str, Tensor]]()
+        state = given.by_tensor("parameter") | given.by_tensor("frozen") | given.by_tensor("buffer")
+        module = copy_module(self.module, state, given.single("sample_mask").dtype)
+        for name, layer in module.named_modules():
+            layer.register_forward_hook(partial(_record_output, outputs, name))
+        self._run(given, module)
+        return outputs
+
+    def _run_pass(self, given: StepInputs) -> _ReferencePass:
+        state = given.by_tensor("parameter") | given.by_tensor("frozen") | given.by_tensor("buffer")
+        module = copy_module(self.module, state, given.single("sample_mask").dtype)
+        if not has_hooks(self.module):
+            return self._run(given, module)
+        # What a hook was made with may be the module itself, and not its copy.
+        return call_with_state(self.module, state, partial(self._run, given, module))
+
+    def _run(self, given: StepInputs, module: nn.Module) -> _ReferencePass:
+        real_B = given.single("sample_mask") > 0  # noqa: N806 - shapes in names
+        precision = given.single("sample_mask").dtype
+        labels = given.single("label")[real_B]
+        randomness = ReplayedRandomness(given.all("random"), real_B)
+        with torch.enable_grad(), compute_in(precision), randomness:
+            with randomness.watch_layers(module):
+                loss, prediction = self._loss(given, module, given.single("input")[real_B], labels)
+            count = counted_labels(self.objective, labels).sum()
+            divisor = next(iter(given.all("batch_weight")), count)
+            loss = loss / divisor.clamp(min=1)
+            # Read here: torch.utils.checkpoint runs a norm again, which then counts a batch twice.
+            buffers = {name: tensor_of(module, name).detach().clone() for name in given.by_tensor("buffer")}
+            with randomness.repeat_layers(module):
+                loss.backward()  # type: ignore[no-untyped-call] # PyTorch leaves it untyped
+        randomness.check_all_taken()
+        correct = correct_count(self.objective, prediction, labels)
+        return _ReferencePass(
+            module=module,
+            metrics={
+                "loss": loss,
+                "correct": correct.to(precision),
+                "count": count.to(precision),
+                "squares": loss_squares(self.objective, prediction, labels),
+            },
+            buffers=buffers,
+            gradients={name: part.grad for name, part in module.named_parameters() if part.grad is not None},
+        )
+
+    def _loss(self, given: StepInputs, module: nn.Module, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The sum over the labels, and the logits that predict."""
+        exits = [self._mask_logits(given, logits) for logits in as_exits(module(inputs))]
+        loss = torch.stack([own_loss(self.objective, logits, labels) for logits in exits]).sum()
+        weight = given.coefficient("distillation_weight")
+        if self.student is not None:
+            nested = {name: part.extract(tensor_of(module, name)) for name, part in self.student.maps.items()}
+            student = copy_module(self.student.module, {}, inputs.dtype)
+            (logits,) = as_exits(torch.func.functional_call(student, nested, (inputs,)))
+            logits = self._mask_logits(given, logits)
+            loss = loss + (1 - weight) * own_loss(self.objective, logits, labels)
+            loss = loss + weight * divergence(self.objective, exits[0], logits, labels)
+        if self.objective.distillation == "mutual":
+            loss = loss + weight * mutual_divergence(self.objective, exits, labels)
+        return loss, exits[-1].detach()
+
+    def _mask_logits(self, given: StepInputs, logits: Tensor) -> Tensor:
+        if not self.objective.class_mask:
+            return logits
+        return logits.masked_fill(given.single("class_mask") == 0, 0.0)
+
+    def _carry(self, given: StepInputs, reference_pass: _ReferencePass) -> dict[str, Tensor]:
+        """Parameters, states and summed gradients after the step, by name."""
+        parameters = dict(reference_pass.module.named_parameters())
+        summed, anchors = given.by_tensor("gradient"), given.by_tensor("anchor")
+        totals = {name: part + summed[name] if summed else part for name, part in reference_pass.gradients.items()}
+        states = dict(given.pairs("optimiser_state"))
+        results = {f"new.{value.name}": tensor for value, tensor in states.items()}
+        applies = not summed or bool(given.single("apply"))
+        for name, tensor in (summed | totals if summed else {}).items():
+            results[f"new.gradient.{name}"] = torch.zeros_like(tensor) if applies and name in totals else tensor
+        for name, total in totals.items():
+            pull = given.coefficient("proximal_mu") * (parameters[name].detach() - anchors[name]) if anchors else 0.0
+            parameters[name].grad = total + pull
+        if applies:
+            results |= take_pytorch_step(self.optimiser, parameters, states, float(given.single("learning_rate")))
+        return results | {f"new.parameter.{name}": part for name, part in parameters.items()}

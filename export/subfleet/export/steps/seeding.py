@@ -1,0 +1,89 @@
+"""Python's and NumPy's random numbers, which a program would repeat as they were drawn when it was written."""
+
+import random
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from itertools import count
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+
+__all__ = ["SEED_COUNT", "SeededRandomness", "is_source"]
+
+_STRATA = 22
+SEED_COUNT = _STRATA + 2
+"""Enough that the first number drawn falls into every part of its range, and once next to either end: what happens by
+chance in more than one case of 22 happens in one of these turns."""
+
+
+class SeededRandomness:
+    """Gives everybody other random numbers while it is entered; afterwards they go on as if nothing had happened.
+
+    Args:
+        turn: what is drawn follows from it.
+
+    Attributes:
+        was_used: whether Python's or NumPy's numbers were drawn meanwhile.
+    """
+
+    def __init__(self, turn: int) -> None:
+        self._turn = turn % SEED_COUNT
+        self.was_used = False
+
+    def __enter__(self) -> "SeededRandomness":
+        self._before = _states()
+        random.setstate(random.Random(_python_seeds()[self._turn]).getstate())  # noqa: S311 - as networks draw
+        np.random.set_state(np.random.RandomState(_numpy_seeds()[self._turn]).get_state())
+        torch.default_generator.manual_seed(self._turn)
+        self._begun = _states()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.was_used = _states()[:2] != self._begun[:2]
+        python, legacy, tensors = self._before
+        random.setstate(python)
+        np.random.set_state(legacy)
+        torch.default_generator.set_state(tensors)
+
+
+@lru_cache(maxsize=1)
+def _python_seeds() -> tuple[int, ...]:
+    return _seeds(lambda seed: random.Random(seed).random())  # noqa: S311
+
+
+@lru_cache(maxsize=1)
+def _numpy_seeds() -> tuple[int, ...]:
+    return _seeds(lambda seed: float(np.random.RandomState(seed).random_sample()))
+
+
+def _seeds(first: Callable[[int], float]) -> tuple[int, ...]:
+    """One for each turn, by the first number that comes of it; neighbours are far from each other."""
+    ends = [(0.0, 0.01), (0.99, 1.0)]
+    strata = [(part / _STRATA, (part + 1) / _STRATA) for part in range(_STRATA)]
+    ranges = [*ends, *strata[::2], *strata[1::2]]
+    return tuple(next(_seeds_within(first, low, high)) for low, high in ranges)
+
+
+def _seeds_within(first: Callable[[int], float], low: float, high: float) -> Iterator[int]:
+    return (seed for seed in count() if low <= first(seed) < high)
+
+
+def _states() -> tuple[Any, Any, torch.Tensor]:
+    return random.getstate(), _comparable(np.random.get_state()), torch.default_generator.get_state()
+
+
+def _comparable(state: Any) -> tuple[Any, ...]:
+    """NumPy's state, comparable."""
+    name, keys, *rest = state
+    return (name, tuple(keys.tolist()), *rest)
+
+
+def is_source(value: Any) -> bool:
+    """Whether a value gives another one each time that it is asked: a generator of numbers, or an iterator."""
+    value = getattr(value, "__self__", value)
+    kinds = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
+    return isinstance(value, kinds) or hasattr(type(value), "__next__")

@@ -1,0 +1,103 @@
+"""A module run with its shapes alone, before there is a step: what it gives, and what it does to what it holds."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from subfleet.export.failures import as_export_errors
+from subfleet.export.layers import LayerContext
+from subfleet.export.steps.module_calls import (
+    call_with_state,
+    check_types,
+    constants_of,
+    prepare_module,
+    run_exits,
+    set_constants,
+    state_of,
+)
+from subfleet.export.steps.run_checks import RunEffects, TensorTies, WriteWatcher, check_repeats
+from subfleet.export.steps.seeding import SeededRandomness
+from subfleet.export.steps.state_snapshot import StateSnapshot
+from subfleet.export.steps.step import DTYPES
+from subfleet.protocol.programs import ValueInfo
+
+__all__ = ["ModuleShapes", "run_on_shapes"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleShapes:
+    """What a run of a module with its shapes alone has shown.
+
+    Attributes:
+        output_shapes: of each of its logits, one or more.
+        random_shapes: of the randomness that its layers take, in order.
+    """
+
+    output_shapes: tuple[tuple[int, ...], ...]
+    random_shapes: tuple[tuple[int, ...], ...]
+
+
+def run_on_shapes(module: nn.Module, sample: ValueInfo, *, training: bool, in_parts: bool = False) -> ModuleShapes:
+    """Run a module with shapes alone.
+
+    Args:
+        module: as in `training_step`.
+        sample: the step's input.
+        training: whether it is to be trained.
+        in_parts: whether its batch is to be one of several micro-batches.
+
+    Raises:
+        ExportError: its state is of an unsupported type, it refuses the input, it changes what is not carried and
+            reads it in the next run, or its shapes depend on values.
+    """
+    check_types(module)
+    dtypes = {name: dtype for dtype, name in DTYPES.items()}
+    inputs = torch.zeros(sample.shape, dtype=dtypes[sample.dtype])
+
+    def context(*, shapes_only: bool = False) -> LayerContext:
+        mask = torch.zeros(sample.shape[:1]) if training else None
+        return LayerContext(mask, in_parts=in_parts, shapes_only=shapes_only)
+
+    what = f"the network cannot be traced on an input of the shape {sample.shape}"
+    with as_export_errors(what, "use layers that take this shape, and whose shapes do not depend on values"):
+        with SeededRandomness(0) as chance:
+            run, traces = _run_watched(module, inputs, context(shapes_only=True), training=training)
+        traces = replace(traces, drew=chance.was_used)
+        if traces.changes or traces.counts:
+            check_repeats(module, inputs, context(), traces, training=training)
+    return run
+
+
+def _run_watched(
+    module: nn.Module, inputs: Tensor, context: LayerContext, *, training: bool
+) -> tuple[ModuleShapes, RunEffects]:
+    """The run, and what the module holds afterwards that it did not hold before."""
+    state = state_of(module)
+    carried = {id(tensor) for tensor in state.values()}
+    with prepare_module(module, context, training=training), torch.no_grad():
+        plain = {name: tensor.detach() for name, tensor in (state | constants_of(module)).items()}
+        with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+            shapes = {name: fake.from_tensor(tensor) for name, tensor in plain.items()}
+            given = {name: shapes[name] for name in state}
+            set_constants(module, {name: tensor for name, tensor in shapes.items() if name not in state})
+            ties = TensorTies(module, state, given)
+            before = StateSnapshot(module)
+
+            def run() -> tuple[Tensor, ...]:
+                outputs = run_exits(module, inputs)
+                ties.check(module)
+                return outputs
+
+            fixed = {name: tensor for name, tensor in before.tensors.items() if id(tensor) not in carried}
+            with WriteWatcher(fixed, [*state.values(), *given.values()], fake) as writes:
+                outputs = call_with_state(module, given, run)
+            writes.check()
+            traces = RunEffects(changes=before.changes(), sources=before.sources)
+    return ModuleShapes(output_shapes=_shapes_of(outputs), random_shapes=context.random_shapes), traces
+
+
+def _shapes_of(tensors: Sequence[Tensor]) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(int(size) for size in tensor.shape) for tensor in tensors)

@@ -1,0 +1,322 @@
+"""What the code of a network reads that no layer holds: attributes of its classes, names of its modules, closures.
+
+A program repeats all of it as it was when it was written, so that changes of it are looked for as in what layers hold.
+"""
+
+import logging
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
+from enum import Enum
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+from torch import Tensor, nn
+
+from subfleet.export.steps.parameter_hooks import hooks_of
+from subfleet.export.steps.seeding import is_source
+
+__all__ = ["Change", "NameScope", "StateSnapshot", "surrounding_names"]
+
+_CALL_DEPTH = 3
+"""How far functions are followed from a method: through those that it calls, of its own package."""
+
+
+class NameScope(MutableMapping[str, Any]):
+    """Some names of a class, a module or a closure, as a mapping.
+
+    Args:
+        names: which.
+        read: gives what a name stands for; KeyError, AttributeError or ValueError where it stands for nothing.
+        write: makes it stand for something.
+    """
+
+    def __init__(self, names: list[str], read: Callable[[str], Any], write: Callable[[str, Any], None]) -> None:
+        self._names, self._read, self._write = names, read, write
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([name for name in self._names if self._has(name)])
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._read(name)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._write(name, value)
+
+    def __delitem__(self, name: str) -> None:
+        """Deletes nothing: a name that code has given a value is not ours to take away."""
+
+    def _has(self, name: str) -> bool:
+        try:
+            self._read(name)
+        except (AttributeError, KeyError, ValueError):
+            return False
+        return True
+
+
+def surrounding_names(module: nn.Module) -> Iterator[tuple[str, NameScope]]:
+    """The names that the code of a network reads, with their owner's name as people call it."""
+    kinds = dict.fromkeys(kind for layer in module.modules() for kind in type(layer).__mro__ if _is_own(kind))
+    followed: dict[FunctionType, None] = {}
+    for function in map(_function_of, _attributes_and_hooks(module)):
+        _follow(function, followed, 0)
+    for kind in kinds:
+        methods = {name: _function_of(value) for name, value in vars(kind).items()}
+        for name in _reachable_names(methods) & methods.keys():
+            _follow(methods[name], followed, 0)
+    used = {name for function in followed for name in _names_of(function.__code__)}
+    for kind in kinds:
+        names = [name for name, value in vars(kind).items() if name in used and _is_data(name, value)]
+        if names:
+            yield kind.__name__, NameScope(names, vars(kind).__getitem__, _set_on(kind))
+    for function in followed:
+        yield from _names_read_by(function)
+
+
+def _reachable_names(methods: Mapping[str, Any]) -> set[str]:
+    """The names that `forward` reads, and the methods that it may call."""
+    names, waiting = set[str](), ["forward"]
+    while waiting:
+        name = waiting.pop()
+        if name not in names:
+            names.add(name)
+            if isinstance(methods.get(name), FunctionType):
+                waiting.extend(_names_of(methods[name].__code__))
+    return names
+
+
+def _attributes_and_hooks(module: nn.Module) -> Iterator[Any]:
+    """What layers keep as attributes, and the hooks of layers and parameters; some of these are functions."""
+    for layer in module.modules():
+        for value in vars(layer).values():
+            yield from value.values() if isinstance(value, dict) else (value,)
+    for part in module.parameters():
+        yield from hooks_of(part)
+
+
+def _is_own(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] not in {"torch", "builtins", "abc", "typing"}
+
+
+def _set_on(kind: type) -> Callable[[str, Any], None]:
+    return lambda name, value: setattr(kind, name, value)
+
+
+def _is_data(name: str, value: Any) -> bool:
+    is_code = callable(value) or hasattr(value, "__get__")
+    return not name.startswith("__") and not is_code
+
+
+def _function_of(value: Any) -> Any:
+    """The Python function within a method, a class method or a decorated function."""
+    for name in ("__func__", "fget", "func", "__wrapped__"):
+        value = getattr(value, name, value)
+    return value
+
+
+def _follow(function: Any, followed: dict[FunctionType, None], depth: int) -> None:
+    """A function, and those of its package that it may call."""
+    if not isinstance(function, FunctionType) or function in followed or depth > _CALL_DEPTH:
+        return
+    followed[function] = None
+    package = function.__module__.partition(".")[0]
+    for name in _names_of(function.__code__):
+        callee = _function_of(function.__globals__.get(name))
+        if isinstance(callee, FunctionType) and callee.__module__.partition(".")[0] == package:
+            _follow(callee, followed, depth + 1)
+
+
+def _names_read_by(function: FunctionType) -> Iterator[tuple[str, NameScope]]:
+    scope = function.__globals__
+    used = dict.fromkeys(name for name in _names_of(function.__code__) if name in scope)
+    data = [name for name in used if _is_data(name, scope[name])]
+    if data:
+        yield function.__module__, NameScope(data, scope.__getitem__, scope.__setitem__)
+    cells: dict[str, CellType] = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False))
+    if cells:
+        yield function.__name__, NameScope([*cells], lambda name: cells[name].cell_contents, _set_in(cells))
+
+
+def _set_in(cells: dict[str, CellType]) -> Callable[[str, Any], None]:
+    def write(name: str, value: Any) -> None:
+        cells[name].cell_contents = value
+
+    return write
+
+
+def _names_of(code: CodeType) -> Iterator[str]:
+    """Of a function and of those within it."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names_of(constant)
+
+
+_NOT_HELD = (
+    *(type, ModuleType, FunctionType, MethodType, BuiltinFunctionType),
+    *(Tensor, Enum, logging.Logger, str, bytes, int, float),
+)
+"""What is looked at as one thing, or is everybody's and not the network's."""
+_OF_LAYERS = ("_parameters", "_buffers", "_modules")
+"""Attributes in which PyTorch keeps the others."""
+_OF_PARAMETERS = ("_flat_weights", "_flat_weight_refs")
+"""Attributes of PyTorch's recurrent layers, which in every run list the parameters that they have then."""
+_DEPTH = 5
+"""How far from a layer is looked: a list of objects that know their neighbours, such as a graph, is no state."""
+_OUTSIDE = 3
+"""How far from a layer something counts as that is everybody's: a module has much that is no network's state."""
+_MISSING = object()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """Something that the network held has become something else.
+
+    Attributes:
+        name: as in Python, seen from the network.
+        old: what it was; None where there was nothing.
+    """
+
+    name: str
+    old: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Container:
+    """One dict, list or deque as it was; of an object, its attributes."""
+
+    path: str
+    of_attributes: bool
+    content: Any
+    before: Any
+
+    def name(self, key: Any) -> str:
+        if not self.of_attributes:
+            return f"{self.path}[{key!r}]"
+        return f"{self.path}.{key}" if self.path else str(key)
+
+    def items(self) -> Mapping[Any, Any]:
+        """What it held, by key or index."""
+        return _items(self.before)
+
+    def changes(self) -> Iterator[Change]:
+        before, now = self.items(), _items(self.content)
+        for key in (*before, *(key for key in now if key not in before)):
+            old = before.get(key, _MISSING)
+            if not _is_same(old, now.get(key, _MISSING)):
+                yield Change(name=self.name(key), old=None if old is _MISSING else old)
+
+    def forget_tensors(self) -> None:
+        before, now = self.items(), _items(self.content)
+        new = [key for key, value in now.items() if isinstance(value, Tensor) and before.get(key) is not value]
+        for key in reversed(new):
+            if key in before:
+                self.content[key] = before[key]
+            else:
+                del self.content[key]
+
+    def restore(self, excepted: str | None) -> None:
+        before, now = self.items(), _items(self.content)
+        if len(before) == len(now) and all(key in now and now[key] is old for key, old in before.items()):
+            return
+        current = {key: value for key, value in now.items() if self.name(key) == excepted}
+        after = {**before, **current}
+        if isinstance(self.content, NameScope):
+            self.content.update({key: value for key, value in after.items() if now.get(key, _MISSING) is not value})
+            return
+        self.content.clear()
+        if isinstance(self.content, dict):
+            put = OrderedDict.__setitem__ if isinstance(self.content, OrderedDict) else dict.__setitem__
+            for key, value in after.items():  # some kinds of dict have no `update`, or make something else of a value
+                put(self.content, key, value)
+        else:
+            self.content.extend(after.values())
+
+
+def _items(content: Any) -> Mapping[Any, Any]:
+    """What it holds, as it lies there: some kinds of dict make another value whenever one is asked for."""
+    if isinstance(content, dict):
+        return dict(dict.items(content))
+    return dict(content) if isinstance(content, NameScope) else dict(enumerate(content))
+
+
+def _is_same(old: Any, new: Any) -> bool:
+    if old is new:
+        return True
+    return type(old) is type(new) and isinstance(old, (str, bytes, int, float)) and bool(old == new)
+
+
+class StateSnapshot:
+    """What a network holds, remembered.
+
+    Args:
+        module: the network.
+
+    Attributes:
+        tensors: all of them, by the first name of each.
+        sources: names of what gives another value each time that it is asked, such as iterators.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._holders: list[_Container] = []
+        tensors: dict[str, Tensor] = {}
+        seen: set[int] = set()
+        self.sources: list[str] = []
+        outside = [(owner, names, _OUTSIDE) for owner, names in surrounding_names(module)]
+        waiting: list[tuple[str, Any, int]] = [*outside, ("", module, 0)]  # what a layer holds is called so
+        while waiting:
+            path, value, depth = waiting.pop()
+            depth = 0 if isinstance(value, nn.Module) else depth
+            if is_source(value):
+                self.sources.append(path)
+            elif isinstance(value, Tensor):
+                tensors.setdefault(path, value)
+            elif id(value) not in seen and depth < _DEPTH and not isinstance(value, _NOT_HELD):
+                seen.add(id(value))
+                waiting.extend((name, part, depth + 1) for name, part in reversed(list(self._parts_of(path, value))))
+        self.tensors: Mapping[str, Tensor] = tensors
+
+    def _parts_of(self, path: str, value: Any) -> Iterator[tuple[str, Any]]:
+        if isinstance(value, (tuple, set, frozenset)):
+            yield from ((f"{path}[{index}]", part) for index, part in enumerate(value))
+        if isinstance(value, (dict, list, deque)):
+            yield from self._track(path, value, of_attributes=False)
+        if isinstance(value, NameScope):
+            yield from self._track(path, value, of_attributes=True)
+            return
+        if type(value).__dictoffset__:
+            separate = _OF_LAYERS if isinstance(value, nn.Module) else ()
+            attributes = vars(value)
+            for name in separate:
+                if isinstance(attributes.get(name), dict):
+                    yield from self._track(path, attributes[name], of_attributes=True)
+            own = self._track(path, attributes, of_attributes=True)
+            yield from ((name, part) for name, part in own if name.rpartition(".")[2] not in separate)
+
+    def _track(self, path: str, content: Any, *, of_attributes: bool) -> list[tuple[str, Any]]:
+        before = _items(content) if isinstance(content, (dict, NameScope)) else list(content)
+        holder = _Container(path=path, of_attributes=of_attributes, content=content, before=before)
+        self._holders.append(holder)
+        return [(holder.name(key), part) for key, part in holder.items().items()]
+
+    def changes(self) -> list[Change]:
+        """What has become something else since: another object, or another number or text."""
+        changes = (change for holder in self._holders for change in holder.changes())
+        return [change for change in changes if not change.name.rpartition(".")[2].startswith(_OF_PARAMETERS)]
+
+    def forget_tensors(self) -> None:
+        """Take away the tensors that have come since, and leave numbers and all else as they are now."""
+        for holder in self._holders:
+            holder.forget_tensors()
+
+    def restore(self, *, excepted: str | None = None) -> None:
+        """Make all that is held what it was.
+
+        Args:
+            excepted: the name of what stays as it is now.
+        """
+        for holder in self._holders:
+            holder.restore(excepted)
