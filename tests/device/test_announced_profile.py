@@ -46,7 +46,7 @@ def test_a_device_announces_what_its_profile_says_of_its_runtime(
 def test_the_width_of_kernels_is_the_wider_of_the_profiles_and_of_this_machines(
     own: PackingWidth, of_profile: PackingWidth | None, told: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(describing, "own_packing_width", lambda: own)
+    monkeypatch.setattr(describing, "detect_packing_width", lambda: own)
     profile = replace(load_profile("raspberry_pi_4"), packing_width=of_profile)
     assert describe_device("pi", profile, "onnx", SUMMARY, METER).packing_width == told
 

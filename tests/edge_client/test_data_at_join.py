@@ -80,7 +80,7 @@ def test_statistics_stay_on_the_device_where_it_says_so(
     def session(settings: Any, *_: object) -> None:
         raise Joined(settings.profile)
 
-    monkeypatch.setattr(joining, "Session", session)
+    monkeypatch.setattr(joining, "EdgeSession", session)
     options = JoinOptions(
         broker=BrokerOptions(url="mqtt://127.0.0.1:1"),
         data="digits:train",

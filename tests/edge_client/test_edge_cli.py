@@ -161,7 +161,7 @@ def test_nothing_reaches_the_user_as_a_traceback(
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(runtimes, "trainer_of_file", fail)
+    monkeypatch.setattr(runtimes, "find_trainer", fail)
     got, _, err = run(capsys, "predict", "m.onnx", "--data", "d")
     assert got == code
     assert words in err
@@ -328,7 +328,7 @@ def test_doctor_names_what_is_there_what_is_not_and_the_remedy(
 def test_doctor_says_that_a_program_fits_a_budget_of_just_its_plan_and_none_of_a_byte_less(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(describing, "own_packing_width", lambda: 32)
+    monkeypatch.setattr(describing, "detect_packing_width", lambda: 32)
     memory = MemoryPlan(runtime_bytes=990, packings=(Packing(width=32, more_bytes=10),))
     planned = replace(manifest(4), memory=memory)
     store = AgentStore(tmp_path)

@@ -29,7 +29,7 @@ def test_join_tells_how_many_samples_are_held_out_and_counts_the_larger_data(
     data, held_out = (str(tmp_path / name) for name in ("data.npz", "held_out.npz"))
     for path, count in ((data, 6), (held_out, kept)):
         np.savez(path, x=np.zeros((count, 1, 2, 2), np.float32), y=np.arange(count) % 3)
-    monkeypatch.setattr(joining, "Session", begin)
+    monkeypatch.setattr(joining, "EdgeSession", begin)
     options = JoinOptions(broker=BrokerOptions(url=NOBODY), data=data, held_out=held_out, state=tmp_path / "s")
     with pytest.raises(ConfigError, match="far enough"):
         joining.join(options)

@@ -83,7 +83,7 @@ def test_a_plan_is_the_same_whatever_processor_counted_it(
     packed_bytes = {width: 4 * (10 * width + 3 * columns) for width, columns in filled.items()}
     growth = HeapGrowth(load_bytes=10**6 + packed_bytes[counted_with], step_bytes=0, scratch_bytes=0)
     monkeypatch.setattr(executorch_plan, "heap_growth", lambda *_, **__: growth)
-    monkeypatch.setattr(executorch_plan, "own_packing_width", lambda: counted_with)
+    monkeypatch.setattr(executorch_plan, "detect_packing_width", lambda: counted_with)
     step = Step(run=lambda *_: (), reference=lambda *_: (), inputs=(), outputs=())
     plan = plan_executorch(step, body=b"body", arena_bytes=500, packed=[(10, 1), (3, 20)])
     assert plan.runtime_bytes == round_up_count(10**6 + packed_bytes[16]) + 3 * 4 + BASE_BYTES
