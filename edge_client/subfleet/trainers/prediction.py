@@ -16,7 +16,7 @@ from subfleet.protocol.task_kinds import TASK_KINDS, Objective, TaskKind, comput
 from subfleet.protocol.transform import DATA_TRANSFORM, DataTransform, parse_transform
 from subfleet.tasks import DataForm, Dataset, read_dataset
 from subfleet.tasks.dataset import Labels
-from subfleet.tasks.metrics import Tally
+from subfleet.tasks.metrics import MetricTally
 
 __all__ = ["FREE_BATCH_SIZE", "Model", "ModelForm", "predict_dataset", "read_form", "read_model"]
 
@@ -155,7 +155,7 @@ def predict_dataset(model: Model, dataset: Dataset) -> Prediction:
         )
     outputs = np.concatenate([_run_batch(model, dataset, start) for start in range(0, len(dataset), batch_size)])
     labels = _fit_labels(dataset, outputs, kind, form.classes)
-    tally = Tally(kind, outputs.shape[-1], by_class=True)
+    tally = MetricTally(kind, outputs.shape[-1], by_class=True)
     tally.add(outputs, labels)
     metrics = compute_metrics(kind, tally.totals(_compute_loss(outputs, labels) if kind.over_classes else 0.0))
     found = _predict(kind, outputs)

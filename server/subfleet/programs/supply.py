@@ -171,7 +171,7 @@ class Supply:
         network = self._context.declared(request.lineage).network
         export = train_request(network, network.full_architecture(), request.target, self._context.training(1))
         file = await completed(self._exports.submit_estimates(EstimateRequest(training=export)))
-        return MemoryEstimates.unpacked(file.read_bytes())
+        return MemoryEstimates.unpack(file.read_bytes())
 
     async def _scoring(self, request: ScoringRequest, run: Snapshot) -> tuple[Scorable, ...]:
         training = score_training(self._context.training(request.round))
