@@ -6,7 +6,7 @@ from typing import cast
 import pytest
 
 from subfleet.device import describing
-from subfleet.device.describing import declare_architecture, describe_device, override_profile
+from subfleet.device.describing import declare_architecture, describe_device
 from subfleet.device.meters import Meter
 from subfleet.device_profiles import load_profile
 from subfleet.protocol.errors import ConfigError
@@ -61,7 +61,7 @@ def test_an_architecture_is_named_in_place_or_by_a_file(tmp_path: Path) -> None:
     architecture = Architecture(axes=(("stream", Prefix(size=4)),), blocks=("b1",))
     text = canonical_json(architecture).decode()
     (tmp_path / "mine.json").write_text(text, encoding="utf-8")
-    before = replace(override_profile("laptop"), network="{}")
+    before = replace(load_profile("laptop"), network="{}")
     for said in (text, " " + text, str(tmp_path / "mine.json")):
         profile = declare_architecture(before, said)
         assert (profile.architecture, profile.network) == (architecture, "")
@@ -69,7 +69,7 @@ def test_an_architecture_is_named_in_place_or_by_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("said", ['{"preset": "vgg16"}', ' {"family": "mlp", "widths": [8], "depths": [1]}'])
 def test_a_network_of_its_own_is_told_as_it_was_said(said: str, tmp_path: Path) -> None:
-    before = replace(override_profile("laptop"), architecture=Architecture(name="before"))
+    before = replace(load_profile("laptop"), architecture=Architecture(name="before"))
     (tmp_path / "mine.json").write_text(said, encoding="utf-8")
     for one in (said, str(tmp_path / "mine.json")):
         profile = declare_architecture(before, one)

@@ -16,10 +16,10 @@ from trainers.recording_program import manifest
 from subfleet.agent.states import Saved
 from subfleet.device import describing, runtimes
 from subfleet.device.capture import CaptureOptions, capture
-from subfleet.device.describing import choose_client_id, override_profile
 from subfleet.device.trials import TrialResult
 from subfleet.device_profiles.logs import read_log
 from subfleet.edge_client import cli, doctor
+from subfleet.edge_client.device_options import DeviceOptions
 from subfleet.edge_client.store import AgentStore, find_state_folder
 from subfleet.protocol.errors import ConfigError, DataError, FileError, MissingExtraError, ProtocolError
 from subfleet.protocol.exit_codes import ExitCode
@@ -266,12 +266,13 @@ def test_bad_data_is_not_taken_for_a_missing_runtime(monkeypatch: pytest.MonkeyP
 
 
 def test_the_id_is_what_is_said_or_the_user_or_the_host() -> None:
-    assert choose_client_id("me", None) == "me"
-    assert choose_client_id(None, "me") == "me"
-    assert choose_client_id("me", "me") == "me"
-    assert choose_client_id(None, None)
+    named, nameless = DeviceOptions(client_id="me"), DeviceOptions()
+    assert named.choose_client_id(None) == "me"
+    assert nameless.choose_client_id("me") == "me"
+    assert named.choose_client_id("me") == "me"
+    assert nameless.choose_client_id(None)
     with pytest.raises(ProtocolError):
-        choose_client_id("a b", None)
+        DeviceOptions(client_id="a b").choose_client_id(None)
 
 
 def test_the_state_folder_names_fleet_and_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,11 +283,11 @@ def test_the_state_folder_names_fleet_and_device(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_command_line_overrides_the_profile() -> None:
-    profile = override_profile("laptop", memory_fraction=0.75, threads=3)
+    profile = DeviceOptions(profile="laptop", memory_fraction=0.75, threads=3).load_profile()
     assert (profile.memory_fraction, profile.threads) == (0.75, 3)
-    assert override_profile("laptop").threads == 1
-    assert override_profile("laptop", memory_limit="300M").max_training_bytes == 300_000_000
-    assert override_profile("laptop", disk_limit="1Gi").disk_limit_bytes == 2**30
+    assert DeviceOptions(profile="laptop").load_profile().threads == 1
+    limited = DeviceOptions(profile="laptop", memory_limit="300M", disk_limit="1Gi").load_profile()
+    assert (limited.max_training_bytes, limited.disk_limit_bytes) == (300_000_000, 2**30)
 
 
 def test_join_holds_its_folder_to_the_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, data: str) -> None:

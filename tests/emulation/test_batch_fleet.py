@@ -12,9 +12,9 @@ from emulation.batch_cases import LARGE_BYTES, SMALL_BYTES, client, config, expe
 
 from subfleet import tasks
 from subfleet.agent.states import AgentSettings
-from subfleet.device.describing import declare_architecture, find_packing_width, override_profile
+from subfleet.device.describing import declare_architecture, find_packing_width
 from subfleet.device.meters import ReplayMeter
-from subfleet.device_profiles import ReplayedLog
+from subfleet.device_profiles import ReplayedLog, load_profile
 from subfleet.edge_client.session import Device, EdgeSession
 from subfleet.edge_client.store import AgentStore
 from subfleet.edge_client.thread_worker import TrainingWorker
@@ -198,7 +198,7 @@ def test_a_client_process_is_told_what_it_declares(tmp_path: Path) -> None:
     )
     told = replace(plain, declares=canonical_json(architecture).decode()).arguments()
     assert (
-        declare_architecture(override_profile("laptop"), told[told.index("--architecture") + 1]).architecture
+        declare_architecture(load_profile("laptop"), told[told.index("--architecture") + 1]).architecture
         == architecture
     )
     assert "--architecture" not in plain.arguments()

@@ -13,8 +13,9 @@ from server.server_rig import Notes
 from transport.mosquitto import free_port, mosquitto
 
 from subfleet.agent.states import AgentSettings
-from subfleet.device.describing import describe_device, override_profile
+from subfleet.device.describing import describe_device
 from subfleet.device.runtimes import choose_trainer
+from subfleet.device_profiles import load_profile
 from subfleet.edge_client.session import Device, EdgeSession
 from subfleet.edge_client.store import AgentStore
 from subfleet.edge_client.thread_worker import TrainingWorker
@@ -118,7 +119,7 @@ class Fleet:
             data=str(data.train),
             held_out=None,
         )
-        told = describe_device(name, override_profile("laptop"), trainer.target, summary, meter)
+        told = describe_device(name, load_profile("laptop"), trainer.target, summary, meter)
         transport = MqttTransport(address, mqtt_client_id("main", "device", name))
         session = EdgeSession(
             AgentSettings(profile=told, data_bytes=summary.data_bytes),

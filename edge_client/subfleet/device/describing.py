@@ -1,74 +1,28 @@
 """What a device tells of itself: who it is, what its profile says, and what is installed on it."""
 
 import platform
-import re
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from subfleet.device.meters import Meter
 from subfleet.device.monitor import LiveMeter
-from subfleet.device_profiles import DeviceProfile, detect_packing_width, load_profile
+from subfleet.device_profiles import DeviceProfile, detect_packing_width
 from subfleet.protocol.errors import ConfigError, FileError, ProtocolError
 from subfleet.protocol.jobs import DataSummary
 from subfleet.protocol.memory_plan import PackingWidth
-from subfleet.protocol.messages import Profile, check_client_id, make_message_id
+from subfleet.protocol.messages import Profile, make_message_id
 from subfleet.protocol.schema import canonical_json, parse_json
 from subfleet.protocol.submodel import MAX_ARCHITECTURE_BYTES, parse_architecture
 
 __all__ = [
-    "choose_client_id",
     "declare_architecture",
     "describe_device",
     "find_packing_width",
     "make_profile",
-    "override_profile",
 ]
 
 _SOFTWARE = ("subfleet", "onnxruntime", "onnxruntime-gpu", "subfleet-executorch", "executorch", "numpy", "paho-mqtt")
-
-
-def choose_client_id(client_id: str | None, user: str | None) -> str:
-    """The device's id: as given, else the user that it signs in as, else the host's name.
-
-    Raises:
-        ConfigError: the device signs in as a user of another name.
-        ProtocolError: the id cannot stand in a topic.
-    """
-    if client_id and user and client_id != user:
-        raise ConfigError(
-            f"the id is {client_id!r:.80}, but the broker's address names the user {user!r:.80}; the broker's access "
-            "list goes by the user, so they must be the same: leave --id out, or say --shared-user where many devices "
-            "sign in as one user"
-        )
-    host = re.sub(r"[^A-Za-z0-9_.-]", "-", platform.node())[:64]
-    return check_client_id(client_id or user or host or "device")
-
-
-def override_profile(
-    name_or_path: str,
-    *,
-    memory_fraction: float | None = None,
-    memory_limit: str | None = None,
-    disk_limit: str | None = None,
-    threads: int | None = None,
-) -> DeviceProfile:
-    """A device profile with what the command line says in place of its own.
-
-    Raises:
-        ConfigError: there is no such profile, or a value is out of its range.
-    """
-    profile = load_profile(name_or_path)
-    try:
-        return replace(
-            profile,
-            memory_fraction=profile.memory_fraction if memory_fraction is None else memory_fraction,
-            memory_limit=profile.memory_limit if memory_limit is None else memory_limit,
-            disk_limit=profile.disk_limit if disk_limit is None else disk_limit,
-            threads=profile.threads if threads is None else threads,
-        )
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
 
 
 def declare_architecture(profile: DeviceProfile, text_or_path: str) -> DeviceProfile:

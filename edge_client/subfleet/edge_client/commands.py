@@ -2,13 +2,14 @@
 
 import argparse
 import dataclasses
+import inspect
 import json
 import logging
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
 from subfleet.edge_client.failures import LOG_FORM, explain_error
 from subfleet.edge_client.options import Command, make_parser
@@ -18,13 +19,12 @@ from subfleet.protocol.logs import log_to_standard_error
 from subfleet.protocol.task_kinds import format_metrics
 from subfleet.protocol.text import escape
 
-if TYPE_CHECKING:
-    from subfleet.transport.address import BrokerOptions
-
 __all__ = ["run"]
 
 _LOG = logging.getLogger(__name__)
 _SHOWN_CLASSES = 10
+OptionsT = TypeVar("OptionsT")
+
 _STOPPED = "stopped; start the same command again to go on"
 
 
@@ -53,41 +53,18 @@ def _complain(code: ExitCode, sentence: str) -> int:
 
 
 def _join(options: argparse.Namespace) -> int:
+    from subfleet.edge_client.device_options import DeviceOptions
     from subfleet.edge_client.joining import JoinOptions, join
+    from subfleet.transport.address import BrokerOptions
 
-    join(
-        JoinOptions(
-            broker=_broker_of(options),
-            data=options.data,
-            held_out=options.held_out,
-            client_id=options.id,
-            shared_user=options.shared_user,
-            profile=options.profile,
-            state=options.state,
-            replay=options.replay,
-            fleet=options.fleet,
-            memory_fraction=options.memory_fraction,
-            memory_limit=options.memory_limit,
-            disk_limit=options.disk_limit,
-            runtime=options.runtime,
-            threads=options.threads,
-            provider=options.provider,
-            architecture=options.architecture,
-            tells_statistics=not options.no_statistics,
-            leave_when_finished=options.leave_when_finished,
-            leave_with_stdin=options.leave_with_stdin,
-            wait=options.wait,
-        )
-    )
+    join(_select(JoinOptions, options, broker=_select(BrokerOptions, options), device=_select(DeviceOptions, options)))
     return int(ExitCode.OK)
 
 
-def _broker_of(options: argparse.Namespace) -> "BrokerOptions":
-    from subfleet.transport.address import BrokerOptions
-
-    return BrokerOptions(
-        url=options.url, ca=options.ca, cert=options.cert, key=options.key, password_file=options.password_file
-    )
+def _select(kind: Callable[..., OptionsT], options: argparse.Namespace, **others: object) -> OptionsT:
+    """Make a record of the options that are named as its fields."""
+    names = inspect.signature(kind).parameters.keys() - others.keys()
+    return kind(**{name: value for name, value in vars(options).items() if name in names}, **others)
 
 
 def _capture(options: argparse.Namespace) -> int:
@@ -105,21 +82,12 @@ def _capture(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
+    from subfleet.edge_client.device_options import DeviceOptions
     from subfleet.edge_client.doctor import DoctorOptions, examine
+    from subfleet.transport.address import BrokerOptions
 
-    examination = examine(
-        DoctorOptions(
-            broker=None if options.url is None else _broker_of(options),
-            data=options.data,
-            profile=options.profile,
-            fleet=options.fleet,
-            client_id=options.id,
-            shared_user=options.shared_user,
-            state=options.state,
-            memory_fraction=options.memory_fraction,
-            memory_limit=options.memory_limit,
-        )
-    )
+    broker = None if options.url is None else _select(BrokerOptions, options)
+    examination = examine(DoctorOptions(broker=broker, data=options.data, device=_select(DeviceOptions, options)))
     if options.json:
         sys.stdout.write(json.dumps(dataclasses.asdict(examination), indent=2) + "\n")
     else:

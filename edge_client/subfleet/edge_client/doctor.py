@@ -6,21 +6,21 @@ import platform
 import re
 import sys
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from subfleet.device.describing import choose_client_id, find_packing_width, override_profile
+from subfleet.device.describing import find_packing_width
 from subfleet.device.monitor import ControlGroups, LiveMeter
 from subfleet.device.runtimes import choose_trainer
 from subfleet.device.trials import TrialResult, try_package, try_runtime
 from subfleet.device_profiles import DeviceProfile, compute_memory_budget
-from subfleet.edge_client.store import find_state_folder, read_saved
+from subfleet.edge_client.device_options import DeviceOptions
+from subfleet.edge_client.store import read_saved
 from subfleet.protocol.errors import BrokenError, FileError, MissingExtraError, SubfleetError, make_install_command
 from subfleet.protocol.exit_codes import ExitCode
 from subfleet.protocol.memory_plan import planned_for
 from subfleet.protocol.programs import decode_program
-from subfleet.protocol.topics import DEFAULT_FLEET, Topics
+from subfleet.protocol.topics import Topics
 from subfleet.transport.address import BrokerOptions, mqtt_client_id, parse_url
 
 __all__ = ["DoctorOptions", "Examination", "Finding", "check_package", "examine"]
@@ -70,17 +70,11 @@ class Examination:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorOptions:
-    """What the command line says; None leaves a check out."""
+    """The command line of `doctor`; a check is left out if its option is None."""
 
+    device: DeviceOptions = field(default_factory=DeviceOptions)
     broker: BrokerOptions | None = None
     data: str | None = None
-    profile: str = "generic"
-    fleet: str = DEFAULT_FLEET
-    client_id: str | None = None
-    shared_user: bool = False
-    state: Path | None = None
-    memory_fraction: float | None = None
-    memory_limit: str | None = None
 
 
 def examine(options: DoctorOptions) -> Examination:
@@ -89,9 +83,7 @@ def examine(options: DoctorOptions) -> Examination:
     Raises:
         ConfigError: the profile or the share cannot be used.
     """
-    profile = override_profile(
-        options.profile, memory_fraction=options.memory_fraction, memory_limit=options.memory_limit
-    )
+    profile = options.device.load_profile()
     tried = {name: try_runtime(name, profile.provider) for name in profile.runtimes}
     packages = {name: try_package(module, name) for name, module in _NEEDED.items()}
     findings = [
@@ -223,11 +215,11 @@ def _check_broker(broker: BrokerOptions, options: DoctorOptions) -> list[Finding
     from subfleet.transport.broker_check import examine_broker
 
     name = _find_client_id(options)
-    doctor = mqtt_client_id(options.fleet, "doctor", name)  # not the id of an agent that may be at work
+    doctor = mqtt_client_id(options.device.fleet, "doctor", name)  # not the id of an agent that may be at work
     try:
         report = examine_broker(
             broker.address(os.environ),
-            Topics(options.fleet),
+            Topics(options.device.fleet),
             name=name,
             client_id=doctor,
             open_timeout_s=_OPEN_TIMEOUT_S,
@@ -247,11 +239,11 @@ def _check_broker(broker: BrokerOptions, options: DoctorOptions) -> list[Finding
 
 def _find_client_id(options: DoctorOptions) -> str:
     user = None if options.broker is None else parse_url(options.broker.url).username
-    return choose_client_id(options.client_id, None if options.shared_user else user)
+    return options.device.choose_client_id(user)
 
 
 def _check_fit(options: DoctorOptions, profile: DeviceProfile, budget_bytes: int) -> str:
-    folder = options.state or find_state_folder(options.fleet, _find_client_id(options))
+    folder = options.device.find_state_folder(_find_client_id(options))
     verdicts, width = [], find_packing_width(profile)
     # An agent may be at work in the folder: it is only read.
     for digest in read_saved(folder).programs:

@@ -86,7 +86,10 @@ def _add_broker_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_device_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--id", metavar="NAME", help="the device's id (default: the address's user, or the host's name)"
+        "--id",
+        dest="client_id",
+        metavar="NAME",
+        help="the device's id (default: the address's user, or the host's name)",
     )
     parser.add_argument(
         "--profile", metavar="NAME|FILE", default="generic", help="device profile, by name or .toml file (%(default)s)"
@@ -137,7 +140,8 @@ def _add_join(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--no-statistics",
-        action="store_true",
+        dest="tells_statistics",
+        action="store_false",
         help="do not tell the server minimum, maximum, mean and deviation of the inputs",
     )
     parser.add_argument("--wait", action="store_true", help="wait for a broker that is not there yet")
