@@ -45,7 +45,7 @@ class Board:
             elif isinstance(action, Keep) and isinstance(action.message, Refusal):
                 assert action.message in self.disk.refusals, "a refusal is on the disk before it is sent"
                 self.told = [*(known for known in self.told if known != action.message), action.message]
-        assert self.agent.state.saved() == self.disk
+        assert self.agent.state.saved == self.disk
         return actions
 
     def begin(self, task: Task) -> None:

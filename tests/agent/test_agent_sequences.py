@@ -76,7 +76,7 @@ class AgentMachine(RuleBasedStateMachine):
         elif isinstance(action, Keep):
             self.outbox[action.message.message_id] = action.message
             if not hasattr(action.message, "reading"):
-                assert action.message in self.on_disk.answers(), "an answer is on the disk before it is sent"
+                assert action.message in self.on_disk.answers, "an answer is on the disk before it is sent"
         elif isinstance(action, Settle):
             settled = self.outbox.pop(action.message_id)
             if isinstance(settled, Update):
@@ -172,7 +172,7 @@ class AgentMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_disk_knows_what_the_agent_knows(self) -> None:
-        assert self.on_disk == self.agent.state.saved()
+        assert self.on_disk == self.agent.state.saved
 
     @invariant()
     def an_answered_task_has_one_answer(self) -> None:

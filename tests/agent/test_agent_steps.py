@@ -378,7 +378,7 @@ def test_a_new_start_sends_kept_answers_again_and_trains_the_unanswered_task_ane
     agent.train(train_task("t1", 1))
     agent.finish(train_task("t1", 1))
     agent.train(train_task("t2", 2))
-    saved = agent.state.saved()
+    saved = agent.state.saved
     again = Agent(saved=saved, settings=AgentSettings(profile=profile("s2")))
     assert [type(action.message) for action in again.first if isinstance(action, Keep)] == [Update]
     again.see(LinkUp())

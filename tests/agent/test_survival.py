@@ -322,7 +322,7 @@ def test_a_device_is_killed_twice_for_each_halving_and_trains_in_every_round(
     board = Board()
     halvings = (max(sizes) // capacity_bytes).bit_length()
     for number in range(1, 13):
-        free_bytes = board.disk.survival.offered_bytes(BUDGET_BYTES)
+        free_bytes = board.disk.survival.limit_budget(BUDGET_BYTES)
         deaths, trained = play(board, number, sizes, capacity_bytes)
         assert deaths <= 2 * halvings
         assert deaths == 0 or free_bytes * 17 // 16 + 1 > capacity_bytes, "who offers what it has is not killed"

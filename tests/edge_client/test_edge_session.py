@@ -33,7 +33,7 @@ def stored(rig: Rig, name: str = "t1") -> bytes:
 
 
 def settled(rig: Rig) -> bool:
-    return not rig.store.load().answers()
+    return not rig.store.load().answers
 
 
 def test_a_whole_round(rig: Rig) -> None:

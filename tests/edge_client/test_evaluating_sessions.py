@@ -22,7 +22,7 @@ def evaluated(rig: Rig) -> list[Evaluated]:
 
 
 def settled(rig: Rig) -> bool:
-    return bool(evaluated(rig)) and not rig.store.load().answers()
+    return bool(evaluated(rig)) and not rig.store.load().answers
 
 
 def begin(rig: Rig) -> None:

@@ -1,4 +1,4 @@
-"""Writes the agent's messages. Their ids follow from what they say: said twice, it is known as said once."""
+"""Composes the agent's messages. Ids are derived from the content, so that a repeated message is recognised."""
 
 from dataclasses import replace
 from typing import Literal
@@ -36,7 +36,7 @@ MAX_DETAIL_CHARACTERS = 500
 
 
 def compose_presence(settings: AgentSettings, now_s: float, *, online: bool = True, reason: str = "") -> Presence:
-    """A heartbeat; with `online` False the will, or with a reason, too, the goodbye."""
+    """Compose a heartbeat; with `online` False the will, or with a reason the goodbye."""
     return Presence(
         client_id=settings.client_id,
         session_id=settings.session_id,
@@ -49,13 +49,13 @@ def compose_presence(settings: AgentSettings, now_s: float, *, online: bool = Tr
 def compose_ack(
     settings: AgentSettings, task: Task, status: Literal["accepted", "duplicate", "refused"], reason: str = ""
 ) -> Ack:
-    """Tells the server that a task came."""
+    """Compose the ack of a task."""
     message_id = f"ack.{settings.session_id}.{task.message_id}"
     return Ack(of=task.message_id, status=status, reason=reason, message_id=message_id)
 
 
 def compose_telemetry(settings: AgentSettings, event: Measured, now_s: float) -> Telemetry:
-    """What was measured; one id per try of a round, and one per moment outside rounds."""
+    """Compose telemetry; its id is unique per attempt of a round, or per moment outside rounds."""
     info = event.measure.info if isinstance(event.measure, MeasureForRound) else None
     regular_id = f"telemetry.{settings.session_id}.{now_s:.3f}"
     return Telemetry(
@@ -74,13 +74,13 @@ def compose_telemetry(settings: AgentSettings, event: Measured, now_s: float) ->
 
 
 def make_telemetry_id(settings: AgentSettings, info: RoundInfo) -> str:
-    """The id of the telemetry that answers an announcement."""
+    """Make the id of the telemetry that answers an announcement."""
     name = f"telemetry.{settings.session_id}.{info.run_id}.{info.round}"
     return name + (f".{info.retry}" if info.retry else "")
 
 
 def compose_update(settings: AgentSettings, current: CurrentTask, event: TrainingEnded, now_s: float) -> Update:
-    """The answer to a training that went well."""
+    """Compose the answer to a finished training or calibration."""
     task, result = current.task, event.result
     return Update(
         task_id=task.task_id,
@@ -102,7 +102,7 @@ def compose_update(settings: AgentSettings, current: CurrentTask, event: Trainin
 
 
 def compose_scores(settings: AgentSettings, current: CurrentTask, event: ScoringEnded, now_s: float) -> Scores:
-    """The answer to a score task."""
+    """Compose the answer to a score task."""
     return Scores(
         task_id=current.task.task_id,
         run_id=current.task.run_id,
@@ -117,7 +117,7 @@ def compose_scores(settings: AgentSettings, current: CurrentTask, event: Scoring
 def compose_evaluation(
     settings: AgentSettings, current: CurrentTask, event: EvaluationEnded, now_s: float
 ) -> Evaluated:
-    """The answer to an evaluate task."""
+    """Compose the answer to an evaluate task."""
     result = event.result
     return Evaluated(
         task_id=current.task.task_id,
@@ -139,7 +139,7 @@ def compose_evaluation(
 
 
 def compose_deployment(settings: AgentSettings, current: CurrentTask, event: ModelsPlaced) -> Deployed:
-    """The answer to a deploy task whose models are in place."""
+    """Compose the answer to a finished deploy task."""
     return Deployed(
         task_id=current.task.task_id,
         run_id=current.task.run_id,
@@ -152,7 +152,7 @@ def compose_deployment(settings: AgentSettings, current: CurrentTask, event: Mod
 def compose_refusal(
     settings: AgentSettings, current: CurrentTask, reason: RefusalReason, detail: str, available_bytes: int | None
 ) -> Refusal:
-    """The answer to a task that is not done, and why."""
+    """Compose the answer to a task that is not done."""
     return Refusal(
         task_id=current.task.task_id,
         run_id=current.task.run_id,
@@ -166,5 +166,5 @@ def compose_refusal(
 
 
 def _make_sendable(text: str) -> str:
-    """Odd file names stand in error texts; the wire takes neither NUL nor half a character."""
+    """Replace NUL and lone surrogates, which error texts with odd file names contain and JSON cannot carry."""
     return text.encode("utf-8", "replace").decode().replace("\0", "?")[:MAX_DETAIL_CHARACTERS]

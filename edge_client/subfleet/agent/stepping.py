@@ -1,13 +1,13 @@
-"""The agent: what a device does about everything that happens to it, as one pure function.
+"""The agent: a device's reaction to every event, as one pure function.
 
-`step` takes a state, an event and the time, and returns the new state and what is to be done. It reads no clock, draws
-no number and touches no file, so that every sequence of events can be tried in a test. What holds always:
+`step` takes a state, an event and the time, and returns the new state and the actions. It reads no clock, draws no
+random number and touches no file, so that tests can try every sequence of events. Invariants:
 
-- one task at a time: nothing is trained before the worker has ended what it trained before;
+- one task at a time: no work starts before the worker has finished the previous one;
 - a task that was answered or replaced is never trained again, however often it comes;
-- a newer task takes the place of an older one, and a round that has moved on ends the older round's task;
+- a newer task replaces an older one, and a new round ends the task of an older round;
 - an answer is written to disk before it is sent, and kept until its ack or the end of its run;
-- a work is written down on disk before it is begun, and a work that two processes died at is begun no third time;
+- work is recorded on disk before it starts, and is not started a third time after two processes died at it;
 - every wait has a deadline.
 """
 
@@ -68,9 +68,9 @@ __all__ = ["start", "step"]
 
 
 def start(settings: AgentSettings, saved: Saved, now_s: float) -> Step:
-    """Begin, or take up what an earlier process left: send its answers again and do its unanswered task anew.
+    """Start from the saved state: send its answers again and repeat its unanswered task.
 
-    A task at which processes died, as they do without enough memory, is refused instead.
+    A task at which processes died, as they do for lack of memory, is refused instead.
     """
     current = None
     if saved.task is not None:
@@ -78,28 +78,28 @@ def start(settings: AgentSettings, saved: Saved, now_s: float) -> Step:
     state = AgentState(
         round=saved.round,
         current=current,
-        pending=tuple(Pending(message=answer, until_s=now_s + settings.keep_s) for answer in saved.answers()),
+        pending=tuple(Pending(message=answer, until_s=now_s + settings.keep_s) for answer in saved.answers),
         done=saved.done,
         programs=saved.programs,
-        survival=saved.survival.restarted(saved.round),
+        survival=saved.survival.restart(saved.round),
         busy_at_s=now_s,
     )
     actions: tuple[Action, ...] = tuple(Keep(message=entry.message) for entry in state.pending)
-    if saved.task is not None and saved.task.task_id in {begun.task_id for begun in saved.survival.fatal()}:
+    if saved.task is not None and saved.task.task_id in {begun.task_id for begun in saved.survival.list_fatal()}:
         state, more = refuse_fatal(settings, state, now_s)
         actions += more
-    return state, (Save(saved=state.saved()), *actions) if state.saved() != saved else actions
+    return state, (Save(saved=state.saved), *actions) if state.saved != saved else actions
 
 
 def step(settings: AgentSettings, state: AgentState, event: Event, now_s: float) -> Step:
-    """What an event leads to. Whatever must outlive the process is saved before anything is sent."""
+    """Handle an event. The state is saved before anything is sent."""
     after, actions = _handle(settings, state, event, now_s)
     after, more = advance(after)
     actions += more
-    before_saved, saved = state.saved(), after.saved()
+    before_saved, saved = state.saved, after.saved
     if before_saved != saved:
-        # An ack or the end of a task frees blobs; they go only after the file no longer names them.
-        freed: tuple[Action, ...] = (Prune(keep=saved.blobs()),) if before_saved.blobs() - saved.blobs() else ()
+        # An ack or the end of a task frees blobs; they are removed only after the saved state no longer names them.
+        freed: tuple[Action, ...] = (Prune(keep=saved.blobs),) if before_saved.blobs - saved.blobs else ()
         actions = (Save(saved=saved), *actions, *freed)
     return after, actions
 
@@ -113,8 +113,8 @@ def _handle(settings: AgentSettings, state: AgentState, event: Event, now_s: flo
         case TimePassed():
             outcome = _on_tick(settings, state, now_s)
         case Stopping():
-            # Whoever stops the process on purpose must not look like what kills it; the next start takes up the task.
-            outcome = replace(state, survival=state.survival.stopped()), ()
+            # A stop on purpose is no death; the next start repeats the task.
+            outcome = replace(state, survival=state.survival.stop_work()), ()
         case Received():
             outcome = _on_received(settings, state, event, now_s)
         case Weighed():
@@ -141,7 +141,7 @@ def _on_link_up(settings: AgentSettings, state: AgentState, now_s: float) -> Ste
 
 
 def _announce_presence(settings: AgentSettings, now_s: float) -> tuple[Action, ...]:
-    """The profile goes with every heartbeat: neither ends in an ack, and a device without a profile gets no task."""
+    """Send presence and profile: neither has an ack, and a device without a profile gets no task."""
     return (
         Publish(message=compose_presence(settings, now_s), retain=True),
         Publish(message=settings.profile, retain=True),
@@ -193,7 +193,7 @@ def _on_received(settings: AgentSettings, state: AgentState, event: Received, no
     if isinstance(message, Task):
         return _on_task(settings, state, message, now_s)
     if isinstance(message, Ack):
-        # That of the profile settles nothing: a server that starts anew must know the device, and answers it again.
+        # The ack of the profile settles nothing: a restarted server needs the profile again, and acks it again.
         return _settle(state, lambda pending: pending.message_id == message.of)
     return state, ()
 
@@ -207,7 +207,7 @@ def _on_round(state: AgentState, info: RoundInfo, now_s: float) -> Step:
         state, more = drop_task(state)
         actions += more
     if info.phase == "measure":
-        actions += (MeasureForRound(info=info, pinned=state.saved().pinned()),)
+        actions += (MeasureForRound(info=info, pinned=state.saved.pinned),)
     over_at_s = (state.finished_at_s or now_s) if info.phase == "finished" else None
     return replace(state, finished_at_s=over_at_s), actions
 
@@ -250,7 +250,7 @@ def _on_measured(settings: AgentSettings, state: AgentState, event: Measured, no
     measure = event.measure
     if isinstance(measure, MeasureForRound):
         run_id, number = measure.info.run_id, measure.info.round
-        state = replace(state, survival=state.survival.measured(run_id, number, event.memory_budget_bytes))
+        state = replace(state, survival=state.survival.enter_round(run_id, number, event.memory_budget_bytes))
     event = _limit_offer(state.survival, event)
     match measure:
         case MeasureForTask(task_id=task_id):
@@ -265,7 +265,7 @@ def _on_measured(settings: AgentSettings, state: AgentState, event: Measured, no
 
 
 def _answer_announcement(settings: AgentSettings, state: AgentState, message: Telemetry, now_s: float) -> Step:
-    """Send what was measured for an announcement, unless nobody waits for it any more."""
+    """Send the telemetry for an announcement, unless the announcement is out of date."""
     info = state.round
     if info is None or is_over(message, info):
         return state, ()
@@ -275,8 +275,8 @@ def _answer_announcement(settings: AgentSettings, state: AgentState, message: Te
 
 
 def _limit_offer(survival: Survival, event: Measured) -> Measured:
-    """What was measured, with no more in it than the device offers."""
+    """Limit a measurement to the budget that the device offers."""
     low = event.log_low
     if low is not None:
-        low = replace(low, memory_budget_bytes=survival.offered_bytes(low.memory_budget_bytes))
-    return replace(event, memory_budget_bytes=survival.offered_bytes(event.memory_budget_bytes), log_low=low)
+        low = replace(low, memory_budget_bytes=survival.limit_budget(low.memory_budget_bytes))
+    return replace(event, memory_budget_bytes=survival.limit_budget(event.memory_budget_bytes), log_low=low)

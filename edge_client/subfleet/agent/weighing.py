@@ -1,7 +1,6 @@
-"""Whether a task fits the device's disk and link, by the sizes that it announces: before it is fetched. Pure.
+"""Checks a task's sizes against the device's disk and link before anything is fetched. Pure.
 
-A server may be mistaken or hostile: what it announces is held against what the device has, not against its own word
-alone.
+A server may be mistaken or hostile: its sizes are compared with what the device has, not with its own claims alone.
 """
 
 from collections.abc import Set
@@ -17,12 +16,12 @@ from subfleet.protocol.update_codecs import Uncompressed
 __all__ = ["HEADER_BYTES", "Objection", "find_objection"]
 
 HEADER_BYTES = 1024 * 1024
-"""By how much a container may be larger than the weights that a budget was held against."""
+"""A container may exceed the budgeted size of its weights by this much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objection:
-    """Why a task is not even fetched.
+    """Why a task is refused before it is fetched.
 
     Attributes:
         available_bytes: for "disk", what may be written.
@@ -34,13 +33,13 @@ class Objection:
 
 
 def find_objection(task: Task, weighed: Weighed, reading: Reading | None, left_s: float) -> Objection | None:
-    """Why a task is not fetched; None where it fits.
+    """Find the reason to refuse a task before it is fetched; None if it fits.
 
     Args:
         task: as it was announced.
-        weighed: what was found on the disk.
+        weighed: the state of the disk.
         reading: the last one of the device; None before the first.
-        left_s: seconds until an answer is worth nothing.
+        left_s: seconds until the deadline of the task.
     """
     fetched_bytes, wanted_bytes = _count_fetched_bytes(task, weighed.lacking), needed_bytes(task, weighed.lacking)
     if wanted_bytes > weighed.room_bytes:
@@ -58,7 +57,7 @@ def _count_fetched_bytes(task: Task, lacking: Set[str]) -> int:
 
 
 def _check_budget(task: Task) -> str:
-    """Weights alone: programs are fetched once, and no round's budget is held against them."""
+    """Check weights and update against the budget; programs are fetched once and do not count."""
     down, up = task.budget.downlink_bytes, task.budget.uplink_bytes
     largest_bytes = max((blob.size_bytes for blob in task.weights), default=0)
     if down is not None and largest_bytes > down + HEADER_BYTES:

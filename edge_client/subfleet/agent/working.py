@@ -1,7 +1,7 @@
-"""What becomes of the task in hand: how it moves on, and what ends it. Pure, as all of the agent.
+"""The stages of the current task, from arrival to answer. Pure, as all of the agent.
 
-A task is weighed, fetched, measured for and done, in that order, and ends in one answer. An event changes nothing where
-it is about a task that is not in hand any more.
+A task is weighed, fetched, measured for and worked on, in that order, and ends in one answer. Events about other tasks
+change nothing.
 """
 
 import math
@@ -60,19 +60,19 @@ __all__ = [
 ]
 
 Step = tuple[AgentState, tuple[Action, ...]]
-"""What an event leads to: the state after it, and what is to be done."""
+"""The state after an event, and the actions."""
 
 KEPT_TASK_IDS = 64
 KEPT_PROGRAMS = 32
 
 
 def advance(state: AgentState) -> Step:
-    """Move the job on as far as it goes without a further event."""
+    """Advance the current task as far as possible without a further event."""
     actions: tuple[Action, ...] = ()
     current = state.current
     if current is not None and current.stage == "waiting" and is_open(state.round, current.task):
         current = replace(current, stage="weighing")
-        actions += (Weigh(task=current.task, pinned=state.saved().pinned()),)
+        actions += (Weigh(task=current.task, pinned=state.saved.pinned),)
     if current is not None and current.stage == "fetching" and not current.lacking and state.running is None:
         if isinstance(current.task.work, Deploy):
             current = replace(current, stage="working")
@@ -85,21 +85,21 @@ def advance(state: AgentState) -> Step:
 
 
 def on_weighed(settings: AgentSettings, state: AgentState, event: Weighed, now_s: float) -> Step:
-    """Refuse a task that does not fit disk or link; fetch the blobs of one that does."""
+    """Refuse a task that does not fit disk or link, else fetch its blobs."""
     current = state.current
     if current is None or current.stage != "weighing" or current.task.task_id != event.task_id:
         return state, ()
     against = find_objection(current.task, event, state.reading, current.deadline_at_s - now_s)
     if against is not None:
         return refuse(settings, state, against.reason, against.detail, now_s, against.available_bytes)
-    # What is here is fetched, too: its digest is checked, and a damaged one comes anew.
+    # Blobs that are here are fetched, too: their digests are checked, and damaged ones are fetched again.
     blobs = current.task.blobs
     current = replace(current, stage="fetching", lacking=frozenset(blob.sha256 for blob in blobs))
     return replace(state, current=current), tuple(Fetch(blob=blob) for blob in blobs)
 
 
 def on_blob(settings: AgentSettings, state: AgentState, event: BlobArrived | BlobFailed, now_s: float) -> Step:
-    """One blob less is lacking; or a task with a blob that cannot be had is refused."""
+    """Note a fetched blob; refuse the task if a blob cannot be fetched."""
     if state.current is None or event.sha256 not in state.current.lacking:
         return state, ()
     if isinstance(event, BlobFailed):
@@ -109,7 +109,7 @@ def on_blob(settings: AgentSettings, state: AgentState, event: BlobArrived | Blo
 
 
 def on_task_measured(settings: AgentSettings, state: AgentState, task_id: str, budget_bytes: int, now_s: float) -> Step:
-    """Begin the work where its planned peak fits what is free now; refuse it where it does not."""
+    """Start the work if its planned peak fits the budget, else refuse it."""
     current = state.current
     if current is None or current.stage != "measuring" or current.task.task_id != task_id:
         return state, ()
@@ -123,18 +123,18 @@ def on_task_measured(settings: AgentSettings, state: AgentState, task_id: str, b
                 "ended while it worked"
             )
         return refuse(settings, state, "memory", detail, now_s, budget_bytes)
-    survival = state.survival.began(current.task, budget_bytes)
+    survival = state.survival.start_work(current.task, budget_bytes)
     state = replace(state, current=replace(current, stage="working"), running=current.task.task_id, survival=survival)
     return state, (StartWork(task=current.task, memory_limit_bytes=budget_bytes),)
 
 
 def on_ended(settings: AgentSettings, state: AgentState, event: Ended, now_s: float) -> Step:
-    """Answer with the result, or with a refusal where there is none that can be sent."""
+    """Answer with the result, or with a refusal if there is no valid result."""
     state = _release_worker(state, event)
     current = state.current
     if current is None or current.task.task_id != event.task_id:
-        # Nobody waits for it any more; an update's blob goes with the others that no file names.
-        return state, ((Prune(keep=state.saved().blobs()),) if isinstance(event, TrainingEnded) else ())
+        # The task was dropped; the blob of its update is removed with all other unused blobs.
+        return state, ((Prune(keep=state.saved.blobs),) if isinstance(event, TrainingEnded) else ())
     match event:
         case TrainingEnded(result=result):
             if not (math.isfinite(result.loss) and math.isfinite(result.accuracy)):
@@ -157,7 +157,7 @@ def on_ended(settings: AgentSettings, state: AgentState, event: Ended, now_s: fl
 
 
 def _keep_program(state: AgentState, task: Task) -> AgentState:
-    """Its program is worth its room: the next round has a task of the same."""
+    """Keep the program of a task: the next round probably uses it again."""
     program = task.programs[0].blob.sha256
     return replace(state, programs=_append_recent(state.programs, program, KEPT_PROGRAMS))
 
@@ -167,12 +167,12 @@ def _release_worker(state: AgentState, event: Ended) -> AgentState:
         return state
     in_hand = state.current is not None and state.current.task.task_id == event.task_id
     if not isinstance(event, WorkFailed):
-        survival = state.survival.ended()
+        survival = state.survival.end_work()
     elif event.killed:
-        survival = state.survival.killed(state.round)
+        survival = state.survival.note_kill(state.round)
     else:
-        # One that was told to stop does not show that the process would have survived the rest of it.
-        survival = state.survival.ended() if in_hand else state.survival.stopped()
+        # A task that was stopped does not show that the process would have survived the rest of it.
+        survival = state.survival.end_work() if in_hand else state.survival.stop_work()
     return replace(state, running=None, survival=survival)
 
 
@@ -184,7 +184,7 @@ def refuse(
     now_s: float,
     available_bytes: int | None = None,
 ) -> Step:
-    """Answer the job with a refusal, and end whatever was being done for it."""
+    """Refuse the current task, and stop its transfers and work."""
     current = state.current
     if current is None:
         return state, ()
@@ -196,7 +196,7 @@ def refuse(
 
 
 def refuse_fatal(settings: AgentSettings, state: AgentState, now_s: float) -> Step:
-    """Refuse the task in hand, at which the processes before this one died, with what that taught."""
+    """Refuse the current task, at which earlier processes died, with the budget that follows."""
     ceiling = state.survival.ceiling
     offered_bytes = 0 if ceiling is None else ceiling.memory_bytes
     detail = (
@@ -207,7 +207,7 @@ def refuse_fatal(settings: AgentSettings, state: AgentState, now_s: float) -> St
 
 
 def _answer_with(settings: AgentSettings, state: AgentState, compose: Callable[[], Answer], now_s: float) -> Step:
-    """Answer with a result; one that no message takes, as programs and plug-ins may give any, is a refusal."""
+    """Answer with a result, or with a refusal if it is invalid: programs and plug-ins may return anything."""
     try:
         answer = compose()
     except ValueError as error:
@@ -227,7 +227,7 @@ def _answer(settings: AgentSettings, state: AgentState, answer: Answer, now_s: f
 
 
 def drop_task(state: AgentState) -> Step:
-    """Let go of the job: cancel its transfers, and tell the worker to stop."""
+    """Drop the current task: cancel its transfers, and stop the worker."""
     current = state.current
     if current is None:
         return state, ()
