@@ -72,7 +72,7 @@ class Lane(Generic[T]):
         elapsed_s = max(now_s - self._passed_until_s, 0.0) if self._items else 0.0
         self._passed_until_s = max(now_s, self._passed_until_s)
         credit_bits = math.inf if self._rate_bps is None else elapsed_s * self._rate_bps
-        # A millionth of a bit is rounding of the clock; without the tolerance an item could be due in 0 seconds endlessly.
+        # A millionth of a bit is rounding of the clock; without it an item could be due in 0 seconds endlessly.
         while self._items and credit_bits >= self._sizes_bits[0] - 1e-6:
             size_bits = self._sizes_bits.popleft()
             credit_bits -= size_bits
