@@ -61,7 +61,7 @@ class MemoryBroker:
     """
 
     def __init__(self, faults: Faults | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._faults = faults or Faults()
+        self.faults = faults or Faults()
         self._clock = clock
         self._links: dict[str, BrokerLink] = {}
         self._retained: dict[str, tuple[str, bytes]] = {}  # topic to sender and payload
@@ -119,7 +119,7 @@ class MemoryBroker:
     def publish(self, link: BrokerLink, topic: str, payload: bytes, *, retain: bool) -> None:
         """Route a client's message (`MemoryTransport.publish`); without a link it is lost."""
         with self._changed:
-            if link.up and self._draw(link.client_id, "") >= self._faults.loss:
+            if link.up and self._draw(link.client_id, "") >= self.faults.loss:
                 self._route(link.client_id, topic, payload, retain=retain)
                 self._changed.notify_all()
 
@@ -176,7 +176,7 @@ class MemoryBroker:
             self._send(sender, receiver, Delivery(topic=topic, payload=payload))
 
     def _send(self, sender: str, receiver: str, delivery: Delivery) -> None:
-        link, faults = self._links[receiver], self._faults
+        link, faults = self._links[receiver], self.faults
         if not link.up or self._draw(sender, receiver) < faults.loss:
             return
         copies = 2 if self._draw(sender, receiver) < faults.double else 1
@@ -190,7 +190,7 @@ class MemoryBroker:
         pair = (sender, receiver)
         if pair not in self._generators:
             # Not for secrets: faults must be reproducible.
-            self._generators[pair] = random.Random(f"{self._faults.seed}/{sender}/{receiver}")  # noqa: S311
+            self._generators[pair] = random.Random(f"{self.faults.seed}/{sender}/{receiver}")  # noqa: S311
         return self._generators[pair].random()
 
 
