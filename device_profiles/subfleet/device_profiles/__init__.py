@@ -1,4 +1,4 @@
-"""What devices are and what they had to give: profiles, resource logs, replay, and generated series."""
+"""Device profiles, resource logs, replay, and generated series."""
 
 from subfleet.device_profiles.logs import LogRow, ResourceLog, read_log, write_log
 from subfleet.device_profiles.processors import detect_packing_width

@@ -1,4 +1,4 @@
-"""Takes devices out of a population: to each a profile and a resource log. The same seed gives the same devices."""
+"""Draws devices from a population, each with a profile and a resource log. The same seed gives the same devices."""
 
 import csv
 import gzip
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PopulationDevice:
-    """A device out of a population.
+    """A device of a population.
 
     Attributes:
         profile: of the device, under the name of its kind.
@@ -40,7 +40,7 @@ class PopulationDevice:
 
 
 def draw_devices(population: Population, count: int, *, seed: str, data: Path | None) -> tuple[PopulationDevice, ...]:
-    """Take devices out of a population. Of one that is drawn, more devices begin with the very same ones.
+    """Draw devices from a population. A larger number of devices begins with the same ones.
 
     Args:
         population: see there.
@@ -59,7 +59,7 @@ def draw_devices(population: Population, count: int, *, seed: str, data: Path | 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Share:
-    """What falls to one device: the item of a list, and the point of a series at which it begins."""
+    """The choices of one device: an item of a list, and the start in a series."""
 
     item: Callable[[int], int]
     start: Callable[[int], int]
@@ -105,7 +105,7 @@ def _find_kind(point: float, ends: Sequence[float], kinds: Sequence[Kind]) -> st
 
 
 def _read(kind: Kind, population: Population, data: Path | None) -> _Make:
-    """What makes devices of a kind; files are read once."""
+    """Return the factory of a kind's devices; files are read once."""
     if kind.memory is None or kind.link is None:
         return partial(
             _make_from_logs, kind, [load_log(name) for name in kind.logs], [load_log(name) for name in kind.links]
@@ -127,7 +127,7 @@ def _make_from_logs(
 
 
 def _merge_links(log: ResourceLog, link: ResourceLog, share: _Share) -> ResourceLog:
-    """A log with another one's links at the same times."""
+    """Replace the links of a log by another one's at the same times."""
     replayed = ReplayedLog(rotate_log(link, share.start(len(link.rows))))
     rows = []
     for row in log.rows:
@@ -152,7 +152,7 @@ def _make_from_tables(
 
 
 class _Traces:
-    """The traces of a table of links, each read when a device has it."""
+    """The traces of a table of links, each read on first use."""
 
     def __init__(self, path: Path, table: LinkTable) -> None:
         self._path = path

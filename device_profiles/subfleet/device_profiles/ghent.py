@@ -55,7 +55,7 @@ def read_ghent(path: Path, trace: str) -> tuple[BandwidthSample, ...]:
 
 
 def list_traces(path: Path) -> tuple[str, ...]:
-    """The names of all traces of a file, in their order.
+    """List the names of all traces of a file, in order.
 
     Raises:
         FileError: as `read_ghent`.
@@ -87,7 +87,7 @@ def _parse(cells: Sequence[str], where: str) -> BandwidthSample:
 
 
 def average_bps(samples: Iterable[BandwidthSample], start_s: float, end_s: float) -> float | None:
-    """The mean rate between two times, weighted by time; None where no sample covers any of it."""
+    """Average the rate between two times, weighted by time; None if no sample covers them."""
     covered_s = 0.0
     bits = 0.0
     for sample in samples:
@@ -107,7 +107,7 @@ def join_rows(
     uplink_fraction: float = 0.2,
     network: str = "cellular",
 ) -> tuple[LogRow, ...]:
-    """Rows of a log: the trace from `start_s` on, averaged over each step, beside a memory series.
+    """Join a trace from `start_s` on, averaged over each step, with a memory series to rows of a log.
 
     Args:
         samples: of one trace.

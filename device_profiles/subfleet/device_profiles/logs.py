@@ -1,4 +1,4 @@
-"""Resource logs: what a device had to give, over time, as a text file that people and tools can read.
+"""Resource logs: the resources of a device over time, as a text file for people and tools.
 
     # subfleet-log 1
     # device: raspberry_pi_4
@@ -80,7 +80,7 @@ def _check_order(rows: tuple[LogRow, ...]) -> Iterator[str]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked(_check_order)
 class ResourceLog:
-    """A log and where it comes from.
+    """A log and its source.
 
     Attributes:
         device: name of the device or its profile.
@@ -136,14 +136,14 @@ COLUMNS: Mapping[str, tuple[str, Callable[[str], Cell]]] = MappingProxyType(
 
 
 def encode_header(*, device: str, source: str, licence: str, notes: tuple[str, ...] = ()) -> str:
-    """The lines above the rows."""
+    """Encode the lines above the rows."""
     lines = [f"{_MAGIC}{FORMAT_VERSION}", f"# device: {device}", f"# source: {source}", f"# licence: {licence}"]
     lines += [f"# note: {note}" for note in notes]
     return "\n".join([*lines, ",".join(COLUMNS)]) + "\n"
 
 
 def encode_row(row: LogRow) -> str:
-    """One line. Numbers are written so that reading them gives the same bits."""
+    """Encode one row. Reading it gives the same bits."""
     cells = [row.t_s if name == "t_s" else getattr(row.reading, name) for name in COLUMNS]
     return ",".join(_encode_cell(cell) for cell in cells) + "\n"
 
@@ -157,7 +157,7 @@ def _encode_cell(cell: Cell | None) -> str:
 
 
 def write_log(path: Path, log: ResourceLog) -> None:
-    """Write a log as a whole or not at all.
+    """Write a log atomically.
 
     Raises:
         FileError: the file cannot be written.

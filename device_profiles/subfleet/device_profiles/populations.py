@@ -1,4 +1,4 @@
-"""Populations: a TOML file that says from which profiles and logs the devices of an emulated fleet are taken."""
+"""Populations: TOML files with the profiles and logs of an emulated fleet's devices."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -111,7 +111,7 @@ class Kind:
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()
 class Population:
-    """Devices that a fleet is taken from.
+    """A population of devices.
 
     Attributes:
         name: of the population.

@@ -1,4 +1,4 @@
-"""What is known of the processor of this machine."""
+"""Properties of this machine's processor."""
 
 import platform
 from pathlib import Path
@@ -11,7 +11,7 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 
 def detect_packing_width(cpuinfo: Path = _CPUINFO) -> PackingWidth:
-    """How many outputs XNNPACK's kernels for products take at once on this processor (its `gemm-config.c`).
+    """Detect how many outputs XNNPACK's product kernels compute at once on this processor (`gemm-config.c`).
 
     Args:
         cpuinfo: where Linux says what the processor can do.

@@ -1,4 +1,4 @@
-"""What kind of device this is: a small TOML file with units in its names, and the sources of its figures."""
+"""Device profiles: small TOML files with units in the names of keys, and sources of the figures."""
 
 import json
 from collections.abc import Mapping
@@ -100,7 +100,7 @@ class DeviceProfile:
 def compute_memory_budget(
     reading: Reading, memory_fraction: float, *, limit_bytes: int | None = None, data_bytes: int = 0
 ) -> int:
-    """The growth that training may cause now: a fraction of free memory, at most the limit; 0 where it is unknown.
+    """Compute the memory budget of training: a fraction of free memory, at most the limit; 0 if unknown.
 
     Args:
         reading: of the device, while nothing is trained.
@@ -127,7 +127,7 @@ def parse_profile(text: str, where: str) -> DeviceProfile:
 
 
 def format_profile(profile: DeviceProfile) -> str:
-    """A profile as the TOML text that `parse_profile` reads; one that declares no architecture."""
+    """Format a profile without a declared architecture as the TOML text that `parse_profile` reads."""
     plain = {key: value for key, value in to_plain(profile).items() if value is not None}
     return "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in plain.items())
 

@@ -1,4 +1,4 @@
-"""Reads a resource log at a given time, as if the device were there."""
+"""Reads a resource log at a given time."""
 
 import math
 from bisect import bisect_right
@@ -26,7 +26,7 @@ class ReplayedLog:
         self.period_s = self._times_s[-1] + last_step_s
 
     def read(self, log_time_s: float) -> Reading:
-        """The reading at a time of 0 or more; times beyond the period wrap around.
+        """Read the log at a time of 0 or more; times beyond the period wrap around.
 
         Raises:
             ValueError: the time is below 0.
@@ -37,7 +37,7 @@ class ReplayedLog:
         return self.log.rows[bisect_right(self._times_s, at_s) - 1].reading
 
     def low(self, quantile: float) -> Reading:
-        """Free memory and link rates that the device has at least, but for a fraction of the time that it is available.
+        """Compute low quantiles of free memory and link rates over the time that the device is available.
 
         Each is told by itself: both memory and link may be lower for twice the share. Unknown memory counts as none; a
         link that is unknown is no limit, and is unknown here where it is for long enough.
@@ -58,7 +58,7 @@ class ReplayedLog:
         )
 
     def _low(self, value: Callable[[Reading], float], quantile: float) -> float:
-        """The largest value below which the log is for no more than the fraction of its time."""
+        """Compute the largest value below which the log is for at most a fraction of its time."""
         ends_s = (*self._times_s[1:], self.period_s)
         held = [
             (value(row.reading), end_s - time_s)
@@ -82,7 +82,7 @@ def _from_rate(rate_bps: float) -> float | None:
 
 
 def rotate_log(log: ResourceLog, start: int) -> ResourceLog:
-    """A log that begins with another of its rows, counted from 0, and goes on at its beginning."""
+    """Rotate a log: it begins with another row, counted from 0, and continues at its beginning."""
     if not start:
         return log
     rows = log.rows

@@ -1,4 +1,4 @@
-"""The resource logs that come with the package, by name."""
+"""The shipped resource logs, by name."""
 
 from collections.abc import Mapping
 from importlib import resources
@@ -21,7 +21,7 @@ LOGS: Mapping[str, str] = MappingProxyType(
 
 
 def find_demo_log(name: str) -> Path:
-    """The file of a shipped log.
+    """Find the file of a shipped log.
 
     Raises:
         FileError: there is no such log.

@@ -31,7 +31,7 @@ _NAMES = MappingProxyType({np.dtype(code): name for name, code in _DTYPES.items(
 
 
 def numpy_dtype(dtype: str) -> np.dtype[np.generic]:
-    """The NumPy type of a container type.
+    """Return the NumPy type of a container type.
 
     Raises:
         ProtocolError: NumPy has none (BF16).
@@ -47,7 +47,7 @@ def encode_arrays(arrays: Arrays, metadata: Mapping[str, str] | None = None) -> 
 
 
 def split_arrays(arrays: Arrays, metadata: Mapping[str, str] | None = None) -> tuple[bytes | memoryview, ...]:
-    """The parts whose concatenation is `encode_arrays`; those of contiguous arrays share their memory."""
+    """Split `encode_arrays` into parts; those of contiguous arrays share their memory."""
     tensors = []
     for name, array in arrays.items():
         contiguous = np.ascontiguousarray(array)
@@ -78,7 +78,7 @@ def decode_arrays(buffer: bytes | memoryview) -> dict[str, npt.NDArray[np.generi
 
 
 def compute_change(new: Arrays, old: Arrays, *, in_place: bool = False) -> dict[str, npt.NDArray[np.generic]]:
-    """What training did, new minus old, tensor by tensor; exactly 0 where nothing changed.
+    """Compute the change of each tensor, new minus old; exactly 0 for unchanged values.
 
     Args:
         new: the trained tensors.

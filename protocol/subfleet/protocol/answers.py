@@ -1,4 +1,4 @@
-"""What a device answers to a task, as messages: each ends its task, and is kept until its ack."""
+"""A device's answers to tasks, as messages: each ends its task, and is kept until its ack."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
@@ -31,7 +31,7 @@ __all__ = ["Answer", "Deployed", "Evaluated", "Refusal", "RefusalReason", "Score
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()
 class Refusal:
-    """A device does not do a task, and why.
+    """A device refuses a task, with the reason.
 
     Attributes:
         available_bytes: for "memory", the growth that it could bear now; for "disk", what may be written.
@@ -85,7 +85,7 @@ class Update:
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()
 class Scores:
-    """What a device found for the candidates of a score task, in their order.
+    """The scores of the candidates of a score task, in order.
 
     Attributes:
         scores: 1 to 16.
@@ -118,7 +118,7 @@ class Deployed:
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked(*CLAIM_RULES)
 class Evaluated:
-    """What a device found when it evaluated a model, as it was sent, on its held-out data.
+    """The result of evaluating a model, as it was sent, on the device's held-out data.
 
     Attributes:
         loss: mean of the plain objective over the labels that count, 0 or more.

@@ -1,4 +1,4 @@
-"""Bounds of a record's values: they stand in its annotations, and the record checks itself when it is made.
+"""Bounds of a record's values, in its annotations; the record checks itself when it is made.
 
     @dataclass(frozen=True, slots=True, kw_only=True)
     @checked(check_nesterov)
@@ -58,10 +58,10 @@ MOST_PROBLEMS = 100
 
 
 class Bound(Protocol):
-    """Something that is asked of a value, as part of an annotation, `Annotated[type, bound]`."""
+    """A requirement for a value, as part of an annotation, `Annotated[type, bound]`."""
 
     def problem(self, value: Any) -> str:
-        """A clause that follows the name of the value, such as "is 0, but must be 1 or more"; "" where it is right."""
+        """Describe a problem, to follow the name of the value, such as "is 0, but must be 1 or more"; or ""."""
         ...
 
 
@@ -107,7 +107,7 @@ class Range:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Length:
-    """How many characters a text may have, or items a tuple or a mapping."""
+    """The length of a text, tuple or mapping."""
 
     least: int = 0
     most: int | None = None
@@ -125,7 +125,7 @@ class Length:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Texts:
-    """Texts in a tuple or a mapping.
+    """A requirement for the texts in a tuple or a mapping.
 
     Attributes:
         most: characters of each.
@@ -148,7 +148,7 @@ class Texts:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """Anything else: `accepts` says whether a value is right, `words` what it must be."""
+    """Any other requirement: `accepts` tests a value, `words` describe what it must be."""
 
     accepts: Callable[[Any], bool]
     words: str
@@ -160,7 +160,7 @@ class Condition:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Each:
-    """Items that must differ; `key` gives what each is told apart by, which is the item itself where it is None."""
+    """Items that must differ, by `key` if it is given."""
 
     key: Callable[[Any], Any] | None = None
 
@@ -178,7 +178,7 @@ NAMED_ONCE = Each(key=itemgetter(0))
 
 
 def checked(*rules: Rule) -> Callable[[type[T]], type[T]]:
-    """A decorator, below that of the dataclass, by which records check themselves when they are made.
+    """A decorator, below that of the dataclass: records check themselves when they are made.
 
     They then raise `InvalidError` where values are out of their bounds, or break a rule; it names all of them.
 
@@ -212,12 +212,12 @@ def _check(record: object) -> None:
 
 
 def problems_with_values(kind: type, values: Mapping[str, Any]) -> list[Problem]:
-    """What is wrong with some fields of a record, each of the right type, where the others are not known."""
+    """Find the problems of some fields of a record, each of the right type; the others are unknown."""
     return _find_problems(_collect_checks(kind), values)
 
 
 def choice_problem(members: Sequence[Any], value: Any) -> str:
-    """Why a value is none of some choices, with the one that may be meant; "" where it is one."""
+    """Explain why a value is not one of some choices, with a suggestion; "" if it is one."""
     if any(value == member and type(value) is type(member) for member in members):
         return ""
     names = [member for member in members if isinstance(member, str)]
@@ -237,7 +237,7 @@ _Test = Callable[[Any], _Found]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Checks:
-    """What is checked of a kind of record: fields by name, rules by the fields that they are about, and the whole."""
+    """Collect the checks of a kind of record: fields by name, rules by their fields, and the whole."""
 
     fields: tuple[str, ...]
     tests: tuple[tuple[str, _Test], ...]
@@ -261,7 +261,7 @@ def _collect_checks(kind: Any) -> _Checks:
 
 
 def _find_problems(checks: _Checks, values: Mapping[str, Any]) -> list[Problem]:
-    """What is wrong with fields, and with those that go together where all of them are right."""
+    """Find the problems of fields, and of rules whose fields are all right."""
     problems: list[Problem] = []
     right = set(values)
     for name, test in checks.tests:
@@ -288,7 +288,7 @@ def _prefix(key: str | int, found: _Found) -> list[Problem]:
 
 
 def _make_test(kind: Any) -> _Test | None:
-    """What checks values of an annotation; None where every value of the right type is right."""
+    """Make the test of an annotation; None if every value of the right type is right."""
     compose = _TESTS.get(typing.get_origin(kind))
     if compose is not None:
         return compose(kind)
@@ -363,7 +363,7 @@ def _test_optional(test: _Test, value: Any) -> _Found:
 
 
 def _test_numbers(test: _Test, value: Any) -> _Found:
-    """Whole numbers by the smallest and the largest of them, which all the others lie between."""
+    """Test whole numbers by the smallest and the largest one."""
     return _test_items(test, value) if value and (test(min(value)) or test(max(value))) else ""
 
 
@@ -385,7 +385,7 @@ def _test_mapping(key_test: _Test | None, item_test: _Test | None, value: Any) -
 
 
 def _name_problem(found: Iterable[tuple[str | int, _Found]]) -> list[Problem]:
-    """What is wrong inside a value, by the keys at which it is."""
+    """Find the problems inside a value, by their keys."""
     return list(islice((one for key, problems in found if problems for one in _prefix(key, problems)), MOST_PROBLEMS))
 
 

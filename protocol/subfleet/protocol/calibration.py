@@ -1,4 +1,4 @@
-"""What is asked of a device that measures the running statistics of norms on its own data, as plain data."""
+"""The norms that a device calibrates on its own data."""
 
 from dataclasses import dataclass
 from operator import attrgetter
@@ -37,5 +37,5 @@ class Calibration:
 
 
 def name_sums(norm: str) -> tuple[str, str, str]:
-    """Names of a norm's tensors in the answer: count, int64 (), sum and sum of squares, float64 (channels,)."""
+    """Name a norm's tensors in the answer: count, int64 (), sum and sum of squares, float64 (channels,)."""
     return f"{norm}.count", f"{norm}.sum", f"{norm}.square_sum"

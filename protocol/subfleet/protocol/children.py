@@ -1,4 +1,4 @@
-"""How a process of ours starts another one: the same Python, which looks for packages in the same places."""
+"""Starts child processes with the same Python and the same module search path."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ _START = (
 
 
 def make_child_command(module: str, *arguments: str) -> list[str]:
-    """The command that calls the function `main` of a module with some arguments, in a process of its own.
+    """Make the command that calls a module's `main` with some arguments in a new process.
 
     Args:
         module: its full name.

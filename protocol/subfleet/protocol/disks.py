@@ -1,4 +1,4 @@
-"""What file systems differ in: locks, and folders whose entries can be made to outlast a power cut.
+"""Features that file systems may lack: locks, and folder entries that survive a power cut.
 
 Those of networks and of shared folders often have neither. A device or a server goes on there with what they have.
 """
@@ -16,7 +16,7 @@ _CANNOT = frozenset({errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, er
 
 
 def lock(file: IO[Any] | int, *, wait: bool) -> bool:
-    """Lock an open file or folder until it is closed, or this process ends; False where the file system has no locks.
+    """Lock an open file or folder until it is closed or this process ends; False if the file system has no locks.
 
     Args:
         file: open for writing, or the descriptor of an open folder.
@@ -41,7 +41,7 @@ def lock(file: IO[Any] | int, *, wait: bool) -> bool:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a rename in a folder survive a power cut, where the file system can."""
+    """Make a rename in a folder survive a power cut, if the file system can."""
     number = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(number)

@@ -1,4 +1,4 @@
-"""Where a user's own files are, also for a user without a home, as in a container that is started with a bare number.
+"""Finds the folders of a user's own files, even without a home, as in a container with a numeric user.
 
 Such a user has a folder below the temporary one. It is nobody else's: what lies in it is trusted like a home's files.
 """
@@ -16,7 +16,7 @@ __all__ = ["find_cache_folder", "find_home", "find_state_root", "set_home"]
 
 
 def find_cache_folder() -> Path:
-    """For what can be made again: $XDG_CACHE_HOME, or .cache in the home.
+    """Find the cache folder: $XDG_CACHE_HOME, or .cache in the home.
 
     Raises:
         FileError: as `find_home`.
@@ -25,7 +25,7 @@ def find_cache_folder() -> Path:
 
 
 def find_state_root() -> Path:
-    """For what must stay: $XDG_STATE_HOME, or .local/state in the home.
+    """Find the state folder: $XDG_STATE_HOME, or .local/state in the home.
 
     Raises:
         FileError: as `find_home`.

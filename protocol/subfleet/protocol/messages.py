@@ -87,9 +87,9 @@ RoundCount = Annotated[int, Range(least=0, below=MAX_ROUNDS)]
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()
 class Presence:
-    """A device is there (retained), or is gone (its will). A lease renewed by heartbeats; the will is only a hint.
+    """A device is online (retained), or offline (its will). A lease renewed by heartbeats; the will is only a hint.
 
-    The server goes by those that come while it listens; what the broker has kept is for people who look at the broker.
+    The server uses only those that arrive while it listens; retained ones are for people who inspect the broker.
     `session_id` changes whenever the agent starts anew. `reason` stands in a goodbye, and says why the device goes; it
     is empty while it is there, and in a will, which the broker publishes in place of a device whose connection broke.
     """
@@ -123,7 +123,7 @@ def _check_class_names(class_counts: tuple[int, ...], class_names: tuple[str, ..
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked(_check_network, _check_architecture, _check_class_names)
 class Profile:
-    """What a device is (retained): it changes only when the agent starts anew.
+    """The properties of a device (retained): they change only when the agent restarts.
 
     Attributes:
         device: name of its device profile, such as "raspberry_pi_4".
@@ -177,7 +177,7 @@ class Profile:
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()
 class Telemetry:
-    """What a device has to give now. One is due for every round: it names the round and answers its announcement.
+    """The current resources of a device. One is due for every round, as the answer to its announcement.
 
     Attributes:
         run_id: the run whose round it answers; None outside rounds.
@@ -256,7 +256,7 @@ class Ack:
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()
 class ChunkRequest:
-    """Asks the other side for ranges of a blob. At most a window of them is outstanding."""
+    """Requests ranges of a blob. At most a window of them is outstanding."""
 
     KIND: ClassVar[str] = "request"
     blob: BlobRef
@@ -276,7 +276,7 @@ class BlobMissing:
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()
 class Claim:
-    """Says who has a place that only one may have (retained, on the place's topic): a fleet's server, a device's id.
+    """Claims a lock (retained, on the lock's topic): that of a fleet's server, or of a device's id.
 
     Attributes:
         session_id: of this start of the process.
@@ -297,14 +297,14 @@ MESSAGES: Mapping[str, type[Message]] = MappingProxyType({kind.KIND: kind for ki
 
 
 def encode(message: Message) -> bytes:
-    """Write a message as canonical JSON with its kind and schema version; a long one compressed, behind a mark."""
+    """Encode a message as canonical JSON with its kind and schema version; a long one is compressed."""
     plain: dict[str, Any] = to_plain(message)
     text = canonical_json({"schema": SCHEMA_VERSION, "kind": message.KIND, **plain})
     return text if len(text) <= _PLAIN_BYTES else gzip.compress(text, mtime=0)
 
 
 def decode(payload: bytes | memoryview, *, expected: str | None = None) -> Message:
-    """Read a message. Characters on which terminals act become spaces in texts for people, and are no part of a name.
+    """Decode a message. Terminal control characters become spaces in texts for people, and are refused in names.
 
     Args:
         payload: what was received.
@@ -326,7 +326,7 @@ def decode(payload: bytes | memoryview, *, expected: str | None = None) -> Messa
 
 
 def _clean_texts(kind: str, plain: dict[str, Any]) -> Any:
-    """What was received without characters on which terminals act: both sides write others' texts into their logs."""
+    """Remove terminal control characters: both sides write each other's texts into their logs."""
     try:
         return check_texts(plain, kind)
     except RecursionError as error:
@@ -334,7 +334,7 @@ def _clean_texts(kind: str, plain: dict[str, Any]) -> Any:
 
 
 def text_bytes(payload: bytes | memoryview) -> int:
-    """How long a message is as JSON, at most what any may be; a compressed one says so at its end, or is damaged."""
+    """Compute a message's length as JSON, at most the limit; a compressed one has it in its last bytes."""
     if bytes(payload[: len(_GZIP)]) != _GZIP:
         return len(payload)
     return min(max(len(payload), int.from_bytes(payload[-4:], "little")), MAX_CONTROL_BYTES)

@@ -1,4 +1,4 @@
-"""What an evaluation adds up to, as plain numbers: the sums of several data sets add up to those of all of them."""
+"""The sums of an evaluation; those of several data sets add up."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -23,7 +23,7 @@ _Number = TypeVar("_Number", int, float)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricSums:
-    """Sums over labels beside their loss, and what is counted by class; empty where a task has no use for them.
+    """Sums over labels for further metrics; empty if a task does not need them.
 
     Attributes:
         class_predicted: labels that were taken for each class; of several outputs those that each took for 1.
@@ -51,7 +51,7 @@ class MetricSums:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """Everything that an evaluation adds up to.
+    """All sums of an evaluation.
 
     Attributes:
         label_count: labels that counted.
@@ -99,7 +99,7 @@ class Totals:
 
 
 def check_sums(sums: MetricSums) -> Iterator[str]:
-    """Why sums may stand in no message; those of a model that has diverged are no numbers, and are sent to nobody."""
+    """Find the problems of sums in a message; a diverged model has no finite sums."""
     for name, most in (
         ("class_predicted", MAX_COUNTED_CLASSES),
         ("positives", MAX_SCORED_OUTPUTS * SCORE_BINS),

@@ -1,4 +1,4 @@
-"""What an inference model says of itself, as texts by name: its classes, what it was trained for, and its data.
+"""Notes in an inference model, as texts by name: its classes, its objective, and its transform.
 
 ONNX models carry them as metadata, ExecuTorch's as methods that give their texts in bytes.
 """
@@ -30,7 +30,7 @@ def list_notes(
 
 
 def parse_objective(text: str) -> Objective:
-    """The objective that a model file's note names.
+    """Parse the objective from a model file's note.
 
     Raises:
         ProtocolError: there is no such objective.

@@ -1,4 +1,4 @@
-"""Whose exception it is: ours, or that of a package that registers a plug-in."""
+"""Attributes exceptions to Subfleet or to the package of a plug-in."""
 
 from collections.abc import Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
@@ -22,7 +22,7 @@ _KINDS: Mapping[str, str] = MappingProxyType(
 
 
 def explain_plugin_error(error: BaseException) -> str:
-    """A sentence that says which plug-in raised an exception; empty where none did.
+    """Explain which plug-in raised an exception; empty if none did.
 
     It is a plug-in's where a plug-in's code stands in the traceback: what our code, or another library's, was called
     with by a plug-in is the plug-in's matter. A context of a plug-in that the exception only went through does not
@@ -46,7 +46,7 @@ def explain_plugin_error(error: BaseException) -> str:
 
 
 def _list_modules(trace: TracebackType | None) -> Iterator[str]:
-    """Names of the modules that an exception came through, the outermost first."""
+    """List the modules that an exception passed, the outermost first."""
     thrown = False
     while trace is not None:
         frame = trace.tb_frame
@@ -63,7 +63,7 @@ def _is_ours(module: str) -> bool:
 
 
 def _find_owner(module: str, entries: list[EntryPoint]) -> EntryPoint | None:
-    """The plug-in whose module it is; else one of the same package."""
+    """Find the plug-in of a module, else one of the same package."""
     top = module.partition(".")[0]
     exact = (entry for entry in entries if entry.module == module)
     near = (entry for entry in entries if entry.module.partition(".")[0] == top)

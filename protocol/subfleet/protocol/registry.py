@@ -1,4 +1,4 @@
-"""What is registered under a group of entry points, by name: ours and everybody else's alike.
+"""Registries: objects under a group of entry points by name, of Subfleet and of plug-ins alike.
 
 Nothing is imported before it is asked for, and what cannot be loaded is in nobody's way: it is told by one sentence
 where it is named.
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def problem_with_record(found: object, name: str, members: Iterable[str]) -> str:
-    """Why something cannot be the record of a name in a registry; empty where it can be.
+    """Explain why an object is no valid record of a registry; empty if it is.
 
     Args:
         found: what is registered.
@@ -40,7 +40,7 @@ def problem_with_record(found: object, name: str, members: Iterable[str]) -> str
 
 
 class Registry(Mapping[str, T]):
-    """The registered things of a group that can be loaded, by name in alphabetical order.
+    """The loadable objects of a group, by name in alphabetical order.
 
     A type annotated with a registry, `Annotated[Seam, REGISTRY]`, is an open union: `subfleet.protocol.schema` builds
     the registered record that its tag names.
@@ -75,17 +75,17 @@ class Registry(Mapping[str, T]):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All that are registered, also what cannot be loaded; nothing is imported."""
+        """All registered names, even those that cannot be loaded; nothing is imported."""
         return tuple(sorted(self._find_entry()))
 
     @property
     def broken(self) -> Mapping[str, str]:
-        """Why each of those cannot be loaded that cannot."""
+        """The load errors, by name."""
         found = {name: self._load(name) for name in self.names}
         return MappingProxyType({name: str(one) for name, one in found.items() if isinstance(one, ConfigError)})
 
     def named(self, name: str) -> T:
-        """What is registered under a name that somebody wrote.
+        """Load the object under a name from a configuration.
 
         Raises:
             ConfigError: there is none, or it cannot be loaded; its cause is then what the import raised.
@@ -149,5 +149,5 @@ class Registry(Mapping[str, T]):
 
 
 def package_of(entry: EntryPoint) -> str:
-    """Which package registers an entry point, in words."""
+    """Describe the package of an entry point."""
     return f"package {entry.dist.name}" if entry.dist is not None else "no package"

@@ -79,13 +79,13 @@ def to_plain(value: Any) -> Any:
 
 
 def get_tag(kind: type) -> str:
-    """The key under which plain data has the name of a union's member."""
+    """Return the key with the name of a union's member in plain data."""
     tag: str = getattr(kind, "TAG", "type")
     return tag
 
 
 def find_registry(kind: Any) -> Registry[Any] | None:
-    """The registry of an open union; None for any other annotation."""
+    """Find the registry of an open union; None for any other annotation."""
     if typing.get_origin(kind) is not typing.Annotated:
         return None
     return next((marker for marker in kind.__metadata__ if isinstance(marker, Registry)), None)
@@ -152,7 +152,7 @@ def validate(kind: type[T], plain: Any, what: str) -> T:
 
 
 def problems_with(kind: type, plain: Any) -> tuple[Problem, ...]:
-    """Everything that keeps a record from being built of plain data."""
+    """Find all problems that prevent building a record from plain data."""
     return tuple(_read(kind, plain)[1])
 
 
@@ -175,13 +175,13 @@ def _refuse(plain: Any, words: str, problems: list[Problem]) -> Any:
 
 
 def _join_path(key: str | int, problems: list[Problem], start: int) -> None:
-    """Say of the problems from `start` on that they are at a key."""
+    """Prefix the problems from `start` on with a key."""
     problems[start:] = [problem.under(key) for problem in problems[start:]]
 
 
 @cache  # what an annotation means is found out once: a manifest has thousands of values of a few kinds
 def _make_reader(kind: Any) -> _Read:
-    """What builds values of a kind."""
+    """Make the reader of a kind."""
     origin, members = typing.get_origin(kind), typing.get_args(kind)
     if (registry := find_registry(kind)) is not None:
         read: _Read = partial(_read_open, registry)
@@ -205,7 +205,7 @@ def _make_reader(kind: Any) -> _Read:
 
 @cache
 def _list_fields(kind: type) -> tuple[Mapping[str, _Read], frozenset[str]]:
-    """What reads each field of a dataclass, and those that must be there."""
+    """List the readers of a dataclass's fields, and the required fields."""
     hints = typing.get_type_hints(kind, include_extras=True)
     fields = dataclasses.fields(kind)
     required = {
@@ -234,14 +234,14 @@ def _read_record(kind: type, plain: Any, problems: list[Problem]) -> Any:
 
 
 def _list_defaults(kind: type, plain: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that fields have which plain data leave out."""
+    """Compute the values of omitted fields."""
     fields = [field for field in dataclasses.fields(kind) if field.name not in plain]
     made = {one.name: one.default_factory() for one in fields if one.default_factory is not dataclasses.MISSING}
     return made | {one.name: one.default for one in fields if one.default is not dataclasses.MISSING}
 
 
 def _read_fields(kind: type, plain: Mapping[str, Any], problems: list[Problem]) -> dict[str, Any]:
-    """The values of those fields that are right."""
+    """Read the values of the valid fields."""
     fields, required = _list_fields(kind)
     values = {}
     for name, item in plain.items():
@@ -296,7 +296,7 @@ def _read_open(registry: Registry[Any], plain: Any, problems: list[Problem]) -> 
 
 
 def _name_member(tag: str, names: Sequence[str], plain: Any, problems: list[Problem]) -> str | None:
-    """Which member of a union plain data are, by the name under its tag; None where they are none, as problems say."""
+    """Find the union member by the name under its tag; None with a problem if there is none."""
     if not isinstance(plain, dict):
         _refuse(plain, "a table", problems)
         return None

@@ -1,4 +1,4 @@
-"""Folders for files that need not outlive their process, and that no kill leaves behind for long.
+"""Scratch folders for temporary files, which are removed even after a kill.
 
 A process that is killed removes nothing. Its folder is locked as long as it lives, and the next process that makes a
 folder, or starts as a command, removes those that nobody has locked.
@@ -24,13 +24,13 @@ _MOST_TRIES = 100
 
 
 def list_scratch_folders() -> tuple[Path, ...]:
-    """Where scratch folders are made."""
+    """List the folders in which scratch folders are made."""
     return (MEMORY_FOLDER, Path(tempfile.gettempdir()))
 
 
 @contextmanager
 def make_scratch_folder(parent: Path) -> Iterator[Path]:
-    """A new folder, which goes with everything in it when the context ends, or after the process was killed.
+    """Make a folder that is removed with its content when the context ends, or after the process was killed.
 
     Args:
         parent: in which it is made; folders there that killed processes have left are removed first.
@@ -53,7 +53,7 @@ def make_scratch_folder(parent: Path) -> Iterator[Path]:
 
 
 def sweep(parents: Iterable[Path]) -> None:
-    """Remove the scratch folders of this user that no process holds any more; what cannot be removed stays."""
+    """Remove the scratch folders of this user that no process holds any more, as far as possible."""
     for parent in parents:
         with suppress(OSError):
             for folder in sorted(parent.glob(f"{_PREFIX}*")):
@@ -90,7 +90,7 @@ def _remove_unlocked(folder: Path) -> None:
 
 
 def _is_at(folder: Path, held: int) -> bool:
-    """Whether a path is still that of an open folder."""
+    """Whether a path still leads to an open folder."""
     try:
         found = folder.lstat()
     except FileNotFoundError:

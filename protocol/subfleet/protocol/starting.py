@@ -1,4 +1,4 @@
-"""What both programs do before anything else: refuse a system that they do not run on, and settle in what they find."""
+"""The first steps of both programs: refuse an unsupported system, and set up the process."""
 
 import io
 import os
@@ -11,7 +11,7 @@ __all__ = ["settle"]
 
 
 def settle(program: str) -> ExitCode:
-    """Prepare this process for a command; OK where it may go on.
+    """Prepare this process for a command; OK if it may continue.
 
     Whatever is written to a console is written with replacements for what that cannot show, libraries find a home, and
     scratch files of processes that were killed are removed.

@@ -1,4 +1,4 @@
-"""Which part of an elastic network a device trains: plain, frozen, hashable data.
+"""Submodel architectures: the part of an elastic network that a device trains.
 
 A network declares its axes (classes of tied tensor dimensions) and its blocks in `subfleet.elastic`; a `Architecture`
 says which indices of each axis, which blocks and which operators of each choice are kept. Axes that it does not name
@@ -101,15 +101,15 @@ class Architecture:
 
     @property
     def architecture_id(self) -> str:
-        """16 hexadecimal digits that are equal for equal submodels, whatever their display name."""
+        """16 hexadecimal digits, equal for equal submodels regardless of their display names."""
         return _compute_id(self.axes, self.blocks, self.choices, self.network)
 
     def __lt__(self, other: "Architecture") -> bool:
-        """Submodels stand in the order of their identities."""
+        """Submodels are ordered by their identities."""
         return self.architecture_id < other.architecture_id
 
     def make_index_set(self, axis: str) -> IndexSet:
-        """The kept indices of an axis."""
+        """Return the kept indices of an axis."""
         return dict(self.axes).get(axis, Full())
 
 

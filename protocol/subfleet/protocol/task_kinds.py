@@ -33,7 +33,7 @@ _ROUNDING = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """How good a model is, as a number.
+    """A metric of a model.
 
     Attributes:
         title: what people call it.
@@ -62,7 +62,7 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskKind:
-    """What an objective makes of a task.
+    """A kind of task, as its objective determines it.
 
     Attributes:
         name: of the kind.
@@ -82,7 +82,7 @@ class TaskKind:
 
     @property
     def headline(self) -> str:
-        """The metric that a model is judged by where one number must do."""
+        """The metric that a model is judged by."""
         return self.metrics[0]
 
     @property
@@ -92,11 +92,11 @@ class TaskKind:
 
     @property
     def by_accuracy(self) -> bool:
-        """Whether paths of a supernet are ranked by accuracy; else by loss, as accuracy means nothing or says less."""
+        """Whether paths of a supernet are ranked by accuracy, else by loss."""
         return self.headline == "accuracy"
 
     def label_shape(self, input_shape: Sequence[int], outputs: int, predicts: str) -> tuple[int, ...]:
-        """Shape of one sample's label.
+        """Compute the shape of one sample's label.
 
         Args:
             input_shape: of one sample.
@@ -107,7 +107,7 @@ class TaskKind:
         return of_places if self.over_classes else (*of_places, outputs)
 
     def guess_loss(self, outputs: int, totals: Totals) -> float:
-        """Mean loss of a label where nothing is known of inputs: of equally likely classes, or of the targets' mean.
+        """Compute the mean loss of guessing: of equally likely classes, or of the targets' mean.
 
         Args:
             outputs: of the network.
@@ -146,12 +146,12 @@ TASK_KINDS: Mapping[str, TaskKind] = MappingProxyType(
 
 
 def better(metric: str) -> float:
-    """1 where a larger metric is better, -1 where a smaller one is."""
+    """Return 1 if a larger value of the metric is better, else -1."""
     return 1.0 if METRICS[metric].larger_is_better else -1.0
 
 
 def format_metrics(metrics: Mapping[str, float]) -> str:
-    """Metrics in words, such as "RMSE 0.5512, R2 0.4321"."""
+    """Format metrics, such as "RMSE 0.5512, R2 0.4321"."""
     return ", ".join(
         f"{METRICS[name].title if name in METRICS else name} {value:{'.4g' if name == 'perplexity' else '.4f'}}"
         for name, value in metrics.items()
@@ -159,7 +159,7 @@ def format_metrics(metrics: Mapping[str, float]) -> str:
 
 
 def compute_metrics(kind: TaskKind, totals: Totals) -> dict[str, float]:
-    """The metrics of a kind that follow from what was summed, in the kind's order; without those that do not.
+    """Compute the metrics of a kind that the sums allow, in the kind's order.
 
     What is counted by class is so only where that was asked; areas need labels of both sorts, R2 targets that differ.
     """
@@ -168,7 +168,7 @@ def compute_metrics(kind: TaskKind, totals: Totals) -> dict[str, float]:
 
 
 def find_contradiction(kind: TaskKind, totals: Totals, outputs: int) -> str:
-    """Why labels of so many outputs cannot add up to this; empty where they can.
+    """Explain why labels cannot add up to these sums; empty if they can.
 
     Args:
         kind: of the task.
@@ -271,12 +271,12 @@ def _accuracy(totals: Totals) -> float:
 
 
 def _perplexity(totals: Totals) -> float:
-    """Among how many equally likely symbols a model is as unsure."""
+    """Compute the perplexity."""
     return math.exp(min(totals.loss / totals.label_count, _MOST_LOSS))
 
 
 def _average_classes(totals: Totals, score: Callable[[int, int, int], float]) -> float | None:
-    """The mean over the classes that occur among labels or predictions; 0 where none does."""
+    """Average a score over the classes that occur among labels or predictions; 0 if none does."""
     predicted = totals.sums.class_predicted
     if not predicted:
         return None
@@ -294,7 +294,7 @@ def _mean_iou(totals: Totals) -> float | None:
 
 
 def _auroc(totals: Totals) -> float | None:
-    """The mean over outputs with labels of both sorts of how often a 1 is scored above a 0; of equal bins half."""
+    """Average the area under the ROC curve over outputs with labels of both sorts; ties count half."""
     areas = []
     for ones, zeros in zip(_split_bins(totals.sums.positives), _split_bins(totals.sums.negatives), strict=True):
         if not any(ones) or not any(zeros):
@@ -328,7 +328,7 @@ def _compute_variances(totals: Totals) -> Iterator[float]:
 
 
 def _r2(totals: Totals) -> float | None:
-    """The mean over outputs of the fraction of the targets' variance that is explained."""
+    """Average the explained fraction of the targets' variance over outputs."""
     each = zip(totals.sums.squared_errors, _compute_variances(totals), strict=True)
     shares = [1 - error / _count_rows(totals) / variance for error, variance in each if variance > 0]
     return math.fsum(shares) / len(shares) if shares else None

@@ -29,7 +29,7 @@ _LENGTH = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tensor:
-    """A name, a type, a shape and bytes: all that a device agent needs to know of a tensor."""
+    """A tensor as a name, a type, a shape and bytes."""
 
     name: str
     dtype: str
@@ -50,7 +50,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Container:
-    """A decoded container. The tensors are views into the buffer that was decoded; nothing is copied."""
+    """A decoded container. The tensors are views into the decoded buffer; nothing is copied."""
 
     tensors: Mapping[str, Tensor]
     metadata: Mapping[str, str]
@@ -64,7 +64,7 @@ def encode_container(tensors: Iterable[Tensor], metadata: Mapping[str, str] | No
 def container_parts(
     tensors: Iterable[Tensor], metadata: Mapping[str, str] | None = None
 ) -> tuple[bytes | memoryview, ...]:
-    """The parts whose concatenation `encode_container` gives: nothing is copied, so that a device can write each."""
+    """Return the parts of `encode_container`: nothing is copied, so that a device can write each part."""
     ordered = sorted(tensors, key=lambda tensor: (-_RANKS[tensor.dtype], tensor.name))
     header: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
     offset = 0

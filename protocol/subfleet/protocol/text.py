@@ -1,4 +1,4 @@
-"""Text that others wrote, fit to be shown."""
+"""Makes received text safe to show."""
 
 import re
 from collections.abc import Mapping
@@ -18,12 +18,12 @@ FREE_TEXTS = frozenset({"detail", "reason", "software"})
 
 
 def make_printable(text: str) -> str:
-    """The text with a space for every character that a terminal would act on, line breaks among them."""
+    """Replace terminal control characters, including line breaks, by spaces."""
     return "".join(character if character.isprintable() else " " for character in text)
 
 
 def escape(text: str, *, keep: str = "") -> str:
-    r"""The text with an escape such as `\x1b` in place of every character on which terminals act.
+    r"""Replace terminal control characters by escapes such as `\x1b`.
 
     Args:
         text: that others may have written, or libraries.
@@ -33,7 +33,7 @@ def escape(text: str, *, keep: str = "") -> str:
 
 
 def may_act(payload: bytes | memoryview) -> bool:
-    """Whether JSON may hold such characters; false for nearly all messages, at little cost.
+    """Whether JSON may contain terminal control characters; a cheap test.
 
     Those below 32 are written with a backslash, others as themselves, and JSON of two or four bytes a character has
     zeros in it.
@@ -43,7 +43,7 @@ def may_act(payload: bytes | memoryview) -> bool:
 
 
 def check_texts(plain: Any, where: str = "", *, free: bool = False) -> Any:
-    """Parsed JSON whose texts no terminal acts on.
+    """Return parsed JSON without terminal control characters.
 
     Args:
         plain: what was received.

@@ -1,4 +1,4 @@
-"""How samples are brought to what a model takes: one rule for devices, the server's evaluation and every prediction.
+"""The transform of samples to a model's input, the same on devices, on the server and in predictions.
 
 It travels in tasks and stands in exported models, so that pictures are never prepared in two ways.
 """
@@ -47,7 +47,7 @@ def _check_normalisation(mean: tuple[float, ...], deviation: tuple[float, ...], 
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked(_check_crop, _check_normalisation)
 class DataTransform:
-    """What is done to each picture before it is fed, in this order; what is left out is not done.
+    """The transform of each picture before it is fed, in this order; every part is optional.
 
     Attributes:
         channels: 1 makes pictures gray, 3 coloured; 0 leaves arrays as they are, and gives pictures in folders the
@@ -77,7 +77,7 @@ class DataTransform:
         return bool(self.crop) or len(self.resize) == 2
 
     def compute_scaled_size(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width of a picture after it is scaled, before it is cut."""
+        """Compute height and width of a picture after scaling and before cropping."""
         if len(self.resize) != 1:
             return (self.resize[0], self.resize[1]) if self.resize else (height, width)
         side, shorter = self.resize[0], min(height, width)
@@ -124,7 +124,7 @@ class DataTransform:
 
 
 def format_transform(transform: DataTransform) -> str:
-    """A transform as a model file or a data file carries it."""
+    """Format a transform for a model file or a data file."""
     return canonical_json(transform).decode()
 
 

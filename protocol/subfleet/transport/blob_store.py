@@ -1,4 +1,4 @@
-"""Blobs on disk, named by their SHA-256, and the part of them that has come so far.
+"""Blobs on disk, named by their SHA-256, complete or partially received.
 
 A blob stands under its digest only when every byte of it was written, checked and synced, so that what is there is
 whole, whenever the process or the machine died. One process writes a folder; within it any thread may.
@@ -62,7 +62,7 @@ class BlobStore:
             raise FileError(f"the folder {str(folder)!r} cannot be used ({error.strerror}); choose another") from error
 
     def add(self, content: bytes | memoryview) -> BlobRef:
-        """Store some bytes; nothing happens where they are stored already.
+        """Store some bytes; does nothing if they are already stored.
 
         Raises:
             TooLargeError: there are more than max_blob_bytes of them.
@@ -116,14 +116,14 @@ class BlobStore:
         return ref
 
     def has(self, ref: BlobRef) -> bool:
-        """Whether the whole blob is here."""
+        """Whether the blob is complete."""
         try:
             return self._path(ref).stat().st_size == ref.size_bytes
         except OSError:
             return False
 
     def path(self, ref: BlobRef) -> Path:
-        """The file that holds a blob. It must not be written.
+        """Return the file of a blob. It must not be written.
 
         Raises:
             FileError: the blob is not here.
@@ -134,7 +134,7 @@ class BlobStore:
         return self._path(ref)
 
     def read_range(self, ref: BlobRef, wanted: ByteRange) -> bytes:
-        """Some bytes of a blob.
+        """Read some bytes of a blob.
 
         Raises:
             FileError: the blob is not here, cannot be read, or has no such range.
@@ -156,7 +156,7 @@ class BlobStore:
         return content
 
     def partial(self, ref: BlobRef) -> PartialBlob:
-        """The part of a blob that has come so far, also before a crash.
+        """Open the partially received blob, also after a crash.
 
         Raises:
             TooLargeError: the blob is larger than max_blob_bytes.
@@ -170,31 +170,31 @@ class BlobStore:
         return PartialBlob(path, self._path(ref), ref, on_commit=self._touch)
 
     def pin(self, digests: Set[str]) -> None:
-        """From now on keep these blobs, and no others, however short room is."""
+        """Pin these blobs, and no others: they are never removed for room."""
         self._pinned = frozenset(digests)
 
     @property
     def allocated_bytes(self) -> int:
-        """What all blobs take of the disk; those of which a part is here take no more than that part."""
+        """Disk space of all blobs; a partial one counts with its received part."""
         return sum(512 * stat.st_blocks for path in self._list_files() if (stat := _stat(path)) is not None)
 
     @property
     def room_bytes(self) -> int:
-        """What may be written at most, once everything that is not pinned has gone.
+        """Disk space that may be written after everything that is not pinned was removed.
 
         A part of a pinned blob counts as not written yet.
         """
         return self.room_beside(self._pinned)
 
     def room_beside(self, digests: Set[str]) -> int:
-        """The same, were these blobs pinned."""
+        """Compute `room_bytes` as if these blobs were pinned."""
         if self._limit_bytes is None:
             return sys.maxsize
         pinned = [stat.st_size for path in self._list_whole() if path.name in digests and (stat := _stat(path))]
         return max(0, self._limit_bytes() - sum(pinned))
 
     def count_begun_bytes(self, digests: Set[str]) -> int:
-        """What the parts of some blobs take already."""
+        """Count the received bytes of some partial blobs."""
         paths = [self._partials / f"{sha256}.part" for sha256 in digests]
         return sum(stat.st_size for path in paths if (stat := _stat(path)) is not None)
 
@@ -229,7 +229,7 @@ class BlobStore:
 
     @property
     def partials(self) -> frozenset[str]:
-        """Digests of the blobs of which only a part is here."""
+        """Digests of the partial blobs."""
         return frozenset(path.stem for path in self._partials.glob("*.part"))
 
     def prune(self, keep: Set[str]) -> None:

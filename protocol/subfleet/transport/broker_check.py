@@ -1,4 +1,4 @@
-"""What a broker does not do, found out before a run begins: each thing is tried once, and takes no longer than said.
+"""Checks a broker before a run: each feature is tried once, with a time limit.
 
 Everything is sent to ourselves, below a topic that a device of our name may write and read; a server and devices at
 work hear nothing of it.
@@ -36,7 +36,7 @@ _SIZES = tuple(CHUNK_BYTES >> halvings for halvings in range(5))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerFinding:
-    """One thing that was tried.
+    """The result of one check.
 
     Attributes:
         check: its name.
@@ -67,7 +67,7 @@ class BrokerReport:
 
     @property
     def shortcomings(self) -> tuple[BrokerFinding, ...]:
-        """The findings about which something is to be said."""
+        """The findings with a remedy."""
         return tuple(finding for finding in self.findings if finding.remedy)
 
 
@@ -80,7 +80,7 @@ def examine_broker(
     open_timeout_s: float = 10.0,
     opened: Callable[[Transport], Transport] = lambda transport: transport,
 ) -> BrokerReport:
-    """Try everything that a fleet asks of a broker.
+    """Check everything that a fleet needs of a broker.
 
     Args:
         address: of the broker.
@@ -165,7 +165,7 @@ class _Trial:
         )
 
     def _await_link(self) -> bool:
-        """Whether we can send: the broker may have hung up for what we sent last."""
+        """Wait for a link: the broker may have hung up on the last message."""
         deadline_s = time.monotonic() + 2 * _ANSWER_S
         connected = True
         while True:
@@ -187,7 +187,7 @@ class _Trial:
         return None
 
     def _find_largest_chunk(self, hearer: MqttTransport, terms: BrokerTerms) -> int | None:
-        """Smallest first: a broker that hangs up for one that is too large has shown us the others by then."""
+        """Try the smallest chunk first: a broker that hangs up on a large one has passed the others by then."""
         most = CHUNK_BYTES if terms.message_bytes is None else chunk_bytes_within(terms.message_bytes)
         for size in reversed(_SIZES):
             if size <= most:

@@ -1,4 +1,4 @@
-"""Codecs of updates: the change that training made, in fewer bytes, and back again.
+"""Codecs that compress the change of a training.
 
 A codec is named by its settings in `subfleet.protocol.update_codecs`. A tensor that it makes smaller is one row of
 bytes in the update's container; every other tensor is as it was. Nothing that is read decides how much memory is taken:
@@ -35,7 +35,7 @@ UPDATE_CODECS: Mapping[str, Callable[[Any], Coder]] = MappingProxyType(
 
 
 def count_encoded_bytes(codec: AnyUpdateCodec, size: int) -> int:
-    """What the change of a tensor of so many values takes in an update, without the container's header."""
+    """Compute the size of a tensor's encoded change, without the container's header."""
     return min(_coder(codec).encoded_bytes(size), size * _FLOAT_BYTES)
 
 
@@ -100,7 +100,7 @@ def decode_change(
 
 
 def draw_rounding_numbers(tensor: str, *, seed: int, round_number: int, client_id: str) -> Uniform:
-    """The random numbers with which a tensor's change is rounded: the same again for the same task."""
+    """Draw the random numbers that round a tensor's change; the same task gives the same numbers."""
     # Neither a number nor a client's id holds a slash, so that no two different tensors have the same text.
     text = f"subfleet rounding 1/{seed}/{round_number}/{client_id}/{tensor}"
     entropy = int.from_bytes(hashlib.sha256(text.encode()).digest(), "little")

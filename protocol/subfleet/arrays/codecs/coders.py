@@ -1,4 +1,4 @@
-"""What writes the values of one tensor, and reads them again.
+"""Coders: they encode and decode the values of one tensor.
 
 How many bytes a coder writes follows from the number of values alone. So a budget knows it before anything is trained,
 and a reader checks it before it takes any memory.
@@ -35,14 +35,14 @@ _BLOCK_VALUES = 2**16
 
 
 class Coder(Protocol):
-    """Writes and reads the values of one tensor."""
+    """Encodes and decodes the values of one tensor."""
 
     def encoded_bytes(self, size: int) -> int:
-        """What so many values become."""
+        """Compute the size of encoded values."""
         ...
 
     def encode(self, values: Floats, uniform: Uniform) -> Bytes:
-        """Write finite values.
+        """Encode finite values.
 
         Args:
             values: (size,).
@@ -54,7 +54,7 @@ class Coder(Protocol):
         ...
 
     def decode(self, encoded: Bytes, size: int) -> Floats:
-        """Read so many values.
+        """Decode values.
 
         Args:
             encoded: of exactly the size that `encoded_bytes` tells.
@@ -85,7 +85,7 @@ class PlainCoder:
 
 
 class QsgdCoder:
-    """Values as multiples of their bucket's norm over the number of levels, rounded so that their mean is right.
+    """Values as multiples of their bucket's norm over the number of levels, rounded without bias.
 
     Alistarh et al. 2017, section 3.1: with |v| l / norm = n + p, the level is n + 1 with probability p, else n. So 0
     stays 0. All scales come first, then all levels, each level in whole bits with the number of levels added.
@@ -151,7 +151,7 @@ class QsgdCoder:
         return np.repeat(scales.astype(np.float64), self._bucket_size)[:size]
 
     def _split_blocks(self, size: int) -> Iterator[tuple[slice, slice]]:
-        """Places of values, and of their buckets, that are handled at once."""
+        """Split values and their buckets into blocks."""
         buckets = max(1, _BLOCK_VALUES // self._bucket_size)
         for first in range(0, self._count_buckets(size), buckets):
             yield slice(first * self._bucket_size, (first + buckets) * self._bucket_size), slice(first, first + buckets)
@@ -164,7 +164,7 @@ class QsgdCoder:
 
 
 class TopKCoder:
-    """The values of largest magnitude, of equal ones the first; the others are read as 0. Their places come first.
+    """The values of largest magnitude (of equal ones the first), after their positions; others decode to 0.
 
     Args:
         fraction: fraction of the values that is kept, above 0 and at most 1; one at least.

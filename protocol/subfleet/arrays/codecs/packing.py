@@ -1,4 +1,4 @@
-"""Small numbers, and marks among many places, in as few bytes as a size that is known beforehand allows."""
+"""Packs small numbers, and sets of positions, into few bytes of predictable size."""
 
 import numpy as np
 import numpy.typing as npt
@@ -26,12 +26,12 @@ _BLOCK_VALUES = 8192
 
 
 def count_packed_bytes(count: int, bits: int) -> int:
-    """The size of so many numbers of so many bits."""
+    """Compute the size of packed numbers."""
     return -(-count * bits // 8)
 
 
 def pack(numbers: Bytes | Integers, bits: int) -> Bytes:
-    """Numbers from 0 up to, not including, 2**bits, one after the other, each with its highest bit first."""
+    """Pack numbers from 0 to below 2**bits one after the other, highest bit first."""
     packed = np.empty(count_packed_bytes(len(numbers), bits), np.uint8)
     shifts = np.arange(bits - 1, -1, -1)
     for start in range(0, len(numbers), _BLOCK_VALUES):
@@ -42,7 +42,7 @@ def pack(numbers: Bytes | Integers, bits: int) -> Bytes:
 
 
 def unpack(packed: Bytes, bits: int, count: int) -> Bytes | Integers:
-    """What was packed; `packed` has the size that `count_packed_bytes` tells."""
+    """Unpack numbers; `packed` has the size that `count_packed_bytes` computes."""
     numbers = np.empty(count, np.uint8 if bits <= 8 else np.int64)
     shifts = np.arange(bits - 1, -1, -1)
     for start in range(0, count, _BLOCK_VALUES):
@@ -53,14 +53,14 @@ def unpack(packed: Bytes, bits: int, count: int) -> Bytes | Integers:
 
 
 def count_marks_bytes(count: int, size: int) -> int:
-    """The size of so many marks among so many places."""
+    """Compute the size of packed marks."""
     if count == size:
         return 0
     return count_packed_bytes(size, 1) if _is_dense(count, size) else _count_sparse_bytes(count, size)
 
 
 def pack_marks(marks: Marks) -> Bytes:
-    """Which places are marked: a bit for each place where marks are many, else Elias-Fano; nothing where all are.
+    """Pack the marked positions: a bitmap if there are many, else Elias-Fano; nothing if all are marked.
 
     Elias, "Efficient storage and retrieval by content and address of static files", J. ACM 1974: the lowest bits of
     each marked place as they are, the others as a bitmap in which the i-th place sets bit (its high part + i). That
@@ -78,7 +78,7 @@ def pack_marks(marks: Marks) -> Bytes:
 
 
 def unpack_marks(packed: Bytes, count: int, size: int) -> Marks:
-    """What was packed; `packed` has the size that `count_marks_bytes` tells.
+    """Unpack marks; `packed` has the size that `count_marks_bytes` computes.
 
     Raises:
         ProtocolError: the bytes hold another number of marks, or one twice, or one at no place.
