@@ -50,7 +50,7 @@ from subfleet.rounds.events import Done, Tick
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import EvaluationRequest, GenerationRequest, PreparedTask
 from subfleet.search.queue import ProgramFacts
-from subfleet.settings.timing import Deadlines
+from subfleet.settings.sections import Deadlines
 from subfleet.testing.rounds import SUPERNET
 
 

@@ -22,7 +22,7 @@ from subfleet.rounds.continuing import why_early
 from subfleet.rounds.networks import all_lineages, counting_turns
 from subfleet.rounds.searching import searched_round
 from subfleet.rounds.state import RunState
-from subfleet.settings.first_model import FirstWeights
+from subfleet.settings.sections import FirstWeights
 
 __all__ = ["loaded_model", "standing_result"]
 
