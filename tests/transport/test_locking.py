@@ -158,7 +158,7 @@ def test_one_that_cannot_hear_itself_says_so_once() -> None:
         clock.now_s += 0.25
         transport.poll(0)
     assert len(told) == 2
-    assert told[1].startswith(f"what is said on {CAM.topic} does not come back")
+    assert told[1].startswith(f"claims on {CAM.topic} do not come back")
 
 
 def test_damaged_words_end_nobody() -> None:

@@ -115,11 +115,11 @@ def _wrong(brokers: Brokers) -> dict[str, tuple[BrokerAddress, str]]:
         ),
         "no certificate": (
             brokers.address("asking", ca=papers.ca),
-            f"the broker at {asking} asks for a certificate of ours; give it with --cert and --key",
+            f"the broker at {asking} requires a client certificate; give it with --cert and --key",
         ),
         "no certificate, TLS 1.2": (
             brokers.address("asking12", ca=papers.ca),
-            f"the broker at {asking12} asks for a certificate of ours; give it with --cert and --key",
+            f"the broker at {asking12} requires a client certificate; give it with --cert and --key",
         ),
         "a stranger's certificate": (
             BrokerAddress(host="localhost", port=ports["asking"], tls=stranger),

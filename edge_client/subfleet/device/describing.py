@@ -1,4 +1,4 @@
-"""What a device tells of itself: who it is, what its profile says, and what is installed on it."""
+"""Composes the profile that a device sends: its identity, its device profile and its software."""
 
 import platform
 from dataclasses import replace
@@ -26,7 +26,7 @@ _SOFTWARE = ("subfleet", "onnxruntime", "onnxruntime-gpu", "subfleet-executorch"
 
 
 def declare_architecture(profile: DeviceProfile, text_or_path: str) -> DeviceProfile:
-    """The profile of a device that declares what `--architecture` says: JSON, or the path of a file with it.
+    """Add the architecture that `--architecture` names to a profile: JSON, or the path of a file with it.
 
     With a `family` or a `preset` it is the settings of a network of the device's own, and else a submodel of the run's
     network. Which networks there are the server knows.
@@ -56,7 +56,7 @@ def declare_architecture(profile: DeviceProfile, text_or_path: str) -> DevicePro
 
 
 def find_packing_width(profile: DeviceProfile) -> PackingWidth:
-    """The wider of a profile's and of this machine's: an emulated device runs on the kernels that are here."""
+    """Find the wider packing width of a profile and this machine, on whose kernels an emulated device runs."""
     return max(profile.packing_width or 4, detect_packing_width())
 
 
@@ -69,7 +69,7 @@ def describe_device(
     *,
     held_out: DataSummary | None = None,
 ) -> Profile:
-    """What the device tells the server when it joins.
+    """Compose the profile that the device sends when it joins.
 
     Args:
         client_id: of the device.
@@ -101,7 +101,7 @@ def make_profile(
     summary: DataSummary,
     held_out: DataSummary | None,
 ) -> Profile:
-    """What a device tells the server of itself, but for its software: it follows from these alone.
+    """Compose a device's profile without its software.
 
     Raises:
         ValueError: the profile says what no server would keep.

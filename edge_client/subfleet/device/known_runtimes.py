@@ -1,6 +1,6 @@
-"""Which runtimes have worked since this machine was started, so that no agent that starts again need try them again.
+"""Remembers the runtimes that worked since this machine was started, so that a restarted agent need not try them.
 
-A wrong note costs no more than what it was spared: a runtime that dies then takes the agent with it.
+A wrong note costs little: a runtime that dies takes the agent with it, as without a trial.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ def try_once(
     file: Path | None = None,
     attempt: Callable[[str, str], TrialResult] = try_runtime,
 ) -> TrialResult:
-    """Try a runtime, unless it is known to have worked with the packages that there are now, since the machine started.
+    """Try a runtime, unless it has worked with the installed packages since the machine was started.
 
     Args:
         name: of its trainer's entry point.
@@ -54,7 +54,7 @@ def try_once(
 
 
 def _describe_state() -> str:
-    """What a verdict holds for: the start of the machine, the interpreter, and what is installed; "" where unknown."""
+    """Identify the start of the machine, the interpreter and the installed packages; "" if unknown."""
     try:
         boot = _BOOT.read_text(encoding="utf-8")
     except OSError:

@@ -1,4 +1,4 @@
-"""Live readings: what this process may really use, on the device where it runs."""
+"""Live readings of the resources that this process may use."""
 
 import logging
 import math
@@ -26,7 +26,7 @@ _NETWORKS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 def load_psutil() -> ModuleType:
-    """The psutil package.
+    """Import psutil.
 
     Raises:
         MissingExtraError: it is not installed.
@@ -41,7 +41,7 @@ def load_psutil() -> ModuleType:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryHeadroom:
-    """What the tightest control group of this process allows.
+    """The limit and the free memory of the tightest control group.
 
     Attributes:
         limit_bytes: of that group.
@@ -75,7 +75,7 @@ class ControlGroups:
         self._marks = marks
 
     def lacks_memory_limits(self) -> bool:
-        """Whether this is a container whose memory the kernel cannot limit, whatever it was started with.
+        """Whether this is a container and the kernel cannot limit its memory, so that its limit is void.
 
         Raspberry Pi OS starts its kernel so, and container engines say it once, when they start the container.
         """
@@ -162,7 +162,7 @@ def _read_stat(path: Path, name: str) -> int:
 
 
 class LiveMeter:
-    """Reads this device. What the system does not let this process see (phones hide much) is unknown.
+    """Reads this device. What the system hides from this process (phones hide much) is unknown.
 
     Args:
         groups: the control groups that limit this process.
@@ -227,7 +227,7 @@ class LiveMeter:
         return int(self._psutil.virtual_memory().total)
 
     def cores(self) -> int:
-        """Cores of the device, 1 where they cannot be counted."""
+        """Number of cores of the device, 1 if it is unknown."""
         return self._psutil.cpu_count() or 1
 
     def _read_available_bytes(self) -> int:

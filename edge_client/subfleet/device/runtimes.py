@@ -1,4 +1,4 @@
-"""Finds the trainers that are installed, by entry point; nothing here knows a runtime."""
+"""Finds the installed trainers by entry point; nothing here depends on a runtime."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -52,7 +52,7 @@ def _explain_missing(error: ModuleNotFoundError) -> MissingExtraError:
 def choose_trainer(
     names: Iterable[str], data: str, provider: str = CPU, *, attempt: Callable[[str, str], TrialResult] = try_once
 ) -> tuple[Trainer, DataSummary]:
-    """The first of some trainers whose runtime works, and its view of the data: a device pays for one runtime.
+    """Load the first trainer with a working runtime, and summarise the data with it.
 
     Each is tried in a process of its own before it is loaded in this one, where its end would be the agent's.
 
@@ -92,7 +92,7 @@ def choose_trainer(
 
 
 def check_runtime(name: str, provider: str = CPU, *, attempt: Callable[[str, str], TrialResult] = try_once) -> None:
-    """Try a runtime that there is no choice about, before it is loaded in this process.
+    """Try a required runtime before it is loaded in this process.
 
     Raises:
         BrokenError: it is installed, and does not work here.
@@ -103,7 +103,7 @@ def check_runtime(name: str, provider: str = CPU, *, attempt: Callable[[str, str
 
 
 def find_trainer(path: Path) -> Trainer:
-    """The trainer whose inference models end as a file does.
+    """Find the trainer for an inference model by its file ending.
 
     Raises:
         ConfigError: no trainer runs such files.

@@ -1,4 +1,4 @@
-"""What a child process does for `subfleet.device.trials`: loads a package, or loads a runtime and trains with it.
+"""The child process of `subfleet.device.trials`: loads a package, or loads a runtime and trains with it.
 
 It writes lines of JSON: the stage that it begins, and at its end one report. Whatever happens on the way, an error, an
 abort or a signal, happens to this process alone.
@@ -41,7 +41,7 @@ Report = dict[str, str | bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """What a trial works with.
+    """The context of a trial.
 
     Attributes:
         work: a folder to write to.
@@ -73,12 +73,12 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def name_program_file(target: str) -> str:
-    """The name of a target's program in the folder of trials."""
+    """Name the file of a target's program in the folder of trials."""
     return f"{target}.program"
 
 
 def make_trial_job(folder: Path, target: str, output_path: Path) -> Job[Train]:
-    """Two steps of training with the files in a folder."""
+    """Make a job of two training steps with the files in a folder."""
     return Job(
         work=Train(settings=SETTINGS),
         program_path=folder / name_program_file(target),

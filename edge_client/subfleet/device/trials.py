@@ -1,4 +1,4 @@
-"""Tries packages and runtimes in child processes: one that aborts takes its child with it, and nobody else.
+"""Tries packages and runtimes in child processes: one that aborts ends its child only.
 
 A build for a newer processor ends its process at the first instruction that this one lacks, without an exception that
 could be caught; so does a library that calls `abort`, or one for which there is no memory.
@@ -63,7 +63,7 @@ _OTHER_DEATH = ("signal {number} ended it", _ANOTHER)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialResult:
-    """How a package or a runtime did.
+    """The result of a trial of a package or a runtime.
 
     Attributes:
         code: OK where it works, else what a command would end with because of it.
@@ -79,17 +79,17 @@ class TrialResult:
 
     @property
     def works(self) -> bool:
-        """Whether it does."""
+        """Whether it works."""
         return self.code is ExitCode.OK
 
     @property
     def broken(self) -> bool:
-        """Whether it is there and does not work."""
+        """Whether it is installed and does not work."""
         return self.installed and not self.works
 
     @property
     def sentence(self) -> str:
-        """What is wrong, and what to do."""
+        """The problem and its remedy."""
         return f"{self.text}; {self.remedy}" if self.remedy else self.text
 
 
@@ -105,7 +105,7 @@ def try_package(module: str, distribution: str, *, deadline_s: float = DEADLINE_
 
 
 def try_runtime(name: str, provider: str, *, deadline_s: float = DEADLINE_S) -> TrialResult:
-    """Load a runtime and train with it; `text` is then what it says of itself.
+    """Load a runtime and train with it; `text` is then its description.
 
     Args:
         name: of its trainer's entry point.
@@ -145,7 +145,7 @@ def _run(trial: Sequence[str], deadline_s: float) -> subprocess.CompletedProcess
 
 
 def _read_reports(output: bytes) -> tuple[str, dict[str, Any] | None]:
-    """The stage that the child had come to, and its report; None where it came to none."""
+    """Read the last stage of the child, and its report, or None without one."""
     stage = "started"
     for line in output.splitlines():
         report = json.loads(line)

@@ -1,4 +1,4 @@
-"""What the device answers, as lines for people."""
+"""Logs the device's answers."""
 
 import logging
 
@@ -11,7 +11,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def log_answer(message: Telemetry | Answer) -> None:
-    """Tell how a task ended; readings are no news."""
+    """Log how a task ended; telemetry is not logged."""
     match message:
         case Update():
             _LOG.info("task %s: trained, loss %.4f, %.1f s", message.task_id, message.loss, message.train_seconds)

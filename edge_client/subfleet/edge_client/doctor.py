@@ -1,4 +1,4 @@
-"""`subfleet-edge doctor`: what this device has, what it lacks, how to mend it, and what fits."""
+"""`subfleet-edge doctor`: checks what this device has, what it lacks with remedies, and what fits."""
 
 import logging
 import os
@@ -45,7 +45,7 @@ _SHOWN_CLASSES = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
         check: its name.
@@ -62,7 +62,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examination:
-    """Everything that was found, and the growth that training may cause now."""
+    """All findings, and the current budget of training."""
 
     budget_bytes: int
     findings: tuple[Finding, ...]
@@ -78,7 +78,7 @@ class DoctorOptions:
 
 
 def examine(options: DoctorOptions) -> Examination:
-    """Look at everything; a check that fails does not keep the others from being made.
+    """Run all checks; a failing one does not prevent the others.
 
     Raises:
         ConfigError: the profile or the share cannot be used.
@@ -127,7 +127,7 @@ def _check_memory(profile: DeviceProfile, taken_bytes: int, broken: Collection[s
 
 
 def _skip_check(check: str, package: str) -> Finding:
-    """What cannot be looked at in this process without its end."""
+    """Report a check that would end this process."""
     return Finding(check=check, code=BrokenError.exit_code, text=f"not tried, as {package} does not work")
 
 
@@ -139,7 +139,7 @@ def _run_check(check: str, look: Callable[[], str]) -> Finding:
 
 
 def _report_error(check: str, error: Exception) -> Finding:
-    """Whatever a check ends with keeps no other one from being made."""
+    """Run a check; its error becomes a finding."""
     if isinstance(error, SubfleetError):  # these say what to do in their own sentence
         return Finding(check=check, code=error.exit_code, text="cannot be used", remedy=str(error))
     _LOG.debug("the check %s failed", check, exc_info=error)
@@ -170,7 +170,7 @@ def _is_older(found: str, oldest: str) -> bool:
 
 
 def _check_runtimes(profile: DeviceProfile, tried: Mapping[str, TrialResult]) -> list[Finding]:
-    """Which ones work, and each one that does not: a device pays for one, but what is installed is meant to work."""
+    """Report the working runtimes, and each installed one that does not work."""
     working = [f"{name} ({found.text})" for name, found in tried.items() if found.works]
     text = f"none of {list(tried)} can be used with the provider {profile.provider!r}"
     first = next((found for found in tried.values() if found.broken), next(iter(tried.values())))
@@ -194,7 +194,7 @@ def _explain_unusable(check: str, tried: TrialResult, text: str = "") -> Finding
 def _check_data(
     profile: DeviceProfile, data: str, tried: Mapping[str, TrialResult], broken: Collection[str]
 ) -> tuple[Finding, int]:
-    """What was found, and the bytes that the samples take while the device trains."""
+    """Report on the data, and return the memory of the samples during training."""
     for package in _READS_DATA & set(broken):
         return _skip_check("data", package), 0
     names = [name for name, found in tried.items() if not found.broken] or list(tried)

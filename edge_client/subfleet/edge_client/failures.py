@@ -1,4 +1,4 @@
-"""What the user of a device sees of its two processes: an error as one sentence and an exit code, and lines of logs."""
+"""Explains errors to the user of a device, as one sentence and an exit code; and the format of its logs."""
 
 from subfleet.protocol.errors import MissingExtraError, SubfleetError
 from subfleet.protocol.exit_codes import ExitCode
@@ -11,7 +11,7 @@ LOG_FORM = "%(asctime)s %(levelname)s %(message)s"
 
 
 def explain_error(error: Exception) -> tuple[ExitCode, str]:
-    """The exit code and the sentence for an error that ends a command, or the process that does its tasks."""
+    """Return the exit code and the sentence for an error that ends a command or the worker process."""
     if isinstance(error, SubfleetError):
         return error.exit_code, str(error)
     if sentence := explain_plugin_error(error):

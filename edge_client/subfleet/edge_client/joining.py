@@ -1,4 +1,4 @@
-"""`subfleet-edge join`: from options to a session that runs until it is stopped or its run is over."""
+"""`subfleet-edge join`: starts a session that runs until it is stopped or its run is over."""
 
 import logging
 import os
@@ -122,7 +122,7 @@ def _make_workplace(options: JoinOptions, profile: DeviceProfile, store: AgentSt
 
 
 def _make_settings(told: Profile, data: Sequence[DataSummary], options: JoinOptions) -> AgentSettings:
-    """What the agent goes by: what it tells, and what its data take."""
+    """Make the agent's settings from its profile and its data."""
     return AgentSettings(
         profile=told,
         data_bytes=max(one.data_bytes for one in data),
@@ -132,12 +132,12 @@ def _make_settings(told: Profile, data: Sequence[DataSummary], options: JoinOpti
 
 
 def _summarise(summary: DataSummary, options: JoinOptions) -> DataSummary:
-    """What the server hears of the data."""
+    """Drop the statistics from the summary unless the server may be told."""
     return summary if options.tells_statistics else replace(summary, inputs=None)
 
 
 def _check_held_out(opened: Opened, options: JoinOptions) -> None:
-    """Held-out data must be of the kind that is trained on.
+    """Check that held-out data are of the same kind as the training data.
 
     Raises:
         DataError: they are not.

@@ -1,4 +1,4 @@
-"""What the command line of `subfleet-edge` takes: commands, options, and how the text of each is read."""
+"""The command line of `subfleet-edge`: commands, options and their parsers."""
 
 import argparse
 import logging
@@ -28,14 +28,14 @@ _EXAMPLES: Mapping[str, str] = MappingProxyType(
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says in one sentence what is wrong with an option, without the usage in front of it."""
+    """Reports a wrong option in one sentence, without the usage."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(int(ExitCode.USAGE), f"{self.prog}: {message}; see {self.prog} --help for an example\n")
 
 
 class _ShowVersion(argparse.Action):
-    """Prints the release and ends; it is looked up only where it is asked for."""
+    """Prints the version and exits; it is looked up only on demand."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         from importlib.metadata import version
@@ -45,7 +45,7 @@ class _ShowVersion(argparse.Action):
 
 
 def make_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
-    """The parser of the whole command line; `commands` says what runs each command, by its name."""
+    """Make the parser of the whole command line; `commands` maps each name to its function."""
     parser = _Parser(
         prog="subfleet-edge",
         description="The device side of Subfleet.",

@@ -1,4 +1,4 @@
-"""What the server says, as lines for people: each thing once, however often it comes."""
+"""Logs the server's messages, each once, however often it arrives."""
 
 import logging
 
@@ -13,7 +13,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class ReceivedLog:
-    """Writes the log of what is received.
+    """Logs received messages.
 
     Args:
         settings: of the agent.
@@ -26,7 +26,7 @@ class ReceivedLog:
         self._skipped = ""
 
     def note(self, message: Message) -> None:
-        """Tell of a message that came, if it is news."""
+        """Log a received message if it is new."""
         if isinstance(message, RoundInfo):
             self._log_announcement(message)
         elif isinstance(message, Task):
@@ -54,7 +54,7 @@ class ReceivedLog:
             _LOG.info("the declared architecture is %s", answer.status)
 
     def _log_reason(self, answer: Ack) -> None:
-        """Why the device has no task in the round; a reason of an earlier round says nothing of this one."""
+        """Log why the device has no task in the current round."""
         info = self._round
         if info is None or answer.of != make_telemetry_id(self._settings, info):
             return

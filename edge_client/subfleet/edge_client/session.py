@@ -1,4 +1,4 @@
-"""The agent's only loop: turns what happens into events, and does what the agent decides."""
+"""The agent's only loop: turns messages and results into events, and performs the agent's actions."""
 
 import logging
 import time
@@ -75,7 +75,7 @@ _FETCH_REASONS: Mapping[str, RefusalReason] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """What a session works with on its device.
+    """The parts of a device that a session works with.
 
     Attributes:
         store: the agent's folder, held by the caller.
@@ -91,7 +91,7 @@ class Device:
 
 
 class EdgeSession:
-    """One start of the agent.
+    """One session of the agent, from start to end of the process.
 
     Args:
         settings: of the agent.
@@ -170,7 +170,7 @@ class EdgeSession:
         self._transport.open((self._topics.all("+"), self._topics.down(client_id, "+")), will)
 
     def turn(self, poll_s: float) -> None:
-        """Handle what came, wait at most `poll_s` seconds for more, and send what is due."""
+        """Handle all arrived events, wait at most `poll_s` seconds for one, and send due messages."""
         event = self._transport.poll(poll_s)
         left = _MAX_DELIVERIES_A_TURN
         while event is not None:
@@ -184,7 +184,7 @@ class EdgeSession:
         self._complaints.tick()
 
     def close(self) -> None:
-        """Say goodbye and stop the worker; a task in hand is taken up by the next start."""
+        """Disconnect and stop the worker; the next start repeats an unfinished task."""
         try:
             # What ended by itself says so, even where the system killed it and has this process stopped for that.
             self._collect_outcome()
@@ -242,7 +242,7 @@ class EdgeSession:
             self._handle(self._store_output(outcome))
 
     def _store_output(self, outcome: Outcome) -> Event:
-        """Put a training's output among the blobs, before the agent is told of it."""
+        """Store a training's output as a blob, before the agent handles the event."""
         if not isinstance(outcome, TrainingOutput):
             return outcome
         try:

@@ -1,4 +1,4 @@
-"""The agent's folder: what must outlive the process, written as a whole or not at all.
+"""The agent's folder: the state that outlives the process, written atomically.
 
 <state>/agent.json          the answers without an ack, the task in hand, what was done
 <state>/blobs/              programs, weights and updates, by content
@@ -55,7 +55,7 @@ _RUN_FOLDER = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}")
 
 
 class AgentStore:
-    """One agent's folder. An agent at work takes it with `held`.
+    """One agent's folder. A running agent opens it with `held`, which locks it.
 
     Args:
         folder: made where it is missing; nobody else works in it.
@@ -84,7 +84,7 @@ class AgentStore:
     @classmethod
     @contextmanager
     def held(cls, folder: Path, disk_limit_bytes: int | None = None) -> Iterator["AgentStore"]:
-        """Hold a folder for this process; the lock ends with the process, however it ends.
+        """Open and lock a folder for this process; the lock ends with the process.
 
         Nothing in the folder is touched before it is held: another agent may be at work there.
 
@@ -102,7 +102,7 @@ class AgentStore:
             yield store
 
     def load(self) -> Saved:
-        """What an earlier process saved; nothing where there was none.
+        """Load what an earlier process saved, or an empty state.
 
         A file that cannot be understood is set aside, so that a device in the field goes on. An update whose blob was
         lost is not offered again: its task may be trained anew.
@@ -128,7 +128,7 @@ class AgentStore:
         )
 
     def weigh(self, action: Weigh) -> Weighed:
-        """What a task would take of the disk; room is made for it where it fits.
+        """Compute the disk space that a task would take, and make room for it if it fits.
 
         Raises:
             FileError: the disk cannot be read.
@@ -143,7 +143,7 @@ class AgentStore:
         return Weighed(task_id=task.task_id, lacking=lacking, room_bytes=room_bytes)
 
     def disk_budget_bytes(self, pinned: Set[str]) -> int:
-        """What a task may take of the disk, beside blobs that stay.
+        """Compute the disk space for a task, next to pinned blobs.
 
         Raises:
             FileError: the disk cannot be read.
@@ -162,7 +162,7 @@ class AgentStore:
         return max(0, min(limit_bytes - others_bytes, ours_bytes))
 
     def drop_damaged(self, blob: BlobRef) -> None:
-        """Remove a blob that is not what it was when it came, so that it is fetched anew: flash memory wears out.
+        """Remove a damaged blob, so that it is fetched again: flash memory wears out.
 
         Raises:
             FileError: it is damaged and cannot be removed.
@@ -181,7 +181,7 @@ class AgentStore:
             ) from error
 
     def save(self, saved: Saved) -> None:
-        """Write what must outlive the process, and return when it is on the disk.
+        """Write the state, and return when it is on the disk.
 
         Raises:
             FileError: it cannot be written.
@@ -226,7 +226,7 @@ class AgentStore:
         return tuple(files)
 
     def _prune_models(self, placed: Path) -> None:
-        """Remove the models of all runs but the last ones, and leave room among them for the one that is placed now.
+        """Remove the models of all but the last runs, including the one that is placed now.
 
         A folder has the time of the last file that was renamed in it, which is when its models were placed.
         """
@@ -242,12 +242,12 @@ def _free_bytes(folder: Path) -> int:
 
 
 def find_state_folder(fleet: str, client_id: str) -> Path:
-    """Where the agent keeps what must outlive it: see `find_state_root`, which says what it raises."""
+    """Find the agent's default folder; see `find_state_root` for the errors."""
     return find_state_root() / "subfleet" / fleet / client_id
 
 
 def read_saved(folder: Path) -> Saved:
-    """What an agent saved in a folder; nothing where there was none. Changes nothing there.
+    """Read what an agent saved in a folder, or an empty state. Changes nothing there.
 
     Raises:
         FileError: the file cannot be read.

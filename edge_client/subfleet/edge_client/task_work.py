@@ -1,4 +1,4 @@
-"""Does one task of a server: trains, scores or evaluates, and tells every end as an outcome."""
+"""Does one task: trains, calibrates, scores or evaluates, and returns every end as an outcome."""
 
 import hashlib
 import logging
@@ -52,7 +52,7 @@ WorkT = TypeVar("WorkT", bound=Train | Calibrate | Score | Evaluate)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingOutput:
-    """A training ended well; its output file is the caller's to store and remove."""
+    """A finished training or calibration; the caller stores and removes its output file."""
 
     task_id: str
     result: TrainResult
@@ -67,7 +67,7 @@ class TaskWorker(Protocol):
     """Does tasks beside the agent's loop, one at a time."""
 
     def start(self, task: Task, memory_limit_bytes: int, data_bytes: int = 0) -> None:
-        """Begin a task; `outcome` gives its end. Called only when the last one has ended.
+        """Start a task; `outcome` returns its end. Called only after the previous task ended.
 
         Args:
             task: to be done.
@@ -77,33 +77,33 @@ class TaskWorker(Protocol):
         ...
 
     def stop(self) -> None:
-        """Ask the task to end at its next step."""
+        """Ask the task to stop at its next step."""
         ...
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the task to end, at most so long."""
+        """Wait for the end of the task, at most `timeout_s` seconds."""
         ...
 
     def outcome(self) -> Outcome | None:
-        """How the task ended, once; None before."""
+        """Return the outcome of the task, once; None before its end."""
         ...
 
 
 def locate_output(work_folder: Path, task_id: str) -> Path:
-    """Where a task's output is written. An id is any text of the server's; its digest is a safe name for a file."""
+    """Locate a task's output file. An id is any text from the server; its digest is a safe file name."""
     name = hashlib.sha256(task_id.encode(errors="surrogatepass")).hexdigest()[:32]
     return work_folder / f"{name}.safetensors"
 
 
 def discard(work_folder: Path, task_id: str) -> None:
-    """Remove what a task that failed may have written: nobody will come for it."""
+    """Remove what a failed task may have written."""
     with suppress(OSError):
         locate_output(work_folder, task_id).unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskWork:
-    """What tasks are done with.
+    """The means to do tasks.
 
     Attributes:
         trainers: by the target of the programs that they run.
@@ -127,7 +127,7 @@ class TaskWork:
         return sum(trainer.held_bytes for trainer in self.trainers.values())
 
     def do(self, task: Task, memory_limit_bytes: int, stopped: Callable[[], bool]) -> Outcome:
-        """Do a task. Whatever a trainer raises is the task's failure, but for what ends a process or a thread.
+        """Do a task. Every exception of a trainer becomes a failure of the task.
 
         Args:
             task: to be done.

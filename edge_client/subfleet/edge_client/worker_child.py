@@ -99,7 +99,7 @@ def _open(place: Workplace) -> tuple[TaskWork, Opened]:
 
 
 def _check_report(report: TaskEnded, work_folder: Path) -> TaskEnded:
-    """A report that can be read: a trainer is a plug-in, and its result may be anything."""
+    """Replace an invalid report: a trainer is a plug-in, and may return anything."""
     try:
         decode_report(encode_line(report), work_folder)
     except (TypeError, ValueError, ProtocolError) as error:
@@ -111,7 +111,7 @@ def _check_report(report: TaskEnded, work_folder: Path) -> TaskEnded:
 
 
 def _find_blob(folder: Path, blob: BlobRef) -> Path:
-    """The file of a blob that the agent has fetched: the agent alone writes that folder."""
+    """Find the file of a fetched blob; only the agent writes that folder."""
     path = folder / blob.sha256
     try:
         if path.stat().st_size == blob.size_bytes:
@@ -122,7 +122,7 @@ def _find_blob(folder: Path, blob: BlobRef) -> Path:
 
 
 def _limit_memory(place: Workplace, order: Order) -> AbstractContextManager[None]:
-    """The system's own limit while a task is done: watched memory is looked at between two steps alone.
+    """Limit memory by the system during a task: the watch checks it only between steps.
 
     A graphics processor's driver maps memory that takes none, so that nothing is limited beside one.
     """
@@ -134,7 +134,7 @@ def _limit_memory(place: Workplace, order: Order) -> AbstractContextManager[None
 
 
 class _Orders:
-    """What the agent wants, read in a thread of its own, as a task may be stopped while it is done.
+    """The agent's orders, read in a thread of their own, as a task may be stopped while it runs.
 
     Args:
         source: the agent's lines; where they end, the agent is gone.

@@ -1,4 +1,4 @@
-"""What an agent and the process that does its tasks say to each other: lines of JSON, checked where they are read."""
+"""The messages between an agent and its worker process: lines of JSON, validated on reading."""
 
 import json
 from collections.abc import Mapping
@@ -43,7 +43,7 @@ MOST_CHARACTERS = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workplace:
-    """What tasks are done with, as the agent tells the process that does them.
+    """The means to do tasks, as the agent sends them to the worker process.
 
     Attributes:
         runtimes: names of trainers; the first working one is used.
@@ -66,13 +66,13 @@ class Workplace:
     log_level: int
 
     def line(self) -> bytes:
-        """The first line that the process reads. Paths may hold any bytes, so that it is no message like others."""
+        """Encode the first line that the process reads. Paths may hold any bytes, so it is no message like others."""
         plain = asdict(self) | {"blobs": str(self.blobs), "work_folder": str(self.work_folder)}
         return json.dumps(plain).encode() + b"\n"
 
     @classmethod
     def of_line(cls, line: bytes) -> "Workplace":
-        """Read what `line` wrote, in a process that this agent started."""
+        """Decode what `line` wrote."""
         plain = json.loads(line)
         folders = {name: Path(plain[name]) for name in ("blobs", "work_folder")}
         return cls(**{**plain, **folders, "runtimes": tuple(plain["runtimes"])})
@@ -80,7 +80,7 @@ class Workplace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """A task to be done; the limits are those of `Worker.start`."""
+    """A task to do; see `TaskWorker.start` for the limits."""
 
     task: Task
     memory_limit_bytes: int
@@ -89,14 +89,14 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """A task is to end at its next step."""
+    """The task is to stop at its next step."""
 
     task_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """The process is ready.
+    """The worker process is ready.
 
     Attributes:
         target: of the programs that it runs.
@@ -111,19 +111,19 @@ class Opened:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartFailed:
-    """The process cannot do any task, and ends: an exit code, and the sentence that goes with it."""
+    """The worker process cannot do any task, and ends with an exit code and a sentence."""
 
     code: int
     text: str
 
     def error(self) -> SubfleetError:
-        """The error to raise in its place."""
+        """Make the error to raise."""
         return _ERRORS.get(self.code, SubfleetError)(self.text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskEnded:
-    """How a task ended, and how much memory is kept for the next one."""
+    """The outcome of a task, and the memory that is kept for the next one."""
 
     outcome: Outcome
     held_bytes: int
@@ -134,7 +134,7 @@ Report = Opened | StartFailed | TaskEnded
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _OutputReport:
-    """What of `TrainingOutput` is told; where the output lies follows from the task's id."""
+    """`TrainingOutput` without its path, which is derived from the task's id."""
 
     task_id: str
     result: TrainResult
@@ -153,7 +153,7 @@ _HELD = "held_bytes"
 
 
 def encode_line(message: Order | Stop | Report) -> bytes:
-    """A message as a line."""
+    """Encode a message as a line."""
     held: dict[str, int] = {}
     inner: Any = message
     if isinstance(message, TaskEnded):
@@ -165,7 +165,7 @@ def encode_line(message: Order | Stop | Report) -> bytes:
 
 
 def decode_order(line: bytes) -> Order | Stop:
-    """Read what an agent wrote.
+    """Decode an order of an agent.
 
     Raises:
         ProtocolError: it is no such message.
@@ -177,7 +177,7 @@ def decode_order(line: bytes) -> Order | Stop:
 
 
 def decode_report(line: bytes, work_folder: Path) -> Report:
-    """Read what a process wrote that does tasks in a folder.
+    """Decode a report of a worker process.
 
     Raises:
         ProtocolError: it is no such message.
@@ -204,7 +204,7 @@ def _read(line: bytes) -> tuple[Any, int]:
 
 
 def _make_sendable(plain: Any) -> Any:
-    """Plain data with texts that JSON can carry: file names and error texts may hold anything."""
+    """Replace characters that JSON cannot carry: file names and error texts may contain anything."""
     if isinstance(plain, str):
         return plain.encode("utf-8", "replace").decode().replace("\0", "?")[:MOST_CHARACTERS]
     if isinstance(plain, list):

@@ -1,4 +1,4 @@
-"""A worker in a process of its own: what a program does there, a step without an end too, it does to that process.
+"""A worker in a process of its own, which a crashing or hanging program cannot leave.
 
 The process lasts from task to task, so that a runtime is loaded once. One that has died or hung is ended and another
 one is started; the task in hand has failed, and the agent goes on.
@@ -45,7 +45,7 @@ _END = b""
 
 
 class WorkerProcess:
-    """Does tasks in a child process; a context, which ends it.
+    """Does tasks in a child process; a context manager that ends it.
 
     Args:
         place: what tasks are done with.
@@ -123,7 +123,7 @@ class WorkerProcess:
     # --- what the process says ---
 
     def _open(self) -> Opened:
-        """Wait for the process to be ready; that takes as long as runtimes and data take."""
+        """Wait until the process is ready, as long as runtimes and data take to load."""
         line = self._child.line(None)
         report = None if line in (None, _END) else decode_report(line, self._place.work_folder)
         if isinstance(report, Opened):
@@ -135,7 +135,7 @@ class WorkerProcess:
         )
 
     def _poll(self, timeout_s: float) -> Outcome | None:
-        """The end of the task, where there is one: by what the process says, by its own end, or by ours."""
+        """Return the outcome, if any: from a report, from the end of the process, or after killing it."""
         line = self._child.line(timeout_s)
         if line is None:
             if self._kill_at_s is None or self._clock() < self._kill_at_s:
@@ -162,7 +162,7 @@ class WorkerProcess:
         return report.outcome
 
     def _handle_exit(self) -> Outcome | None:
-        """The process has ended by itself; the kernel's SIGKILL comes where memory ends."""
+        """Handle the end of the process; a SIGKILL by the kernel means a lack of memory."""
         if self._problem is not None:
             reason: RefusalReason = "data" if self._problem.code == ExitCode.DATA else "runtime"
             return self._fail_task(f"ended: {self._problem.text}", reason)
@@ -194,7 +194,7 @@ class WorkerProcess:
 
 
 class _Child:
-    """One run of the process, with its pipes. Its logs go where this process's go."""
+    """One run of the worker process, with its pipes. It shares this process's standard error."""
 
     def __init__(self, place: Workplace) -> None:
         # A session of its own: Ctrl-C at the terminal is for the agent.
@@ -214,14 +214,14 @@ class _Child:
         return self._popen.pid
 
     def send(self, line: bytes) -> None:
-        """Write a line; nothing happens where the process has ended, which `line` tells."""
+        """Write a line; does nothing if the process has ended, which `line` reports."""
         with suppress(OSError, ValueError):
             if self._popen.stdin is not None:
                 self._popen.stdin.write(line)
                 self._popen.stdin.flush()
 
     def line(self, timeout_s: float | None) -> bytes | None:
-        """The next line, an empty one at the end of the process; None where there is none in time."""
+        """Return the next line, an empty one at the end of the process, or None after the timeout."""
         try:
             return self._lines.get(timeout=timeout_s) if timeout_s != 0 else self._lines.get_nowait()
         except queue.Empty:
@@ -231,11 +231,11 @@ class _Child:
         return self._popen.poll() is not None
 
     def was_killed(self) -> bool:
-        """Whether SIGKILL ended it; waits for its end."""
+        """Whether SIGKILL ended the process; waits for its end."""
         return self._popen.wait() == -signal.SIGKILL
 
     def end(self) -> str:
-        """How it ended, in words; waits for its end."""
+        """Describe how the process ended; waits for its end."""
         code = self._popen.wait()
         if code >= 0:
             return f"ended with exit code {code}"
@@ -245,7 +245,7 @@ class _Child:
             return f"was ended by signal {-code}"
 
     def close(self) -> None:
-        """End the process, whatever it is at: nothing that it holds is worth waiting for."""
+        """Kill the process at once: nothing in it is worth waiting for."""
         self._popen.kill()
         self._popen.wait()
         # A process that a data set's own code has forked may keep the other end of the pipe.

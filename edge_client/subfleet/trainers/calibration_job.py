@@ -1,4 +1,4 @@
-"""Measures what norms with running statistics are given on a device's own data, by the program that trains.
+"""Measures the inputs of norms with running statistics on a device's own data, with the training program.
 
 A training step at learning rate 0 moves no weight, and leaves in the running statistics the momentum's share of what
 its batch has, padding left out. From statistics of zero this is the batch's own mean and unbiased variance, which with
@@ -68,7 +68,7 @@ def _calibrate(job: Job[Calibrate], context: JobContext) -> Tally:
 
 
 class _Sums:
-    """What one norm was given so far."""
+    """The sums of one norm's inputs."""
 
     def __init__(self, norm: NormLayer) -> None:
         self._norm = norm
@@ -88,7 +88,7 @@ class _Sums:
         self._squares = self._squares + spread + count * np.square(of_batch)
 
     def arrays(self) -> dict[str, Array]:
-        """By the names that the server expects."""
+        """Return the sums by the names that the server expects."""
         values: tuple[Array, ...] = (np.array(self._count, np.int64), self._total, self._squares)
         return dict(zip(name_sums(self._norm.name), values, strict=True))
 

@@ -1,4 +1,4 @@
-"""The paths that a device draws through the links of a subspace, one for each batch, and what it tells of them."""
+"""Draws paths through a subspace, one for each batch, and counts their examples."""
 
 from collections.abc import Sequence
 
@@ -34,7 +34,7 @@ class DrawnPaths:
         self._make_draws = None if settings is None else _make_draws(drawable, settings, left_bytes)
 
     def draw(self, origin: StepOrigin) -> Path:
-        """The path of a batch."""
+        """Draw the path of a batch."""
         if self._make_draws is None:
             return tuple(self._stages.values())
         operators = self._make_draws.draw(path_random(origin))
@@ -48,7 +48,7 @@ class DrawnPaths:
 
     @property
     def examples(self) -> OperatorExamples:
-        """What went through all operators of the subspace, in the order of its links."""
+        """Examples per operator of the subspace, in the order of its links."""
         return tuple((choice, tuple(counts.items())) for choice, counts in self._counts.items())
 
 

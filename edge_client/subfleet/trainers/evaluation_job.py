@@ -34,7 +34,7 @@ _ROUNDING = 1e-5
 def evaluate_job(
     job: Job[Evaluate], stopped: Callable[[], bool], *, target: str, runtime: Runtime, host: Host
 ) -> EvaluationResult:
-    """How good a model is on a device's held-out data, or each path of a population. Nothing is trained or written.
+    """Evaluate a model, or each path of a population, on a device's held-out data. Nothing is written.
 
     The weights are held once, as they are. Each batch goes along all paths before the next one is read. Of a path there
     are its features at two links at a time, so that a population takes no more memory than its largest path. See
@@ -80,7 +80,7 @@ def evaluate_job(
 
 
 def _average(results: Sequence[EvaluationResult]) -> EvaluationResult:
-    """The means over a population, with the score of each path."""
+    """Average the results of a population, with the score of each path."""
     return EvaluationResult(
         loss=fmean(one.loss for one in results),
         accuracy=fmean(one.accuracy for one in results),
@@ -92,7 +92,7 @@ def _average(results: Sequence[EvaluationResult]) -> EvaluationResult:
 
 
 def _find_path(links: Sequence[Link], operators: Sequence[str]) -> Path:
-    """A path by the operators of its choices."""
+    """Find a path by the operators of its choices."""
     choices = [link.name for link in links if link.open]
     if len(operators) != len(choices):
         raise ProtocolError(f"a path names {len(operators)} operators, but the subspace has {len(choices)} choices")
@@ -106,7 +106,7 @@ def _find_path(links: Sequence[Link], operators: Sequence[str]) -> Path:
 
 
 def _load(job: Job[Evaluate], loaded: Loaded, links: Sequence[Link], paths: Sequence[Path], *, drops: bool) -> None:
-    """Load what the paths go through, where the largest of them has room."""
+    """Load the operators of the paths, if the largest path fits the memory limit."""
     used = {(stage.link, stage.operator.name) for path in paths for stage in path}
     needed = tuple(
         Link(name=link.name, operators=tuple(one for one in link.operators if (link.name, one.name) in used))
@@ -136,7 +136,7 @@ def _check_settings(settings: EvaluationSettings, layout: EvaluationLayout) -> N
 
 
 def _make_batches(dataset: Dataset, layout: EvaluationLayout) -> Iterator[tuple[Mapping[str, Array], Labels, bool]]:
-    """What is fed for each batch in order, the labels of its real samples, and whether it is the last."""
+    """Yield for each batch the fed values, the labels of its real samples, and whether it is the last."""
     count = len(dataset)
     starts = range(0, count, layout.batch_size)
     whole = split_batch(np.arange(count), np.ones(count, np.float32), layout.batch_size)
@@ -147,7 +147,7 @@ def _make_batches(dataset: Dataset, layout: EvaluationLayout) -> Iterator[tuple[
 
 
 class LabelSums:
-    """What the batches of one evaluation add up to."""
+    """The sums over the batches of one evaluation."""
 
     def __init__(self, layout: EvaluationLayout, settings: EvaluationSettings) -> None:
         self._layout = layout
@@ -158,7 +158,7 @@ class LabelSums:
         self._tally = MetricTally(TASK_KINDS[settings.objective], outputs, by_class=settings.per_class)
 
     def add(self, read: Mapping[str, Array], labels: Labels) -> None:
-        """Add what the program has told of a batch whose real samples have these labels.
+        """Add the outputs of a batch, with the labels of its real samples.
 
         Raises:
             DivergedError: its loss is not finite.
@@ -180,7 +180,7 @@ class LabelSums:
         self._tally.add(np.asarray(read[layout.logits][: len(labels)], np.float32), labels)
 
     def result(self, *, sample_count: int, measured_peak_bytes: int) -> EvaluationResult:
-        """The means; a data set has one label or more that counts.
+        """Compute the means; a data set has at least one label that counts.
 
         Raises:
             TrainingError: they are not such as can be.

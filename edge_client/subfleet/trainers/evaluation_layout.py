@@ -1,4 +1,4 @@
-"""How the values of an evaluation program fit together: what is fed, and what is read. Nothing is carried."""
+"""The layout of an evaluation program: inputs to feed, and outputs to read."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ _GIVEN: frozenset[Role] = frozenset({"loss", "correct", "count", "logits"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationLayout:
-    """The values of an evaluation by what they are for; see `Role` for their meaning.
+    """The values of an evaluation by purpose; see `Role`.
 
     Attributes:
         batch_size: samples that the program takes at once.

@@ -18,7 +18,7 @@ _REMEDY = (
 
 
 def load_executorch(provider: str = "cpu") -> Runtime:
-    """The native binding where it is installed, else ExecuTorch's own bindings.
+    """Load the native binding if it is installed, else ExecuTorch's own bindings.
 
     Raises:
         MissingExtraError: neither is installed.

@@ -57,7 +57,7 @@ class BindingsRuntime:
 
 
 class _LoadedProgram:
-    """A program and those of its methods that were asked for.
+    """A program and its loaded methods.
 
     Only the whole may be held on to: methods read the program's memory, and the program that of its file, but neither
     keeps the other alive.
@@ -77,12 +77,12 @@ class _LoadedProgram:
         self._method(METHOD)
 
     def shapes(self, method: str) -> MethodShapes:
-        """What a method takes and gives."""
+        """Read the inputs and outputs of a method."""
         shapes: MethodShapes = _call_guarded(lambda: _read_shapes(self._program.method_meta(method)))
         return shapes
 
     def execute(self, given: Sequence[torch.Tensor], name: str = METHOD) -> Sequence[torch.Tensor]:
-        """Run once; results are the runtime's own memory, where the next run writes, or copies of what was given."""
+        """Run once; results are memory that the next run overwrites, or copies of inputs."""
         method = self._method(name)
         # By default it would hold every result twice: where the kernels wrote it, and as a copy of that.
         results: Sequence[torch.Tensor] = _call_guarded(lambda: method(given, clone_outputs=False))
@@ -90,7 +90,7 @@ class _LoadedProgram:
         return [result.clone() if result.data_ptr() in handed else result for result in results]
 
     def note(self, name: str) -> str:
-        """The text that a method of this name gives, a tensor of bytes; empty where there is no such method.
+        """Read the text that a method returns as a tensor of bytes; empty if there is no such method.
 
         Raises:
             TrainingError: the runtime failed, or the method gives something else.

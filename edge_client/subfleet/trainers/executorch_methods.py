@@ -41,7 +41,7 @@ class MethodShapes:
 def make_model(
     path: Path, shapes: MethodShapes, *, note: Callable[[str], str], infer: Callable[[Array], Array]
 ) -> Model:
-    """An inference model.
+    """Make an inference model.
 
     Args:
         path: of its file, for messages.
@@ -61,7 +61,7 @@ def make_model(
 
 
 def check_note(name: str, shapes: MethodShapes) -> None:
-    """Look at what a method that gives a text takes and gives, before anything is held for it.
+    """Check the inputs and outputs of a method that returns a text, before memory is allocated for it.
 
     Raises:
         TrainingError: it takes something, or gives something else than a text of limited length.
@@ -74,7 +74,7 @@ def check_note(name: str, shapes: MethodShapes) -> None:
 
 
 def check_manifest(manifest: ProgramManifest, shapes: MethodShapes) -> None:
-    """Compare what a program's method takes and gives with its manifest.
+    """Compare the inputs and outputs of a program's method with its manifest.
 
     Raises:
         TrainingError: they differ; names the first value that does.

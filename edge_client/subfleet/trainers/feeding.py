@@ -1,4 +1,4 @@
-"""What a training program is fed: everything that follows from the data and the settings, not from earlier steps."""
+"""The inputs of a training program that depend on data and settings, not on earlier steps."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -72,7 +72,7 @@ def check_settings(settings: TrainingSettings, layout: StepLayout) -> None:
 def compute_constants(
     settings: TrainingSettings, layout: StepLayout, dataset: Dataset, weights: Mapping[str, Array]
 ) -> dict[str, Array]:
-    """What is fed alike with every step, by input name.
+    """Compute the inputs that are the same in every step, by name.
 
     Args:
         settings: learning rate and coefficients.
@@ -92,7 +92,7 @@ def compute_constants(
 
 
 def make_calls(job: Job[Train | Calibrate], layout: StepLayout, dataset: Dataset) -> Iterator[ProgramCall]:
-    """Every run of the program that a job asks for, in order."""
+    """Yield all runs of the program for a job, in order."""
     settings = job.work.settings
     if isinstance(job.work, Train):
         dataset = _take_round_part(job, dataset)
@@ -121,7 +121,7 @@ def make_calls(job: Job[Train | Calibrate], layout: StepLayout, dataset: Dataset
 def make_scoring_batches(
     job: Job[Score], layout: StepLayout, dataset: Dataset
 ) -> Iterator[Sequence[Mapping[str, Array]]]:
-    """What is fed for the gradient of each batch of a score: its parts, none of which lets the optimiser take a step.
+    """Yield the inputs of each scored batch, in parts; no part lets the optimiser take a step.
 
     The batches are the first ones of the client's epoch 0 in round 0. All are whole and no two share a sample: where
     there are too few samples for that, they are smaller. Images are as they are.
@@ -147,7 +147,7 @@ def make_scoring_batches(
 
 
 def _take_round_part(job: Job[Train | Calibrate], dataset: Dataset) -> Dataset:
-    """The samples that a round of training goes over."""
+    """Select the samples of a round of training."""
     kept = job.work.settings.round_count(len(dataset))
     if kept == len(dataset):
         return dataset
@@ -158,7 +158,7 @@ def _take_round_part(job: Job[Train | Calibrate], dataset: Dataset) -> Dataset:
 
 
 def _make_look(job: Job[Train | Calibrate], dataset: Dataset, epoch: int) -> _Look:
-    """What samples look like in an epoch: changed at random where the task says so, and padding as it is.
+    """Make the function that reads samples in an epoch, with random augmentation if the task asks for it.
 
     Where norms are measured instead of training, all are as they are: so are the samples that are predicted later.
     """
@@ -191,7 +191,7 @@ def _make_batch_calls(
     *,
     last: bool,
 ) -> Iterator[ProgramCall]:
-    """The calls of a batch's parts; `last` says that no batch comes after it."""
+    """Yield the calls of a batch's parts; `last` marks the last batch."""
     parts = list(batch)
     counts = [_count_labels(labels[part], part_mask) for part, part_mask in parts]
     for place, (part, part_mask) in enumerate(parts):
@@ -215,7 +215,7 @@ def _make_batch_calls(
 
 
 def _count_labels(labels: Labels, mask: npt.NDArray[np.float32]) -> float:
-    """How many labels count: those of real samples, without indices below 0."""
+    """Count the labels of real samples, without indices below 0."""
     real = labels[mask > 0]
     return float(np.count_nonzero(real >= 0)) if real.dtype == np.int64 else float(real.size)
 

@@ -1,4 +1,4 @@
-"""What every job works with: its data, its loaded package and the watch over its memory."""
+"""The context of a job: its data, its loaded package and the watch over its memory."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ __all__ = ["JobContext", "open_context"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobContext:
-    """What a job works with.
+    """The context of a job.
 
     Attributes:
         dataset: of the job, in the form that its program takes.
@@ -38,7 +38,7 @@ class JobContext:
     stopped: Callable[[], bool]
 
     def check_stopped(self, what: str) -> None:
-        """End a job that is stopped, between two steps.
+        """Raise an error if the job is stopped.
 
         Raises:
             TrainingError: it is stopped.
@@ -51,7 +51,7 @@ class JobContext:
 def open_context(
     job: AnyJob, stopped: Callable[[], bool], *, target: str, runtime: Runtime, host: Host
 ) -> Iterator[JobContext]:
-    """Read a job's data, find its package where it was kept, and give back the job's memory at the end.
+    """Read a job's data, find its kept package, and release the job's memory at the end.
 
     The data set is read before measuring begins, since it is there whatever submodel is trained; the program, the
     weights, the runtime's memory, the steps and the writing of results all count. So does a package that is kept from

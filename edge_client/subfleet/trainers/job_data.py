@@ -1,4 +1,4 @@
-"""The data of a job, as its program takes them."""
+"""Reads the data of a job."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""The files of a training job: the packed program and the weights that it reads, the change that it writes."""
+"""The files of a job: program, weights and output."""
 
 import errno
 import hashlib
@@ -25,7 +25,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def hash_file(path: Path) -> str:
-    """What a file's content is known by; it is not held in memory.
+    """Compute the SHA-256 of a file, block by block.
 
     Raises:
         FileError: the file cannot be read.
@@ -78,7 +78,7 @@ def read_weights(path: Path, values: Iterable[ValueInfo]) -> Arrays:
 
 
 def write_change(job: Job[Train], changed: Arrays, *, exact: Collection[str] = ()) -> None:
-    """Write what training changed as a container, by the job's codec, whole or not at all.
+    """Write the change of a training as a container, encoded by the job's codec, atomically.
 
     Args:
         job: its output file is written.
@@ -102,7 +102,7 @@ def write_change(job: Job[Train], changed: Arrays, *, exact: Collection[str] = (
 
 
 def write_arrays(path: Path, arrays: Arrays) -> None:
-    """Write a container, whole or not at all.
+    """Write a container atomically.
 
     Raises:
         NoRoomError: the disk is full.

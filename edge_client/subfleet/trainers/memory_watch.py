@@ -1,4 +1,4 @@
-"""Measured memory: by how much this process grew while it did something, never what a plan foretold.
+"""Measures the memory growth of this process.
 
 On Linux the kernel keeps the process's high-water mark (VmHWM), and takes it back to the present size when "5" is
 written to `clear_refs`. Where that file cannot be written (sandboxes), the resident size is sampled at each call
@@ -25,7 +25,7 @@ _KIBIBYTE = 1024
 
 
 def release_free_memory() -> None:
-    """Give freed heap memory back to the system, where the C library can (glibc)."""
+    """Return freed heap memory to the system, if the C library can (glibc)."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -35,11 +35,11 @@ class GrowthWatch(Protocol):
     """Measures the memory of one training."""
 
     def held_bytes(self) -> int:
-        """What is left of the growth now, and goes with what is held: not the pages of libraries."""
+        """Measure the current growth without the pages of libraries."""
         ...
 
     def growth_bytes(self) -> int:
-        """The largest growth so far; 0 where it is not measured."""
+        """Measure the largest growth so far; 0 if it is not measured."""
         ...
 
     def check(self) -> None:
@@ -48,7 +48,7 @@ class GrowthWatch(Protocol):
 
 
 class MemoryWatch:
-    """Measures growth from the moment when it is made, after memory that is free already was given back.
+    """Measures growth since it was made; free memory is returned to the system before.
 
     Args:
         limit_bytes: the most by which the process may grow.
@@ -66,12 +66,12 @@ class MemoryWatch:
         self._base_own_bytes = (self._measure_own_bytes() or 0) - held_bytes
 
     def held_bytes(self) -> int:
-        """What is left of the growth now, without pages of libraries; the largest growth where that cannot be read."""
+        """Measure the current growth without pages of libraries; the largest growth if it cannot be read."""
         own_bytes = self._measure_own_bytes()
         return self.growth_bytes() if own_bytes is None else max(own_bytes - self._base_own_bytes, 0)
 
     def growth_bytes(self) -> int:
-        """The largest growth so far."""
+        """Measure the largest growth so far."""
         self._growth_bytes = max(self._growth_bytes, self._peak_bytes() - self._base_bytes)
         return self._growth_bytes
 
@@ -83,7 +83,7 @@ class MemoryWatch:
         return None
 
     def check(self) -> None:
-        """Compare with the limit.
+        """Compare the growth with the limit.
 
         Raises:
             MemoryLimitError: the process grew beyond it.

@@ -189,7 +189,7 @@ def _share_arena(module: ModuleType) -> None:
 
 
 def load_onnx(provider: str) -> OnnxRuntime:
-    """Import ONNX Runtime and make it load what it loads only once, so that no single training is charged with it.
+    """Import ONNX Runtime and trigger its lazy loading, so that no single training is charged with it.
 
     Raises:
         MissingExtraError: it is not installed.

@@ -103,7 +103,7 @@ def _check_field(kind: str, number: int, value: int | memoryview) -> None:
 
 
 def _read_operator(kind: str, number: int, value: int | memoryview) -> bytes:
-    """The operator of a node, where a field names it; else empty."""
+    """Read the operator of a node, if the field names it; else empty."""
     return bytes(value) if (kind, number) == ("NodeProto", _OPERATOR) and isinstance(value, memoryview) else b""
 
 
@@ -132,7 +132,7 @@ def _read_fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
 
 
 def _read_varint(message: memoryview, place: int) -> tuple[int, int]:
-    """A number of variable length, and the place behind it."""
+    """Read a number of variable length; returns it with the position behind it."""
     number = 0
     for index in range(min(_MOST_VARINT_BYTES, len(message) - place)):
         byte = message[place + index]

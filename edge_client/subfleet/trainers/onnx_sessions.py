@@ -1,4 +1,4 @@
-"""Sessions of ONNX Runtime: how they are opened, what their values must be, and what their errors mean."""
+"""Sessions of ONNX Runtime: opening them, checking their values, and explaining their errors."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -38,7 +38,7 @@ def open_session(
     writers: str = "",
     shares_arena: bool = False,
 ) -> Any:
-    """A session for one program; with an arena of its own, its memory can be measured and goes with it.
+    """Open a session for one program; with an arena of its own its memory can be measured and is freed with it.
 
     Args:
         runtime: the package `onnxruntime`.
@@ -90,7 +90,7 @@ def check_values(kind: str, named: tuple[ValueInfo, ...], found: Any) -> None:
 
 
 def call_guarded(call: Callable[[], Any], what: str = "ONNX Runtime refused the program") -> Any:
-    """Call the runtime.
+    """Call the runtime, and translate its errors.
 
     Args:
         call: what to do.

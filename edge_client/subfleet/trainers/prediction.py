@@ -40,7 +40,7 @@ def read_model(path: Path) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelForm:
-    """What an inference model's file says of itself.
+    """The properties of an inference model.
 
     Attributes:
         sample_shape: what the model takes.
@@ -58,7 +58,7 @@ class ModelForm:
     transform: DataTransform | None = None
 
     def kind(self, labels: Labels) -> TaskKind:
-        """Of its task, on such labels."""
+        """Determine the kind of task for such labels."""
         if self.objective:
             return TASK_KINDS[self.objective]
         if labels.dtype == np.int64:
@@ -66,7 +66,7 @@ class ModelForm:
         return TASK_KINDS["binary_cross_entropy" if np.isin(labels, (0, 1)).all() else "mean_squared_error"]
 
     def data(self, source: str) -> Dataset:
-        """Read a data set as the model takes it.
+        """Read a data set in the form that the model takes.
 
         Raises:
             FileError: the data cannot be read.
@@ -107,7 +107,7 @@ class Model:
 def read_form(
     path: Path, note: Callable[[str], str], *, sample_shape: tuple[int, ...], dtype: str | None = None
 ) -> ModelForm:
-    """What a model's file says of itself.
+    """Read the properties of a model from its file.
 
     Args:
         path: of the file, for the error's text.
@@ -134,7 +134,7 @@ def read_form(
 
 
 def predict_dataset(model: Model, dataset: Dataset) -> Prediction:
-    """Run a model over a data set, batch by batch; the last batch is filled up with zeros, whose outputs are dropped.
+    """Run a model over a data set in batches; the last batch is padded with zeros, whose outputs are dropped.
 
     Args:
         model: to run.
@@ -170,7 +170,7 @@ def predict_dataset(model: Model, dataset: Dataset) -> Prediction:
 
 
 def _run_batch(model: Model, dataset: Dataset, start: int) -> npt.NDArray[np.float32]:
-    """Of one batch, without those of what it was filled up with."""
+    """Run one batch; returns the outputs without padding."""
     batch_size = model.batch_size
     part = dataset.inputs[start : start + batch_size]
     missing = batch_size - len(part)
@@ -185,7 +185,7 @@ def _run_batch(model: Model, dataset: Dataset, start: int) -> npt.NDArray[np.flo
 
 
 def _fit_labels(dataset: Dataset, outputs: npt.NDArray[np.float32], kind: TaskKind, classes: tuple[str, ...]) -> Labels:
-    """The labels in the shape of what is predicted."""
+    """Bring the labels into the shape of the predictions."""
     labels, predicted = dataset.labels, outputs.shape[:-1] if kind.over_classes else outputs.shape
     if not kind.over_classes and predicted == (*labels.shape, 1):
         labels = labels[..., np.newaxis]
@@ -206,7 +206,7 @@ def _fit_labels(dataset: Dataset, outputs: npt.NDArray[np.float32], kind: TaskKi
 
 
 def _compute_loss(outputs: npt.NDArray[np.float32], labels: Labels) -> float:
-    """The sum of the cross-entropies of the labels that count, in nats."""
+    """Sum the cross-entropies of the labels that count, in nats."""
     counted = labels >= 0
     wide = outputs[counted].astype(np.float64)
     wide -= wide.max(-1, keepdims=True)
@@ -215,7 +215,7 @@ def _compute_loss(outputs: npt.NDArray[np.float32], labels: Labels) -> float:
 
 
 def _predict(kind: TaskKind, outputs: npt.NDArray[np.float32]) -> npt.NDArray[np.generic]:
-    """Classes, which outputs are 1, or the numbers themselves."""
+    """Predict classes, the outputs that are 1, or numbers."""
     if kind.over_classes:
         return np.asarray(np.argmax(outputs, -1))
     return outputs > 0 if kind.labels == "probabilities" else outputs

@@ -1,4 +1,4 @@
-"""How the programs of a package fit together: what each takes and gives, and whose tensors those are.
+"""The layout of a package: the inputs and outputs of its programs, and the tensors that they belong to.
 
 A plain program is a chain of one link with one operator: its piece's one program is its last link's, which for a
 training takes the optimiser's step as well.
@@ -34,7 +34,7 @@ Key = tuple[Role, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """One way to go through one link: a part of a path.
+    """One operator of a link, as a stage of a path.
 
     Attributes:
         link: its name.
@@ -47,7 +47,7 @@ class Stage:
     last: bool = False
 
     def program(self, step: Step) -> str:
-        """The name of one of its programs."""
+        """Name one of its programs."""
         return name_program(self.operator.piece, step)
 
 
@@ -57,7 +57,7 @@ Path = Sequence[Stage]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramValues:
-    """The values of one program by where they come from and go to; each pair begins with the program's own name.
+    """The values of one program by source and destination; each pair begins with the program's own name.
 
     Attributes:
         held: inputs that are held of the operator.
@@ -78,7 +78,7 @@ class ProgramValues:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramLayout:
-    """The values of a package by what they are for.
+    """The values of a package by purpose.
 
     Attributes:
         values: of all pieces together, as if they were one program.
@@ -115,7 +115,7 @@ class ProgramLayout:
         return self.values
 
     def check_paths(self, *, named: bool) -> None:
-        """Make sure that a job names paths where the program is a chain, and only there.
+        """Check that a job names paths if and only if the program is a chain.
 
         Raises:
             ProtocolError: it does not.
@@ -130,7 +130,7 @@ class ProgramLayout:
         return self.chain.links if self.plain else self.chain.kept(choices)
 
     def weights(self, links: Sequence[Link]) -> tuple[ValueInfo, ...]:
-        """Parameters and buffers of a subspace, as inputs of the whole package; frozen ones, too."""
+        """List parameters, buffers and frozen weights of a subspace, as inputs of the whole package."""
         if self.plain:
             return self.values.weights
         owned = {
@@ -143,7 +143,7 @@ class ProgramLayout:
         return tuple(value for value in self.values.weights if value.tensor in owned)
 
     def steps(self, stage: Stage) -> tuple[str, ...]:
-        """The names of the programs that run where a batch goes through an operator, in that order."""
+        """Name the programs that run when a batch passes an operator, in order."""
         if not stage.operator.piece:
             return ()
         if isinstance(self.values, EvaluationLayout):
@@ -157,7 +157,7 @@ class ProgramLayout:
 
 
 def list_stages(links: Sequence[Link]) -> Iterator[Stage]:
-    """All ways through some links, link by link; the last link ends in the loss."""
+    """Yield all stages of some links, link by link; the last link ends in the loss."""
     for link in links:
         for operator in link.operators:
             yield Stage(link=link.name, operator=operator, last=link is links[-1])
@@ -195,7 +195,7 @@ def read_layout(manifest: ProgramManifest, *, evaluates: bool = False) -> Progra
 
 
 def _make_link(manifest: ProgramManifest) -> Chain:
-    """The chain of a plain program; it takes its inputs' memory at least."""
+    """Make the chain of a plain program; it takes at least its inputs' memory."""
     least_bytes = sum(prod(value.shape) * numpy_dtype(value.dtype).itemsize for value in manifest.inputs)
     operator = LinkOperator(name="", piece=_WHOLE, prefix="", peak_bytes=least_bytes)
     return Chain(links=(Link(name=_WHOLE, operators=(operator,)),), fixed_bytes=0, runtime_bytes=((_WHOLE, 0),))
@@ -226,7 +226,7 @@ def _read_sources(program: PieceProgram, manifest: ProgramManifest, *, plain: bo
 
 
 def _make_key(value: ValueInfo) -> Key:
-    """What an input is held by; an optimiser may hold several states of one tensor."""
+    """Make the key of an input; an optimiser may hold several states of one tensor."""
     return value.role, value.name if value.role == "optimiser_state" else value.tensor
 
 
@@ -241,7 +241,7 @@ def _check_chain(layout: ProgramLayout, manifest: ProgramManifest) -> None:
 
 
 def _check(layout: ProgramLayout, stage: Stage, known: Mapping[tuple[Role, str], ValueInfo]) -> None:
-    """Make sure that an operator has its programs, and that they take nothing that nobody has."""
+    """Check that an operator has its programs, and that all their inputs are available."""
     gradients: list[tuple[str, tuple[int, ...]]] = []
     for name in layout.steps(stage):
         program = layout.programs.get(name)
@@ -279,7 +279,7 @@ def _check_roles(program: PieceProgram, values: Sequence[ValueInfo], roles: Coll
 def _check_shapes(
     layout: ProgramLayout, stages: Sequence[Stage], read: tuple[int, ...] | None
 ) -> tuple[int, ...] | None:
-    """The shape of what all operators of a link give, where they read features of a shape."""
+    """Check that all operators of a link return features of one shape; returns it."""
     given = {read if not stage.operator.piece else _read_features(layout, stage, read) for stage in stages}
     if len(given) > 1:
         raise ProtocolError(f"the operators of link {stages[0].link!r:.80} give features of {len(given)} shapes, not 1")

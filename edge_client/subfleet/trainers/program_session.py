@@ -1,4 +1,4 @@
-"""Runs batches along paths: forward, with each link's input kept; back, each link computed again; then the update.
+"""Runs batches along paths: forward, keeping each link's input; backward, recomputing each link; then the update.
 
 An operator that a batch does not go through stays as it is, its optimiser states with it (FedorAS, section 3.1). Along
 the one path of a plain program this is one run for each batch. There two sets of buffers take turns as what a step
@@ -64,7 +64,7 @@ class ProgramSession:
         last: bool = False,
         max_gradient_norm: float = 0.0,
     ) -> Mapping[str, Array]:
-        """Train with a batch, or with a part of one.
+        """Train on a batch, or on a part of one.
 
         Args:
             path: of the batch, the same for all of its parts.
@@ -88,7 +88,7 @@ class ProgramSession:
         return told
 
     def evaluate(self, path: Path, fed: Mapping[str, Array], *, last: bool = False) -> Mapping[str, Array]:
-        """What an evaluation gives of a batch, by the names of the whole package; raises as `step`."""
+        """Evaluate a batch; returns the outputs by the names of the whole package. Raises as `step`."""
         given: Mapping[Role, Value] = {}
         steps = [(stage, name) for stage in path for name in self._layout.steps(stage)]
         for stage, name in steps:
@@ -96,11 +96,11 @@ class ProgramSession:
         return self._read_outputs(given)
 
     def gradients(self) -> Mapping[str, Array]:
-        """Copies of the sums of gradients as the last step left them, by the network's names."""
+        """Copy the summed gradients of the last step, by the network's names."""
         return self._collect("gradient", copies=True)
 
     def finish(self) -> dict[str, Array]:
-        """The weights and buffers as they stand, by the network's names; nothing is held any more."""
+        """Return weights and buffers by the network's names, and release everything."""
         # The spare set goes first, so that a copy from another device finds its memory free.
         self._spare, self._constants, self._turns = {}, {}, []
         found = self._collect("parameter", "buffer")
@@ -117,7 +117,7 @@ class ProgramSession:
         }
 
     def _hold_first(self, stage: Stage, weights: Mapping[str, Array]) -> dict[Key, Value]:
-        """Everything that is held of an operator before the first batch."""
+        """Make the held values of an operator before the first batch."""
         held: dict[Key, Value] = {}
         for name in self._layout.steps(stage):
             program, carried = self._layout.programs[name], {key for _, key in self._layout.sources[name].carried}
@@ -136,7 +136,7 @@ class ProgramSession:
         return copy_array(array) if self._trains else array
 
     def _make_twins(self) -> dict[Key, Value]:
-        """The second set of what is carried, where the runtime writes into one."""
+        """Make the second set of carried values, if the runtime writes into one."""
         carried = {key for values in self._layout.sources.values() for _, key in values.carried}
         twins = {
             key: self._programs.twin(value)
@@ -147,7 +147,7 @@ class ProgramSession:
         return {key: value for key, value in twins.items() if value is not None}
 
     def _run_forward(self, path: Path, fed: Mapping[str, Value]) -> list[Value]:
-        """What each link reads, from the second on: the first one reads the batch, and the loss is left out."""
+        """Compute the input of each link from the second on."""
         features: list[Value] = []
         for stage in path[:-1]:
             passed: dict[Role, Value] = {"features": features[-1]} if features else {}
@@ -157,7 +157,7 @@ class ProgramSession:
     def _run_backward(
         self, path: Path, fed: Mapping[str, Value], features: list[Value], *, last: bool
     ) -> Mapping[str, Array]:
-        """Add up the gradients of all links, from the loss on; what the loss has given."""
+        """Sum the gradients of all links, from the loss on; returns the outputs of the loss."""
         told: Mapping[str, Array] = {}
         passed: dict[Role, Value] = {}
         for stage in reversed(path):
@@ -183,7 +183,7 @@ class ProgramSession:
     def _run(
         self, stage: Stage, name: str, fed: Mapping[str, Value], passed: Mapping[Role, Value], *, last: bool = False
     ) -> dict[Role, Value]:
-        """Run one of an operator's programs and hold what it gives of the operator; the rest is for others."""
+        """Run a program of an operator, hold the operator's outputs, and return the others."""
         sources, held = self._layout.sources[name], self._held[stage]
         operands = self._turns.pop(0) if len(self._turns) == _SETS else self._make_operands(sources, held, passed)
         if not self._layout.plain:

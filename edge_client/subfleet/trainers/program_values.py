@@ -1,4 +1,4 @@
-"""Values of a program by their roles, and whether they are such as a trainer can feed and read."""
+"""Finds values of a program by role, and checks that a trainer can feed and read them."""
 
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
@@ -32,12 +32,12 @@ _DTYPES: Mapping[Role, tuple[str, ...]] = MappingProxyType(
 
 
 def select_values(values: Iterable[ValueInfo], wanted: Callable[[ValueInfo], bool]) -> tuple[ValueInfo, ...]:
-    """The values that are wanted, in order."""
+    """Select values in order."""
     return tuple(value for value in values if wanted(value))
 
 
 def get_one(values: Iterable[ValueInfo], role: Role) -> ValueInfo:
-    """The one value of a role; raises ProtocolError where there is another number of them."""
+    """Get the only value of a role; raises ProtocolError if there is none or more than one."""
     found = get_optional(values, role)
     if found is None:
         raise ProtocolError(f"the program has no value of role {role!r}, but must have 1")
@@ -45,7 +45,7 @@ def get_one(values: Iterable[ValueInfo], role: Role) -> ValueInfo:
 
 
 def get_optional(values: Iterable[ValueInfo], role: Role) -> ValueInfo | None:
-    """The one value of a role, if there is one; raises ProtocolError where there are more."""
+    """Get the only value of a role, or None; raises ProtocolError if there are several."""
     found = select_values(values, lambda value: value.role == role)
     if len(found) > 1:
         raise ProtocolError(f"the program has {len(found)} values of role {role!r}, but may have 1")
@@ -53,7 +53,7 @@ def get_optional(values: Iterable[ValueInfo], role: Role) -> ValueInfo | None:
 
 
 def check_values(manifest: ProgramManifest, purpose: str) -> None:
-    """Make sure that a program is for this purpose, and that each of its values can be fed or read by itself.
+    """Check the purpose of a program, and that each of its values can be fed or read.
 
     Raises:
         ProtocolError: one cannot.
@@ -71,7 +71,7 @@ def check_values(manifest: ProgramManifest, purpose: str) -> None:
 
 
 def check_tensors(weights: Iterable[ValueInfo]) -> None:
-    """Make sure that parameters and buffers are tensors of their own; raises ProtocolError where they are not."""
+    """Check that no two parameters or buffers share a tensor; raises ProtocolError."""
     found = list(weights)
     names = [value.tensor for value in found]
     if not any(value.role == "parameter" for value in found) or "" in names or len(set(names)) != len(names):

@@ -44,7 +44,7 @@ _READABLE_BEYOND = 128
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Operands:
-    """What a program runs with, apart from what it is fed.
+    """The inputs of a program that are not fed.
 
     Attributes:
         values: inputs by name.
@@ -96,7 +96,7 @@ class Programs(Protocol):
         ...
 
     def twin(self, value: Value) -> Value | None:
-        """Where a program may write the next state of a held value.
+        """Make memory where a program may write the next state of a held value.
 
         That is a second buffer, the value itself where outputs are copied, or None where outputs are new values.
         """
@@ -108,15 +108,15 @@ class Programs(Protocol):
 
 
 class Runtime(Protocol):
-    """What runs programs and models, once it is loaded."""
+    """A loaded runtime, which runs programs and models."""
 
     @property
     def name(self) -> str:
-        """Name and version, and what it computes with, for people."""
+        """Name, version and provider, for people."""
         ...
 
     def programs(self, threads: int) -> Programs:
-        """Room for the programs of one package, which run on a number of threads."""
+        """Make the container for the programs of one package, which run on a number of threads."""
         ...
 
     def open_model(self, path: Path, body: bytes, threads: int) -> Model:
@@ -157,7 +157,7 @@ class RuntimeKind:
 
 
 def unpack(package: Program) -> Callable[[str], Program]:
-    """The single programs of a package by name: those of a chain's body, or the plain program by any name.
+    """Return a function that gets the programs of a package by name; a plain program has any name.
 
     Each program of a chain is planned with what the largest of them takes.
 
@@ -224,17 +224,17 @@ class CopiedPrograms:
 
 
 def make_buffer(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-    """An array of any content, with some readable memory behind it."""
+    """Make an array of any content, followed by some readable memory."""
     return _make_padded(np.empty, shape, np.dtype(dtype))
 
 
 def make_zeros(value: ValueInfo) -> Array:
-    """A `make_buffer` of zeros for a value; the system gives its memory only when it is first written."""
+    """Make a buffer of zeros for a value; the system allocates its memory only on the first write."""
     return _make_padded(np.zeros, value.shape, numpy_dtype(value.dtype))
 
 
 def copy_array(array: Array) -> Array:
-    """A copy of an array in a `make_buffer`."""
+    """Copy an array to a new buffer."""
     own = make_buffer(array.shape, array.dtype)
     own[...] = array
     return own

@@ -20,7 +20,7 @@ _LAYER_DIMENSIONS = 2
 
 
 def score_job(job: Job[Score], stopped: Callable[[], bool], *, target: str, runtime: Runtime, host: Host) -> float:
-    """The ZiCo score of a candidate on a device's own data; see `subfleet.arrays.zico`. Nothing is trained.
+    """Compute the ZiCo score of a candidate on a device's data; see `subfleet.arrays.zico`.
 
     Every batch starts from the given weights, buffers and gradients of zero, and no part of it lets the optimiser take
     a step: what the program has summed at the end of a batch is the gradient of its mean loss.

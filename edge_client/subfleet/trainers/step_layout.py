@@ -1,4 +1,4 @@
-"""How the values of a training program fit together: what is fed, what is carried from step to step, what is read."""
+"""The layout of a training program: inputs to feed, values carried from step to step, outputs to read."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ _STORED: tuple[Role, ...] = ("parameter", "buffer")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLayout:
-    """The values of a training step by what they are for; see `Role` for their meaning.
+    """The values of a training step by purpose; see `Role`.
 
     Attributes:
         batch_size: samples that the program takes at once.
@@ -69,7 +69,7 @@ class StepLayout:
 
     @property
     def weights(self) -> tuple[ValueInfo, ...]:
-        """What weights consist of, as inputs."""
+        """Parameters, buffers and frozen weights, as inputs."""
         return (*self.stored, *self.frozen)
 
     @property
@@ -134,7 +134,7 @@ def _check_anchors(parameters: Mapping[str, ValueInfo], anchors: Iterable[ValueI
 def match_carried(
     inputs: Iterable[ValueInfo], outputs: Iterable[ValueInfo], roles: Collection[Role] = _CARRIED
 ) -> Mapping[str, str]:
-    """Name of each input of some roles to the name of the output that holds it after the program has run.
+    """Map each input of some roles to the output with its next value.
 
     Raises:
         ProtocolError: not everything is given back as it was taken.

@@ -1,4 +1,4 @@
-"""What the steps of one job add up to."""
+"""The sums over the steps of one job."""
 
 import math
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ __all__ = ["Tally"]
 
 @dataclass(slots=True, kw_only=True)
 class Tally:
-    """What the steps of one job add up to; loss, correct, squares and count are those of the last epoch.
+    """The sums over the steps of one job; loss, correct, squares and count are those of the last epoch.
 
     Attributes:
         whole: whether they are those of all steps: where a job is told in steps, its last epoch may be a single batch.
@@ -32,7 +32,7 @@ class Tally:
     epoch: int = 0
 
     def take(self, call: ProgramCall, read: Mapping[str, Array], layout: StepLayout) -> None:
-        """Add what the program has given for a call.
+        """Add the outputs of a call.
 
         Raises:
             DivergedError: its loss is not finite.
@@ -65,7 +65,7 @@ class Tally:
     def result(
         self, *, sample_count: int, measured_peak_bytes: int, operator_examples: OperatorExamples = ()
     ) -> TrainResult:
-        """The result of the job, once its time is set."""
+        """Make the result of the job, after its time was set."""
         return TrainResult(
             sample_count=sample_count,
             step_count=self.step_count,

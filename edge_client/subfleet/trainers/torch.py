@@ -146,7 +146,7 @@ def _read(package: Program, read: Callable[[Program], _Read]) -> _Read:
 
 
 def _make_tensor(array: Array, provider: str) -> Any:
-    """An array as a tensor on a device; on the CPU it is the array's memory where that may be written."""
+    """Make a tensor of an array; on the CPU it shares the array's memory if that is writable."""
     import torch
 
     return torch.from_numpy(array if array.flags.writeable else array.copy()).to(provider)
@@ -172,7 +172,7 @@ def _call_guarded(call: Callable[[], Any]) -> Any:
 
 
 def load_torch(provider: str) -> TorchRuntime:
-    """Import PyTorch and make it load what it loads with its first step, which is there whatever is trained.
+    """Import PyTorch and trigger its lazy loading, so that no single training is charged with it.
 
     Raises:
         MissingExtraError: PyTorch is not installed.

@@ -1,4 +1,4 @@
-"""The trainer that all runtimes share: it trains, scores, evaluates and predicts with whichever it is given."""
+"""The trainer of all runtimes: it trains, calibrates, scores, evaluates and predicts with one of them."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Trains along paths of a package's programs, one batch at a time, whatever the runtime; NumPy at the rim."""
+"""Trains along paths of a package's programs, one batch at a time, on any runtime."""
 
 from collections.abc import Callable
 
@@ -24,7 +24,7 @@ __all__ = ["train_job"]
 def train_job(
     job: Job[Train], stopped: Callable[[], bool], *, target: str, runtime: Runtime, host: Host
 ) -> TrainResult:
-    """Train one job and write the change of its weights and buffers; the memory that it took is given back.
+    """Train one job and write the change of its weights and buffers; its memory is released.
 
     Where a path is drawn for each batch, an operator without room within the memory limit, or that the runtime refuses,
     is never drawn: its weights stay as they are. See `open_context` for what counts as memory.

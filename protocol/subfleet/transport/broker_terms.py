@@ -1,6 +1,6 @@
-"""What a broker does not do, asked of it in MQTT 5, whose greeting says so; in MQTT 3.1.1 a broker just hangs up.
+"""Queries a broker's limits in MQTT 5, whose CONNACK lists them; in MQTT 3.1.1 a broker just hangs up.
 
-Sessions speak 3.1.1, which every broker knows. With `mqtt.py` the only file that knows paho-mqtt.
+Sessions use 3.1.1, which every broker supports. With `mqtt.py` the only file that knows paho-mqtt.
 """
 
 import socket
@@ -29,13 +29,13 @@ _RESET = struct.pack("ii", 1, 0)  # SO_LINGER of 0 seconds: a close resets the c
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerTerms:
-    """What a broker takes; each default is what a session goes by until it learns otherwise.
+    """The features and limits of a broker; the defaults apply until they are known.
 
     Attributes:
-        retains: whether it keeps retained messages; one that keeps none ends the link of a client that sends some.
-        qos: the highest quality of service, 0 or 1; we want no more than 1.
-        keepalive_s: the longest silence that it allows; None is any.
-        message_bytes: what a message may be long, with all that MQTT adds; None is not said.
+        retains: whether it supports retained messages; a broker without them hangs up on a client that sends one.
+        qos: the highest quality of service, 0 or 1; more than 1 is never used.
+        keepalive_s: the longest keepalive that it allows; None is any.
+        message_bytes: the largest message including MQTT's headers; None is unknown.
     """
 
     retains: bool = True
@@ -45,7 +45,7 @@ class BrokerTerms:
 
 
 def describe_shortcomings(terms: BrokerTerms) -> Iterator[str]:
-    """What follows from terms that are narrower than a fleet would like, a sentence each after "the broker"."""
+    """Describe the consequences of narrow terms, one sentence each, to follow "the broker"."""
     if not terms.retains:
         yield "keeps no retained messages; the fleet does without, and devices that join hear of a round 2 s later"
     if terms.qos == 0:
@@ -57,7 +57,7 @@ def describe_shortcomings(terms: BrokerTerms) -> Iterator[str]:
 def make_client(
     address: BrokerAddress, client_id: str, *, connect_timeout_s: float, version: MQTTProtocolVersion
 ) -> Client:
-    """A client of paho that is who the address says, not connected yet.
+    """Make a paho client with the credentials of an address; it is not connected yet.
 
     Raises:
         FileError: a file for TLS cannot be read.
@@ -75,7 +75,7 @@ def make_client(
 
 
 def ask_terms(address: BrokerAddress, client_id: str, *, timeout_s: float = 2.0) -> BrokerTerms | None:
-    """Connect once in MQTT 5 and leave; None where the broker does not know it, does not let us in or is not there.
+    """Connect once in MQTT 5 and leave; None if the broker does not support it, refuses the client or is unreachable.
 
     Raises:
         FileError: a file for TLS cannot be read.

@@ -1,4 +1,4 @@
-"""Lines about what others send wrongly: of one sender one line a minute, whatever it sends."""
+"""Log lines about wrong messages, at most one per sender and minute."""
 
 import logging
 import time
@@ -21,13 +21,13 @@ class _SenderRecord:
 
 
 class Complaints:
-    """Writes the first complaint about a sender at once, and counts the others until the period is over.
+    """Logs the first complaint about a sender at once, and counts further ones until the period is over.
 
     Args:
-        log: where the lines go.
+        log: the logger.
         clock: seconds, monotonic.
-        period_s: in which a sender has one line.
-        most_senders: that are told apart; beyond them there is one account for all.
+        period_s: of one line per sender.
+        most_senders: number of senders with a record of their own; all others share one.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Complaints:
         self._accounts: dict[str, _SenderRecord] = {}  # in the order of their last lines
 
     def note(self, sender: str, text: str) -> None:
-        """Complain of a sender."""
+        """Complain about a sender."""
         self.tick()
         text = make_printable(text)[:_MOST_CHARACTERS]
         if sender not in self._accounts and len(self._accounts) >= self._most_senders:
@@ -59,7 +59,7 @@ class Complaints:
         self._log.warning("%s: %s", sender, text)
 
     def tick(self) -> None:
-        """Say how many lines were left out, where a period is over."""
+        """Log the number of omitted lines of each period that is over."""
         now_s = self._clock()
         while self._accounts:
             sender, account = next(iter(self._accounts.items()))

@@ -1,9 +1,9 @@
-"""Finds out that two processes claim one place: two servers of a fleet, or two devices of one id.
+"""Locks over a broker: detects two servers of one fleet, or two devices of one id.
 
-A broker lets both in, as their ids there differ (`mqtt_client_id`). So whoever has a place says again and again on a
-topic of the place who it is and since when, and listens there. Two words of somebody else, after its own has come back,
-are of somebody who is alive: the one that came later leaves. One such word alone proves nothing, as a broker that was
-started again may show what it had kept of a session of long ago.
+A broker accepts both, as their MQTT client ids differ (`mqtt_client_id`). So the holder of a lock publishes a claim,
+with its session and start time, again and again on the lock's topic, and subscribes to it. Two claims of another
+session, received after its own came back, prove that the other process is alive: the later one leaves. A single claim
+proves nothing, as a restarted broker may deliver the retained claim of an old session.
 """
 
 import logging
@@ -20,20 +20,20 @@ from subfleet.transport.base import Connected, Delivery, Disconnected, Event, Tr
 __all__ = ["Lock", "LockingTransport", "make_device_lock", "make_server_lock"]
 
 _LOG = logging.getLogger(__name__)
-_PROOF = 2
-_DEAF = 4  # so many words without one that came back; fewer may just be lost
+_PROOF = 2  # claims of another session that prove it alive
+_DEAF = 4  # claims without one that came back; fewer may just be lost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lock:
-    """What only one process may be.
+    """A role that only one process may have.
 
     Attributes:
-        topic: where its holder speaks.
-        holder: what it says of itself: the id of the device, the name of the run.
-        lost: what one that came later ends with; `{other}` is what the first one says of itself.
-        kept: what the first one tells of one that came later.
-        silence_s: how long one that finds another's word says nothing else, so that the other can answer.
+        topic: on which its holder publishes claims.
+        holder: name of the process: the device's id, or the run.
+        lost: error message of the later process; `{other}` is the name of the first one.
+        kept: warning of the first process about the later one, `{other}`.
+        silence_s: how long a process that finds another claim publishes nothing else, so that the other one can answer.
     """
 
     topic: str
@@ -44,7 +44,7 @@ class Lock:
 
 
 def make_device_lock(topics: Topics, client_id: str) -> Lock:
-    """The place of a device, by its id."""
+    """Make the lock of a device, by its id."""
     return Lock(
         topic=topics.up(client_id, Claim.KIND),
         holder=client_id,
@@ -54,7 +54,7 @@ def make_device_lock(topics: Topics, client_id: str) -> Lock:
 
 
 def make_server_lock(topics: Topics, run: str) -> Lock:
-    """The place of a fleet's server, whatever run it serves."""
+    """Make the lock of a fleet's server, whatever run it serves."""
     return Lock(
         topic=topics.all(Claim.KIND),
         holder=run,
@@ -65,17 +65,17 @@ def make_server_lock(topics: Topics, run: str) -> Lock:
 
 
 class LockingTransport:
-    """A transport whose owner has a place that nobody else may have.
+    """A transport that holds a lock.
 
-    `poll` raises TakenError when somebody was there before; nothing is sent from then on.
+    `poll` raises TakenError if another process held the lock before; nothing is sent from then on.
 
     Args:
         inner: what carries the messages.
         place: what is claimed.
-        repeat_s: seconds between two words; a word may be lost.
-        tell: is told once of each other that came later, and where our own words do not come back.
+        repeat_s: seconds between two claims; a claim may be lost.
+        tell: called once for each later process, and if our own claims do not come back.
         clock: seconds, monotonic.
-        unix_time: seconds since 1970: it alone says who was first, also between machines.
+        unix_time: seconds since 1970, which decides who was first, also between machines.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class LockingTransport:
         self._connected = False
         self._next_word_s = 0.0
         self._unheard = 0
-        self._established = False  # our own word has come back: who speaks now, speaks after us
+        self._established = False  # our own claim has come back: whoever claims now came after us
         self._silent_until_s: float | None = None
         self._left = False
         self._words: dict[str, set[str]] = {}
@@ -110,7 +110,7 @@ class LockingTransport:
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         """See `Transport.publish`."""
         if self._left or (self._silent_until_s is not None and self._clock() < self._silent_until_s):
-            _LOG.debug("dropped a message on %s: somebody else may have our place", topic)
+            _LOG.debug("dropped a message on %s: another process may hold our lock", topic)
             return
         self._inner.publish(topic, payload, retain=retain)
 
@@ -118,7 +118,7 @@ class LockingTransport:
         """See `Transport.poll`.
 
         Raises:
-            TakenError: somebody else was in our place first.
+            TakenError: another process held the lock first.
         """
         deadline_s = time.monotonic() + timeout_s
         while True:
@@ -147,13 +147,13 @@ class LockingTransport:
         self._unheard += 1
         if self._unheard == _DEAF:
             self._tell(
-                f"what is said on {self._lock.topic} does not come back: either another client has taken this one's "
-                "place, or the broker's access list does not let it read there"
+                f"claims on {self._lock.topic} do not come back: either another client has taken this one's id, or the "
+                "broker's access list does not let it read there"
             )
 
     def _hear(self, delivery: Delivery) -> None:
         if not delivery.payload:
-            return  # somebody has left
+            return  # another process has left
         try:
             claim = decode(delivery.payload, expected=Claim.KIND)
         except ProtocolError as error:
@@ -174,7 +174,7 @@ class LockingTransport:
         if claim.message_id in words or len(words) == _PROOF:
             return
         words.add(claim.message_id)
-        self._speak()  # the other one needs our word as we need its
+        self._speak()  # the other process needs our claim as we need its
         if len(words) < _PROOF:
             return
         if (claim.since_s, claim.session_id) < (self._since_s, self._session_id):

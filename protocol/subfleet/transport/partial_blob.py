@@ -1,9 +1,9 @@
-"""The part of a blob that has come so far, in a file that survives a crash.
+"""A partially received blob, in a file that survives a crash.
 
-The file holds the blob's bytes, and behind them one byte for each piece: 1 where the piece was written. Pieces are as
-large as the smallest chunk, so that chunks of any size may follow each other. Content is
-written before its mark, so after the process died every mark is true. After the machine died some may not be; then the
-digest of the whole is wrong, and all of it is fetched again.
+The file contains the blob's bytes, followed by one byte for each piece: 1 if the piece was written. Pieces are as large
+as the smallest chunk, so that chunk sizes may vary. Content is written before its mark, so after a crash of the process
+every mark is true. After a crash of the machine some may not be; then the digest is wrong, and the whole blob is
+fetched again.
 """
 
 import hashlib
@@ -22,13 +22,13 @@ _WRITTEN = b"\x01"
 
 
 class PartialBlob:
-    """Takes the chunks of one blob in any order; made by `BlobStore.partial`.
+    """Receives the chunks of one blob in any order; made by `BlobStore.partial`.
 
     Args:
         path: of the file that grows.
-        target: where the whole blob is to stand.
-        ref: what is expected.
-        on_commit: called with `ref` after the whole stands in its place.
+        target: path of the complete blob.
+        ref: of the blob.
+        on_commit: called with `ref` after the complete blob is in place.
 
     Raises:
         FileError: the disk is full or cannot be written.
@@ -47,7 +47,7 @@ class PartialBlob:
 
     @property
     def have(self) -> frozenset[int]:
-        """Offsets of the pieces of LEAST_CHUNK_BYTES that are here."""
+        """Offsets of the received pieces of LEAST_CHUNK_BYTES."""
         return frozenset(place * LEAST_CHUNK_BYTES for place, mark in enumerate(self._marks) if mark == _WRITTEN[0])
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
@@ -71,7 +71,7 @@ class PartialBlob:
         self._marks[place : place + len(marks)] = marks
 
     def commit(self) -> bool:
-        """Check the digest and move the whole to its place; False, and everything discarded, where it is wrong.
+        """Check the digest and move the blob to its place; if it is wrong, discard everything and return False.
 
         Raises:
             FileError: the disk is full or cannot be written.
@@ -91,7 +91,7 @@ class PartialBlob:
         return True
 
     def remove(self) -> None:
-        """Delete what has come so far; nothing may be written any more.
+        """Delete the received chunks; nothing may be written any more.
 
         Raises:
             FileError: it cannot be deleted.
@@ -103,7 +103,7 @@ class PartialBlob:
 
     def _read_marks(self) -> bytearray:
         length = count_partial_bytes(self._ref)
-        # Another length is the trace of a crash between truncating and moving, or of nothing at all.
+        # Another length is left by a crash between truncating and moving.
         if self._path.exists() and self._path.stat().st_size == length:
             with self._path.open("rb") as file:
                 file.seek(self._ref.size_bytes)
@@ -129,7 +129,7 @@ class PartialBlob:
 
 
 def count_partial_bytes(ref: BlobRef) -> int:
-    """What the part of a blob is long: the blob, and a mark for each of its pieces."""
+    """Compute the length of the file: the blob, and a mark for each of its pieces."""
     return ref.size_bytes + _count_pieces(ref.size_bytes)
 
 

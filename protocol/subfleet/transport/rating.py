@@ -1,4 +1,4 @@
-"""How much one device may say: what is beyond that is dropped unread, so that no device takes up a server's time."""
+"""A rate limit for each device: messages beyond it are dropped unread, so that no device can occupy the server."""
 
 import time
 from collections.abc import Callable
@@ -12,14 +12,14 @@ from subfleet.transport.base import Delivery, Event, Transport, Will
 __all__ = ["RatedTransport"]
 
 _OF_TRANSFERS = frozenset({ChunkRequest.KIND, BlobMissing.KIND})
-"""A transfer needs hundreds of these in a second, all of them short: only the length of such a message counts."""
+"""A transfer needs hundreds of these short messages per second: only their length counts."""
 _UNIT_BYTES = 4 * 1024
-"""A message counts one unit, and one more for each of so many bytes: long ones take longer to read."""
+"""A message costs one unit, and one more for each of these many bytes: long ones take longer to read."""
 _MOST_ACCOUNTS = 2**16
 _SWEEP_S = 60.0
-"""How often accounts that are full again are forgotten, where there is no room for another."""
+"""How often full allowances are removed, if there is no room for another."""
 _MOST_DROPPED = 1024
-"""In one poll: what else a server does is not to wait for them."""
+"""Messages to drop in one poll: the server's other work must not wait for them."""
 
 
 @dataclass(slots=True)
@@ -29,18 +29,18 @@ class _Allowance:
 
 
 class RatedTransport:
-    """A server's transport that drops what one device says beyond its rate.
+    """A server's transport that drops the messages of a device beyond its rate.
 
-    A device at work says some five messages in each interval of its heartbeat, a unit each. Every device may save up
-    `burst_units`, and gets `units_per_s` anew. Beyond 65,536 devices that have spoken in the last minute, all others
-    share one account. Chunks have no rate: those that nobody has asked for are dropped by their header.
+    A working device sends about five messages per heartbeat interval, one unit each. Every device may save up
+    `burst_units`, and earns `units_per_s`. Beyond 65,536 devices in the last minute, all others share one allowance.
+    Chunks have no rate: unrequested ones are dropped by their header.
 
     Args:
         inner: what carries the messages.
         topics: of the fleet.
         complain: called with a device's id and a sentence for each message that is dropped.
         units_per_s: above 0.
-        burst_units: at least what the longest message counts, 65.
+        burst_units: at least the cost of the longest message, 65.
         clock: seconds, monotonic.
     """
 
@@ -88,13 +88,13 @@ class RatedTransport:
         try:
             address = self._topics.parse(delivery.topic)
         except ProtocolError:
-            return True  # whoever reads it complains of it
+            return True  # the reader complains about it
         if address.direction != "up" or address.kind == CHUNK:
             return True
         cost = (address.kind not in _OF_TRANSFERS) + text_bytes(delivery.payload) // _UNIT_BYTES
         account = self._find_allowance(address.client_id)
         if account.units < cost:
-            self._complain(address.client_id, "says more than it may, and is not heard for a while")
+            self._complain(address.client_id, "sends more than its rate allows, and is ignored for a while")
             return False
         account.units -= cost
         return True

@@ -1,4 +1,4 @@
-"""Why a broker cannot be reached, in one sentence that says what to do."""
+"""Explains why a broker cannot be reached, in one sentence that says what to do."""
 
 import socket
 import ssl
@@ -30,7 +30,7 @@ _REFUSED_CERTIFICATE = ("UNKNOWN_CA", "BAD_CERTIFICATE", "CERTIFICATE_EXPIRED", 
 
 
 def explain_unreachable(address: BrokerAddress, error: OSError | UnicodeError) -> TransportError:
-    """What an attempt to connect ended with. An `UnreachableError` may pass by itself, any other one stays."""
+    """Explain a failed attempt to connect. An `UnreachableError` may be temporary, any other error is permanent."""
     if isinstance(error, ssl.SSLCertVerificationError):
         what = _DISTRUST.get(error.verify_code, f"cannot be trusted ({error.verify_message}); have it made anew")
         return TransportError(f"the certificate of the broker at {address.where} {what.format(host=address.host)}")
@@ -56,10 +56,10 @@ def _describe_failure(address: BrokerAddress, error: OSError | UnicodeError) -> 
 
 
 def shake_hands(address: BrokerAddress, timeout_s: float) -> None:
-    """Make a TLS connection, where there is to be one, and let it go.
+    """Make a TLS connection, if the address asks for TLS, and close it.
 
     Raises:
-        OSError: it cannot be made; `explain_unreachable` says what that means.
+        OSError: it cannot be made; see `explain_unreachable`.
     """
     if address.tls is None:
         return
@@ -68,12 +68,12 @@ def shake_hands(address: BrokerAddress, timeout_s: float) -> None:
 
 
 def explain_silence(address: BrokerAddress, timeout_s: float, *, hung_up: bool = False) -> TransportError:
-    """Why a connection that was made brought no MQTT answer: finds out by one of its own, without a word of MQTT.
+    """Explain why a connection brought no MQTT answer, by a probing connection without MQTT.
 
     Args:
         address: of the broker.
-        timeout_s: how long an answer was waited for.
-        hung_up: the broker ended the connection, rather than to be silent.
+        timeout_s: the elapsed timeout.
+        hung_up: whether the broker closed the connection.
     """
     try:
         with socket.create_connection((address.host, address.port), timeout=_PROBE_S) as plain:
@@ -104,7 +104,7 @@ def _probe_tls(plain: socket.socket, address: BrokerAddress) -> TransportError |
 
 
 def _probe_certificate(plain: socket.socket, address: BrokerAddress, files: TlsFiles) -> TransportError | None:
-    """In TLS 1.3 a broker says only after the handshake that it wants a certificate, or another one."""
+    """In TLS 1.3 a broker rejects a missing or wrong certificate only after the handshake."""
     try:
         with make_tls_context(files).wrap_socket(plain, server_hostname=address.host) as link:
             link.recv(1)
@@ -119,7 +119,7 @@ def _explain_handshake(address: BrokerAddress, error: ssl.SSLError) -> Transport
     where, reason = address.where, error.reason or ""
     shown = address.tls is not None and address.tls.certificate is not None
     if "CERTIFICATE_REQUIRED" in reason or (reason.endswith("ALERT_HANDSHAKE_FAILURE") and not shown):
-        return TransportError(f"the broker at {where} asks for a certificate of ours; give it with --cert and --key")
+        return TransportError(f"the broker at {where} requires a client certificate; give it with --cert and --key")
     if shown and any(name in reason for name in _REFUSED_CERTIFICATE):
         return TransportError(
             f"the broker at {where} does not accept our certificate ({_simplify(reason)}); have it signed by an "

@@ -1,4 +1,4 @@
-"""TLS towards a broker: always verified, never older than TLS 1.2."""
+"""TLS connections to a broker: always verified, at least TLS 1.2."""
 
 import ssl
 from pathlib import Path
@@ -10,7 +10,7 @@ __all__ = ["make_tls_context"]
 
 
 def make_tls_context(files: TlsFiles) -> ssl.SSLContext:
-    """What connections are made with. There is no way to turn the verification of the broker off.
+    """Make the TLS context of an address. The broker is always verified.
 
     Raises:
         FileError: a file cannot be read.
