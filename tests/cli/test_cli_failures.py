@@ -5,30 +5,35 @@ import re
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner, Result
 
-from subfleet.cli.failures import exit_code_of
+from subfleet.cli.commands import app
+from subfleet.cli.errors import describe_error
 from subfleet.protocol.errors import ConfigError, MemoryLimitError
 from subfleet.protocol.exit_codes import ExitCode
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run_cli(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "subfleet.cli.main", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=120, check=False)
+@pytest.fixture
+def run_cli(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Result]:
+    """Runs a command in this process, where what it loads is loaded already, and in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    return lambda *arguments: CliRunner().invoke(app, list(arguments), prog_name="subfleet")
 
 
 def test_errors_carry_their_exit_codes() -> None:
-    assert exit_code_of(ConfigError("wrong")) == (ExitCode.CONFIG, "wrong")
-    assert exit_code_of(MemoryLimitError(needed_bytes=2, limit_bytes=1))[0] == ExitCode.TRAINING
-    code, sentence = exit_code_of(ModuleNotFoundError("No module named 'flwr_datasets'", name="flwr_datasets"))
+    assert describe_error(ConfigError("wrong")) == (ExitCode.CONFIG, "wrong")
+    assert describe_error(MemoryLimitError(needed_bytes=2, limit_bytes=1))[0] == ExitCode.TRAINING
+    code, sentence = describe_error(ModuleNotFoundError("No module named 'flwr_datasets'", name="flwr_datasets"))
     assert code == ExitCode.MISSING_EXTRA
     assert "pip install 'subfleet[emulation]'" in sentence
-    assert exit_code_of(ZeroDivisionError("x"))[0] == ExitCode.INTERNAL
+    assert describe_error(ZeroDivisionError("x"))[0] == ExitCode.INTERNAL
 
 
 def test_every_exit_code_is_documented() -> None:
@@ -65,17 +70,17 @@ def test_a_run_that_cannot_begin_leaves_no_folder(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_command_gives_one_sentence(
-    arguments: tuple[str, ...], code: ExitCode, words: str, tmp_path: Path
+    arguments: tuple[str, ...], code: ExitCode, words: str, run_cli: Callable[..., Result], tmp_path: Path
 ) -> None:
-    done = run_cli(*arguments, folder=tmp_path)
-    assert done.returncode == code, done.stderr
+    done = run_cli(*arguments)
+    assert done.exit_code == code, done.output
     assert words in done.stderr
-    assert "Traceback" not in done.stderr + done.stdout
+    assert "Traceback" not in done.output
     assert not list(tmp_path.iterdir()), "nothing was made before it was refused"
 
 
 @pytest.mark.slow
-def test_a_state_folder_of_an_older_release_is_one_sentence(tmp_path: Path) -> None:
+def test_a_state_folder_of_an_older_release_is_one_sentence(run_cli: Callable[..., Result], tmp_path: Path) -> None:
     numpy = pytest.importorskip("numpy")
     numpy.savez(tmp_path / "test.npz", x=numpy.zeros((4, 3), numpy.float32), y=numpy.array([0, 1, 0, 1]))
     (tmp_path / "fleet.toml").write_text(
@@ -87,15 +92,16 @@ def test_a_state_folder_of_an_older_release_is_one_sentence(tmp_path: Path) -> N
     state.mkdir(parents=True)
     with sqlite3.connect(state / "subfleet.sqlite") as connection:
         connection.execute("CREATE TABLE runs (run_id VARCHAR PRIMARY KEY, name VARCHAR NOT NULL UNIQUE)")
-    done = run_cli("serve", "fleet.toml", "--broker", "mqtt://127.0.0.1:1", folder=tmp_path)
-    assert done.returncode == ExitCode.FILE, done.stderr
+    done = run_cli("serve", "fleet.toml", "--broker", "mqtt://127.0.0.1:1")
+    assert done.exit_code == ExitCode.FILE, done.output
     assert "was written by another release" in done.stderr
-    assert "Traceback" not in done.stderr + done.stdout
+    assert "Traceback" not in done.output
 
 
 @pytest.mark.slow
 def test_the_version_is_that_of_the_distribution(tmp_path: Path) -> None:
-    done = run_cli("--version", folder=tmp_path)
+    command = [sys.executable, "-m", "subfleet.cli.main", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"subfleet {version('subfleet')}\n", "")
 
 
@@ -126,9 +132,9 @@ def test_ctrl_c_while_packages_are_loaded_is_one_sentence(name: str, tmp_path: P
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["run", "serve", "preflight", "example", "examples", "data list", "data show"])
-def test_help_shows_an_example(command: str, tmp_path: Path) -> None:
-    done = run_cli(*command.split(), "--help", folder=tmp_path)
-    assert done.returncode == 0
+def test_help_shows_an_example(command: str, run_cli: Callable[..., Result]) -> None:
+    done = run_cli(*command.split(), "--help")
+    assert done.exit_code == 0
     assert f"Example: subfleet {command}" in done.stdout
 
 
@@ -162,23 +168,23 @@ def test_a_wrong_address_is_refused_before_anything_is_loaded_or_cut(
 
 
 def test_a_finished_run_is_not_written_over(tmp_path: Path) -> None:
-    from subfleet.settings.kept import check_not_over, free_folder, keep_run, make_folder
     from subfleet.settings.reading import read_run
+    from subfleet.settings.run_folder import check_not_over, choose_folder, create_folder, write_description
 
-    first = free_folder(tmp_path, "quickstart", None)
+    first = choose_folder(tmp_path, "quickstart", None)
     assert first.name == "quickstart"
-    keep_run(make_folder(first), read_run("quickstart"))
-    assert free_folder(tmp_path, "quickstart", "quickstart") == first, "an unfinished run is taken up by its name"
+    write_description(create_folder(first), read_run("quickstart"))
+    assert choose_folder(tmp_path, "quickstart", "quickstart") == first, "an unfinished run is taken up by its name"
     (first / "summary.json").write_text("{}", encoding="utf-8")
     with pytest.raises(ConfigError, match="over already"):
         check_not_over(first, read_run("quickstart"))
-    assert free_folder(tmp_path, "quickstart", None).name == "quickstart-2"
+    assert choose_folder(tmp_path, "quickstart", None).name == "quickstart-2"
 
 
 def test_what_a_device_wrote_does_not_act_on_the_operators_terminal(tmp_path: Path) -> None:
     code = (
-        "import logging; from subfleet.cli.failures import reporting; from subfleet.protocol.errors import RunError\n"
-        "with reporting(verbose=False):\n"
+        "import logging; from subfleet.cli.errors import report_errors; from subfleet.protocol.errors import RunError\n"
+        "with report_errors(verbose=False):\n"
         "    logging.getLogger('x').warning('device %s', 'a\\x1b]8;;http://evil\\x07\\nb')\n"
         "    raise RunError('device a\\x1b]8;;http://evil\\x07 failed')\n"
     )
@@ -195,8 +201,8 @@ def test_verbose_tells_what_happens_in_subfleet_and_not_in_libraries(
     verbose: bool, told: list[str], tmp_path: Path
 ) -> None:
     code = (
-        "import logging; from subfleet.cli.failures import reporting\n"
-        f"with reporting(verbose={verbose}):\n"
+        "import logging; from subfleet.cli.errors import report_errors\n"
+        f"with report_errors(verbose={verbose}):\n"
         "    logging.getLogger('subfleet.x').debug('ours')\n"
         "    logging.getLogger('y').debug('theirs in detail')\n"
         "    logging.getLogger('y').warning('theirs')\n"
