@@ -10,7 +10,7 @@ from device.broken_packages import put
 from export.oldest import OLDEST, needs_oldest
 from trainers.hidden_binding import NO_BINDING, hide_binding
 
-from subfleet.device.known_runtimes import try_once
+from subfleet.device.runtimes import try_once
 from subfleet.device.trials import TrialResult, explain_death, try_package, try_runtime
 from subfleet.protocol.exit_codes import ExitCode
 

@@ -19,7 +19,7 @@ from subfleet.protocol.training import AugmentationSettings, TrainingSettings
 from subfleet.tasks import Dataset
 from subfleet.tasks.transforms.augmentation import augment, draw_augmentation
 from subfleet.trainers.feeding import check_settings, make_calls, make_scoring_batches
-from subfleet.trainers.step_layout import StepLayout, read_step_layout
+from subfleet.trainers.layouts import StepLayout, read_step_layout
 
 COUNT, SHAPE = 11, (2, 5, 6)
 BOTH = AugmentationSettings(name="crop_and_flip", padding=2)

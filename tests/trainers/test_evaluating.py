@@ -32,7 +32,7 @@ from subfleet.protocol.task_kinds import compute_metrics, find_contradiction
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings, TrainingSettings
 from subfleet.tasks import Dataset, write_npz
 from subfleet.tasks.metrics import MetricTally
-from subfleet.trainers.evaluation_layout import read_evaluation_layout
+from subfleet.trainers.layouts import read_evaluation_layout
 from subfleet.trainers.onnx import OnnxTrainer
 
 pytestmark = [pytest.mark.export, pytest.mark.slow]

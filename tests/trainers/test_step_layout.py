@@ -5,7 +5,7 @@ from trainers.softmax_program import BATCH, CLASSES, FEATURES, SHAPE, manifest
 
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.programs import ProgramManifest, Role, ValueInfo
-from subfleet.trainers.step_layout import read_step_layout
+from subfleet.trainers.layouts import read_step_layout
 
 
 def test_values_are_found_by_role_and_tensor_not_by_place() -> None:

@@ -45,8 +45,7 @@ from subfleet.agent.states import AgentSettings
 from subfleet.agent.stepping import start, step
 from subfleet.device.meters import Meter
 from subfleet.device_profiles.profiles import compute_memory_budget
-from subfleet.edge_client.answer_log import log_answer
-from subfleet.edge_client.received_log import ReceivedLog
+from subfleet.edge_client.message_log import ReceivedLog, log_answer
 from subfleet.edge_client.store import AgentStore
 from subfleet.edge_client.task_work import Outcome, TaskWorker, TrainingOutput
 from subfleet.protocol.blobs import decode_chunk

@@ -15,15 +15,14 @@ from subfleet.protocol.calibration import NormLayer, name_sums
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.jobs import Job, TrainResult
 from subfleet.protocol.task import Calibrate
-from subfleet.trainers.feeding import ProgramCall, check_settings, compute_constants, make_calls
+from subfleet.trainers.feeding import ProgramCall, Tally, check_settings, compute_constants, make_calls
 from subfleet.trainers.job_context import JobContext, open_context
 from subfleet.trainers.job_files import read_weights, write_arrays
 from subfleet.trainers.kept import Host
+from subfleet.trainers.layouts import StepLayout
 from subfleet.trainers.program_layout import list_stages
 from subfleet.trainers.program_session import ProgramSession
 from subfleet.trainers.runtime import Array, Runtime
-from subfleet.trainers.step_layout import StepLayout
-from subfleet.trainers.tally import Tally
 
 __all__ = ["calibrate_job"]
 

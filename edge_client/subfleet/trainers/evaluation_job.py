@@ -16,10 +16,10 @@ from subfleet.protocol.task_kinds import TASK_KINDS
 from subfleet.tasks import Dataset, split_batch
 from subfleet.tasks.dataset import Labels
 from subfleet.tasks.metrics import MetricTally
-from subfleet.trainers.evaluation_layout import EvaluationLayout
 from subfleet.trainers.job_context import open_context
 from subfleet.trainers.job_files import read_weights
 from subfleet.trainers.kept import Host
+from subfleet.trainers.layouts import EvaluationLayout
 from subfleet.trainers.loaded import Loaded
 from subfleet.trainers.program_layout import Path, list_stages
 from subfleet.trainers.program_session import ProgramSession

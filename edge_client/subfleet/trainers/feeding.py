@@ -1,5 +1,6 @@
-"""The inputs of a training program that depend on data and settings, not on earlier steps."""
+"""The inputs of a training program that depend on data and settings, and the sums of its outputs."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -7,22 +8,23 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-from subfleet.protocol.errors import DataError, ProtocolError
-from subfleet.protocol.jobs import Job
+from subfleet.protocol.errors import DataError, DivergedError, ProtocolError, TrainingError
+from subfleet.protocol.jobs import Job, TrainResult
+from subfleet.protocol.paths import OperatorExamples
 from subfleet.protocol.task import Calibrate, Score, Train
 from subfleet.protocol.training import TrainingSettings
 from subfleet.tasks import Dataset, StepOrigin, draw_round_part, iter_batches, split_batch, step_random
 from subfleet.tasks.dataset import Labels
 from subfleet.tasks.transforms.augmentation import augment, draw_augmentation
+from subfleet.trainers.layouts import COEFFICIENTS, StepLayout
 from subfleet.trainers.runtime import Array
-from subfleet.trainers.step_layout import COEFFICIENTS, StepLayout
+
+__all__ = ["ProgramCall", "Tally", "check_settings", "compute_constants", "make_calls", "make_scoring_batches"]
 
 _Indices = npt.NDArray[np.int64]
 _Mask = npt.NDArray[np.float32]
 _Look = Callable[[_Indices, _Mask], Array]
 """Indices of a part's samples and its mask to their inputs, as they are fed."""
-
-__all__ = ["ProgramCall", "check_settings", "compute_constants", "make_calls", "make_scoring_batches"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,3 +227,67 @@ def _draw_random(layout: StepLayout, origin: StepOrigin, part: int) -> dict[str,
         value.name: step_random(value.shape, origin, place=place, part=part)
         for place, value in enumerate(layout.random)
     }
+
+
+@dataclass(slots=True, kw_only=True)
+class Tally:
+    """The sums over the steps of one job; loss, correct, squares and count are those of the last epoch.
+
+    Attributes:
+        whole: whether they are those of all steps: where a job is told in steps, its last epoch may be a single batch.
+    """
+
+    whole: bool = False
+    step_count: int = 0
+    loss_sum: float = 0.0
+    correct_sum: float = 0.0
+    square_sum: float | None = None
+    count_sum: float = 0.0
+    train_seconds: float = 0.0
+    epoch: int = 0
+
+    def take(self, call: ProgramCall, read: Mapping[str, Array], layout: StepLayout) -> None:
+        """Add the outputs of a call.
+
+        Raises:
+            DivergedError: its loss is not finite.
+        """
+        if call.origin.epoch != self.epoch and not self.whole:
+            self.epoch = call.origin.epoch
+            self.loss_sum = self.correct_sum = self.count_sum = 0.0
+            self.square_sum = None
+        loss = float(read[layout.loss])
+        if not math.isfinite(loss):
+            raise DivergedError(f"the loss was {loss} in step {self.step_count + 1}; lower the learning rate")
+        self.step_count += call.ends_batch
+        count = float(read[layout.count]) if layout.count else call.count
+        self.loss_sum += loss * (call.batch_count if layout.accumulates else count)
+        self.correct_sum += float(read[layout.correct])
+        if layout.squares:
+            self.square_sum = (self.square_sum or 0.0) + float(read[layout.squares])
+        self.count_sum += count
+
+    def end(self, train_seconds: float) -> None:
+        """Set the time of the steps.
+
+        Raises:
+            TrainingError: the program counted no label in the last epoch.
+        """
+        self.train_seconds = train_seconds
+        if not self.count_sum > 0:
+            raise TrainingError(f"the program counted {self.count_sum:g} labels in all; it must be exported again")
+
+    def result(
+        self, *, sample_count: int, measured_peak_bytes: int, operator_examples: OperatorExamples = ()
+    ) -> TrainResult:
+        """Make the result of the job, after its time was set."""
+        return TrainResult(
+            sample_count=sample_count,
+            step_count=self.step_count,
+            loss=self.loss_sum / self.count_sum,
+            accuracy=self.correct_sum / self.count_sum,
+            measured_peak_bytes=measured_peak_bytes,
+            train_seconds=self.train_seconds,
+            square_loss=None if self.square_sum is None else self.square_sum / self.count_sum,
+            operator_examples=operator_examples,
+        )

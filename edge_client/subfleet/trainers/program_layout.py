@@ -13,8 +13,13 @@ from subfleet.arrays import numpy_dtype
 from subfleet.protocol.chains import Chain, Link, LinkOperator, Step, name_program
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.programs import PieceProgram, ProgramManifest, Role, ValueInfo
-from subfleet.trainers.evaluation_layout import EvaluationLayout, read_evaluation_layout
-from subfleet.trainers.step_layout import StepLayout, match_carried, read_step_layout
+from subfleet.trainers.layouts import (
+    EvaluationLayout,
+    StepLayout,
+    match_carried,
+    read_evaluation_layout,
+    read_step_layout,
+)
 
 __all__ = ["AnyLayout", "Key", "Path", "ProgramLayout", "ProgramValues", "Stage", "list_stages", "read_layout"]
 

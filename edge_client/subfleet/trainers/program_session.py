@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from subfleet.protocol.chains import Link
 from subfleet.protocol.programs import Role, ValueInfo
+from subfleet.trainers.layouts import StepLayout
 from subfleet.trainers.loaded import Loaded
 from subfleet.trainers.program_layout import Key, Path, ProgramValues, Stage, list_stages
 from subfleet.trainers.runtime import Array, Operands, Value, copy_array, make_zeros
-from subfleet.trainers.step_layout import StepLayout
 
 __all__ = ["ProgramSession"]
 

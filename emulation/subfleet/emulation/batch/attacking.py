@@ -15,7 +15,7 @@ from subfleet.protocol.task import Calibrate, Evaluate, Score, Train
 from subfleet.protocol.update_codecs import Uncompressed
 from subfleet.settings.attacks import Attack
 from subfleet.trainers.job_files import read_program, write_change
-from subfleet.trainers.step_layout import read_step_layout
+from subfleet.trainers.layouts import read_step_layout
 
 __all__ = ["AttackingTrainer"]
 

@@ -1,13 +1,14 @@
-"""Logs the server's messages, each once, however often it arrives."""
+"""Logs the server's messages, each once, and the device's answers."""
 
 import logging
 
 from subfleet.agent.composing import make_telemetry_id
 from subfleet.agent.states import AgentSettings
-from subfleet.protocol.messages import Ack, Message, RoundInfo, Task
+from subfleet.protocol.answers import Answer, Evaluated, Refusal, Scores, Update
+from subfleet.protocol.messages import Ack, Message, RoundInfo, Task, Telemetry
 from subfleet.protocol.text import make_printable
 
-__all__ = ["ReceivedLog"]
+__all__ = ["ReceivedLog", "log_answer"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -61,3 +62,19 @@ class ReceivedLog:
         if answer.reason != self._skipped:
             self._skipped = answer.reason
             _LOG.warning("round %d: this device has no task: %s", info.round, make_printable(answer.reason))
+
+
+_LOG = logging.getLogger(__name__)
+
+
+def log_answer(message: Telemetry | Answer) -> None:
+    """Log how a task ended; telemetry is not logged."""
+    match message:
+        case Update():
+            _LOG.info("task %s: trained, loss %.4f, %.1f s", message.task_id, message.loss, message.train_seconds)
+        case Scores():
+            _LOG.info("task %s: %d candidates scored, %.1f s", message.task_id, len(message.scores), message.seconds)
+        case Evaluated():
+            _LOG.info("task %s: evaluated, loss %.4f, %.1f s", message.task_id, message.loss, message.seconds)
+        case Refusal():
+            _LOG.warning("task %s: refused (%s): %s", message.task_id, message.reason, message.detail)
