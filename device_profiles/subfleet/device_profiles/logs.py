@@ -12,7 +12,6 @@ Units are in the column names, an empty cell is an unknown value, booleans are 0
 """
 
 import itertools
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from types import MappingProxyType
 from typing import Annotated
 
 from subfleet.protocol.bounds import Condition, Length, checked
+from subfleet.protocol.disks import write_atomically
 from subfleet.protocol.errors import FileError
 from subfleet.protocol.limits import Amount
 from subfleet.protocol.readings import Reading
@@ -163,10 +163,8 @@ def write_log(path: Path, log: ResourceLog) -> None:
         FileError: the file cannot be written.
     """
     header = encode_header(device=log.device, source=log.source, licence=log.licence, notes=log.notes)
-    partial = path.with_name(path.name + ".part")
     try:
-        partial.write_text(header + "".join(encode_row(row) for row in log.rows), encoding="utf-8", newline="\n")
-        os.replace(partial, path)  # noqa: PTH105 - the same call, and atomic on every system
+        write_atomically(path, [header.encode(), *(encode_row(row).encode() for row in log.rows)])
     except OSError as error:
         raise FileError(f"the resource log {str(path)!r} cannot be written: {error}") from error
 

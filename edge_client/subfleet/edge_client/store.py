@@ -11,9 +11,7 @@ All of it together has a limit. Programs that were not used for long go first; w
 without an ack and placed models stay, and a task that would not fit beside them is not begun.
 """
 
-import hashlib
 import logging
-import os
 import re
 import shutil
 import sys
@@ -29,7 +27,7 @@ from subfleet.agent.events import Weighed
 from subfleet.agent.states import Saved
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.disk import needed_bytes
-from subfleet.protocol.disks import lock, sync_folder
+from subfleet.protocol.disks import hash_file, lock, write_atomically
 from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.homes import find_state_root
 from subfleet.protocol.messages import Task
@@ -43,7 +41,6 @@ _LOG = logging.getLogger(__name__)
 SCHEMA_VERSION = 3
 MAX_STATE_BYTES = 64 * 2**20
 _STATE_FILE = "agent.json"
-_BLOCK_BYTES = 2**20
 FREE_FRACTION = 0.5
 """Of the free disk, that blobs may take at most."""
 STATE_BYTES = 8192
@@ -170,8 +167,9 @@ class AgentStore:
         if not self.blobs.has(blob):
             return
         path = self.blobs.path(blob)
-        if _hash_file(path) == blob.sha256:
-            return
+        with suppress(OSError):
+            if hash_file(path) == blob.sha256:
+                return
         _LOG.warning("blob %s was damaged on this disk and is fetched anew", blob.sha256[:12])
         try:
             path.unlink(missing_ok=True)
@@ -187,7 +185,7 @@ class AgentStore:
             FileError: it cannot be written.
         """
         try:
-            _write_atomically(self._path, canonical_json({"schema": SCHEMA_VERSION, **to_plain(saved)}))
+            write_atomically(self._path, [canonical_json({"schema": SCHEMA_VERSION, **to_plain(saved)})])
         except OSError as error:
             raise FileError(
                 f"the state file {str(self._path)!r} cannot be written ({error.strerror}); free some space or mend it"
@@ -217,7 +215,7 @@ class AgentStore:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
                 self.blobs.make_room(program.blob.size_bytes)
-                _write_atomically(path, source.read_bytes())
+                write_atomically(path, [source.read_bytes()])
             except OSError as error:
                 raise FileError(
                     f"the model {str(path)!r} cannot be written ({error.strerror}); free some space or mend it"
@@ -297,31 +295,3 @@ def _make_error(folder: Path, error: OSError) -> FileError:
     return FileError(
         f"the state folder {str(folder)!r} cannot be used ({error.strerror}); mend it, or choose another with --state"
     )
-
-
-def _hash_file(path: Path) -> str | None:
-    digest = hashlib.sha256()
-    try:
-        with path.open("rb") as file:
-            while block := file.read(_BLOCK_BYTES):
-                digest.update(block)
-    except OSError:
-        return None
-    return digest.hexdigest()
-
-
-def _write_atomically(path: Path, content: bytes) -> None:
-    partial = path.with_name(path.name + ".part")
-    try:
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError:
-        # On a full disk what was written so far would keep it full.
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
-        raise
-    # The rename itself must survive a power cut, and that is the folder's business.
-    sync_folder(path.parent)

@@ -10,7 +10,7 @@ from subfleet.protocol.errors import DataError, FileError, TrainingError
 from subfleet.protocol.jobs import AnyJob
 from subfleet.protocol.task import Evaluate
 from subfleet.tasks import DataForm, Dataset, read_dataset
-from subfleet.trainers.job_files import hash_file, read_program
+from subfleet.trainers.job_files import hash_program, read_program
 from subfleet.trainers.kept import Host
 from subfleet.trainers.layouts import StepLayout
 from subfleet.trainers.loaded import Loaded
@@ -121,7 +121,7 @@ def open_context(
     manifest = read_program(job.program_path, target).manifest
     layout = read_layout(manifest, evaluates=isinstance(job.work, Evaluate))
     dataset = read_data(job, layout.values)
-    sha256 = hash_file(job.program_path)
+    sha256 = hash_program(job.program_path)
     kept = host.take(sha256, job.threads)
     before_bytes = 0 if kept is None else kept.loaded.planned_bytes
     watch = host.watch(job.memory_limit_bytes, held_bytes=0 if kept is None else kept.held_bytes)

@@ -1,10 +1,7 @@
 """The files of a job: program, weights and output."""
 
 import errno
-import hashlib
-import os
 from collections.abc import Collection, Iterable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -12,32 +9,28 @@ import numpy as np
 
 from subfleet.arrays import Arrays, decode_arrays, numpy_dtype, split_arrays
 from subfleet.arrays.codecs import draw_rounding_numbers, encode_changes
+from subfleet.protocol.disks import hash_file, write_atomically
 from subfleet.protocol.errors import DivergedError, FileError, NoRoomError, ProtocolError
 from subfleet.protocol.jobs import Job
 from subfleet.protocol.programs import Program, ValueInfo, decode_program
 from subfleet.protocol.task import Train
 
-__all__ = ["hash_file", "read_program", "read_weights", "write_arrays", "write_change"]
+__all__ = ["hash_program", "read_program", "read_weights", "write_arrays", "write_change"]
 
 
-_CHUNK_BYTES = 2**20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-def hash_file(path: Path) -> str:
-    """Compute the SHA-256 of a file, block by block.
+def hash_program(path: Path) -> str:
+    """Compute the SHA-256 of a packed program.
 
     Raises:
         FileError: the file cannot be read.
     """
-    digest = hashlib.sha256()
     try:
-        with path.open("rb") as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                digest.update(chunk)
+        return hash_file(path)
     except OSError as error:
         raise _make_error(path, error) from error
-    return digest.hexdigest()
 
 
 def read_program(path: Path, target: str) -> Program:
@@ -108,18 +101,9 @@ def write_arrays(path: Path, arrays: Arrays) -> None:
         NoRoomError: the disk is full.
         FileError: the file cannot be written.
     """
-    parts = split_arrays(arrays)
-    unfinished = path.with_name(f".{path.name}.partial")
     try:
-        with unfinished.open("wb") as file:
-            file.writelines(parts)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
+        write_atomically(path, split_arrays(arrays))
     except OSError as error:
-        # On a full disk what was written so far would keep it full.
-        with suppress(OSError):
-            unfinished.unlink(missing_ok=True)
         kind = NoRoomError if error.errno in _FULL else FileError
         raise kind(
             f"the update {str(path)!r} cannot be written ({error.strerror}); check the folder and its free space"

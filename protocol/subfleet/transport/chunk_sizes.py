@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from subfleet.protocol.blobs import CHUNK_BYTES, LEAST_CHUNK_BYTES, chunk_bytes_within
+from subfleet.protocol.disks import write_atomically
 
 __all__ = ["KNOWN_BROKERS", "ChunkSizes", "KnownBroker"]
 
@@ -49,10 +50,8 @@ class KnownBroker:
         known = dict(list(self._read().items())[-_MAX_BROKERS + 1 :])
         known.pop(self._where, None)
         known[self._where] = {"chunk_bytes": chunk_bytes, "since_s": round(self._unix_time())}
-        written = self._path.with_name(f"{self._path.name}.part")
         try:
-            written.write_text(json.dumps(known), encoding="utf-8")
-            written.replace(self._path)
+            write_atomically(self._path, [json.dumps(known).encode()])
         except OSError as error:
             _LOG.debug("what is known of the broker cannot be kept: %s", error)
 
