@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from subfleet.aggregation.aggregation import Aggregation, evolved
+from subfleet.aggregation.aggregation import Aggregation, apply_evolution
 from subfleet.aggregation.views import Views
 from subfleet.elastic.building import network_of
 from subfleet.elastic.families import AnyFamily
@@ -154,7 +154,7 @@ def test_a_later_network_has_its_union_succeeded_and_others_stay() -> None:
     )
     assert (answer.retired, born.born_round) == (("union1",), 2)
     assert "2 more networks of family mlp" in born.reason
-    after, lineages = evolved(context, evolving(context, state, before, WIDE, DEEP), answer)
+    after, lineages = apply_evolution(context, evolving(context, state, before, WIDE, DEEP), answer)
     assert after.network_ids == ("union2", "union3")
     assert [one.id for one in lineages if one.living] == ["union2", "union3"]
     # What is there already, and what a union holds without growing, have it succeeded by a copy or not at all.
@@ -197,7 +197,9 @@ def test_who_has_a_slice_or_a_copy_has_the_same_in_the_successor(method: AnyMeth
     context = context_of(method)
     before = (retired(context), *begun(context, SMALL, DEEP))
     state = trained(context, before[1], _first_model(context, RunState(lineages=before)))
-    after, lineages = evolved(context, evolving(context, state, before, WIDE), grown(context, state, before, WIDE))
+    after, lineages = apply_evolution(
+        context, evolving(context, state, before, WIDE), grown(context, state, before, WIDE)
+    )
     assert (lineages[-1].map.TYPE, lineages[-1].config) == ("placed", replace(SMALL, widths=(16,), depths=(3,)))
     views = Views(context=context, samples=torch.zeros(1))
     for place, family in enumerate((SMALL, DEEP)):
