@@ -11,7 +11,7 @@ from liar_benchmark.lying import LIARS, Garbling, link_of
 from subfleet.device_profiles import DeviceProfile, LogRow, ResourceLog
 from subfleet.elastic.families.records.choices import ChoiceCnn
 from subfleet.elastic.families.records.residual import Mlp
-from subfleet.elastic.teaching import DistillationSettings
+from subfleet.elastic.technique_settings import DistillationSettings
 from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.figures import figures
 from subfleet.emulation.batch.hosting import shared_trainers

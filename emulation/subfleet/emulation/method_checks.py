@@ -23,8 +23,8 @@ from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.grafting import graft
 from subfleet.elastic.model_state import unpack_state
 from subfleet.elastic.network import Family, Network
+from subfleet.elastic.robust_rules import StackMember, find_held_elements
 from subfleet.elastic.running_statistics import recalibrate
-from subfleet.elastic.stacking import StackMember, find_held_elements
 from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.run import BatchResult, run_batch
 from subfleet.emulation.gathered import EmulatedDevice, GatheredRun

@@ -11,7 +11,7 @@ import torch
 from subfleet.elastic.maps import nested_maps
 from subfleet.elastic.model_state import pack_state, unpack_state
 from subfleet.elastic.network import Family, Network
-from subfleet.elastic.teaching import DistillationSettings
+from subfleet.elastic.technique_settings import DistillationSettings
 from subfleet.methods import AnyMethod
 from subfleet.methods.aggregator import Participant, keep_aggregate
 from subfleet.methods.assigner import Draw

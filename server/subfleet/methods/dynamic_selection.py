@@ -20,7 +20,7 @@ from typing import Annotated, ClassVar, Literal
 
 from subfleet.elastic.network import Network
 from subfleet.elastic.spaces import search_space, uniform_space
-from subfleet.elastic.teaching import DistillationSettings
+from subfleet.elastic.technique_settings import DistillationSettings
 from subfleet.methods.aggregator import UNIFORM, Aggregator, Weighting, weigh_by
 from subfleet.methods.assigner import Assigner, Assignment, AssignmentContext, SizeSearch, WrittenSize
 from subfleet.methods.describing import Condition, MethodInfo, Published, Setting, always

@@ -155,6 +155,7 @@ def _list_sizes(network: Network, rates: Sequence[float]) -> tuple[Architecture,
 
 def _find_replication(exchange: Exchange | None) -> Replication:
     from subfleet.elastic.narrowing import Narrowing
+
     from subfleet.elastic.replication import Replication
 
     if isinstance(exchange, Narrowing):

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from subfleet.elastic.network import Network
 from subfleet.elastic.spaces import uniform_space
-from subfleet.elastic.weight_sizes import NORMS, Central, WeightNorm
+from subfleet.elastic.technique_settings import NORMS, Central, WeightNorm
 from subfleet.methods.aggregator import Aggregator, ClientUpdate, Replacement
 from subfleet.methods.assigner import Assigner, AssignmentContext
 from subfleet.methods.describing import MethodInfo, Published

@@ -14,9 +14,8 @@ from subfleet.elastic.network import Network
 from subfleet.methods.selector import LastUpdate
 
 if TYPE_CHECKING:  # methods are read where no PyTorch is
-    from torch import Tensor
-
     from subfleet.elastic.descent import Descent, MappedTensor
+    from torch import Tensor
 
 __all__ = [
     "DecayBy",

@@ -7,7 +7,7 @@ from subfleet.elastic.network import Network
 from subfleet.elastic.norm_layers import norm_layers
 from subfleet.elastic.robust_aggregation import AnyRobustAggregation
 from subfleet.elastic.server_optimisers import AnyServerOptimiser
-from subfleet.elastic.teaching import DistillationSettings
+from subfleet.elastic.technique_settings import DistillationSettings
 from subfleet.protocol.calibration import Calibration
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.training import TrainingSettings

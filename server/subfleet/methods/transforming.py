@@ -49,7 +49,7 @@ def activeness(network: Network, before: Mapping[str, Tensor], after: Mapping[st
 
     Running statistics do not count. It is 0 for a cell without weights, or with weights of 0 only.
     """
-    from subfleet.elastic.cells import list_cells
+    from subfleet.elastic.growing import list_cells
     from subfleet.elastic.network import BUFFER_ROLES
 
     result = {}
@@ -106,7 +106,7 @@ def transform_cells(
     Returns:
         None if no cell can be changed.
     """
-    from subfleet.elastic.cells import can_deepen, deepen_cell, list_cells, widen_cells
+    from subfleet.elastic.growing import can_deepen, deepen_cell, list_cells, widen_cells
 
     every = list_cells(network)
     deeper = [

@@ -24,7 +24,7 @@ from subfleet.elastic.robust_aggregation import (
     TrimmedMean,
 )
 from subfleet.elastic.server_optimisers import SERVER_OPTIMISERS, AnyServerOptimiser, ServerMomentum
-from subfleet.elastic.teaching import DistillationSettings
+from subfleet.elastic.technique_settings import DistillationSettings
 from subfleet.methods import AnyMethod
 from subfleet.methods.aggregator import Participant, keep_aggregate
 from subfleet.methods.dynamic_selection import DynamicSelection

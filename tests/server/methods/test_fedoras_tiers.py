@@ -11,7 +11,7 @@ from server.methods.test_fedoras import CONTEXT, MODEL, NETWORK, context_of
 from subfleet.elastic.cost import estimate_cost, part_costs
 from subfleet.elastic.lineage import Chosen, Drawn, Lineage
 from subfleet.elastic.robust_aggregation import CoordinateMedian
-from subfleet.elastic.teaching import DistillationSettings
+from subfleet.elastic.technique_settings import DistillationSettings
 from subfleet.methods.aggregator import Participant
 from subfleet.methods.assigner import Assignment
 from subfleet.methods.fedoras import FedorAS

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from server.test_networks import evolving
 
 from subfleet.elastic.building import network_of
-from subfleet.elastic.cells import list_cells
 from subfleet.elastic.cost import Costs
+from subfleet.elastic.growing import list_cells
 from subfleet.elastic.inheriting import inherit
 from subfleet.elastic.lineage import Drawn, Lineage, Replicated
 from subfleet.elastic.model_state import ModelState

@@ -9,7 +9,7 @@ import pytest
 
 from subfleet.elastic.robust_aggregation import CoordinateMedian
 from subfleet.elastic.server_optimisers import ServerYogi as YogiStep
-from subfleet.elastic.teaching import DistillationSettings
+from subfleet.elastic.technique_settings import DistillationSettings
 from subfleet.methods import METHODS, AnyMethod
 from subfleet.methods.adaptive import FedAdam, FedYogi
 from subfleet.methods.anycostfl import AnycostFL
