@@ -127,7 +127,7 @@ def test_what_does_not_fit_is_named() -> None:
     network = network_of(RESNET)
     with pytest.raises(ConfigError, match=r"'section0\.block1"):
         nested_maps(network, smallest(RESNET), largest(RESNET))
-    with pytest.raises(ConfigError, match=r"keeps index 0 of axis .* which the one around it lacks"):
+    with pytest.raises(ConfigError, match=r"keeps index 0 of axis .* which the outer submodel lacks"):
         nested_maps(network, scattered(RESNET), Architecture(blocks=scattered(RESNET).blocks))
     with pytest.raises(ExportError, match="distillation is 'self' and the student network is missing"):
         step_of_module(nn.Linear(4, 3), (4,), objective=SELF)

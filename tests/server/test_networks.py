@@ -118,7 +118,7 @@ def test_the_ids_of_a_run_with_one_network_are_those_that_they_were() -> None:
 def test_a_submodel_of_one_network_is_none_of_another() -> None:
     other = CONTEXT.declared(COPY)
     for architecture in CONTEXT.space:
-        with pytest.raises(ConfigError, match="a submodel is one of network '', but was taken for one of 'a'"):
+        with pytest.raises(ConfigError, match="a submodel belongs to network '', but was used with network 'a'"):
             other.network.shapes(architecture)
     assert [one.network for one in other.space] == ["a"] * len(CONTEXT.space)
     assert [replace(one, network="", name="") for one in other.space] == [replace(a, name="") for a in CONTEXT.space]
@@ -142,7 +142,7 @@ def test_an_id_that_is_no_name_of_a_file_is_refused() -> None:
                 Lineage(id=odd, config=CONFIG)
     with pytest.raises(ValueError, match="has no parent"):
         Lineage(id="a", config=CONFIG, map=Copied())
-    with pytest.raises(ValueError, match="was retired in round 1, but appeared in 2"):
+    with pytest.raises(ValueError, match="was retired in round 1, but appeared in round 2"):
         replace(COPY, born_round=2, retired_round=1)
 
 
@@ -260,7 +260,7 @@ def test_a_model_of_several_networks_survives_a_checkpoint(retired: tuple[str, .
         assert read.kept.keys() == own.kept.keys()
         assert all(torch.equal(read.kept[name], tensor) for name, tensor in own.kept.items())
     for network_id in retired:
-        with pytest.raises(ConfigError, match="it has retired, or there was none"):
+        with pytest.raises(ConfigError, match="it has retired or never existed"):
             found.of(network_id)
         assert not any(network_id and name.startswith(f"network/{network_id}/") for name in pack_state(state))
 

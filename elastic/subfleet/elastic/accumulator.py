@@ -1,9 +1,9 @@
 """Exact weighted averaging of what submodels learned.
 
-What clients send is a change: trained minus received. Each element of the full model moves by the weighted mean of the
-changes of those who held it, and stays bit-identical where too few held it or where the mean is exactly 0. Weighted
-changes are rounded to a grid that is fixed before the first update and summed as integers (`subfleet.elastic.grid`),
-so every order and every grouping of clients gives the same bits, on the CPU and on a GPU.
+Clients send a change: trained minus received. Each element of the full model moves by the weighted mean of the changes
+of the clients that held it. It stays bit-identical if too few held it or the mean is exactly 0. Weighted changes are
+rounded to a grid that is fixed before the first update, and summed as integers (`subfleet.elastic.grid`). Every order
+and grouping of clients therefore gives the same bits, on the CPU and on a GPU.
 """
 
 import math
@@ -32,12 +32,12 @@ class Contribution:
     Attributes:
         architecture: the submodel that it trained.
         change: trained minus received, by name, for exactly the submodel's tensors, or those in `sent`.
-        weight: its share, such as its number of samples; 0 or more. With 0 it is checked and has no effect.
-        placements: where its tensors are added, each tensor of the model at most once; None adds every tensor at its
-            own place.
-        factors: by name of the full model's tensor, multiplies the weight there: from 0, which does not count, to 1;
-            a tensor broadcasts against the local one, such as (classes, 1) for the rows of a head.
-        sent: names of the submodel's tensors that the change has, where it has not all; placements name no others.
+        weight: its weight, such as its number of samples; at least 0. With 0 the change is checked and has no effect.
+        placements: where its tensors are added, each tensor of the model at most once; None adds every tensor to the
+            one with its name.
+        factors: factors of the weight by name of the full model's tensor, from 0 to 1; a tensor broadcasts against the
+            local one, such as (classes, 1) for the rows of a head.
+        sent: names of the submodel's tensors in the change if it lacks some; placements only name these.
     """
 
     architecture: Architecture
@@ -50,7 +50,7 @@ class Contribution:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _TensorContribution:
-    """What a contribution adds to one tensor."""
+    """The part of a contribution that is added to one tensor."""
 
     name: str
     region: HeldRegion
@@ -70,18 +70,18 @@ class _TensorPlacement:
 class Accumulator:
     """Sums one round's changes into the memory of one model (int64), however many clients there are.
 
-    It works on the device of the state's tensors; updates on another device are moved, one batch at a time.
+    It works on the device of the state's tensors and moves updates there, one batch at a time.
 
     Attributes:
-        network: the declaration.
-        state: the full model that the round started from, or some of its tensors; only these are aggregated. It is read
-            again by `finish` and never written.
-        min_contributors: an element moves only where at least this many clients with a weight above 0 hold it; 2 is
-            what FedorAS's operator-wise averaging does (section 3.4, equation 5).
+        network: the network.
+        state: the full model at the start of the round, or some of its tensors; only these are aggregated. `finish`
+            reads it again; it is never written.
+        min_contributors: number of clients with a weight above 0 that must hold an element for it to move; FedorAS's
+            operator-wise averaging takes 2 (section 3.4, equation 5).
 
     Raises:
-        ConfigError: the state is not the network's, is not finite, or the total weight is out of range: it is at least
-            the sum of all weights that will be added, above 0 and at most 2^64.
+        ConfigError: the state does not match the network or is not finite, or the total weight is not above 0 and at
+            most 2^64. It must be at least the sum of all weights that will be added.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Accumulator:
 
     @property
     def total_weight(self) -> float:
-        """At least the sum of all weights that are added."""
+        """The announced upper bound of the sum of all weights."""
         return self._grid.total_weight
 
     def add(
@@ -114,45 +114,45 @@ class Accumulator:
         placements: Sequence[Placement] | None = None,
         factors: Mapping[str, float | Tensor] | None = None,
     ) -> None:
-        """Add what one client learned, as `add_many` does; the arguments are those of `Contribution`."""
+        """Add one contribution; see `Contribution` for the arguments and `add_many` for errors."""
         contribution = Contribution(
             architecture=architecture, change=change, weight=weight, placements=placements, factors=factors
         )
         self.add_many([contribution])
 
     def add_many(self, contributions: Sequence[Contribution]) -> None:
-        """Add what several clients learned, in one pass over the sums. On any error nothing has been added.
+        """Add several contributions in one pass over the sums. On any error nothing is added.
 
         Raises:
-            ConfigError: an architecture is no submodel of this network, or placements name what is not there or a
+            ConfigError: an architecture is not a submodel of this network, or placements name an unknown tensor or one
                 tensor twice.
-            ProtocolError: tensors are missing, unexpected, of a wrong shape or type, not finite or far too large; or
-                a weight or factor is out of range or takes the sum of weights above the announced total. Which of the
-                contributions it is shows when they are added one by one.
+            ProtocolError: tensors are missing, unexpected, of a wrong shape or type, not finite or far too large; a
+                weight or factor is out of range; or the weights exceed the announced total. To find the contribution
+                at fault, add them one by one.
         """
-        units = self._units + sum(self._grid.units(one.weight) for one in contributions)
+        units = self._units + sum(self._grid.units(contribution.weight) for contribution in contributions)
         self._grid.check_total(units)
         parts: dict[str, list[_TensorContribution]] = {}
         for contribution in contributions:
             for part in self._parts(contribution):
                 parts.setdefault(part.name, []).append(part)
-        add_exactly([self._batches(name, found) for name, found in parts.items()])
+        add_exactly([self._batches(name, added) for name, added in parts.items()])
         self._units = units
-        for name, found in parts.items():
-            for part in found:
+        for name, added in parts.items():
+            for part in added:
                 self._regions[name].add(part.region, part.units)
 
     def merge(self, other: "Accumulator") -> None:
-        """Add everything that another accumulator of the same round holds; the other one stays as it is.
+        """Add the sums of another accumulator of the same round, which stays unchanged.
 
         Raises:
-            ConfigError: the other one has another network, starting model, total weight or minimum of contributors.
+            ConfigError: the network, starting model, total weight or minimum of contributors differ.
             ProtocolError: together they exceed the announced total weight.
         """
         if not self._same_round(other):
             raise ConfigError(
-                "two accumulators differ in network, starting model, total weight or minimum of contributors; merge "
-                "those of one round only"
+                "two accumulators differ in network, starting model, total weight or minimum of contributors; only "
+                "merge accumulators of one round"
             )
         units = self._units + other._units  # noqa: SLF001 - of the same class
         self._grid.check_total(units)
@@ -162,7 +162,7 @@ class Accumulator:
             self._regions[name].merge(other._regions[name])  # noqa: SLF001
 
     def finish(self) -> dict[str, Tensor]:
-        """The new model. It shares no memory with the old one, and more may still be added afterwards."""
+        """Compute the new model. It shares no memory with the old one; more updates may be added afterwards."""
         moves = {
             name: Move(
                 old=old.contiguous(),
@@ -176,7 +176,7 @@ class Accumulator:
         return move_tensors(moves)
 
     def find_held(self) -> dict[str, Tensor]:
-        """Which elements enough clients with a weight above 0 hold; bool, also where their mean change is 0."""
+        """Bool masks of the elements that enough clients with a weight above 0 hold, even if their mean change is 0."""
         return {
             name: regions.units_and_clients()[1] >= self.min_contributors for name, regions in self._regions.items()
         }
@@ -219,7 +219,7 @@ class Accumulator:
     def _multiply_units(self, name: str, weight: float, factor: float | Tensor, shape: tuple[int, ...]) -> int | Tensor:
         inside = ((factor >= 0) & (factor <= 1)).all() if isinstance(factor, Tensor) else 0 <= factor <= 1
         if not inside:
-            raise ProtocolError(f"the weight of tensor {name!r} of an update has a factor that is not from 0 to 1")
+            raise ProtocolError(f"the weight of tensor {name!r} of an update has a factor that is not between 0 and 1")
         if not isinstance(factor, Tensor):
             return self._grid.units(weight * factor)
         try:
@@ -231,7 +231,7 @@ class Accumulator:
         return self._grid.element_units(weight, factor)
 
     def _batches(self, name: str, parts: Sequence[_TensorContribution]) -> list[list[Term]]:
-        """The terms of all contributions to a tensor; those that hold all of it pass over it together."""
+        """The terms of all contributions to a tensor; terms of the whole tensor form one batch."""
         whole = [part for part in parts if part.region.whole]
         others = [part for part in parts if not part.region.whole]
         batches = [[self._term(part) for part in whole]] if whole else []
@@ -269,13 +269,13 @@ def _check_state(network: Network, state: Mapping[str, Tensor]) -> None:
     declared = {name: decl.shape for name, decl in network.tensors.items()}
     wrong = sorted(name for name, tensor in state.items() if declared.get(name) != tuple(tensor.shape))
     if wrong or not state:
-        raise ConfigError(f"the model differs from its network in the names or shapes of the tensors {wrong}")
+        raise ConfigError(f"names or shapes of the tensors {wrong} differ between the model and its network")
 
 
 def _zero_sums(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     on_cpu = sum(tensor.numel() for tensor in state.values() if tensor.device.type == "cpu")
-    # One block of NumPy's, which asks the system for large pages where tensors are not small: the first touch of small
-    # pages takes longer than adding several updates.
+    # One NumPy block, because NumPy asks for large pages: touching small pages for the first time takes longer than
+    # adding several updates.
     block = torch.from_numpy(np.zeros(on_cpu, dtype=np.int64))
     sums, end = {}, 0
     for name, tensor in state.items():
@@ -287,8 +287,8 @@ def _zero_sums(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return sums
 
 
-def _check_names(change: Mapping[str, Tensor], wanted: Collection[str]) -> None:
-    names = set(wanted)
+def _check_names(change: Mapping[str, Tensor], expected: Collection[str]) -> None:
+    names = set(expected)
     if change.keys() != names:
         missing, unknown = sorted(names - change.keys()), sorted(change.keys() - names)
         raise ProtocolError(f"an update lacks the tensors {missing} and has the unknown tensors {unknown}")
@@ -299,14 +299,12 @@ def _check_placements(network: Network, shapes: Mapping[str, tuple[int, ...]], p
     unknown = [place for place in places if place.local not in shapes or place.name not in network.tensors]
     if unknown:
         raise ConfigError(
-            f"a placement adds the submodel's tensor {unknown[0].local!r} to {unknown[0].name!r}, but one of them is "
-            "not there"
+            f"a placement adds the submodel's tensor {unknown[0].local!r} to {unknown[0].name!r}, but one of them does "
+            "not exist"
         )
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise ConfigError(
-            f"two placements of one update add to the tensor {twice!r}, but each needs a place of its own"
-        )
+        raise ConfigError(f"two placements of one update add to the tensor {twice!r}, but each must have its own")
 
 
 def _check_values(place: _TensorPlacement, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:

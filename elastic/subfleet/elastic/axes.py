@@ -1,4 +1,4 @@
-"""Classes of tied tensor dimensions, and which of their indices a submodel keeps."""
+"""Axes, which tie tensor dimensions together, and the indices that a submodel keeps of them."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,16 +15,17 @@ AxisKind = Literal["channel", "squeeze", "head", "head_dim", "ffn", "embed", "ke
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """A class of tied tensor dimensions: whoever keeps an index in one of them keeps it in all.
+    """A set of tied tensor dimensions: an index kept in one of them is kept in all.
 
     Attributes:
         name: unique in its network.
         size: number of indices in the full network.
-        kind: what it counts. "channel" of convolutions and layers, "squeeze" inside squeeze-and-excitation, "head" and
-            "head_dim" of attention, "ffn" inside a feed-forward part and "embed" of a residual stream of tokens may be
-            cut in any way; "kernel", the side of a convolution's kernel, is cut to its centre; "class" stays whole and
-            in its order, which is that of the labels.
-        granularity: indices are kept or dropped in aligned groups of this many; of a kernel, the step between sizes.
+        kind: what its indices are. "channel" of convolutions and layers, "squeeze" inside squeeze-and-excitation,
+            "head" and "head_dim" of attention, "ffn" inside a feed-forward part and "embed" of a residual stream of
+            tokens can be cut in any way; "kernel", the side of a convolution's kernel, is cut to its centre; "class"
+            stays whole and in the order of the labels.
+        granularity: size of the aligned groups of indices that are kept or dropped together; for a kernel, the step
+            between sizes.
     """
 
     name: str
@@ -35,10 +36,10 @@ class Axis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
-    """A dimension that runs over several factors, the outermost first.
+    """A dimension that is a product of factors, outermost first.
 
     The rows of fused queries, keys and values are `Product(factors=(3, "heads", "head_dim"))`; a flattened image of 49
-    places is `Product(factors=("channels", 49))`.
+    positions is `Product(factors=("channels", 49))`.
 
     Attributes:
         factors: names of axes, and sizes that are never cut.
@@ -48,7 +49,7 @@ class Product:
 
 
 Dim = str | Product | None
-"""What a dimension is tied to: an axis, a product of factors, or None where it is never cut."""
+"""What a dimension is tied to: an axis, a product of factors, or None if it is never cut."""
 
 
 def factors_of(dim: Dim, size: int) -> tuple[str | int, ...]:
@@ -56,7 +57,7 @@ def factors_of(dim: Dim, size: int) -> tuple[str | int, ...]:
 
     Args:
         dim: what the dimension is tied to.
-        size: of the dimension in the full network.
+        size: size of the dimension in the full network.
     """
     match dim:
         case None:
@@ -68,7 +69,7 @@ def factors_of(dim: Dim, size: int) -> tuple[str | int, ...]:
 
 
 def local_size(dim: Dim, size: int, sizes: Mapping[str, int]) -> int:
-    """How long a dimension is in a submodel that keeps `sizes` of the axes."""
+    """The size of a dimension in a submodel with these axis sizes."""
     return math.prod(factor if isinstance(factor, int) else sizes[factor] for factor in factors_of(dim, size))
 
 
@@ -90,19 +91,19 @@ def kept_indices(index_set: IndexSet, size: int) -> Sequence[int]:
 
 
 def check_indices(axis: Axis, index_set: IndexSet) -> None:
-    """Make sure that an axis can be cut so.
+    """Check that an axis can be cut to an index set.
 
     Raises:
-        ConfigError: it lacks some of the indices, or they split a group, or the axis may not be cut so.
+        ConfigError: the axis lacks some of the indices, they split a group, or its kind does not allow this cut.
     """
-    # Before the indices are listed: there may be very many of them.
+    # Check before listing the indices: there may be very many.
     if isinstance(index_set, Prefix | Roll | Centre) and index_set.size > axis.size:
         raise ConfigError(f"a submodel keeps {index_set.size} of axis {axis.name!r}, which has only {axis.size}")
     if axis.kind == "kernel" or isinstance(index_set, Centre):
         _check_centre(axis, index_set)
         return
     if isinstance(index_set, Prefix) and index_set.size % axis.granularity == 0 and axis.kind != "class":
-        return  # most are such: searches ask for thousands
+        return  # the common case: searches check thousands of these
     beyond = isinstance(index_set, Roll) and index_set.start >= axis.size
     indices = () if beyond else kept_indices(index_set, axis.size)
     if beyond or max(indices) >= axis.size:
@@ -111,7 +112,7 @@ def check_indices(axis: Axis, index_set: IndexSet) -> None:
         raise ConfigError(f"a submodel keeps {index_set} of axis {axis.name!r}, but must keep all {axis.size} in order")
     step = axis.granularity
     for first in range(0, len(indices), step):
-        # A group may be permuted inside: its members are normalised together, whatever their order.
+        # A group may be permuted inside: its members are normalised together in any order.
         group = sorted(indices[first : first + step])
         if group != list(range(group[0], group[0] + step)) or group[0] % step:
             raise ConfigError(
@@ -125,7 +126,7 @@ def _check_centre(axis: Axis, index_set: IndexSet) -> None:
             f"a submodel keeps {index_set} of axis {axis.name!r} of kind {axis.kind!r}, but a centre is for kernels, "
             "and kernels are kept whole or as their centre"
         )
-    # An odd difference has no middle.
+    # An odd difference has no centre.
     if isinstance(index_set, Centre) and (axis.size - index_set.size) % 2:
         raise ConfigError(
             f"a submodel keeps the centre {index_set.size} of kernel axis {axis.name!r} of size {axis.size}, but their "

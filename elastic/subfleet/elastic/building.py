@@ -47,7 +47,7 @@ def build_module(network: Network, architecture: Architecture) -> nn.Module:
     extracted state to use it. The global random state is untouched.
 
     Raises:
-        ConfigError: the architecture is no submodel of this network.
+        ConfigError: the architecture is not a submodel of this network.
     """
     local = network.local(architecture)
     module = sized_module(network.config, local)

@@ -1,4 +1,4 @@
-"""What a submodel costs, told from its shapes alone before any program is written."""
+"""The cost of a submodel, computed from its shapes before any program is exported."""
 
 import math
 from collections import Counter
@@ -19,8 +19,8 @@ __all__ = ["Costs", "SubmodelCost", "estimate_cost", "part_costs"]
 
 _FLOAT_BYTES = 4
 _WEIGHT_HALVES = 9
-"""A step is a pure function: weights and momentum, each before and after it. Half of the gradients are there at once,
-as the optimiser takes each as soon as the backward pass has told it: deep networks have fewer, shallow ones more."""
+"""A step is a pure function with weights and momentum before and after it. On average half of the gradients exist at
+once, because the optimiser consumes each as soon as it is computed; fewer in deep networks, more in shallow ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,13 +28,13 @@ class SubmodelCost:
     """The cost of one submodel.
 
     Attributes:
-        parameters: numbers that it holds; exact.
-        weight_bytes: of these as float32, without any container; exact.
-        forward_macs: multiplications of one sample's forward pass in convolutions, linear and recurrent layers, and in
-            attention; exact.
-        training_memory_bytes: an estimate of the memory of one training step with momentum: weights, momentum and
-            gradients, the batch, what the forward pass keeps for the backward pass, and the workspace of the largest
-            layer. The planned peak of the exported program is the better number where there is one.
+        parameters: number of parameters; exact.
+        weight_bytes: their size as float32 without a container; exact.
+        forward_macs: multiply-accumulates of one sample's forward pass in convolutions, linear and recurrent layers,
+            and attention; exact.
+        training_memory_bytes: estimated memory of a training step with momentum: weights, momentum, gradients, the
+            batch, values kept for the backward pass, and the workspace of the largest layer. The planned peak of an
+            exported program is more accurate.
     """
 
     parameters: int
@@ -44,18 +44,18 @@ class SubmodelCost:
 
 
 def estimate_cost(network: Network, architecture: Architecture, *, batch_size: int) -> SubmodelCost:
-    """Count from the declaration.
+    """Estimate the cost of a submodel from the declaration.
 
-    Of a subspace all tensors count for parameters and bytes; for multiplications and memory beside its weights only the
-    cheapest path does, since a device draws paths that it has room for.
+    All tensors of a subspace count for parameters and bytes. For multiply-accumulates and memory beside the weights
+    only the cheapest path counts, because a device draws paths within its budget.
 
     Args:
-        network: the declaration.
+        network: the network.
         architecture: the submodel.
-        batch_size: samples of one training step, 1 or more.
+        batch_size: samples of one training step, at least 1.
 
     Raises:
-        ConfigError: the architecture is no submodel of this network, or batch_size is below 1.
+        ConfigError: the architecture is not a submodel of this network, or batch_size is below 1.
     """
     if batch_size < 1:
         raise ConfigError(f"batch_size is {batch_size}, but must be 1 or more")
@@ -74,7 +74,7 @@ def estimate_cost(network: Network, architecture: Architecture, *, batch_size: i
     if network.is_path(architecture):
         saved = math.prod(network.config.input_shape) + sum(cost.saved for cost in parts.values())
         weights_bytes = _WEIGHT_HALVES * weight_bytes // 2
-    else:  # blocks are computed again, and keep their inputs alone
+    else:  # blocks are recomputed and keep only their inputs
         saved, weights_bytes = math.prod(network.config.input_shape), 2 * weight_bytes
     return SubmodelCost(
         parameters=parameters,
@@ -86,12 +86,12 @@ def estimate_cost(network: Network, architecture: Architecture, *, batch_size: i
 
 @dataclass(slots=True)
 class _PartCost:
-    """What a part of a network takes.
+    """The cost of a part of a network, for one sample.
 
     Attributes:
-        macs: multiplications of one sample's forward pass.
-        saved: numbers of a sample that are kept for the way back.
-        workspace: of its largest layer, in numbers for each sample.
+        macs: multiply-accumulates of the forward pass.
+        saved: numbers that are kept for the backward pass.
+        workspace: numbers in the workspace of its largest layer.
     """
 
     macs: int = 0
@@ -100,7 +100,7 @@ class _PartCost:
 
 
 def _parts_costs(network: Network, architecture: Architecture) -> tuple[dict[str | None, _PartCost], int]:
-    """What each part of a submodel costs, under None what is always kept; and how many parameters it has."""
+    """The cost of each part of a submodel (None: parts that are always kept), and its number of parameters."""
     parts: dict[str | None, _PartCost] = {}
     parameters, shapes = 0, network.shapes(architecture)
     norms = {_layer_of(name) for name in shapes if network.tensors[name].role == "gain"}
@@ -113,10 +113,10 @@ def _parts_costs(network: Network, architecture: Architecture) -> tuple[dict[str
             # The gradient of a layer's weight is a matrix product of its unfolded inputs and its outputs' gradient.
             own.workspace = max(own.workspace, (math.prod(shape[1:]) + shape[0]) * decl.positions)
         elif decl.role == "gain":
-            # Beside these a norm keeps mean and spread of each group.
+            # A norm also keeps mean and variance of each group.
             own.saved += network.kept_of_norms * count * decl.positions + 2 * count // network.group_size
         elif decl.role == "bias" and _layer_of(name) not in norms:
-            # A layer with a bias has no norm behind it, which would take it away: what follows keeps its output.
+            # A layer with a bias has no norm after it, so the next layer keeps its output.
             own.saved += count * decl.positions
     for part, result, summed in _products(network, architecture):
         own = parts.setdefault(part, _PartCost())
@@ -126,57 +126,59 @@ def _parts_costs(network: Network, architecture: Architecture) -> tuple[dict[str
 
 
 class Costs:
-    """The exact part of what submodels cost, for searches that ask for thousands of them.
+    """The exact costs of submodels, for searches that compare thousands of them.
 
     Args:
-        network: the declaration.
+        network: the network.
     """
 
     def __init__(self, network: Network) -> None:
         self._network, sizes = network, SizeTable(network)
         parameters, macs = Counter[int](), Counter[int]()
         for decl in network.tensors.values():
-            factors = [one for dim, size in zip(decl.axes, decl.shape, strict=True) for one in factors_of(dim, size)]
+            factors = [own for dim, size in zip(decl.axes, decl.shape, strict=True) for own in factors_of(dim, size)]
             column = _column(sizes, factors, decl.part)
             parameters[column] += 1
             macs[column] += decl.positions if decl.role in ("weight", "residual") else 0
         for product in network.products:
             macs[_column(sizes, [*product.result, *product.summed], product.part)] += 1
-        self._columns, self._told = sizes.columns(), np.zeros((len(sizes), 2))
-        for place, counts in enumerate((parameters, macs)):
-            self._told[list(counts), place] = list(counts.values())
+        self._columns, self._counts = sizes.columns(), np.zeros((len(sizes), 2))
+        for kind, counts in enumerate((parameters, macs)):
+            self._counts[list(counts), kind] = list(counts.values())
 
     def of(self, architectures: Sequence[Architecture]) -> list[tuple[int, int]]:
-        """Parameters, and multiply-accumulates of one sample's forward pass, of submodels, which are not checked.
+        """Parameters and forward multiply-accumulates for one sample of submodels; the submodels are not checked.
 
-        Of a subspace, those of the path that takes fewest.
+        For a subspace, the multiply-accumulates of its cheapest path.
         """
         sizes = np.rint(self._columns.of(self._network, architectures))
-        found = np.rint(sizes @ self._told)
+        costs = np.rint(sizes @ self._counts)
         if self._network.choices:
-            found[:, 1] -= self._left_over(sizes * self._told[:, 1], architectures)
-        return [(int(parameters), int(macs)) for parameters, macs in found]
+            costs[:, 1] -= self._unused_macs(sizes * self._counts[:, 1], architectures)
+        return [(int(parameters), int(macs)) for parameters, macs in costs]
 
     def of_parts(self, architecture: Architecture) -> dict[str, tuple[int, int]]:
-        """The same of each part that a submodel keeps, by its name; under an empty one what is always kept."""
-        told = np.rint(self._columns.of(self._network, [architecture]))[0][:, None] * self._told
+        """The same costs for each kept part of a submodel, by name; the empty name is all that is always kept."""
+        costs = np.rint(self._columns.of(self._network, [architecture]))[0][:, None] * self._counts
         places = {"": -1} | {name: place for place, name in enumerate(self._network.parts)}
         kept = {"", *self._network.parts_of(architecture)}
-        sums = {name: told[self._columns.blocks == place].sum(axis=0) for name, place in places.items() if name in kept}
+        sums = {
+            name: costs[self._columns.blocks == place].sum(axis=0) for name, place in places.items() if name in kept
+        }
         return {name: (round(parameters), round(macs)) for name, (parameters, macs) in sums.items()}
 
-    def _left_over(self, macs: Floats, architectures: Sequence[Architecture]) -> Floats:
-        """Multiply-accumulates of operators that the cheapest path lacks, for each column: (submodels,)."""
+    def _unused_macs(self, macs: Floats, architectures: Sequence[Architecture]) -> Floats:
+        """Multiply-accumulates of the operators that are not on the cheapest path: (submodels,)."""
         places = {name: place for place, name in enumerate(self._network.parts)}
-        left = np.zeros(len(architectures))
+        unused = np.zeros(len(architectures))
         for row, architecture in enumerate(architectures):
             for name, kept in self._network.operators_of(architecture).items():
                 own = [macs[row, self._columns.blocks == places[f"{name}.{operator}"]].sum() for operator in kept]
-                left[row] += sum(own) - min(own)
-        return left
+                unused[row] += sum(own) - min(own)
+        return unused
 
 
-@lru_cache(maxsize=8)  # a supernet has thousands of tensors, and each of its clients asks
+@lru_cache(maxsize=8)  # a supernet has thousands of tensors, and each client needs its costs
 def part_costs(network: Network) -> Mapping[str, tuple[int, int]]:
     """Parameters and multiply-accumulates of each part of a whole network; see `Costs.of_parts`."""
     return MappingProxyType(Costs(network).of_parts(network.full_architecture()))
@@ -192,7 +194,7 @@ def _layer_of(tensor_name: str) -> str:
 
 
 def _products(network: Network, architecture: Architecture) -> Iterator[tuple[str | None, int, int]]:
-    """Of each product of computed values in a submodel its part, how many numbers it gives, and how many each sums."""
+    """For each product of computed values in a submodel: its part, the size of its result, and the summed size."""
     sizes, kept = network.sizes(architecture), network.parts_of(architecture)
     for product in network.products:
         if product.part is None or product.part in kept:

@@ -66,7 +66,7 @@ def graft(network: Network, architecture: Architecture) -> Graft:
     """Append copies of the last block of each section, up to the network's depth.
 
     Raises:
-        ConfigError: the architecture is no submodel of this network, or the blocks of a section are not alike.
+        ConfigError: the architecture is not a submodel of this network, or the blocks of a section are not alike.
     """
     stands_for = {block: block for block in architecture.blocks}
     for section, numbers in enumerate(block_numbers(network.config)):
@@ -103,7 +103,7 @@ def graft_change(
     """The change that puts the weights of a trained block at the places of its copies, as the paper does.
 
     Args:
-        network: the declaration.
+        network: the network.
         found: the submodel with its copies.
         state: the full model that the round started from.
         change: trained minus received, by name of the submodel's tensors before grafting.

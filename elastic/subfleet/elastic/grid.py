@@ -5,12 +5,11 @@ from the starting model and the announced total weight alone. Each client's weig
 
     units_c = weight_c * 2^(62 - W), to 29 significant bits        total weight < 2^W
     sum     = sum_c round(change_c * units_c * 2^-L)               |change| <= 2^L = 2^20 * max(1, largest weight)
-    new     = old + sum / sum_c units_c * 2^L                      where anybody held the element
+    new     = old + sum / sum_c units_c * 2^L                      where any client held the element
 
-A float32 number has 24 significant bits, so that its product with 29 bits is exact in float64 and every machine rounds
-the same number. A count of samples below 2^29 is a weight without any error. With all of the weight on an element, the
-grid is 2^(L - 62): for weights below 1 that is 2e-13, a 250 000th of the spacing of float32 numbers near 1. No sum can
-reach 2^63.
+A float32 number has 24 significant bits, so its product with 29 bits is exact in float64, and every machine rounds the
+same number. Sample counts below 2^29 are exact weights. If all of the weight is on an element, the grid is 2^(L - 62):
+2e-13 for weights below 1, a 250,000th of the spacing of float32 numbers near 1. No sum can reach 2^63.
 """
 
 import math
@@ -30,10 +29,10 @@ _MAX_TOTAL_WEIGHT = 2.0**64
 
 
 class WeightGrid:
-    """Weights in units, such that the units of all clients together stay below 2^62.
+    """Converts weights to integer units; the units of all clients together stay below 2^62.
 
     Attributes:
-        total_weight: at least the sum of all weights of a round; above 0 and at most 2^64.
+        total_weight: upper bound of the sum of all weights of a round; above 0 and at most 2^64.
 
     Raises:
         ConfigError: the total weight is out of range.
@@ -50,38 +49,38 @@ class WeightGrid:
         self._max_units = units + (units >> 20)
 
     def units(self, weight: float) -> int:
-        """A weight of an update in units.
+        """Convert the weight of an update to units.
 
         Raises:
             ProtocolError: the weight is negative or not finite.
         """
         if not 0 <= weight < math.inf:
-            raise ProtocolError(f"the weight of an update is {weight}, but must be a finite number of 0 or more")
+            raise ProtocolError(f"the weight of an update is {weight}, but must be a finite number of at least 0")
         mantissa, exponent = math.frexp(weight)
         shift = exponent + self._scale_exponent - _WEIGHT_BITS
         significant = round(math.ldexp(mantissa, _WEIGHT_BITS + min(shift, 0)))
         return significant << max(shift, 0)
 
     def element_units(self, weight: float, factors: Tensor) -> Tensor:
-        """The same of a weight that is multiplied by factors from 0 to 1; int64 on the CPU, shaped as they are."""
+        """Convert a weight times factors from 0 to 1; int64 on the CPU with the shape of the factors."""
         mantissas, exponents = np.frexp(weight * factors.to("cpu", torch.float64).numpy())
         shifts = exponents.astype(np.int64) + (self._scale_exponent - _WEIGHT_BITS)
         significant = np.rint(np.ldexp(mantissas, _WEIGHT_BITS + np.minimum(shifts, 0))).astype(np.int64)
         return torch.from_numpy(np.asarray(significant << np.maximum(shifts, 0)))
 
     def check_total(self, units: int) -> None:
-        """Make sure that a sum of units stays within the announced total.
+        """Check that a sum of units stays within the announced total.
 
         Raises:
-            ProtocolError: it does not.
+            ProtocolError: it exceeds the total.
         """
         if units > self._max_units:
             weight = math.ldexp(units, -self._scale_exponent)
-            raise ProtocolError(f"the weights add up to {weight}, but {self.total_weight} was announced as their total")
+            raise ProtocolError(f"the weights add up to {weight}, but their announced total is {self.total_weight}")
 
 
 def limit_exponent(name: str, tensor: Tensor) -> int:
-    """The L of a tensor of the starting model; a change of any of its elements is at most 2^L.
+    """The exponent L of a tensor of the starting model; changes of its elements are at most 2^L.
 
     Raises:
         ConfigError: the tensor does not hold finite floating-point numbers.

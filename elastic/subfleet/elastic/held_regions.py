@@ -1,4 +1,4 @@
-"""Which elements of a tensor were added to, by how many clients and with which weight, without an array for each."""
+"""Weights and client counts of the elements of a tensor, stored by region instead of by element."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ __all__ = ["HeldRegion", "HeldRegions", "make_region"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HeldRegion:
-    """The elements of a tensor that a map reaches.
+    """The elements of a tensor that a map reads and writes.
 
     Attributes:
-        key: equal for maps that reach the same elements in the same order.
-        map: from the full tensor to the local one.
-        local_shape: of the local tensor.
-        whole: the map leaves the tensor as it is.
-        is_view: the map's `extract` shares memory with the full tensor.
+        key: equal for maps of the same elements in the same order.
+        map: map from the full tensor to the local one.
+        local_shape: shape of the local tensor.
+        whole: whether the map is the identity.
+        is_view: whether `map.extract` shares memory with the full tensor.
     """
 
     key: Hashable
@@ -31,13 +31,13 @@ class HeldRegion:
 
 
 def make_region(tensor_map: TensorMap, shape: tuple[int, ...]) -> HeldRegion:
-    """The region of a map in a tensor of a shape."""
+    """The region of a map in a tensor with this shape."""
     key: Hashable = id(tensor_map)
     sliced = False
     if isinstance(tensor_map, Gather):
         sliced = all(isinstance(index, slice) for index in tensor_map.index)
         key = (tensor_map.unfolded, *(_index_key(index) for index in tensor_map.index))
-    # A tensor of that shape without memory of its own.
+    # A tensor with this shape that takes no memory.
     local_shape = tuple(tensor_map.extract(torch.zeros(()).expand(shape)).shape)
     is_view = sliced and isinstance(tensor_map, Gather) and tensor_map.unfolded is None
     return HeldRegion(
@@ -46,15 +46,15 @@ def make_region(tensor_map: TensorMap, shape: tuple[int, ...]) -> HeldRegion:
 
 
 def _index_key(index: slice | Tensor) -> Hashable:
-    # As a range, which equals no tuple: the slice 0:2 is not the indices 0 and 2.
+    # A range equals no tuple: the slice 0:2 differs from the indices 0 and 2.
     return range(index.start, index.stop) if isinstance(index, slice) else tuple(index.reshape(-1).tolist())
 
 
 class HeldRegions:
-    """Sums of weight units and numbers of clients of one tensor.
+    """Sums of weight units and client counts for one tensor.
 
-    Clients of one region share one pair of numbers. A client whose weight differs from element to element is written
-    into arrays of the tensor's size, which are there from the first such client on.
+    All clients of a region share one pair of numbers. Clients with a weight for each element are added to arrays of the
+    tensor's size, which are created for the first such client.
     """
 
     def __init__(self, shape: tuple[int, ...], device: torch.device) -> None:
@@ -64,7 +64,7 @@ class HeldRegions:
         self._arrays: tuple[Tensor, Tensor] | None = None
 
     def add(self, region: HeldRegion, units: int | Tensor, clients: int = 1) -> None:
-        """Add clients of a region with a sum of units; or one with int64 units that broadcast to the local shape."""
+        """Add clients of a region by their summed units, or one client by int64 units that broadcast to its shape."""
         if isinstance(units, int):
             _, old_units, old_clients = self._regions.get(region.key, (region, 0, 0))
             self._regions[region.key] = (region, old_units + units, old_clients + (clients if units else 0))
@@ -76,7 +76,7 @@ class HeldRegions:
         region.map.scatter((local > 0).to(torch.int64), self._arrays[1])
 
     def merge(self, other: "HeldRegions") -> None:
-        """Add everything that other regions of the same tensor hold."""
+        """Add the sums of other regions of the same tensor."""
         for region, units, clients in other._regions.values():  # noqa: SLF001 - of the same class
             self.add(region, units, clients)
         if other._arrays is not None:  # noqa: SLF001
@@ -85,15 +85,15 @@ class HeldRegions:
                 mine.add_(more)
 
     def shared_units_and_clients(self) -> tuple[int, int] | None:
-        """Of all elements alike; None where not everybody held the whole tensor, or weights differed within it."""
+        """Units and clients that all elements share; None if a client held a part, or weights differ within it."""
         if self._arrays is not None or not all(region.whole for region, _, _ in self._regions.values()):
             return None
         return self._whole_units_and_clients()
 
     def units_and_clients(self) -> tuple[Tensor, Tensor]:
-        """Of every element, int64; without memory of their own where all elements are alike."""
+        """Units and clients of each element, int64; they take no memory if all elements are alike."""
         units, clients = (
-            torch.tensor(one, device=self._device).expand(self._shape) for one in self._whole_units_and_clients()
+            torch.tensor(count, device=self._device).expand(self._shape) for count in self._whole_units_and_clients()
         )
         if self.shared_units_and_clients() is not None:
             return units, clients

@@ -1,4 +1,4 @@
-"""What submodels of a space keep of each axis: sets by the axis's name, of which those that are whole are not named."""
+"""Index sets of the axes of a submodel by axis name; axes that are kept whole are not named."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -10,9 +10,9 @@ __all__ = ["kept_size", "named_sets", "tied_sets"]
 
 
 def named_sets(axes: Sequence[Axis], sizes: Sequence[int]) -> tuple[tuple[str, IndexSet], ...]:
-    """Sets of these sizes at the front of axes, or in the middle of kernels, sorted by name.
+    """Index sets of these sizes at the front of axes, or in the centre of kernels, sorted by name.
 
-    An axis that is kept whole is not named, so that equal submodels are equal architectures.
+    Axes that are kept whole are not named, so that equal submodels have equal architectures.
     """
     kept: list[tuple[str, IndexSet]] = [
         (axis.name, Centre(size=size) if axis.kind == "kernel" else Prefix(size=size))
@@ -25,23 +25,23 @@ def named_sets(axes: Sequence[Axis], sizes: Sequence[int]) -> tuple[tuple[str, I
 def tied_sets(
     network: Network, sets: Mapping[str, IndexSet], blocks: Collection[str]
 ) -> tuple[tuple[str, IndexSet], ...]:
-    """The same where these skippable blocks alone are kept: of what others read and give, the least is kept.
+    """The index sets of a submodel that keeps these blocks: axes tied by left-out blocks keep their smallest set.
 
     Args:
-        network: the declaration.
-        sets: at the front of axes.
-        blocks: the kept ones.
+        network: the network.
+        sets: index sets at the front of axes.
+        blocks: kept skippable blocks.
     """
-    found = dict(sets)
+    kept = dict(sets)
     for tied in network.tied_axes(blocks):
         least = min(kept_size(network, sets, name) for name in tied)
         for name in tied:
-            found.pop(name, None)
-        found |= named_sets([network.axes[name] for name in tied], [least] * len(tied))
-    return tuple(sorted(found.items()))
+            kept.pop(name, None)
+        kept |= named_sets([network.axes[name] for name in tied], [least] * len(tied))
+    return tuple(sorted(kept.items()))
 
 
 def kept_size(network: Network, sets: Mapping[str, IndexSet], axis: str) -> int:
-    """How many indices of an axis are kept."""
+    """Number of kept indices of an axis."""
     whole = network.axes[axis].size
     return len(kept_indices(sets[axis], whole)) if axis in sets else whole

@@ -1,4 +1,4 @@
-"""Where the networks of a run come from, as plain data: which network each grew from, by which map, and when."""
+"""The lineage of the networks of a run as plain data: each network's parent, the map of its weights, and rounds."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ __all__ = ["Chosen", "Copied", "Drawn", "Inheritance", "Lineage", "Placed", "Rep
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copied:
-    """A network of its parent's settings begins with its parent's weights."""
+    """A network with its parent's settings starts with its parent's weights."""
 
     TYPE: ClassVar[str] = "copied"
 
@@ -23,20 +23,20 @@ class Copied:
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()
 class Replicated:
-    """A wider or deeper network begins as one that computes what its parent does.
+    """A wider or deeper network starts by computing the same as its parent.
 
     Attributes:
-        sources: pairs of axis and the parent's index that each of its own indices copies, sorted by axis; those of the
-            axes that differ in size. See `subfleet.elastic.replication.Replication`.
-        noise: what is added to copies: its deviation as a fraction of that of the tensor that they are in, 0 or more.
-            The network then computes what its parent does only nearly.
-        divided: which weights are divided among copies: those that "read" them, which keeps what the network computes;
-            or those that "compute" them, as FedTrans' text prints it, which does not.
-        shares: pairs of axis and how much each of its indices counts among the copies of one, sorted by axis; none
-            where all copies count alike. See `subfleet.elastic.replication.Replication`.
+        sources: pairs of an axis of another size and the parent's index that each of its indices copies, sorted by
+            axis; see `subfleet.elastic.replication.Replication`.
+        noise: standard deviation of noise that is added to copies, as a fraction of that of their tensor; at least 0.
+            With noise the network only approximates its parent.
+        divided: which weights are divided among copies: the weights that "read" them, which preserves the function of
+            the network; or those that "compute" them, as FedTrans' text says, which does not.
+        shares: pairs of an axis and the share of each of its indices among the copies of one index, sorted by axis;
+            empty for equal shares. See `subfleet.elastic.replication.Replication`.
 
     Raises:
-        ValueError: the noise is below 0 or no number.
+        ValueError: the noise is below 0 or not a number.
     """
 
     TYPE: ClassVar[str] = "replicated"
@@ -48,9 +48,9 @@ class Replicated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """A larger network has its parent's weights in front of every axis and in its blocks; all else is drawn.
+    """A larger network has its parent's weights at the front of every axis and in its blocks; all else is drawn.
 
-    A slice of the parent is then the same slice of it.
+    A slice of the parent is then the same slice of the larger network.
     """
 
     TYPE: ClassVar[str] = "placed"
@@ -58,30 +58,30 @@ class Placed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """A path of its parent, a supernet, begins with the weights of the operators that it has of that."""
+    """A path of its parent, a supernet, starts with the weights of its operators."""
 
     TYPE: ClassVar[str] = "chosen"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
-    """A network begins with first weights of its own, drawn from the run's seed."""
+    """A network starts with weights that are drawn from the run's seed."""
 
     TYPE: ClassVar[str] = "drawn"
 
 
 Inheritance = Copied | Replicated | Placed | Chosen | Drawn
-"""The map from a parent's weights to those that a network begins with."""
+"""The map from a parent's weights to the first weights of a network."""
 
 
 def _check_rounds(id: str, born_round: int, retired_round: int | None) -> Iterator[str]:  # noqa: A002 - the field's name
     if retired_round is not None and retired_round < born_round:
-        yield f"network {id!r} was retired in round {retired_round}, but appeared in {born_round}"
+        yield f"network {id!r} was retired in round {retired_round}, but appeared in round {born_round}"
 
 
 def _check_map(record: "Lineage") -> Iterator[str]:
     if record.parent is None and not isinstance(record.map, Drawn):
-        yield f"network {record.id!r} has no parent, so that its weights must be drawn"
+        yield f"network {record.id!r} has no parent, so its weights must be drawn"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,18 +90,18 @@ class Lineage:
     """One network of a run.
 
     Attributes:
-        id: which no other network of the run ever has; empty for the one that it begins with.
-        config: its settings, from which all else of it follows.
-        parent: id of the network that it grew from; None where there is none.
-        map: from its parent's weights to its own first ones.
-        born_round: after whose aggregation it appeared; 0 for the one that the run begins with.
-        retired_round: after whose aggregation it was given up; None where it is in use.
-        reason: what of its parent was changed in it and why, for people; empty where there is nothing to tell.
-        members: networks that clients bring, of which it is the union; its sizes are then theirs and no others.
+        id: unique in the run; empty for the first network.
+        config: its settings.
+        parent: id of the network that it grew from; None if there is none.
+        map: map from its parent's weights to its first weights.
+        born_round: round after which it appeared; 0 for the first network.
+        retired_round: round after which it was retired; None while it is in use.
+        reason: the change to its parent and the reason, for people; may be empty.
+        members: networks of clients that it is the union of; its submodels are then only these.
 
     Raises:
-        ProtocolError: the id is none; it stands in names of files.
-        ValueError: the rounds contradict each other, or a network without a parent inherits.
+        ProtocolError: the id is not valid in file names.
+        ValueError: the rounds contradict each other, or a network without a parent inherits weights.
     """
 
     id: NetworkId

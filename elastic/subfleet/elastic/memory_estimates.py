@@ -18,15 +18,15 @@ __all__ = ["MemoryEstimates"]
 class MemoryEstimates:
     """Memory of a network's submodels under fixed settings, for one target, as a sum of products of axes.
 
-    `subfleet.export.estimation` makes it in seconds; to tell a cost estimate takes microseconds. It holds kilobytes.
+    `subfleet.export.estimation` creates it in seconds; an estimate takes microseconds. It takes kilobytes.
 
     Attributes:
-        columns: the sizes that memory is told by.
-        held: how often each is held throughout, (columns,).
-        peaks: how often each is in use at moments that may be the peak of a memory, (moments, columns).
-        parts: how many of the moments belong to each memory, in order: what they take adds up, (memories,).
-        factor: what the runtime takes for a byte of the peaks.
-        base_bytes: that it takes whatever the submodel.
+        columns: columns of the sizes that memory depends on.
+        held: how often each size is held throughout, (columns,).
+        peaks: how often each size is in use at moments that may be the peak of a memory, (moments, columns).
+        parts: number of moments of each memory, in order; the memories add up, (memories,).
+        factor: memory that the runtime takes for a byte of the peaks.
+        base_bytes: memory that every submodel takes.
     """
 
     columns: SizeColumns
@@ -37,18 +37,18 @@ class MemoryEstimates:
     base_bytes: float
 
     def memory_bytes(self, network: Network, architectures: Sequence[Architecture]) -> list[int]:
-        """About what the programs of submodels are planned to take: a guide, and no bound.
+        """Estimate the planned memory of the programs of submodels; an estimate is not a bound.
 
         Args:
-            network: that this was made for.
+            network: the network of these estimates.
             architectures: its submodels; they are not checked.
         """
         sizes = self.columns.of(network, architectures)
-        found = self.base_bytes + sizes @ self.held + self.factor * self.measure_peaks(sizes)
-        return [int(one) for one in np.ceil(found)]
+        estimates = self.base_bytes + sizes @ self.held + self.factor * self.measure_peaks(sizes)
+        return [int(estimate) for estimate in np.ceil(estimates)]
 
     def measure_peaks(self, sizes: Floats) -> Floats:
-        """The most that blocks come to at once, of rows of sizes: (submodels,)."""
+        """The largest sums of the memories' moments, for rows of sizes: (submodels,)."""
         total, begin = np.zeros(len(sizes)), 0
         for count in self.parts:
             total += (sizes @ self.peaks[begin : begin + count].T).max(axis=1)
@@ -56,7 +56,7 @@ class MemoryEstimates:
         return total
 
     def pack(self) -> bytes:
-        """As a tensor container."""
+        """Encode as a tensor container."""
         columns = self.columns
         return encode_arrays(
             {
@@ -100,7 +100,7 @@ class MemoryEstimates:
             columns=columns,
             held=floats["held"],
             peaks=floats["peaks"],
-            parts=tuple(int(one) for one in parts),
+            parts=tuple(int(part) for part in parts),
             factor=float(factor),
             base_bytes=float(base_bytes),
         )

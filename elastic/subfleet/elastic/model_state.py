@@ -1,6 +1,6 @@
-"""All that a run keeps of its model: of each network shared tensors, copies that some clients have, moments, sizes.
+"""The state of a run's model: for each network its shared tensors, copies of sharing groups, moments and sizes.
 
-With it, what of it devices have trained, and which part of it therefore is the model.
+It also records which elements devices have trained, and so which part is the model.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -24,15 +24,7 @@ _COPY, _MOMENT, _KEPT, _NETWORK, _UNTRAINED = "copy", "moment", "kept", "network
 _SIZES, _LINEAGE, _MODEL = "sizes/json", "lineage/json", "model/json"
 
 
-def _none() -> Mapping[str, Tensors]:
-    return MappingProxyType({})
-
-
-def _nothing() -> Tensors:
-    return MappingProxyType({})
-
-
-def _no_other() -> "Mapping[str, ModelState]":
+def _empty() -> Mapping[str, Any]:
     return MappingProxyType({})
 
 
@@ -41,57 +33,58 @@ class ModelState:
     """The state of a federated model.
 
     Attributes:
-        shared: the whole model, by tensor name.
-        copies: by sharing group, the tensors that its clients train apart from all others, in the full shape; a tensor
-            that a sharing group has not trained yet is the shared one.
-        moments: of a server optimiser, by kind and tensor name.
-        kept: whatever else a method remembers in tensors, of any shape, by names of its own.
-        sizes: that clients had whose updates are in it, sorted by their ids, where copies go by them; else none.
-        lineage: of its network; None for the one that the run begins with, as long as that is in use.
-        untrained: by name of a shared tensor, True for each element that no device has trained; a tensor that is not
-            named has none. Those of `copies` were trained by the clients of their sharing group.
-        model: the submodel that devices have trained and that is evaluated as the model; None before the first
-            aggregation, and where the method has no model for all.
-        others: by their ids, the states of the run's other networks that are in use; a state of those has none.
+        shared: tensors of the whole model by name.
+        copies: by sharing group, the tensors that only its clients train, in the full shape; until a sharing group has
+            trained a tensor, it uses the shared one.
+        moments: moments of a server optimiser by kind and tensor name.
+        kept: other tensors that a method remembers, of any shape and name.
+        sizes: the submodels of the clients whose updates it contains, sorted by id, if copies depend on them; else
+            empty.
+        lineage: lineage of its network; None for the run's first network while that is in use.
+        untrained: masks of the elements that no device has trained, by name of a shared tensor; unnamed tensors have
+            none. Elements of `copies` were trained by their sharing group.
+        model: the trained submodel that is evaluated as the model; None before the first aggregation, and if the method
+            has no model for all.
+        others: states of the run's other networks in use, by id; these have no others.
     """
 
     shared: Tensors
-    copies: Mapping[str, Tensors] = field(default_factory=_none)
-    moments: Mapping[str, Tensors] = field(default_factory=_none)
-    kept: Tensors = field(default_factory=_nothing)
+    copies: Mapping[str, Tensors] = field(default_factory=_empty)
+    moments: Mapping[str, Tensors] = field(default_factory=_empty)
+    kept: Tensors = field(default_factory=_empty)
     sizes: tuple[Architecture, ...] = ()
     lineage: Lineage | None = None
-    untrained: Tensors = field(default_factory=_nothing)
+    untrained: Tensors = field(default_factory=_empty)
     model: Architecture | None = None
-    others: "Mapping[str, ModelState]" = field(default_factory=_no_other)
+    others: "Mapping[str, ModelState]" = field(default_factory=_empty)
 
     @classmethod
     def first(cls, shared: Tensors, lineage: Lineage | None = None) -> "ModelState":
-        """A network as it begins: weights that were drawn nobody has trained, those of another network somebody has."""
+        """The initial state of a network: drawn weights are untrained, those of another network are trained."""
         if lineage is not None and not isinstance(lineage.map, Drawn):
             return cls(shared=shared, lineage=lineage)
         untrained = {name: torch.ones_like(tensor, dtype=torch.bool) for name, tensor in shared.items()}
         return cls(shared=shared, lineage=lineage, untrained=untrained)
 
     def of(self, network_id: str) -> "ModelState":
-        """The state of one network; empty stands for the one that the run begins with.
+        """The state of one network; the empty id is the run's first network.
 
         Raises:
-            ConfigError: it has retired, or never was.
+            ConfigError: the network has retired or never existed.
         """
-        found = self.others.get(network_id) if network_id else self
-        if found is None or not found.shared:
-            raise ConfigError(f"the model has no network {network_id!r:.80}: it has retired, or there was none")
-        return found
+        state = self.others.get(network_id) if network_id else self
+        if state is None or not state.shared:
+            raise ConfigError(f"the model has no network {network_id!r:.80}: it has retired or never existed")
+        return state
 
     def with_network(self, network_id: str, state: "ModelState") -> "ModelState":
-        """The model with another state of one of its networks, or of a new one."""
+        """The model with a new state of one network, which may be a new network."""
         if not network_id:
             return replace(state, others=self.others)
         return replace(self, others=MappingProxyType({**self.others, network_id: state}))
 
     def without_network(self, network_id: str, lineage: Lineage) -> "ModelState":
-        """The model without a network that retires."""
+        """The model without a retired network."""
         if not network_id:
             return ModelState(shared={}, lineage=lineage, others=self.others)
         kept = {name: state for name, state in self.others.items() if name != network_id}
@@ -99,9 +92,9 @@ class ModelState:
 
     @property
     def tensor_bytes(self) -> int:
-        """Of its tensors: those of every network, the copies of sharing groups, moments, and what a method keeps.
+        """Size of all tensors: of every network, copies of sharing groups, moments, and tensors that a method keeps.
 
-        What is noted of who has trained them does not count.
+        Masks of untrained elements do not count.
         """
         parts = (self.shared, *self.copies.values(), *self.moments.values(), self.kept)
         own = sum(tensor.nbytes for part in parts for tensor in part.values())
@@ -109,14 +102,14 @@ class ModelState:
 
     @property
     def network_ids(self) -> tuple[str, ...]:
-        """Of the networks that are in use, the one that the run begins with first."""
+        """Ids of the networks in use, the run's first network first."""
         return (*([""] if self.shared else []), *sorted(self.others))
 
     def view_with(self, sharing_groups: Mapping[str, str]) -> dict[str, Tensor]:
         """The whole model as a client sees it.
 
         Args:
-            sharing_groups: of which sharing group its copy of a tensor is, by tensor name; those not named are shared.
+            sharing_groups: the client's sharing group by tensor name; unnamed tensors are shared.
         """
         return {
             name: self.copies.get(sharing_groups[name], {}).get(name, tensor) if name in sharing_groups else tensor
@@ -124,10 +117,10 @@ class ModelState:
         }
 
     def map_tensors(self, change: Callable[[Tensors], Tensors]) -> "ModelState":
-        """The state with all tensors of its networks changed alike: the shared ones, the copies and the moments.
+        """Apply a function to the shared tensors, copies and moments of all networks.
 
         Args:
-            change: some tensors of one network, in the full shape, by name, to what becomes of them.
+            change: maps some tensors of one network, in the full shape, by name, to new ones.
         """
         return replace(
             self,
@@ -138,38 +131,38 @@ class ModelState:
         )
 
     def reorder(self, order: Callable[[Lineage | None], Iterable[str]]) -> "ModelState":
-        """The same with the tensors of each network in an order of their names, which a checkpoint does not keep.
+        """Put the tensors of each network in order; a checkpoint does not keep the order.
 
         Args:
-            order: a network's lineage to the names of all its tensors.
+            order: maps a network's lineage to the names of its tensors, in order.
         """
         names = tuple(order(self.lineage))
-        alone = replace(self, others=_no_other()).map_tensors(
+        alone = replace(self, others=_empty()).map_tensors(
             lambda some: {name: some[name] for name in names if name in some}
         )
         return replace(alone, others={name: state.reorder(order) for name, state in self.others.items()})
 
     def to(self, device: torch.device) -> "ModelState":
-        """The same on a device: whatever is done with it afterwards is done there."""
+        """Move all tensors to a device."""
 
-        def moved(tensors: Tensors) -> Tensors:
+        def move(tensors: Tensors) -> Tensors:
             return {name: tensor.to(device) for name, tensor in tensors.items()}
 
         others = {name: state.to(device) for name, state in self.others.items()}
-        alone = replace(self, others=_no_other()).map_tensors(moved)
-        return replace(alone, kept=moved(self.kept), untrained=moved(self.untrained), others=others)
+        alone = replace(self, others=_empty()).map_tensors(move)
+        return replace(alone, kept=move(self.kept), untrained=move(self.untrained), others=others)
 
 
 def pack_state(state: ModelState) -> dict[str, Tensor]:
-    """A state as one flat mapping.
+    """Flatten a state to one mapping.
 
     Names are `name`, `copy/sharing_group/name`, `moment/kind/name`, `kept/name` and `untrained/name`; sizes, lineage
-    and model are bytes of JSON. Of another network all names begin with `network/id/`.
+    and model are bytes of JSON. Names of another network begin with `network/id/`.
     """
     texts = {_SIZES: state.sizes, _LINEAGE: state.lineage, _MODEL: state.model}
     others = {name: pack_state(other) for name, other in state.others.items()}
     return {
-        **{path: from_numpy(np.frombuffer(canonical_json(one), np.uint8).copy()) for path, one in texts.items() if one},
+        **{path: from_numpy(np.frombuffer(canonical_json(own), np.uint8).copy()) for path, own in texts.items() if own},
         **state.shared,
         **{f"{_COPY}/{key}/{name}": tensor for key, own in state.copies.items() for name, tensor in own.items()},
         **{f"{_MOMENT}/{key}/{name}": tensor for key, own in state.moments.items() for name, tensor in own.items()},
@@ -180,11 +173,11 @@ def pack_state(state: ModelState) -> dict[str, Tensor]:
 
 
 def unpack_state(tensors: Tensors) -> ModelState:
-    """The state that was packed.
+    """Restore a state from the mapping of `pack_state`.
 
     Raises:
-        ConfigError: a name is none of a packed state's.
-        ProtocolError: the sizes are no sizes, or a lineage is none.
+        ConfigError: a name is not one of a packed state.
+        ProtocolError: sizes or a lineage cannot be decoded.
     """
     own: dict[str, Tensor] = {}
     others: dict[str, dict[str, Tensor]] = {}
@@ -226,7 +219,7 @@ def _network(tensors: Tensors) -> ModelState:
             parts[kind].setdefault(rest[0], {})[rest[1]] = tensor
         else:
             raise ConfigError(
-                f"a stored model names the tensor {path!r:.120}, but must name copies, moments, networks or tensors"
+                f"a stored model has the name {path!r:.120}, but must name copies, moments, networks or tensors"
             )
     return ModelState(
         shared=shared,

@@ -1,4 +1,4 @@
-"""What an elastic network consists of, as plain data: axes, skippable blocks, choices of operators, and tensors."""
+"""The declaration of an elastic network as plain data: axes, skippable blocks, operator choices, and tensors."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -36,17 +36,17 @@ Norm = Literal["group", "batch", "layer", "none"]
 
 
 Places = Literal["sample", "token", "pixel"]
-"""What a network has outputs for: the whole sample, each token of a sequence, or each pixel of an image."""
+"""What a network predicts for: the whole sample, each token of a sequence, or each pixel of an image."""
 
 
 class Family(Protocol):
-    """The full network in the words of its family: a frozen record of its settings, which loads no PyTorch.
+    """The settings of a full network, as a frozen record of its family that does not import PyTorch.
 
-    Its fields stand in a configuration's table `[model]`, beside `family`, its name.
+    Its fields are the keys of a configuration's table `[model]`, beside `family`, its name.
 
     Attributes:
-        TAG: "family", the key of that name in plain data.
-        TYPE: its name.
+        TAG: "family", the key of the name in plain data.
+        TYPE: name of the family.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
@@ -55,33 +55,33 @@ class Family(Protocol):
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """One sample without the batch, such as (channels, height, width)."""
+        """Shape of one sample, such as (channels, height, width)."""
 
     @property
     def class_count(self) -> int:
-        """Number of outputs, 1 or more: classes, of which there are 2 at least, or labels, or numbers."""
+        """Number of outputs, at least 1: classes (at least 2), labels or numbers."""
 
     @property
     def depths(self) -> tuple[int, ...]:
-        """Blocks of each section, 1 or more; the first of a section is always kept, the others are its `Block`s."""
+        """Number of blocks of each section, at least 1; the first is always kept, the others are its `Block`s."""
 
     @property
     def norm(self) -> Norm:
-        """Which kind of norms it has."""
+        """Kind of norms."""
 
     @property
     def learnable_steps(self) -> bool:
-        """Each skippable block adds a learnable multiple of what it computes (NeFL, section 3.1)."""
+        """Whether each skippable block adds a learnable multiple of its output (NeFL, section 3.1)."""
 
     @property
     def scaler(self) -> bool:
-        """While it trains, a submodel divides what enters a norm by its share of that axis (HeteroFL, section 3.2)."""
+        """Whether a training submodel divides inputs of norms by its fraction of the axis (HeteroFL, section 3.2)."""
 
     def __hash__(self) -> int:
         """Equal settings have equal hashes."""
 
     def blueprint(self) -> "Blueprint":
-        """How the network is built; whatever needs PyTorch is imported in here.
+        """How the network is built; imports PyTorch when it is called.
 
         Raises:
             ConfigError: settings do not fit each other.
@@ -89,32 +89,33 @@ class Family(Protocol):
 
 
 def get_predicted_places(family: Family) -> Places | None:
-    """What networks of a family have outputs for, where its record says so as `PREDICTS`; None where it does not."""
-    found: Places | None = getattr(family, "PREDICTS", None)
-    return found
+    """What networks of a family predict for, from `PREDICTS` of its record; None if it does not say."""
+    places: Places | None = getattr(family, "PREDICTS", None)
+    return places
 
 
 @runtime_checkable
 class Supernet(Protocol):
-    """The settings of a supernet: a family's record that says which operators each block has."""
+    """The settings of a supernet: a family's record that lists the operators of each block."""
 
     @property
     def open_choices(self) -> int:
-        """How many blocks have more than one."""
+        """Number of blocks with more than one operator."""
 
     def with_operators(self, kept: Mapping[str, tuple[str, ...]]) -> Any:
-        """The same record with these operators of some choices, by the choice's name; with one it is none any more."""
+        """The same record with fewer operators for some choices, by name; a choice with one operator is no choice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """A part of the network that a submodel may leave out.
+    """A part of the network that a submodel can leave out.
 
     Attributes:
         name: unique in its network; prefix of the names of its tensors.
-        section: index of the section that it belongs to.
-        reads: axis of what it reads, where it gives another one; empty where both are the same.
-        gives: that axis. A submodel without the block passes on what it would have read, and so keeps of both the same.
+        section: index of its section.
+        reads: axis of its input if its output has another one; empty if both are the same.
+        gives: axis of its output, likewise. A submodel without the block passes its input on, so it keeps the same
+            indices of both axes.
     """
 
     name: str
@@ -125,11 +126,11 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorChoice:
-    """A place of the network with alternative operators, of which a path has one (FedorAS, section 3.1).
+    """Alternative operators at one position of the network; a path has one of them (FedorAS, section 3.1).
 
     Attributes:
-        name: unique in its network, and the path of its module.
-        operators: their names, two or more, in the family's order.
+        name: unique in its network; the path of its module.
+        operators: names of the operators, at least two, in the family's order.
     """
 
     name: str
@@ -137,17 +138,17 @@ class OperatorChoice:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The operators' names among the parts of the network, which are the paths of their modules."""
+        """Names of the operators as parts of the network: the paths of their modules."""
         return tuple(f"{self.name}.{operator}" for operator in self.operators)
 
 
 Role = Literal["weight", "residual", "gain", "bias", "step", "embedding", "symbol", "mean", "variance"]
 
 Identity = Literal["silent", "passing"]
-"""What makes a tensor's block the identity: that it is 0, or that it passes on what it is given."""
+"""The value of a tensor that makes its block the identity: 0, or weights that pass the input on."""
 
 BUFFER_ROLES = frozenset({"mean", "variance"})
-"""Of tensors that training measures instead of learning them: the running statistics of norms."""
+"""Roles of tensors that training measures instead of learning: the running statistics of norms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,15 +157,15 @@ class TensorDecl:
 
     Attributes:
         name: the same in the full network and in every submodel.
-        shape: in the full network.
+        shape: shape in the full network.
         axes: what each dimension is tied to.
-        part: the skippable block or the operator that owns it, or None if it is always kept.
+        part: the skippable block or operator that owns it; None if it is always kept.
         role: "weight" of a layer (starts normal with variance 2 / fan-in), "residual" weight of the last layer of a
             block (starts at 0, so that every block starts as the identity), "gain" of a norm (starts at 1), "bias"
             (starts at 0), "step" of a block (starts at 1), "embedding" of symbols or positions in a stream
             that is normalised (starts normal with deviation 0.02), "symbol" embedded for layers without a norm (starts
             normal with deviation 1), running "mean" (starts at 0) or "variance" (starts at 1) of a norm.
-        positions: at how many places of one sample it is applied: 1, or height times width of what it computes.
+        positions: number of positions of a sample at which it is applied: 1, or height times width of its output.
     """
 
     name: str
@@ -177,12 +178,12 @@ class TensorDecl:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixProduct:
-    """A product of computed values with each other, such as of queries with keys, which no tensor's shape tells.
+    """A product of computed values, such as queries and keys, that follows from no tensor's shape.
 
     Attributes:
-        result: sizes of what one sample's product gives: names of axes, and sizes that are never cut.
-        summed: sizes of what is summed over, in the same words.
-        part: the skippable block or the operator that computes it, or None if it always is.
+        result: sizes of the result for one sample: names of axes, and sizes that are never cut.
+        summed: sizes of the summed dimensions, likewise.
+        part: the skippable block or operator that computes it; None if it is always computed.
     """
 
     result: tuple[str | int, ...]
@@ -192,12 +193,12 @@ class MatrixProduct:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalShapes:
-    """How large a submodel is: all that a family needs to build its module.
+    """The sizes of a submodel: all that a family needs to build its module.
 
     Attributes:
-        sizes: how many indices it keeps, by axis.
-        tensors: shape of each of its tensors, in network order.
-        parts: the skippable blocks and the operators that it has.
+        sizes: number of kept indices by axis.
+        tensors: shapes of its tensors by name, in network order.
+        parts: its skippable blocks and operators.
     """
 
     sizes: Mapping[str, int]
@@ -207,23 +208,23 @@ class LocalShapes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """The declaration that everything else is derived from.
+    """The declaration of a network, from which maps, shapes, costs and search spaces are derived.
 
     Attributes:
-        config: what it was declared from.
-        id: among the networks of a run, which its submodels carry; empty for the one that the run begins with.
-        axes: by name.
-        blocks: the skippable ones, in network order.
-        choices: by name, in network order; a choice of one operator is none.
-        tensors: by name, in network order.
-        products: of computed values, for what they cost.
-        kept_of_norms: how many numbers training keeps for each that a norm gives: its input and what the activation
-            behind it gives; and where the activation needs what it was given, too, that is a third.
-        group_size: how many numbers of a norm share a mean and a spread, for what these cost.
-        symbols: how many there are, where inputs are tokens; 0 where they are numbers.
-        other_sizes: sizes in its programs that neither its inputs nor its tensors show, such as the number of patches.
-        identities: of tensors in blocks that do not start as the identity, what they are where their block is that, by
-            name: of each such block what closes it is silent, or all its layers and norms pass on.
+        config: the settings.
+        id: id among the networks of a run, which its submodels carry; empty for the first network.
+        axes: axes by name.
+        blocks: skippable blocks, in network order.
+        choices: operator choices by name, in network order.
+        tensors: tensors by name, in network order.
+        products: products of computed values, for cost estimates.
+        kept_of_norms: numbers that training keeps for each output of a norm: the norm's input and the activation's
+            output, and a third if the activation needs its input, too.
+        group_size: numbers of a norm that share a mean and a variance, for cost estimates.
+        symbols: size of the vocabulary if inputs are tokens; 0 if they are numbers.
+        other_sizes: sizes in its programs that neither inputs nor tensors show, such as the number of patches.
+        identities: for blocks that do not start as the identity, the values of tensors that make their block the
+            identity, by tensor name: the closing tensor is silent, or all layers and norms pass the input on.
     """
 
     config: Family
@@ -240,20 +241,20 @@ class Network:
     identities: Mapping[str, Identity] = field(default_factory=lambda: MappingProxyType({}), repr=False)
 
     def __hash__(self) -> int:
-        """By what everything else follows from."""
+        """Everything else follows from these."""
         return hash((self.config, self.id))
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Names of all that a submodel may leave out: the skippable blocks, then the operators of each choice."""
+        """Names of all parts that a submodel can leave out: the skippable blocks, then the operators of each choice."""
         operators = (part for choice in self.choices.values() for part in choice.parts)
         return (*(block.name for block in self.blocks), *operators)
 
     def parts_of(self, architecture: Architecture) -> frozenset[str]:
-        """Of these, what a submodel keeps; the architecture is not checked."""
+        """The parts that a submodel keeps; the architecture is not checked."""
         if not self.choices:
             return frozenset(architecture.blocks)
-        operators = (f"{name}.{one}" for name, kept in self.operators_of(architecture).items() for one in kept)
+        operators = (f"{name}.{own}" for name, kept in self.operators_of(architecture).items() for own in kept)
         return frozenset((*architecture.blocks, *operators))
 
     def operators_of(self, architecture: Architecture) -> dict[str, tuple[str, ...]]:
@@ -262,7 +263,7 @@ class Network:
         return {name: kept.get(name, choice.operators) for name, choice in self.choices.items()}
 
     def is_path(self, architecture: Architecture) -> bool:
-        """Whether a submodel is a network by itself: of each choice it keeps one operator."""
+        """Whether a submodel is a single network: it keeps one operator of each choice."""
         return all(len(kept) == 1 for kept in self.operators_of(architecture).values())
 
     def full_architecture(self) -> Architecture:
@@ -270,12 +271,12 @@ class Network:
         return Architecture(blocks=tuple(block.name for block in self.blocks), name="full", network=self.id)
 
     def check(self, architecture: Architecture) -> None:
-        """Make sure that an architecture is a submodel of this network.
+        """Check that an architecture is a submodel of this network.
 
         Raises:
-            ConfigError: it is of another network of the run, names an unknown axis, block, choice or operator, keeps
-                indices that an axis lacks, splits a group of tied indices, lists its blocks or operators out of order,
-                or leaves out a block without keeping the same of what it gives as of what it reads.
+            ConfigError: it belongs to another network; names an unknown axis, block, choice or operator; keeps indices
+                that an axis lacks; splits a group; lists blocks or operators out of order; or leaves out a block
+                without keeping the same indices of its input and output.
         """
         self._check_held(architecture)
         for tied in self.tied_axes(architecture.blocks):
@@ -290,10 +291,10 @@ class Network:
                 )
 
     def _check_held(self, architecture: Architecture) -> None:
-        """Make sure that an architecture is one of this network: a submodel, or what an update moves."""
+        """Check that an architecture is a submodel of this network, or the part of it that an update moves."""
         if architecture.network != self.id:
             raise ConfigError(
-                f"a submodel is one of network {architecture.network!r:.80}, but was taken for one of {self.id!r}"
+                f"a submodel belongs to network {architecture.network!r:.80}, but was used with network {self.id!r}"
             )
         for name, index_set in architecture.axes:
             if name not in self.axes:
@@ -307,12 +308,12 @@ class Network:
         self._check_choices(architecture)
 
     def _check_choices(self, architecture: Architecture) -> None:
-        told, kept = [name for name, _ in architecture.choices], dict(architecture.choices)
-        if told != [name for name in self.choices if name in kept]:
+        names, kept = [name for name, _ in architecture.choices], dict(architecture.choices)
+        if names != [name for name in self.choices if name in kept]:
             raise ConfigError(
-                f"a submodel keeps operators of the choices {told}, but must name some of {[*self.choices]}, in order"
+                f"a submodel keeps operators of the choices {names}, but must name some of {[*self.choices]}, in order"
                 if self.choices
-                else f"a submodel keeps operators of the choices {told}, but this network has no choices"
+                else f"a submodel keeps operators of the choices {names}, but this network has no choices"
             )
         for name, own in architecture.choices:
             every = self.choices[name].operators
@@ -323,7 +324,7 @@ class Network:
                 )
 
     def tied_axes(self, blocks: Collection[str]) -> tuple[tuple[str, ...], ...]:
-        """Axes that keep the same indices in a submodel with these skippable blocks, as no block is between them."""
+        """Chains of axes that must keep the same indices in a submodel with only these skippable blocks."""
         chains: list[list[str]] = []
         for block in self.blocks:
             if block.gives and block.name not in blocks:
@@ -335,7 +336,7 @@ class Network:
         return tuple(map(tuple, chains))
 
     def sizes(self, architecture: Architecture) -> dict[str, int]:
-        """How many indices a submodel keeps, by axis; or a part that an update moves, as in `shapes`.
+        """Number of indices by axis that a submodel keeps, or the part that an update moves, as in `shapes`.
 
         Raises:
             ConfigError: the architecture names what this network lacks, or splits a group.
@@ -348,7 +349,7 @@ class Network:
     def shapes(self, architecture: Architecture) -> dict[str, tuple[int, ...]]:
         """Names and shapes of a submodel's tensors, in network order; or of a part that an update moves.
 
-        Such a part may have whole axes on both sides of a block that it lacks, which no submodel could pass on.
+        Such a part may have whole axes on both sides of a missing block, unlike a submodel.
 
         Raises:
             ConfigError: the architecture names what this network lacks, or splits a group.
@@ -362,10 +363,10 @@ class Network:
         }
 
     def local(self, architecture: Architecture) -> LocalShapes:
-        """How large a submodel is.
+        """The sizes of a submodel.
 
         Raises:
-            ConfigError: the architecture is no submodel of this network.
+            ConfigError: the architecture is not a submodel of this network.
         """
         self.check(architecture)
         return LocalShapes(
@@ -373,12 +374,12 @@ class Network:
         )
 
     def size_of(self, architecture: Architecture) -> Architecture:
-        """The submodel of the same size that is at the front of every axis: all that programs and costs depend on.
+        """The submodel of the same size at the front of every axis; programs and costs depend on nothing else.
 
-        A subspace has the size of the whole supernet, whose program chains whatever is drawn.
+        A subspace has the size of the whole supernet, because its program chains whichever operators are drawn.
 
         Raises:
-            ConfigError: the architecture is no submodel of this network.
+            ConfigError: the architecture is not a submodel of this network.
         """
         self.check(architecture)
         sizes = self.sizes(architecture)
@@ -390,9 +391,9 @@ class Network:
         return replace(architecture, axes=axes, choices=architecture.choices if self.is_path(architecture) else ())
 
     def parameter_count(self, architecture: Architecture) -> int:
-        """How many numbers a submodel holds, running statistics included.
+        """Number of parameters of a submodel, running statistics included.
 
         Raises:
-            ConfigError: the architecture is no submodel of this network.
+            ConfigError: the architecture is not a submodel of this network.
         """
         return sum(math.prod(shape) for shape in self.shapes(architecture).values())

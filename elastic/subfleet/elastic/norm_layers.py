@@ -21,7 +21,7 @@ def norm_layers(network: Network, architecture: Architecture) -> tuple[NormLayer
     """The norms of a submodel that have running statistics, in the order in which it declares them.
 
     Raises:
-        ConfigError: the architecture is no submodel of this network.
+        ConfigError: the architecture is not a submodel of this network.
     """
     found = []
     for name, (channels,) in (

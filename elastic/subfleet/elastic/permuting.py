@@ -1,4 +1,4 @@
-"""The order of indices along the axes of a network, which can change without changing what it computes."""
+"""Permutations of the indices of axes, which do not change what a network computes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,25 +18,25 @@ __all__ = ["permute", "rank_indices"]
 def permute(
     network: Network, state: Mapping[str, Tensor], permutations: Mapping[str, Sequence[int]]
 ) -> dict[str, Tensor]:
-    """Tensors with the indices of some axes in another order, wherever they are tied to them.
+    """Permute the indices of some axes in all tensors that are tied to them.
 
-    A network computes the same once all of its tensors are permuted alike.
+    A network computes the same after all of its tensors are permuted alike.
 
     Args:
-        network: the declaration.
-        state: the full model's tensors by name, all or some of them.
-        permutations: by axis, which old index stands at each new place.
+        network: the network.
+        state: all or some of the full model's tensors by name.
+        permutations: by axis, the old index at each new position.
 
     Returns:
         Contiguous tensors that share no memory with the given ones.
 
     Raises:
-        ConfigError: the network has no such axis or tensor, the order lacks an index or splits a group, or the axis
-            must keep its order.
+        ConfigError: the network has no such axis or tensor, an order lacks an index or splits a group, or an axis must
+            keep its order.
     """
     unknown = sorted(state.keys() - network.tensors.keys())
     if unknown:
-        raise ConfigError(f"the tensor {unknown[0]!r} is to be permuted, but its network declares no such tensor")
+        raise ConfigError(f"tensor {unknown[0]!r} is to be permuted, but its network declares no such tensor")
     for name, order in permutations.items():
         if name in network.axes and len(order) != network.axes[name].size:
             raise ConfigError(
@@ -50,14 +50,13 @@ def permute(
 
 
 def rank_indices(network: Network, state: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    """For each axis that may be permuted its indices, the most important first.
+    """Rank the indices of each axis that can be permuted, most important first.
 
-    An index is as important as the L2 norm of all weights that are tied to it, a group of an axis that keeps whole
-    groups as that of all its indices; equals stay in order (Li et al. 2023, "AnycostFL"). Running
-    statistics are no weights and do not count.
+    The importance of an index is the L2 norm of all weights that are tied to it; that of a group is the norm over all
+    its indices. Equal ones stay in order (Li et al. 2023, "AnycostFL"). Running statistics do not count.
 
     Args:
-        network: the declaration.
+        network: the network.
         state: the full model's tensors by name.
     """
     squares = {
@@ -75,7 +74,7 @@ def rank_indices(network: Network, state: Mapping[str, Tensor]) -> dict[str, tup
         for place, factor in enumerate(factors):
             if factor in squares:
                 squares[str(factor)] += energy.movedim(place, 0).reshape(shape[place], -1).sum(1).cpu()
-    return {name: _order(network.axes[name], found) for name, found in squares.items()}
+    return {name: _order(network.axes[name], own) for name, own in squares.items()}
 
 
 def _order(axis: Axis, squares: Tensor) -> tuple[int, ...]:

@@ -80,7 +80,7 @@ class Stack:
     """The updates of a round.
 
     Attributes:
-        network: the declaration.
+        network: the network.
         state: the model that the round started from, or some of its tensors; only these are aggregated.
         members: the clients, sorted by their ids.
         read: reads their changes; it may be called several times for a tensor.

@@ -1,9 +1,8 @@
-"""Scalable aggregation: every client's weights are brought to the mean size of all, layer by layer.
+"""Scalable aggregation: the weights of each client are scaled to the mean norm of all clients, layer by layer.
 
 Park and Joe-Wong, "Federated Learning with Flexible Architectures" (FedFA), section 4.3. The paper divides by an L2
-norm, which grows with the number of weights, so that wide clients are scaled down although they learned nothing: what
-only they hold shrinks round after round without any training. Norms of one weight's size, or of the weights that all
-clients have in common, do not.
+norm, which grows with the number of weights. Wide clients are then scaled down even without training, and the weights
+that only they hold shrink round after round. Norms per weight, or of the weights that all clients share, avoid this.
 """
 
 import math
@@ -28,38 +27,37 @@ Client = tuple[Architecture, Mapping[str, Tensor]]
 def compute_scale_factors(
     network: Network, clients: Sequence[Client], *, norm: WeightNorm = "common", central: Central = "absolute"
 ) -> tuple[dict[str, float], ...]:
-    """The factor that brings each client's weights to the mean norm of all, by tensor.
+    """Compute the factors that scale each client's tensors to the mean norm of all clients.
 
-    Biases, norms and steps keep the factor 1, and so does a tensor without any size. The factors are the same in
-    whichever order the clients come.
+    Biases, norms, steps and tensors of norm 0 have the factor 1. The factors do not depend on the order of clients.
 
     Args:
-        network: the declaration.
-        clients: submodel and trained tensors of each; where depths differ, after grafting.
-        norm: how large weights are.
-        central: which of them count.
+        network: the network.
+        clients: submodel and trained tensors of each client; after grafting if depths differ.
+        norm: how the size of weights is measured.
+        central: which weights count.
 
     Returns:
-        For each client a factor for each of its tensors. The mean is taken over the clients that hold the tensor.
+        The factors of each client by tensor. Means are over the clients that hold a tensor.
 
     Raises:
-        ConfigError: an architecture is no submodel of this network.
+        ConfigError: an architecture is not a submodel of this network.
     """
     maps = [tensor_maps(network, architecture) for architecture, _ in clients]
-    found: list[dict[str, float]] = [dict.fromkeys(held, 1.0) for held in maps]
+    factors: list[dict[str, float]] = [dict.fromkeys(held, 1.0) for held in maps]
     for name, decl in network.tensors.items():
-        holders = [place for place, held in enumerate(maps) if name in held]
+        holders = [client for client, held in enumerate(maps) if name in held]
         if decl.role not in _SCALED_ROLES or len(decl.shape) < 2 or not holders:
             continue
-        tensors = [clients[place][1][name] for place in holders]
+        tensors = [clients[client][1][name] for client in holders]
         if norm == "common":
-            tensors = _select_common(decl.shape, [maps[place][name] for place in holders], tensors)
+            tensors = _select_common(decl.shape, [maps[client][name] for client in holders], tensors)
         sizes = [_measure(tensor, norm, central) for tensor in tensors]
         mean = math.fsum(sizes) / len(sizes)
-        for place, size in zip(holders, sizes, strict=True):
-            # Exactly 1 for equals, whose mean may be rounded.
-            found[place][name] = 1.0 if size < _LEAST_NORM or len(set(sizes)) == 1 else mean / size
-    return tuple(found)
+        for client, size in zip(holders, sizes, strict=True):
+            # Exactly 1 for equal sizes, because their mean may be rounded.
+            factors[client][name] = 1.0 if size < _LEAST_NORM or len(set(sizes)) == 1 else mean / size
+    return tuple(factors)
 
 
 def scale_change(
@@ -67,12 +65,12 @@ def scale_change(
 ) -> dict[str, Tensor]:
     """The change to a client's weights multiplied by its factors: factor * (received + change) - received.
 
-    A factor of 1 leaves every bit of the change.
+    A factor of 1 keeps every bit of the change.
 
     Args:
-        received: what the client began with.
+        received: the client's weights before training.
         change: trained minus received.
-        factors: by tensor.
+        factors: factors by tensor.
     """
     return {
         name: tensor if factors[name] == 1 else _scale(received[name], tensor, factors[name])
@@ -86,15 +84,15 @@ def _scale(received: Tensor, change: Tensor, factor: float) -> Tensor:
 
 
 def _select_common(shape: tuple[int, ...], maps: Sequence[TensorMap], tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Of each client's tensor, the elements that all of them hold, as a flat tensor."""
+    """The elements of each client's tensor that all clients hold, as a flat tensor."""
     holders = _embed(shape, maps, [torch.ones_like(tensor) for tensor in tensors])
     shared = sum(holders) == len(tensors)
-    # In the order of the full tensor: equal elements have equal norms, whatever the order in which a client holds them.
+    # In the order of the full tensor, so that equal elements have equal norms in every order of a client's indices.
     return [tensor[shared] for tensor in _embed(shape, maps, tensors)]
 
 
 def _embed(shape: tuple[int, ...], maps: Sequence[TensorMap], tensors: Sequence[Tensor]) -> Iterator[Tensor]:
-    """Each client's tensor at its place in one of the full shape, with 0 elsewhere."""
+    """Each client's tensor embedded in zeros of the full shape."""
     for tensor_map, tensor in zip(maps, tensors, strict=True):
         into = tensor.new_zeros(shape)
         tensor_map.scatter(tensor, into)
@@ -123,7 +121,7 @@ def _between(weights: Tensor) -> Tensor:
 
 
 def _percentile(values: Tensor, share: float) -> Tensor:
-    """The smallest value that this fraction of the values does not exceed; torch.quantile takes no large tensors."""
+    """The smallest value that is at least this fraction of the values; torch.quantile does not take large tensors."""
     return values.kthvalue(math.ceil(share * len(values))).values
 
 

@@ -1,7 +1,7 @@
-"""Sizes of many submodels at once: a column for each different size, a row for each submodel.
+"""Tables of sizes for many submodels: a column for each size, a row for each submodel.
 
-A size is a number times powers of axes, in a block that a submodel may leave out: a tensor's numbers, or what a value
-of a training step takes.
+A size is a number times powers of axis sizes, in a block that a submodel may leave out. It counts the elements of a
+tensor or of a value of a training step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,14 +23,13 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SizeColumns:
-    """What columns of sizes follow from: plain arrays, which read nothing and change nothing.
+    """The columns of a size table as arrays.
 
     Attributes:
-        numbers: that powers of axes are multiplied with, (columns,).
-        powers: of how many indices a submodel keeps of each axis, (axes, columns).
-        blocks: places among the network's parts of those that columns belong to, (columns,); -1 for what
-            is always kept.
-        least: axis, column, and the indices of the axis below which the column is 0, (rules, 3).
+        numbers: constant factors, (columns,).
+        powers: powers of the kept sizes of axes, (axes, columns).
+        blocks: index of the part of each column among the network's parts, (columns,); -1 if it is always kept.
+        least: axis, column, and the kept size of the axis below which the column is 0, (rules, 3).
     """
 
     numbers: Floats
@@ -39,11 +38,11 @@ class SizeColumns:
     least: Integers
 
     def of(self, network: Network, architectures: Sequence[Architecture]) -> Floats:
-        """The sizes of submodels of the network that this was made for; they are not checked: (submodels, columns)."""
+        """The sizes of submodels of the table's network, which are not checked: (submodels, columns)."""
         axes, parts = network.axes, network.parts
         whole = {name: axis.size for name, axis in axes.items()}
         kept = [
-            [*{**whole, **{name: len(kept_indices(one, axes[name].size)) for name, one in architecture.axes}}.values()]
+            [*{**whole, **{name: len(kept_indices(own, axes[name].size)) for name, own in architecture.axes}}.values()]
             for architecture in architectures
         ]
         within = [[name in held for name in parts] for held in map(network.parts_of, architectures)]
@@ -55,21 +54,21 @@ class SizeColumns:
         """The sizes of submodels: (submodels, columns).
 
         Args:
-            kept: indices of each axis, (submodels, axes).
-            within: 1 for each kept part, (submodels, parts).
+            kept: kept size of each axis, (submodels, axes).
+            within: 1 for each kept part, else 0, (submodels, parts).
         """
-        found: Floats = self.numbers * np.exp(np.log(kept) @ self.powers)
-        found *= np.column_stack([within, np.ones(len(kept))])[:, self.blocks]
-        for axis, column, channels in self.least:
-            found[:, column] *= kept[:, axis] >= channels
-        return found
+        sizes: Floats = self.numbers * np.exp(np.log(kept) @ self.powers)
+        sizes *= np.column_stack([within, np.ones(len(kept))])[:, self.blocks]
+        for axis, column, least in self.least:
+            sizes[:, column] *= kept[:, axis] >= least
+        return sizes
 
 
 class SizeTable:
-    """Collects columns, and tells how they follow from what submodels keep.
+    """Collects the columns of a size table.
 
     Args:
-        network: whose submodels they are of.
+        network: the network of the submodels.
     """
 
     def __init__(self, network: Network) -> None:
@@ -88,14 +87,14 @@ class SizeTable:
         channels: Sequence[str] = (),
         least: int = 0,
     ) -> int:
-        """The column of a size.
+        """The index of the column of a size, which is added if it is new.
 
         Args:
-            number: that the powers are multiplied with.
-            powers: of how many indices a submodel keeps of an axis.
-            block: the part without which the size is 0; None for what is always kept.
-            channels: axes of which too few make the size 0.
-            least: indices of each of these that are enough.
+            number: constant factor.
+            powers: powers of the kept sizes of axes, by axis.
+            block: the part without which the size is 0; None if it is always kept.
+            channels: axes that make the size 0 if they keep fewer than `least` indices.
+            least: least kept size of these axes.
         """
         key = (block, number, tuple(sorted(powers.items())), tuple(channels), least)
         return self._columns.setdefault(key, len(self._columns))
@@ -105,7 +104,7 @@ class SizeTable:
         return self.columns().of(self._network, architectures)
 
     def random(self, count: int) -> Floats:
-        """The sizes of random submodels, of any width and depth alike: (submodels, columns)."""
+        """The sizes of random submodels, uniform over widths and depths: (submodels, columns)."""
         draw, axes = np.random.default_rng(0), self._network.axes.values()
         step = np.array([1 if axis.kind == "kernel" else axis.granularity for axis in axes])
         groups = np.array([axis.size for axis in axes]) / step

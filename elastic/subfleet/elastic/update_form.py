@@ -39,7 +39,7 @@ class UpdateForm:
         """The update of a submodel; with names of tensors, of those alone.
 
         Raises:
-            ConfigError: the architecture is no submodel of the network.
+            ConfigError: the architecture is not a submodel of the network.
         """
         shapes = {name: shape for name, shape in network.shapes(architecture).items() if not sent or name in sent}
         exact = frozenset(name for name in shapes if network.tensors[name].role in BUFFER_ROLES)
@@ -71,6 +71,6 @@ def update_bytes(
     """What an update of a submodel, or of some of its tensors, takes with a codec, without the container's header.
 
     Raises:
-        ConfigError: the architecture is no submodel of the network.
+        ConfigError: the architecture is not a submodel of the network.
     """
     return UpdateForm.of(network, architecture, codec, sent).size_bytes
