@@ -17,7 +17,7 @@ from subfleet.export.cache import CacheFolder
 from subfleet.journal.guarding import Unobserved
 from subfleet.journal.records import RoundRecord
 from subfleet.link.broker import EmbeddedBroker
-from subfleet.observers.figures import figures_of
+from subfleet.observers.figures import round_figures
 from subfleet.reporting.address import HttpAddress
 from subfleet.settings.fleet import HostKind
 from subfleet.settings.reading import read_run
@@ -238,6 +238,6 @@ def test_what_was_not_measured_is_empty(place: Path, told: Mapping[HostKind, _Ro
         assert (summary["costs"]["rounds"] is not None) is is_measured
         assert ("Planned against measured" in (folder / "report.html").read_text(encoding="utf-8")) is is_measured
         (record,) = told[kind].records
-        assert {"seconds", "measured_peak_bytes"} & figures_of(record).keys() == (
+        assert {"seconds", "measured_peak_bytes"} & round_figures(record).keys() == (
             {"seconds", "measured_peak_bytes"} if is_measured else set()
         )

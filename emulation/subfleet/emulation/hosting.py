@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from subfleet.export.cache import CacheFolder
 from subfleet.journal.records import RunObserver
-from subfleet.observers import observed
+from subfleet.observers import observe_run
 from subfleet.settings.fleet import HostKind
 from subfleet.settings.run import Run
 from subfleet.transport.address import BrokerAddress
@@ -39,7 +39,7 @@ def opened_host(kind: HostKind, cache: CacheFolder, broker: BrokerAddress | None
 
         def run(described: Run, folder: Path, observer: RunObserver, stop: threading.Event) -> "Outcome":
             compute_device(described.device)  # which may not be there, and nothing is begun then
-            with observed(described, folder, observer) as everyone:
+            with observe_run(described, folder, observer) as everyone:
                 return host(described, folder, everyone, stop)
 
         yield run

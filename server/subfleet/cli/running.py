@@ -141,11 +141,11 @@ def _is_over(folder: Path, run: Run) -> bool:
 
 def _run(run: Run, folder: Path, display: "Display", cache: "CacheFolder", broker: "BrokerAddress | None") -> "Outcome":
     from subfleet.emulation.hosting import opened_host
-    from subfleet.observers import started
+    from subfleet.observers import open_run_folder
 
     # Ctrl-C interrupts at once while packages are loaded; afterwards it stops the run in an orderly way.
     with (
-        started(folder, run, display) as (place, observer),
+        open_run_folder(folder, run, display) as (place, observer),
         opened_host(run.host.type, cache, broker) as host,
         stop_on_signals() as stop,
     ):

@@ -10,7 +10,7 @@ from subfleet.cli.console import Display
 from subfleet.export.cache import CacheFolder
 from subfleet.export.pool import ExportPool
 from subfleet.journal.guarding import GuardedObserver
-from subfleet.observers import observed, started
+from subfleet.observers import observe_run, open_run_folder
 from subfleet.reporting.address import HttpAddress
 from subfleet.reporting.api import serve_http
 from subfleet.reporting.run_figures import run_figures
@@ -65,8 +65,8 @@ def serve_fleet(  # noqa: PLR0913 - the options of the command
     compute_device(run.device)
     with ExitStack() as stack:
         stack.callback(display.clear)
-        folder, shown = stack.enter_context(started(runs / (name or run.name), run, display))
-        observer = stack.enter_context(observed(run, folder, shown))
+        folder, shown = stack.enter_context(open_run_folder(runs / (name or run.name), run, display))
+        observer = stack.enter_context(observe_run(run, folder, shown))
         exports = stack.enter_context(ExportPool(cache))
 
         @contextmanager
