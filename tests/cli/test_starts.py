@@ -16,8 +16,7 @@ from subfleet.journal.records import Progress
 from subfleet.observers import open_run_folder
 from subfleet.protocol.errors import ConfigError, FileError, RunError
 from subfleet.protocol.exit_codes import ExitCode
-from subfleet.reporting.address import HttpAddress
-from subfleet.reporting.api import serve_http
+from subfleet.reporting.api import HttpAddress, serve_http
 from subfleet.settings.reading import read_run
 from subfleet.settings.run_folder import choose_folder, write_description
 

@@ -13,7 +13,7 @@ import pytest
 from subfleet import observers
 from subfleet.journal.records import ClientRow, RoundRecord, RunObserver
 from subfleet.observers import OBSERVERS, observe_run
-from subfleet.observers.figures import round_figures, flatten_parameters
+from subfleet.observers.figures import flatten_parameters, round_figures
 from subfleet.protocol.errors import ConfigError, MissingExtraError
 from subfleet.protocol.registry import Registry
 from subfleet.settings.reading import read_run

@@ -18,7 +18,7 @@ from subfleet.transport.address import BrokerAddress
 if TYPE_CHECKING:
     from subfleet.serving.outcome import Outcome
 
-__all__ = ["Host", "opened_host"]
+__all__ = ["Host", "open_host"]
 
 Host = Callable[[Run, Path, RunObserver, threading.Event], "Outcome"]
 """Runs a run to its end: in its folder, telling an observer, until an event is set that ends it early. It raises
@@ -26,7 +26,7 @@ RunError where the run fails or is stopped, and whatever SubfleetError the data,
 
 
 @contextmanager
-def opened_host(kind: HostKind, cache: CacheFolder, broker: BrokerAddress | None = None) -> Iterator[Host]:
+def open_host(kind: HostKind, cache: CacheFolder, broker: BrokerAddress | None = None) -> Iterator[Host]:
     """A host with all that it runs with loaded, PyTorch above all; the exporter's processes end with the context.
 
     Args:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from subfleet.emulation.hosting import opened_host
+from subfleet.emulation.hosting import open_host
 from subfleet.export.cache import CacheFolder
 from subfleet.journal.guarding import Unobserved
 from subfleet.journal.records import ClientRow, RoundRecord, RunObserver
@@ -129,7 +129,7 @@ def run(
     folder = choose_folder(Path(runs), described.name, name)
     with (
         open_run_folder(folder, described, observer or Unobserved()) as (folder, everyone),
-        opened_host(described.host.type, cache or default_cache()) as host,
+        open_host(described.host.type, cache or default_cache()) as host,
     ):
         outcome = host(described, folder, everyone, threading.Event())
     found = outcome.result

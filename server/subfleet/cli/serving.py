@@ -11,12 +11,11 @@ from subfleet.export.cache import CacheFolder
 from subfleet.export.pool import ExportPool
 from subfleet.journal.guarding import GuardedObserver
 from subfleet.observers import observe_run, open_run_folder
-from subfleet.reporting.address import HttpAddress
-from subfleet.reporting.api import serve_http
-from subfleet.reporting.run_figures import run_figures
-from subfleet.reporting.telling import ending_lines, reached_text
-from subfleet.serving.deployment import Deployment, StoppedError, deployed
-from subfleet.serving.outcome import Outcome, gallery_of, leave_results
+from subfleet.reporting.api import HttpAddress, serve_http
+from subfleet.reporting.run_figures import compute_figures
+from subfleet.reporting.texts import describe_ending, describe_result
+from subfleet.serving.deployment import Deployment, StoppedError, serve_run
+from subfleet.serving.outcome import Outcome, collect_gallery, write_outcome
 from subfleet.settings.run import Run
 from subfleet.settings.stored_networks import resolve_model
 from subfleet.transport.address import BrokerAddress
@@ -82,8 +81,10 @@ def serve_fleet(  # noqa: PLR0913 - the options of the command
             run=run, folder=folder, exports=exports, clients=clients, broker=broker, embedded_port=_PORT, wait=wait
         )
         outcome = None
-        with suppress(StoppedError), deployed(deployment, observer, stop) as (server, result):
-            outcome = leave_results(folder, result, observer, figures=lambda: run_figures(gallery_of(server), result))
+        with suppress(StoppedError), serve_run(deployment, observer, stop) as (server, result):
+            outcome = write_outcome(
+                folder, result, observer, figures=lambda: compute_figures(collect_gallery(server), result)
+            )
     for line in _describe_end(outcome):
         GuardedObserver(display).say(line)
     return None if outcome is None else folder
@@ -93,5 +94,5 @@ def _describe_end(outcome: Outcome | None) -> Iterator[str]:
     if outcome is None:
         yield "Stopped; the same command takes the run up again"
         return
-    yield from ending_lines(outcome.result)
-    yield f"{reached_text(outcome.result)}; everything is in {outcome.folder}, look at {outcome.report}"
+    yield from describe_ending(outcome.result)
+    yield f"{describe_result(outcome.result)}; everything is in {outcome.folder}, look at {outcome.report}"

@@ -1,7 +1,7 @@
 """Observers of a run beside the display: experiment trackers, registered as entry points.
 
-An entry point of the group "subfleet.observers" is a function of a run and its folder that returns a context manager with
-a `RunObserver`. The context ends with the run, also if the run fails.
+An entry point of the group "subfleet.observers" is a function of a run and its folder that returns a context manager
+with a `RunObserver`. The context ends with the run, also if the run fails.
 """
 
 import logging
@@ -52,7 +52,7 @@ class _StartObserver:
 def open_run_folder(folder: Path, run: Run, display: RunObserver) -> Iterator[tuple[Path, RunObserver]]:
     """A context with the folder of a run and its description; a new folder is removed if the run cannot start.
 
-    A folder stays if it existed before, if a round has begun, or after a `RunError`, because output of devices in it may
+    A folder stays if it existed before, if a round has begun, or after a `RunError`, because its output of devices may
     explain the error.
 
     Args:

@@ -2,11 +2,13 @@
 
 import contextlib
 import datetime
+import ipaddress
 import logging
 import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -28,15 +30,48 @@ from subfleet.journal.records import RoundRecord
 from subfleet.protocol.errors import PortError, SubfleetError
 from subfleet.protocol.input_statistics import InputStatistics
 from subfleet.protocol.messages import Profile
-from subfleet.reporting.address import HttpAddress
-from subfleet.reporting.report import status_html
+from subfleet.reporting.report import render_status
 
-__all__ = ["create_app", "serve_http"]
+__all__ = ["HttpAddress", "create_app", "serve_http"]
 
 _LOG = logging.getLogger(__name__)
 
 START_S = 10.0
 SHOWN_ROUNDS = 20  # on the page, which loads itself anew every few seconds; the API tells of all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpAddress:
+    """Where the HTTP API listens. Port 0 takes a free one."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine reaches it."""
+        host = self.host.partition("%")[0]
+        try:
+            address = ipaddress.ip_address(host)
+        except ValueError:
+            return host == "localhost"
+        mapped = getattr(address, "ipv4_mapped", None)  # ::ffff:127.0.0.1, which is_loopback knows from Python 3.13 on
+        return address.is_loopback if mapped is None else mapped.is_loopback
+
+    @property
+    def warning(self) -> str:
+        """Who can read what the API tells, in a sentence; empty where it is this machine alone."""
+        if self.loopback:
+            return ""
+        try:
+            everywhere = ipaddress.ip_address(self.host.partition("%")[0]).is_unspecified
+        except ValueError:
+            everywhere = not self.host
+        who = "every machine that reaches this one" if everywhere else f"every machine that reaches {self.host}"
+        return (
+            f"the HTTP API asks for no password: {who} can read this run's rounds, clients and models; keep "
+            "--http-host 127.0.0.1 unless a firewall or a proxy with a login stands before it"
+        )
 
 
 class Health(BaseModel):
@@ -45,7 +80,7 @@ class Health(BaseModel):
     status: Literal["ok"] = "ok"
 
 
-class Run(BaseModel):
+class RunStatus(BaseModel):
     """Where a run stands.
 
     `waits_for` says who did not take part in the last try of the round and why, where that left nothing to aggregate,
@@ -65,7 +100,7 @@ class Run(BaseModel):
     started_at: str
 
 
-class Client(BaseModel):
+class ClientStatus(BaseModel):
     """What a client of a run is, and whether it is there.
 
     `away` says why it is away, or refused its task in the open round, and is empty where it is there; `last_seen_at` is
@@ -95,15 +130,15 @@ class _Reader:
     def __init__(self, state_folder: Path) -> None:
         self._engine = database.open_database(state_folder, warns=False)  # the server has said so
 
-    def runs(self, run_id: str | None = None) -> list[Run]:
+    def runs(self, run_id: str | None = None) -> list[RunStatus]:
         table = database.runs
-        query = sql.select(*(table.c[name] for name in Run.model_fields)).order_by(table.c.started_at.desc())
+        query = sql.select(*(table.c[name] for name in RunStatus.model_fields)).order_by(table.c.started_at.desc())
         if run_id is not None:
             query = query.where(table.c.run_id == run_id)
         with connected(self._engine) as connection:
-            return [Run.model_validate(row._asdict()) for row in typed_rows(connection, query)]
+            return [RunStatus.model_validate(row._asdict()) for row in typed_rows(connection, query)]
 
-    def run(self, run_id: str) -> Run:
+    def run(self, run_id: str) -> RunStatus:
         found = self.runs(run_id)
         if not found:
             raise HTTPException(404, f"there is no run {run_id!r:.80}; /api/runs lists those there are")
@@ -115,7 +150,7 @@ class _Reader:
     def evaluations(self, run_id: str) -> tuple[EvaluationRecord, ...]:
         return Journal(self._engine, self.run(run_id).run_id).evaluations()
 
-    def clients(self, run_id: str) -> list[Client]:
+    def clients(self, run_id: str) -> list[ClientStatus]:
         profiles = Journal(self._engine, self.run(run_id).run_id).profiles()
         away, now = self.absences(run_id), _now()
         return [_client(profile, away.get(profile.client_id), now) for profile in profiles]
@@ -126,12 +161,12 @@ class _Reader:
     def status_page(self) -> str:
         newest = next(iter(self.runs()), None)
         if newest is None:
-            return status_html("none yet", "There is no run yet.", ())
+            return render_status("none yet", "There is no run yet.", ())
         lacking = f" It was tried {newest.retry} times and waits for {newest.waits_for}." if newest.waits_for else ""
         state = f"{newest.phase}, round {newest.round} of {newest.round_count}.{lacking} {newest.failure}"
         now = _now()
         away = [(name, one.told(now), _time(one) or "-") for name, one in self.absences(newest.run_id).items()]
-        return status_html(newest.name, state, self.rounds(newest.run_id, newest=SHOWN_ROUNDS), away)
+        return render_status(newest.name, state, self.rounds(newest.run_id, newest=SHOWN_ROUNDS), away)
 
     def close(self) -> None:
         self._engine.dispose()
@@ -167,11 +202,11 @@ def create_app(state_folder: Path, *, hosts: tuple[str, ...] = ("127.0.0.1", "lo
         return Health()
 
     @app.get("/api/runs")
-    def runs() -> list[Run]:
+    def runs() -> list[RunStatus]:
         return reader.runs()
 
     @app.get("/api/runs/{run_id}")
-    def run(run_id: str) -> Run:
+    def run(run_id: str) -> RunStatus:
         return reader.run(run_id)
 
     @app.get("/api/runs/{run_id}/rounds")
@@ -181,7 +216,7 @@ def create_app(state_folder: Path, *, hosts: tuple[str, ...] = ("127.0.0.1", "lo
     app.add_api_route("/api/runs/{run_id}/evaluations", reader.evaluations)
 
     @app.get("/api/runs/{run_id}/clients")
-    def clients(run_id: str) -> list[Client]:
+    def clients(run_id: str) -> list[ClientStatus]:
         return reader.clients(run_id)
 
     @app.get("/api/blobs/{sha256}", response_class=FileResponse)
@@ -232,10 +267,10 @@ def _told(_: Request, error: Exception) -> JSONResponse:
     return JSONResponse({"detail": str(error)}, 500)
 
 
-def _client(profile: Profile, away: AbsenceRecord | None, now: datetime.datetime) -> Client:
-    names = Client.model_fields.keys() - {"away", "last_seen_at"}
+def _client(profile: Profile, away: AbsenceRecord | None, now: datetime.datetime) -> ClientStatus:
+    names = ClientStatus.model_fields.keys() - {"away", "last_seen_at"}
     absence = {} if away is None else {"away": away.told(now), "last_seen_at": _time(away)}
-    return Client.model_validate({name: getattr(profile, name) for name in names} | absence)
+    return ClientStatus.model_validate({name: getattr(profile, name) for name in names} | absence)
 
 
 def _time(away: AbsenceRecord) -> str | None:

@@ -1,6 +1,7 @@
 """A run over a broker: the server, its transport and its clients, whoever starts these, and one meaning of stop."""
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -13,12 +14,12 @@ from subfleet.link.watch import Watch
 from subfleet.programs.supply import Exports
 from subfleet.protocol.errors import RunError
 from subfleet.protocol.topics import Topics
-from subfleet.serving.broker import try_broker
 from subfleet.serving.session import Server
 from subfleet.settings.run import Run
 from subfleet.tasks import Dataset
 from subfleet.transport.address import BrokerAddress, mqtt_client_id, parse_url
 from subfleet.transport.base import Transport
+from subfleet.transport.broker_check import examine_broker
 from subfleet.transport.chunk_sizes import KNOWN_BROKERS, ChunkSizes, KnownBroker
 from subfleet.transport.claiming import ClaimingTransport, server_place
 from subfleet.transport.complaints import Complaints
@@ -26,7 +27,7 @@ from subfleet.transport.mqtt import MqttTransport
 from subfleet.transport.rating import RatedTransport
 from subfleet.transport.waiting import WaitingTransport
 
-__all__ = ["Clients", "Deployment", "StoppedError", "deployed"]
+__all__ = ["Clients", "Deployment", "StoppedError", "adapt_to_broker", "serve_run"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ class Deployment:
 
 
 @contextmanager
-def deployed(
+def serve_run(
     deployment: Deployment, observer: RunObserver, stop: threading.Event
 ) -> Iterator[tuple[Server, RunResult]]:
     """Run to the end; while the context lasts, clients hear of it and leave.
@@ -108,7 +109,7 @@ def deployed(
         checks = stack.enter_context(deployment.clients(address))
         watch = stack.enter_context(Watch([*checks, *mend], stop))
         if deployment.broker is not None:
-            try_broker(address, run, mqtt, sizes, observer, stop if deployment.wait else None)
+            adapt_to_broker(address, run, mqtt, sizes, observer, stop if deployment.wait else None)
         result = server.run(stop)
         watch.raise_failure()
         if not result.finished:
@@ -116,3 +117,40 @@ def deployed(
                 f"the run was stopped before its end; start it again with --name {deployment.folder.name} to go on"
             )
         yield server, result
+
+
+def adapt_to_broker(
+    address: BrokerAddress,
+    run: Run,
+    transport: MqttTransport,
+    sizes: ChunkSizes,
+    observer: RunObserver,
+    wait_until: threading.Event | None = None,
+) -> None:
+    """Try the broker; the server's transport and its chunks go by what is found.
+
+    Args:
+        address: of the broker.
+        run: that is to be served there.
+        transport: of the server, not opened yet.
+        sizes: of the server's chunks.
+        observer: told what the broker does not do, a line each.
+        wait_until: a broker that is not there is waited for until this is set; None does not wait.
+
+    Raises:
+        TransportError: the broker is not there, refuses us, or cannot be trusted.
+    """
+
+    def opened(first: Transport) -> Transport:
+        return first if wait_until is None else WaitingTransport(first, wait_until.is_set)
+
+    fleet = run.fleet.name
+    client_id = mqtt_client_id(fleet, "doctor", f"{run.name}-{os.getpid()}")
+    report = examine_broker(address, Topics(fleet), name=run.name, client_id=client_id, opened=opened)
+    if wait_until is not None and wait_until.is_set():
+        return
+    transport.expect(report.terms)
+    if report.chunk_bytes is not None:
+        sizes.found(report.chunk_bytes)
+    for finding in report.shortcomings:
+        observer.say(f"Broker at {address.where}, {finding.check}: {finding.text}; {finding.remedy}")

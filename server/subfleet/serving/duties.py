@@ -17,10 +17,10 @@ from subfleet.rounds.state import RunState
 from subfleet.rounds.work import CheckRequest, GenerationRequest, NetworksRequest, SearchRequest
 from subfleet.tasks import Dataset
 
-__all__ = ["duties_of"]
+__all__ = ["build_duties"]
 
 
-def duties_of(
+def build_duties(
     context: RunContext, threads: Threads, aggregator: Aggregator, checker: Checker, validation: Dataset | None = None
 ) -> Mapping[type, Duty]:
     """What the server does itself, by the type of the request; `Supply.duties` are the others.

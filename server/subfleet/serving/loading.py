@@ -24,10 +24,10 @@ from subfleet.rounds.searching import searched_round
 from subfleet.rounds.state import RunState
 from subfleet.settings.sections import FirstWeights
 
-__all__ = ["loaded_model", "standing_result"]
+__all__ = ["build_result", "load_model"]
 
 
-def loaded_model(context: RunContext, state: RunState, journal: Journal, checkpoints: Path) -> ModelState:
+def load_model(context: RunContext, state: RunState, journal: Journal, checkpoints: Path) -> ModelState:
     """The model from which the next round starts.
 
     Raises:
@@ -98,7 +98,7 @@ def _given_model(given: FirstWeights, network: Network) -> ModelState:
     return ModelState(shared={name: weights[name] for name in network.tensors}, untrained=stored.untrained)
 
 
-def standing_result(context: RunContext, state: RunState, journal: Journal, checkpoints: Path) -> RunResult:
+def build_result(context: RunContext, state: RunState, journal: Journal, checkpoints: Path) -> RunResult:
     """The result of a run as far as it is.
 
     Args:

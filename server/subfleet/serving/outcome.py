@@ -9,14 +9,14 @@ from typing import Any
 from subfleet.journal.records import DeployedModel, RunObserver, RunResult
 from subfleet.methods.aggregator import Participant
 from subfleet.protocol.errors import FileError, RunError, SubfleetError
-from subfleet.reporting.personalised_models import OwnMetric, kept_models, tried_models
+from subfleet.reporting.personalised_models import OwnMetric, copy_models, measure_models
 from subfleet.reporting.results import write_results
 from subfleet.reporting.run_figures import Gallery
 from subfleet.rounds.networks import standing_for
 from subfleet.serving.session import Server
 from subfleet.settings.run_folder import MODEL, SUPERNET
 
-__all__ = ["Outcome", "gallery_of", "leave_results", "owners_of"]
+__all__ = ["Outcome", "collect_gallery", "find_owners", "write_outcome"]
 
 Trial = Callable[[Sequence[Path]], Sequence[OwnMetric | None]]
 """Runs model files, and tells how good each is; None where nothing here can run it."""
@@ -40,7 +40,7 @@ class Outcome:
     models: tuple[dict[str, Any], ...] = ()
 
 
-def leave_results(
+def write_outcome(
     folder: Path,
     result: RunResult,
     observer: RunObserver,
@@ -78,8 +78,8 @@ def leave_results(
     if result.deployed:
         observer.say("Keeping each device's own model")
     try:
-        kept = kept_models(folder, [(model, file_of(model)) for model in result.deployed])
-        models = tried_models(folder, kept, trial)
+        kept = copy_models(folder, [(model, file_of(model)) for model in result.deployed])
+        models = measure_models(folder, kept, trial)
     except SubfleetError:
         # A model that cannot be shown is no reason to lose a run.
         write_results(folder, name=folder.name, result=result, figures=told)
@@ -88,12 +88,12 @@ def leave_results(
     return Outcome(result=result, folder=folder, report=report, models=models)
 
 
-def gallery_of(server: Server) -> Gallery:
+def collect_gallery(server: Server) -> Gallery:
     """The models that the clients of a server's run have now."""
-    return Gallery.of(server.context, server.model, server.samples, dict(owners_of(server)))
+    return Gallery.of(server.context, server.model, server.samples, dict(find_owners(server)))
 
 
-def owners_of(server: Server) -> Iterator[tuple[str, Participant]]:
+def find_owners(server: Server) -> Iterator[tuple[str, Participant]]:
     """The clients that were ever aggregated, each with the submodel that is its own now."""
     for name, client in sorted(server.state.last.items()):
         owner = standing_for(server.context, server.state, client)

@@ -4,6 +4,7 @@ Order of every step: decide (pure), write the journal, then act. What a client w
 the promise leaves, and a server that dies between the two makes the same promise again.
 """
 
+import gc
 import threading
 import time
 from collections.abc import Callable, Set
@@ -51,11 +52,10 @@ from subfleet.rounds.events import Event, Failed, Tick
 from subfleet.rounds.searching import searched_round
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import CheckRequest
-from subfleet.serving.context import context_of
-from subfleet.serving.duties import duties_of
-from subfleet.serving.garbage import freeze_what_is_loaded
-from subfleet.serving.loading import loaded_model, standing_result
-from subfleet.serving.narrating import Attendance, Pace, told
+from subfleet.serving.duties import build_duties
+from subfleet.serving.loading import build_result, load_model
+from subfleet.serving.narration import Attendance, Pace, describe_step
+from subfleet.serving.run_context import create_context
 from subfleet.settings.run import Run
 from subfleet.tasks import Dataset
 from subfleet.tasks.measuring import measure_inputs
@@ -63,7 +63,7 @@ from subfleet.transport.base import Transport
 from subfleet.transport.blob_store import BlobStore
 from subfleet.transport.chunk_sizes import ChunkSizes
 
-__all__ = ["Server"]
+__all__ = ["Server", "freeze_loaded_objects"]
 
 _POLL_S = 0.05
 
@@ -114,7 +114,7 @@ class Server:
         run_id = begin_run(
             self._engine, name=config.name, settings=config.fingerprint(), round_count=config.total_rounds
         )
-        self._context = replace(context_of(config, run_id), evaluation_inputs=measure_inputs(evaluation))
+        self._context = replace(create_context(config, run_id), evaluation_inputs=measure_inputs(evaluation))
         self._journal = Journal(self._engine, run_id, first_memory=self._context.roles.memory.initial)
         self._attendance = Attendance(self._context, self._engine)
         self._blobs = blobs = BlobStore(self._places.blobs)
@@ -129,7 +129,7 @@ class Server:
             samples_sha256=samples_of(evaluation).sha256 if config.deploy_quantisation != "none" else "",
         )
         self._aggregator = Aggregator(views, blobs, evaluation, checkpoints=self._places.checkpoints)
-        duties = duties_of(self._context, threads, self._aggregator, Checker(self._context, blobs), validation)
+        duties = build_duties(self._context, threads, self._aggregator, Checker(self._context, blobs), validation)
         self._work = Worker({**self._supply.duties, **duties}, threads)
         self._state = RunState()
         self._goes_on = False
@@ -175,7 +175,7 @@ class Server:
         """
         with self._places.locked():
             self.open()
-            freeze_what_is_loaded()
+            freeze_loaded_objects()
             try:
                 while not stop.is_set() and not self.finished:
                     self.step(_POLL_S)
@@ -235,11 +235,11 @@ class Server:
     def result(self) -> RunResult:
         """How the run stands, or ended; a damaged journal is a FileError."""
         with understood(self._places.folder):
-            return standing_result(self._context, self._state, self._journal, self._places.checkpoints)
+            return build_result(self._context, self._state, self._journal, self._places.checkpoints)
 
     def _renew(self) -> None:
         """Take up the model that the state stands at."""
-        model = loaded_model(self._context, self._state, self._journal, self._places.checkpoints)
+        model = load_model(self._context, self._state, self._journal, self._places.checkpoints)
         self._model = model.to(self._device)
         self._supply.renew(self._model)
 
@@ -274,7 +274,7 @@ class Server:
         elif record is not None:
             self._observer.round_finished(record)
             self._tidy()
-        for text in told(self._context, before, after):
+        for text in describe_step(self._context, before, after):
             self._observer.say(text)
         if (progress := self._pace.progress(after, self._attendance.awaited(after))) is not None:
             self._observer.progressed(progress)
@@ -314,3 +314,13 @@ class Server:
         stored = self._journal.update_digests(since_round=keep_from)
         checked = {one.update.blob.sha256 for one in self._work.requests if isinstance(one, CheckRequest)}
         self._blobs.prune(self._supply.digests | self._link.digests | checked | stored | needed)
+
+
+def freeze_loaded_objects() -> None:
+    """Exclude everything that is loaded from garbage collection.
+
+    PyTorch alone has hundreds of thousands of objects, and each full collection would stop the loop for a tenth of a
+    second.
+    """
+    gc.collect()
+    gc.freeze()

@@ -17,10 +17,10 @@ from subfleet.search.candidates import ordered
 from subfleet.search.estimates import Estimates, estimated_memory
 from subfleet.settings.run import Run
 
-__all__ = ["context_of"]
+__all__ = ["create_context"]
 
 
-def context_of(config: Run, run_id: str) -> RunContext:
+def create_context(config: Run, run_id: str) -> RunContext:
     """Everything about a run that does not change.
 
     Args:

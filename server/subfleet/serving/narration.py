@@ -16,10 +16,10 @@ from subfleet.rounds.networks import networks_told, readiness_told
 from subfleet.rounds.offers import peers_told, scale_warning
 from subfleet.rounds.state import RunState
 
-__all__ = ["Attendance", "Pace", "told"]
+__all__ = ["Attendance", "Pace", "describe_step"]
 
 
-def told(context: RunContext, before: RunState, after: RunState) -> Iterator[str]:
+def describe_step(context: RunContext, before: RunState, after: RunState) -> Iterator[str]:
     """The sentences that a step is worth, in order."""
     yield from _data_told(context, before, after)
     if after.tries.lost != before.tries.lost:
@@ -100,10 +100,10 @@ class Pace:
             self._first = self._first or ((self._round, self._begun_s) if self._begins else None)
         taking_part = [client for client in state.clients.values() if client.stage not in ("skipped", "missing")]
         answered = sum(not client.open for client in taking_part)
-        told = (state.round, answered, len(taking_part), away)
-        if told == self._told:
+        describe_step = (state.round, answered, len(taking_part), away)
+        if describe_step == self._told:
             return None
-        self._told = told
+        self._told = describe_step
         return Progress(
             round=state.round,
             round_count=self._round_count,
