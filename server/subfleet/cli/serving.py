@@ -24,7 +24,6 @@ __all__ = ["serve_fleet"]
 
 _PORT = 1883
 """Of the embedded broker; MQTT clients use it by default."""
-_EMBEDDED = "Embedded broker at {}, for this machine only; --broker takes one that devices can reach"
 
 
 def serve_fleet(  # noqa: PLR0913 - the options of the command
@@ -71,10 +70,8 @@ def serve_fleet(  # noqa: PLR0913 - the options of the command
         @contextmanager
         def clients(address: BrokerAddress) -> Iterator[Sequence[Callable[[], None]]]:
             with serve_http(folder / "server", http) as page:
-                observer.say(f"Run {run.name!r} waits for {run.min_clients} devices; watch it at {page}")
-                if broker is None:
-                    observer.say(_EMBEDDED.format(address.url))
-                    observer.say(f"Join from another terminal: subfleet-edge join {address.url} --data ./data")
+                for line in _describe_start(run, page, "" if broker else address.url):
+                    observer.say(line)
                 yield []
 
         deployment = Deployment(
@@ -88,6 +85,15 @@ def serve_fleet(  # noqa: PLR0913 - the options of the command
     for line in _describe_end(outcome):
         GuardedObserver(display).say(line)
     return None if outcome is None else folder
+
+
+def _describe_start(run: Run, page: str, embedded_broker: str) -> Iterator[str]:
+    yield f"Run {run.name!r} waits for {run.min_clients} devices; watch it at {page}"
+    if embedded_broker:
+        yield (
+            f"Embedded broker at {embedded_broker}, for this machine only; --broker takes one that devices can reach"
+        )
+        yield f"Join from another terminal: subfleet-edge join {embedded_broker} --data ./data"
 
 
 def _describe_end(outcome: Outcome | None) -> Iterator[str]:

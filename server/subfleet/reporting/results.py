@@ -33,14 +33,14 @@ def write_results(
 ) -> Path:
     """Write summary.json, rounds.csv, clients.csv, evaluations.csv and report.html; returns the report's path.
 
-    A report that cannot be drawn is a page that says so; the rest is written all the same.
+    If the report cannot be made, a page with the reason is written instead.
 
     Args:
-        folder: made if missing.
-        name: of the run, for people.
-        result: how the run ended.
-        models: devices' own models, see `kept_models`.
-        figures: of the run as a whole, see `run_figures`.
+        folder: created if it is missing.
+        name: display name of the run.
+        result: of the run.
+        models: devices' own models, see `copy_models`.
+        figures: of the whole run, see `compute_figures`.
 
     Raises:
         FileError: the folder cannot be written.

@@ -1,4 +1,4 @@
-"""A run over a broker: the server, its transport and its clients, whoever starts these, and one meaning of stop."""
+"""Serves a run over a broker: the server, its transport and its clients."""
 
 import logging
 import os
@@ -32,11 +32,11 @@ __all__ = ["Clients", "Deployment", "StoppedError", "adapt_to_broker", "serve_ru
 _LOG = logging.getLogger(__name__)
 
 Clients = Callable[[BrokerAddress], AbstractContextManager[Sequence[Callable[[], None]]]]
-"""Lets clients join at a broker; while its context lasts they may, and the checks that it gives look after them."""
+"""A context in which clients can join at a broker; it gives functions that check the clients."""
 
 
 class StoppedError(RunError):
-    """The run was stopped before its end, and can be taken up."""
+    """The run was stopped before its end, and can be resumed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,14 +44,14 @@ class Deployment:
     """A run, and where it is served.
 
     Attributes:
-        run: as the server is given it.
-        folder: of the run; the server's state is in `server/` there.
-        exports: the exporter; whoever opened it closes it.
-        clients: those that take part.
-        broker: where one is that is there already; None starts an embedded one on loopback.
-        embedded_port: of that one; 0 takes a free port.
-        wait: for the broker, where it is not there at the start.
-        samples: the evaluation data, where somebody has read them.
+        run: settings of the run.
+        folder: of the run; the state of the server is in `server/`.
+        exports: the exporter; it is not closed.
+        clients: lets clients join.
+        broker: None starts an embedded one on the loopback interface.
+        embedded_port: port of the embedded broker; 0 selects a free port.
+        wait: if the broker is not there yet, wait for it.
+        samples: evaluation data, if they have been read.
     """
 
     run: Run
@@ -68,15 +68,15 @@ class Deployment:
 def serve_run(
     deployment: Deployment, observer: RunObserver, stop: threading.Event
 ) -> Iterator[tuple[Server, RunResult]]:
-    """Run to the end; while the context lasts, clients hear of it and leave.
+    """Run to the end; in the context, clients learn of the end and leave.
 
     Args:
-        deployment: what is run, and where.
-        observer: is told what happens.
+        deployment: of the run.
+        observer: of the run.
         stop: set it to stop the run.
 
     Yields:
-        The server of the run, which has ended, and how it ended.
+        The server, after the end of the run, and the result.
 
     Raises:
         StoppedError: `stop` was set before the end.
@@ -87,10 +87,10 @@ def serve_run(
     """
     run, state, address = deployment.run, deployment.folder / "server", deployment.broker
     with ExitStack() as stack:
-        mend: list[Callable[[], None]] = []
+        repairs: list[Callable[[], None]] = []
         if address is None:
             embedded = stack.enter_context(EmbeddedBroker(port=deployment.embedded_port))
-            mend, address = [embedded.start], parse_url(embedded.url)
+            repairs, address = [embedded.start], parse_url(embedded.url)
         mqtt = MqttTransport(address, mqtt_client_id(run.fleet.name, "server", run.name))
         link: Transport = WaitingTransport(mqtt, stop.is_set) if deployment.wait else mqtt
         topics = Topics(run.fleet.name)
@@ -107,7 +107,7 @@ def serve_run(
             samples=deployment.samples,
         )
         checks = stack.enter_context(deployment.clients(address))
-        watch = stack.enter_context(Watch([*checks, *mend], stop))
+        watch = stack.enter_context(Watch([*checks, *repairs], stop))
         if deployment.broker is not None:
             adapt_to_broker(address, run, mqtt, sizes, observer, stop if deployment.wait else None)
         result = server.run(stop)
@@ -127,15 +127,15 @@ def adapt_to_broker(
     observer: RunObserver,
     wait_until: threading.Event | None = None,
 ) -> None:
-    """Try the broker; the server's transport and its chunks go by what is found.
+    """Examine a broker, and adapt the server's transport and chunk sizes to it.
 
     Args:
         address: of the broker.
-        run: that is to be served there.
+        run: to be served.
         transport: of the server, not opened yet.
-        sizes: of the server's chunks.
-        observer: told what the broker does not do, a line each.
-        wait_until: a broker that is not there is waited for until this is set; None does not wait.
+        sizes: of chunks.
+        observer: gets a sentence for each shortcoming of the broker.
+        wait_until: wait for a missing broker until this is set; None does not wait.
 
     Raises:
         TransportError: the broker is not there, refuses us, or cannot be trusted.
