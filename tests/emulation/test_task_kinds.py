@@ -32,8 +32,8 @@ from subfleet.reporting.results import build_summary
 from subfleet.reporting.texts import describe_result
 from subfleet.settings.reading import read_run
 from subfleet.tasks import Dataset, write_npz
-from subfleet.tasks.catalogue import DATASETS
 from subfleet.tasks.dataset import Labels
+from subfleet.tasks.named_dataset import DATASETS
 from subfleet.trainers.executorch import ExecutorchTrainer
 from subfleet.trainers.onnx import OnnxTrainer
 

@@ -12,7 +12,7 @@ import pytest
 from subfleet.journal.evaluations import EvaluationRecord, EvaluationRow
 from subfleet.journal.outliers import counted_outliers
 from subfleet.journal.records import ClientRow, DeployedModel, RoundRecord, RunResult, participation_of
-from subfleet.methods.model_kinds import EvaluatedModel
+from subfleet.methods.aggregator import EvaluatedModel
 from subfleet.protocol.errors import FileError
 from subfleet.protocol.task_kinds import METRICS
 from subfleet.reporting.columns import CLIENT_COLUMNS, describe_participation
@@ -220,7 +220,7 @@ def test_a_report_that_cannot_be_drawn_loses_nothing(tmp_path: Path, monkeypatch
     def broken(rounds: object) -> str:
         raise ZeroDivisionError("<no font>")
 
-    monkeypatch.setattr("subfleet.reporting.plots.memory_plot", broken)
+    monkeypatch.setattr("subfleet.reporting.plots.plot_memory", broken)
     page = write_results(tmp_path, name="a<b", result=RESULT).read_text(encoding="utf-8")
     assert "The report cannot be made (ZeroDivisionError: &lt;no font&gt;)" in page
     assert "a&lt;b" in page

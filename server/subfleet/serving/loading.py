@@ -15,7 +15,7 @@ from subfleet.journal.lineages import network_records
 from subfleet.journal.outliers import counted_outliers
 from subfleet.journal.records import RunResult
 from subfleet.journal.rows import deployed_models
-from subfleet.methods.describing import method_status
+from subfleet.methods.describing import describe_status
 from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.continuing import why_early
@@ -102,7 +102,7 @@ def build_result(context: RunContext, state: RunState, journal: Journal, checkpo
     return RunResult(
         run_id=context.run_id,
         method=context.config.method.TYPE,
-        method_status=method_status(context.config.method, context.config.setting, counted_outliers(records).altered),
+        method_status=describe_status(context.config.method, context.config.setting, counted_outliers(records).altered),
         finished=state.phase == "finished",
         accuracy=records[-1].accuracy if records else None,
         rounds=records,
