@@ -80,7 +80,7 @@ class Health(BaseModel):
     status: Literal["ok"] = "ok"
 
 
-class RunStatus(BaseModel):
+class Run(BaseModel):
     """Where a run stands.
 
     `waits_for` says who did not take part in the last try of the round and why, where that left nothing to aggregate,
@@ -100,7 +100,7 @@ class RunStatus(BaseModel):
     started_at: str
 
 
-class ClientStatus(BaseModel):
+class Client(BaseModel):
     """What a client of a run is, and whether it is there.
 
     `away` says why it is away, or refused its task in the open round, and is empty where it is there; `last_seen_at` is
@@ -130,15 +130,15 @@ class _Reader:
     def __init__(self, state_folder: Path) -> None:
         self._engine = database.open_database(state_folder, warns=False)  # the server has said so
 
-    def runs(self, run_id: str | None = None) -> list[RunStatus]:
+    def runs(self, run_id: str | None = None) -> list[Run]:
         table = database.runs
-        query = sql.select(*(table.c[name] for name in RunStatus.model_fields)).order_by(table.c.started_at.desc())
+        query = sql.select(*(table.c[name] for name in Run.model_fields)).order_by(table.c.started_at.desc())
         if run_id is not None:
             query = query.where(table.c.run_id == run_id)
         with connected(self._engine) as connection:
-            return [RunStatus.model_validate(row._asdict()) for row in typed_rows(connection, query)]
+            return [Run.model_validate(row._asdict()) for row in typed_rows(connection, query)]
 
-    def run(self, run_id: str) -> RunStatus:
+    def run(self, run_id: str) -> Run:
         found = self.runs(run_id)
         if not found:
             raise HTTPException(404, f"there is no run {run_id!r:.80}; /api/runs lists those there are")
@@ -150,7 +150,7 @@ class _Reader:
     def evaluations(self, run_id: str) -> tuple[EvaluationRecord, ...]:
         return Journal(self._engine, self.run(run_id).run_id).evaluations()
 
-    def clients(self, run_id: str) -> list[ClientStatus]:
+    def clients(self, run_id: str) -> list[Client]:
         profiles = Journal(self._engine, self.run(run_id).run_id).profiles()
         away, now = self.absences(run_id), _now()
         return [_client(profile, away.get(profile.client_id), now) for profile in profiles]
@@ -202,11 +202,11 @@ def create_app(state_folder: Path, *, hosts: tuple[str, ...] = ("127.0.0.1", "lo
         return Health()
 
     @app.get("/api/runs")
-    def runs() -> list[RunStatus]:
+    def runs() -> list[Run]:
         return reader.runs()
 
     @app.get("/api/runs/{run_id}")
-    def run(run_id: str) -> RunStatus:
+    def run(run_id: str) -> Run:
         return reader.run(run_id)
 
     @app.get("/api/runs/{run_id}/rounds")
@@ -216,7 +216,7 @@ def create_app(state_folder: Path, *, hosts: tuple[str, ...] = ("127.0.0.1", "lo
     app.add_api_route("/api/runs/{run_id}/evaluations", reader.evaluations)
 
     @app.get("/api/runs/{run_id}/clients")
-    def clients(run_id: str) -> list[ClientStatus]:
+    def clients(run_id: str) -> list[Client]:
         return reader.clients(run_id)
 
     @app.get("/api/blobs/{sha256}", response_class=FileResponse)
@@ -267,10 +267,10 @@ def _told(_: Request, error: Exception) -> JSONResponse:
     return JSONResponse({"detail": str(error)}, 500)
 
 
-def _client(profile: Profile, away: AbsenceRecord | None, now: datetime.datetime) -> ClientStatus:
-    names = ClientStatus.model_fields.keys() - {"away", "last_seen_at"}
+def _client(profile: Profile, away: AbsenceRecord | None, now: datetime.datetime) -> Client:
+    names = Client.model_fields.keys() - {"away", "last_seen_at"}
     absence = {} if away is None else {"away": away.told(now), "last_seen_at": _time(away)}
-    return ClientStatus.model_validate({name: getattr(profile, name) for name in names} | absence)
+    return Client.model_validate({name: getattr(profile, name) for name in names} | absence)
 
 
 def _time(away: AbsenceRecord) -> str | None:
