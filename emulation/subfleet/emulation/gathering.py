@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from subfleet.device_profiles import DeviceProfile, LogRow, ResourceLog, load_log, load_profile
-from subfleet.device_profiles.drawing import PopulationDevice, devices_of
+from subfleet.device_profiles.drawing import PopulationDevice, draw_devices
 from subfleet.device_profiles.populations import load_population
-from subfleet.device_profiles.replay import begun_at
+from subfleet.device_profiles.replay import rotate_log
 from subfleet.emulation.partitions import partition
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.readings import Reading
@@ -21,7 +21,7 @@ from subfleet.tasks import DataForm, Dataset, read_dataset
 from subfleet.tasks.data_form import fit_to_form
 from subfleet.tasks.named_dataset import DATASETS
 from subfleet.tasks.source_files import find_data_folders
-from subfleet.transport.memory import Faults
+from subfleet.transport.in_memory import Faults
 
 __all__ = ["EmulatedDevice", "GatheredRun", "gather_run"]
 
@@ -115,7 +115,7 @@ def _taken(run: Run, settings: DeviceSettings) -> Sequence[PopulationDevice]:
     """Profile and log of each of the devices that some settings describe."""
     if settings.population:
         population, folder = load_population(settings.population), find_data_folders().given
-        found = devices_of(population, settings.count, seed=f"{run.seed}/{settings.id}", data=folder)
+        found = draw_devices(population, settings.count, seed=f"{run.seed}/{settings.id}", data=folder)
     else:
         profile = load_profile(settings.profile)
         log = _steady(settings.steady, profile.name) if settings.steady else load_log(settings.log)
@@ -219,4 +219,4 @@ def _held_out(data: Dataset, share: float, stream: str) -> tuple[Dataset, Datase
 
 def _spread(log: ResourceLog, count: int) -> list[ResourceLog]:
     """A log for each of several devices that are alike: each begins equal parts further on."""
-    return [begun_at(log, place * len(log.rows) // count) for place in range(count)]
+    return [rotate_log(log, place * len(log.rows) // count) for place in range(count)]

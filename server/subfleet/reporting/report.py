@@ -8,7 +8,7 @@ from subfleet.journal.costs import costs_of
 from subfleet.journal.evaluations import EvaluationRecord, spread_text
 from subfleet.journal.networks import NetworkRecord
 from subfleet.journal.records import RoundRecord, RunResult, participation_of
-from subfleet.protocol.task_kinds import METRICS, told_metrics
+from subfleet.protocol.task_kinds import METRICS, format_metrics
 from subfleet.reporting.columns import CLIENT_COLUMNS, describe_participation
 from subfleet.reporting.texts import describe_costs, describe_result, describe_times, format_amount, list_remarks
 
@@ -37,7 +37,7 @@ def render_report(name: str, result: RunResult, record: dict[str, Any]) -> str:
     """
     rounds = result.rounds
     metrics = rounds[-1].all_metrics if rounds else {}
-    more = f" ({told_metrics(metrics)})" if len(metrics) > 1 else ""
+    more = f" ({format_metrics(metrics)})" if len(metrics) > 1 else ""
     reached = (
         f"<p><b>{escape(describe_result(result))}</b>{escape(more)} after {len(rounds)} rounds "
         f"(run <code>{escape(result.run_id)}</code>). Participation: <b>{participation_of(rounds):.1%}</b>.</p>"
