@@ -64,9 +64,8 @@ def found(
 
 def opposed(scale: float = 1.0) -> list[ClientUpdate]:
     """Three who pull to one side, two to the other: the mean is a fifth of what each moves."""
-    one = direction(1)
     names = zip(("ada", "bob", "cyd", "dan", "eve"), (1, 1, 1, -1, -1), strict=True)
-    return [trained(name, times(side * scale, one)) for name, side in names]
+    return [trained(name, times(side * scale, direction(1))) for name, side in names]
 
 
 # --- groups -----------------------------------------------------------------------------------------------------------
