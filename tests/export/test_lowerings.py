@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from subfleet.export.lowerings.activation import ACTIVATIONS
+from subfleet.export.lowerings.arithmetic import ACTIVATIONS
 from subfleet.export.lowerings.convolution_products import CONVOLUTIONS_AS_PRODUCTS
 from subfleet.export.lowerings.norms import NORMALISATIONS
 

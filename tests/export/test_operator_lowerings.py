@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 from matrices import examples
 from torch import Tensor
 
-from subfleet.export.lowerings.activation import ACTIVATIONS
-from subfleet.export.lowerings.arithmetic import ARITHMETIC
+from subfleet.export.lowerings.arithmetic import ACTIVATIONS, ARITHMETIC
 from subfleet.export.lowerings.indexing import EMBEDDINGS
 from subfleet.export.lowerings.norms import BATCH_NORMS, LAYER_NORMS, WEIGHT_NORMS
 from subfleet.export.lowerings.pooling import AVERAGE_POOLS, MAXIMUM_POOL_BACKWARD, MAXIMUM_POOLS
-from subfleet.export.lowerings.resampling import RESAMPLINGS
+from subfleet.export.lowerings.separable import RESAMPLINGS
 from subfleet.export.lowerings.shaping import SHAPING
 from subfleet.export.lowerings.tables import COMMON, without
 from subfleet.protocol.errors import ExportError

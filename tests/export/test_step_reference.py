@@ -17,7 +17,7 @@ from subfleet.export.layers.functions import POOLS, WHOLES
 from subfleet.export.layers.random_layers import DRAWS, RANDOMNESS
 from subfleet.export.steps import Step
 from subfleet.export.steps.reference.step_references import InferenceReference, TrainingReference
-from subfleet.export.verification.examples import second_step
+from subfleet.export.verification.verifying import second_step
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.programs import ValueInfo
 

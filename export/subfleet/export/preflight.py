@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from subfleet.export.failures import as_export_errors
 from subfleet.export.steps import SampleSpec, Step, training_step
 from subfleet.export.targets import find_target
+from subfleet.export.tools import as_export_errors
 from subfleet.export.tracing import trace
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings

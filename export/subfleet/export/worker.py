@@ -15,8 +15,8 @@ from typing import BinaryIO, TextIO
 from subfleet.elastic.families.records.residual import Mlp
 from subfleet.export.cache import is_whole, lock_result
 from subfleet.export.jobs import MAX_LINE_BYTES, TAKEN_LINE, Answer, ExportJob, figure_path, write_atomically
-from subfleet.export.quiet import pause_garbage_collection
 from subfleet.export.requests import EstimateRequest, EvaluateRequest, InferRequest, TrainRequest
+from subfleet.export.tools import pause_garbage_collection
 from subfleet.export.versions import TARGET_NAMES
 from subfleet.protocol.errors import ExportError, SubfleetError
 from subfleet.protocol.programs import encode_program
@@ -42,12 +42,10 @@ def run_job(job: ExportJob) -> None:
 
 @pause_garbage_collection()
 def _export(job: ExportJob, path: Path) -> None:
-    from subfleet.export.programs import export_evaluation_program, export_training_program
+    from subfleet.export.programs import export_program
 
-    if isinstance(job.request, TrainRequest):
-        content = encode_program(export_training_program(job.request))
-    elif isinstance(job.request, EvaluateRequest):
-        content = encode_program(export_evaluation_program(job.request))
+    if isinstance(job.request, TrainRequest | EvaluateRequest):
+        content = encode_program(export_program(job.request))
     elif isinstance(job.request, EstimateRequest):
         content = _export_estimates(job.request)
     else:
@@ -105,12 +103,12 @@ def _handle(line: str) -> Answer:
 
 def warm_up(is_idle: Callable[[], bool]) -> None:
     """Import the tools and let them build their tables, target by target, while there are no jobs."""
-    from subfleet.export.programs import export_training_program
+    from subfleet.export.programs import export_program
 
     model = Mlp(input_shape=(4,), class_count=2, widths=(4,), depths=(1,))
     for target in TARGET_NAMES:
         if is_idle():
-            export_training_program(
+            export_program(
                 TrainRequest(
                     model=model,
                     architecture=Architecture(),

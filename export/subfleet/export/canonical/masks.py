@@ -32,22 +32,11 @@ CHOSEN: Mapping[Any, Callable[..., Any]] = MappingProxyType(
 """By operator: PyTorch's own decompositions select, so the gradient may be anything where it does not count."""
 
 _DIVISIONS = frozenset({aten.div.Tensor, aten.reciprocal.default, aten.rsqrt.default})
-_CARRYING = frozenset(
-    {
-        aten.sqrt.default,
-        aten.expand.default,
-        aten.view.default,
-        aten.reshape.default,
-        aten.unsqueeze.default,
-        aten.squeeze.dim,
-        aten.permute.default,
-        aten.clone.default,
-        aten.sum.dim_IntList,
-        aten.sum.default,
-        aten.mean.dim,
-        aten.mul.Tensor,
-    }
-)
+_CARRYING = frozenset({
+    aten.sqrt.default, aten.expand.default, aten.view.default, aten.reshape.default, aten.unsqueeze.default,
+    aten.squeeze.dim, aten.permute.default, aten.clone.default, aten.sum.dim_IntList, aten.sum.default,
+    aten.mean.dim, aten.mul.Tensor,
+})  # fmt: skip
 """Operators with a result above 0 if all inputs are."""
 
 

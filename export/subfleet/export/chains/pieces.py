@@ -131,15 +131,10 @@ def _check_own_tensors(links: Sequence[LinkModule]) -> None:
 _PLAIN = (str, bytes, int, float, complex, type(None), torch.dtype, torch.device, torch.layout)
 _NAMED = (type, FunctionType, BuiltinFunctionType, ModuleType)
 """Values that stand for themselves: two modules that call the same function do the same."""
-_OF_STATES = frozenset(
-    {
-        "_state_dict_hooks",
-        "_state_dict_pre_hooks",
-        "_load_state_dict_pre_hooks",
-        "_load_state_dict_post_hooks",
-        "_is_full_backward_hook",
-    }
-)
+_OF_STATES = frozenset({
+    "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
+    "_is_full_backward_hook",
+})  # fmt: skip
 """PyTorch's attributes that define how weights are read and written."""
 _OF_PARAMETERS = frozenset({"_flat_weights", "_flat_weight_refs"})
 """PyTorch's lists of parameters in recurrent layers."""

@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 from torch._decomp import core_aten_decompositions, get_decompositions
 
-from subfleet.export.lowerings.activation import ACTIVATIONS
-from subfleet.export.lowerings.arithmetic import ARITHMETIC
+from subfleet.export.lowerings.arithmetic import ACTIVATIONS, ARITHMETIC
 from subfleet.export.lowerings.indexing import EMBEDDINGS, INDEXING
 from subfleet.export.lowerings.norms import BATCH_NORMS, LAYER_NORMS, NORMALISATIONS, WEIGHT_NORMS
 from subfleet.export.lowerings.pooling import AVERAGE_POOLS, MAXIMUM_POOLS
-from subfleet.export.lowerings.resampling import RESAMPLINGS
+from subfleet.export.lowerings.separable import RESAMPLINGS
 from subfleet.export.lowerings.shaping import SHAPING
 
 __all__ = ["COMMON", "SELDOM", "without"]

@@ -11,9 +11,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from subfleet.export.quiet import quiet
 from subfleet.export.targets.executorch_program import constant_methods
 from subfleet.export.targets.onnx import add_notes
+from subfleet.export.tools import quiet
 from subfleet.protocol.silence import imported
 
 __all__ = ["QUANTISERS", "Quantiser", "quantise_executorch", "quantise_onnx"]

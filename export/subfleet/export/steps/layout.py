@@ -11,7 +11,7 @@ from subfleet.export.steps.optimisers import OPTIMISERS
 from subfleet.protocol.programs import Role, ValueInfo
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 
-__all__ = ["StepShapes", "label_of", "mask_of", "scalar", "step_inputs", "step_outputs", "weights_of"]
+__all__ = ["StepShapes", "label_of", "mask_of", "metric_values", "scalar", "step_inputs", "step_outputs", "weights_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,8 +124,12 @@ def _random_values(shapes: Sequence[tuple[int, ...]]) -> list[ValueInfo]:
     ]
 
 
+def metric_values(objective: ObjectiveSettings) -> tuple[ValueInfo, ...]:
+    """Return the metrics of a training step."""
+    names: tuple[Role, ...] = ("loss", "correct", "count")
+    return tuple(scalar(name, name) for name in (*names, *(("squares",) if objective.squares else ())))
+
+
 def step_outputs(shapes: StepShapes) -> tuple[ValueInfo, ...]:
     """Return a training step's outputs."""
-    names: tuple[Role, ...] = ("loss", "correct", "count")
-    read = (scalar(name, name) for name in (*names, *(("squares",) if shapes.objective.squares else ())))
-    return (*read, *_carried_values(shapes, "new."))
+    return (*metric_values(shapes.objective), *_carried_values(shapes, "new."))

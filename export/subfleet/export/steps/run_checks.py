@@ -14,8 +14,8 @@ from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from subfleet.export.canonical.checks import are_alike, number_results
 from subfleet.export.canonical.cleaning import clean
-from subfleet.export.canonical.likeness import are_alike, number_results
 from subfleet.export.layers import LayerContext
 from subfleet.export.recording import LOOKS, KnownValues, trace_functional, trace_with_pytorch
 from subfleet.export.steps.module_calls import buffers_of, call_with_state, prepare_module, run_exits, state_of

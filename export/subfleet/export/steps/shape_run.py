@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from subfleet.export.failures import as_export_errors
 from subfleet.export.layers import LayerContext
 from subfleet.export.steps.module_calls import (
     call_with_state,
@@ -22,6 +21,7 @@ from subfleet.export.steps.run_checks import RunEffects, TensorTies, WriteWatche
 from subfleet.export.steps.seeding import SeededRandomness
 from subfleet.export.steps.state_snapshot import StateSnapshot
 from subfleet.export.steps.step import DTYPES
+from subfleet.export.tools import as_export_errors
 from subfleet.protocol.programs import ValueInfo
 
 __all__ = ["ModuleShapes", "run_on_shapes"]

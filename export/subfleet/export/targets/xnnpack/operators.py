@@ -13,7 +13,7 @@ from subfleet.export.nodes import argument, shape_of
 from subfleet.export.targets.xnnpack.graph import Rule, XnnpackEmitter, is_floating
 from subfleet.export.targets.xnnpack.reductions import REDUCTIONS
 
-__all__ = ["OPERATORS", "is_supported", "part", "product_by_transposed"]
+__all__ = ["HUGE", "OPERATORS", "is_supported", "part", "product_by_transposed"]
 
 aten = torch.ops.aten
 
@@ -59,12 +59,12 @@ def _relu(emitting: XnnpackEmitter, node: fx.Node) -> int:
     return emitting.graph.unary("Clamp", emitting.value(argument(node, 0)), limits=(0.0, math.inf))
 
 
-_HUGE = 1e38
+HUGE = 1e38
 """Multiplied by this, everything except 0 exceeds 1; numbers below 1e-38 are not normal."""
 
 
 def _sign(emitting: XnnpackEmitter, node: fx.Node) -> int:
-    return emitting.graph.unary("Clamp", emitting.scale(emitting.value(argument(node, 0)), _HUGE), limits=(-1.0, 1.0))
+    return emitting.graph.unary("Clamp", emitting.scale(emitting.value(argument(node, 0)), HUGE), limits=(-1.0, 1.0))
 
 
 def _silu(emitting: XnnpackEmitter, node: fx.Node) -> int:
