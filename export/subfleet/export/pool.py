@@ -19,12 +19,12 @@ from subfleet.export.requests import AnyRequest, EstimateRequest, EvaluateReques
 from subfleet.protocol.errors import ExportError, ProtocolError
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json
 
-__all__ = ["ExportPool", "WaitingJobs"]
+__all__ = ["ExportPool"]
 
 Waiting = tuple[ExportJob, "Future[Path]"]
 
 
-class WaitingJobs:
+class _WaitingJobs:
     """A thread-safe queue; a taker may wait for jobs of a minimum age, so that it only gets neglected ones."""
 
     def __init__(self) -> None:
@@ -215,7 +215,7 @@ class ExportPool:
         self._lock = threading.Lock()
         self._closed = False
         self._pending: dict[str, Future[Path]] = {}
-        self._jobs = WaitingJobs()
+        self._jobs = _WaitingJobs()
         self._workers = tuple(_Worker(cache.path / f"worker-{number}.log") for number in range(workers))
         self._threads = tuple(
             threading.Thread(target=self._serve, args=(worker, number), daemon=True, name=f"export-{number}")

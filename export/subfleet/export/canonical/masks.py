@@ -11,23 +11,21 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._decomp import core_aten_decompositions
+from torch._decomp import get_decompositions
 
 __all__ = ["CHOSEN", "find_unbounded"]
 
 aten = torch.ops.aten
 
-_PYTORCHS_OWN = core_aten_decompositions()  # made anew with each call, which takes a while
 CHOSEN: Mapping[Any, Callable[..., Any]] = MappingProxyType(
-    {
-        operator: _PYTORCHS_OWN[operator]
-        for operator in (
+    get_decompositions(
+        (
             aten.threshold_backward.default,
             aten.hardtanh_backward.default,
             aten.hardsigmoid_backward.default,
             aten.hardswish_backward.default,
         )
-    }
+    )
 )
 """By operator: PyTorch's own decompositions select, so the gradient may be anything where it does not count."""
 

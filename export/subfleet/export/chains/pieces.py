@@ -20,7 +20,7 @@ from subfleet.export.steps.shape_run import run_on_shapes
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.programs import ValueInfo
 
-__all__ = ["LinkModule", "OperatorModule", "Piece", "Pieces", "links_of", "pieces_of", "structure_of"]
+__all__ = ["LinkModule", "OperatorModule", "Piece", "Pieces", "links_of", "pieces_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +140,7 @@ _OF_PARAMETERS = frozenset({"_flat_weights", "_flat_weight_refs"})
 """PyTorch's lists of parameters in recurrent layers."""
 
 
-def structure_of(module: nn.Module) -> Hashable:
+def _structure_of(module: nn.Module) -> Hashable:
     """Return a value that is equal for modules that compute the same from the same weights.
 
     Unknown values are never equal. It consists of the classes of all layers, their attributes, their parameters'
@@ -260,7 +260,7 @@ def pieces_of(links: Sequence[LinkModule], sample: ValueInfo, *, training: bool,
                 names[link.name, operator.name] = ""
                 shapes.add(read.shape)
                 continue
-            key = (structure_of(operator.module), read, last)
+            key = (_structure_of(operator.module), read, last)
             if key not in every:
                 name = ".".join(filter(None, (link.name, operator.name)))
                 every[key] = _piece(name, operator, read, last=last, training=training, in_parts=in_parts)

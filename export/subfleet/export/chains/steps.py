@@ -35,11 +35,11 @@ from subfleet.protocol.errors import ExportError
 from subfleet.protocol.programs import Role, ValueInfo
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 
-__all__ = ["LinkReference", "UpdateReference", "evaluation_steps", "training_steps"]
+__all__ = ["evaluation_steps", "training_steps"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinkReference:
+class _LinkReference:
     """A link's forward pass, and its backward pass from a given gradient or from the loss, in plain PyTorch.
 
     Attributes:
@@ -104,7 +104,7 @@ def _fill_rows(rows: Tensor, real_B: Tensor) -> Tensor:  # noqa: N803 - shapes i
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateReference:
+class _UpdateReference:
     """A step of `torch.optim` on scaled gradients."""
 
     optimiser: OptimiserSettings
@@ -159,7 +159,7 @@ def training_steps(
         reads = values.reads.role
         return Step(
             run=_LinkRun(module=module, inputs=inputs, finish=finish, in_parts=in_parts, objective=settings),
-            reference=LinkReference(module=module, reads=reads, inputs=inputs, outputs=outputs, objective=settings),
+            reference=_LinkReference(module=module, reads=reads, inputs=inputs, outputs=outputs, objective=settings),
             inputs=inputs,
             outputs=outputs,
             carried=state_of(module),
@@ -302,7 +302,7 @@ def _update(values: LinkValues, optimiser: OptimiserSettings) -> Step:
     outputs = update_outputs(values.parameters, optimiser) if values.parameters else ()
     return Step(
         run=run,
-        reference=UpdateReference(optimiser=optimiser, inputs=inputs, outputs=outputs),
+        reference=_UpdateReference(optimiser=optimiser, inputs=inputs, outputs=outputs),
         inputs=inputs,
         outputs=outputs,
         carried=MappingProxyType({}),

@@ -22,14 +22,14 @@ from subfleet.export.layers.random_layers import drop_elements
 from subfleet.export.layers.replacing import LayerContext, Replacement
 from subfleet.protocol.errors import ExportError
 
-__all__ = ["CELLS", "RECURRENT", "RecurrentCell"]
+__all__ = ["RECURRENT"]
 
 States = tuple[Tensor, ...]
 Gradients = tuple[Tensor | None, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecurrentCell:
+class _RecurrentCell:
     """A kind of recurrent layer.
 
     Attributes:
@@ -161,7 +161,7 @@ def _plain_backward(
     return (torch.mm(transposed, d_gates),), (d_gates,)
 
 
-_TANH = RecurrentCell(
+_TANH = _RecurrentCell(
     states=1,
     prepare=_add_biases,
     forward=_plain_forward(torch.tanh),
@@ -169,9 +169,9 @@ _TANH = RecurrentCell(
     backward=_plain_backward,
     projected_gradient=_same_gradient,
 )
-CELLS: Mapping[str, RecurrentCell] = MappingProxyType(
+_CELLS: Mapping[str, _RecurrentCell] = MappingProxyType(
     {
-        "lstm": RecurrentCell(
+        "lstm": _RecurrentCell(
             states=2,
             prepare=_add_biases,
             forward=_lstm_forward,
@@ -179,7 +179,7 @@ CELLS: Mapping[str, RecurrentCell] = MappingProxyType(
             backward=_lstm_backward,
             projected_gradient=_same_gradient,
         ),
-        "gru": RecurrentCell(
+        "gru": _RecurrentCell(
             states=1,
             prepare=_gru_prepare,
             forward=_gru_forward,
@@ -288,7 +288,7 @@ def _previous_states(values_tfn: Tensor, first: Tensor, *, reverse: bool) -> Ten
     return torch.cat([others, start] if reverse else [start, others])
 
 
-def _layers(cell: RecurrentCell) -> Replacement:
+def _layers(cell: _RecurrentCell) -> Replacement:
     """Return the replacement of PyTorch's function for a kind of layers; several states come as a list."""
 
     def run(
@@ -333,9 +333,9 @@ def _layers(cell: RecurrentCell) -> Replacement:
 
 RECURRENT: Mapping[Any, Replacement] = MappingProxyType(
     {
-        torch.lstm: _layers(CELLS["lstm"]),
-        torch.gru: _layers(CELLS["gru"]),
-        torch.rnn_tanh: _layers(CELLS["tanh"]),
-        torch.rnn_relu: _layers(CELLS["relu"]),
+        torch.lstm: _layers(_CELLS["lstm"]),
+        torch.gru: _layers(_CELLS["gru"]),
+        torch.rnn_tanh: _layers(_CELLS["tanh"]),
+        torch.rnn_relu: _layers(_CELLS["relu"]),
     }
 )

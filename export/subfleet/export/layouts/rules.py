@@ -23,7 +23,7 @@ from subfleet.export.layouts.transpositions import (
 )
 from subfleet.export.nodes import argument, shape_of
 
-__all__ = ["PRODUCTS", "RULES"]
+__all__ = ["RULES"]
 
 aten = torch.ops.aten
 
@@ -92,7 +92,7 @@ def _product_with_bias(rewriting: GraphRewriter, node: fx.Node) -> None:
     rewriting.bind_plain(node, rewriting.add(node.target, arguments, shape, node.meta["val"].dtype))
 
 
-PRODUCTS: Mapping[Any, Rule] = MappingProxyType(
+_PRODUCTS: Mapping[Any, Rule] = MappingProxyType(
     {aten.mm.default: _product, aten.bmm.default: _product, aten.addmm.default: _product_with_bias}
 )
 
@@ -300,7 +300,7 @@ _ELEMENTWISE = (
 
 RULES: Mapping[Any, Rule] = MappingProxyType(
     {
-        **PRODUCTS,
+        **_PRODUCTS,
         **dict.fromkeys(_ELEMENTWISE, _elementwise),
         aten.cat.default: _concatenate,
         aten.clone.default: _same,

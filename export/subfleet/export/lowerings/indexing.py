@@ -14,7 +14,7 @@ from torch import Tensor
 
 from subfleet.protocol.errors import ExportError
 
-__all__ = ["EMBEDDINGS", "INDEXING"]
+__all__ = ["INDEXING"]
 
 aten = torch.ops.aten
 
@@ -120,17 +120,6 @@ def _index_add(
     return swapped.transpose(0, dim).contiguous()
 
 
-INDEXING: Mapping[Any, Callable[..., Any]] = MappingProxyType(
-    {
-        aten.index.Tensor: _index,
-        aten._unsafe_index.Tensor: _index,  # noqa: SLF001 - the operator's name
-        aten.index_put.default: _index_put,
-        aten._unsafe_index_put.default: _index_put,  # noqa: SLF001 - the operator's name
-        aten.index_add.default: _index_add,
-    }
-)
-
-
 def _embedding_backward(
     gradient: Tensor, tokens: Tensor, vocabulary: int, padding_index: int, scale_by_frequency: bool
 ) -> Tensor:
@@ -145,6 +134,13 @@ def _embedding_backward(
     return added
 
 
-EMBEDDINGS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
-    {aten.embedding_dense_backward.default: _embedding_backward}
+INDEXING: Mapping[Any, Callable[..., Any]] = MappingProxyType(
+    {
+        aten.embedding_dense_backward.default: _embedding_backward,
+        aten.index.Tensor: _index,
+        aten._unsafe_index.Tensor: _index,  # noqa: SLF001 - the operator's name
+        aten.index_put.default: _index_put,
+        aten._unsafe_index_put.default: _index_put,  # noqa: SLF001 - the operator's name
+        aten.index_add.default: _index_add,
+    }
 )

@@ -16,7 +16,7 @@ from subfleet.export.targets.onnx import add_notes
 from subfleet.export.tools import quiet
 from subfleet.protocol.silence import imported
 
-__all__ = ["QUANTISERS", "Quantiser", "quantise_executorch", "quantise_onnx"]
+__all__ = ["QUANTISERS", "Quantiser"]
 
 _PRODUCTS = ["Conv", "Gemm", "MatMul"]
 """Operators that are quantised. Norms and activations between them stay float32: that costs little and keeps
@@ -24,7 +24,7 @@ accuracy."""
 _BATCH_SIZE = 16
 
 
-def quantise_onnx(
+def _quantise_onnx(
     body: bytes, mode: str, samples: npt.NDArray[np.generic], notes: Mapping[str, str] = MappingProxyType({})
 ) -> bytes:
     """Quantise an .onnx model, by ONNX Runtime's own quantiser.
@@ -94,7 +94,7 @@ def _reader(samples: npt.NDArray[np.generic], name: str) -> Any:
     return Reader()
 
 
-def quantise_executorch(
+def _quantise_executorch(
     module: nn.Module, mode: str, samples: npt.NDArray[np.generic], notes: Mapping[str, str] = MappingProxyType({})
 ) -> bytes:
     """Write a module as a .pte model with 8-bit weights, for one sample at a time.
@@ -145,7 +145,7 @@ Quantiser = Callable[[nn.Module, bytes, str, npt.NDArray[np.generic], Mapping[st
 
 QUANTISERS: Mapping[str, Quantiser] = MappingProxyType(
     {
-        "onnx": lambda _module, body, mode, samples, notes: quantise_onnx(body, mode, samples, notes),
-        "executorch": lambda module, _body, mode, samples, notes: quantise_executorch(module, mode, samples, notes),
+        "onnx": lambda _module, body, mode, samples, notes: _quantise_onnx(body, mode, samples, notes),
+        "executorch": lambda module, _body, mode, samples, notes: _quantise_executorch(module, mode, samples, notes),
     }
 )

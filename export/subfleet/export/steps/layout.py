@@ -1,6 +1,6 @@
 """The inputs and outputs of a training step in order, and those that other steps share."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from torch import nn
@@ -110,18 +110,15 @@ def step_inputs(shapes: StepShapes) -> tuple[ValueInfo, ...]:
     if shapes.objective.class_mask:
         values.append(ValueInfo(name="class_mask", dtype="F32", shape=(class_count,), role="class_mask"))
     values += [scalar(name, "coefficient") for name in shapes.coefficients]
-    values += _random_values(shapes.randoms)
+    values += [
+        ValueInfo(name=f"random.{index}", dtype="F32", shape=shape, role="random")
+        for index, shape in enumerate(shapes.randoms)
+    ]
     values += _carried_values(shapes, "")
     values += _tensor_values(shapes.frozen, "frozen", "frozen")
     if shapes.objective.proximal:
         values += _tensor_values(shapes.parameters, "anchor", "anchor")
     return tuple(values)
-
-
-def _random_values(shapes: Sequence[tuple[int, ...]]) -> list[ValueInfo]:
-    return [
-        ValueInfo(name=f"random.{index}", dtype="F32", shape=shape, role="random") for index, shape in enumerate(shapes)
-    ]
 
 
 def metric_values(objective: ObjectiveSettings) -> tuple[ValueInfo, ...]:

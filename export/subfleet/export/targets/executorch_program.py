@@ -27,7 +27,7 @@ from subfleet.export.tools import quiet
 from subfleet.export.tracing import inputs_of, results_of
 from subfleet.protocol.errors import ExportError
 
-__all__ = ["KNOWN", "constant_methods", "edge_target", "hold_constants", "lower_to_executorch", "make_exported_program"]
+__all__ = ["constant_methods", "lower_to_executorch", "make_exported_program"]
 
 aten = torch.ops.aten
 
@@ -57,7 +57,7 @@ _WITH_NUMBER: Mapping[Any, Any] = MappingProxyType(
 )
 """Tensor operators with a separate kernel for a number as the second operand."""
 
-KNOWN: frozenset[Any] = frozenset({
+_KNOWN: frozenset[Any] = frozenset({
     *_COPIES.values(), *_WITH_NUMBER, *_WITH_NUMBER.values(), aten.abs.default, aten.addmm.default,
     aten.amax.default, aten.amin.default, aten.arange.start_step, aten.argmax.default, aten.argmin.default,
     aten.as_strided_copy.default, aten.bmm.default, aten.cat.default, aten.ceil.default, aten.clamp.default,
@@ -81,7 +81,7 @@ KNOWN: frozenset[Any] = frozenset({
 _DROPPED_OPTIONS = frozenset({"device", "layout", "pin_memory"})
 
 
-def edge_target(node: fx.Node) -> Any:
+def _edge_target(node: fx.Node) -> Any:
     """Return the operator in ExecuTorch's dialect that does what a node does; its arguments are adapted in place."""
     from executorch.exir.dialects._ops import ops as dialects
 
@@ -90,7 +90,7 @@ def edge_target(node: fx.Node) -> Any:
         target = _WITH_NUMBER[target]
     if target is aten.arange.default:
         target, node.args = aten.arange.start_step, (0, *node.args)
-    if target not in KNOWN:
+    if target not in _KNOWN:
         raise ExportError(
             f"not every ExecuTorch runtime has a kernel for {target} (node {node.name!r}); {instead_of(target)}"
         )
@@ -100,7 +100,7 @@ def edge_target(node: fx.Node) -> Any:
     return getattr(packet, target._overloadname)  # noqa: SLF001 - no public name
 
 
-def hold_constants(graph: fx.GraphModule) -> dict[str, Tensor]:
+def _hold_constants(graph: fx.GraphModule) -> dict[str, Tensor]:
     """Turn a graph's constant tensors into inputs that the program contains; return them by input name."""
     held: dict[str, Tensor] = {}
     last = inputs_of(graph)[-1]
@@ -185,10 +185,10 @@ def lower_to_executorch(
     from executorch.exir import EdgeProgramManager
     from executorch.exir.delegate import executorch_call_delegate
 
-    held = {**weights, **hold_constants(graph)}
+    held = {**weights, **_hold_constants(graph)}
     for node in graph.graph.nodes:
         if node.op == "call_function" and node.target not in {operator.getitem, executorch_call_delegate}:
-            node.target = edge_target(node)
+            node.target = _edge_target(node)
     graph.recompile()
     with quiet():
         manager = EdgeProgramManager(

@@ -28,7 +28,7 @@ from subfleet.protocol.errors import ExportError
 from subfleet.protocol.programs import ValueInfo
 from subfleet.protocol.silence import imported
 
-__all__ = ["FUSIONS", "IR_VERSION", "OPSET", "OnnxTarget", "add_notes", "training_model"]
+__all__ = ["OnnxTarget", "add_notes", "training_model"]
 
 aten = torch.ops.aten
 _LEAST_POSITIONS = 8
@@ -115,7 +115,7 @@ def _fuse_padding(emitter: Emitter, node: Any) -> str | None:
     )
 
 
-FUSIONS: Mapping[Any, Callable[[Emitter, Any], str | None]] = MappingProxyType(
+_FUSIONS: Mapping[Any, Callable[[Emitter, Any], str | None]] = MappingProxyType(
     {
         aten.add.Tensor: _affine,
         aten.sub.Tensor: _affine,
@@ -125,8 +125,8 @@ FUSIONS: Mapping[Any, Callable[[Emitter, Any], str | None]] = MappingProxyType(
 )
 
 
-OPSET = 20
-IR_VERSION = 10
+_OPSET = 20
+_IR_VERSION = 10
 """What onnxruntime 1.23, the last for Python 3.10, still reads with room to spare."""
 
 _ELEMENT_TYPES: Mapping[str, int] = MappingProxyType({"F32": onnx.TensorProto.FLOAT, "I64": onnx.TensorProto.INT64})
@@ -156,8 +156,8 @@ def _finish(graph: Emitter, inputs: list[onnx.ValueInfoProto], outputs: list[onn
     constants = [constant for constant in graph.initializers if constant.name in read]
     model = helper.make_model(
         helper.make_graph(nodes, "step", inputs, outputs, initializer=constants),
-        opset_imports=[helper.make_opsetid("", OPSET)],
-        ir_version=IR_VERSION,
+        opset_imports=[helper.make_opsetid("", _OPSET)],
+        ir_version=_IR_VERSION,
         producer_name="subfleet",
     )
     try:
@@ -173,7 +173,7 @@ def training_model(graph: fx.GraphModule, step: Step) -> bytes:
     Raises:
         ExportError: an operator cannot be written.
     """
-    written = Emitter(OPERATORS, FUSIONS)
+    written = Emitter(OPERATORS, _FUSIONS)
     for node, value in zip(inputs_of(graph), step.inputs, strict=True):
         written.bind(node, value.name)
     _, names = written.translate(graph)

@@ -19,7 +19,7 @@ from subfleet.export.targets.executorch_program import make_exported_program
 from subfleet.export.targets.xnnpack.graph import XnnpackEmitter, XnnpackGraph, is_floating
 from subfleet.export.targets.xnnpack.operators import HUGE, OPERATORS, is_supported, part, product_by_transposed
 
-__all__ = ["DelegateRegion", "delegate", "phases_of", "prepare", "region_graph", "split_regions"]
+__all__ = ["DelegateRegion", "delegate", "prepare", "region_graph", "split_regions"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class DelegateRegion:
     outputs: tuple[fx.Node, ...]
 
 
-def phases_of(graph: fx.Graph, chosen: Callable[[fx.Node], bool]) -> dict[fx.Node, int]:
+def _phases_of(graph: fx.Graph, chosen: Callable[[fx.Node], bool]) -> dict[fx.Node, int]:
     """Return the phase of every call: odd ones hold the chosen nodes, even ones the others; data only flow forwards."""
     phase_by_node: dict[fx.Node, int] = {}
     for node in graph.nodes:
@@ -54,7 +54,7 @@ def phases_of(graph: fx.Graph, chosen: Callable[[fx.Node], bool]) -> dict[fx.Nod
 
 def split_regions(graph: fx.Graph, chosen: Callable[[fx.Node], bool]) -> list[Sequence[fx.Node] | DelegateRegion]:
     """Return the graph's calls in a valid order: sequences of single nodes, and regions of chosen nodes."""
-    phase_by_node = phases_of(graph, chosen)
+    phase_by_node = _phases_of(graph, chosen)
     last = max(phase_by_node.values(), default=0)
     parts: list[Sequence[fx.Node] | DelegateRegion] = []
     for phase in range(last + 1):
