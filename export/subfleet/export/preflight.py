@@ -119,7 +119,7 @@ def explain_failure(
     """Return the error of a failed export with the layer that caused it, if that can be found."""
     try:
         causes = find_obstacles(module, sample, target=target, batch_size=batch_size)
-    except Exception:  # noqa: BLE001 - what explains an error must not hide it
+    except Exception:  # noqa: BLE001 - an explanation must not hide the error
         return error
     return ExportError(" Also: ".join(str(obstacle) for obstacle in causes)) if causes else error
 
@@ -136,7 +136,7 @@ def _record_calls(network: nn.Module, sample: SampleSpec, batch_size: int) -> di
     try:
         with torch.no_grad():
             network(batch)
-    except Exception:  # noqa: BLE001 - whatever a layer raises, the one that was entered last is in `calls`
+    except Exception:  # noqa: BLE001 - whatever a layer raises, it is in `calls`
         return calls
     finally:
         for hook in hooks:
@@ -188,6 +188,6 @@ def _try_alone(layer: nn.Module, call: _LayerCall, target: str) -> ExportError |
             writer.write_training(trace(step, writer.lowerings), step)
     except ExportError as error:
         return error
-    except Exception:  # noqa: BLE001 - it cannot be tried alone; what it is part of can
+    except Exception:  # noqa: BLE001 - it cannot be tried on its own, but its parent can
         return None
     return None

@@ -47,19 +47,16 @@ def _export(job: ExportJob, path: Path) -> None:
     if isinstance(job.request, TrainRequest | EvaluateRequest):
         content = encode_program(export_program(job.request))
     elif isinstance(job.request, EstimateRequest):
-        content = _export_estimates(job.request)
+        from subfleet.elastic.building import network_of
+        from subfleet.export.estimation.model import EstimateModel
+
+        training = job.request.training
+        content = EstimateModel(network_of(training.model), training).estimates.pack()
     else:
         content, figures = _export_model(job, job.request)
         # Written first: a model file always has its figures beside it.
         write_atomically(figure_path(path), canonical_json(figures))
     write_atomically(path, content)
-
-
-def _export_estimates(request: EstimateRequest) -> bytes:
-    from subfleet.elastic.building import network_of
-    from subfleet.export.estimation.model import EstimateModel
-
-    return EstimateModel(network_of(request.training.model), request.training).estimates.pack()
 
 
 def _export_model(job: ExportJob, request: InferRequest) -> tuple[bytes, dict[str, object]]:
@@ -96,7 +93,7 @@ def _handle(line: str) -> Answer:
         run_job(from_plain(ExportJob, parse_json(line.encode(), max_bytes=MAX_LINE_BYTES)))
     except SubfleetError as error:
         return Answer(error=str(error))
-    except Exception as error:  # noqa: BLE001 - whatever a tool raises concerns this job alone
+    except Exception as error:  # noqa: BLE001 - whatever a tool raises concerns only this job
         return Answer(error=f"the exporter failed with {type(error).__name__}: {error}; report it with the request")
     return Answer()
 

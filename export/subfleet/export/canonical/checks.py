@@ -116,7 +116,7 @@ def check_operators(graph: fx.GraphModule) -> None:
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
             raise ExportError(
                 f"the network draws its own random numbers by {node.target} (node {node.name!r}), which no program can "
-                "replay; use nn.Dropout, whose randomness a program is given"
+                "replay; use nn.Dropout, which takes its randomness from the program's inputs"
             )
         value = node.meta.get("val")
         if isinstance(value, Tensor) and value.dtype.is_complex:

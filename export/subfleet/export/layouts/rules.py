@@ -92,11 +92,6 @@ def _product_with_bias(rewriting: GraphRewriter, node: fx.Node) -> None:
     rewriting.bind_plain(node, rewriting.add(node.target, arguments, shape, node.meta["val"].dtype))
 
 
-_PRODUCTS: Mapping[Any, Rule] = MappingProxyType(
-    {aten.mm.default: _product, aten.bmm.default: _product, aten.addmm.default: _product_with_bias}
-)
-
-
 def _dim(dim: int, rank: int) -> int:
     return dim % rank if rank else 0
 
@@ -300,7 +295,9 @@ _ELEMENTWISE = (
 
 RULES: Mapping[Any, Rule] = MappingProxyType(
     {
-        **_PRODUCTS,
+        aten.mm.default: _product,
+        aten.bmm.default: _product,
+        aten.addmm.default: _product_with_bias,
         **dict.fromkeys(_ELEMENTWISE, _elementwise),
         aten.cat.default: _concatenate,
         aten.clone.default: _same,

@@ -75,16 +75,11 @@ def _indexed_dims(x: Tensor, indices: Indices) -> _IndexedDims:
     order = list(range(x.dim())) if neighbours else [*dims, *(dim for dim in range(x.dim()) if dim not in by_dim)]
     flat: Tensor | None = None
     for dim, index in by_dim.items():
-        index_in_dim = _not_negative(index, x.shape[dim])
+        index_in_dim = torch.where(index < 0, index + x.shape[dim], index)  # below 0 it counts from the end
         flat = index_in_dim if flat is None else flat * x.shape[dim] + index_in_dim
     if flat is None:
         raise ExportError("a tensor is indexed without an index; report it with the request")
     return _IndexedDims(order=tuple(order), first=first, count=len(dims), flat_I=flat)
-
-
-def _not_negative(index: Tensor, size: int) -> Tensor:
-    """Convert an index below 0, which counts from the end."""
-    return torch.where(index < 0, index + size, index)
 
 
 def _index(x: Tensor, indices: Indices) -> Tensor:

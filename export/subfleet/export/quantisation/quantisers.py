@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from subfleet.export.targets.executorch_program import constant_methods
 from subfleet.export.targets.onnx import add_notes
@@ -125,19 +125,14 @@ def _quantise_executorch(
     with quiet(), torch.no_grad():
         graph: Any = torch.export.export(module, example).module()
         prepared = prepare_pt2e(graph, XNNPACKQuantizer().set_global(settings))
-        _observe(prepared, inputs)
+        for index in range(len(inputs)):  # shows the quantiser the ranges of the activations
+            prepared(inputs[index : index + 1])
         exported = torch.export.export(convert_pt2e(prepared), example)
         edge = to_edge_transform_and_lower(
             exported, partitioner=[XnnpackPartitioner()], constant_methods=dict(constant_methods(notes)) or None
         )
         program = edge.to_executorch()
     return bytes(program.buffer)
-
-
-def _observe(prepared: Any, inputs: Tensor) -> None:
-    """Show the quantiser the ranges of the activations."""
-    for index in range(len(inputs)):
-        prepared(inputs[index : index + 1])
 
 
 Quantiser = Callable[[nn.Module, bytes, str, npt.NDArray[np.generic], Mapping[str, str]], bytes]

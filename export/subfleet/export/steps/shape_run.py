@@ -1,6 +1,5 @@
 """Runs a module on shapes before its step is built, and checks what the run does to the module's state."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -96,8 +95,6 @@ def _run_watched(
                 outputs = call_with_state(module, given, run)
             writes.check()
             traces = RunEffects(changes=before.changes(), sources=before.sources)
-    return ModuleShapes(output_shapes=_shapes_of(outputs), random_shapes=context.random_shapes), traces
-
-
-def _shapes_of(tensors: Sequence[Tensor]) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(int(size) for size in tensor.shape) for tensor in tensors)
+    return ModuleShapes(
+        output_shapes=tuple(tuple(map(int, tensor.shape)) for tensor in outputs), random_shapes=context.random_shapes
+    ), traces

@@ -119,6 +119,8 @@ def _hold_constants(graph: fx.GraphModule) -> dict[str, Tensor]:
 
 def make_exported_program(graph: fx.GraphModule, weights: Mapping[str, Tensor]) -> ExportedProgram:
     """Wrap a graph in ExecuTorch's dialect as an exported program that contains the inputs named in `weights`."""
+    from executorch.exir.verification.verifier import EXIREdgeDialectVerifier
+
     places = inputs_of(graph)
     results = results_of(graph)
     free = [node for node in places if node.name not in weights]
@@ -140,7 +142,7 @@ def make_exported_program(graph: fx.GraphModule, weights: Mapping[str, Tensor]) 
         range_constraints={},
         module_call_graph=[ModuleCallEntry(fqn="", signature=call)],
         constants={},
-        verifiers=[_verifier()],
+        verifiers=[EXIREdgeDialectVerifier(edge_compile_config=_compile_config(), class_only=True)],
     )
 
 
@@ -159,12 +161,6 @@ def _backend_config() -> Any:
     # Outputs go to the caller's memory: planned ones would be copied out, and held three times.
     planning = MemoryPlanningPass(alloc_graph_input=False, alloc_graph_output=False)
     return ExecutorchBackendConfig(memory_planning_pass=planning)
-
-
-def _verifier() -> Any:
-    from executorch.exir.verification.verifier import EXIREdgeDialectVerifier
-
-    return EXIREdgeDialectVerifier(edge_compile_config=_compile_config(), class_only=True)
 
 
 def constant_methods(notes: Mapping[str, str]) -> dict[str, Tensor]:

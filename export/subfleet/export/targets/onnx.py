@@ -200,11 +200,6 @@ def _operators_in(body: bytes) -> tuple[str, ...]:
     return tuple(sorted({f"{node.domain}:{node.op_type}" if node.domain else node.op_type for node in nodes}))
 
 
-def _free_values(step: Step) -> tuple[ValueInfo, ValueInfo]:
-    """Return what an inference step takes besides weights, and what it returns."""
-    return step.inputs[0], step.outputs[0]
-
-
 class OnnxTarget:
     """The ONNX format, opset 20 and IR 10."""
 
@@ -240,7 +235,10 @@ class OnnxTarget:
             written.bind(node, value.name)
         _, names = written.translate(graph)
         written.nodes.append(helper.make_node("Identity", names, [step.outputs[0].name]))
-        free = [(value, ["batch" if any_batch else value.shape[0], *value.shape[1:]]) for value in _free_values(step)]
+        free = [
+            (value, ["batch" if any_batch else value.shape[0], *value.shape[1:]])
+            for value in (step.inputs[0], step.outputs[0])
+        ]
         inputs, outputs = ([_value_info(value, shape)] for value, shape in free)
         return add_notes(_finish(written, inputs, outputs), notes)
 

@@ -274,7 +274,7 @@ def _steps_before(settings: OptimiserSettings, scalars: Mapping[str, Tensor]) ->
     for name, beta in zip(_CORRECTIONS, (settings.beta1, settings.beta2), strict=True):
         if name in scalars and steps is None:
             correction = float(scalars[name])
-            # With a beta of 0 the correction is 1 from the first step on, and says no more.
+            # With a beta of 0 the correction is 1 from the first step on, and carries no more information.
             steps = round(math.log1p(-correction) / math.log(beta)) if beta else None
             if not correction:
                 steps = 0

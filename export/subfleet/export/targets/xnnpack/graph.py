@@ -255,16 +255,6 @@ class XnnpackGraph:
         self._node(node)
         return output
 
-    @property
-    def inputs(self) -> tuple[int, ...]:
-        """Values that the caller provides, in order."""
-        return tuple(self._inputs)
-
-    @property
-    def outputs(self) -> tuple[int, ...]:
-        """Values that are returned to the caller, in order."""
-        return tuple(self._outputs)
-
     def calls(self) -> Iterator[tuple[str, tuple[int, ...], int]]:
         """Yield the kind, inputs and output of every node, in order."""
         for node in self._nodes:

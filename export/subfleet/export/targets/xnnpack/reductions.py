@@ -6,6 +6,7 @@ is one or several of these.
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -109,14 +110,6 @@ def _reduce(emitting: XnnpackEmitter, node: fx.Node, *, mean: bool) -> int:
     return graph.reshape(emitting.scale(value, factor), shape_of(node))
 
 
-def _sum(emitting: XnnpackEmitter, node: fx.Node) -> int:
-    return _reduce(emitting, node, mean=False)
-
-
-def _mean(emitting: XnnpackEmitter, node: fx.Node) -> int:
-    return _reduce(emitting, node, mean=True)
-
-
 def _maximum(emitting: XnnpackEmitter, node: fx.Node) -> int:
     graph = emitting.graph
     x: Any = argument(node, 0)
@@ -146,8 +139,8 @@ def _softmax(emitting: XnnpackEmitter, node: fx.Node) -> int:
 
 REDUCTIONS: Mapping[Any, Rule] = MappingProxyType(
     {
-        aten.sum.dim_IntList: _sum,
-        aten.mean.dim: _mean,
+        aten.sum.dim_IntList: partial(_reduce, mean=False),
+        aten.mean.dim: partial(_reduce, mean=True),
         aten.amax.default: _maximum,
         aten._softmax.default: _softmax,  # noqa: SLF001 - the operator's name
         aten._log_softmax.default: _log_softmax,  # noqa: SLF001 - the operator's name
