@@ -36,7 +36,7 @@ from subfleet.rounds.phases import AT_ONCE
 from subfleet.rounds.progress import Finished, Measuring
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest, ModelsRequest, TaskRequest
-from subfleet.settings.timing import Deadlines
+from subfleet.settings.sections import Deadlines
 
 PLAN = context_of()
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from subfleet.rounds.outliers import HELD_FRACTION, MOST_GROWTH, ChangeSize, outliers_of
 from subfleet.rounds.weights import client_fraction, fraction_limit
-from subfleet.settings.outliers import OutlierSettings
+from subfleet.settings.sections import OutlierSettings
 
 SETTINGS = OutlierSettings()
 HELD = 3.0

@@ -18,7 +18,7 @@ from subfleet.rounds.outliers import (
     travel,
     usual_change,
 )
-from subfleet.settings.outliers import OutlierSettings
+from subfleet.settings.sections import OutlierSettings
 
 SETTINGS = OutlierSettings()
 

@@ -35,7 +35,7 @@ from subfleet.rounds.events import Tick
 from subfleet.rounds.live import Punctuality
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import EvaluationRequest
-from subfleet.settings.timing import Evaluations
+from subfleet.settings.sections import Evaluations
 
 # --- evaluations --------------------------------------------------------------------------------------------------
 

@@ -44,7 +44,7 @@ from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import CheckRequest
 from subfleet.serving.narrating import told
-from subfleet.settings.timing import Deadlines
+from subfleet.settings.sections import Deadlines
 
 # --- what is remembered -------------------------------------------------------------------------------------------
 

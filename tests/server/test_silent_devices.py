@@ -19,7 +19,7 @@ from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.progress import Waiting
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest
-from subfleet.settings.timing import Deadlines, LogClock
+from subfleet.settings.sections import Deadlines, LogClock
 
 STRICT = context_of(min_clients=2, rounds=5)
 OTHERS = ("ada", "bob")

@@ -9,7 +9,7 @@ from subfleet.link.traffic import Traffic
 from subfleet.protocol.task_kinds import better
 from subfleet.rounds.actions import CloseGeneration
 from subfleet.rounds.live import GenerationScores
-from subfleet.search.ranking import kendall_tau
+from subfleet.search.path_evolution import kendall_tau
 
 __all__ = ["DevicesRecord", "GenerationRecord", "TuningRecord", "generation_record", "generation_text", "tuning_record"]
 

@@ -22,7 +22,7 @@ from subfleet.protocol.messages import Profile
 from subfleet.protocol.schema import canonical_json, from_plain
 from subfleet.rounds.actions import Close, CloseEvaluation, CloseGeneration
 from subfleet.rounds.state import ClientState, RunState
-from subfleet.settings.resuming import check_taken_up
+from subfleet.settings.fingerprint import check_resumable
 
 __all__ = ["Journal", "begin_run"]
 
@@ -53,7 +53,7 @@ def begin_run(engine: sql.Engine, *, name: str, settings: str, round_count: int)
             connection.execute(runs.insert().values(**row, **start))
             return run_id
         remedy = "restore that, or choose another name or state folder"
-        if check_taken_up(f"run {name!r}", json.loads(known.settings), json.loads(settings), remedy):
+        if check_resumable(f"run {name!r}", json.loads(known.settings), json.loads(settings), remedy):
             more = {"settings": settings, "round_count": round_count}
             connection.execute(runs.update().where(runs.c.run_id == known.run_id).values(**more))
     return str(known.run_id)

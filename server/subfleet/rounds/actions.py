@@ -7,8 +7,8 @@ from typing import Any
 
 from subfleet.elastic.families import AnyFamily
 from subfleet.elastic.lineage import Lineage
-from subfleet.methods.model_kinds import EvaluatedModel
-from subfleet.methods.path_search import Generation
+from subfleet.methods.aggregator import EvaluatedModel
+from subfleet.methods.run_networks import Generation
 from subfleet.protocol.messages import Ack, Task
 from subfleet.rounds.live import GenerationScores
 from subfleet.rounds.state import ClientState

@@ -9,10 +9,9 @@ from types import MappingProxyType
 from subfleet.elastic.lineage import Lineage
 from subfleet.elastic.network import Family, Network
 from subfleet.elastic.update_form import update_bytes
-from subfleet.methods.aggregator import by_samples
-from subfleet.methods.local_training import Trainee, without_self_distillation
-from subfleet.methods.roles import Roles
-from subfleet.methods.techniques import calibration_training
+from subfleet.methods.aggregator import count_samples
+from subfleet.methods.roles import Roles, Trainee, drop_self_distillation
+from subfleet.methods.techniques import derive_calibration_training
 from subfleet.protocol.input_statistics import InputStatistics
 from subfleet.protocol.messages import Update
 from subfleet.protocol.readings import Budget
@@ -118,8 +117,8 @@ class RunContext:
             student: the nested submodel of self-distillation; without one there is none.
         """
         settings = self.roles.training.for_round(self.config.training_of(round_number), round_number)
-        settings = without_self_distillation(settings) if student is None else settings
-        return calibration_training(settings) if self.config.calibrates(round_number) else settings
+        settings = drop_self_distillation(settings) if student is None else settings
+        return derive_calibration_training(settings) if self.config.calibrates(round_number) else settings
 
     def local_training(
         self, round_number: int, trainee: Trainee, *, student: Architecture | None = None
@@ -134,7 +133,7 @@ class RunContext:
 
     def weigh(self, round_number: int) -> Callable[[Update], float]:
         """How much an update of a round counts by itself: measured norms are those of all samples."""
-        return by_samples if self.config.calibrates(round_number) else self.roles.aggregator.weigh
+        return count_samples if self.config.calibrates(round_number) else self.roles.aggregator.weigh
 
     def update_codec(self, network: Network, size: Architecture, budget: Budget) -> AnyUpdateCodec:
         """How a client with this budget writes the update of its size, which is one of the network."""

@@ -13,7 +13,7 @@ from subfleet.rounds.networks import lineages_in_use
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import CostRequest
 from subfleet.search.candidates import Candidate, ordered
-from subfleet.search.estimates import Estimates, planned_memory
+from subfleet.search.estimates import Estimates, estimate_by_plans
 from subfleet.search.query import CostEstimates
 
 __all__ = ["candidates_of", "estimates_of", "estimates_wanted", "has_estimates", "target_estimates"]
@@ -81,4 +81,4 @@ def _candidates(context: RunContext, state: RunState, lineage: Lineage, target: 
 
 def _planned(context: RunContext, lineage: Lineage | None, target: str, memory: MemoryEstimates | None) -> Estimates:
     declared = context.declared(lineage)
-    return replace(declared.estimate, memory=planned_memory(declared.network, target, memory))
+    return replace(declared.estimate, memory=estimate_by_plans(declared.network, target, memory))

@@ -18,7 +18,7 @@ from types import MappingProxyType
 
 from subfleet.protocol.schema import ADDED_LATER
 from subfleet.protocol.training import TrainingSettings
-from subfleet.settings.outliers import OutlierSettings
+from subfleet.settings.sections import OutlierSettings
 
 __all__ = ["ChangeSize", "Outlier", "divergence", "most_outlying", "outliers_of", "travel", "usual_change"]
 

@@ -10,11 +10,11 @@ from subfleet.elastic.lineage import Lineage
 from subfleet.methods.roles import ClosedRound
 from subfleet.methods.selector import (
     AvailableClient,
-    Evaluation,
+    ClientEvaluation,
     LastUpdate,
     SelectionContext,
-    at_random,
-    drawn_at_random,
+    draw_at_random,
+    select_at_random,
 )
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.task import Train
@@ -52,7 +52,7 @@ def selected(context: RunContext, state: RunState) -> tuple[RunState, frozenset[
 def _at_random(context: RunContext, state: RunState, names: frozenset[str]) -> frozenset[str]:
     config = context.config
     count, retry = config.clients_per_round, state.retry
-    return frozenset(drawn_at_random(names, count, seed=config.seed, round_number=state.round, retry=retry))
+    return frozenset(draw_at_random(names, count, seed=config.seed, round_number=state.round, retry=retry))
 
 
 def _chosen(context: RunContext, state: RunState, able: tuple[ClientState, ...]) -> tuple[RunState, frozenset[str]]:
@@ -63,7 +63,7 @@ def _chosen(context: RunContext, state: RunState, able: tuple[ClientState, ...])
     )
     if not able or config.calibrates(state.round):
         return state, names
-    if select is at_random:  # which needs to know nothing of the clients
+    if select is select_at_random:  # which needs to know nothing of the clients
         return state, _at_random(context, state, names)
     estimate = _estimated(context, state.lineages)
     known = _Known(context=context, state=state, training=context.training(state.round), estimate=estimate)
@@ -158,11 +158,11 @@ class _Known:
         )
 
 
-def _evaluation(last: LastEvaluation | None) -> Evaluation | None:
+def _evaluation(last: LastEvaluation | None) -> ClientEvaluation | None:
     if last is None:
         return None
     told = last.evaluated
-    return Evaluation(round=last.round, loss=told.loss, accuracy=told.accuracy, label_count=told.label_count)
+    return ClientEvaluation(round=last.round, loss=told.loss, accuracy=told.accuracy, label_count=told.label_count)
 
 
 def _past(client: ClientState, estimate: Estimate) -> LastUpdate | None:

@@ -20,7 +20,7 @@ from subfleet.rounds.proposing import proposed_client
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import CostRequest, ProgramRequest, SearchRequest, SearchResult
 from subfleet.search.query import CostEstimates, FoundSize, Search
-from subfleet.search.queue import most_wanted
+from subfleet.search.queue import rank_requested
 
 __all__ = ["AT_ONCE", "asking", "explored", "lacking", "sized"]
 
@@ -80,7 +80,7 @@ def _with_requested_programs(context: RunContext, state: RunState) -> Outcome:
     known = {*state.written, *(program.key for program in state.queue)}
     new = tuple(
         requested_program.program
-        for requested_program in most_wanted(requested_programs, known, context.config.exports_per_round)
+        for requested_program in rank_requested(requested_programs, known, context.config.exports_per_round)
     )
     actions = tuple(ProgramRequest(program=one, round=state.round) for one in new)
     return replace(state, queue=(*state.queue, *new)), actions
@@ -106,7 +106,9 @@ def explored(context: RunContext, state: RunState) -> SearchResult:
     recalled: dict[str, CostEstimates] = {
         target: lru_cache(maxsize=_KEPT)(estimate) for target, estimate in estimates.items()
     }
-    searches = {target: _search_of(context, state, target).estimated(estimate) for target, estimate in recalled.items()}
+    searches = {
+        target: _search_of(context, state, target).with_estimates(estimate) for target, estimate in recalled.items()
+    }
     new: list[FoundSize] = []
     pool = dict.fromkeys(state.pool)
     for client in clients:
@@ -117,8 +119,8 @@ def explored(context: RunContext, state: RunState) -> SearchResult:
         found = [one for one in dict.fromkeys(explore(ask)) if one not in pool]
         pool |= dict.fromkeys(found)
         new += found
-        searches = {target: search.learned(found) for target, search in searches.items()}
-    handed = {target: search.estimated(estimates[target]) for target, search in searches.items()}
+        searches = {target: search.learn(found) for target, search in searches.items()}
+    handed = {target: search.with_estimates(estimates[target]) for target, search in searches.items()}
     written = (one.program for key, one in state.written.items() if key not in state.live.written_estimates)
     unpriced = (program for program in written if program.target in estimates)
     return SearchResult(
@@ -134,7 +136,7 @@ def _search_of(context: RunContext, state: RunState, target: str) -> Search:
     if known is not None:
         return known
     start = _search_of_method(context).start
-    return start(context.network, estimates_of(context, state, target), target).learned(state.pool)
+    return start(context.network, estimates_of(context, state, target), target).learn(state.pool)
 
 
 def _search_of_method(context: RunContext) -> SizeSearch:

@@ -15,14 +15,14 @@ from subfleet.journal.lineages import network_records
 from subfleet.journal.outliers import counted_outliers
 from subfleet.journal.records import RunResult
 from subfleet.journal.rows import deployed_models
-from subfleet.methods.describing import method_status
+from subfleet.methods.describing import describe_status
 from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.continuing import why_early
 from subfleet.rounds.networks import all_lineages, counting_turns
 from subfleet.rounds.searching import searched_round
 from subfleet.rounds.state import RunState
-from subfleet.settings.first_model import FirstWeights
+from subfleet.settings.sections import FirstWeights
 
 __all__ = ["loaded_model", "standing_result"]
 
@@ -112,7 +112,7 @@ def standing_result(context: RunContext, state: RunState, journal: Journal, chec
     return RunResult(
         run_id=context.run_id,
         method=context.config.method.TYPE,
-        method_status=method_status(context.config.method, context.config.setting, counted_outliers(records).altered),
+        method_status=describe_status(context.config.method, context.config.setting, counted_outliers(records).altered),
         finished=state.phase == "finished",
         accuracy=records[-1].accuracy if records else None,
         rounds=records,
