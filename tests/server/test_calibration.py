@@ -27,7 +27,7 @@ from server.fake_device import small_change
 from server.server_rig import MODEL, World, config, fleet
 
 from subfleet.aggregation.aggregation import Aggregation
-from subfleet.aggregation.calibration import calibrated_model, check_sums
+from subfleet.aggregation.calibration import calibrate_model, check_sums
 from subfleet.arrays import encode_arrays
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.running_statistics import NormMoments, pool_statistics
@@ -37,7 +37,7 @@ from subfleet.methods.fjord import FjORD
 from subfleet.methods.heterofl import HeteroFL
 from subfleet.methods.standalone import Standalone
 from subfleet.methods.techniques import build_calibration
-from subfleet.protocol.calibration import Calibration, NormLayer, sum_names
+from subfleet.protocol.calibration import Calibration, NormLayer, name_sums
 from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.messages import Task
 from subfleet.protocol.task import Calibrate
@@ -52,7 +52,7 @@ from subfleet.rounds.work import AggregatedRound, CheckRequest, TaskRequest
 from subfleet.settings.run import Run
 from subfleet.testing.submodels import have_same_bits
 from subfleet.transport.blob_store import BlobStore
-from subfleet.transport.memory import Faults
+from subfleet.transport.in_memory import Faults
 
 BATCH_NORM = replace(MODEL, norm="batch")
 
@@ -145,7 +145,7 @@ def sums(calibration: Calibration, shapes: Mapping[str, tuple[int, ...]], sample
         count = samples * norm.positions
         values = generator.normal(1.0, 2.0, (count, *shapes[f"{norm.name}.running_mean"]))
         whole = (np.array(count, np.int64), values.sum(0), np.square(values).sum(0))
-        found |= dict(zip(sum_names(norm.name), whole, strict=True))
+        found |= dict(zip(name_sums(norm.name), whole, strict=True))
     return found
 
 
@@ -153,7 +153,7 @@ PLAN = context_of(**calibrating(rounds=1))
 SIZE = PLAN.space[0]
 ASKED = build_calibration(PLAN.network, SIZE)
 LAYER = ASKED.norms[0].name
-COUNT, SUM, SQUARES = sum_names(LAYER)
+COUNT, SUM, SQUARES = name_sums(LAYER)
 
 
 def honest() -> dict[str, Any]:
@@ -237,7 +237,7 @@ def drawn_state(context: RunContext) -> ModelState:
 
 def moments(found: Mapping[str, Any]) -> dict[str, NormMoments]:
     layers = {name.rpartition(".")[0] for name in found}
-    three = {layer: [found[name] for name in sum_names(layer)] for layer in layers}
+    three = {layer: [found[name] for name in name_sums(layer)] for layer in layers}
     return {
         layer: NormMoments(total=torch.from_numpy(total), squares=torch.from_numpy(squares), count=int(count))
         for layer, (count, total, squares) in three.items()
@@ -248,14 +248,14 @@ def test_sums_become_statistics_whatever_their_order_and_weights_keep_their_bits
     aggregation, state, said = answered(PLAN, tmp_path)
     model = drawn_state(PLAN)
     clients = list(state.clients.values())
-    aggregated = calibrated_model(aggregation, model, clients)
+    aggregated = calibrate_model(aggregation, model, clients)
     assert [client.client_id for client in aggregated.clients] == list(CLIENTS)
     measured = [(client.architecture, moments(said[client.client_id])) for client in aggregated.clients]
     assert measured[0][0] != measured[1][0]
     expected = {**model.shared, **pool_statistics(PLAN.network, model.shared, measured)}
     assert have_same_bits(dict(aggregated.state.shared), expected)
     for order in itertools.permutations(clients):
-        assert have_same_bits(dict(calibrated_model(aggregation, model, order).state.shared), expected)
+        assert have_same_bits(dict(calibrate_model(aggregation, model, order).state.shared), expected)
     moved = {name for name, tensor in model.shared.items() if not torch.equal(aggregated.state.shared[name], tensor)}
     assert moved == {name for name, decl in PLAN.network.tensors.items() if decl.role in ("mean", "variance")}
 
@@ -263,14 +263,14 @@ def test_sums_become_statistics_whatever_their_order_and_weights_keep_their_bits
 def test_without_any_answer_the_model_stays_as_it_is(tmp_path: Path) -> None:
     aggregation, _, _ = answered(PLAN, tmp_path)
     model = drawn_state(PLAN)
-    assert have_same_bits(dict(calibrated_model(aggregation, model, ()).state.shared), dict(model.shared))
+    assert have_same_bits(dict(calibrate_model(aggregation, model, ()).state.shared), dict(model.shared))
 
 
 def test_a_copy_has_the_statistics_of_its_own_clients(tmp_path: Path) -> None:
     context = context_of(**calibrating(rounds=1, method=Standalone()))
     aggregation, state, said = answered(context, tmp_path)
     model = drawn_state(context)
-    aggregated = calibrated_model(aggregation, model, list(state.clients.values()))
+    aggregated = calibrate_model(aggregation, model, list(state.clients.values()))
     assert have_same_bits(dict(aggregated.state.shared), dict(model.shared))
     for client in aggregated.clients:
         own = pool_statistics(context.network, model.shared, [(client.architecture, moments(said[client.client_id]))])
@@ -283,7 +283,7 @@ def test_an_answer_that_is_gone_from_the_disk_is_left_out(tmp_path: Path) -> Non
     assert result is not None
     aggregation.blobs.path(result.blob).unlink()
     model = drawn_state(PLAN)
-    aggregated = calibrated_model(aggregation, model, list(state.clients.values()))
+    aggregated = calibrate_model(aggregation, model, list(state.clients.values()))
     assert list(aggregated.refused) == ["bob"]
     measured = [(client.architecture, moments(said[client.client_id])) for client in aggregated.clients]
     assert have_same_bits(

@@ -11,7 +11,7 @@ from rich.console import Console
 from safetensors.torch import load, save
 from torch import Tensor
 
-from subfleet.aggregation.evaluation_data import with_evaluation
+from subfleet.aggregation.evaluation_data import read_evaluation_data
 from subfleet.cli.console import show_table
 from subfleet.elastic.building import network_of
 from subfleet.elastic.cost import Costs, estimate_cost
@@ -27,7 +27,7 @@ from subfleet.programs.supply import figures_of
 from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.schema import to_plain
 from subfleet.protocol.submodel import Architecture
-from subfleet.protocol.task_kinds import told_metrics
+from subfleet.protocol.task_kinds import format_metrics
 from subfleet.settings.run import Run
 from subfleet.settings.run_folder import MODEL, SUPERNET, interpret_summary, read_description, read_summary
 from subfleet.settings.stored_networks import read_networks
@@ -105,7 +105,7 @@ def show_networks(rows: Sequence[Row], console: Console) -> None:
 
 def _format_accuracy(row: Row) -> str:
     if row["headline"] != "accuracy" and row["metrics"]:
-        return told_metrics({row["headline"]: row["metrics"][row["headline"]]})
+        return format_metrics({row["headline"]: row["metrics"][row["headline"]]})
     return "" if row["accuracy"] is None else f"{row['accuracy']:.4f}"
 
 
@@ -204,7 +204,7 @@ def write_path(
     run, network, state = weights.run, weights.network, weights.state
     supernet = not network.is_path(network.full_architecture())
     if supernet and network.config.norm == "batch":
-        _, data, _ = with_evaluation(run)
+        _, data, _ = read_evaluation_data(run)
         state = recalibrate(network, state, path, torch.split(torch.from_numpy(data.inputs.copy()), _BATCH_SIZE))
     alone = network_of(specialise_family(network, path)) if supernet else network
     cost = estimate_cost(network, path, batch_size=1)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from subfleet.elastic.lineage import Lineage
-from subfleet.protocol.task_kinds import told_metrics
+from subfleet.protocol.task_kinds import format_metrics
 
 __all__ = ["NetworkRecord", "descending"]
 
@@ -52,7 +52,7 @@ class NetworkRecord:
     @property
     def told(self) -> str:
         """What they found, in words; empty where there is nothing."""
-        return "" if self.own_mean is None else told_metrics({self.metric: self.own_mean})
+        return "" if self.own_mean is None else format_metrics({self.metric: self.own_mean})
 
     @property
     def in_use(self) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import sqlalchemy as sql
 
 from subfleet.protocol.errors import FileError, ProtocolError, SubfleetError
-from subfleet.protocol.plugins import raised_by_plugin
+from subfleet.protocol.plugins import explain_plugin_error
 
 __all__ = ["connected", "place_of", "typed_rows", "typed_scalars", "understood"]
 
@@ -39,7 +39,7 @@ def understood(place: object) -> Iterator[None]:
     except SubfleetError:
         raise
     except Exception as error:
-        if raised_by_plugin(error):
+        if explain_plugin_error(error):
             raise
         # A flipped byte fails in as many ways as there are lines that work with what was read.
         raise _damaged(place, f"{type(error).__name__}: {error}") from error

@@ -11,10 +11,10 @@ from subfleet.journal.generations import GenerationRecord, generation_record
 from subfleet.journal.records import ClientRow, DeployedModel, RoundRecord
 from subfleet.link.traffic import Traffic
 from subfleet.protocol.disk import needed_bytes
-from subfleet.protocol.evaluating import totals_of
+from subfleet.protocol.evaluating import sum_totals
 from subfleet.protocol.metric_sums import Totals
 from subfleet.protocol.task import Train
-from subfleet.protocol.task_kinds import TaskKind, metrics_of
+from subfleet.protocol.task_kinds import TaskKind, compute_metrics
 from subfleet.rounds.actions import Close, CloseEvaluation, CloseGeneration
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.networks import declared_of, estimate_of
@@ -65,7 +65,7 @@ def evaluation_record(context: RunContext, close: CloseEvaluation, traffic: Traf
     """The record of a closed evaluation."""
     kind = context.config.training.objective.kind
     found = [
-        totals_of(client.evaluated)
+        sum_totals(client.evaluated)
         for client in close.clients
         if client.stage == "done" and client.evaluated is not None
     ]
@@ -74,7 +74,7 @@ def evaluation_record(context: RunContext, close: CloseEvaluation, traffic: Traf
         seconds=close.seconds,
         clients=tuple(_evaluation_row(kind, client, traffic) for client in close.clients),
         headline=kind.headline,
-        together=metrics_of(kind, Totals.of_all(found)) if found else {},
+        together=compute_metrics(kind, Totals.of_all(found)) if found else {},
     )
 
 
@@ -93,7 +93,7 @@ def _evaluation_row(kind: TaskKind, client: ClientState, traffic: Traffic) -> Ev
     found = client.evaluated
     if found is None:
         return row
-    metrics = metrics_of(kind, totals_of(found))
+    metrics = compute_metrics(kind, sum_totals(found))
     accuracy = found.accuracy if metrics.pop("accuracy", None) is not None else None
     return replace(
         row,

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from subfleet.elastic.model_state import ModelState
 from subfleet.protocol.errors import FileError, SubfleetError
-from subfleet.protocol.loading import cause_of
+from subfleet.protocol.loading import find_cause
 from subfleet.rounds.actions import Request
 from subfleet.rounds.events import Done, Failed
 from subfleet.rounds.state import RunState
@@ -195,7 +195,7 @@ def _failed(request: Request, duty: Duty, error: Exception) -> Failed:
     elif isinstance(error, SubfleetError):
         reason = f"{duty.failure}: {error}"
     else:
-        reason = f"{duty.failure}: {cause_of(error)}"
+        reason = f"{duty.failure}: {find_cause(error)}"
     known = isinstance(error, SubfleetError)
     _LOG.warning("%s (%.200r)", reason, request, exc_info=None if known else error)
     by_disk = duty.needs_disk and isinstance(error, FileError)

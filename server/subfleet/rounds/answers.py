@@ -3,11 +3,11 @@
 import math
 from typing import Literal
 
-from subfleet.protocol.evaluating import totals_of
+from subfleet.protocol.evaluating import sum_totals
 from subfleet.protocol.exhaustive import never
 from subfleet.protocol.messages import Ack, ArchitectureProblem, Deployed, Evaluated, Refusal, Scores, Update
 from subfleet.protocol.task import Calibrate, Deploy, Evaluate, Score, Task, Train, Work
-from subfleet.protocol.task_kinds import oddity
+from subfleet.protocol.task_kinds import find_contradiction
 from subfleet.rounds.actions import Reply
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.networks import declared_of
@@ -150,7 +150,7 @@ def _odd_evaluation(context: RunContext, client: ClientState, task: Task, answer
         return f"{counted} classes were counted, but the model has {classes} and was asked for " + (
             "each" if asked else "none"
         )
-    return "" if answer.scores else oddity(kind, totals_of(answer), classes)
+    return "" if answer.scores else find_contradiction(kind, sum_totals(answer), classes)
 
 
 def _answers(work: Work, answer: _Answer) -> bool:

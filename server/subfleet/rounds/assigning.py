@@ -8,7 +8,7 @@ from subfleet.methods.assigner import Assignment, AssignmentContext, WrittenSize
 from subfleet.protocol.messages import Refusal
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture
-from subfleet.protocol.text import printable
+from subfleet.protocol.text import make_printable
 from subfleet.rounds.actions import Action, SendTask
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.estimation import candidates_of, estimates_of
@@ -262,7 +262,7 @@ def deciding_limit(ask: AssignmentContext, given: Candidate | None, only: Candid
 
 def reason_of(refusal: Refusal) -> str:
     """A refusal in words that may be shown in terminals, where control characters act."""
-    return f"{refusal.reason}: {printable(refusal.detail)}"[:MOST_CHARACTERS]
+    return f"{refusal.reason}: {make_printable(refusal.detail)}"[:MOST_CHARACTERS]
 
 
 def refused_client(

@@ -24,7 +24,7 @@ from subfleet.export.targets.xnnpack.delegating import DelegateRegion, prepare, 
 from subfleet.export.targets.xnnpack.operators import is_supported, product_by_transposed
 from subfleet.export.targets.xnnpack.reductions import LONGEST_PRODUCT
 from subfleet.export.tracing import inputs_of, results_of, trace
-from subfleet.protocol.memory import USUAL_WIDTH
+from subfleet.protocol.memory_plan import USUAL_WIDTH
 from subfleet.protocol.programs import Role
 
 __all__ = ["TracedProgram", "executorch_program", "layers_of", "onnx_program", "torch_program"]
