@@ -28,8 +28,7 @@ from subfleet.testing.rounds import DrawnClient, ask, draw_change, draw_state, m
 from subfleet.testing.submodels import have_same_bits
 from subfleet.transport.blob_store import BlobStore
 
-METHOD = Sattler(warmup_rounds=0, model="nested", mean_norm=1e6, max_norm=1e-6, least_half=1)
-"""Splits whatever can be split, as the paper's does."""
+METHOD = Sattler(warmup_rounds=0, model="nested", mean_norm=1e6, max_norm=1e-6, least_half=1)  # splits all it can
 CONTEXT = make_context(METHOD)
 WHOLE = CONTEXT.space[-1]
 Direction = dict[str, torch.Tensor]
@@ -58,18 +57,15 @@ def found(
 ) -> Clustering:
     find = method.roles().memory.observe
     assert find
-    updates = RoundUpdates(
-        networks={"": CONTEXT.network}, round=number, clients=tuple(clients), memory=memory or SattlerMemory()
-    )
-    outcome: Clustering = find(updates)
-    return outcome
+    memory = memory or SattlerMemory()
+    updates = RoundUpdates(networks={"": CONTEXT.network}, round=number, clients=tuple(clients), memory=memory)
+    return cast("Clustering", find(updates))
 
 
 def opposed(scale: float = 1.0) -> list[ClientUpdate]:
     """Three who pull to one side, two to the other: the mean is a fifth of what each moves."""
-    one = direction(1)
     names = zip(("ada", "bob", "cyd", "dan", "eve"), (1, 1, 1, -1, -1), strict=True)
-    return [trained(name, times(side * scale, one)) for name, side in names]
+    return [trained(name, times(side * scale, direction(1))) for name, side in names]
 
 
 # --- groups -----------------------------------------------------------------------------------------------------------
@@ -326,9 +322,7 @@ def test_who_was_not_there_goes_with_most_of_the_others() -> None:
     assert after.clusters == {"ada": "c8", "bob": "c8", "cyd": "c9", "zoe": "c8", "yan": "c7"}
     assert (after.split_count, after.first_norms) == (4, {"c7": 2.0})
     assert after.sizes == {"c8": 2, "c9": 1}
-    assert roles.memory.remember(memory, replace(closed, observation=None)).clusters["bob"] == "", (
-        "nothing was looked for"
-    )
+    assert roles.memory.remember(memory, replace(closed, observation=None)).clusters["bob"] == ""
 
 
 def test_whose_cluster_was_split_has_the_same_submodel_of_its_half() -> None:
@@ -364,10 +358,9 @@ def test_clusters_are_those_of_who_learns_the_same_to_the_end(tmp_path: Path) ->
     """A whole run with a server that is killed: fake devices of two kinds, each drawn to a target of its kind."""
 
     def towards(sign: float) -> Any:
-        def change(weights: Any, task: Any) -> dict[str, Any]:
-            return {name: (0.5 * (sign - array)).astype(np.float32) for name, array in sorted(weights.items())}
-
-        return change
+        return lambda weights, task: {
+            name: (0.5 * (sign - array)).astype(np.float32) for name, array in sorted(weights.items())
+        }
 
     kinds = {"ada": 1.0, "bob": -1.0, "cyd": 1.0}
     behaviours = {name: replace(one, change=towards(kinds[name])) for name, one in fleet().items()}
@@ -392,8 +385,7 @@ def test_clusters_are_those_of_who_learns_the_same_to_the_end(tmp_path: Path) ->
 
 def test_without_a_split_it_is_a_plain_mean(tmp_path: Path) -> None:
     plain = make_context(replace(METHOD, warmup_rounds=9))
-    clients = [DrawnClient(name=name, size=0) for name in ("ada", "bob")]
-    state = draw_state(plain.network)
+    clients, state = [DrawnClient(name=name, size=0) for name in ("ada", "bob")], draw_state(plain.network)
     moved = play(plain, state, clients, tmp_path).state
     one, other = (draw_change(plain, client, 1) for client in clients)
     place = tensor_maps(plain.network, plain.space[0])
