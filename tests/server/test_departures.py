@@ -20,7 +20,7 @@ from subfleet.rounds.live import Member
 from subfleet.rounds.members import absences, expected
 from subfleet.rounds.progress import Finished
 from subfleet.rounds.state import RunState
-from subfleet.serving.narrating import Attendance, Pace
+from subfleet.serving.narration import Attendance, Pace
 from subfleet.settings.sections import Deadlines
 
 DEADLINES = Deadlines(lease_s=30.0, round_s=600.0)

@@ -12,8 +12,7 @@ from subfleet.journal.database import open_database
 from subfleet.journal.journal import Journal, begin_run
 from subfleet.protocol.errors import PortError
 from subfleet.reporting import api
-from subfleet.reporting.address import HttpAddress
-from subfleet.reporting.api import serve_http
+from subfleet.reporting.api import HttpAddress, serve_http
 from subfleet.rounds.state import RunState
 
 pytestmark = pytest.mark.slow
