@@ -265,7 +265,7 @@ def test_accumulators_of_different_rounds_do_not_merge() -> None:
         Accumulator(network_of(RESNET), random_state(network_of(RESNET), 1), total_weight=2),
     )
     for other in others:
-        with pytest.raises(ConfigError, match="those of one round only"):
+        with pytest.raises(ConfigError, match="accumulators of one round can be merged"):
             mine.merge(other)
 
 

@@ -64,8 +64,8 @@ def estimates_of(network: Network, bytes_per_parameter: int = 16) -> MemoryEstim
     costs = Costs(network)
     return MemoryEstimates(
         columns=costs._columns,
-        held=bytes_per_parameter * costs._told[:, 0],
-        peaks=np.zeros((0, len(costs._told))),
+        held=bytes_per_parameter * costs._counts[:, 0],
+        peaks=np.zeros((0, len(costs._counts))),
         parts=(),
         factor=1.0,
         base_bytes=1000.0,

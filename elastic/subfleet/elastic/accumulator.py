@@ -152,7 +152,7 @@ class Accumulator:
         if not self._same_round(other):
             raise ConfigError(
                 "two accumulators differ in network, starting model, total weight or minimum of contributors; only "
-                "merge accumulators of one round"
+                "accumulators of one round can be merged"
             )
         units = self._units + other._units  # noqa: SLF001 - of the same class
         self._grid.check_total(units)

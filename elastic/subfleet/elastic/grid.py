@@ -55,7 +55,7 @@ class WeightGrid:
             ProtocolError: the weight is negative or not finite.
         """
         if not 0 <= weight < math.inf:
-            raise ProtocolError(f"the weight of an update is {weight}, but must be a finite number of at least 0")
+            raise ProtocolError(f"the weight of an update is {weight}, but must be a finite number of 0 or more")
         mantissa, exponent = math.frexp(weight)
         shift = exponent + self._scale_exponent - _WEIGHT_BITS
         significant = round(math.ldexp(mantissa, _WEIGHT_BITS + min(shift, 0)))
