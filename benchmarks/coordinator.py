@@ -40,7 +40,7 @@ from subfleet.export.estimation.model import EstimateModel
 from subfleet.methods import METHODS, AnyMethod
 from subfleet.methods.fedavg import FedAvg
 from subfleet.methods.fedoras import FedorAS
-from subfleet.programs.export_requests import train_request
+from subfleet.programs.supply import train_request
 from subfleet.protocol.training import TrainingSettings
 from subfleet.serving.context import context_of
 from subfleet.settings.run import Run

@@ -17,11 +17,10 @@ from subfleet.protocol.readings import Reading
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.task import Deploy, Evaluate, Train
 from subfleet.protocol.training import TrainingSettings
-from subfleet.rounds.actions import Action, AggregationRequest, GoOn, SendTask
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.estimation import estimates_of
-from subfleet.rounds.events import Done, Event, Tick
 from subfleet.rounds.outliers import ChangeSize
+from subfleet.rounds.signals import Action, AggregationRequest, Done, Event, GoOn, SendTask, Tick
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import (
     AggregatedRound,

@@ -16,9 +16,9 @@ from subfleet.protocol.messages import encode
 from subfleet.protocol.topics import Topics
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Tick
 from subfleet.rounds.live import LiveState, Member
 from subfleet.rounds.persistent import PersistentMap
+from subfleet.rounds.signals import Tick
 from subfleet.rounds.state import RunState
 from subfleet.serving.session import Server
 from subfleet.settings.run import Run

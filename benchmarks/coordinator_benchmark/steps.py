@@ -7,11 +7,10 @@ from typing import Any
 
 from coordinator_benchmark.fleet import EstimatesOf, Fleet
 from subfleet.aggregation.path_scoring import proposed_generation
-from subfleet.rounds.actions import Action
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Done, Event, Tick
 from subfleet.rounds.networks import beginning_of
+from subfleet.rounds.signals import Action, Done, Event, Tick
 from subfleet.rounds.sizing import explored
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import GenerationRequest, NetworksRequest, ProposedGeneration, SearchRequest

@@ -13,7 +13,7 @@ from subfleet.export.targets.onnx import OnnxTarget
 from subfleet.export.tracing import trace
 from subfleet.methods.assigner import AssignmentContext, Draw, WrittenSize
 from subfleet.methods.roles import Roles
-from subfleet.programs.export_requests import train_request
+from subfleet.programs.supply import train_request
 from subfleet.protocol.schema import canonical_json
 from subfleet.protocol.submodel import Architecture
 from subfleet.search.candidates import Candidate

@@ -3,7 +3,7 @@
 import pytest
 from shared_programs import program_of
 
-from subfleet.programs.export_requests import train_request
+from subfleet.programs.supply import train_request
 from subfleet.serving.context import context_of
 from subfleet.settings.reading import read_run
 

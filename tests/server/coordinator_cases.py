@@ -15,14 +15,13 @@ from subfleet.protocol.memory import Packing
 from subfleet.protocol.messages import Deployed, Presence, Profile, Refusal, Task, Telemetry, Update
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Reading
-from subfleet.rounds.actions import Action, Reply
 from subfleet.rounds.assigning import task_wanted
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Done, Event, Failed
 from subfleet.rounds.live import LiveState, Member
 from subfleet.rounds.networks import beginning_of, lineages_in_use
 from subfleet.rounds.persistent import PersistentMap
+from subfleet.rounds.signals import Action, Done, Event, Failed, Reply
 from subfleet.rounds.sizing import explored
 from subfleet.rounds.state import ClientState, RunState, remembered
 from subfleet.rounds.work import (

@@ -12,13 +12,12 @@ from server.coordinator_cases import (
     update,
 )
 
-from subfleet.rounds.actions import AggregationRequest
 from subfleet.rounds.awaiting import punctuality_of
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Done, Tick
 from subfleet.rounds.live import PUNCTUAL, Duty, Punctuality
 from subfleet.rounds.outliers import ChangeSize
+from subfleet.rounds.signals import AggregationRequest, Done, Tick
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest
 from subfleet.settings.timing import Deadlines

@@ -27,11 +27,10 @@ from subfleet.protocol.paths import OperatorExamples, PathScore
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.schema import canonical_json
 from subfleet.protocol.task import Evaluate, Train
-from subfleet.rounds.actions import Action, AggregationRequest, Reply
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.events import Done
 from subfleet.rounds.networks import all_lineages
 from subfleet.rounds.progress import Searching
+from subfleet.rounds.signals import Action, AggregationRequest, Done, Reply
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import (
     CostRequest,

@@ -26,11 +26,10 @@ from subfleet.protocol.answers import Evaluated
 from subfleet.protocol.messages import Presence
 from subfleet.protocol.paths import PathScore
 from subfleet.protocol.programs import ProgramRef
-from subfleet.rounds.actions import Action, AggregationRequest, CloseGeneration
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Done, Event
 from subfleet.rounds.outliers import ChangeSize
+from subfleet.rounds.signals import Action, AggregationRequest, CloseGeneration, Done, Event
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest, EvaluationRequest, GenerationRequest, PreparedTask
 from subfleet.search.path_evolution import EvolutionSettings

@@ -42,11 +42,10 @@ from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.messages import Task
 from subfleet.protocol.task import Calibrate
 from subfleet.protocol.training import TrainingSettings
-from subfleet.rounds.actions import Action, AggregationRequest, SendTask
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Done
 from subfleet.rounds.outliers import ChangeSize
+from subfleet.rounds.signals import Action, AggregationRequest, Done, SendTask
 from subfleet.rounds.state import RunState, Submodel, Trained
 from subfleet.rounds.work import AggregatedRound, CheckRequest, TaskRequest
 from subfleet.settings.run import Run

@@ -29,8 +29,8 @@ from subfleet.reporting.address import HttpAddress
 from subfleet.reporting.api import serve_http
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Failed, Tick
-from subfleet.rounds.refusals import REFUSALS
+from subfleet.rounds.obstacles import REFUSALS
+from subfleet.rounds.signals import Failed, Tick
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import CheckRequest
 from subfleet.search.fitting import LIMITS

@@ -11,10 +11,9 @@ from subfleet.methods.fedoras import FedorAS
 from subfleet.protocol.messages import Presence
 from subfleet.protocol.paths import OperatorExamples
 from subfleet.protocol.training import TrainingSettings
-from subfleet.rounds.actions import Reply
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Done
 from subfleet.rounds.outliers import ChangeSize
+from subfleet.rounds.signals import Done, Reply
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import CheckRequest
 from subfleet.settings.samples import DataSettings

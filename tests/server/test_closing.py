@@ -14,11 +14,10 @@ from server.coordinator_cases import context_of, joined, prepared, telemetry, up
 from subfleet.journal.database import open_database
 from subfleet.journal.journal import Journal, begin_run
 from subfleet.protocol.training import TrainingSettings
-from subfleet.rounds.actions import Action, AggregationRequest, Close
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import resume_actions, step
-from subfleet.rounds.events import Done, Failed
 from subfleet.rounds.outliers import ChangeSize
+from subfleet.rounds.signals import Action, AggregationRequest, Close, Done, Failed
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest
 from subfleet.settings.outliers import OutlierSettings

@@ -24,20 +24,23 @@ from server.server_rig import MODEL, estimates_of
 from subfleet.elastic.building import network_of
 from subfleet.protocol.candidate_scores import CandidateScore
 from subfleet.protocol.messages import Deployed, Presence, Refusal, Scores, Task, Update
-from subfleet.rounds.actions import (
+from subfleet.rounds.context import RunContext
+from subfleet.rounds.coordinator import resume_actions, round_info, step
+from subfleet.rounds.networks import lineages_in_use, standing_for
+from subfleet.rounds.outliers import ChangeSize
+from subfleet.rounds.signals import (
     Action,
     AggregationRequest,
     Close,
     CloseEvaluation,
     CloseGeneration,
+    Done,
+    Event,
+    Failed,
     Request,
     SendTask,
+    Tick,
 )
-from subfleet.rounds.context import RunContext
-from subfleet.rounds.coordinator import resume_actions, round_info, step
-from subfleet.rounds.events import Done, Event, Failed, Tick
-from subfleet.rounds.networks import lineages_in_use, standing_for
-from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.sizing import lacking
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import (

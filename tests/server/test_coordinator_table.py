@@ -26,14 +26,13 @@ from server.fake_device import PLENTY_BYTES
 
 from subfleet.protocol.memory import Packing, PackingWidth
 from subfleet.protocol.messages import Presence, Task
-from subfleet.rounds.actions import AggregationRequest, GoOn, SendTask, Withdraw
-from subfleet.rounds.answers import MAX_HEADER_BYTES
 from subfleet.rounds.assigning import ask_of
 from subfleet.rounds.coordinator import round_info, step
-from subfleet.rounds.events import Done, Failed, Tick
+from subfleet.rounds.judging import MAX_HEADER_BYTES
 from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.phases import AT_ONCE
 from subfleet.rounds.progress import Finished, Measuring
+from subfleet.rounds.signals import AggregationRequest, Done, Failed, GoOn, SendTask, Tick, Withdraw
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest, ModelsRequest, TaskRequest
 from subfleet.settings.timing import Deadlines

@@ -28,12 +28,11 @@ from subfleet.protocol.readings import Budget, Reading
 from subfleet.protocol.schema import canonical_json, from_plain
 from subfleet.protocol.task import Calibrate, Train, Work
 from subfleet.protocol.topics import Topics
-from subfleet.rounds.actions import AggregationRequest, Close
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Done
 from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.selection import expected_time
+from subfleet.rounds.signals import AggregationRequest, Close, Done
 from subfleet.rounds.state import ClientState, Offer, RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest
 

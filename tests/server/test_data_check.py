@@ -16,8 +16,8 @@ from subfleet.protocol.training import ObjectiveSettings, TrainingSettings
 from subfleet.protocol.transform import DataTransform
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import round_info, step
-from subfleet.rounds.events import Event
 from subfleet.rounds.offers import peers_told, samples_problem, scale_warning
+from subfleet.rounds.signals import Event
 from subfleet.rounds.state import RunState
 from subfleet.serving.narrating import told
 from subfleet.settings.rules import transform_problem

@@ -26,10 +26,10 @@ from subfleet.methods.flexifed import FlexiFed
 from subfleet.methods.standalone import Standalone
 from subfleet.protocol.messages import Ack
 from subfleet.protocol.submodel import Architecture, Explicit, Full, Prefix, Roll
-from subfleet.rounds.actions import Reply, SendTask
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.offers import declaration_of
+from subfleet.rounds.signals import Reply, SendTask
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import TaskRequest
 from subfleet.transport.memory import Faults

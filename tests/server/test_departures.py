@@ -7,18 +7,16 @@ import pytest
 from server.coordinator_cases import context_of, joined, profile, training
 from server.server_rig import World, config, fleet
 
-from subfleet.journal.absences import kept_absences
 from subfleet.journal.database import open_database
 from subfleet.journal.journal import Journal, begin_run
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.messages import Presence, decode, encode
-from subfleet.rounds.actions import Withdraw
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Tick
 from subfleet.rounds.live import Member
 from subfleet.rounds.members import absences, expected
 from subfleet.rounds.progress import Finished
+from subfleet.rounds.signals import Tick, Withdraw
 from subfleet.rounds.state import RunState
 from subfleet.serving.narrating import Attendance, Pace
 from subfleet.settings.timing import Deadlines
@@ -119,15 +117,16 @@ def test_who_goes_and_who_comes_back_is_said_once_and_kept_in_the_journal(tmp_pa
     engine = open_database(tmp_path)
     run_id = begin_run(engine, name="test", settings="{}", round_count=2)
     context = replace(STRICT, run_id=run_id)
-    attendance, pace = Attendance(context, engine), Pace(3, lambda: 0.0)
+    journal = Journal(engine, run_id)
+    attendance, pace = Attendance(context, journal), Pace(3, lambda: 0.0)
     state, now_s = begun(context)
-    Journal(engine, run_id).save(RunState(), RunState(profiles=state.profiles))
+    journal.save(RunState(), RunState(profiles=state.profiles))
     assert list(attendance.look(state, now_s)) == []
     state, _ = step(context, state, goodbye("ada"), now_s + 0.5)
     assert list(attendance.look(state, now_s + 0.9)) == [], "a second is not over"
     assert list(attendance.look(state, now_s + 1.0)) == [f"client ada is away: {WHY}"]
     assert list(attendance.look(state, now_s + 3.0)) == []
-    (kept,) = kept_absences(engine, run_id).values()
+    (kept,) = journal.absences().values()
     assert (kept.client_id, kept.kind, kept.reason) == ("ada", "goodbye", WHY)
     assert kept.seen_at is not None
     assert attendance.awaited(state) == (f"ada: {WHY}, last seen 2 s ago",)
@@ -136,7 +135,7 @@ def test_who_goes_and_who_comes_back_is_said_once_and_kept_in_the_journal(tmp_pa
     assert told.away == (f"ada: {WHY}, last seen 2 s ago",)
     state, _ = step(context, state, word("ada", online=True, session="2"), now_s + 4)
     assert list(attendance.look(state, now_s + 4)) == ["client ada is there again"]
-    assert (dict(kept_absences(engine, run_id)), attendance.awaited(state)) == ({}, ())
+    assert (journal.absences(), attendance.awaited(state)) == ({}, ())
     assert list(attendance.look(state, now_s + 36))[-1] == "client cyd is away: no heartbeat for 36 s"
     engine.dispose()
 
@@ -163,8 +162,8 @@ def test_when_the_run_is_over_nobody_is_told_that_everyone_leaves(tmp_path: Path
     context = replace(STRICT, run_id=run_id)
     state = joined(context, RunState(), "eve", 1.0)
     state, _ = step(context, replace(state, at=Finished()), word("eve", reason="the run is over"), 2.0)
-    assert list(Attendance(context, engine).look(state, 3.0)) == []
-    assert [one.reason for one in kept_absences(engine, run_id).values()] == ["it said goodbye (the run is over)"]
+    assert list(Attendance(context, Journal(engine, run_id)).look(state, 3.0)) == []
+    assert [one.reason for one in Journal(engine, run_id).absences().values()] == ["it said goodbye (the run is over)"]
     engine.dispose()
 
 

@@ -27,14 +27,13 @@ from subfleet.protocol.disk import TRAINED_COPIES, needed_bytes
 from subfleet.protocol.messages import Task
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Reading
-from subfleet.rounds.actions import Action, AggregationRequest, SendTask
 from subfleet.rounds.assigning import ask_of, task_wanted
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Done
-from subfleet.rounds.fitting import models_with_room
+from subfleet.rounds.obstacles import models_with_room
 from subfleet.rounds.outliers import ChangeSize
-from subfleet.rounds.proposing import scoring_wanted
+from subfleet.rounds.signals import Action, AggregationRequest, Done, SendTask
+from subfleet.rounds.sizing import scoring_wanted
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import (
     AggregatedRound,

@@ -23,12 +23,21 @@ from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.task import Evaluate
 from subfleet.protocol.topics import Topics
 from subfleet.reporting.results import summary
-from subfleet.rounds.actions import Action, AggregationRequest, CloseEvaluation, SendTask, Withdraw
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import resume_actions, round_info, step
 from subfleet.rounds.evaluating import AT_ONCE
-from subfleet.rounds.events import Done, Event, Failed, Tick
 from subfleet.rounds.outliers import ChangeSize
+from subfleet.rounds.signals import (
+    Action,
+    AggregationRequest,
+    CloseEvaluation,
+    Done,
+    Event,
+    Failed,
+    SendTask,
+    Tick,
+    Withdraw,
+)
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest, EvaluationRequest, PreparedTask, TaskRequest
 from subfleet.search.queue import ProgramFacts

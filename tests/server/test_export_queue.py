@@ -32,11 +32,10 @@ from subfleet.methods.dynamic_selection import DynamicSelection
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.topics import Topics
-from subfleet.rounds.actions import Action, AggregationRequest, Close
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import resume_actions, step
-from subfleet.rounds.events import Done, Tick
 from subfleet.rounds.outliers import ChangeSize
+from subfleet.rounds.signals import Action, AggregationRequest, Close, Done, Tick
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest, ProgramRequest
 from subfleet.search.queue import ProgramFacts, RequestedProgram, SizedProgram

@@ -42,11 +42,10 @@ from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.task import Evaluate
 from subfleet.protocol.topics import Topics
-from subfleet.rounds.actions import CloseGeneration, Reply, Request, SendTask
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.continuing import taken_up
 from subfleet.rounds.coordinator import resume_actions, step
-from subfleet.rounds.events import Done, Tick
+from subfleet.rounds.signals import CloseGeneration, Done, Reply, Request, SendTask, Tick
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import EvaluationRequest, GenerationRequest, PreparedTask
 from subfleet.search.queue import ProgramFacts

@@ -11,10 +11,10 @@ from subfleet.protocol.messages import Presence, Profile
 from subfleet.rounds import coordinator
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Tick
 from subfleet.rounds.live import LiveState, Member
 from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.progress import Waiting
+from subfleet.rounds.signals import Tick
 from subfleet.rounds.state import RunState
 
 keys = st.text(max_size=3)

@@ -34,11 +34,21 @@ from subfleet.protocol.messages import (
     encode,
 )
 from subfleet.protocol.topics import Topics
-from subfleet.rounds.actions import Action, AggregationRequest, Close, CloseEvaluation, CloseGeneration, SendTask
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import round_info
-from subfleet.rounds.events import Done, Event, FromDevice, Tick
 from subfleet.rounds.outliers import ChangeSize
+from subfleet.rounds.signals import (
+    Action,
+    AggregationRequest,
+    Close,
+    CloseEvaluation,
+    CloseGeneration,
+    Done,
+    Event,
+    FromDevice,
+    SendTask,
+    Tick,
+)
 from subfleet.rounds.weights import round_weights
 from subfleet.rounds.work import CheckRequest
 

@@ -1,6 +1,5 @@
 """What the journal gives back is what was saved."""
 
-import json
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 from server.coordinator_cases import CLIENTS, context_of, training, update
 
-from subfleet.journal import database, stored_state
+from subfleet.journal import stored_state
 from subfleet.journal.database import DATABASE_NAME, open_database
 from subfleet.journal.journal import Journal, begin_run
 from subfleet.journal.rows import round_record
@@ -20,13 +19,12 @@ from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.exit_codes import ExitCode
 from subfleet.protocol.schema import from_plain
 from subfleet.protocol.topics import Topics
-from subfleet.rounds.actions import AggregationRequest
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Done
 from subfleet.rounds.live import LiveState, Member
 from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.progress import Aggregating, Waiting
+from subfleet.rounds.signals import AggregationRequest, Done
 from subfleet.rounds.state import ClientState, RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest
 
@@ -87,19 +85,6 @@ def test_a_closed_round_is_loaded_with_its_record(tmp_path: Path) -> None:
     assert journal.checkpoint_sha256(2) is None
 
 
-@pytest.mark.parametrize(("told", "metrics"), [(None, {}), (7.5, {"perplexity": 7.5})])
-def test_records_of_before_metrics_came_are_read(tmp_path: Path, told: float | None, metrics: dict[str, float]) -> None:
-    journal = _journal(tmp_path)
-    old: dict[str, Any] = {"round": 1, "accuracy": 0.5, "loss": 1.0, "seconds": 1.0, "log_time_s": None, "clients": []}
-    with open_database(tmp_path).begin() as connection:
-        run_id = connection.execute(database.runs.select()).one().run_id
-        row = {"run_id": run_id, "round": 1, "accuracy": 0.5, "loss": 1.0, "seconds": 1.0, "checkpoint_sha256": ""}
-        connection.execute(database.rounds.insert().values(**row, record=json.dumps({**old, "perplexity": told})))
-    (record,) = journal.records()
-    assert (record.metrics, record.accuracy) == (metrics, 0.5)
-    assert record.headline == ("accuracy" if told is None else "perplexity")
-
-
 def test_what_a_method_remembers_is_kept_in_the_step_that_it_follows_from(tmp_path: Path) -> None:
     first = PyramidFL().roles().memory.initial
     engine = open_database(tmp_path)
@@ -151,7 +136,7 @@ def test_a_file_that_is_no_database_is_one_sentence(tmp_path: Path) -> None:
     [
         *[(f"ALTER TABLE runs DROP COLUMN {name}", name) for name in ("retry", "lost", "waits_for")],
         ("ALTER TABLE runs ADD COLUMN plans TEXT", "plans"),
-        ("ALTER TABLE tasks ADD COLUMN energy_j REAL", "energy_j"),
+        ("ALTER TABLE records ADD COLUMN energy_j REAL", "energy_j"),
     ],
 )
 def test_a_journal_of_another_release_is_one_sentence_and_left_as_it_is(tmp_path: Path, change: str, told: str) -> None:

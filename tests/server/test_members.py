@@ -15,10 +15,10 @@ from subfleet.journal.journal import Journal, begin_run
 from subfleet.protocol.messages import Presence, encode
 from subfleet.rounds import members
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Tick
 from subfleet.rounds.live import LiveState, Member
 from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.progress import Waiting
+from subfleet.rounds.signals import Tick
 from subfleet.rounds.state import RunState
 from subfleet.settings.timing import Deadlines
 

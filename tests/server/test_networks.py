@@ -41,7 +41,7 @@ from subfleet.rounds.networks import (
     standing_for,
     with_lineages,
 )
-from subfleet.rounds.refusals import unfit_sizes, with_unfit
+from subfleet.rounds.obstacles import unfit_sizes, with_unfit
 from subfleet.rounds.state import RunState, Submodel
 from subfleet.rounds.work import CostRequest
 from subfleet.search.queue import ProgramFacts, SizedProgram, WrittenProgram

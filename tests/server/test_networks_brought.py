@@ -28,13 +28,12 @@ from subfleet.protocol.messages import Ack, Presence
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.schema import canonical_json, to_plain
 from subfleet.protocol.submodel import Architecture
-from subfleet.rounds.actions import Reply
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Done, Failed, Tick
 from subfleet.rounds.networks import NOT_YET, beginning_of, brought_anew
 from subfleet.rounds.offers import MOST_NETWORKS
 from subfleet.rounds.progress import Measuring
+from subfleet.rounds.signals import Done, Failed, Reply, Tick
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import NetworksRequest
 from subfleet.settings.published import network_brought

@@ -27,12 +27,11 @@ from server.test_scoring import candidates
 from subfleet.methods.fedfa import FedFA
 from subfleet.protocol.candidate_scores import CandidateScore
 from subfleet.protocol.messages import Scores
-from subfleet.rounds.actions import Action, CloseEvaluation, Reply, Withdraw
 from subfleet.rounds.awaiting import punctuality_of
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Tick
 from subfleet.rounds.live import Punctuality
+from subfleet.rounds.signals import Action, CloseEvaluation, Reply, Tick, Withdraw
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import EvaluationRequest
 from subfleet.settings.timing import Evaluations

@@ -34,13 +34,12 @@ from server.server_rig import World, config, fleet
 
 from subfleet.protocol.answers import Answer
 from subfleet.protocol.messages import Message, Presence
-from subfleet.rounds.actions import Withdraw
 from subfleet.rounds.awaiting import nobody_waits, punctuality_of
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Done
 from subfleet.rounds.live import PUNCTUAL, Punctuality
 from subfleet.rounds.outliers import ChangeSize
+from subfleet.rounds.signals import Done, Withdraw
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import CheckRequest
 from subfleet.serving.narrating import told

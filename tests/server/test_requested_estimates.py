@@ -26,11 +26,10 @@ from subfleet.export.requests import EstimateRequest
 from subfleet.journal.database import open_database
 from subfleet.journal.journal import Journal, begin_run
 from subfleet.methods.dynamic_selection import DynamicSelection
-from subfleet.rounds.actions import Action
 from subfleet.rounds.coordinator import resume_actions, step
-from subfleet.rounds.events import Done, Failed, Tick
 from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.progress import Waiting
+from subfleet.rounds.signals import Action, Done, Failed, Tick
 from subfleet.rounds.sizing import AT_ONCE, explored
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import CostRequest, SearchRequest, TaskRequest

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from server.coordinator_cases import context_of
 
-from subfleet.programs.export_requests import train_request
+from subfleet.programs.supply import train_request
 from subfleet.protocol.training import TrainingSettings
 from subfleet.rounds.tasks import score_training
 

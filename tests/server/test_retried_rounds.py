@@ -31,12 +31,11 @@ from subfleet.protocol.messages import Task
 from subfleet.protocol.task import Calibrate
 from subfleet.reporting.address import HttpAddress
 from subfleet.reporting.api import serve_http
-from subfleet.rounds.actions import AggregationRequest, Close, SendTask
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.continuing import what_is_lacking
 from subfleet.rounds.coordinator import round_info, step
-from subfleet.rounds.events import Done, Tick
 from subfleet.rounds.outliers import ChangeSize
+from subfleet.rounds.signals import AggregationRequest, Close, Done, SendTask, Tick
 from subfleet.rounds.state import ClientState, RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest
 from subfleet.settings.timing import Deadlines, LogClock

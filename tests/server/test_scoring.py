@@ -33,11 +33,10 @@ from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.task import Score
-from subfleet.rounds.actions import Action, AggregationRequest, Reply, SendTask, Withdraw
 from subfleet.rounds.coordinator import resume_actions, step
-from subfleet.rounds.events import Done, Tick
 from subfleet.rounds.outliers import ChangeSize
-from subfleet.rounds.proposing import scoring_wanted
+from subfleet.rounds.signals import Action, AggregationRequest, Done, Reply, SendTask, Tick, Withdraw
+from subfleet.rounds.sizing import scoring_wanted
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest, Scorable, ScoringRequest, TaskRequest
 from subfleet.testing.rounds import ask, context_with

@@ -23,9 +23,8 @@ from subfleet.journal.networks import NetworkRecord
 from subfleet.journal.rows import record_of, round_record
 from subfleet.link.traffic import Traffic
 from subfleet.protocol.topics import Topics
-from subfleet.rounds.actions import Close, CloseGeneration
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Failed, Tick
+from subfleet.rounds.signals import Close, CloseGeneration, Failed, Tick
 from subfleet.rounds.state import ClientState, RunState, Trained
 from subfleet.rounds.work import GenerationRequest
 from subfleet.testing.rounds import SUPERNET

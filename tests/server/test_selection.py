@@ -15,10 +15,9 @@ from server.server_rig import World, config, fleet
 from subfleet.methods.roles import ClosedRound
 from subfleet.methods.selector import AvailableClient, SelectionContext, at_random
 from subfleet.protocol.readings import Budget
-from subfleet.rounds.actions import AggregationRequest
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Done
 from subfleet.rounds.outliers import ChangeSize
+from subfleet.rounds.signals import AggregationRequest, Done
 from subfleet.rounds.work import AggregatedRound, CheckRequest
 from subfleet.testing.rounds import with_steps
 

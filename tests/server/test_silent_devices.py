@@ -10,13 +10,12 @@ from subfleet.journal.rows import round_record
 from subfleet.link.traffic import Traffic
 from subfleet.protocol.messages import Presence
 from subfleet.protocol.topics import Topics
-from subfleet.rounds.actions import AggregationRequest, Close
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Done, Tick
 from subfleet.rounds.members import expected
 from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.progress import Waiting
+from subfleet.rounds.signals import AggregationRequest, Close, Done, Tick
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest
 from subfleet.settings.timing import Deadlines, LogClock

@@ -11,12 +11,11 @@ from subfleet.journal.rows import round_record
 from subfleet.link.traffic import Traffic
 from subfleet.methods.fjord import FjORD
 from subfleet.protocol.topics import Topics
-from subfleet.rounds.actions import AggregationRequest, Close
 from subfleet.rounds.assigning import ask_of
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Done
 from subfleet.rounds.outliers import ChangeSize
+from subfleet.rounds.signals import AggregationRequest, Close, Done
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest
 

@@ -24,7 +24,7 @@ from subfleet.programs.worker import Duty, Snapshot, Threads, Worker
 from subfleet.protocol.messages import Task
 from subfleet.reporting.results import summary
 from subfleet.reporting.telling import ending_lines
-from subfleet.rounds.events import Failed
+from subfleet.rounds.signals import Failed
 from subfleet.rounds.work import CheckRequest
 from subfleet.settings.outliers import OutlierSettings
 from subfleet.settings.run import Run

@@ -33,14 +33,13 @@ from subfleet.methods.dynamic_selection import DynamicSelection
 from subfleet.methods.fedfa import FedFA
 from subfleet.protocol.messages import RefusalReason
 from subfleet.protocol.programs import ProgramRef
-from subfleet.rounds.actions import Action, AggregationRequest, SendTask
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Done, Event
+from subfleet.rounds.obstacles import REFUSALS, with_unfit
 from subfleet.rounds.offers import measured_client
 from subfleet.rounds.outliers import ChangeSize
-from subfleet.rounds.proposing import proposed_client, scoring_wanted
-from subfleet.rounds.refusals import REFUSALS, with_unfit
+from subfleet.rounds.signals import Action, AggregationRequest, Done, Event, SendTask
+from subfleet.rounds.sizing import proposed_client, scoring_wanted
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest, ProgramRequest, Scorable, ScoringRequest, TaskRequest
 from subfleet.search.fitting import Obstacle
@@ -218,7 +217,7 @@ def test_a_device_that_has_refused_everything_is_skipped_with_its_own_reason() -
 
 
 def test_the_oldest_refusals_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("subfleet.rounds.refusals._MOST", 2)
+    monkeypatch.setattr("subfleet.rounds.obstacles._MOST", 2)
     state, _ = assigned(PLAN, measuring(PLAN))
     for name in CLIENTS:
         state, _ = step(PLAN, state, written(PLAN, state, name), 2.0)

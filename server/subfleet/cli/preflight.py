@@ -15,7 +15,7 @@ from subfleet.cli.literal import literal
 from subfleet.export.cache import CacheFolder
 from subfleet.export.pool import ExportPool
 from subfleet.methods.run_networks import BeginContext
-from subfleet.programs.export_requests import train_request
+from subfleet.programs.supply import train_request
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.memory import MemoryPlan
 from subfleet.protocol.programs import decode_program

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from subfleet.journal.records import ClientRow, RunResult
 
-__all__ = ["RunCosts", "Timing", "costs_of"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:

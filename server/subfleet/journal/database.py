@@ -1,9 +1,13 @@
-"""The tables of the journal in SQLite (or PostgreSQL by URL), and how a database is opened."""
+"""The tables of the journal in SQLite (or PostgreSQL by URL), and how a database is opened and read.
+
+SQLite detects damaged pages and nothing else: it accepts values of any type in any column, and a flipped byte in a text
+is another text. So every value is checked when it is read, and damage ends as one typed error.
+"""
 
 import contextlib
 import logging
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -11,22 +15,8 @@ from typing import Any
 import sqlalchemy as sql
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from subfleet.journal.reading import understood
-from subfleet.protocol.errors import FileError
-
-__all__ = [
-    "DATABASE_NAME",
-    "METADATA",
-    "absences",
-    "evaluations",
-    "generations",
-    "open_database",
-    "rounds",
-    "runs",
-    "state",
-    "tasks",
-    "updates",
-]
+from subfleet.protocol.errors import FileError, ProtocolError, SubfleetError
+from subfleet.protocol.plugins import raised_by_plugin
 
 _LOG = logging.getLogger(__name__)
 
@@ -34,6 +24,19 @@ _PATIENCE_MS = 10_000
 """How long SQLite waits for whoever has the database locked."""
 DATABASE_NAME = "subfleet.sqlite"
 METADATA = sql.MetaData()
+
+
+def _values_table(name: str) -> sql.Table:
+    """A table of values as canonical JSON, each under the name of its part and a key within that."""
+    return sql.Table(
+        name,
+        METADATA,
+        sql.Column("run_id", sql.String, sql.ForeignKey("runs.run_id"), primary_key=True),
+        sql.Column("part", sql.String, primary_key=True),
+        sql.Column("key", sql.String, primary_key=True),
+        sql.Column("value", sql.Text, nullable=False),
+    )
+
 
 runs = sql.Table(
     "runs",
@@ -51,75 +54,8 @@ runs = sql.Table(
     sql.Column("failure", sql.String, nullable=False),
     sql.Column("started_at", sql.String, nullable=False),
 )
-state = sql.Table(
-    "state",
-    METADATA,
-    sql.Column("run_id", sql.String, sql.ForeignKey("runs.run_id"), primary_key=True),
-    sql.Column("part", sql.String, primary_key=True),
-    sql.Column("key", sql.String, primary_key=True),
-    sql.Column("value", sql.Text, nullable=False),
-)
-rounds = sql.Table(
-    "rounds",
-    METADATA,
-    sql.Column("run_id", sql.String, sql.ForeignKey("runs.run_id"), primary_key=True),
-    sql.Column("round", sql.Integer, primary_key=True),
-    sql.Column("accuracy", sql.Float),
-    sql.Column("loss", sql.Float, nullable=False),
-    sql.Column("seconds", sql.Float),
-    sql.Column("log_time_s", sql.Float),
-    sql.Column("checkpoint_sha256", sql.String, nullable=False),
-    sql.Column("record", sql.Text, nullable=False),
-)
-evaluations = sql.Table(
-    "evaluations",
-    METADATA,
-    sql.Column("run_id", sql.String, sql.ForeignKey("runs.run_id"), primary_key=True),
-    sql.Column("round", sql.Integer, primary_key=True),
-    sql.Column("record", sql.Text, nullable=False),
-)
-generations = sql.Table(
-    "generations",
-    METADATA,
-    sql.Column("run_id", sql.String, sql.ForeignKey("runs.run_id"), primary_key=True),
-    sql.Column("round", sql.Integer, primary_key=True),
-    sql.Column("number", sql.Integer, primary_key=True),
-    sql.Column("record", sql.Text, nullable=False),
-)
-tasks = sql.Table(
-    "tasks",
-    METADATA,
-    sql.Column("run_id", sql.String, sql.ForeignKey("runs.run_id"), primary_key=True),
-    sql.Column("round", sql.Integer, primary_key=True),
-    sql.Column("work", sql.String, primary_key=True),
-    sql.Column("client_id", sql.String, primary_key=True),
-    sql.Column("stage", sql.String, nullable=False),
-    sql.Column("reason", sql.String, nullable=False),
-    sql.Column("architecture", sql.String, nullable=False),
-    sql.Column("bytes_down", sql.BigInteger, nullable=False),
-    sql.Column("bytes_up", sql.BigInteger, nullable=False),
-)
-absences = sql.Table(
-    "absences",
-    METADATA,
-    sql.Column("run_id", sql.String, sql.ForeignKey("runs.run_id"), primary_key=True),
-    sql.Column("client_id", sql.String, primary_key=True),
-    sql.Column("kind", sql.String, nullable=False),
-    sql.Column("reason", sql.String, nullable=False),
-    sql.Column("seen_at", sql.String),
-)
-updates = sql.Table(
-    "updates",
-    METADATA,
-    sql.Column("run_id", sql.String, sql.ForeignKey("runs.run_id"), primary_key=True),
-    sql.Column("round", sql.Integer, primary_key=True),
-    sql.Column("client_id", sql.String, primary_key=True),
-    sql.Column("task_id", sql.String, nullable=False),
-    sql.Column("sha256", sql.String, nullable=False),
-    sql.Column("size_bytes", sql.BigInteger, nullable=False),
-    sql.Column("sample_count", sql.BigInteger, nullable=False),
-    sql.Column("received_at", sql.String, nullable=False),
-)
+state = _values_table("state")
+records = _values_table("records")
 
 
 def open_database(place: Path | str, *, warns: bool = True) -> sql.Engine:
@@ -230,3 +166,72 @@ def _alone(engine: sql.Engine, *pragmas: str) -> object:
         connection.execute("BEGIN IMMEDIATE")  # the first write maps the memory
         connection.rollback()
     return answers[-1][0]
+
+
+def place_of(engine: sql.Engine) -> str:
+    """Where a journal is, without the password of its URL."""
+    return engine.url.database or engine.url.render_as_string()
+
+
+@contextlib.contextmanager
+def understood(place: object) -> Iterator[None]:
+    """Work on what a journal holds: whatever fails in it is damage of that journal.
+
+    Args:
+        place: of the journal.
+
+    Raises:
+        FileError: the journal holds what this release cannot read.
+        SubfleetError: any other one that is raised within.
+    """
+    try:
+        yield
+    except ProtocolError as error:
+        raise _damaged(place, str(error)) from error
+    except SubfleetError:
+        raise
+    except Exception as error:
+        if raised_by_plugin(error):
+            raise
+        # A flipped byte fails in as many ways as there are lines that work with what was read.
+        raise _damaged(place, f"{type(error).__name__}: {error}") from error
+
+
+@contextlib.contextmanager
+def connected(engine: sql.Engine) -> Iterator[sql.Connection]:
+    """A connection to read with, see `understood`, which says what is raised."""
+    with understood(place_of(engine)), engine.connect() as connection:
+        yield connection
+
+
+def typed_rows(connection: sql.Connection, query: sql.Select[Any]) -> Iterator[sql.Row[Any]]:
+    """The rows that a query finds, each value of its column's type.
+
+    Raises:
+        ProtocolError: one has another type.
+    """
+    columns = tuple(query.selected_columns)
+    for row in connection.execute(query):
+        for column, value in zip(columns, row, strict=True):
+            if not _fits(column, value):
+                raise ProtocolError(f"{column} is {value!r:.80}, but must be of the type {column.type}")
+        yield row
+
+
+def typed_scalars(connection: sql.Connection, query: sql.Select[Any]) -> Iterator[Any]:
+    """The values of the one column that a query asks for; see `typed_rows`, which says what is raised."""
+    return (value for (value,) in typed_rows(connection, query))
+
+
+def _fits(column: sql.ColumnElement[Any], value: object) -> bool:
+    if value is None:
+        return bool(getattr(column, "nullable", True))
+    wanted = column.type.python_type
+    return isinstance(value, (int, float) if wanted is float else wanted)
+
+
+def _damaged(place: object, why: str) -> FileError:
+    return FileError(
+        f"the journal in {place!s:.200} is damaged, or was written by another release: {' '.join(why.split()):.200}; "
+        "restore it from a backup, or choose another folder"
+    )

@@ -7,8 +7,6 @@ from types import MappingProxyType
 
 from subfleet.protocol.task_kinds import METRICS, better
 
-__all__ = ["EvaluationRecord", "EvaluationRow", "Spread", "spread_text"]
-
 _QUARTERS = 4
 
 

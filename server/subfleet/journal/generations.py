@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from subfleet.journal.networks import NetworkRecord
 from subfleet.link.traffic import Traffic
 from subfleet.protocol.task_kinds import better
-from subfleet.rounds.actions import CloseGeneration
 from subfleet.rounds.live import GenerationScores
+from subfleet.rounds.signals import CloseGeneration
 from subfleet.search.ranking import kendall_tau
-
-__all__ = ["DevicesRecord", "GenerationRecord", "TuningRecord", "generation_record", "generation_text", "tuning_record"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from subfleet.journal.evaluations import EvaluationRecord, spread_text
 from subfleet.journal.records import EvaluationObserver, Progress, ProgressObserver, RoundRecord, RunObserver
 
-__all__ = ["GuardedObserver", "Unobserved"]
-
 _LOG = logging.getLogger(__name__)
 
 

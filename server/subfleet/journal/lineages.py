@@ -14,8 +14,6 @@ from subfleet.rounds.networks import NEVER, all_lineages, counts_from
 from subfleet.rounds.state import RunState
 from subfleet.search.queue import WrittenProgram
 
-__all__ = ["network_records"]
-
 
 def network_records(
     context: RunContext, state: RunState, rounds: Sequence[RoundRecord], evaluations: Sequence[EvaluationRecord]

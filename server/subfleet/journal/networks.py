@@ -7,8 +7,6 @@ from types import MappingProxyType
 from subfleet.elastic.lineage import Lineage
 from subfleet.protocol.task_kinds import told_metrics
 
-__all__ = ["NetworkRecord", "descending"]
-
 _FLOAT_BYTES = 4
 
 

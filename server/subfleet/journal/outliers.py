@@ -6,8 +6,6 @@ from types import MappingProxyType
 
 from subfleet.journal.records import ClientRow, RoundRecord
 
-__all__ = ["OutlierCounts", "counted_outliers"]
-
 _MOST_NAMES = 3
 
 

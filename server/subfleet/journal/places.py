@@ -10,8 +10,6 @@ from typing import TextIO
 from subfleet.protocol.disks import lock
 from subfleet.protocol.errors import FileError
 
-__all__ = ["Places"]
-
 _LOG = logging.getLogger(__name__)
 
 

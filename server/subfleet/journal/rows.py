@@ -15,15 +15,13 @@ from subfleet.protocol.evaluating import totals_of
 from subfleet.protocol.metric_sums import Totals
 from subfleet.protocol.task import Train
 from subfleet.protocol.task_kinds import TaskKind, metrics_of
-from subfleet.rounds.actions import Close, CloseEvaluation, CloseGeneration
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.networks import declared_of, estimate_of
 from subfleet.rounds.selection import expected_time
+from subfleet.rounds.signals import Close, CloseEvaluation, CloseGeneration
 from subfleet.rounds.state import ClientState
 from subfleet.rounds.weights import Weight, round_weights
 from subfleet.search.candidates import Candidate
-
-__all__ = ["deployed_models", "evaluation_record", "record_of", "round_record"]
 
 
 def round_record(context: RunContext, close: Close, traffic: Traffic) -> RoundRecord:
@@ -31,8 +29,8 @@ def round_record(context: RunContext, close: Close, traffic: Traffic) -> RoundRe
     weights = _weights(context, close)
     return RoundRecord(
         round=close.round,
-        accuracy=close.accuracy,
-        loss=close.loss,
+        accuracy=close.result.accuracy,
+        loss=close.result.loss,
         seconds=close.seconds,
         log_time_s=context.config.log_time_s(close.turn),
         clients=tuple(
@@ -41,9 +39,9 @@ def round_record(context: RunContext, close: Close, traffic: Traffic) -> RoundRe
         programs_written=close.exported,
         calibrated=context.config.calibrates(close.round),
         retries=close.retries,
-        model_bytes=close.model_bytes,
-        model=close.model,
-        metrics=dict(close.metrics),
+        model_bytes=close.result.model_bytes,
+        model=close.result.model,
+        metrics=dict(close.result.metrics),
         headline=context.config.training.objective.kind.headline,
     )
 

@@ -18,8 +18,6 @@ from subfleet.protocol.schema import canonical_json, from_plain
 from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.state import RunState
 
-__all__ = ["Change", "state_changes", "state_of"]
-
 _NOT_STORED = "live"
 
 

@@ -23,8 +23,6 @@ from typing import IO
 from subfleet.protocol.errors import PortError, TransportError
 from subfleet.protocol.exit_codes import ExitCode
 
-__all__ = ["EmbeddedBroker", "main"]
-
 _HOST = "127.0.0.1"
 _START_TIMEOUT_S = 20.0
 _STOP_TIMEOUT_S = 5.0

@@ -2,13 +2,15 @@
 
 import logging
 from collections.abc import Callable, Iterator
+from typing import cast, get_args
 
-from subfleet.link.inbox import Incoming, read_delivery
 from subfleet.link.traffic import Traffic
-from subfleet.protocol.blobs import Chunk
-from subfleet.protocol.messages import Ack, BlobMissing, ChunkRequest, RoundInfo, Task, Update, encode
-from subfleet.protocol.topics import Topics
-from subfleet.rounds.events import FromDevice
+from subfleet.protocol.blobs import Chunk, decode_chunk
+from subfleet.protocol.errors import ProtocolError
+from subfleet.protocol.messages import Ack, BlobMissing, ChunkRequest, Claim, RoundInfo, Task, Update, decode, encode
+from subfleet.protocol.plausible import plausible
+from subfleet.protocol.topics import CHUNK, Topics
+from subfleet.rounds.signals import FromDevice
 from subfleet.transport.base import Connected, Delivery, Disconnected, Transport
 from subfleet.transport.blob_store import BlobStore
 from subfleet.transport.chunk_sizes import ChunkSizes
@@ -17,7 +19,55 @@ from subfleet.transport.counting import CountingTransport
 from subfleet.transport.exchange import BlobExchange, Fetched, FetchFailed
 from subfleet.transport.outbox import Outbox
 
-__all__ = ["Announcer", "DeviceLink", "Uploads"]
+Incoming = FromDevice | Ack | ChunkRequest | BlobMissing | Chunk
+
+_KINDS = frozenset(message.KIND for message in get_args(FromDevice | Ack | ChunkRequest | BlobMissing))
+"""Of the control messages that a device may send."""
+_NOBODY = "a sender without an id"
+
+
+def read_delivery(
+    topics: Topics, delivery: Delivery, complain: Callable[[str, str], None]
+) -> tuple[str, Incoming] | None:
+    """The sender and what it says; None, with a complaint of that sender, for anything that is not valid.
+
+    A device can only speak for itself: the id in a message must be the one in its topic, which a broker's access list
+    guards. And it must speak now: what a broker has kept for us tells of a time before, maybe of a device that is gone
+    for ever. Who is there says so again with its next heartbeat.
+    """
+    if delivery.retained or not delivery.payload:  # an empty one clears what was kept
+        return None
+    try:
+        return _read(topics, delivery)
+    except ProtocolError as error:
+        complain(_sender(topics, delivery), f"dropped a message on {delivery.topic[:120]}: {error}")
+        return None
+
+
+def _sender(topics: Topics, delivery: Delivery) -> str:
+    try:
+        address = topics.parse(delivery.topic)
+    except ProtocolError:
+        return _NOBODY
+    return address.client_id or _NOBODY
+
+
+def _read(topics: Topics, delivery: Delivery) -> tuple[str, Incoming] | None:
+    address = topics.parse(delivery.topic)
+    if address.direction != "up":
+        raise ProtocolError(f"topic {delivery.topic!r:.120} is not one of the devices'")
+    if address.kind == Claim.KIND:
+        return None  # devices of one id settle that among themselves
+    if address.kind == CHUNK:
+        return address.client_id, decode_chunk(delivery.payload)
+    if address.kind not in _KINDS:
+        raise ProtocolError(f"a device sends no message of kind {address.kind!r:.80}")
+    message = cast("FromDevice | Ack | ChunkRequest | BlobMissing", decode(delivery.payload, expected=address.kind))
+    speaker = getattr(message, "client_id", address.client_id)
+    if speaker != address.client_id:
+        raise ProtocolError(f"client {address.client_id} speaks for client {speaker!r:.80}")
+    return address.client_id, plausible(message)
+
 
 _LOG = logging.getLogger(__name__)
 _MESSAGES_PER_STEP = 256

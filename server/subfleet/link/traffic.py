@@ -9,8 +9,6 @@ from subfleet.rounds.progress import Searching
 from subfleet.rounds.state import RunState
 from subfleet.transport.counting import Direction
 
-__all__ = ["Traffic"]
-
 MOST_CLIENTS = 2**16
 """That are counted in one round; whoever writes under ever new names gets no further account."""
 

@@ -5,8 +5,6 @@ from collections.abc import Callable, Sequence
 
 from subfleet.protocol.errors import SubfleetError
 
-__all__ = ["Watch"]
-
 INTERVAL_S = 0.5
 
 

@@ -7,8 +7,6 @@ from subfleet.export.cache import DEFAULT_LIMIT_BYTES, CacheFolder
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.homes import cache_folder
 
-__all__ = ["default_cache"]
-
 
 def default_cache() -> CacheFolder:
     """$SUBFLEET_CACHE, or the user's cache folder; $SUBFLEET_CACHE_BYTES limits its size.

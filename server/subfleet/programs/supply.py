@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,12 +19,12 @@ from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import Network
 from subfleet.export.requests import EstimateRequest, EvaluateRequest, InferRequest, TrainRequest
 from subfleet.methods.aggregator import Participant
-from subfleet.programs.export_requests import alone, evaluate_request, train_request
 from subfleet.programs.worker import Duty, Snapshot, Steps, Threads, completed
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.errors import SubfleetError
 from subfleet.protocol.programs import ProgramRef, decode_program
 from subfleet.protocol.submodel import Architecture
+from subfleet.protocol.training import TrainingSettings
 from subfleet.rounds.tasks import BATCHES, score_training
 from subfleet.rounds.work import (
     CostRequest,
@@ -41,7 +41,51 @@ from subfleet.rounds.work import (
 from subfleet.search.queue import ProgramFacts
 from subfleet.transport.blob_store import BlobStore
 
-__all__ = ["Exports", "Supply"]
+
+def alone(architecture: Architecture) -> Architecture:
+    """A submodel as the exporter knows it: of the settings that a request names, whatever network of a run has these.
+
+    So networks of the same settings have the same programs, which are written once; whatever a run knows of them it
+    knows by the network, too.
+    """
+    return replace(architecture, network="")
+
+
+def train_request(
+    network: Network,
+    architecture: Architecture,
+    target: str,
+    training: TrainingSettings,
+    *,
+    student: Architecture | None = None,
+) -> TrainRequest:
+    """What is asked of the exporter for a submodel that is to be trained so."""
+    return TrainRequest(
+        model=network.config,
+        architecture=alone(architecture),
+        target=target,
+        batch_size=training.program_batch_size,
+        objective=training.objective,
+        optimiser=training.optimiser,
+        accumulate=training.micro_batch_size > 0,
+        recompute=training.recompute,
+        one_part=training.micro_batch_size == training.batch_size,
+        student=None if student is None else alone(student),
+    )
+
+
+def evaluate_request(
+    network: Network, architecture: Architecture, target: str, training: TrainingSettings
+) -> EvaluateRequest:
+    """What is asked of the exporter for a submodel that is to be evaluated, by the plain objective of its training."""
+    return EvaluateRequest(
+        model=network.config,
+        architecture=alone(architecture),
+        target=target,
+        batch_size=training.program_batch_size,
+        objective=training.objective.plain,
+    )
+
 
 _LOG = logging.getLogger(__name__)
 _LANE = "weights"

@@ -13,11 +13,8 @@ from typing import Any, Generic, TypeVar
 from subfleet.elastic.model_state import ModelState
 from subfleet.protocol.errors import FileError, SubfleetError
 from subfleet.protocol.loading import cause_of
-from subfleet.rounds.actions import Request
-from subfleet.rounds.events import Done, Failed
+from subfleet.rounds.signals import Done, Failed, Request
 from subfleet.rounds.state import RunState
-
-__all__ = ["Duty", "Snapshot", "Steps", "Threads", "Worker", "completed"]
 
 _LOG = logging.getLogger(__name__)
 _AT_ONCE = 8

@@ -6,22 +6,20 @@ from types import MappingProxyType
 
 from subfleet.protocol.exhaustive import never
 from subfleet.protocol.messages import Update
-from subfleet.rounds.actions import Action, AggregationRequest, SendTask, Withdraw
-from subfleet.rounds.answers import judge, reply
 from subfleet.rounds.assigning import lasting_of, prepared_client, task_wanted
 from subfleet.rounds.awaiting import sent_s, with_answer
 from subfleet.rounds.closing import aggregated, not_aggregated
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.estimation import estimates_of, has_estimates, target_estimates
 from subfleet.rounds.evaluating import evaluation_made
-from subfleet.rounds.events import Done, Failed
-from subfleet.rounds.fitting import models_with_room
+from subfleet.rounds.judging import judge, reply
 from subfleet.rounds.live import TargetEstimates
 from subfleet.rounds.networks import begun_with
+from subfleet.rounds.obstacles import models_with_room
 from subfleet.rounds.outliers import ChangeSize
-from subfleet.rounds.proposing import scoring_client
 from subfleet.rounds.searching import generation_failed, generation_made
-from subfleet.rounds.sizing import asking, lacking
+from subfleet.rounds.signals import AggregationRequest, Done, Failed, Outcome, SendTask, Withdraw
+from subfleet.rounds.sizing import asking, lacking, scoring_client
 from subfleet.rounds.state import ClientState, Lasts, RunState, Trained
 from subfleet.rounds.tasks import deploy_task
 from subfleet.rounds.work import (
@@ -42,10 +40,6 @@ from subfleet.rounds.work import (
 )
 from subfleet.search.candidates import Candidate
 from subfleet.search.queue import ProgramFacts, SizedProgram, WrittenProgram
-
-__all__ = ["tasks_wanted", "with_failure", "with_result"]
-
-Outcome = tuple[RunState, tuple[Action, ...]]
 
 
 def with_result(  # noqa: C901, PLR0912 - a case for each request

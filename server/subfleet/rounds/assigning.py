@@ -9,13 +9,12 @@ from subfleet.protocol.messages import Refusal
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.text import printable
-from subfleet.rounds.actions import Action, SendTask
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.estimation import candidates_of, estimates_of
-from subfleet.rounds.fitting import objection, operators_of, plan_bytes
 from subfleet.rounds.networks import NOT_YET, counts, in_use, own_size, standing_for
+from subfleet.rounds.obstacles import REFUSALS, nothing_left, objection, operators_of, plan_bytes, unfit_sizes
 from subfleet.rounds.offers import MOST_CHARACTERS
-from subfleet.rounds.refusals import REFUSALS, nothing_left, unfit_sizes
+from subfleet.rounds.signals import ClientOutcome, SendTask
 from subfleet.rounds.state import ClientState, Lasts, RunState, Submodel
 from subfleet.rounds.tasks import draw_of, train_task
 from subfleet.rounds.work import PreparedTask, TaskRequest
@@ -24,26 +23,8 @@ from subfleet.search.fitting import LIMITS, Limit
 from subfleet.search.query import Search
 from subfleet.search.queue import ProgramFacts
 
-__all__ = [
-    "BY_METHOD",
-    "ask_of",
-    "assigned_client",
-    "choose_below",
-    "deciding_limit",
-    "given_client",
-    "lasting_of",
-    "prepared_client",
-    "reason_of",
-    "refused_client",
-    "task_wanted",
-    "with_less",
-    "with_room",
-]
 
-
-def assigned_client(
-    context: RunContext, state: RunState, client: ClientState
-) -> tuple[ClientState, tuple[Action, ...]]:
+def assigned_client(context: RunContext, state: RunState, client: ClientState) -> ClientOutcome:
     """Choose a submodel for a client that has answered."""
     if client.offer.budget is None:
         return replace(client, stage="skipped", reason="it told no budget"), ()
@@ -69,7 +50,7 @@ def task_wanted(state: RunState, client: ClientState) -> TaskRequest | None:
 
 def prepared_client(
     context: RunContext, state: RunState, client: ClientState, made: PreparedTask, now_s: float
-) -> tuple[ClientState, tuple[Action, ...]]:
+) -> ClientOutcome:
     """Send the task if the program's own plan fits the budget, and the runtime has what it calls; else look below."""
     facts = made.facts
     lacking = lacking_operators(facts.operators, operators_of(state, client.client_id))
@@ -89,16 +70,14 @@ def prepared_client(
 
 def _another(
     context: RunContext, state: RunState, client: ClientState, facts: ProgramFacts, limit: Limit
-) -> tuple[ClientState, tuple[Action, ...]]:
+) -> ClientOutcome:
     """Another size in place of one whose program takes too much of something; or another subspace of the same."""
     if facts.chain is not None:
         return _subspace_anew(context, state, client, facts)
     return choose_below(context, state, client, limit)
 
 
-def _subspace_anew(
-    context: RunContext, state: RunState, client: ClientState, facts: ProgramFacts
-) -> tuple[ClientState, tuple[Action, ...]]:
+def _subspace_anew(context: RunContext, state: RunState, client: ClientState, facts: ProgramFacts) -> ClientOutcome:
     """Another subspace, by what its program has told: it goes by nobody else's, whoever was answered first."""
     size = client.size
     if size is None or client.attempt + 1 >= context.config.max_attempts:
@@ -126,7 +105,7 @@ def _room_bytes(context: RunContext, state: RunState, client: ClientState) -> in
 
 def _without_operators(
     context: RunContext, state: RunState, client: ClientState, lacking: Sequence[str]
-) -> tuple[ClientState, tuple[Action, ...]]:
+) -> ClientOutcome:
     """Another task while attempts are left: submodels of one network mostly call the same operators."""
     reason = f"its runtime {client.offer.runtime!r} lacks {', '.join(lacking)}, which the program calls"[
         :MOST_CHARACTERS
@@ -188,9 +167,7 @@ def ask_of(
     )
 
 
-def choose_below(
-    context: RunContext, state: RunState, client: ClientState, limit: Limit
-) -> tuple[ClientState, tuple[Action, ...]]:
+def choose_below(context: RunContext, state: RunState, client: ClientState, limit: Limit) -> ClientOutcome:
     """A smaller submodel, of those that were known when the round began: nothing depends on who was answered first."""
     ask = ask_of(context, state, client, below=client.size, below_limit=limit)
     return given_client(context, state, client, ask, context.roles.assigner.assign(ask))
@@ -198,7 +175,7 @@ def choose_below(
 
 def given_client(
     context: RunContext, state: RunState, client: ClientState, ask: AssignmentContext, assigned: Assignment
-) -> tuple[ClientState, tuple[Action, ...]]:
+) -> ClientOutcome:
     """Give a client what was chosen for it; skipped where that is nothing."""
     if assigned.candidate is not None:
         ask = ask.of_network(assigned.candidate.architecture.network)
@@ -265,9 +242,7 @@ def reason_of(refusal: Refusal) -> str:
     return f"{refusal.reason}: {printable(refusal.detail)}"[:MOST_CHARACTERS]
 
 
-def refused_client(
-    context: RunContext, state: RunState, client: ClientState, refusal: Refusal
-) -> tuple[ClientState, tuple[Action, ...]]:
+def refused_client(context: RunContext, state: RunState, client: ClientState, refusal: Refusal) -> ClientOutcome:
     """A smaller task after a refusal that a smaller one may mend, while there is one and attempts are left.
 
     Else the client state is refused. What a device cannot run at all is told by the state.

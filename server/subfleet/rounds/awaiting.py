@@ -22,45 +22,16 @@ from types import MappingProxyType
 from typing import Literal
 
 from subfleet.protocol.task import Calibrate, Evaluate, Score, Train
-from subfleet.rounds.actions import Action, Withdraw
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.live import DUTIES, EXTRA_FROM, PUNCTUAL, Duty, Member, Punctuality
 from subfleet.rounds.members import expected, has_left, reason_away
+from subfleet.rounds.signals import Outcome, Withdraw
 from subfleet.rounds.state import ClientState, RunState
-
-__all__ = [
-    "NO_SIZE",
-    "WORK",
-    "Collection",
-    "Work",
-    "any_scores",
-    "awaited",
-    "awaited_models",
-    "awaited_scores",
-    "awaited_telemetry",
-    "closed_clients",
-    "collected",
-    "limit_s",
-    "nobody_waits",
-    "punctuality_of",
-    "sent_s",
-    "telemetry_extras",
-    "waits_told",
-    "why_missing",
-    "with_absence",
-    "with_answer",
-    "with_misses",
-    "with_missing",
-    "with_phase_closed",
-    "without_parted",
-]
 
 _SCORES_FRACTION = 0.5
 """Of a round's time: who has not told scores by then is given what fits without them, and can still train."""
 NO_SIZE = "no size was chosen for it in time"
 """Why a client is missing that has answered: what is needed to choose one was not made before the deadline."""
-
-Outcome = tuple[RunState, tuple[Action, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

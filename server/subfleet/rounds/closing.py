@@ -15,7 +15,6 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from subfleet.protocol.task import Calibrate, Train
-from subfleet.rounds.actions import Action, AggregationRequest, Close
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.continuing import fruitless, what_is_lacking
 from subfleet.rounds.evaluating import begun
@@ -23,13 +22,10 @@ from subfleet.rounds.networks import brought_anew, own_size, with_lineages
 from subfleet.rounds.outliers import ChangeSize, divergence, most_outlying, outliers_of, travel, usual_change
 from subfleet.rounds.progress import Aggregating, Waiting
 from subfleet.rounds.selection import with_memory
+from subfleet.rounds.signals import AggregationRequest, Close, Outcome
 from subfleet.rounds.state import ClientState, Exclusion, OutlierDetection, RunState, remembered
 from subfleet.rounds.weights import counted_samples
 from subfleet.rounds.work import AggregatedRound
-
-__all__ = ["aggregated", "aggregation_action", "begin_aggregation", "not_aggregated", "with_exclusion"]
-
-Outcome = tuple[RunState, tuple[Action, ...]]
 
 
 def with_exclusion(state: RunState, client: ClientState) -> ClientState:
@@ -121,18 +117,13 @@ def _closed(context: RunContext, state: RunState, result: AggregatedRound, now_s
     state = _left_out(context, state, {one.client_id: f"{one.reason}, but not without {without}" for one in suspects})
     close = Close(
         round=state.round,
-        accuracy=result.accuracy,
-        loss=result.loss,
-        sha256=result.sha256,
+        result=result,
         seconds=now_s - state.live.opened_s,
         clients=tuple(client for _, client in sorted(state.clients.items())),
         exported=sum(known.turn >= state.turn - state.retry for known in state.written.values()),
         turn=state.turn,
         retries=state.retry,
         lineages=state.lineages,
-        model_bytes=result.model_bytes,
-        model=result.model,
-        metrics=result.metrics,
     )
     done = {client.client_id: client for client in _of_stage(state, "done")}
     state = replace(

@@ -23,8 +23,6 @@ from subfleet.search.candidates import Candidate
 from subfleet.search.estimates import Estimates
 from subfleet.settings.run import Run
 
-__all__ = ["Declared", "RunContext"]
-
 _LOCAL = ("epochs", "local_steps", "learning_rate", "proximal_mu", "distillation_weight")
 """What may differ between clients that run the same program."""
 _VALUE_BYTES = 4

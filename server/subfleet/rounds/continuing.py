@@ -23,8 +23,6 @@ from subfleet.rounds.progress import Failed, Failing, Measuring, Searching, Trie
 from subfleet.rounds.selection import NOT_DRAWN
 from subfleet.rounds.state import ClientState, RunState, remembered
 
-__all__ = ["fruitless", "opened", "over", "taken_up", "what_is_lacking", "why_early"]
-
 _MOST_REASONS = 4
 _MOST_NAMES = 3
 _MOST_CHARACTERS = 160  # of one reason

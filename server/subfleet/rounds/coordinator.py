@@ -20,8 +20,6 @@ from subfleet.protocol.messages import (
     Telemetry,
     Update,
 )
-from subfleet.rounds.actions import Action, SendTask, Withdraw
-from subfleet.rounds.answers import judge, reply, skip_notice, skip_notices
 from subfleet.rounds.arrivals import tasks_wanted, with_failure, with_result
 from subfleet.rounds.assigning import reason_of, refused_client, with_less, with_room
 from subfleet.rounds.awaiting import sent_s, with_answer
@@ -29,20 +27,27 @@ from subfleet.rounds.closing import aggregation_action, with_exclusion
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.estimation import estimates_wanted
 from subfleet.rounds.evaluating import evaluated, evaluations_wanted
-from subfleet.rounds.events import Done, Event, Failed, FromDevice, FromServer, Tick
+from subfleet.rounds.judging import judge, reply, skip_notice, skip_notices
 from subfleet.rounds.live import Member, Swept
 from subfleet.rounds.members import holds_lease, parted, without_strangers
+from subfleet.rounds.obstacles import forgiven, with_unfit
 from subfleet.rounds.offers import declaration_reply, measured_client, with_brought
 from subfleet.rounds.phases import advance
-from subfleet.rounds.proposing import scored_client, scoring_wanted, unscored_client
-from subfleet.rounds.refusals import forgiven, with_unfit
-from subfleet.rounds.sizing import asking, lacking
+from subfleet.rounds.signals import (
+    Action,
+    Done,
+    Event,
+    Failed,
+    FromDevice,
+    FromServer,
+    Outcome,
+    SendTask,
+    Tick,
+    Withdraw,
+)
+from subfleet.rounds.sizing import asking, lacking, scored_client, scoring_wanted, unscored_client
 from subfleet.rounds.state import ClientState, RunState
 from subfleet.rounds.work import CheckRequest, ModelsRequest, ProgramRequest
-
-__all__ = ["resume_actions", "round_info", "step"]
-
-Outcome = tuple[RunState, tuple[Action, ...]]
 
 
 def step(context: RunContext, state: RunState, event: Event, now_s: float) -> Outcome:

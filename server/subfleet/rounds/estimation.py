@@ -16,8 +16,6 @@ from subfleet.search.candidates import Candidate, ordered
 from subfleet.search.estimates import Estimates, planned_memory
 from subfleet.search.query import CostEstimates
 
-__all__ = ["candidates_of", "estimates_of", "estimates_wanted", "has_estimates", "target_estimates"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _OfEach:

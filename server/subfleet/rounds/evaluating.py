@@ -16,25 +16,21 @@ from types import MappingProxyType
 from subfleet.protocol.messages import Evaluated
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture
-from subfleet.rounds.actions import Action, CloseEvaluation, GoOn, SendTask
 from subfleet.rounds.awaiting import collected, limit_s, sent_s, with_answer, with_phase_closed, without_parted
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.continuing import over
-from subfleet.rounds.fitting import beyond_disk, operators_of, plan_bytes
 from subfleet.rounds.live import Duty
 from subfleet.rounds.members import expected
 from subfleet.rounds.networks import standing_for
+from subfleet.rounds.obstacles import beyond_disk, operators_of, plan_bytes
 from subfleet.rounds.progress import Evaluating, Waiting
+from subfleet.rounds.signals import CloseEvaluation, GoOn, Outcome, SendTask
 from subfleet.rounds.state import ClientState, LastEvaluation, RunState, Submodel
 from subfleet.rounds.tasks import evaluate_task
 from subfleet.rounds.work import EvaluationRequest, PreparedTask
 
-__all__ = ["begun", "evaluated", "evaluating", "evaluating_client", "evaluation_made", "evaluations_wanted"]
-
 AT_ONCE = 8
 """Clients that are asked in one step."""
-
-Outcome = tuple[RunState, tuple[Action, ...]]
 
 
 def begun(context: RunContext, state: RunState, now_s: float) -> RunState:

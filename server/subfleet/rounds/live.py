@@ -25,21 +25,6 @@ from subfleet.rounds.work import CostRequest, GenerationRequest, NetworksRequest
 from subfleet.search.candidates import Candidate
 from subfleet.search.query import Search
 
-__all__ = [
-    "DUTIES",
-    "EXTRA_FROM",
-    "PUNCTUAL",
-    "Duty",
-    "GenerationScores",
-    "LiveState",
-    "Member",
-    "Punctuality",
-    "Requested",
-    "RetryTimes",
-    "Swept",
-    "TargetEstimates",
-]
-
 Duty = Literal["telemetry", "training", "scores", "evaluation", "paths"]
 """What a client is asked for: what it can give in a round, an update, scores of candidates, how good the model is, and
 scores of paths. Each is remembered by itself: a client that trains may hold no data that it could evaluate on."""

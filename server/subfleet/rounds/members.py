@@ -13,20 +13,6 @@ from subfleet.rounds.context import RunContext
 from subfleet.rounds.live import Member, Swept
 from subfleet.rounds.state import RunState
 
-__all__ = [
-    "MOST_STRANGERS",
-    "SILENT_SINCE",
-    "Absence",
-    "absences",
-    "expected",
-    "has_left",
-    "holds_lease",
-    "parted",
-    "reason_away",
-    "silent_members",
-    "without_strangers",
-]
-
 MOST_STRANGERS = 16_384
 """Clients that never took part; beyond them those go first that were silent for the longest."""
 MOST_VALUES = 4_000_000

@@ -25,30 +25,6 @@ from subfleet.search.candidates import Candidate
 from subfleet.search.fitting import fits
 from subfleet.search.queue import SizedProgram, WrittenProgram
 
-__all__ = [
-    "NEVER",
-    "NOT_YET",
-    "all_lineages",
-    "beginning_of",
-    "begun_with",
-    "brought_anew",
-    "carried_by",
-    "counting_turns",
-    "counts",
-    "counts_from",
-    "declared_of",
-    "estimate_of",
-    "in_use",
-    "lineages_in_use",
-    "networks_told",
-    "own_size",
-    "readiness_told",
-    "standing_for",
-    "to_begin",
-    "waits_for_programs",
-    "with_lineages",
-]
-
 NOT_YET = "the network that it brings is in no union; one has it from the next round on, unless it is too large"
 """Why a client is skipped in the round in which it comes."""
 

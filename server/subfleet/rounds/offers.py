@@ -15,28 +15,14 @@ from subfleet.protocol.messages import ArchitectureProblem, Profile, Telemetry
 from subfleet.protocol.readings import Budget, LogLow, Reading
 from subfleet.protocol.schema import canonical_json
 from subfleet.protocol.submodel import Architecture, Explicit, Full, IndexSet, Roll
-from subfleet.rounds.actions import Reply
-from subfleet.rounds.answers import Verdict, reply
 from subfleet.rounds.context import RunContext
+from subfleet.rounds.judging import Verdict, reply
+from subfleet.rounds.signals import Reply
 from subfleet.rounds.state import ClientState, Offer, RunState
 from subfleet.search.candidates import budget_of, forward_macs_of
 from subfleet.settings.published import network_brought
 from subfleet.settings.run import Run
 from subfleet.tasks import shape_problem
-
-__all__ = [
-    "MOST_CHARACTERS",
-    "MOST_NETWORKS",
-    "Declaration",
-    "class_counts_of",
-    "declaration_of",
-    "declaration_reply",
-    "measured_client",
-    "peers_told",
-    "samples_problem",
-    "scale_warning",
-    "with_brought",
-]
 
 MOST_CHARACTERS = 400  # of a reason, as it stands in tables
 

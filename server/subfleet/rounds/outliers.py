@@ -20,8 +20,6 @@ from subfleet.protocol.schema import ADDED_LATER
 from subfleet.protocol.training import TrainingSettings
 from subfleet.settings.outliers import OutlierSettings
 
-__all__ = ["ChangeSize", "Outlier", "divergence", "most_outlying", "outliers_of", "travel", "usual_change"]
-
 COMPARED = 4
 """Updates of a round that have a median of their own; fewer are compared with the rounds before."""
 _GROWTH = 0.6

@@ -11,8 +11,6 @@ import zlib
 from collections.abc import ItemsView, Iterable, Iterator, Mapping
 from typing import Generic, TypeVar
 
-__all__ = ["PersistentMap"]
-
 V = TypeVar("V")
 _BITS = 6
 _WIDTH = 1 << _BITS

@@ -6,8 +6,6 @@ from heapq import nsmallest
 from types import MappingProxyType
 
 from subfleet.protocol.exhaustive import never
-from subfleet.rounds.actions import Action, GoOn
-from subfleet.rounds.answers import skip_notice
 from subfleet.rounds.awaiting import (
     NO_SIZE,
     awaited_models,
@@ -26,6 +24,7 @@ from subfleet.rounds.closing import begin_aggregation
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.continuing import fruitless, opened, over
 from subfleet.rounds.evaluating import evaluating
+from subfleet.rounds.judging import skip_notice
 from subfleet.rounds.members import SILENT_SINCE, expected, holds_lease, silent_members
 from subfleet.rounds.networks import standing_for, to_begin, waits_for_programs
 from subfleet.rounds.progress import (
@@ -39,16 +38,12 @@ from subfleet.rounds.progress import (
     Training,
     Waiting,
 )
-from subfleet.rounds.proposing import without_late_scores
 from subfleet.rounds.searching import search_due, searching
 from subfleet.rounds.selection import NOT_DRAWN, selected
-from subfleet.rounds.sizing import asking, lacking, sized
+from subfleet.rounds.signals import Action, GoOn, Outcome
+from subfleet.rounds.sizing import asking, lacking, sized, without_late_scores
 from subfleet.rounds.state import ClientState, RunState, Submodel
 from subfleet.rounds.work import ModelsRequest
-
-__all__ = ["AT_ONCE", "advance"]
-
-Outcome = tuple[RunState, tuple[Action, ...]]
 
 AT_ONCE = 64
 """Clients whose models are asked for in one step."""

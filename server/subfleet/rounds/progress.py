@@ -5,22 +5,6 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import ClassVar, Literal
 
-__all__ = [
-    "Aggregating",
-    "Deploying",
-    "Evaluating",
-    "Failed",
-    "Failing",
-    "Finished",
-    "Measuring",
-    "Phase",
-    "PhaseName",
-    "Searching",
-    "Training",
-    "Tries",
-    "Waiting",
-]
-
 PhaseName = Literal["waiting", "measure", "train", "aggregate", "evaluate", "search", "deploy", "finished", "failed"]
 
 

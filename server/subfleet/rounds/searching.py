@@ -30,7 +30,6 @@ from subfleet.methods.turns import trimmed_mean
 from subfleet.protocol.answers import Evaluated
 from subfleet.protocol.metric_sums import Totals
 from subfleet.protocol.submodel import Architecture
-from subfleet.rounds.actions import Action, CloseGeneration
 from subfleet.rounds.awaiting import collected, punctuality_of, with_phase_closed, without_parted
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.evaluating import evaluating_client, evaluations_wanted
@@ -38,26 +37,13 @@ from subfleet.rounds.live import GenerationScores
 from subfleet.rounds.members import expected
 from subfleet.rounds.networks import all_lineages, lineages_in_use, with_lineages
 from subfleet.rounds.progress import Searching, Waiting
+from subfleet.rounds.signals import Action, CloseGeneration, Outcome
 from subfleet.rounds.sizing import asking
 from subfleet.rounds.state import RunState, remembered
 from subfleet.rounds.weights import client_fraction, fraction_limit
 from subfleet.rounds.work import GenerationRequest, ProposedGeneration
 from subfleet.search.ranking import kendall_tau
 
-__all__ = [
-    "begun_scoring",
-    "generation_failed",
-    "generation_made",
-    "generation_wanted",
-    "mean_scores",
-    "scored_by_devices",
-    "search_due",
-    "searched_round",
-    "searching",
-    "smallest_supernet",
-]
-
-Outcome = tuple[RunState, tuple[Action, ...]]
 _NOBODY = "no device that can compute its paths has scored them; see that some hold samples out"
 
 

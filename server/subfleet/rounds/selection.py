@@ -26,8 +26,6 @@ from subfleet.rounds.state import ClientState, LastEvaluation, RunState, remembe
 from subfleet.rounds.work import AggregatedRound
 from subfleet.search.candidates import TRAINING_MACS_PER_FORWARD, Candidate
 
-__all__ = ["NOT_DRAWN", "ExpectedTime", "expected_time", "selected", "with_memory"]
-
 NOT_DRAWN = "it was not drawn for this round"
 """Why a client that could take part is skipped."""
 

@@ -51,20 +51,6 @@ from subfleet.search.fitting import Obstacle
 from subfleet.search.query import FoundSize
 from subfleet.search.queue import RequestedProgram, SizedProgram, WrittenProgram
 
-__all__ = [
-    "ClientState",
-    "Exclusion",
-    "LastEvaluation",
-    "Lasts",
-    "Offer",
-    "OutlierDetection",
-    "RunState",
-    "Stage",
-    "Submodel",
-    "Trained",
-    "remembered",
-]
-
 Stage = Literal["answered", "scoring", "preparing", "out", "done", "suspect", "refused", "skipped", "missing"]
 Lasts = Literal["passing", "unclear", "lasting"]
 """Whether another attempt comes to the same: "passing" may not, as what there is of a budget changes; "lasting" does,

@@ -18,17 +18,6 @@ from subfleet.rounds.networks import declared_of
 from subfleet.rounds.state import ClientState, RunState, remembered
 from subfleet.rounds.work import PreparedTask, Scorable
 
-__all__ = [
-    "BATCHES",
-    "deploy_task",
-    "draw_of",
-    "evaluate_task",
-    "score_task",
-    "score_task_id",
-    "score_training",
-    "train_task",
-]
-
 BATCHES = 2
 """Number of batches whose gradients a score compares (Li et al., ICLR 2023, section 4)."""
 

@@ -9,8 +9,6 @@ from subfleet.protocol.messages import Update
 from subfleet.protocol.task import Calibrate, Train
 from subfleet.rounds.state import ClientState
 
-__all__ = ["Weight", "client_fraction", "counted_samples", "fraction_limit", "round_weights"]
-
 _TIMES, _MOST = 3.0, 0.5
 """How many times an equal fraction of a round one client may have, and at most."""
 

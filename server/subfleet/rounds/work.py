@@ -25,26 +25,6 @@ from subfleet.search.candidates import Candidate
 from subfleet.search.query import FoundSize, Search
 from subfleet.search.queue import ProgramFacts, SizedProgram
 
-__all__ = [
-    "AggregatedRound",
-    "CheckRequest",
-    "CostRequest",
-    "EvaluationRequest",
-    "ExportedModels",
-    "GenerationRequest",
-    "ModelFile",
-    "ModelsRequest",
-    "NetworksRequest",
-    "PreparedTask",
-    "ProgramRequest",
-    "ProposedGeneration",
-    "Scorable",
-    "ScoringRequest",
-    "SearchRequest",
-    "SearchResult",
-    "TaskRequest",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRequest:

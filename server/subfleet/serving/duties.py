@@ -9,9 +9,9 @@ from subfleet.aggregation.path_scoring import scored_generation
 from subfleet.elastic.model_state import ModelState
 from subfleet.programs.worker import Duty, Threads
 from subfleet.protocol.errors import FileError, ProtocolError
-from subfleet.rounds.actions import AggregationRequest
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.networks import beginning_of
+from subfleet.rounds.signals import AggregationRequest
 from subfleet.rounds.sizing import explored
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import CheckRequest, GenerationRequest, NetworksRequest, SearchRequest

@@ -1,11 +1,9 @@
 """What people are told while a run goes on: what a step has changed, how far the run is, who is away."""
 
-import datetime
+import time
 from collections.abc import Callable, Iterator, Mapping
 
-import sqlalchemy as sql
-
-from subfleet.journal.absences import AbsenceRecord, keep_absences
+from subfleet.journal.journal import AbsenceRecord, Journal
 from subfleet.journal.records import Progress
 from subfleet.rounds.awaiting import nobody_waits, waits_told
 from subfleet.rounds.context import RunContext
@@ -131,12 +129,12 @@ class Attendance:
 
     Args:
         context: of the run.
-        engine: of the journal.
+        journal: of the run.
     """
 
-    def __init__(self, context: RunContext, engine: sql.Engine) -> None:
+    def __init__(self, context: RunContext, journal: Journal) -> None:
         self._context = context
-        self._engine = engine
+        self._journal = journal
         self._looked_s = -_EVERY_S
         self._away: Mapping[str, Absence] = {}
         self._kept: frozenset[tuple[str, str]] | None = None
@@ -155,7 +153,7 @@ class Attendance:
         if kinds == self._kept:
             return
         self._kept = kinds
-        keep_absences(self._engine, self._context.run_id, (_record(one, now_s) for one in self._away.values()))
+        self._journal.save_absences(_record(one, now_s) for one in self._away.values())
         if state.phase in ("finished", "failed"):
             return  # then everyone leaves
         for name, one in self._away.items():
@@ -178,6 +176,5 @@ class Attendance:
 
 
 def _record(one: Absence, now_s: float) -> AbsenceRecord:
-    now = datetime.datetime.now(datetime.timezone.utc)
-    seen_at = None if one.seen_s is None else now - datetime.timedelta(seconds=now_s - one.seen_s)
+    seen_at = None if one.seen_s is None else time.time() - (now_s - one.seen_s)
     return AbsenceRecord(client_id=one.client_id, kind=one.kind, reason=one.reason, seen_at=seen_at)

@@ -20,35 +20,36 @@ from subfleet.aggregation.evaluation_data import with_evaluation
 from subfleet.aggregation.views import Views
 from subfleet.elastic.model_state import ModelState
 from subfleet.export.quantisation.report import samples_of
-from subfleet.journal.database import open_database
+from subfleet.journal.database import open_database, understood
 from subfleet.journal.evaluations import EvaluationRecord
 from subfleet.journal.generations import GenerationRecord, generation_text
 from subfleet.journal.guarding import GuardedObserver
 from subfleet.journal.journal import Journal, begin_run
 from subfleet.journal.places import Places
-from subfleet.journal.reading import understood
 from subfleet.journal.records import RunObserver, RunResult
 from subfleet.journal.rows import record_of
 from subfleet.link.device_link import DeviceLink
 from subfleet.programs.supply import Exports, Supply
 from subfleet.programs.worker import Snapshot, Threads, Worker
 from subfleet.protocol.errors import FileError, RunError
-from subfleet.rounds.actions import (
+from subfleet.rounds.context import RunContext
+from subfleet.rounds.continuing import taken_up
+from subfleet.rounds.coordinator import resume_actions, round_info, step
+from subfleet.rounds.searching import searched_round
+from subfleet.rounds.signals import (
     Action,
     Close,
     CloseEvaluation,
     CloseGeneration,
+    Event,
+    Failed,
     GoOn,
     Reply,
     Request,
     SendTask,
+    Tick,
     Withdraw,
 )
-from subfleet.rounds.context import RunContext
-from subfleet.rounds.continuing import taken_up
-from subfleet.rounds.coordinator import resume_actions, round_info, step
-from subfleet.rounds.events import Event, Failed, Tick
-from subfleet.rounds.searching import searched_round
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import CheckRequest
 from subfleet.serving.context import context_of
@@ -116,7 +117,7 @@ class Server:
         )
         self._context = replace(context_of(config, run_id), evaluation_inputs=statistics_of(evaluation))
         self._journal = Journal(self._engine, run_id, first_memory=self._context.roles.memory.initial)
-        self._attendance = Attendance(self._context, self._engine)
+        self._attendance = Attendance(self._context, self._journal)
         self._blobs = blobs = BlobStore(self._places.blobs)
         self._link = DeviceLink(config.fleet.name, transport, blobs, sizes=sizes, clock=clock)
         views, threads = Views(context=self._context, samples=torch.from_numpy(evaluation.inputs.copy())), Threads()

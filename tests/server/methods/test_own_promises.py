@@ -23,7 +23,7 @@ from subfleet.methods.flexifed import FlexiFed
 from subfleet.methods.heterofl import HeteroFL
 from subfleet.methods.nefl import NeFL
 from subfleet.methods.standalone import Standalone
-from subfleet.programs.export_requests import train_request
+from subfleet.programs.supply import train_request
 from subfleet.protocol.submodel import Architecture, Explicit, Roll
 from subfleet.rounds.context import RunContext
 from subfleet.testing.rounds import (

@@ -8,14 +8,12 @@ from subfleet.protocol.exhaustive import never
 from subfleet.protocol.messages import Ack, ArchitectureProblem, Deployed, Evaluated, Refusal, Scores, Update
 from subfleet.protocol.task import Calibrate, Deploy, Evaluate, Score, Task, Train, Work
 from subfleet.protocol.task_kinds import oddity
-from subfleet.rounds.actions import Reply
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.networks import declared_of
 from subfleet.rounds.progress import PhaseName
+from subfleet.rounds.signals import Reply
 from subfleet.rounds.state import ClientState, RunState, Stage
 from subfleet.rounds.tasks import score_task_id
-
-__all__ = ["Verdict", "judge", "reply", "skip_notice", "skip_notices"]
 
 Verdict = Literal["accepted", "duplicate", "refused"]
 _Answer = Update | Refusal | Deployed | Scores | Evaluated

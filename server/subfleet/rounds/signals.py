@@ -1,18 +1,30 @@
-"""What a step asks the server to do: plain data for `session`. Each may be done twice."""
+"""What goes into a step of the run, its events, and what comes out of it, its actions: plain data for `coordinator`.
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
+Every action may be performed twice.
+"""
+
+from dataclasses import dataclass
 from typing import Any
 
 from subfleet.elastic.families import AnyFamily
 from subfleet.elastic.lineage import Lineage
-from subfleet.methods.model_kinds import EvaluatedModel
 from subfleet.methods.path_search import Generation
-from subfleet.protocol.messages import Ack, Task
+from subfleet.protocol.messages import (
+    Ack,
+    Deployed,
+    Evaluated,
+    Presence,
+    Profile,
+    Refusal,
+    Scores,
+    Task,
+    Telemetry,
+    Update,
+)
 from subfleet.rounds.live import GenerationScores
-from subfleet.rounds.state import ClientState
+from subfleet.rounds.state import ClientState, RunState
 from subfleet.rounds.work import (
+    AggregatedRound,
     CheckRequest,
     CostRequest,
     EvaluationRequest,
@@ -24,19 +36,6 @@ from subfleet.rounds.work import (
     SearchRequest,
     TaskRequest,
 )
-
-__all__ = [
-    "Action",
-    "AggregationRequest",
-    "Close",
-    "CloseEvaluation",
-    "CloseGeneration",
-    "GoOn",
-    "Reply",
-    "Request",
-    "SendTask",
-    "Withdraw",
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,26 +103,22 @@ class Close:
     """A round is over: record it.
 
     Attributes:
+        result: of its aggregation.
+        seconds: from its announcement until it was closed.
         exported: programs that were written in it.
-        retries: of its tries, those that came to nothing.
-        lineages: of the networks that the run had had when it began.
-        model_bytes: of all tensors that the server has to keep for the next round.
-        accuracy: as in `AggregatedRound`, as are loss, metrics and model.
+        turn: the number of this attempt, counted over the whole run.
+        retries: attempts of the round that aggregated nothing.
+        lineages: of the networks that the run had when the round began.
     """
 
     round: int
-    accuracy: float | None
-    loss: float
-    sha256: str
+    result: AggregatedRound
     seconds: float
     clients: tuple[ClientState, ...]
     exported: int = 0
     turn: int = 0
     retries: int = 0
     lineages: tuple[Lineage, ...] = ()
-    model_bytes: int = 0
-    model: EvaluatedModel | None = None
-    metrics: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,3 +153,45 @@ class CloseGeneration:
 
 
 Action = Request | GoOn | SendTask | Withdraw | Reply | Close | CloseEvaluation | CloseGeneration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """Time has passed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """Work beside the loop is done.
+
+    Attributes:
+        result: of the type that the docstring of the request names.
+    """
+
+    request: Request
+    result: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """Work beside the loop cannot be done.
+
+    Attributes:
+        by_disk: the server's own disk is to blame, so that neither another attempt nor other clients would help.
+    """
+
+    request: Request
+    reason: str
+    by_disk: bool = False
+
+
+FromDevice = Presence | Profile | Telemetry | Scores | Refusal | Update | Evaluated | Deployed
+"""What devices say: of an update, that it is there; its blob is still on the device."""
+FromServer = Tick | Done | Failed
+"""What happens at the server."""
+Event = FromDevice | FromServer
+
+Outcome = tuple[RunState, tuple[Action, ...]]
+"""The state after something happened, and what is to be done."""
+ClientOutcome = tuple[ClientState, tuple[Action, ...]]
+"""The same of one client's state."""
