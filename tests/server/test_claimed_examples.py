@@ -66,8 +66,8 @@ def test_what_was_trained_is_accepted_however_it_was_spread() -> None:
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (lambda told: (), "examples are not told for every choice of the supernet"),
-        (lambda told: (*told, ("section9.block0", (("conv", 20),))), "and for no other"),
+        (lambda told: (), "there must be examples of every choice of the supernet"),
+        (lambda told: (*told, ("section9.block0", (("conv", 20),))), "and of no other"),
         (lambda told: ((told[0][0], (("unknown", 20),)), *told[1:]), "of operators that its subspace lacks"),
         (lambda told: ((told[0][0], ((told[0][1][0][0], 10**6),)), *told[1:]), "1000000 examples went through choice"),
         (lambda told: ((told[0][0], ((told[0][1][0][0], 19),)), *told[1:]), "19 examples went through choice"),

@@ -215,7 +215,7 @@ def test_the_phase_ends_when_all_have_answered_and_each_counts_once() -> None:
         ({"sums": MetricSums(class_predicted=(5,) * 4)}, "class_predicted are told of 4 outputs, but the model has 3"),
         ({"run_id": "another"}, "is not the current run"),
         ({"round": 7}, "is closed; the run is in round 1"),
-        ({"task_id": "run/r1/ada/7"}, "is not the one that ada was given last"),
+        ({"task_id": "run/r1/ada/7"}, "is not the last one that ada was given"),
     ],
 )
 def test_what_cannot_be_is_refused(changes: dict[str, Any], reason: str) -> None:

@@ -1,12 +1,14 @@
-"""What a message of a device deserves, and what a device is told that gets no task. Pure."""
+"""Judges the messages of devices, and tells devices that get no task. Pure."""
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 from subfleet.protocol.evaluating import totals_of
-from subfleet.protocol.exhaustive import never
 from subfleet.protocol.messages import Ack, ArchitectureProblem, Deployed, Evaluated, Refusal, Scores, Update
-from subfleet.protocol.task import Calibrate, Deploy, Evaluate, Score, Task, Train, Work
+from subfleet.protocol.task import Calibrate, Deploy, Evaluate, Score, Task, Train
 from subfleet.protocol.task_kinds import oddity
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.networks import declared_of
@@ -18,25 +20,45 @@ from subfleet.rounds.tasks import score_task_id
 Verdict = Literal["accepted", "duplicate", "refused"]
 _Answer = Update | Refusal | Deployed | Scores | Evaluated
 MAX_HEADER_BYTES = 1024 * 1024
-"""By how much an update's container may be larger than the weights that it changes."""
+"""How much larger an update's container may be than the weights that it changes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Expectation:
+    """What answers a kind of work.
+
+    Attributes:
+        answer: type of the message, if it is no refusal.
+        phases: of the run in which the answer counts.
+        stage: of the client state in which it counts.
+    """
+
+    answer: type[_Answer]
+    phases: tuple[PhaseName, ...]
+    stage: Stage = "out"
+
+
+_EXPECTATIONS: Mapping[type, _Expectation] = MappingProxyType(
+    {
+        Train: _Expectation(answer=Update, phases=("train",)),
+        Calibrate: _Expectation(answer=Update, phases=("train",)),
+        Score: _Expectation(answer=Scores, phases=("train",), stage="scoring"),
+        Evaluate: _Expectation(answer=Evaluated, phases=("evaluate", "search")),
+        Deploy: _Expectation(answer=Deployed, phases=("deploy",)),
+    }
+)
 
 
 def reply(
-    client_id: str,
-    message_id: str,
-    status: Verdict,
-    reason: str = "",
-    *,
-    problem: ArchitectureProblem | None = None,
+    client_id: str, message_id: str, status: Verdict, reason: str = "", problem: ArchitectureProblem | None = None
 ) -> Reply:
-    """An ack for a message; its own id follows from it, as nothing here is drawn."""
-    own_id = f"ack/{message_id}"
-    ack = Ack(of=message_id, status=status, reason=reason, message_id=own_id, problem=problem)
+    """An ack for a message; its own id follows from that of the message."""
+    ack = Ack(of=message_id, status=status, reason=reason, message_id=f"ack/{message_id}", problem=problem)
     return Reply(client_id=client_id, ack=ack)
 
 
 def judge(context: RunContext, state: RunState, answer: _Answer) -> tuple[Verdict, str]:
-    """Whether an answer to a task counts, was counted before, or is refused and why."""
+    """Whether an answer to a task counts, has been counted already, or is refused, and why."""
     if answer.run_id != context.run_id:
         return "refused", f"run {answer.run_id!r:.80} is not the current run {context.run_id!r}"
     if answer.task_id in state.settled:
@@ -44,162 +66,109 @@ def judge(context: RunContext, state: RunState, answer: _Answer) -> tuple[Verdic
     client = state.clients.get(answer.client_id)
     if client is None or (not isinstance(answer, Deployed) and answer.round != state.round):
         return "refused", f"task {answer.task_id!r:.120} is closed; the run is in round {state.round}"
-    if not _is_for(client, answer):
-        return _judge_other_task(context, state, client, answer)
-    return _judge_stage(context, state, client, answer)
+    if client.task is None or client.task.task_id != answer.task_id:
+        if _is_answered(context, state, client, answer):
+            return "duplicate", ""
+        return "refused", f"task {answer.task_id!r:.120} is not the last one that {answer.client_id} was given"
+    return _judge_last_task(context, state, client, client.task, answer)
 
 
-def _is_for(client: ClientState, answer: _Answer) -> bool:
-    return client.task is not None and client.task.task_id == answer.task_id
-
-
-def _judge_other_task(
-    context: RunContext, state: RunState, client: ClientState, answer: _Answer
+def _judge_last_task(
+    context: RunContext, state: RunState, client: ClientState, task: Task, answer: _Answer
 ) -> tuple[Verdict, str]:
-    """An answer to an earlier task of this round: its refusal, or its scores, are why there is a newer one."""
-    if isinstance(answer, Refusal) and client.attempt > 0:
-        return "duplicate", ""
-    if isinstance(answer, (Refusal, Scores)) and client.stage != "scoring" and client.proposals:
-        was_scored = answer.task_id == score_task_id(context, state, answer.client_id)
-        return ("duplicate", "") if was_scored else _not_the_last(answer)
-    return _not_the_last(answer)
-
-
-def _not_the_last(answer: _Answer) -> tuple[Verdict, str]:
-    return "refused", f"task {answer.task_id!r:.120} is not the one that {answer.client_id} was given last"
-
-
-def _judge_stage(context: RunContext, state: RunState, client: ClientState, answer: _Answer) -> tuple[Verdict, str]:
-    if client.task is None or not _answers(client.task.work, answer):
+    expected = _EXPECTATIONS[type(task.work)]
+    if not isinstance(answer, (Refusal, expected.answer)):
         return "refused", f"a message of kind {answer.KIND!r} is no answer to that task"
     if client.stage == ("refused" if isinstance(answer, Refusal) else "done"):
         return "duplicate", ""
-    phases, stage = _awaited(client.task.work)
-    if state.phase not in phases or client.stage != stage:
+    if state.phase not in expected.phases or client.stage != expected.stage:
         return "refused", f"the task is closed: {client.stage} {client.reason}".rstrip()
-    odd = _odd(context, state, client, client.task, answer)
-    return ("refused", odd) if odd else ("accepted", "")
+    problem = _find_problem(context, state, client, task, answer)
+    return ("refused", problem) if problem else ("accepted", "")
 
 
-def _odd(context: RunContext, state: RunState, client: ClientState, task: Task, answer: _Answer) -> str:
-    """What is wrong with an answer to a task; nothing where it may be believed so far."""
+def _is_answered(context: RunContext, state: RunState, client: ClientState, answer: _Answer) -> bool:
+    """Whether an answer to an earlier task of this round is known: it led to the task that the client has now."""
+    if isinstance(answer, Refusal) and client.attempt > 0:
+        return True
+    scored = isinstance(answer, (Refusal, Scores)) and client.stage != "scoring" and bool(client.proposals)
+    return scored and answer.task_id == score_task_id(context, state, answer.client_id)
+
+
+def _find_problem(context: RunContext, state: RunState, client: ClientState, task: Task, answer: _Answer) -> str:
+    """What is wrong with an answer to a task; empty if nothing is."""
     match answer:
         case Update():
             limit_bytes = MAX_HEADER_BYTES + sum(blob.size_bytes for blob in task.weights)
             if answer.blob.size_bytes > limit_bytes:
                 return f"the update is {answer.blob.size_bytes} bytes, but may be {limit_bytes} at most"
-            return _odd_examples(context, state, task, answer)
+            return _find_example_problem(context, state, task, answer)
         case Scores():
             if len(answer.scores) != len(task.programs):
-                asked = len(task.programs)
-                return f"there are {len(answer.scores)} scores, but {asked} candidates were to be scored"
+                count = len(task.programs)
+                return f"there are {len(answer.scores)} scores, but {count} candidates were to be scored"
         case Evaluated():
-            return _odd_scores(context, task, answer) or _odd_evaluation(context, client, task, answer)
+            return _find_path_problem(context, task, answer) or _find_evaluation_problem(context, client, task, answer)
         case _:
-            pass  # nothing of them is counted
+            pass  # it has no figures
     return ""
 
 
-def _odd_examples(context: RunContext, state: RunState, task: Task, answer: Update) -> str:
-    """What counts of examples say that cannot be: each went through one operator of each choice, in each epoch."""
+def _find_example_problem(context: RunContext, state: RunState, task: Task, answer: Update) -> str:
+    """What is wrong with the counts of examples: each example takes one operator of each choice, in each epoch."""
     work = task.work
     if not isinstance(work, Train) or work.paths is None:
-        return f"examples of {len(answer.operator_examples)} choices are told, but no paths were drawn" * bool(
-            answer.operator_examples
-        )
+        count = len(answer.operator_examples)
+        return f"there are examples of {count} choices, but no paths were drawn" if count else ""
     kept = declared_of(context, state.lineages, task.architecture).network.operators_of(task.architecture)
     if {choice for choice, _ in answer.operator_examples} != kept.keys():
-        return "examples are not told for every choice of the supernet and for no other, but must be"
+        return "there must be examples of every choice of the supernet and of no other, but there are not"
     expected = work.settings.passes_over(answer.sample_count)
     for choice, counts in answer.operator_examples:
         if not {operator for operator, _ in counts} <= set(kept[choice]):
-            return f"examples of choice {choice!r:.80} are told of operators that its subspace lacks"
+            return f"choice {choice!r:.80} has examples of operators that its subspace lacks"
         total = sum(count for _, count in counts)
         if total != expected:
             return f"{total} examples went through choice {choice!r:.80}, but {expected} were trained on"
     return ""
 
 
-def _odd_scores(context: RunContext, task: Task, answer: Evaluated) -> str:
-    """What is wrong with the scores of paths; nothing where none were asked for, and none are told."""
-    asked = len(task.work.settings.population) if isinstance(task.work, Evaluate) else 0
-    if len(answer.scores) != asked:
-        return f"there are scores of {len(answer.scores)} paths, but {asked} were to be scored"
-    most = answer.sample_count * _labels(context)
+def _find_path_problem(context: RunContext, task: Task, answer: Evaluated) -> str:
+    """What is wrong with the scores of paths; empty if there are none, as there should be."""
+    count = len(task.work.settings.population) if isinstance(task.work, Evaluate) else 0
+    if len(answer.scores) != count:
+        return f"there are scores of {len(answer.scores)} paths, but {count} were to be scored"
+    shape, model = context.config.label_shape, context.config.model
+    labels = math.prod((*model.input_shape, model.class_count) if shape is None else shape)
+    most = answer.sample_count * labels
     if answer.label_count > most:
         return f"{answer.label_count} labels were counted, but {answer.sample_count} samples have {most} at most"
     return ""
 
 
-def _labels(context: RunContext) -> int:
-    """Of one sample, at most."""
-    shape, model = context.config.label_shape, context.config.model
-    return math.prod((*model.input_shape, model.class_count) if shape is None else shape)
-
-
-def _odd_evaluation(context: RunContext, client: ClientState, task: Task, answer: Evaluated) -> str:
-    """What an evaluation says that cannot be; nothing where all can."""
+def _find_evaluation_problem(context: RunContext, client: ClientState, task: Task, answer: Evaluated) -> str:
+    """What is impossible in an evaluation; empty if nothing is."""
     if answer.sample_count > client.offer.sample_count:
         return f"{answer.sample_count} samples were evaluated, but the client's profile has {client.offer.sample_count}"
     classes, counted = context.config.model.class_count, len(answer.class_counts)
-    kind = context.config.training.objective.kind
-    asked = isinstance(task.work, Evaluate) and task.work.settings.per_class
-    if counted and (not asked or counted != classes):
-        return f"{counted} classes were counted, but the model has {classes} and was asked for " + (
-            "each" if asked else "none"
-        )
-    return "" if answer.scores else oddity(kind, totals_of(answer), classes)
-
-
-def _answers(work: Work, answer: _Answer) -> bool:
-    """Whether a message of this kind may answer such a task."""
-    if isinstance(answer, Refusal):
-        return True
-    match work:
-        case Train() | Calibrate():
-            fits = isinstance(answer, Update)
-        case Score():
-            fits = isinstance(answer, Scores)
-        case Evaluate():
-            fits = isinstance(answer, Evaluated)
-        case Deploy():
-            fits = isinstance(answer, Deployed)
-        case _:
-            never(work)
-    return fits
-
-
-def _awaited(work: Work) -> tuple[tuple[PhaseName, ...], Stage]:
-    """The phases of the run and the stage of the client state in which such a task is answered."""
-    match work:
-        case Train() | Calibrate():
-            awaited: tuple[tuple[PhaseName, ...], Stage] = ("train",), "out"
-        case Evaluate():
-            awaited = ("evaluate", "search"), "out"
-        case Score():
-            awaited = ("train",), "scoring"
-        case Deploy():
-            awaited = ("deploy",), "out"
-        case _:
-            never(work)
-    return awaited
+    per_class = isinstance(task.work, Evaluate) and task.work.settings.per_class
+    if counted and (not per_class or counted != classes):
+        requested = "each" if per_class else "none"
+        return f"{counted} classes were counted, but the model has {classes} and was asked for {requested}"
+    return "" if answer.scores else oddity(context.config.training.objective.kind, totals_of(answer), classes)
 
 
 def skip_notice(client: ClientState | None) -> tuple[Reply, ...]:
-    """What the client of a client state is told of it; nothing where it takes part or has told nothing."""
+    """Tells a client why it was skipped; nothing if it takes part, or has sent no telemetry."""
     if client is None or client.stage != "skipped" or not client.offer.telemetry_id:
         return ()
-    ack = Ack(
-        of=client.offer.telemetry_id,
-        status="accepted",
-        reason=client.reason,
-        message_id=f"skipped/{client.offer.telemetry_id}",
-    )
+    telemetry_id = client.offer.telemetry_id
+    ack = Ack(of=telemetry_id, status="accepted", reason=client.reason, message_id=f"skipped/{telemetry_id}")
     return (Reply(client_id=client.client_id, ack=ack),)
 
 
 def skip_notices(before: RunState, after: RunState) -> tuple[Reply, ...]:
-    """What clients are told whose state a step has skipped."""
+    """Tells clients that a step has skipped."""
     if after.clients is before.clients:
         return ()
     new = (client for name, client in after.clients.items() if client is not before.clients.get(name))
