@@ -37,9 +37,9 @@ from subfleet.elastic.building import network_of
 from subfleet.elastic.families import FAMILIES
 from subfleet.elastic.network import Family, Network
 from subfleet.export.estimation.model import EstimateModel
-from subfleet.export.quiet import collecting_later
+from subfleet.export.quiet import pause_garbage_collection
 from subfleet.export.request_steps import training_step_of
-from subfleet.export.targets import target_named
+from subfleet.export.targets import find_target
 from subfleet.export.targets.torch import plan_torch
 from subfleet.export.tracing import trace
 from subfleet.protocol.schema import canonical_json
@@ -129,14 +129,14 @@ def draws(case: Case, count: int) -> list[Architecture]:
     return list(different_architectures(network_of(config), count, random.Random(config.TYPE)))  # noqa: S311 - no secret
 
 
-@collecting_later()
+@pause_garbage_collection()
 def exact_bytes(case: Case, architecture: Architecture) -> int:
     """Write a submodel's program, and plan that."""
     *_, name = case
     step = training_step_of(request_for(config_of(case), name, architecture))
     if name == "torch":
         return plan_torch(step, trace(step, {})).peak_bytes
-    target = target_named(name)
+    target = find_target(name)
     return target.write_training(trace(step, target.lowerings), step).memory.peak_bytes
 
 

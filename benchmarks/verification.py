@@ -19,9 +19,9 @@ from step_benchmark.zoo import ZOO, ZooModel, build_seeded
 from torch import Tensor
 
 from subfleet.export.steps import SampleSpec, Step, training_step
-from subfleet.export.targets import TARGETS, target_named
+from subfleet.export.targets import TARGETS, find_target
 from subfleet.export.tracing import trace
-from subfleet.export.verification import seeded, verify_training
+from subfleet.export.verification import seeded_generator, verify_training
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 
@@ -62,14 +62,14 @@ def rows_of(model: ZooModel) -> Iterator[str]:
 
 def measured(step: Step, target: str, name: str) -> str:
     """What was found and how long it took, as cells."""
-    writer, started_s = target_named(target), time.process_time()
+    writer, started_s = find_target(target), time.process_time()
     body = writer.write_training(trace(step, writer.lowerings), step).body
     written_s = time.process_time()
 
     def run(example: Sequence[Tensor]) -> Sequence[Tensor]:
         return writer.run(body, {value.name: tensor for value, tensor in zip(step.inputs, example, strict=True)})
 
-    found = verify_training(run, step, seeded(name))
+    found = verify_training(run, step, seeded_generator(name))
     verified_s = time.process_time()
     unseen = sorted(name.removeprefix("new.momentum.") for name in found.unseen if name.startswith("new.momentum."))
     listed = ", ".join(f"`{name}`" for name in unseen) or "none"

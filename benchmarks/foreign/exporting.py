@@ -19,7 +19,7 @@ from foreign.network import ForeignNetwork, build_seeded, step_of
 from foreign.planting import climbing, without_activations
 from foreign.registry import NETWORKS
 from subfleet.device_profiles import own_packing_width
-from subfleet.export.preflight import with_layer
+from subfleet.export.preflight import explain_failure
 from subfleet.export.programs import write_training_program
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.memory import planned_for
@@ -40,7 +40,7 @@ def exported(job: Mapping[str, str]) -> dict[str, Any]:
         with climbing(planted=job["plant"] == "gradient"):
             program = write_training_program(step_of(network, module), target=job["target"], program_id=network.name)
     except ExportError as error:
-        told = with_layer(error, module, network.sample, target=job["target"], batch_size=network.batch_size)
+        told = explain_failure(error, module, network.sample, target=job["target"], batch_size=network.batch_size)
         return {"refused": str(told)}
     export_s = time.perf_counter() - started_s
     if job["plant"] == "plan":

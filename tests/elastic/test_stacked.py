@@ -11,17 +11,17 @@ from torch import Tensor
 from subfleet.elastic.accumulator import Accumulator
 from subfleet.elastic.building import network_of
 from subfleet.elastic.maps import tensor_maps
-from subfleet.elastic.merges import (
-    STACKED_MERGES,
-    AnyStackedMerge,
+from subfleet.elastic.network import Network
+from subfleet.elastic.robust_aggregation import (
+    ROBUST_AGGREGATIONS,
+    AnyRobustAggregation,
     CoordinateMedian,
     MultiKrum,
     NormClipping,
     TrimmedMean,
 )
-from subfleet.elastic.network import Network
 from subfleet.elastic.spaces import uniform_space
-from subfleet.elastic.stacked import Stack, krum_chosen, stacked_merge
+from subfleet.elastic.stacked import Stack, aggregate_robustly, krum_chosen
 from subfleet.elastic.stacking import Member, ReadChanges
 from subfleet.protocol.errors import ConfigError, ProtocolError
 from subfleet.protocol.schema import from_plain
@@ -31,8 +31,8 @@ from subfleet.testing.submodels import held_places, same_bits
 Change = dict[str, Tensor]
 NETWORK = network_of(MLP)
 FULL = NETWORK.full_architecture()
-ROBUST: list[AnyStackedMerge] = [CoordinateMedian(), TrimmedMean(fraction=0.2), MultiKrum()]
-EVERY: list[AnyStackedMerge] = [*ROBUST, NormClipping(max_norm=1e9)]
+ROBUST: list[AnyRobustAggregation] = [CoordinateMedian(), TrimmedMean(fraction=0.2), MultiKrum()]
+EVERY: list[AnyRobustAggregation] = [*ROBUST, NormClipping(max_norm=1e9)]
 
 
 def reading(changes: Sequence[Change]) -> ReadChanges:
@@ -44,12 +44,12 @@ def stack(state: Change, members: Sequence[Member], read: ReadChanges) -> Stack:
 
 
 def merged(
-    merge: AnyStackedMerge, state: Change, architectures: Sequence[Architecture], changes: Sequence[Change]
+    merge: AnyRobustAggregation, state: Change, architectures: Sequence[Architecture], changes: Sequence[Change]
 ) -> Change:
     members = [
         Member(architecture=architecture, weight=1.0 + place) for place, architecture in enumerate(architectures)
     ]
-    return stacked_merge(merge, stack(state, members, reading(changes)))
+    return aggregate_robustly(merge, stack(state, members, reading(changes)))
 
 
 def mixed_architectures(network: Network) -> list[Architecture]:
@@ -59,7 +59,7 @@ def mixed_architectures(network: Network) -> list[Architecture]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("merge", EVERY, ids=lambda one: one.TYPE)
-def test_identical_updates_give_that_update(merge: AnyStackedMerge, device: torch.device) -> None:
+def test_identical_updates_give_that_update(merge: AnyRobustAggregation, device: torch.device) -> None:
     state = {name: tensor.to(device) for name, tensor in random_state(NETWORK, 0).items()}
     change = {name: tensor.to(device) for name, tensor in random_change(NETWORK, FULL, 1).items()}
     new = merged(merge, state, [FULL] * 5, [change] * 5)
@@ -68,7 +68,7 @@ def test_identical_updates_give_that_update(merge: AnyStackedMerge, device: torc
 
 
 @pytest.mark.parametrize("merge", ROBUST, ids=lambda one: one.TYPE)
-def test_an_outlier_moves_nothing_beyond_the_honest_range(merge: AnyStackedMerge) -> None:
+def test_an_outlier_moves_nothing_beyond_the_honest_range(merge: AnyRobustAggregation) -> None:
     state = {name: torch.zeros(decl.shape) for name, decl in NETWORK.tensors.items()}
     honest = [random_change(NETWORK, FULL, seed) for seed in range(6)]
     outlier = {name: tensor * 1e6 for name, tensor in random_change(NETWORK, FULL, 9).items()}
@@ -129,7 +129,7 @@ def test_elements_are_merged_over_their_holders_and_the_others_take_the_mean_or_
 
 
 @pytest.mark.parametrize("merge", EVERY, ids=lambda one: one.TYPE)
-def test_what_nobody_holds_and_what_does_not_change_keeps_its_bits(merge: AnyStackedMerge) -> None:
+def test_what_nobody_holds_and_what_does_not_change_keeps_its_bits(merge: AnyRobustAggregation) -> None:
     narrow = uniform_space(NETWORK, (0.5,))[0]
     state = random_state(NETWORK, 0)
     for tensor in state.values():
@@ -144,7 +144,7 @@ def test_what_nobody_holds_and_what_does_not_change_keeps_its_bits(merge: AnySta
 
 
 @pytest.mark.parametrize("merge", [CoordinateMedian(), TrimmedMean(), NormClipping(max_norm=1e9)], ids=lambda m: m.TYPE)
-def test_the_order_of_clients_changes_no_bit(merge: AnyStackedMerge) -> None:
+def test_the_order_of_clients_changes_no_bit(merge: AnyRobustAggregation) -> None:
     state = {"head.weight": torch.zeros(NETWORK.tensors["head.weight"].shape)}
     changes: list[Change] = []
     for seed in range(3):
@@ -152,11 +152,11 @@ def test_the_order_of_clients_changes_no_bit(merge: AnyStackedMerge) -> None:
         large, small = random_change(NETWORK, FULL, seed, scale=1e4), random_change(NETWORK, FULL, seed + 9, scale=1e-8)
         changes += [large, {name: -tensor for name, tensor in large.items()}, small]
     members = [Member(architecture=FULL, weight=0.1)] * len(changes)
-    expected = stacked_merge(merge, stack(state, members, reading(changes)))
+    expected = aggregate_robustly(merge, stack(state, members, reading(changes)))
     for seed in range(5):
         order = np.random.default_rng(seed).permutation(len(changes))
         turned = stack(state, members, reading([changes[place] for place in order]))
-        assert same_bits(stacked_merge(merge, turned), expected)
+        assert same_bits(aggregate_robustly(merge, turned), expected)
 
 
 @pytest.mark.slow
@@ -193,7 +193,7 @@ def test_krum_chooses_as_brute_force_does() -> None:
         merge = MultiKrum(malicious_count=1)
         assert krum_chosen(merge, stack(state, members, reading(changes))) == best
         assert seed not in best
-        new = stacked_merge(merge, stack(state, members, reading(changes)))
+        new = aggregate_robustly(merge, stack(state, members, reading(changes)))
         accumulator = Accumulator(NETWORK, state, total_weight=len(best))
         for place in best:
             accumulator.add(architectures[place], changes[place], 1.0)
@@ -271,7 +271,7 @@ def test_clipping_scales_long_updates_down_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("merge", EVERY, ids=lambda one: one.TYPE)
-def test_a_change_that_is_not_finite_or_of_another_shape_is_refused(merge: AnyStackedMerge) -> None:
+def test_a_change_that_is_not_finite_or_of_another_shape_is_refused(merge: AnyRobustAggregation) -> None:
     state, good = random_state(NETWORK, 0), random_change(NETWORK, FULL, 1)
     for value in (torch.full((4,), float("nan")), torch.zeros(3)):
         with pytest.raises(ProtocolError):
@@ -279,9 +279,9 @@ def test_a_change_that_is_not_finite_or_of_another_shape_is_refused(merge: AnySt
 
 
 def test_settings_are_read_from_plain_data_and_checked() -> None:
-    for name, kind in STACKED_MERGES.items():
+    for name, kind in ROBUST_AGGREGATIONS.items():
         plain = {"type": name, **({"max_norm": 1.0} if kind is NormClipping else {})}
-        assert isinstance(from_plain(AnyStackedMerge, plain), kind)  # type: ignore[arg-type]
+        assert isinstance(from_plain(AnyRobustAggregation, plain), kind)  # type: ignore[arg-type]
     for bad in (
         lambda: NormClipping(max_norm=0),
         lambda: TrimmedMean(fraction=0.5),

@@ -85,7 +85,11 @@ def test_it_ends_with_the_metrics_of_its_kind_and_shows_them(played: Played) -> 
     assert f"{last.value:.4g}"[:5] in reached_text(played.result.result)
     page = report_html(played.name, played.result.result, {})
     assert all(words in page for words in (last.told, "of the full model", "Evaluation by devices"))
-    assert set(figures(played.gathered, played.result)["own"]) == {"laptop", "phone", "pi-4"}
+    run_figures = figures(played.gathered, played.result)
+    assert set(run_figures["own"]) == {"laptop", "phone", "pi-4"}
+    worst = max if kind.headline in ("rmse", "perplexity") else min
+    assert run_figures["own_worst"] == worst(run_figures["own"].values())
+    assert run_figures["worst_tier"] == worst(run_figures["tiers"].values())
 
 
 def test_what_devices_tell_adds_up_to_what_the_server_finds_on_the_same_samples(played: Played) -> None:

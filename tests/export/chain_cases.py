@@ -9,7 +9,7 @@ from subfleet.elastic.families.records.choices import ChoiceCnn, ChoiceRnn
 from subfleet.elastic.network import Family
 from subfleet.export.chains.reading import read_torch_pieces
 from subfleet.export.requests import EvaluateRequest, TrainRequest
-from subfleet.export.targets import target_named
+from subfleet.export.targets import find_target
 from subfleet.protocol.chains import LinkOperator, program_name
 from subfleet.protocol.programs import PieceProgram, Program
 from subfleet.protocol.submodel import Architecture
@@ -75,7 +75,7 @@ def runner_of(program: Program) -> Callable[[str, Mapping[str, Tensor]], dict[st
     if program.manifest.target == "torch":
         steps = read_torch_pieces(program)
         return lambda name, fed: _named(pieces[name], steps[name].run(*fed.values()))
-    bodies, target = decode_container(program.body).tensors, target_named(program.manifest.target)
+    bodies, target = decode_container(program.body).tensors, find_target(program.manifest.target)
     return lambda name, fed: _named(pieces[name], target.run(bytes(bodies[name].data), fed))
 
 

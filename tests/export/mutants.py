@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from subfleet.export.steps import Step
-from subfleet.export.steps.given import Given
+from subfleet.export.steps.given import StepInputs
 from subfleet.export.verification.distances import Distance
-from subfleet.export.verification.verifying import Run, Trial, Tried
+from subfleet.export.verification.verifying import Run, Trial, TrialResult
 
 Gradients = dict[str, Tensor]
 Mutation = Callable[[Gradients], Gradients]
@@ -85,7 +85,7 @@ class Trained:
         changed = mutation(gradients)
         names = set(changed) if self.clips else self.changed(example, mutation)
         pairs = [pair for pair in zip(self.step.inputs, example, strict=True) if pair[0].tensor in {"", *names}]
-        given = Given([value for value, _ in pairs], [tensor for _, tensor in pairs])
+        given = StepInputs([value for value, _ in pairs], [tensor for _, tensor in pairs])
         parameters, *rest = self._run._updated(given, {name: changed[name] for name in changed if name in names})
         after = iter([*parameters, *(tensor for group in rest for tensor in group)])
         untouched = {"loss", "correct", "count", "buffer"}
@@ -137,13 +137,13 @@ class Again:
         self._results = tuple(results)
         self._found = trial.exact.distances(results)
 
-    def of(self, run: Run) -> Tried:
+    def of(self, run: Run) -> TrialResult:
         """As a trial does."""
         results = run(self.example)
-        tried = Tried(found=self._of(results))
-        if not tried.passes and self._exact.spread():
+        tried = TrialResult(distances=self._of(results))
+        if not tried.passes and self._exact.add_references():
             self._found = self._exact.distances(self._results)
-            tried = Tried(found=self._of(results))
+            tried = TrialResult(distances=self._of(results))
         return tried
 
     def _of(self, results: Sequence[Tensor]) -> list[Distance]:

@@ -9,15 +9,15 @@ from export.step_rig import example, run, step_of_module
 from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from subfleet.export.canonical.capture import captured
+from subfleet.export.canonical.capture import capture_step
 from subfleet.export.canonical.checks import check_operators, is_functional
 from subfleet.export.canonical.cleaning import clean
 from subfleet.export.canonical.constants import fold_constants
-from subfleet.export.lowering import lowered
+from subfleet.export.lowering import lower_graph
 from subfleet.export.programs import write_training_program
 from subfleet.export.steps import SampleSpec, Step, inference_step
-from subfleet.export.targets import target_named
-from subfleet.export.tracing import canonical
+from subfleet.export.targets import find_target
+from subfleet.export.tracing import canonical_graph
 from subfleet.protocol.errors import ExportError
 
 aten = torch.ops.aten
@@ -176,7 +176,7 @@ def _assert_same(graph: fx.GraphModule, step: Step, tolerance: float) -> None:
 
 @pytest.mark.slow
 def test_every_pass_keeps_its_promise_and_the_numbers(step: Step) -> None:
-    graph = captured(step)
+    graph = capture_step(step)
     clean(graph)
     assert is_functional(graph)
     called = [node.target for node in graph.graph.nodes if node.op == "call_function"]
@@ -195,7 +195,7 @@ def test_every_pass_keeps_its_promise_and_the_numbers(step: Step) -> None:
 
     check_operators(graph)
     for target in ("onnx", "executorch"):
-        low = lowered(graph, target_named(target).lowerings)
+        low = lower_graph(graph, find_target(target).lowerings)
         assert is_functional(low)
         _assert_same(low, step, 2e-6)
 
@@ -246,7 +246,7 @@ def _counting() -> nn.Module:
 )
 def test_a_constant_that_forward_changes_is_refused_by_name(module: nn.Module) -> None:
     with pytest.raises(ExportError, match=r"changes its tensor 'mean'.*make it a buffer with self\.register_buffer"):
-        canonical(step_of_module(module, (4,)))
+        canonical_graph(step_of_module(module, (4,)))
 
 
 @pytest.mark.slow
@@ -261,7 +261,7 @@ def test_a_buffer_that_changes_its_shape_is_refused_by_name() -> None:
     module = Growing(4, 3)
     module.register_buffer("seen", torch.zeros(2))
     with pytest.raises(ExportError, match=r"its buffer 'seen' of torch.float32 and the shape \(2,\) one of.*\(4,\)"):
-        canonical(step_of_module(module, (4,)))
+        canonical_graph(step_of_module(module, (4,)))
 
 
 @pytest.mark.slow
@@ -282,7 +282,7 @@ def test_what_forward_leaves_behind_is_no_state() -> None:
         module = Watched()
     before = module.body.weight
     step = step_of_module(module, (4,))
-    canonical(step)
+    canonical_graph(step)
     results = run(step, example(step))
     assert {"new.parameter.body.weight_g", "new.parameter.body.weight_v"} <= results.keys()
     assert module.seen is None
@@ -312,9 +312,9 @@ def test_randomness_and_types_of_its_own_are_refused() -> None:
             return super().forward(input.double().square().float())
 
     with pytest.raises(ExportError, match=r"draws its own random numbers by aten\.\w+.*use nn\.Dropout"):
-        canonical(step_of_module(Noisy(4, 3), (4,)))
+        canonical_graph(step_of_module(Noisy(4, 3), (4,)))
     with pytest.raises(ExportError, match=r"computes in torch\.float64 by aten\._to_copy.*only in torch\.float32"):
-        canonical(step_of_module(Precise(4, 3), (4,)))
+        canonical_graph(step_of_module(Precise(4, 3), (4,)))
 
 
 def test_dead_code_is_gone_before_it_is_judged() -> None:
@@ -323,13 +323,13 @@ def test_dead_code_is_gone_before_it_is_judged() -> None:
             torch.randn(3).double()
             return super().forward(input)
 
-    check_operators(canonical(step_of_module(Careless(4, 3), (4,))))
+    check_operators(canonical_graph(step_of_module(Careless(4, 3), (4,))))
 
 
 @pytest.mark.export
 def test_an_inference_model_holds_constants_too() -> None:
     module = Constants()
     step = inference_step(module, SampleSpec(shape=(5, 4)), batch_size=2)
-    graph = canonical(step)
+    graph = canonical_graph(step)
     assert is_functional(graph)
     _assert_same(graph, step, 0.0)

@@ -15,7 +15,7 @@ from subfleet.export.programs import export_training_program
 from subfleet.export.request_steps import step_of, training_step_of
 from subfleet.export.requests import TrainRequest
 from subfleet.export.steps import Step
-from subfleet.export.verification import seeded
+from subfleet.export.verification import seeded_generator
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.programs import decode_program, encode_program
 from subfleet.protocol.submodel import Architecture
@@ -50,7 +50,7 @@ def test_a_path_trains_as_in_pytorch(target: str, name: str, optimiser: Optimise
     step = training_step_of(realised_request(request, name))
     own = {value.tensor: chain.weights[value.tensor] for value in step.inputs if value.role == "parameter"}
     other = {value.tensor: chain.weights[value.tensor] for value in step.inputs if value.role == "buffer"}
-    given = dict(zip((value.name for value in step.inputs), step.example(seeded("a")), strict=True))
+    given = dict(zip((value.name for value in step.inputs), step.example(seeded_generator("a")), strict=True))
     given |= {f"parameter.{key}": tensor for key, tensor in own.items()}
     given |= {f"buffer.{key}": tensor for key, tensor in other.items()}
     given |= {v.name: torch.zeros(v.shape) for v in step.inputs if v.role == "optimiser_state"}
@@ -76,7 +76,9 @@ def test_a_path_trains_as_in_pytorch(target: str, name: str, optimiser: Optimise
 
 
 def batch_of(step: Step, real_count: int) -> dict[str, Tensor]:
-    example = dict(zip((v.name for v in step.inputs), step.example(seeded(f"batch {real_count}")), strict=True))
+    example = dict(
+        zip((v.name for v in step.inputs), step.example(seeded_generator(f"batch {real_count}")), strict=True)
+    )
     mask = (torch.arange(4) < real_count).double()
     batch = {name: example[name] for name in ("input", "label")}
     batch["input"] = batch["input"].double() if batch["input"].is_floating_point() else batch["input"]
@@ -91,7 +93,7 @@ def test_a_path_is_evaluated_as_in_pytorch(target: str, name: str) -> None:
     program, weights = program_of(request), weights_of(name)
     network = network_of(model)
     step = step_of(replace(request, model=realised(network, path_architecture(network, path))))
-    drawn = dict(zip((value.name for value in step.inputs), step.example(seeded("b")), strict=True))
+    drawn = dict(zip((value.name for value in step.inputs), step.example(seeded_generator("b")), strict=True))
     given = drawn | {value.name: weights[value.tensor] for value in step.inputs if value.tensor}
     doubled = (given[value.name] for value in step.inputs)
     expected = step.reference(*(tensor.double() if tensor.is_floating_point() else tensor for tensor in doubled))

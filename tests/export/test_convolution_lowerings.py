@@ -84,8 +84,8 @@ UNREACHED = Case(inputs=(1, 1, 1), weight=(1, 3, 1), arguments=([1], [0], [2], T
 @example(UNREACHED)
 def test_a_convolution_of_any_geometry_has_pytorchs_gradients(case: Case) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(few_places, "_FEW_PLACES", 0)
-        patch.setattr(few_places, "_FEW_PLACES_BACK", 0)
+        patch.setattr(few_places, "FEW_PLACES", 0)
+        patch.setattr(few_places, "FEW_PLACES_BACK", 0)
         check(case)
 
 
@@ -94,9 +94,9 @@ def test_a_convolution_of_any_geometry_has_pytorchs_gradients(case: Case) -> Non
 @example(UNREACHED)
 def test_a_convolution_over_few_places_has_pytorchs_gradients(case: Case) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(few_places, "_FEW_PLACES", 100)
-        patch.setattr(few_places, "_FEW_PLACES_BACK", 100)
-        patch.setattr(few_places, "_FEW_INPUTS", 100)
+        patch.setattr(few_places, "FEW_PLACES", 100)
+        patch.setattr(few_places, "FEW_PLACES_BACK", 100)
+        patch.setattr(few_places, "FEW_INPUTS", 100)
         check(case)
 
 
@@ -110,8 +110,8 @@ def test_a_depthwise_convolution_of_any_geometry_has_pytorchs_gradients(case: Ca
 @given(cases(depthwise=True))
 def test_a_depthwise_convolution_over_many_places_has_pytorchs_gradients(case: Case) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(depthwise, "_FEW_PLACES", 0)
-        patch.setattr(depthwise, "_PLACES_PER_TAP", 0)
+        patch.setattr(depthwise, "FEW_PLACES", 0)
+        patch.setattr(depthwise, "PLACES_PER_TAP", 0)
         check(case)
 
 
@@ -119,6 +119,6 @@ def test_a_depthwise_convolution_over_many_places_has_pytorchs_gradients(case: C
 @given(cases(depthwise=True))
 def test_a_depthwise_convolution_with_samples_side_by_side_has_pytorchs_gradients(case: Case) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(depthwise, "_PLACES_PER_TAP", 0)
-        patch.setattr(depthwise, "_LEAST_SAMPLES", 1)
+        patch.setattr(depthwise, "PLACES_PER_TAP", 0)
+        patch.setattr(depthwise, "LEAST_SAMPLES", 1)
         check(case)

@@ -28,12 +28,12 @@ from subfleet.elastic.sizes import SizeTable
 from subfleet.elastic.spaces import uniform_space
 from subfleet.export.canonical.cleaning import clean
 from subfleet.export.canonical.constants import fold_constants
-from subfleet.export.estimation.coding import axes_of, coded
-from subfleet.export.estimation.graphs import _ones_bytes
-from subfleet.export.estimation.kernels import Program
-from subfleet.export.estimation.model import EstimateModel
-from subfleet.export.memory.blocks import Call, blocks_of, peak_bytes
-from subfleet.export.recording import recorded
+from subfleet.export.estimation.coding import axes_of, code_axes
+from subfleet.export.estimation.graphs import sum_bytes
+from subfleet.export.estimation.kernels import TracedProgram
+from subfleet.export.estimation.model import EstimateModel, block_events
+from subfleet.export.memory.blocks import KernelCall, blocks_of, peak_bytes
+from subfleet.export.recording import record
 from subfleet.export.request_steps import training_step_of
 from subfleet.export.requests import EstimateRequest, TrainRequest
 from subfleet.protocol.errors import ExportError, ProtocolError
@@ -188,11 +188,13 @@ def test_unknown_targets_are_refused() -> None:
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_a_coded_size_tells_its_axes(family: str) -> None:
     network = network_of(SMALL[family])
-    coding = coded(network, 8)
+    coding = code_axes(network, 8)
     sizes = SizeTable(network)
     columns = []
-    for place, (decl, shape) in enumerate(zip(network.tensors.values(), coding.local.tensors.values(), strict=True)):
-        number, powers = coding.decoded(torch.Size(shape).numel(), place)
+    for place, (decl, shape) in enumerate(
+        zip(network.tensors.values(), coding.local_shapes.tensors.values(), strict=True)
+    ):
+        number, powers = coding.decode(torch.Size(shape).numel(), place)
         kernel = {
             axis: 2 if decl.axes[-2:] == (axis, axis) else 1
             for axis in axes_of(decl)
@@ -223,7 +225,7 @@ def test_a_step_is_recorded_as_pytorch_traces_it(family: str) -> None:
     functional = dispatch_functionalize(step.run, FunctionalTensorMode())
     graphs = [
         make_fx(functional, tracing_mode="fake", _allow_non_fake_inputs=True)(*example),
-        recorded(step.run, example),
+        record(step.run, example),
     ]
     for graph in graphs:
         clean(graph)
@@ -242,15 +244,15 @@ def test_what_a_function_makes_of_numbers_is_not_lost() -> None:
         return x * torch.tensor([1.0, 2.0], device=x.device)
 
     with pytest.raises(ValueError, match="tensor of numbers of its own"):
-        recorded(lists, [torch.zeros(2)])
+        record(lists, [torch.zeros(2)])
 
 
 def test_blocks_are_taken_and_given_back() -> None:
     calls = [
-        Call(inputs=("x",), outputs={"a": 8}),
-        Call(inputs=("a",), outputs={"b": 8}, shares=True),
-        Call(inputs=("b",), outputs={"c": 8}, overwrites=("b",), before_bytes=(3,), after_bytes=(4,)),
-        Call(inputs=("c", "x"), outputs={"y": 8}, overwrites=("c", "x")),
+        KernelCall(inputs=("x",), outputs={"a": 8}),
+        KernelCall(inputs=("a",), outputs={"b": 8}, shares=True),
+        KernelCall(inputs=("b",), outputs={"c": 8}, overwrites=("b",), before_bytes=(3,), after_bytes=(4,)),
+        KernelCall(inputs=("c", "x"), outputs={"y": 8}, overwrites=("c", "x")),
     ]
     blocks = blocks_of(calls, {"x", "y"})
     assert blocks == [
@@ -264,11 +266,11 @@ def test_blocks_are_taken_and_given_back() -> None:
 
 def test_only_the_last_reader_writes_over_what_it_reads() -> None:
     calls = [
-        Call(inputs=("x",), outputs={"a": 8}),
-        Call(inputs=("a",), outputs={"b": 8}, overwrites=("a",)),
-        Call(inputs=("a", "b"), outputs={"c": 8}, overwrites=("b",)),
-        Call(inputs=("c", "c"), outputs={"d": 8}, overwrites=("c",)),
-        Call(inputs=("d",), outputs={"y": 4}, overwrites=("d",)),
+        KernelCall(inputs=("x",), outputs={"a": 8}),
+        KernelCall(inputs=("a",), outputs={"b": 8}, overwrites=("a",)),
+        KernelCall(inputs=("a", "b"), outputs={"c": 8}, overwrites=("b",)),
+        KernelCall(inputs=("c", "c"), outputs={"d": 8}, overwrites=("c",)),
+        KernelCall(inputs=("d",), outputs={"y": 4}, overwrites=("d",)),
     ]
     assert blocks_of(calls, {"x"}) == [
         [("a", 8)],
@@ -281,12 +283,12 @@ def test_only_the_last_reader_writes_over_what_it_reads() -> None:
 
 def test_what_outlives_its_part_of_a_program_lies_in_a_memory_of_its_own() -> None:
     calls = (
-        Call(inputs=("x",), outputs={"a": 8, "b": 4}),
-        Call(inputs=("b",), outputs={"c": 2}),
-        Call(inputs=("a", "c"), outputs={"y": 1}, part=1),
+        KernelCall(inputs=("x",), outputs={"a": 8, "b": 4}),
+        KernelCall(inputs=("b",), outputs={"c": 2}),
+        KernelCall(inputs=("a", "c"), outputs={"y": 1}, part=1),
     )
-    program = Program(calls=calls, names={"x": "x", "y": "y"}, base_bytes=0)
-    within, beyond = EstimateModel.__new__(EstimateModel)._happenings(program, [0, 0, 0])
+    program = TracedProgram(calls=calls, names={"x": "x", "y": "y"}, base_bytes=0)
+    within, beyond = block_events(program, [0, 0, 0])
     assert within == [("b", (4, 0), 1), ("b", (4, 0), -1)]
     assert beyond == [("a", (8, 0), 1), ("c", (2, 0), 1), ("a", (8, 0), -1), ("c", (2, 0), -1)]
 
@@ -297,6 +299,6 @@ def test_what_outlives_its_part_of_a_program_lies_in_a_memory_of_its_own() -> No
 def test_short_sums_over_last_dimensions_hold_ones_in_a_stripe(dims: list[int], count: int) -> None:
     graph = make_fx(lambda x: (torch.ops.aten.sum.dim_IntList(x, dims) if dims else torch.exp(x),))(torch.zeros(5, 6))
     (node,) = (one for one in graph.graph.nodes if one.op == "call_function")
-    assert _ones_bytes(node) == 4 * 16 * count
+    assert sum_bytes(node) == 4 * 16 * count
     node.all_input_nodes[0].meta["val"] = torch.empty(5, 1_025)
-    assert _ones_bytes(node) == 0
+    assert sum_bytes(node) == 0

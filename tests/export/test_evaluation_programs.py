@@ -21,7 +21,7 @@ from subfleet.export.requests import EvaluateRequest
 from subfleet.export.steps import SampleSpec, Step, evaluation_step, training_step
 from subfleet.export.targets import TARGETS
 from subfleet.export.targets.torch import read_torch_step
-from subfleet.export.verification import seeded, verify_evaluation
+from subfleet.export.verification import seeded_generator, verify_evaluation
 from subfleet.export.versions import TARGET_NAMES
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.programs import Program, decode_program
@@ -203,9 +203,9 @@ def test_a_program_that_counts_padding_is_not_written() -> None:
         ]
         return step.run(*given)
 
-    verify_evaluation(lambda example: step.run(*example), step, seeded("right"))
+    verify_evaluation(lambda example: step.run(*example), step, seeded_generator("right"))
     with pytest.raises(ExportError, match="is off by"):
-        verify_evaluation(lambda example: counting_padding(tuple(example)), step, seeded("right"))
+        verify_evaluation(lambda example: counting_padding(tuple(example)), step, seeded_generator("right"))
 
 
 def test_a_worker_writes_it_once_and_it_stays(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from export.export_cases import train_request
 
-from subfleet.export.cache import KEPT_S, CacheFolder, ExportCache, only_one_exports
+from subfleet.export.cache import RECENT_S, CacheFolder, ExportCache, lock_result
 from subfleet.export.requests import TrainRequest
 from subfleet.protocol.errors import FileError
 from subfleet.protocol.memory import MemoryPlan
@@ -58,7 +58,7 @@ def test_a_damaged_result_is_not_found_even_after_it_was(tmp_path: Path, kept_by
 def test_the_least_recently_used_results_go_first(tmp_path: Path) -> None:
     cache = ExportCache(CacheFolder(path=tmp_path))
     oldest, used, fresh = (
-        put(cache, request_of(size), idle_s=idle_s) for size, idle_s in ((2, 9000), (3, 8000), (4, 2 * KEPT_S))
+        put(cache, request_of(size), idle_s=idle_s) for size, idle_s in ((2, 9000), (3, 8000), (4, 2 * RECENT_S))
     )
     assert cache.find(request_of(2)) == oldest  # used just now, so it is not the first to go any more
     one_bytes = oldest.stat().st_size
@@ -94,10 +94,10 @@ def test_one_holder_at_a_time_writes_a_result(tmp_path: Path) -> None:
     path, order = tmp_path / "ab.program", []
 
     def second() -> None:
-        with only_one_exports(path):
+        with lock_result(path):
             order.append("second")
 
-    with only_one_exports(path):
+    with lock_result(path):
         waiting = threading.Thread(target=second)
         waiting.start()
         waiting.join(0.2)

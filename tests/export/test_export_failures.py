@@ -5,12 +5,12 @@ import torch
 from export.export_cases import MLP, PLAIN, largest, train_request
 from torch import Tensor, nn
 
-from subfleet.export.preflight import obstacles, with_layer
+from subfleet.export.preflight import explain_failure, find_obstacles
 from subfleet.export.programs import export_training_program, write_training_program
 from subfleet.export.request_steps import training_step_of
 from subfleet.export.requests import TrainRequest
 from subfleet.export.steps import SampleSpec, Step, training_step
-from subfleet.export.targets import TARGETS, target_named
+from subfleet.export.targets import TARGETS, find_target
 from subfleet.export.tracing import trace
 from subfleet.export.versions import TARGET_NAMES
 from subfleet.protocol.errors import ExportError
@@ -59,7 +59,7 @@ def test_a_layer_that_depends_on_values_is_refused() -> None:
 
 def test_unknown_names_list_the_known_ones() -> None:
     with pytest.raises(ExportError, match=r"'tflite', but must be one of \['executorch', 'onnx'\]"):
-        target_named("tflite")
+        find_target("tflite")
     with pytest.raises(ExportError, match="'tflite'"):
         _ = train_request("tflite").program_id
     with pytest.raises(ValueError, match="batch_size is 0"):
@@ -92,7 +92,7 @@ def test_an_error_of_any_type_is_one_of_ours(monkeypatch: pytest.MonkeyPatch) ->
     with monkeypatch.context() as patched:
         patched.setattr(type(TARGETS["onnx"]), "write_training", _fail)
         module = nn.Sequential(nn.Linear(3, 2))
-        (found,) = obstacles(module, SampleSpec(shape=(3,)), target="onnx", batch_size=2)
+        (found,) = find_obstacles(module, SampleSpec(shape=(3,)), target="onnx", batch_size=2)
         assert found.layer == "0"
         assert "KeyError" in found.reason
 
@@ -101,7 +101,7 @@ def test_what_explains_an_error_does_not_hide_it(monkeypatch: pytest.MonkeyPatch
     def fail(*_arguments: object, **_options: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("subfleet.export.preflight.obstacles", fail)
+    monkeypatch.setattr("subfleet.export.preflight.find_obstacles", fail)
     error = ExportError("something; do something")
-    told = with_layer(error, nn.Linear(3, 2), SampleSpec(shape=(3,)), target="onnx", batch_size=2)
+    told = explain_failure(error, nn.Linear(3, 2), SampleSpec(shape=(3,)), target="onnx", batch_size=2)
     assert told is error

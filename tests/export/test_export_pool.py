@@ -117,7 +117,7 @@ def test_a_killed_worker_costs_its_request_alone(pool: ExportPool) -> None:
     pool.submit_training(train_request("onnx", batch_size=8)).result(PATIENCE_S)
     failed = pool.submit_training(request)
     time.sleep(0.2)  # until the worker has taken it
-    os.kill(pool._workers[0].process_id, signal.SIGKILL)
+    os.kill(pool.process_ids[0], signal.SIGKILL)
     with pytest.raises(ExportError, match=r"ended before it answered; see .*worker-0\.log"):
         failed.result(PATIENCE_S)
     assert pool.submit_training(request).result(PATIENCE_S).is_file()
@@ -125,7 +125,7 @@ def test_a_killed_worker_costs_its_request_alone(pool: ExportPool) -> None:
 
 def test_a_worker_killed_while_it_waits_costs_nothing(pool: ExportPool) -> None:
     pool.submit_training(train_request("onnx", batch_size=8)).result(PATIENCE_S)
-    os.kill(pool._workers[0].process_id, signal.SIGKILL)
+    os.kill(pool.process_ids[0], signal.SIGKILL)
     assert pool.submit_training(train_request("onnx", batch_size=10)).result(PATIENCE_S).is_file()
 
 
@@ -151,20 +151,19 @@ def test_another_worker_starts_where_a_job_waits_and_not_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ExportPool(CacheFolder(path=tmp_path)) as opened:
-        first, second = opened._workers
         opened.submit_training(train_request("onnx")).result(PATIENCE_S)
-        assert first.process_id
-        assert not second.process_id
-    monkeypatch.setattr(pool_module, "_START_S", 0.1)
+        assert opened.process_ids[0]
+        assert not opened.process_ids[1]
+    monkeypatch.setattr(pool_module, "START_S", 0.1)
     with ExportPool(CacheFolder(path=tmp_path)) as opened:
-        first, second = opened._workers
-        while not first.process_id:
+        while not opened.process_ids[0]:
             time.sleep(0.01)
-        os.kill(first.process_id, signal.SIGSTOP)
+        first = opened.process_ids[0]
+        os.kill(first, signal.SIGSTOP)
         hanging = opened.submit_training(train_request("onnx", batch_size=11))
         assert opened.submit_training(train_request("onnx", batch_size=12)).result(PATIENCE_S).exists()
-        assert second.process_id
-        os.kill(first.process_id, signal.SIGCONT)
+        assert opened.process_ids[1]
+        os.kill(first, signal.SIGCONT)
         assert hanging.result(PATIENCE_S).exists()
 
 
@@ -173,8 +172,8 @@ def test_workers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
         "import sys, os, time\nfrom pathlib import Path\n"
         "from subfleet.export.cache import CacheFolder\nfrom subfleet.export.pool import ExportPool\n"
         "pool = ExportPool(CacheFolder(path=Path(sys.argv[1])), workers=1)\n"
-        "while not pool._workers[0].process_id: time.sleep(0.01)\n"
-        "print(pool._workers[0].process_id, flush=True)\nos.kill(os.getpid(), 9)\n"
+        "while not pool.process_ids[0]: time.sleep(0.01)\n"
+        "print(pool.process_ids[0], flush=True)\nos.kill(os.getpid(), 9)\n"
     )
     ended = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
     worker = Path(f"/proc/{int(ended.stdout)}")

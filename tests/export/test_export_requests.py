@@ -113,13 +113,13 @@ def test_batches_in_one_part_are_those_whose_gradients_are_summed() -> None:
 
 def test_another_tool_makes_another_id(monkeypatch: pytest.MonkeyPatch) -> None:
     before = train_request("onnx").program_id
-    monkeypatch.setattr(versions, "_installed", lambda tool: "999")
+    monkeypatch.setattr(versions, "installed_version", lambda tool: "999")
     assert train_request("onnx").program_id != before
 
 
 def test_a_missing_tool_names_the_extra() -> None:
     with pytest.raises(MissingExtraError, match=r"pip install 'subfleet\[export\]'"):
-        versions._installed("a-package-that-is-not-there")
+        versions.installed_version("a-package-that-is-not-there")
 
 
 def test_every_target_has_its_versions_and_its_file_ending() -> None:

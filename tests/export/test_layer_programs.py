@@ -13,7 +13,7 @@ from torch import Tensor
 
 from subfleet.export.programs import write_training_program
 from subfleet.export.steps import Step, training_step
-from subfleet.export.targets import target_named
+from subfleet.export.targets import find_target
 from subfleet.protocol.programs import Program
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 
@@ -35,7 +35,7 @@ def example_of(group: str) -> tuple[bytes, dict[str, Tensor], dict[str, Tensor]]
     step, program = written(group, "onnx")
     example = step.example(torch.Generator().manual_seed(3))
     fed = {value.name: tensor for value, tensor in zip(step.inputs, example, strict=True)}
-    results = target_named("onnx").run(bytes(program.body), fed)
+    results = find_target("onnx").run(bytes(program.body), fed)
     return bytes(program.body), fed, {value.name: got for value, got in zip(step.outputs, results, strict=True)}
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from subfleet.export.layers import LAYERS, LayerContext, LayerReplacing
-from subfleet.export.targets import target_named
+from subfleet.export.targets import find_target
 from subfleet.export.tracing import trace
 from subfleet.protocol.errors import ExportError
 
@@ -204,5 +204,5 @@ def test_pooling_to_one_leaves_no_word_of_memory(side: int, memory_format: torch
             logits: Tensor = self.head(self.pool(self.first(x).to(memory_format=memory_format)).flatten(1))
             return logits
 
-    graph = trace(step_of_module(Pooled(), (3, side, side)), target_named("onnx").lowerings)
+    graph = trace(step_of_module(Pooled(), (3, side, side)), find_target("onnx").lowerings)
     assert not [node.name for node in graph.graph.nodes if "as_strided" in str(node.target)]

@@ -9,8 +9,8 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
-from subfleet.export.layouts import settled
-from subfleet.export.layouts.reshaping import reshaped
+from subfleet.export.layouts import settle_layouts
+from subfleet.export.layouts.reshaping import reshape_order
 from subfleet.export.lowerings.products import CONVOLUTIONS_AS_PRODUCTS
 from subfleet.export.lowerings.tables import COMMON
 
@@ -77,7 +77,7 @@ def test_the_same_numbers(name: str) -> None:
     def run(x: Tensor) -> tuple[Tensor, ...]:
         return (FUNCTIONS[name](x.abs() + 0.5),)
 
-    graph = settled(graph_of(run, X))
+    graph = settle_layouts(graph_of(run, X))
     (actual,), (expected,) = ran(graph, X), run(X)
     torch.testing.assert_close(actual, expected)
     results: Any = graph.graph.output_node().args[0]
@@ -96,7 +96,7 @@ def _convolutions(x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
 def test_convolutions_in_a_row_are_not_turned_round() -> None:
     weights = [drawn(8, 8, 3, 3, seed=seed) / 6 for seed in range(3)]
     inputs = drawn(2, 8, 4, 4)
-    graph = settled(graph_of(_convolutions, inputs, *weights))
+    graph = settle_layouts(graph_of(_convolutions, inputs, *weights))
     # Each weight once, and the input once: nothing between convolutions, and nothing after the last.
     assert copies(graph) == len(weights) + 1
     torch.testing.assert_close(ran(graph, inputs, *weights), _convolutions(inputs, *weights))
@@ -104,7 +104,7 @@ def test_convolutions_in_a_row_are_not_turned_round() -> None:
 
 def test_every_result_has_memory_of_its_own() -> None:
     """A runtime that writes a result where its caller says would otherwise overwrite an input, or another result."""
-    graph = settled(graph_of(lambda x: (x.clone(), x.reshape(24, 6), x.exp(), x.exp().clone()), X))
+    graph = settle_layouts(graph_of(lambda x: (x.clone(), x.reshape(24, 6), x.exp(), x.exp().clone()), X))
     (results,) = (node.args[0] for node in graph.graph.nodes if node.op == "output")
     assert isinstance(results, tuple)
     assert len(set(results)) == 4
@@ -114,7 +114,7 @@ def test_every_result_has_memory_of_its_own() -> None:
 
 
 def test_a_transposition_is_made_once_for_all_who_need_it() -> None:
-    graph = settled(graph_of(lambda x: (x.t().cumsum(0), x.t().cumsum(1)), drawn(3, 4)))
+    graph = settle_layouts(graph_of(lambda x: (x.t().cumsum(0), x.t().cumsum(1)), drawn(3, 4)))
     assert copies(graph) == 1
 
 
@@ -131,4 +131,4 @@ def test_a_transposition_is_made_once_for_all_who_need_it() -> None:
 def test_which_reshapes_need_no_copy(
     old: tuple[int, ...], order: tuple[int, ...], new: tuple[int, ...], expected: tuple[int, ...] | None
 ) -> None:
-    assert reshaped(old, order, new) == expected
+    assert reshape_order(old, order, new) == expected

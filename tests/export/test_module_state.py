@@ -12,9 +12,9 @@ from torch.nn import functional
 
 from subfleet.export.programs import write_training_program
 from subfleet.export.steps import SampleSpec, inference_step
-from subfleet.export.steps.holders import Holders
-from subfleet.export.steps.module_state import within
-from subfleet.export.tracing import canonical
+from subfleet.export.steps.holders import StateSnapshot
+from subfleet.export.steps.module_state import call_with_state
+from subfleet.export.tracing import canonical_graph
 from subfleet.protocol.errors import ExportError
 
 
@@ -222,7 +222,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
 def test_state_that_no_step_carries_is_refused_by_name(name: str) -> None:
     make, reason = REFUSED[name]
     with pytest.raises(ExportError, match=reason):
-        canonical(step_of_module(make(), (4,)))
+        canonical_graph(step_of_module(make(), (4,)))
 
 
 def test_what_a_function_keeps_for_itself_is_refused() -> None:
@@ -233,7 +233,7 @@ def test_what_a_function_keeps_for_itself_is_refused() -> None:
         return y - kept[0]
 
     with pytest.raises(ExportError, match=r"changes its tensor 'between\.kept\[0\]'"):
-        canonical(step_of_module(Keeping(lambda _net: None, between), (4,)))
+        canonical_graph(step_of_module(Keeping(lambda _net: None, between), (4,)))
 
 
 def _log(net: Any, y: Tensor) -> Any:
@@ -269,8 +269,8 @@ def test_what_does_not_matter_in_the_next_run_is_no_state(name: str) -> None:
     """It gives what plain PyTorch does, in the second step too."""
     module = HARMLESS[name]()
     step = step_of_module(module, (4,))
-    canonical(step)
-    canonical(inference_step(module, SampleSpec(shape=(4,)), batch_size=4))
+    canonical_graph(step)
+    canonical_graph(inference_step(module, SampleSpec(shape=(4,)), batch_size=4))
     inputs = example(step) | {"sample_mask": torch.ones(4, dtype=torch.float64)}
     results = [run(step, inputs)]
     results.append(run(step, inputs | carried(results[0])))
@@ -287,9 +287,9 @@ def test_what_does_not_matter_in_the_next_run_is_no_state(name: str) -> None:
 def test_recurrent_layers_keep_nothing() -> None:
     """They list their parameters anew in each run; to trace it twice for that would take long."""
     module = nn.GRU(4, 3)
-    before = Holders(module)
+    before = StateSnapshot(module)
     given = {name: part.detach().clone() for name, part in module.named_parameters()}
-    within(module, given, lambda: module(torch.zeros(2, 1, 4)))
+    call_with_state(module, given, lambda: module(torch.zeros(2, 1, 4)))
     assert before.changes() == []
 
 
@@ -309,7 +309,7 @@ def test_a_module_is_left_as_it_was(name: str) -> None:
     own = [vars(held) for held in (*layers, *filter(None, [getattr(module, "own", None)]))]
     before = [(dict(held), list(map(id, _tensors(held)))) for held in own]
     if name in HARMLESS:
-        canonical(step_of_module(module, (4,)))
+        canonical_graph(step_of_module(module, (4,)))
     else:
         with pytest.raises(ExportError):
             step_of_module(module, (4,))
@@ -361,5 +361,5 @@ def test_a_buffer_of_two_names_is_carried_where_one_of_them_is_not_kept() -> Non
         return y - net.body.mean
 
     step = step_of_module(Keeping(has, between), (4,))
-    canonical(step)
+    canonical_graph(step)
     assert [value.name for value in step.outputs if value.role == "buffer"] == ["new.buffer.head.mean"]

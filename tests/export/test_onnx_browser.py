@@ -9,7 +9,7 @@ from export.browser import BrowserJob, missing, run_in_browser
 from export.export_cases import CASES, step_of, train_request
 from shared_programs import program_of
 
-from subfleet.export.targets import target_named
+from subfleet.export.targets import find_target
 
 pytestmark = [
     pytest.mark.export,
@@ -28,7 +28,7 @@ def test_a_browser_gives_the_same_step(tmp_path: Path) -> None:
         fed = {value.name: tensor for value, tensor in zip(step.inputs, example, strict=True)}
         place = name.replace(" ", "-")
         jobs[place] = BrowserJob(body=body, inputs={key: tensor.numpy() for key, tensor in fed.items()})
-        results = target_named("onnx").run(body, fed)
+        results = find_target("onnx").run(body, fed)
         expected[place] = {value.name: tensor.numpy() for value, tensor in zip(step.outputs, results, strict=True)}
     # A file that is no program is an error of the page's session, not a hang.
     jobs["broken"] = BrowserJob(body=b"no program", inputs={})

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 
 from subfleet.export.memory.blocks import peak_bytes
 from subfleet.export.memory.heap import heap_bytes
-from subfleet.export.memory.onnx_arena import PAGE_BYTES, Arena, arena_after
+from subfleet.export.memory.onnx_arena import PAGE_BYTES, Arena, simulate_arena
 from subfleet.export.memory.onnx_blocks import requests_of
 from subfleet.export.memory.onnx_run import run_onnx, session_options
 from subfleet.export.memory.onnx_scratch import Scratch, scratch_of
@@ -48,40 +48,40 @@ def values(inputs: Mapping[str, tuple[int, ...]]) -> list[ValueInfo]:
 
 def test_a_page_counts_once_it_is_written() -> None:
     arena = Arena()
-    first = arena.take(100)
+    first = arena.allocate(100)
     assert arena.resident_bytes == PAGE_BYTES + FIRST_TABLE
-    arena.give(first)
-    assert arena.take(PAGE_BYTES) == first  # the same place: one page more, since a region begins inside a page
+    arena.free(first)
+    assert arena.allocate(PAGE_BYTES) == first  # the same place: one page more, since a region begins inside a page
     assert arena.resident_bytes == 2 * PAGE_BYTES + FIRST_TABLE
 
 
 def test_the_smallest_hole_is_taken_and_neighbours_join() -> None:
     arena = Arena()
-    holes = [arena.take(1000) for _ in range(3)]
-    arena.give(holes[1])
-    assert arena.take(300) == holes[1]  # halved: the other half is free
-    small = arena.take(500)
+    holes = [arena.allocate(1000) for _ in range(3)]
+    arena.free(holes[1])
+    assert arena.allocate(300) == holes[1]  # halved: the other half is free
+    small = arena.allocate(500)
     assert small == holes[1] + 512
-    arena.give(holes[1])
-    arena.give(small)
-    arena.give(holes[0])
-    assert arena.take(2048) == holes[0]
+    arena.free(holes[1])
+    arena.free(small)
+    arena.free(holes[0])
+    assert arena.allocate(2048) == holes[0]
 
 
 def test_a_hole_is_only_cut_where_it_is_twice_as_large() -> None:
     arena = Arena()
-    holes = [arena.take(1024) for _ in range(2)]
-    arena.give(holes[0])
-    assert arena.take(600) == holes[0]
-    assert arena.take(256) == holes[1] + 1024  # not the rest of the hole
+    holes = [arena.allocate(1024) for _ in range(2)]
+    arena.free(holes[0])
+    assert arena.allocate(600) == holes[0]
+    assert arena.allocate(256) == holes[1] + 1024  # not the rest of the hole
 
 
 def test_regions_double() -> None:
     arena = Arena()
-    arena.take(10)
-    arena.take(MEBIBYTE)
-    arena.take(3 * MEBIBYTE)
-    arena.take(3 * MEBIBYTE)
+    arena.allocate(10)
+    arena.allocate(MEBIBYTE)
+    arena.allocate(3 * MEBIBYTE)
+    arena.allocate(3 * MEBIBYTE)
     assert arena.region_bytes == tuple(size * MEBIBYTE for size in (1, 2, 4, 8))
 
 
@@ -184,7 +184,7 @@ def test_the_arena_grows_as_the_runtime_says(tmp_path: Path) -> None:
     said = subprocess.run([sys.executable, "-c", REPORT, str(path)], capture_output=True, text=True, check=True).stderr
     grown = re.findall(r"Extended allocation by (\d+) bytes", said.partition("BEGIN")[2])
     assert len(grown) >= 3
-    assert arena_after(requests_of(graph)).region_bytes == tuple(int(size) for size in grown)
+    assert simulate_arena(requests_of(graph)).region_bytes == tuple(int(size) for size in grown)
 
 
 def test_the_plan_is_made_with_the_settings_of_the_trainer() -> None:

@@ -9,7 +9,7 @@ from export.export_cases import CASES, step_of, train_request
 from export.oldest import needs_oldest, run_on_oldest
 from shared_programs import program_of
 
-from subfleet.export.targets import target_named
+from subfleet.export.targets import find_target
 
 pytestmark = [pytest.mark.export, pytest.mark.slow, needs_oldest]
 
@@ -21,7 +21,7 @@ def test_the_oldest_runtime_gives_the_same_step(name: str, tmp_path: Path) -> No
     step, body = step_of(request), bytes(program_of(request).body)
     example = step.example(torch.Generator().manual_seed(6))
     fed = {value.name: tensor for value, tensor in zip(step.inputs, example, strict=True)}
-    expected = target_named("onnx").run(body, fed)
+    expected = find_target("onnx").run(body, fed)
     got = run_on_oldest(body, {key: tensor.numpy() for key, tensor in fed.items()}, tmp_path)
     for value, tensor in zip(step.outputs, expected, strict=True):
         np.testing.assert_allclose(got[value.name], tensor.numpy(), atol=1e-5, rtol=1e-5)

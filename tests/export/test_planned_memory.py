@@ -23,7 +23,7 @@ from subfleet.export.memory import executorch_plan
 from subfleet.export.memory.executorch_plan import BASE_BYTES, plan_executorch
 from subfleet.export.memory.executorch_run import HeapGrowth
 from subfleet.export.memory.liveness import activation_peak_bytes
-from subfleet.export.memory.values import counted_bytes, fed_bytes, optimiser_bytes, weights_bytes
+from subfleet.export.memory.values import fed_bytes, optimiser_bytes, round_up_count, weights_bytes
 from subfleet.export.programs import export_training_program, write_evaluation_program, write_training_program
 from subfleet.export.requests import TrainRequest
 from subfleet.export.steps import SampleSpec, Step, evaluation_step, training_step
@@ -84,7 +84,7 @@ def test_a_plan_is_the_same_whatever_processor_counted_it(
     monkeypatch.setattr(executorch_plan, "own_packing_width", lambda: counted_with)
     step = Step(run=lambda *_: (), reference=lambda *_: (), inputs=(), outputs=())
     plan = plan_executorch(step, body=b"body", arena_bytes=500, packed=[(10, 1), (3, 20)])
-    assert plan.runtime_bytes == counted_bytes(10**6 + packed_bytes[16]) + 3 * 4 + BASE_BYTES
+    assert plan.runtime_bytes == round_up_count(10**6 + packed_bytes[16]) + 3 * 4 + BASE_BYTES
     assert {one.width: one.more_bytes for one in plan.packings} == {
         width: size - packed_bytes[16] for width, size in packed_bytes.items() if width != 16
     }

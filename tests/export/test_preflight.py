@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from subfleet.elastic.families.blueprint import Blueprint, Sizes
 from subfleet.elastic.families.records.residual import Mlp
-from subfleet.export.preflight import obstacles, with_layer
+from subfleet.export.preflight import explain_failure, find_obstacles
 from subfleet.export.programs import export_training_program
 from subfleet.export.steps import SampleSpec
 from subfleet.protocol.errors import ExportError
@@ -56,7 +56,7 @@ def network(layer: nn.Module) -> nn.Module:
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("layer", [LogGamma(), Kept()], ids=lambda layer: type(layer).__name__)
 def test_the_innermost_layer_is_named_with_reason_and_remedy(layer: nn.Module, target: str) -> None:
-    (found,) = obstacles(network(layer), SampleSpec(shape=(6,)), target=target, batch_size=2)
+    (found,) = find_obstacles(network(layer), SampleSpec(shape=(6,)), target=target, batch_size=2)
     assert found.layer == "blocks.1.1"
     assert found.kind == type(layer).__name__
     assert ("gamma" if isinstance(layer, LogGamma) else "shapes") in f"{found.reason} {found.remedy}"
@@ -65,7 +65,7 @@ def test_the_innermost_layer_is_named_with_reason_and_remedy(layer: nn.Module, t
 
 
 def test_a_network_of_good_layers_has_no_obstacle() -> None:
-    assert obstacles(network(nn.Tanh()), SampleSpec(shape=(6,)), target="onnx", batch_size=2) == ()
+    assert find_obstacles(network(nn.Tanh()), SampleSpec(shape=(6,)), target="onnx", batch_size=2) == ()
 
 
 def test_trouble_outside_of_any_layer_is_the_networks_own() -> None:
@@ -78,7 +78,7 @@ def test_trouble_outside_of_any_layer_is_the_networks_own() -> None:
             logits: Tensor = self.head(torch.lgamma(x.abs() + 1))
             return logits
 
-    (found,) = obstacles(Bare(), SampleSpec(shape=(6,)), target="onnx", batch_size=2)
+    (found,) = find_obstacles(Bare(), SampleSpec(shape=(6,)), target="onnx", batch_size=2)
     assert found.layer == ""
     assert str(found).startswith("the network (Bare) cannot be exported for training")
 
@@ -86,9 +86,9 @@ def test_trouble_outside_of_any_layer_is_the_networks_own() -> None:
 def test_the_error_is_told_with_its_layer_and_else_as_it_is() -> None:
     error = ExportError("something; do something")
     sample = SampleSpec(shape=(6,))
-    told = with_layer(error, network(LogGamma()), sample, target="onnx", batch_size=2)
+    told = explain_failure(error, network(LogGamma()), sample, target="onnx", batch_size=2)
     assert "blocks.1.1" in str(told)
-    assert with_layer(error, network(nn.Tanh()), sample, target="onnx", batch_size=2) is error
+    assert explain_failure(error, network(nn.Tanh()), sample, target="onnx", batch_size=2) is error
 
 
 def test_a_request_that_fails_names_the_layer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,6 +113,6 @@ def test_a_request_that_fails_names_the_layer(monkeypatch: pytest.MonkeyPatch) -
 def test_the_network_is_left_as_it_is() -> None:
     module = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), LogGamma(), nn.Linear(6, 2))
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    assert obstacles(module, SampleSpec(shape=(6,)), target="onnx", batch_size=2)
+    assert find_obstacles(module, SampleSpec(shape=(6,)), target="onnx", batch_size=2)
     assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
     assert not any(layer._forward_pre_hooks for layer in module.modules())

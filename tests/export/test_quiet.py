@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from subfleet.export.quiet import collecting_later
+from subfleet.export.quiet import pause_garbage_collection
 
 
 @pytest.fixture(autouse=True)
@@ -17,20 +17,20 @@ def _collecting() -> Iterator[None]:
 
 
 def test_nothing_is_collected_until_the_work_is_done() -> None:
-    with collecting_later():
+    with pause_garbage_collection():
         assert not gc.isenabled()
     assert gc.isenabled()
 
 
 def test_an_error_does_not_leave_it_off() -> None:
-    with pytest.raises(KeyError), collecting_later():
+    with pytest.raises(KeyError), pause_garbage_collection():
         raise KeyError
     assert gc.isenabled()
 
 
 def test_work_within_work_does_not_turn_it_on_too_early() -> None:
-    with collecting_later():
-        with collecting_later():
+    with pause_garbage_collection():
+        with pause_garbage_collection():
             pass
         assert not gc.isenabled()
     assert gc.isenabled()
@@ -38,6 +38,6 @@ def test_work_within_work_does_not_turn_it_on_too_early() -> None:
 
 def test_it_stays_off_where_it_was_off() -> None:
     gc.disable()
-    with collecting_later():
+    with pause_garbage_collection():
         pass
     assert not gc.isenabled()

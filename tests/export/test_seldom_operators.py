@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations
 
-from subfleet.export.preflight import with_layer
+from subfleet.export.preflight import explain_failure
 from subfleet.export.programs import write_training_program
 from subfleet.export.steps import SampleSpec, training_step
 from subfleet.export.versions import TARGET_NAMES
@@ -126,7 +126,7 @@ def test_what_no_program_has_is_refused_with_what_to_use(name: str, target: str)
     module, sample, words = REFUSED[name]
     with pytest.raises(ExportError) as caught:
         written(module, sample, target)
-    told = with_layer(caught.value, module, sample, target=target, batch_size=4)
+    told = explain_failure(caught.value, module, sample, target=target, batch_size=4)
     assert "lowering" not in str(told)
     with pytest.raises(ExportError, match=words):
         raise told

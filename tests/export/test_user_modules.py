@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from subfleet.export.programs import write_training_program
 from subfleet.export.steps import SampleSpec, Step, training_step
-from subfleet.export.targets import target_named
+from subfleet.export.targets import find_target
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 
@@ -73,7 +73,7 @@ def eagerly(name: str, precision: torch.dtype) -> Mapping[str, Tensor]:
 def by_program(name: str, target: str) -> Mapping[str, Tensor]:
     step, module = step_of(name), made(name)
     body = write_training_program(step, target=target, program_id="0" * 64).body
-    run = target_named(target).run
+    run = find_target(target).run
     state = {f"parameter.{key}": one.detach() for key, one in module.named_parameters()}
     state |= {f"buffer.{key}": one for key, one in module.named_buffers() if one.is_floating_point()}
     given = {"learning_rate": torch.tensor(RATE), "sample_mask": torch.ones(BATCH), **state}
@@ -97,9 +97,9 @@ def distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
 
 
 def test_what_everybody_shares_stays_as_it_is() -> None:
-    before = dict(dict.items(user_modules._activations))
+    before = dict(dict.items(user_modules.activation_registry))
     step_of("a registry that makes what it is asked for")
-    assert dict(dict.items(user_modules._activations)) == before
+    assert dict(dict.items(user_modules.activation_registry)) == before
 
 
 def test_there_are_forty_of_which_twenty_five_train() -> None:

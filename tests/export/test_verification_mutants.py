@@ -20,7 +20,7 @@ from subfleet.export.request_steps import sample_of
 from subfleet.export.steps import SampleSpec, Step, training_step
 from subfleet.export.steps.reference import TrainingReference
 from subfleet.export.verification.distances import VANISHING
-from subfleet.export.verification.verifying import Trial, held_against, trials_of, verify_training
+from subfleet.export.verification.verifying import Trial, trials_of, verify_training, verify_trials
 from subfleet.export.versions import TARGET_NAMES
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
@@ -145,7 +145,7 @@ CASES += [("mobilenet_v2", "accumulated")]
 def test_every_wrong_gradient_is_caught(name: str, optimiser: str) -> None:
     step = step_of(name, optimiser)
     trained, known = Trained(step), trials(step)
-    found = held_against(lambda example: trained.run(example, lambda gradients: gradients), known)
+    found = verify_trials(lambda example: trained.run(example, lambda gradients: gradients), known)
     seen, others = told_apart(step, known[0].example)
     again = repeated(trained, known)
     assert not [mutant for mutant, mutation in mutants_of(seen) if not is_caught(trained, again, mutation)]
@@ -188,7 +188,7 @@ def mutants_of(gradients: Gradients) -> list[tuple[str, Mutation]]:
 def is_caught(trained: Trained, known: list[Trial], mutation: Mutation) -> bool:
     """Whether the error names one of the tensors whose gradients are wrong; where all are clipped together, any."""
     try:
-        held_against(lambda example: trained.run(example, mutation), known)
+        verify_trials(lambda example: trained.run(example, mutation), known)
     except ExportError as error:
         return trained.clips or any(f".{name}'" in str(error) for name in trained.changed(known[0].example, mutation))
     return False

@@ -15,11 +15,11 @@ from subfleet.export.memory.executorch_run import heap_growth
 from subfleet.export.memory.heap import heap_bytes
 from subfleet.export.steps import SampleSpec, training_step
 from subfleet.export.targets.executorch import ExecutorchTarget
-from subfleet.export.targets.executorch_program import lower
-from subfleet.export.targets.xnnpack.delegating import delegated
+from subfleet.export.targets.executorch_program import lower_to_executorch
+from subfleet.export.targets.xnnpack.delegating import delegate
 from subfleet.export.targets.xnnpack.operators import OPERATORS, is_supported
 from subfleet.export.targets.xnnpack.preparing import prepare
-from subfleet.export.targets.xnnpack.regions import Region, split
+from subfleet.export.targets.xnnpack.regions import DelegateRegion, split_regions
 from subfleet.export.tracing import trace
 from subfleet.protocol.programs import ValueInfo
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
@@ -48,7 +48,7 @@ def graph_of(run: Callable[..., Any], *inputs: Tensor) -> fx.GraphModule:
 def ran(graph: fx.GraphModule, *inputs: Tensor) -> tuple[Tensor, ...]:
     from executorch.runtime import Runtime
 
-    program = Runtime.get().load_program(bytes(lower(delegated(graph), {}).buffer))
+    program = Runtime.get().load_program(bytes(lower_to_executorch(delegate(graph), {}).buffer))
     method = program.load_method("forward")
     assert method is not None
     return tuple(result.clone() for result in method.execute(list(inputs)))
@@ -59,10 +59,10 @@ def test_constant_factors_are_packed_by_the_width_of_this_processors_kernels() -
     """What programs hold that differ in nothing but the rows of factors with one column."""
     rows, load_bytes = [], []
     for size in (100, 2_000):
-        graph = delegated(graph_of(lambda x: x.sum(1), drawn(1, size * size)))  # products with ones
+        graph = delegate(graph_of(lambda x: x.sum(1), drawn(1, size * size)))  # products with ones
         assert {columns for _, columns in graph.meta["packed"]} == {1}
         rows.append(sum(rows for rows, _ in graph.meta["packed"]))
-        body = bytes(lower(graph, {}).buffer)
+        body = bytes(lower_to_executorch(graph, {}).buffer)
         held = ValueInfo(name="x", dtype="F32", shape=(1, size * size), role="input")
         given = ValueInfo(name="y", dtype="F32", shape=(1,), role="loss")
         heap_growth(body, (held,), (given,), arena_bytes=0)  # what only the first one takes
@@ -175,8 +175,8 @@ def test_what_xnnpack_lacks_is_left_to_the_runtime() -> None:
         return scores.exp(), scores.argmax(2)
 
     graph = graph_of(run, tokens, table)
-    parts = split(graph.graph, is_supported)
-    assert [isinstance(part, Region) for part in parts] == [False, True, False]
+    parts = split_regions(graph.graph, is_supported)
+    assert [isinstance(part, DelegateRegion) for part in parts] == [False, True, False]
     for mine, theirs in zip(ran(graph, tokens, table), run(tokens, table), strict=True):
         torch.testing.assert_close(mine, theirs)
 

@@ -242,7 +242,7 @@ class _Registry(OrderedDict[str, type[nn.Module]]):
         return self[name]
 
 
-_activations = _Registry(gelu=nn.GELU, tanh=nn.Tanh)
+activation_registry = _Registry(gelu=nn.GELU, tanh=nn.Tanh)
 
 
 def _by_positions(_net: Any, y: Tensor) -> Tensor:
@@ -355,7 +355,7 @@ USER_MODULES: Mapping[str, UserModule] = {
         make=lambda: Layered(_remember), refused=r"changes its state \".*_seen\['calls'\]\""
     ),
     "a registry that makes what it is asked for": UserModule(
-        make=lambda: Layered(lambda _net, y: _activations["gelu"](y))
+        make=lambda: Layered(lambda _net, y: activation_registry["gelu"](y))
     ),
     "its own positions": UserModule(make=lambda: Layered(_by_positions)),
     # what else users do

@@ -18,8 +18,8 @@ from subfleet.aggregation.updates import Magnitude, check_update, submodel_weigh
 from subfleet.arrays import decode_arrays, encode_arrays
 from subfleet.elastic.building import init_state, network_of
 from subfleet.elastic.grid import largest_change
-from subfleet.elastic.merges import CoordinateMedian
 from subfleet.elastic.model_state import ModelState
+from subfleet.elastic.robust_aggregation import CoordinateMedian
 from subfleet.elastic.server_optimisers import SERVER_OPTIMISERS, AnyServerOptimiser, FedAvgM
 from subfleet.elastic.update_form import UpdateForm
 from subfleet.methods import Method
@@ -140,11 +140,13 @@ def test_a_client_that_claims_ever_more_moves_the_mean_no_further_than_its_share
 
 
 def test_a_median_of_two_has_capped_weights_where_it_takes_the_mean(tmp_path: Path) -> None:
-    """A robust merge weighs where too few share an element."""
+    """A robust rule weighs where too few share an element."""
     blobs = BlobStore(tmp_path)
     clients, even = _clients(blobs, {"ada": 3, "bob": 2**40}), _clients(blobs, {"ada": 3, "bob": 3})
     capped, equal = (
-        aggregate(FedAvg(), one, blobs, max_client_fraction=share, merge=CoordinateMedian(least_clients=3)).state.shared
+        aggregate(
+            FedAvg(), one, blobs, max_client_fraction=share, robust_aggregation=CoordinateMedian(least_clients=3)
+        ).state.shared
         for one, share in ((clients, 0.5), (even, 1.0))
     )
     assert all(torch.equal(capped[name], equal[name]) for name in STATE)
@@ -175,7 +177,7 @@ def test_a_median_is_not_moved_by_one_client(tmp_path: Path) -> None:
     arrays = [
         decode_arrays(blobs.path(client.update.blob).read_bytes()) for client in clients if client.update is not None
     ]
-    roles = with_steps(HeteroFL().roles(), merge=CoordinateMedian())
+    roles = with_steps(HeteroFL().roles(), robust_aggregation=CoordinateMedian())
     aggregation = Aggregation(context=replace(PLAN, roles=roles), blobs=blobs)
     aggregated = aggregation.aggregate(ModelState(shared=STATE), 1, clients).state.shared
     for name, old in STATE.items():
@@ -249,12 +251,12 @@ def test_what_may_just_be_aggregated_is_accepted_and_aggregated(tmp_path: Path) 
     assert not aggregate(HeteroFL(), clients, blobs).refused
 
 
-@pytest.mark.parametrize("merge", [None, CoordinateMedian()], ids=["mean", "median"])
+@pytest.mark.parametrize("robust", [None, CoordinateMedian()], ids=["mean", "median"])
 @pytest.mark.parametrize(
     "method", [FedAvg(), HeteroFL(weighting="samples"), FedFA(), FedAdam()], ids=lambda one: one.TYPE
 )
 def test_a_scaled_update_counts_as_a_smaller_one_of_fewer_samples(
-    method: Method, merge: CoordinateMedian | None, tmp_path: Path
+    method: Method, robust: CoordinateMedian | None, tmp_path: Path
 ) -> None:
     """With powers of two to the bit, whatever else a method does with changes and weights."""
     blobs = BlobStore(tmp_path)
@@ -266,7 +268,7 @@ def test_a_scaled_update_counts_as_a_smaller_one_of_fewer_samples(
     quarters: dict[str, Any] = {name: np.multiply(array, np.float32(0.25)) for name, array in arrays.items()}
     ref = blobs.add(encode_arrays(quarters))
     smaller[1] = replace(smaller[1], trained=Trained(update=replace(smaller[1].update, blob=ref)))
-    changes: dict[str, Any] = {} if merge is None else {"merge": merge}
+    changes: dict[str, Any] = {} if robust is None else {"robust_aggregation": robust}
     found, expected = (aggregate(method, clients, blobs, **changes).state.shared for clients in (scaled, smaller))
     unscaled = aggregate(method, [scaled[0], at_scale(scaled[1], 1.0), scaled[2]], blobs, **changes).state.shared
     assert all(torch.equal(found[name], expected[name]) for name in expected)

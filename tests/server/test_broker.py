@@ -75,6 +75,12 @@ def test_clients_that_come_at_one_moment_are_all_answered() -> None:
             assert message.payload == b"welcome"
 
 
+def test_it_hangs_up_on_a_client_that_does_not_begin_with_connect() -> None:
+    with EmbeddedBroker() as broker, socket.create_connection(("127.0.0.1", _port(broker)), timeout=20) as link:
+        link.sendall(b"\xc0\x0c\x00\x04MQTT\x04\x02\x00\x3c\x00\x00")  # as CONNECT, but called PINGREQ
+        assert link.recv(1) == b""
+
+
 def test_it_keeps_its_address_after_a_crash() -> None:
     broker = EmbeddedBroker()
     with broker:

@@ -19,8 +19,8 @@ from subfleet.arrays import decode_arrays, encode_arrays
 from subfleet.arrays.codecs import encode_changes, rounding_numbers
 from subfleet.elastic.building import init_state
 from subfleet.elastic.families.records.residual import Mlp
-from subfleet.elastic.merges import CoordinateMedian
 from subfleet.elastic.model_state import ModelState
+from subfleet.elastic.robust_aggregation import CoordinateMedian
 from subfleet.elastic.update_form import UpdateForm, update_bytes
 from subfleet.methods.anycostfl import AnycostFL
 from subfleet.methods.assigner import AssignmentContext, Draw
@@ -98,13 +98,13 @@ def same_bits(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> 
 
 
 @EVERY
-@pytest.mark.parametrize("merge", [None, CoordinateMedian(least_clients=2)], ids=["mean", "median"])
+@pytest.mark.parametrize("robust", [None, CoordinateMedian(least_clients=2)], ids=["mean", "median"])
 def test_encoded_updates_are_aggregated_as_what_they_decode_to(
-    tmp_path: Path, codec: AnyUpdateCodec, merge: CoordinateMedian | None
+    tmp_path: Path, codec: AnyUpdateCodec, robust: CoordinateMedian | None
 ) -> None:
     blobs = BlobStore(tmp_path)
-    found = aggregated(clients(blobs, codec), blobs, merge=merge)
-    assert same_bits(found, aggregated(clients(blobs, codec, decoded=True), blobs, merge=merge))
+    found = aggregated(clients(blobs, codec), blobs, robust_aggregation=robust)
+    assert same_bits(found, aggregated(clients(blobs, codec, decoded=True), blobs, robust_aggregation=robust))
     assert not same_bits(found, STATE)
 
 

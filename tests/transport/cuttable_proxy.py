@@ -30,6 +30,8 @@ class CuttableProxy:
             link.close()
 
     def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes `accept`; a mere close would not
         self._listener.close()
         self.cut()
 

@@ -26,7 +26,7 @@ class Rig:
     lossless: bool
     make: Callable[[str], Transport]
     cut: Callable[[str], None]
-    opened: list[Transport] = field(default_factory=list)
+    opened: list[Transport | CuttableProxy] = field(default_factory=list)
     root: str = field(default_factory=lambda: f"t{next(_NUMBERS)}-{time.time_ns()}")
 
     def name(self, client: str) -> str:
@@ -49,8 +49,8 @@ class Rig:
         return transport
 
     def close(self) -> None:
-        for transport in self.opened:
-            transport.close()
+        for closeable in reversed(self.opened):
+            closeable.close()
 
 
 def await_event(transport: Transport, kind: type[Event]) -> Event:
@@ -106,10 +106,12 @@ def mqtt_rig(url: str) -> Rig:
     proxies: dict[str, CuttableProxy] = {}
 
     def make(client_id: str) -> Transport:
-        proxies[client_id] = CuttableProxy(urlsplit(url).port or 1883)
-        return MqttTransport(parse_url(proxies[client_id].url), client_id)
+        proxies[client_id] = proxy = CuttableProxy(urlsplit(url).port or 1883)
+        rig.opened.append(proxy)
+        return MqttTransport(parse_url(proxy.url), client_id, open_timeout_s=DEADLINE_S)
 
-    return Rig(lossless=True, make=make, cut=lambda client_id: proxies[client_id].cut())
+    rig = Rig(lossless=True, make=make, cut=lambda client_id: proxies[client_id].cut())
+    return rig
 
 
 __all__ = [

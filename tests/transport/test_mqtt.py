@@ -1,5 +1,7 @@
 """What is particular to MQTT: addresses, refusals in one sentence, brokers that come and go."""
 
+import os
+import resource
 import socket
 import threading
 import time
@@ -35,6 +37,22 @@ def _fake_broker(answer: bytes | None) -> int:
     threading.Thread(target=serve, daemon=True).start()
     port: int = listener.getsockname()[1]
     return port
+
+
+def test_a_process_with_too_many_open_files_is_told_so() -> None:
+    """paho waits with select(), which is silent about file descriptors of 1024 and more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    files: list[int] = []
+    try:
+        while not files or files[-1] < 1024:
+            files.append(os.dup(2))
+        with pytest.raises(TransportError, match="cannot be used while this process has 1024 files open"):
+            MqttTransport(parse_url(f"mqtt://127.0.0.1:{_fake_broker(None)}"), "me").open(())
+    finally:
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_an_address_is_read() -> None:

@@ -2,7 +2,7 @@
 
 They read the changes of all clients tensor by tensor, so that their memory is that of the largest tensor for each
 client and not of whole models. Nothing in them depends on the order in which clients are given, but for ties between
-clients that multi-Krum chooses from. Their settings are in `subfleet.elastic.merges`.
+clients that multi-Krum chooses from. Their settings are in `subfleet.elastic.robust_aggregation`.
 """
 
 import math
@@ -15,8 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subfleet.elastic.merges import AnyStackedMerge, CoordinateMedian, MultiKrum, NormClipping, TrimmedMean
 from subfleet.elastic.network import Network
+from subfleet.elastic.robust_aggregation import (
+    AnyRobustAggregation,
+    CoordinateMedian,
+    MultiKrum,
+    NormClipping,
+    TrimmedMean,
+)
 from subfleet.elastic.stacking import (
     Member,
     ReadChanges,
@@ -27,7 +33,7 @@ from subfleet.elastic.stacking import (
 )
 from subfleet.protocol.errors import ProtocolError
 
-__all__ = ["Stack", "krum_chosen", "stacked_merge"]
+__all__ = ["Stack", "aggregate_robustly", "krum_chosen"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +57,7 @@ class Stack:
         return merged(self.network, self.state, self.members, self.read, rule)
 
 
-def stacked_merge(settings: AnyStackedMerge, stack: Stack) -> dict[str, Tensor]:
+def aggregate_robustly(settings: AnyRobustAggregation, stack: Stack) -> dict[str, Tensor]:
     """The new model; elements that no member holds keep their bits.
 
     Raises:

@@ -18,12 +18,12 @@ from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.limits import Positive
 from subfleet.protocol.programs import program_id_of
 
-__all__ = ["DEFAULT_LIMIT_BYTES", "CacheFolder", "ExportCache", "is_whole", "only_one_exports"]
+__all__ = ["DEFAULT_LIMIT_BYTES", "CacheFolder", "ExportCache", "is_whole", "lock_result"]
 
 DEFAULT_LIMIT_BYTES = 4 * 2**30
 LEFTOVER_S = 3600.0
 """A half-written file of this age is nobody's: no export takes as long."""
-KEPT_S = 60.0
+RECENT_S = 60.0
 """Whoever asked for a file has read it after this time; until then it stays, whatever the limit."""
 _SUFFIXES = frozenset({".program", ".cost estimates", *MODEL_SUFFIXES.values()})
 
@@ -71,13 +71,13 @@ class ExportCache:
         """The whole result of a request, marked as used now; None where there is none, or a damaged one."""
         path = self.path(request)
         try:
-            found = path.stat()
-            state = (found.st_size, found.st_mtime_ns)
+            status = path.stat()
+            state = (status.st_size, status.st_mtime_ns)
             if self._checked.get(path.name) != state:
                 if not is_whole(path, request):
                     return None
                 self._checked[path.name] = state
-            os.utime(path, ns=(time.time_ns(), found.st_mtime_ns))
+            os.utime(path, ns=(time.time_ns(), status.st_mtime_ns))
         except OSError:
             return None
         return path
@@ -88,12 +88,12 @@ class ExportCache:
         for path in self._folder.iterdir():
             with contextlib.suppress(OSError):  # another process may remove it meanwhile
                 if path.suffix in _SUFFIXES:
-                    found = path.stat()
-                    files.append((found.st_atime, found.st_size, path))
+                    status = path.stat()
+                    files.append((status.st_atime, status.st_size, path))
         surplus = sum(size for _, size, _ in files) - self._limit_bytes
         now_s = time.time()
         for used_s, size, path in sorted(files):
-            if surplus <= 0 or now_s - used_s < KEPT_S:
+            if surplus <= 0 or now_s - used_s < RECENT_S:
                 return
             with contextlib.suppress(OSError):
                 path.unlink()
@@ -128,13 +128,13 @@ def _check(path: Path, request: AnyRequest) -> None:
     if isinstance(request, EstimateRequest):
         MemoryEstimates.unpacked(path.read_bytes())
         return
-    found = program_id_of(path.read_bytes())
-    if found != request.program_id:
-        raise ProtocolError(f"the program {path} is {found}, but must be {request.program_id}")
+    written_id = program_id_of(path.read_bytes())
+    if written_id != request.program_id:
+        raise ProtocolError(f"the program {path} is {written_id}, but must be {request.program_id}")
 
 
 @contextmanager
-def only_one_exports(path: Path) -> Iterator[None]:
+def lock_result(path: Path) -> Iterator[None]:
     """Hold the right to write a result: other processes that share the folder wait for it meanwhile.
 
     One of 256 empty lock files stands for all results whose name begins alike, so that none must ever be removed. The

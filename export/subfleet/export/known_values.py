@@ -33,48 +33,48 @@ class KnownValues:
         self._found[id(stand_in)] = tensor
         self._alive.append(stand_in)
 
-    def note(self, func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> None:
+    def record(self, func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> None:
         """Remember the results of a call whose inputs are known, and forget tensors that it changes in place."""
-        given = _tensors((args, dict(kwargs)))
+        inputs = _tensors_in((args, dict(kwargs)))
         if func._schema.is_mutable:  # noqa: SLF001 - no other way to it
-            for tensor in given:
+            for tensor in inputs:
                 self._calls.pop(id(tensor), None)
                 self._found.pop(id(tensor), None)
             return
-        if torch.Tag.nondeterministic_seeded in func.tags or not all(self._is_known(one) for one in given):
+        if torch.Tag.nondeterministic_seeded in func.tags or not all(self._is_known(item) for item in inputs):
             return
         results = result if isinstance(result, (tuple, list)) else [result]
-        for place, one in enumerate(results):
-            if isinstance(one, Tensor) and one.numel() <= _MOST_NUMBERS:
-                self._calls[id(one)] = func, args, dict(kwargs), place if one is not result else None
-                self._alive.append(one)
+        for index, item in enumerate(results):
+            if isinstance(item, Tensor) and item.numel() <= _MOST_NUMBERS:
+                self._calls[id(item)] = func, args, dict(kwargs), index if item is not result else None
+                self._alive.append(item)
 
-    def number(self, tensor: Tensor) -> int | float | bool | None:
+    def read(self, tensor: Tensor) -> int | float | bool | None:
         """The one number that it has; None where that follows from an input."""
         if not self._is_known(tensor):
             return None
         with unset_fake_temporarily(), _disable_current_modes():
-            return self._computed(tensor).item()
+            return self._compute(tensor).item()
 
     def _is_known(self, tensor: Tensor) -> bool:
         is_real = not isinstance(tensor, FakeTensor) and tensor.device.type != "meta"
         return is_real or id(tensor) in self._calls or id(tensor) in self._found
 
-    def _computed(self, tensor: Tensor) -> Tensor:
+    def _compute(self, tensor: Tensor) -> Tensor:
         if id(tensor) not in self._calls and id(tensor) not in self._found:
             return tensor
         if id(tensor) not in self._found:
-            func, args, kwargs, place = self._calls[id(tensor)]
-            args, kwargs = fx.node.map_aggregate((args, kwargs), self._argument)
+            func, args, kwargs, index = self._calls[id(tensor)]
+            args, kwargs = fx.node.map_aggregate((args, kwargs), self._compute_argument)
             result = func(*args, **{**kwargs, **({"device": torch.device("cpu")} if "device" in kwargs else {})})
-            self._found[id(tensor)] = result if place is None else result[place]
+            self._found[id(tensor)] = result if index is None else result[index]
         return self._found[id(tensor)]
 
-    def _argument(self, value: Any) -> Any:
-        return self._computed(value) if isinstance(value, Tensor) else value
+    def _compute_argument(self, value: Any) -> Any:
+        return self._compute(value) if isinstance(value, Tensor) else value
 
 
-def _tensors(value: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-    fx.node.map_aggregate(value, lambda one: found.append(one) if isinstance(one, Tensor) else None)
-    return found
+def _tensors_in(value: Any) -> list[Tensor]:
+    tensors: list[Tensor] = []
+    fx.node.map_aggregate(value, lambda item: tensors.append(item) if isinstance(item, Tensor) else None)
+    return tensors

@@ -16,17 +16,17 @@ from torch.fx._lazy_graph_module import _LazyGraphModule  # code that nothing ru
 from subfleet.export.canonical.checks import is_functional
 from subfleet.export.canonical.cleaning import clean
 from subfleet.export.failures import as_export_errors
-from subfleet.export.nodes import called
-from subfleet.export.recording import recorded
+from subfleet.export.nodes import append_call
+from subfleet.export.recording import record
 from subfleet.protocol.errors import ExportError
 
-__all__ = ["lowered"]
+__all__ = ["lower_graph"]
 
 aten = torch.ops.aten
 Table = Mapping[Any, Callable[..., Any]]
 
 
-def lowered(graph: fx.GraphModule, table: Table, only: Callable[[fx.Node], bool] | None = None) -> fx.GraphModule:
+def lower_graph(graph: fx.GraphModule, table: Table, only: Callable[[fx.Node], bool] | None = None) -> fx.GraphModule:
     """Lower a graph in canonical form.
 
     Args:
@@ -38,33 +38,33 @@ def lowered(graph: fx.GraphModule, table: Table, only: Callable[[fx.Node], bool]
         ExportError: an operator cannot be lowered.
     """
     listed = (node for node in graph.graph.nodes if node.op == "call_function" and node.target in table)
-    calls = {node: _Call(node) for node in listed if only is None or only(node)}
-    traced = _traced(list({call.key: call for call in calls.values()}.values()), table)
-    new = _Writing(graph, traced).write({node: call.key for node, call in calls.items()})
+    calls = {node: _OperatorCall(node) for node in listed if only is None or only(node)}
+    traced = _trace_lowerings(list({call.key: call for call in calls.values()}.values()), table)
+    new = _GraphWriter(graph, traced).write({node: call.key for node, call in calls.items()})
     clean(new)
     for node in new.graph.find_nodes(op="call_function", target=aten.reshape.default):
         node.target = aten.view.default
     return new
 
 
-class _Call:
+class _OperatorCall:
     """One node's call of an operator that is to be lowered."""
 
     def __init__(self, node: fx.Node) -> None:
         self.target = node.target
         self.inputs = list(node.all_input_nodes)
-        places: dict[fx.Node, Any] = {given: _Place(place) for place, given in enumerate(self.inputs)}
-        self.arguments: Any = fx.node.map_arg((node.args, dict(node.kwargs)), places.__getitem__)
+        references: dict[fx.Node, Any] = {given: _InputRef(index) for index, given in enumerate(self.inputs)}
+        self.arguments: Any = fx.node.map_arg((node.args, dict(node.kwargs)), references.__getitem__)
         self.values = [given.meta["val"] for given in self.inputs]
         alike = [(tuple(value.shape), tuple(value.stride()), value.dtype) for value in self.values]
         self.key = repr((str(node.target), self.arguments, alike))
 
 
 @dataclass(frozen=True)
-class _Place:
+class _InputRef:
     """Stands for the input at a place among a call's inputs."""
 
-    place: int
+    index: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,40 +77,40 @@ class _Lowering:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Traced:
+class _TracedLowerings:
     """Lowerings by the key of their calls, without those that leave it as it is, and the constants that they hold."""
 
     lowerings: Mapping[str, _Lowering] = field(default_factory=dict)
     graph: fx.GraphModule | None = None
 
 
-def _traced(calls: Sequence[_Call], table: Table) -> _Traced:
+def _trace_lowerings(calls: Sequence[_OperatorCall], table: Table) -> _TracedLowerings:
     """Trace the lowerings of different calls, all at once."""
     if not calls:
-        return _Traced()
-    run = _Running(calls, table)
+        return _TracedLowerings()
+    run = _LoweringRun(calls, table)
     remedy = "use another layer, and report it with the request"
     with as_export_errors("an operator of the training step cannot be lowered", remedy):
-        graph = recorded(run, run.inputs, table)
+        graph = record(run, run.inputs, table)
     if not is_functional(graph):  # dead code could not be told from a change that nothing reads
         raise ExportError("a lowering changes a tensor in place; report it with the request")
     inputs = iter([node for node in graph.graph.nodes if node.op == "placeholder"])
-    places = {node: place for place, node in enumerate(graph.graph.nodes)}
+    order = {node: index for index, node in enumerate(graph.graph.nodes)}
     results: Any = graph.graph.output_node().args[0]
     lowerings = {}
     for call in calls:
         own = [next(inputs) for _ in call.values]
         if call.key in run.results:
-            given = _filled(run.results[call.key], results)
-            nodes = sorted(_needed(given) - set(own), key=places.__getitem__)
+            given = _insert_tensors(run.results[call.key], results)
+            nodes = sorted(_collect_dependencies(given) - set(own), key=order.__getitem__)
             lowerings[call.key] = _Lowering(inputs=own, nodes=nodes, results=given)
-    return _Traced(lowerings=lowerings, graph=graph)
+    return _TracedLowerings(lowerings=lowerings, graph=graph)
 
 
-class _Running:
+class _LoweringRun:
     """Runs the lowerings of calls, one after the other."""
 
-    def __init__(self, calls: Sequence[_Call], table: Table) -> None:
+    def __init__(self, calls: Sequence[_OperatorCall], table: Table) -> None:
         self._calls, self._table = calls, table
         # Objects of their own: the tracer knows a tensor by its identity, and a call by its inputs.
         self.inputs = [value.detach() for call in calls for value in call.values]
@@ -119,54 +119,54 @@ class _Running:
 
     def __call__(self, *tensors: Tensor) -> list[Tensor]:
         """All results of all lowerings."""
-        given, found = iter(tensors), list[Tensor]()
+        given, tensors_found = iter(tensors), list[Tensor]()
         self.results.clear()
         for call in self._calls:
-            arguments, options = _filled(call.arguments, [next(given) for _ in call.values])
+            arguments, options = _insert_tensors(call.arguments, [next(given) for _ in call.values])
             result = self._table[call.target](*arguments, **options)
             if result is not NotImplemented:
-                self.results[call.key] = _placed(result, found)
-        return found
+                self.results[call.key] = _extract_tensors(result, tensors_found)
+        return tensors_found
 
 
-def _placed(result: Any, found: list[Tensor]) -> Any:
+def _extract_tensors(result: Any, tensors: list[Tensor]) -> Any:
     """A result with the places of its tensors, which are added to those that were found."""
     if isinstance(result, (tuple, list)):
-        return [_placed(one, found) for one in result]
+        return [_extract_tensors(item, tensors) for item in result]
     if isinstance(result, Tensor):
-        found.append(result)
-        return _Place(len(found) - 1)
+        tensors.append(result)
+        return _InputRef(len(tensors) - 1)
     return result
 
 
-def _filled(arguments: Any, tensors: Sequence[Any]) -> Any:
+def _insert_tensors(arguments: Any, tensors: Sequence[Any]) -> Any:
     """What stands at places, put there."""
-    if isinstance(arguments, _Place):
-        return tensors[arguments.place]
+    if isinstance(arguments, _InputRef):
+        return tensors[arguments.index]
     if isinstance(arguments, (tuple, list)):
-        return type(arguments)(_filled(one, tensors) for one in arguments)
+        return type(arguments)(_insert_tensors(item, tensors) for item in arguments)
     if isinstance(arguments, dict):
-        return {name: _filled(one, tensors) for name, one in arguments.items()}
+        return {name: _insert_tensors(item, tensors) for name, item in arguments.items()}
     return arguments
 
 
-def _needed(results: Any) -> set[fx.Node]:
+def _collect_dependencies(results: Any) -> set[fx.Node]:
     """The nodes that results follow from, themselves included."""
-    found: set[fx.Node] = set()
-    left: list[fx.Node] = []
-    fx.node.map_arg(results, left.append)
-    while left:
-        node = left.pop()
-        if node not in found:
-            found.add(node)
-            left.extend(node.all_input_nodes)
-    return found
+    dependencies: set[fx.Node] = set()
+    pending: list[fx.Node] = []
+    fx.node.map_arg(results, pending.append)
+    while pending:
+        node = pending.pop()
+        if node not in dependencies:
+            dependencies.add(node)
+            pending.extend(node.all_input_nodes)
+    return dependencies
 
 
-class _Writing:
+class _GraphWriter:
     """A new graph, node by node."""
 
-    def __init__(self, old: fx.GraphModule, traced: _Traced) -> None:
+    def __init__(self, old: fx.GraphModule, traced: _TracedLowerings) -> None:
         self._old, self._traced = old, traced
         self._graph = fx.Graph()
         self._held: dict[str, Any] = {}
@@ -177,23 +177,23 @@ class _Writing:
         for node in self._old.graph.nodes:
             lowering = self._traced.lowerings.get(keys.get(node, ""))
             if lowering is not None:
-                self._values[node] = self._inlined(lowering, node)
+                self._values[node] = self._inline(lowering, node)
             elif node.target is operator.getitem and isinstance(self._values[node.args[0]], (tuple, list)):
                 self._values[node] = self._values[node.args[0]][node.args[1]]
             else:
-                self._values[node] = self._copied(node, self._values, self._old, "")
+                self._values[node] = self._copy_node(node, self._values, self._old, "")
         return _LazyGraphModule(self._held, self._graph)
 
-    def _inlined(self, lowering: _Lowering, node: fx.Node) -> Any:
+    def _inline(self, lowering: _Lowering, node: fx.Node) -> Any:
         values = {given: self._values[old] for given, old in zip(lowering.inputs, node.all_input_nodes, strict=True)}
-        for one in lowering.nodes:
-            values[one] = self._copied(one, values, self._traced.graph, "_lowered")
-        return fx.node.map_arg(lowering.results, lambda one: values[one])
+        for inner in lowering.nodes:
+            values[inner] = self._copy_node(inner, values, self._traced.graph, "_lowered")
+        return fx.node.map_arg(lowering.results, lambda inner: values[inner])
 
-    def _copied(self, node: fx.Node, values: Mapping[fx.Node, Any], owner: Any, prefix: str) -> fx.Node:
+    def _copy_node(self, node: fx.Node, values: Mapping[fx.Node, Any], owner: Any, prefix: str) -> fx.Node:
         if node.op == "call_function":
             arguments, options = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
-            new = called(self._graph, node.target, arguments, options, node.name)
+            new = append_call(self._graph, node.target, arguments, options, node.name)
             new.meta.update(node.meta)
             return new
         new = self._graph.node_copy(node, values.__getitem__)

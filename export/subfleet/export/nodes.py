@@ -5,12 +5,12 @@ from typing import Any
 
 from torch import fx
 
-__all__ = ["argument", "called", "shape_of"]
+__all__ = ["append_call", "argument", "shape_of"]
 
 
-def argument(node: fx.Node, place: int, name: str = "", default: Any = None) -> Any:
+def argument(node: fx.Node, index: int, name: str = "", default: Any = None) -> Any:
     """An argument by its place or its name."""
-    return node.args[place] if len(node.args) > place else node.kwargs.get(name, default)
+    return node.args[index] if len(node.args) > index else node.kwargs.get(name, default)
 
 
 def shape_of(node: fx.Node) -> tuple[int, ...]:
@@ -18,7 +18,7 @@ def shape_of(node: fx.Node) -> tuple[int, ...]:
     return tuple(int(size) for size in node.meta["val"].shape)
 
 
-def called(
+def append_call(
     graph: fx.Graph, target: Any, arguments: tuple[Any, ...], options: Mapping[str, Any], name: str | None = None
 ) -> fx.Node:
     """Append a call. Given with the node, PyTorch would look through all arguments for symbols, which takes as long."""

@@ -21,7 +21,7 @@ __all__ = ["ExportPool"]
 
 logger = logging.getLogger(__name__)
 
-_START_S = 10.0
+START_S = 10.0
 """How long a worker takes to start, about; no other is started where jobs wait for less."""
 
 
@@ -193,6 +193,11 @@ class ExportPool:
     ) -> None:
         self.close()
 
+    @property
+    def process_ids(self) -> tuple[int, ...]:
+        """The workers' process ids; 0 for a worker that is not running."""
+        return tuple(worker.process_id for worker in self._workers)
+
     def submit_training(self, request: TrainRequest) -> "Future[Path]":
         """The file with the packed training program (`subfleet.protocol.programs.decode_program` reads it).
 
@@ -260,7 +265,7 @@ class ExportPool:
         if number == 0:
             with contextlib.suppress(ExportError, OSError):  # the first job meets the same and reports it
                 worker.start()
-        while (item := self._jobs.take(after_s=0.0 if worker.process_id else number * _START_S)) is not None:
+        while (item := self._jobs.take(after_s=0.0 if worker.process_id else number * START_S)) is not None:
             job, future = item
             error: Exception | None = None
             try:

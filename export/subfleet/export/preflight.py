@@ -14,12 +14,12 @@ from torch.utils import _pytree as pytree
 
 from subfleet.export.failures import as_export_errors
 from subfleet.export.steps import SampleSpec, Step, training_step
-from subfleet.export.targets import target_named
+from subfleet.export.targets import find_target
 from subfleet.export.tracing import trace
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 
-__all__ = ["Obstacle", "obstacles", "with_layer"]
+__all__ = ["Obstacle", "explain_failure", "find_obstacles"]
 
 _OBJECTIVE = ObjectiveSettings(name="mean_squared_error")
 _OPTIMISER = OptimiserSettings(momentum=0.0)
@@ -45,39 +45,39 @@ class Obstacle:
     remedy: str
 
     def __str__(self) -> str:
-        place = f"layer {self.layer!r} ({self.kind})" if self.layer else f"the network ({self.kind})"
+        subject = f"layer {self.layer!r} ({self.kind})" if self.layer else f"the network ({self.kind})"
         reason = self.reason
         if reason.startswith(_NETWORK):
             reason = f"it {reason.removeprefix(_NETWORK)}"
-        return f"{place} cannot be exported for training: {reason}; {self.remedy}"
+        return f"{subject} cannot be exported for training: {reason}; {self.remedy}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Call:
+class _LayerCall:
     """What a layer was given when the network ran."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
 
 
-class _Alone(nn.Module):
+class _IsolatedLayer(nn.Module):
     """A layer as a network: the first tensor that it was given is the batch, other tensors are parameters.
 
     One more parameter scales what goes in and what comes out, so that every layer has a backward, also to its input.
     """
 
-    def __init__(self, layer: nn.Module, call: _Call) -> None:
+    def __init__(self, layer: nn.Module, call: _LayerCall) -> None:
         super().__init__()
         self.layer = layer
         leaves, self._tree = pytree.tree_flatten((call.args, dict(call.kwargs)))
-        self._first = next(place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor))
+        self._first = next(index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor))
         self._leaves = leaves
         self.scale = nn.Parameter(torch.ones(()))
         self.given = nn.ParameterDict(
             {
-                str(place): nn.Parameter(leaf.detach().clone())
-                for place, leaf in enumerate(leaves)
-                if isinstance(leaf, Tensor) and leaf.is_floating_point() and place != self._first
+                str(index): nn.Parameter(leaf.detach().clone())
+                for index, leaf in enumerate(leaves)
+                if isinstance(leaf, Tensor) and leaf.is_floating_point() and index != self._first
             }
         )
 
@@ -88,7 +88,7 @@ class _Alone(nn.Module):
 
     def forward(self, batch: Tensor) -> Tensor:
         """The sum of everything that the layer gives, as one logit of each sample."""
-        leaves = [self.given.get(str(place), leaf) for place, leaf in enumerate(self._leaves)]
+        leaves = [self.given.get(str(index), leaf) for index, leaf in enumerate(self._leaves)]
         leaves[self._first] = batch * self.scale if batch.is_floating_point() else batch
         args, kwargs = pytree.tree_unflatten(leaves, self._tree)
         outputs = [leaf for leaf in pytree.tree_leaves(self.layer(*args, **kwargs)) if isinstance(leaf, Tensor)]
@@ -96,7 +96,7 @@ class _Alone(nn.Module):
         return (total * self.scale).reshape(1, 1).expand(batch.shape[0], 1)
 
 
-def obstacles(module: nn.Module, sample: SampleSpec, *, target: str, batch_size: int) -> tuple[Obstacle, ...]:
+def find_obstacles(module: nn.Module, sample: SampleSpec, *, target: str, batch_size: int) -> tuple[Obstacle, ...]:
     """Find the innermost layers that a target cannot train, each kind of trouble once.
 
     Args:
@@ -109,29 +109,30 @@ def obstacles(module: nn.Module, sample: SampleSpec, *, target: str, batch_size:
         Nothing where every layer can be trained alone.
     """
     network = copy.deepcopy(module)
-    calls = _calls(network, sample, batch_size)
-    found: dict[tuple[str, str], Obstacle] = {}
-    for obstacle in _within("", network, calls, target):
-        found.setdefault((obstacle.kind, obstacle.reason), obstacle)
-    return tuple(found.values())
+    calls = _record_calls(network, sample, batch_size)
+    by_cause: dict[tuple[str, str], Obstacle] = {}
+    for obstacle in _search("", network, calls, target):
+        by_cause.setdefault((obstacle.kind, obstacle.reason), obstacle)
+    return tuple(by_cause.values())
 
 
-def with_layer(
+def explain_failure(
     error: ExportError, module: nn.Module, sample: SampleSpec, *, target: str, batch_size: int
 ) -> ExportError:
     """The error of a failed export, told with the layer that it came from where that can be found out."""
     try:
-        found = obstacles(module, sample, target=target, batch_size=batch_size)
+        causes = find_obstacles(module, sample, target=target, batch_size=batch_size)
     except Exception:  # noqa: BLE001 - what explains an error must not hide it
         return error
-    return ExportError(" Also: ".join(str(obstacle) for obstacle in found)) if found else error
+    return ExportError(" Also: ".join(str(obstacle) for obstacle in causes)) if causes else error
 
 
-def _calls(network: nn.Module, sample: SampleSpec, batch_size: int) -> dict[str, _Call]:
+def _record_calls(network: nn.Module, sample: SampleSpec, batch_size: int) -> dict[str, _LayerCall]:
     """The first call of every layer that runs, in plain PyTorch; of those before an error where one is raised."""
-    calls: dict[str, _Call] = {}
+    calls: dict[str, _LayerCall] = {}
     hooks = [
-        layer.register_forward_pre_hook(_keep(calls, name), with_kwargs=True) for name, layer in network.named_modules()
+        layer.register_forward_pre_hook(_recorder(calls, name), with_kwargs=True)
+        for name, layer in network.named_modules()
     ]
     value = sample.value(batch_size)
     batch = torch.zeros(value.shape, dtype=torch.int64 if value.dtype == "I64" else torch.float32)
@@ -146,23 +147,23 @@ def _calls(network: nn.Module, sample: SampleSpec, batch_size: int) -> dict[str,
     return calls
 
 
-def _keep(calls: dict[str, _Call], name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+def _recorder(calls: dict[str, _LayerCall], name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
     def hook(_layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        calls.setdefault(name, _Call(args=args, kwargs=kwargs))
+        calls.setdefault(name, _LayerCall(args=args, kwargs=kwargs))
 
     return hook
 
 
-def _within(name: str, module: nn.Module, calls: Mapping[str, _Call], target: str) -> Sequence[Obstacle]:
+def _search(name: str, module: nn.Module, calls: Mapping[str, _LayerCall], target: str) -> Sequence[Obstacle]:
     call = calls.get(name)
-    error = None if call is None else _failure(module, call, target)
+    error = None if call is None else _try_alone(module, call, target)
     if call is not None and error is None:
         return ()
     # A list of layers has no call of its own: what is in it has.
     inner = [
         obstacle
         for child, layer in module.named_children()
-        for obstacle in _within(f"{name}.{child}" if name else child, layer, calls, target)
+        for obstacle in _search(f"{name}.{child}" if name else child, layer, calls, target)
     ]
     if inner or error is None:
         return inner
@@ -171,7 +172,7 @@ def _within(name: str, module: nn.Module, calls: Mapping[str, _Call], target: st
     return [Obstacle(layer=name, kind=type(module).__name__, reason=reason, remedy=remedy)]
 
 
-def _step_of(alone: _Alone) -> Step:
+def _probe_step(alone: _IsolatedLayer) -> Step:
     batch = alone.batch
     integers = not batch.is_floating_point()
     sample = SampleSpec(
@@ -180,13 +181,13 @@ def _step_of(alone: _Alone) -> Step:
     return training_step(alone, sample, batch_size=batch.shape[0], objective=_OBJECTIVE, optimiser=_OPTIMISER)
 
 
-def _failure(layer: nn.Module, call: _Call, target: str) -> ExportError | None:
+def _try_alone(layer: nn.Module, call: _LayerCall, target: str) -> ExportError | None:
     """Why a layer cannot be trained alone."""
     if not any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves((call.args, dict(call.kwargs)))):
         return None
-    writer = target_named(target)
+    writer = find_target(target)
     try:
-        step = _step_of(_Alone(layer, call))
+        step = _probe_step(_IsolatedLayer(layer, call))
         with as_export_errors():
             writer.write_training(trace(step, writer.lowerings), step)
     except ExportError as error:

@@ -13,17 +13,24 @@ from subfleet.elastic.building import build_module, network_of
 from subfleet.export.chains.programs import write_chain
 from subfleet.export.chains.supernets import is_chained
 from subfleet.export.failures import as_export_errors
-from subfleet.export.preflight import with_layer
+from subfleet.export.preflight import explain_failure
 from subfleet.export.request_steps import sample_of, step_of
 from subfleet.export.requests import EvaluateRequest, InferRequest, ProgramRequest, TrainRequest
 from subfleet.export.steps import Step, inference_step
 from subfleet.export.steps.mixing import check_padding
-from subfleet.export.targets import target_named
+from subfleet.export.targets import find_target
 from subfleet.export.targets.base import Target
 from subfleet.export.targets.torch import TARGET as TORCH
 from subfleet.export.targets.torch import write_torch_model, write_torch_program
 from subfleet.export.tracing import trace
-from subfleet.export.verification import Run, Verified, seeded, verify_evaluation, verify_inference, verify_training
+from subfleet.export.verification import (
+    Run,
+    Verified,
+    seeded_generator,
+    verify_evaluation,
+    verify_inference,
+    verify_training,
+)
 from subfleet.export.versions import tool_versions
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.programs import Program, ProgramManifest
@@ -48,7 +55,7 @@ def export_training_program(request: TrainRequest) -> Program:
         ExportError: a layer cannot be trained so, with its name, the reason and the remedy; or the program differs
             from PyTorch.
     """
-    return _exported(request, write_training_program)
+    return _export(request, write_training_program)
 
 
 def export_evaluation_program(request: EvaluateRequest) -> Program:
@@ -59,7 +66,7 @@ def export_evaluation_program(request: EvaluateRequest) -> Program:
         ExportError: a layer cannot be run so, with its name, the reason and the remedy; or the program differs from
             PyTorch.
     """
-    return _exported(request, write_evaluation_program)
+    return _export(request, write_evaluation_program)
 
 
 class _Write(Protocol):
@@ -68,7 +75,7 @@ class _Write(Protocol):
     def __call__(self, step: Step, *, target: str, program_id: str) -> Program: ...
 
 
-def _exported(request: ProgramRequest, write: _Write) -> Program:
+def _export(request: ProgramRequest, write: _Write) -> Program:
     program_id = request.program_id  # first: it says whether the target's tools are there
     if is_chained(request):
         return write_chain(request)
@@ -80,7 +87,7 @@ def _exported(request: ProgramRequest, write: _Write) -> Program:
     except ExportError as error:
         network = network_of(request.model)
         module, sample = build_module(network, request.architecture), sample_of(network)
-        raise with_layer(error, module, sample, target=request.target, batch_size=request.batch_size) from error
+        raise explain_failure(error, module, sample, target=request.target, batch_size=request.batch_size) from error
 
 
 @as_export_errors()
@@ -96,28 +103,28 @@ def write_training_program(step: Step, *, target: str, program_id: str) -> Progr
         ExportError: an operator cannot be written, or the program differs from PyTorch.
         MissingExtraError: one of the target's tools is not installed.
     """
-    return _written(step, target=target, program_id=program_id, purpose="train")
+    return _write_program(step, target=target, program_id=program_id, purpose="train")
 
 
 @as_export_errors()
 def write_evaluation_program(step: Step, *, target: str, program_id: str) -> Program:
     """Trace, lower and write an evaluation step, and verify it; arguments and errors as of `write_training_program`."""
-    return _written(step, target=target, program_id=program_id, purpose="evaluate")
+    return _write_program(step, target=target, program_id=program_id, purpose="evaluate")
 
 
-def _written(step: Step, *, target: str, program_id: str, purpose: Literal["train", "evaluate"]) -> Program:
+def _write_program(step: Step, *, target: str, program_id: str, purpose: Literal["train", "evaluate"]) -> Program:
     versions = tool_versions(target)
-    writer = target_named(target)
+    writer = find_target(target)
     lowerings = writer.lowerings if purpose == "train" else writer.inference_lowerings
     written = writer.write_training(trace(step, lowerings), step)
-    run, generator = _runs(writer, written.body, step), seeded(program_id)
+    run, generator = _runner(writer, written.body, step), seeded_generator(program_id)
     if purpose == "train":
         try:
             verified = verify_training(run, step, generator)
         except ExportError:
             check_padding(step)  # it says more
             raise
-        _tell_unseen(step, verified)
+        _warn_unverifiable(step, verified)
         max_abs_diff = verified.max_abs_diff
     else:
         max_abs_diff = verify_evaluation(run, step, generator)
@@ -136,7 +143,7 @@ def _written(step: Step, *, target: str, program_id: str, purpose: Literal["trai
     return Program(manifest=manifest, body=written.body)
 
 
-def _tell_unseen(step: Step, verified: Verified) -> None:
+def _warn_unverifiable(step: Step, verified: Verified) -> None:
     changes = [value.name for value in step.outputs if value.role == "parameter"]
     hidden = sum(name in verified.unseen for name in changes)
     if 2 * hidden > len(changes):
@@ -171,7 +178,7 @@ def export_inference_model(request: InferRequest, state: Mapping[str, Tensor]) -
         _check_weights({name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}, state)
         carried = (request.classes, request.objective, request.transform)
         return write_torch_model(request.model, request.architecture, state, *carried), 0.0
-    batch_size = target_named(request.target).inference_batch_size
+    batch_size = find_target(request.target).inference_batch_size
     step = inference_step(module, sample_of(network), batch_size=batch_size)
     return write_inference_model(step, state, target=request.target, notes=request.notes)
 
@@ -195,7 +202,7 @@ def write_inference_model(
     Raises:
         ExportError: the weights do not fit the step, an operator cannot be written, or the model differs from PyTorch.
     """
-    writer = target_named(target)
+    writer = find_target(target)
     shapes = {value.tensor: value.shape for value in step.inputs[1:]}
     _check_weights(shapes, weights)
     ordered = [weights[name].detach() for name in shapes]
@@ -203,25 +210,25 @@ def write_inference_model(
     if writer.any_inference_batch:
         body = writer.write_inference(graph, step, ordered, any_batch=True, notes=notes)
         if _takes_any_batch(writer, body, step):
-            return body, _verify_inference(writer, body, step, ordered)
-        step = _of_one_sample(step)
+            return body, _verify_model(writer, body, step, ordered)
+        step = _single_sample_step(step)
         graph = trace(step, writer.inference_lowerings)
     body = writer.write_inference(graph, step, ordered, any_batch=False, notes=notes)
-    return body, _verify_inference(writer, body, step, ordered)
+    return body, _verify_model(writer, body, step, ordered)
 
 
-def _runs(writer: Target, body: bytes, step: Step) -> Run:
+def _runner(writer: Target, body: bytes, step: Step) -> Run:
     return lambda example: writer.run(body, dict(zip((value.name for value in step.inputs), example, strict=True)))
 
 
-def _verify_inference(writer: Target, body: bytes, step: Step, weights: Sequence[Tensor]) -> float:
-    inputs = step.example(seeded(str(step.inputs)))[0]
+def _verify_model(writer: Target, body: bytes, step: Step, weights: Sequence[Tensor]) -> float:
+    inputs = step.example(seeded_generator(str(step.inputs)))[0]
     return verify_inference(lambda given: writer.run(body, {step.inputs[0].name: given[0]}), step, (inputs, *weights))
 
 
 def _takes_any_batch(writer: Target, body: bytes, step: Step) -> bool:
     """Whether thrice the batch gives thrice the logits. A layer that makes a tensor of the batch's size prevents it."""
-    inputs = step.example(seeded(str(step.inputs)))[0]
+    inputs = step.example(seeded_generator(str(step.inputs)))[0]
     try:
         once, thrice = (writer.run(body, {step.inputs[0].name: torch.cat([inputs] * times)})[0] for times in (1, 3))
     except Exception:  # noqa: BLE001 - runtimes' errors have no common base
@@ -233,7 +240,7 @@ _SAME_LOGITS = 1e-4
 """As near as a sample's logits must be in batches of different sizes."""
 
 
-def _of_one_sample(step: Step) -> Step:
+def _single_sample_step(step: Step) -> Step:
     """An inference step for one sample at a time."""
     (given, *weights), (logits,) = step.inputs, step.outputs
     return replace(

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["collecting_later", "quiet"]
+__all__ = ["pause_garbage_collection", "quiet"]
 
 
 @contextmanager
@@ -23,7 +23,7 @@ def quiet() -> Iterator[None]:
 
 
 @contextmanager
-def collecting_later() -> Iterator[None]:
+def pause_garbage_collection() -> Iterator[None]:
     """While it is entered, no garbage is collected: looking through a graph's nodes takes a third of making them."""
     if not gc.isenabled():  # by somebody who will turn it on again
         yield

@@ -22,15 +22,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from subfleet.export.canonical.checks import is_functional
 from subfleet.export.known_values import LOOKS, KnownValues
-from subfleet.export.nodes import called
+from subfleet.export.nodes import append_call
 
-__all__ = ["functional_graph", "recorded", "traced"]
+__all__ = ["record", "trace_functional", "trace_with_pytorch"]
 
 _SHAPES, _NUMBERS = torch.device("meta"), torch.device("cpu")
 _has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key  # noqa: SLF001 - PyTorch tells it nowhere else
 
 
-def recorded(
+def record(
     run: Callable[..., Any], example: Sequence[Tensor], table: Mapping[Any, Callable[..., Any]] = MappingProxyType({})
 ) -> fx.GraphModule:
     """Write down every operator that a function calls.
@@ -48,42 +48,42 @@ def recorded(
         ValueError: it makes a tensor of numbers of its own.
     """
     tape = _Tape(table)
-    given = [tape.input(_shape(tensor)) for tensor in example]
+    given = [tape.input(_shape_only(tensor)) for tensor in example]
     with tape:
         results = run(*given)
-    tape.graph.output(_mapped(results, tape.node_of))
+    tape.graph.output(_map_tensors(results, tape.node_of))
     mode = next((tensor.fake_mode for tensor in example if isinstance(tensor, FakeTensor)), None) or FakeTensorMode()
     fakes: dict[Any, FakeTensor] = {}
 
     def fake(shape: Tensor) -> FakeTensor:
-        key = _described(shape)
+        key = _describe(shape)
         if key not in fakes:
             fakes[key] = FakeTensor(mode, shape, _NUMBERS)
         return fakes[key]
 
     for node in tape.graph.nodes:
-        node.meta.update(_mapped(node.meta, fake))
+        node.meta.update(_map_tensors(node.meta, fake))
     return _LazyGraphModule(tape.root, tape.graph)
 
 
-def traced(
+def trace_functional(
     run: Callable[..., Any], shapes: Sequence[Tensor], example: Callable[[], Sequence[Tensor]]
 ) -> fx.GraphModule:
     """What a function does to tensors, whatever it does; nothing in the graph changes a tensor in place.
 
     Args:
-        run: as in `recorded`.
+        run: as in `record`.
         shapes: as its `example`.
         example: tensors with numbers, which PyTorch's own tracer may ask for; it follows more, and says what it cannot.
     """
     with contextlib.suppress(Exception):
-        graph = recorded(run, shapes)
+        graph = record(run, shapes)
         if is_functional(graph):
             return graph
-    return functional_graph(run, example())
+    return trace_with_pytorch(run, example())
 
 
-def functional_graph(run: Callable[..., Any], example: Sequence[Tensor]) -> fx.GraphModule:
+def trace_with_pytorch(run: Callable[..., Any], example: Sequence[Tensor]) -> fx.GraphModule:
     """What any function does to tensors, by PyTorch's own tracer: a change in place becomes a new tensor."""
     functional = dispatch_functionalize(run, FunctionalTensorMode())
     return make_fx(functional, tracing_mode="fake", _allow_non_fake_inputs=True)(*example)
@@ -108,12 +108,12 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call] # of PyTorch's
 
     def input(self, shape: Tensor) -> Tensor:
         """The next tensor that the function takes."""
-        self._keep(shape, self.graph.placeholder(f"arg{len(self._alive)}_1"))
+        self._bind(shape, self.graph.placeholder(f"arg{len(self._alive)}_1"))
         return shape
 
     def node_of(self, tensor: Tensor) -> fx.Node:
         """The node that gives a tensor."""
-        return self._nodes[id(self._known(tensor))]
+        return self._nodes[id(self._resolve(tensor))]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Write a call down, or those that are made in its place."""
@@ -127,40 +127,40 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call] # of PyTorch's
             if result is not NotImplemented:
                 return result
         options.pop("device", None)
-        if func in LOOKS and (number := self._known_values.number(args[0])) is not None:
+        if func in LOOKS and (number := self._known_values.read(args[0])) is not None:
             return number
-        args, options = _mapped(args, self._known), _mapped(options, self._known)
-        given = _mapped(args, self.node_of), _mapped(options, self.node_of)
-        node = called(self.graph, func, *given, name=func.overloadpacket.__name__)
-        result = self._called(func, args, options)
-        self._known_values.note(func, args, options, result)
+        args, options = _map_tensors(args, self._resolve), _map_tensors(options, self._resolve)
+        given = _map_tensors(args, self.node_of), _map_tensors(options, self.node_of)
+        node = append_call(self.graph, func, *given, name=func.overloadpacket.__name__)
+        result = self._run_operator(func, args, options)
+        self._known_values.record(func, args, options, result)
         if isinstance(result, Tensor):
-            self._keep(result, node)
+            self._bind(result, node)
             return result
         node.meta["val"] = result
-        for place, one in enumerate(result or ()):
-            if isinstance(one, Tensor):
-                self._keep(one, self.graph.call_function(operator.getitem, (node, place)))
+        for index, item in enumerate(result or ()):
+            if isinstance(item, Tensor):
+                self._bind(item, self.graph.call_function(operator.getitem, (node, index)))
         return result
 
-    def _called(self, func: Any, args: Any, options: Any) -> Any:
+    def _run_operator(self, func: Any, args: Any, options: Any) -> Any:
         """What a call gives. PyTorch takes long to tell shapes, and most calls are like an earlier one."""
         _, takes_device, aliases = _traits_of(func)
         if takes_device:
             options = {**options, "device": _SHAPES}
         if aliases:
             return func(*args, **options)
-        key = func, _described(args), _described(options)
+        key = func, _describe(args), _describe(options)
         if key not in self._results:
             self._results[key] = func(*args, **options)
-        return _mapped(self._results[key], _shape)
+        return _map_tensors(self._results[key], _shape_only)
 
-    def _keep(self, tensor: Tensor, node: fx.Node) -> None:
+    def _bind(self, tensor: Tensor, node: fx.Node) -> None:
         node.meta["val"] = tensor
         self._nodes[id(tensor)] = node
         self._alive.append(tensor)
 
-    def _known(self, tensor: Tensor) -> Tensor:
+    def _resolve(self, tensor: Tensor) -> Tensor:
         """A tensor without numbers: itself, or what stands for one that comes from outside."""
         if id(tensor) in self._nodes:
             return tensor
@@ -169,8 +169,8 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call] # of PyTorch's
                 raise ValueError("the function makes a tensor of numbers of its own, which are lost on shapes alone")
             name = f"_tensor_constant{len(self._held)}"
             self.root.register_buffer(name, tensor)
-            self._held[id(tensor)] = _shape(tensor)
-            self._keep(self._held[id(tensor)], self.graph.get_attr(name))
+            self._held[id(tensor)] = _shape_only(tensor)
+            self._bind(self._held[id(tensor)], self.graph.get_attr(name))
             self._known_values.hold(self._held[id(tensor)], tensor)
             self._alive.append(tensor)
         return self._held[id(tensor)]
@@ -185,21 +185,21 @@ def _traits_of(func: Any) -> tuple[bool, bool, bool]:
     return decomposes, takes_device, any(argument.alias_info for argument in schema.arguments)
 
 
-def _shape(tensor: Tensor) -> Tensor:
+def _shape_only(tensor: Tensor) -> Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_SHAPES)
 
 
-def _mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
+def _map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
     """The same with its tensors changed."""
-    return fx.node.map_aggregate(value, lambda one: change(one) if isinstance(one, Tensor) else one)
+    return fx.node.map_aggregate(value, lambda item: change(item) if isinstance(item, Tensor) else item)
 
 
-def _described(value: Any) -> Any:
+def _describe(value: Any) -> Any:
     """What a call's result follows from."""
     if isinstance(value, Tensor):
         return value.shape, value.stride(), value.dtype
     if isinstance(value, (tuple, list)):
-        return tuple(map(_described, value))
+        return tuple(map(_describe, value))
     if isinstance(value, dict):
-        return tuple((name, _described(one)) for name, one in value.items())
+        return tuple((name, _describe(item)) for name, item in value.items())
     return type(value), value

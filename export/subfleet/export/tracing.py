@@ -6,15 +6,15 @@ from typing import Any
 import torch
 from torch import fx
 
-from subfleet.export.canonical.capture import captured
+from subfleet.export.canonical.capture import capture_step
 from subfleet.export.canonical.checks import check_constants, check_operators
 from subfleet.export.canonical.cleaning import clean
 from subfleet.export.canonical.constants import fold_constants
-from subfleet.export.canonical.masks import CHOSEN, unbounded
-from subfleet.export.lowering import lowered
+from subfleet.export.canonical.masks import CHOSEN, find_unbounded
+from subfleet.export.lowering import lower_graph
 from subfleet.export.steps.values import Step
 
-__all__ = ["canonical", "inputs_of", "results_of", "trace"]
+__all__ = ["canonical_graph", "inputs_of", "results_of", "trace"]
 
 aten = torch.ops.aten
 
@@ -33,29 +33,29 @@ def trace(step: Step, table: Mapping[Any, Callable[..., Any]]) -> fx.GraphModule
         ExportError: the step cannot be traced, for instance because a layer depends on values; or it does what no
             program can.
     """
-    graph = lowered(canonical(step), table)
-    _own_results(graph)
+    graph = lower_graph(canonical_graph(step), table)
+    _copy_shared_results(graph)
     return graph
 
 
-def canonical(step: Step) -> fx.GraphModule:
-    """A step as a graph in the form that `subfleet.export.canonical` describes.
+def canonical_graph(step: Step) -> fx.GraphModule:
+    """A step as a graph in the form that `subfleet.export.canonical_graph` describes.
 
     Raises:
         ExportError: as `trace`.
     """
-    graph = captured(step)
+    graph = capture_step(step)
     clean(graph)
     check_constants(graph, step.carried, step.held)
     fold_constants(graph)
     check_operators(graph)
-    far = unbounded(graph)
+    far = find_unbounded(graph)
     if any(node.target in CHOSEN and node.args[0] in far for node in graph.graph.nodes):
-        return lowered(graph, CHOSEN, lambda node: node.args[0] in far)
+        return lower_graph(graph, CHOSEN, lambda node: node.args[0] in far)
     return graph
 
 
-def _own_results(graph: fx.GraphModule) -> None:
+def _copy_shared_results(graph: fx.GraphModule) -> None:
     """Copy each input that is also a result, and each result given twice: a runtime may lay one over another."""
     output = graph.graph.output_node()
     given: set[fx.Node] = set()

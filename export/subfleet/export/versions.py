@@ -22,7 +22,7 @@ them: its programs are requests."""
 
 
 @cache
-def _installed(tool: str) -> str:
+def installed_version(tool: str) -> str:
     try:
         return version(tool)
     except PackageNotFoundError as error:
@@ -38,4 +38,4 @@ def tool_versions(target: str) -> dict[str, str]:
     """
     if target not in _TOOLS:
         raise ExportError(f"target is {target!r}, but must be one of {sorted(_TOOLS)}")
-    return {"subfleet.export": str(FORMAT_VERSION)} | {tool: _installed(tool) for tool in _TOOLS[target]}
+    return {"subfleet.export": str(FORMAT_VERSION)} | {tool: installed_version(tool) for tool in _TOOLS[target]}

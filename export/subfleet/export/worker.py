@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import BinaryIO, TextIO
 
 from subfleet.elastic.families.records.residual import Mlp
-from subfleet.export.cache import is_whole, only_one_exports
+from subfleet.export.cache import is_whole, lock_result
 from subfleet.export.jobs import MAX_LINE_BYTES, TAKEN_LINE, Answer, ExportJob, figure_path, write_atomically
-from subfleet.export.quiet import collecting_later
+from subfleet.export.quiet import pause_garbage_collection
 from subfleet.export.requests import EstimateRequest, EvaluateRequest, InferRequest, TrainRequest
 from subfleet.export.versions import TARGET_NAMES
 from subfleet.protocol.errors import ExportError, SubfleetError
@@ -35,12 +35,12 @@ def run_job(job: ExportJob) -> None:
         SubfleetError: it cannot be written, or differs from PyTorch.
     """
     path = Path(job.result_path)
-    with only_one_exports(path):
+    with lock_result(path):
         if not is_whole(path, job.request):
             _export(job, path)
 
 
-@collecting_later()
+@pause_garbage_collection()
 def _export(job: ExportJob, path: Path) -> None:
     from subfleet.export.programs import export_evaluation_program, export_training_program
 
@@ -49,22 +49,22 @@ def _export(job: ExportJob, path: Path) -> None:
     elif isinstance(job.request, EvaluateRequest):
         content = encode_program(export_evaluation_program(job.request))
     elif isinstance(job.request, EstimateRequest):
-        content = _estimates(job.request)
+        content = _export_estimates(job.request)
     else:
-        content, figures = _model(job, job.request)
+        content, figures = _export_model(job, job.request)
         # Written first: a model file that is there has its figures beside it.
         write_atomically(figure_path(path), canonical_json(figures))
     write_atomically(path, content)
 
 
-def _estimates(request: EstimateRequest) -> bytes:
+def _export_estimates(request: EstimateRequest) -> bytes:
     from subfleet.elastic.building import network_of
     from subfleet.export.estimation.model import EstimateModel
 
     return EstimateModel(network_of(request.training.model), request.training).estimates.packed()
 
 
-def _model(job: ExportJob, request: InferRequest) -> tuple[bytes, dict[str, object]]:
+def _export_model(job: ExportJob, request: InferRequest) -> tuple[bytes, dict[str, object]]:
     """An inference model, and what is known of it."""
     from safetensors.torch import load
 
@@ -94,7 +94,7 @@ def _model(job: ExportJob, request: InferRequest) -> tuple[bytes, dict[str, obje
     return body, {"quantisation": report}
 
 
-def _answer(line: str) -> Answer:
+def _handle(line: str) -> Answer:
     try:
         run_job(from_plain(ExportJob, parse_json(line.encode(), max_bytes=MAX_LINE_BYTES)))
     except SubfleetError as error:
@@ -123,7 +123,7 @@ def warm_up(is_idle: Callable[[], bool]) -> None:
             )
 
 
-def _read(lines: TextIO, answers: BinaryIO, jobs: "queue.SimpleQueue[str]") -> None:
+def _read_jobs(lines: TextIO, answers: BinaryIO, jobs: "queue.SimpleQueue[str]") -> None:
     for line in lines:
         answers.write(TAKEN_LINE)
         jobs.put(line)
@@ -136,7 +136,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # what the tools print goes to the log, never between the answers
     jobs: queue.SimpleQueue[str] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(sys.stdin, answers, jobs), daemon=True).start()
+    threading.Thread(target=_read_jobs, args=(sys.stdin, answers, jobs), daemon=True).start()
     import torch
 
     torch.set_num_threads(1)
@@ -145,7 +145,7 @@ def main() -> None:
     except SubfleetError:
         sys.stderr.write("warming up failed; the first request will say why\n")
     while True:
-        answer = _answer(jobs.get())
+        answer = _handle(jobs.get())
         answers.write(canonical_json(answer) + b"\n")
 
 

@@ -35,6 +35,7 @@ _INVALID_CLIENT_ID = 133  # paho's number for return code 2 of MQTT 3.1.1
 _FIELDS_BYTES = 9  # of a message: its kind, its length, the topic's length and a number
 _SHORT_S = 5.0  # a link that lived no longer was cut off for something that was sent over it
 _CUTS = 2  # of short links in a row, and the broker is asked what it does not do
+_SELECT_LIMIT = 1024  # paho waits with select(), which takes no larger file descriptors and fails silently there
 
 
 class MqttTransport:
@@ -181,6 +182,7 @@ class MqttTransport:
         client.max_inflight_messages_set(_MAX_INFLIGHT)
         client.max_queued_messages_set(_MAX_QUEUED)
         client.reconnect_delay_set(min_delay=1, max_delay=_LONGEST_RECONNECT_DELAY_S)
+        client.on_socket_open = self._on_socket_open
         client.on_connect = self._on_connect
         client.on_connect_fail = self._on_connect_fail
         client.on_subscribe = self._on_subscribe
@@ -205,6 +207,10 @@ class MqttTransport:
         return True
 
     # What follows runs in paho's thread.
+
+    def _on_socket_open(self, _: Client, __: Any, link: Any) -> None:
+        if link.fileno() >= _SELECT_LIMIT:
+            self._refuse(f"cannot be used while this process has {_SELECT_LIMIT} files open; close some of them")
 
     def _on_connect(self, client: Client, _: Any, __: ConnectFlags, reason: ReasonCode, ___: Properties | None) -> None:
         if reason.value == _INVALID_CLIENT_ID:

@@ -19,7 +19,7 @@ from subfleet.elastic.maps import Placement, extract, placements
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import BUFFER_ROLES, Network
 from subfleet.elastic.server_optimisers import Moments
-from subfleet.elastic.stacked import Stack, stacked_merge
+from subfleet.elastic.stacked import Stack, aggregate_robustly
 from subfleet.elastic.stacking import Member, held_elements
 from subfleet.elastic.update_form import UpdateForm
 from subfleet.methods.aggregator import AggregationContext, ClientUpdate, Participant, Replacement
@@ -198,7 +198,7 @@ class NetworkAggregation:
                 for client in members
                 if sharing_groups[client.participant.client_id] or client.sent
             }
-            aggregate = self._averaged if self.roles.techniques.merge is None else self._merged
+            aggregate = self._averaged if self.roles.techniques.robust_aggregation is None else self._aggregate_robustly
             new, held = aggregate(start, members, elsewhere)
             if key == _SHARED:
                 new, moments = self._stepped(start, new, held, state.moments)
@@ -246,23 +246,24 @@ class NetworkAggregation:
             sent=() if client.instead is not None else client.sent,
         )
 
-    def _merged(
+    def _aggregate_robustly(
         self, start: Tensors, members: Sequence["_Client"], places: Mapping[str, Sequence[Placement]]
     ) -> tuple[Tensors, Callable[[], Tensors]]:
-        """What a robust merge makes of the members' changes; it looks at them all, tensor by tensor."""
-        if self.roles.techniques.merge is None:
+        """The robust aggregate of the members' changes, which looks at all of them, tensor by tensor."""
+        if self.roles.techniques.robust_aggregation is None:
             return self._averaged(start, members, places)
         with ExitStack() as stack:
             changes = [self._open(client, stack) for client in members]
             who = [self._member(client, places) for client in members]
             read = partial(_of_each, changes, start)
-            new = stacked_merge(
-                self.roles.techniques.merge, Stack(network=self.network, state=start, members=who, read=read)
+            new = aggregate_robustly(
+                self.roles.techniques.robust_aggregation,
+                Stack(network=self.network, state=start, members=who, read=read),
             )
         return new, partial(held_elements, self.network, start, who)
 
     def _member(self, client: "_Client", places: Mapping[str, Sequence[Placement]]) -> Member:
-        """A client of a merge. What counts nothing in a mean is not held, nor is what belongs to another copy."""
+        """A client of robust aggregation; what counts nothing in a mean or belongs to another copy is not held."""
         factors = self.roles.aggregator.factors(self.network, client.participant)
         counted = {name: as_tensor(factor) > 0 for name, factor in factors.items()}
         if client.participant.client_id in places:

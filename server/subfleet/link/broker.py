@@ -187,6 +187,16 @@ async def _serve_amqtt(port: int) -> None:
     listeners = {"default": {"type": "tcp", "bind": f"{_HOST}:{port}"}}
     broker = Broker({"listeners": listeners, "plugins": _AMQTT_PLUGINS})
     broker._subscriptions = _Subscriptions()  # noqa: SLF001 (amqtt has no other place to mend this)
+    serve_client = broker.stream_connected
+
+    async def serve_and_close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, listener_name: str) -> None:
+        # amqtt leaves the connection open when its own code fails: the client would wait instead of reconnecting.
+        try:
+            await serve_client(reader, writer, listener_name)
+        finally:
+            writer.close()
+
+    broker.stream_connected = serve_and_close
     await broker.start()
     await ended.wait()
     with contextlib.suppress(asyncio.TimeoutError):

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from subfleet.elastic.merges import CoordinateMedian, TrimmedMean
 from subfleet.elastic.network import Family, OfOperators
+from subfleet.elastic.robust_aggregation import CoordinateMedian, TrimmedMean
 from subfleet.methods.aggregator import shared_by_all
 from subfleet.methods.roles import Method
 from subfleet.methods.techniques import Techniques
@@ -59,11 +59,11 @@ class Combination:
                 f"method {self.method.TYPE!r} trains a path for each batch by its loss alone; leave the objective's "
                 "proximal, distillation and class_mask out"
             )
-        merge = self.techniques.merge
-        if merge is not None:
+        robust = self.techniques.robust_aggregation
+        if robust is not None:
             yield (
-                f"merge is {merge.TYPE!r}, but method {self.method.TYPE!r} aggregates each operator by the examples "
-                "that went through it, and keeps what too few clients drew; leave merge out"
+                f"robust_aggregation is {robust.TYPE!r}, but method {self.method.TYPE!r} aggregates each operator by "
+                "the examples that went through it, and keeps what too few clients drew; leave robust_aggregation out"
             )
         if self.techniques.teaches:
             yield (
@@ -123,14 +123,14 @@ class Combination:
         aggregator = self.method.roles().aggregator
         if not aggregator.personal or aggregator.sharing_groups is shared_by_all:  # the clients of a network share it
             return
-        merge, optimiser = self.techniques.merge, self.techniques.server_optimiser
+        robust, optimiser = self.techniques.robust_aggregation, self.techniques.server_optimiser
         if optimiser is not None:
             yield (
                 f"server_optimiser is {optimiser.TYPE!r}, which steps one model that all share, but with "
                 f"method {self.method.TYPE!r} each client has its own; leave server_optimiser out"
             )
-        if isinstance(merge, CoordinateMedian | TrimmedMean) and merge.otherwise == "stay":
+        if isinstance(robust, CoordinateMedian | TrimmedMean) and robust.otherwise == "stay":
             yield (
-                f"merge.otherwise is 'stay', but with method {self.method.TYPE!r} each client has tensors of its own, "
-                "which would never learn; set merge.otherwise = 'mean'"
+                f"robust_aggregation.otherwise is 'stay', but with method {self.method.TYPE!r} each client has tensors "
+                "of its own, which would never learn; set robust_aggregation.otherwise = 'mean'"
             )

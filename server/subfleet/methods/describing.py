@@ -117,10 +117,12 @@ def method_status(method: Method, setting: Setting, altered: Sequence[str] = ())
 def _replaced(method: Method, setting: Setting) -> tuple[str, ...]:
     """What the run does in place of the method, where the method has no word on it itself."""
     own, run, judged = method.roles().techniques, setting.techniques, method.INFO.judges
-    merge, optimiser, codec = run.merge, run.server_optimiser, run.update_codec
+    robust, optimiser, codec = run.robust_aggregation, run.server_optimiser, run.update_codec
     return those_true(
         {
-            f"updates are aggregated by {merge.TYPE if merge else ''} in place of the mean (merge)": merge is not None,
+            f"updates are aggregated by {robust.TYPE if robust else ''} in place of the mean (robust_aggregation)": (
+                robust is not None
+            ),
             f"the server's optimiser is {optimiser.TYPE if optimiser else ''} (server_optimiser)": optimiser is not None
             and type(optimiser) is not type(own.server_optimiser),
             f"updates are compressed by {codec.TYPE if codec else ''} (update_codec)": setting.compressed

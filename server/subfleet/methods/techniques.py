@@ -3,9 +3,9 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from subfleet.elastic.merges import AnyStackedMerge
 from subfleet.elastic.network import Network
 from subfleet.elastic.norm_layers import norm_layers
+from subfleet.elastic.robust_aggregation import AnyRobustAggregation
 from subfleet.elastic.server_optimisers import AnyServerOptimiser
 from subfleet.elastic.teaching import DistillationSettings
 from subfleet.protocol.calibration import Calibration
@@ -28,7 +28,7 @@ class Techniques:
 
     Attributes:
         norms: how norms are shared; a run always says so.
-        merge: robust aggregation of every single update, in place of the weighted mean.
+        robust_aggregation: a robust rule in place of the weighted mean, applied to the single updates.
         server_optimiser: takes the mean change for a gradient; without one it is added.
         update_codec: how devices write their updates; sizes are estimated by it. With the run's, every device writes by
             it, whatever its link carries.
@@ -36,7 +36,7 @@ class Techniques:
     """
 
     norms: NormPolicy = "averaged"
-    merge: AnyStackedMerge | None = None
+    robust_aggregation: AnyRobustAggregation | None = None
     server_optimiser: AnyServerOptimiser | None = None
     update_codec: AnyUpdateCodec | None = None
     distillation: DistillationSettings | None = None
@@ -60,7 +60,7 @@ class Techniques:
         """These, and a method's own where they leave one to the method."""
         return Techniques(
             norms=self.norms,
-            merge=self.merge or own.merge,
+            robust_aggregation=self.robust_aggregation or own.robust_aggregation,
             server_optimiser=self.server_optimiser or own.server_optimiser,
             update_codec=self.update_codec or own.update_codec,
             distillation=self.distillation or own.distillation,

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from subfleet.elastic.families import AnyFamily
-from subfleet.elastic.merges import AnyStackedMerge
 from subfleet.elastic.network import predicted_places
+from subfleet.elastic.robust_aggregation import AnyRobustAggregation
 from subfleet.elastic.server_optimisers import AnyServerOptimiser
 from subfleet.elastic.teaching import DistillationSettings
 from subfleet.methods import AnyMethod
@@ -80,14 +80,14 @@ def _check_combination(  # noqa: PLR0913, PLR0917 - the fields that it is about
     model: AnyFamily,
     data: DataSettings,
     norms: NormPolicy,
-    merge: AnyStackedMerge | None,
+    robust_aggregation: AnyRobustAggregation | None,
     server_optimiser: AnyServerOptimiser | None,
     update_codec: AnyUpdateCodec | None,
     distillation: DistillationSettings | None,
 ) -> Iterator[str]:
     techniques = Techniques(
         norms=norms,
-        merge=merge,
+        robust_aggregation=robust_aggregation,
         server_optimiser=server_optimiser,
         update_codec=update_codec,
         distillation=distillation,

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Annotated, Literal
 
 from subfleet.elastic.families import AnyFamily
-from subfleet.elastic.merges import AnyStackedMerge
+from subfleet.elastic.robust_aggregation import AnyRobustAggregation
 from subfleet.elastic.server_optimisers import AnyServerOptimiser
 from subfleet.elastic.teaching import DistillationSettings
 from subfleet.methods import AnyMethod
@@ -62,7 +62,7 @@ class Run:
         training: local training in round 1; its seed is replaced by `seed`.
         learning_rate_decay: factor on the learning rate from each round to the next, above 0 and at most 1.
         method: which federated method, with its parameters.
-        merge: a robust merge in place of the weighted mean of the updates; None takes the mean.
+        robust_aggregation: the rule in place of the weighted mean of the updates; None takes the mean.
         server_optimiser: takes the mean change of a round for a gradient; None leaves it to the method.
         update_codec: how devices write their updates; None leaves it to the method.
         distillation: what the full model teaches its submodels after each round, on noise; None leaves it to the
@@ -120,7 +120,7 @@ class Run:
     training: TrainingSettings = field(default_factory=TrainingSettings)
     learning_rate_decay: PositiveFraction = 1.0
     method: AnyMethod = field(default_factory=HeteroFL)
-    merge: AnyStackedMerge | None = None
+    robust_aggregation: AnyRobustAggregation | None = None
     server_optimiser: AnyServerOptimiser | None = None
     update_codec: AnyUpdateCodec | None = None
     distillation: DistillationSettings | None = None

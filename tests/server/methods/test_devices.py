@@ -1,4 +1,4 @@
-"""Wherever the model is, what is done with it is done there: by every method, merge, optimiser, norm and judgement.
+"""Every method, robust rule, optimiser, norm and check computes where the model is.
 
 Without a GPU a second device is one in name (`elsewhere`), which refuses what a real one refuses. With a GPU the same
 tests run on it, too: `make gpu`.
@@ -26,8 +26,14 @@ from subfleet.aggregation.updates import submodel_weights
 from subfleet.aggregation.views import Views
 from subfleet.elastic import exact_add, exact_mean
 from subfleet.elastic.evaluate import evaluate
-from subfleet.elastic.merges import STACKED_MERGES, CoordinateMedian, MultiKrum, NormClipping, TrimmedMean
 from subfleet.elastic.model_state import ModelState, packed, unpacked
+from subfleet.elastic.robust_aggregation import (
+    ROBUST_AGGREGATIONS,
+    CoordinateMedian,
+    MultiKrum,
+    NormClipping,
+    TrimmedMean,
+)
 from subfleet.elastic.server_optimisers import SERVER_OPTIMISERS
 from subfleet.methods import AnyMethod
 from subfleet.methods.aggregator import Participant
@@ -110,8 +116,8 @@ MADE = {one.TYPE: one for one in (CoordinateMedian(), MultiKrum(), NormClipping(
 
 @pytest.mark.parametrize("name", MADE)
 def test_so_it_is_with_every_merge(name: str, place: torch.device, tmp_path: Path) -> None:
-    assert MADE.keys() == STACKED_MERGES.keys()
-    check(context_with(HeteroFL(), merge=MADE[name]), place, tmp_path, exact=False)
+    assert MADE.keys() == ROBUST_AGGREGATIONS.keys()
+    check(context_with(HeteroFL(), robust_aggregation=MADE[name]), place, tmp_path, exact=False)
 
 
 @pytest.mark.parametrize("name", SERVER_OPTIMISERS)

@@ -1,4 +1,4 @@
-"""Every method with every policy of norms, codec, merge and server optimiser that a configuration accepts."""
+"""Every method with every policy of norms, codec, robust rule and server optimiser that a configuration accepts."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,16 +13,16 @@ from server.methods.method_cases import QUICK
 
 from subfleet.aggregation.aggregation import Aggregation
 from subfleet.elastic.families.records.residual import Mlp
-from subfleet.elastic.merges import (
-    STACKED_MERGES,
-    AnyStackedMerge,
+from subfleet.elastic.model_state import ModelState
+from subfleet.elastic.network import Family
+from subfleet.elastic.robust_aggregation import (
+    ROBUST_AGGREGATIONS,
+    AnyRobustAggregation,
     CoordinateMedian,
     MultiKrum,
     NormClipping,
     TrimmedMean,
 )
-from subfleet.elastic.model_state import ModelState
-from subfleet.elastic.network import Family
 from subfleet.elastic.server_optimisers import SERVER_OPTIMISERS, AnyServerOptimiser, FedAvgM
 from subfleet.elastic.teaching import DistillationSettings
 from subfleet.methods import AnyMethod
@@ -57,7 +57,7 @@ MODEL = Mlp(input_shape=(3,), class_count=4, widths=(8,), depths=(2,), group_siz
 GROUPS = replace(MODEL, norm="group")
 NORMS: tuple[NormPolicy, ...] = get_args(NormPolicy)
 CODECS: tuple[AnyUpdateCodec, ...] = tuple(kind() for kind in get_args(AnyUpdateCodec))
-MERGES: tuple[AnyStackedMerge | None, ...] = (
+RULES: tuple[AnyRobustAggregation | None, ...] = (
     None,
     NormClipping(max_norm=0.5),
     CoordinateMedian(),
@@ -118,32 +118,32 @@ class Choice:
 
     norms: NormPolicy
     codec: AnyUpdateCodec
-    merge: AnyStackedMerge | None
+    robust: AnyRobustAggregation | None
     optimiser: AnyServerOptimiser | None
 
     @property
     def name(self) -> str:
-        merge = "mean" if self.merge is None else self.merge.TYPE
-        return f"{self.norms} {self.codec.TYPE} {merge} {'' if self.optimiser is None else self.optimiser.TYPE}"
+        rule = "mean" if self.robust is None else self.robust.TYPE
+        return f"{self.norms} {self.codec.TYPE} {rule} {'' if self.optimiser is None else self.optimiser.TYPE}"
 
 
 def pairs() -> list[Choice]:
-    """Every two of a policy of norms, a codec and a merge together at least once; so with most server optimisers."""
+    """Every two of a policy of norms, a codec and a robust rule together at least once, and most server optimisers."""
     return [
         Choice(
             norms=norms,
             codec=CODECS[(row + column) % len(CODECS)],
-            merge=merge,
+            robust=robust,
             optimiser=OPTIMISERS[(row + 2 * column) % len(OPTIMISERS)],
         )
-        for (row, norms), (column, merge) in itertools.product(enumerate(NORMS), enumerate(MERGES))
+        for (row, norms), (column, robust) in itertools.product(enumerate(NORMS), enumerate(RULES))
     ]
 
 
 def triples() -> list[Choice]:
-    """Every policy of norms with every codec and every merge; server optimisers take turns."""
-    every = zip(itertools.product(NORMS, CODECS, MERGES), itertools.cycle(OPTIMISERS), strict=False)
-    return [Choice(norms=norms, codec=codec, merge=merge, optimiser=one) for (norms, codec, merge), one in every]
+    """Every policy of norms with every codec and every robust rule; server optimisers take turns."""
+    every = zip(itertools.product(NORMS, CODECS, RULES), itertools.cycle(OPTIMISERS), strict=False)
+    return [Choice(norms=norms, codec=codec, robust=robust, optimiser=one) for (norms, codec, robust), one in every]
 
 
 def cases(name: str, choices: Iterable[Choice], folder: Path) -> Iterator[Case]:
@@ -153,7 +153,12 @@ def cases(name: str, choices: Iterable[Choice], folder: Path) -> Iterator[Case]:
     stored: dict[str, tuple[tuple[Client, ...], tuple[ClientState, ...], tuple[ClientState, ...]]] = {}
     for one in choices:
         optimiser = None if name in PERSONAL else one.optimiser
-        settings = {"norms": one.norms, "update_codec": one.codec, "merge": one.merge, "server_optimiser": optimiser}
+        settings = {
+            "norms": one.norms,
+            "update_codec": one.codec,
+            "robust_aggregation": one.robust,
+            "server_optimiser": optimiser,
+        }
         expected = REFUSED.get((name, one.norms), "")
         said = refusal(method, model, **settings)
         assert expected in said
@@ -224,8 +229,8 @@ def test_learning_rate_0_and_what_nobody_held_change_nothing_that_anybody_sees(n
         check(case)
         accepted += 1
     refused = [norms for method, norms in REFUSED if method == name]
-    assert accepted == (len(NORMS) - len(refused)) * len(MERGES)
-    assert {type(merge) for merge in MERGES if merge is not None} == set(STACKED_MERGES.values())
+    assert accepted == (len(NORMS) - len(refused)) * len(RULES)
+    assert {type(rule) for rule in RULES if rule is not None} == set(ROBUST_AGGREGATIONS.values())
 
 
 @pytest.mark.slow
@@ -236,9 +241,9 @@ def test_so_it_is_with_every_three_of_them(name: str, tmp_path: Path) -> None:
         check(case)
 
 
-@pytest.mark.parametrize("merge", [one for one in MERGES if one is not None], ids=lambda one: one.TYPE)
-def test_no_merge_moves_rows_of_classes_that_nobody_holds(merge: AnyStackedMerge, tmp_path: Path) -> None:
-    context = context_with(QUICK["heterofl"], MODEL, merge=merge, server_optimiser=FedAvgM())
+@pytest.mark.parametrize("robust", [one for one in RULES if one is not None], ids=lambda one: one.TYPE)
+def test_no_robust_rule_moves_rows_of_classes_that_nobody_holds(robust: AnyRobustAggregation, tmp_path: Path) -> None:
+    context = context_with(QUICK["heterofl"], MODEL, robust_aggregation=robust, server_optimiser=FedAvgM())
     blobs, state = BlobStore(tmp_path), first_state(context.network)
     clients = [client_of(context, client, blobs) for client in CLIENTS]
     aggregated = (
@@ -260,7 +265,10 @@ def test_no_merge_moves_rows_of_classes_that_nobody_holds(merge: AnyStackedMerge
         ({"method": Standalone(), "distillation": TAUGHT}, "set distillation.iterations = 0"),
         ({"norms": "bank", "distillation": TAUGHT}, "set distillation.iterations = 0, or norms = 'averaged'"),
         ({"method": FlexiFed(), "server_optimiser": FedAvgM()}, "leave server_optimiser out"),
-        ({"method": Standalone(), "merge": CoordinateMedian(otherwise="stay")}, "set merge.otherwise = 'mean'"),
+        (
+            {"method": Standalone(), "robust_aggregation": CoordinateMedian(otherwise="stay")},
+            "set robust_aggregation.otherwise = 'mean'",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused_with_a_remedy(settings: dict[str, Any], said: str) -> None:
@@ -275,7 +283,7 @@ def test_what_does_not_go_together_is_refused_with_a_remedy(settings: dict[str, 
         {"method": FjORD(self_distillation=False), "model": MODEL},
         {"method": HeteroFL(), "training": TrainingSettings(objective=SQUARES)},
         {"method": DynamicSelection(), "norms": "bank", "distillation": DistillationSettings(iterations=0)},
-        {"method": Standalone(), "merge": CoordinateMedian()},
+        {"method": Standalone(), "robust_aggregation": CoordinateMedian()},
     ],
 )
 def test_the_remedies_work(settings: dict[str, Any]) -> None:

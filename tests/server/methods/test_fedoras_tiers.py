@@ -10,7 +10,7 @@ from server.methods.test_fedoras import CONTEXT, MODEL, NETWORK, context_of
 
 from subfleet.elastic.cost import estimate_cost, part_costs
 from subfleet.elastic.lineage import Chosen, Drawn, Lineage
-from subfleet.elastic.merges import CoordinateMedian
+from subfleet.elastic.robust_aggregation import CoordinateMedian
 from subfleet.elastic.teaching import DistillationSettings
 from subfleet.methods.aggregator import Participant
 from subfleet.methods.assigner import Assignment
@@ -191,7 +191,7 @@ def test_settings_out_of_their_range_are_refused(settings: dict[str, object], wo
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"merge": CoordinateMedian()}, "aggregates each operator by the examples that went through it"),
+        ({"robust_aggregation": CoordinateMedian()}, "aggregates each operator by the examples that went through it"),
         ({"distillation": DistillationSettings(iterations=2)}, "a supernet, which predicts nothing"),
         (
             {"norms": "calibrated", "model": replace(MODEL, norm="batch")},

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
-from subfleet.elastic.merges import CoordinateMedian
+from subfleet.elastic.robust_aggregation import CoordinateMedian
 from subfleet.elastic.server_optimisers import FedYogi as YogiStep
 from subfleet.elastic.teaching import DistillationSettings
 from subfleet.methods import METHODS, AnyMethod
@@ -133,8 +133,8 @@ def test_what_does_not_depart_there_says_nothing_of_it(method: AnyMethod, settin
     [
         (
             FedAvg(),
-            {"merge": CoordinateMedian()},
-            "updates are aggregated by coordinate_median in place of the mean (merge)",
+            {"robust_aggregation": CoordinateMedian()},
+            "updates are aggregated by coordinate_median in place of the mean (robust_aggregation)",
         ),
         (FedAvg(), {"server_optimiser": YogiStep()}, "the server's optimiser is fedyogi (server_optimiser)"),
         (FedAdam(), {"server_optimiser": YogiStep()}, "the server's optimiser is fedyogi (server_optimiser)"),
@@ -155,12 +155,16 @@ def test_a_run_is_exact_only_where_it_replaces_nothing(method: AnyMethod, replac
 
 def test_everything_that_a_run_replaces_is_told_once() -> None:
     replaced: dict[str, Any] = {
-        "merge": CoordinateMedian(),
+        "robust_aggregation": CoordinateMedian(),
         "server_optimiser": YogiStep(),
         "distillation": DistillationSettings(),
     }
     told = method_status(FedAvg(), config_with(FedAvg(), **replaced).setting)
-    assert [words.rpartition("(")[2] for words in told.split("; ")] == ["merge)", "server_optimiser)", "distillation)"]
+    assert [words.rpartition("(")[2] for words in told.split("; ")] == [
+        "robust_aggregation)",
+        "server_optimiser)",
+        "distillation)",
+    ]
 
 
 def test_what_a_method_judges_itself_is_not_told_twice() -> None:

@@ -5,17 +5,17 @@ from torch import fx
 
 from subfleet.export.canonical.likeness import are_alike
 from subfleet.export.failures import as_export_errors
-from subfleet.export.recording import traced
-from subfleet.export.steps.stirring import Stirred
+from subfleet.export.recording import trace_functional
+from subfleet.export.steps.stirring import SeededRandomness
 from subfleet.export.steps.values import DTYPES, Step
 from subfleet.protocol.errors import ExportError
 
-__all__ = ["captured"]
+__all__ = ["capture_step"]
 
 _TYPES = {name: dtype for dtype, name in DTYPES.items()}
 
 
-def captured(step: Step) -> fx.GraphModule:
+def capture_step(step: Step) -> fx.GraphModule:
     """Trace a step with its shapes alone. Nodes carry a fake tensor of their shape and type in `meta["val"]`.
 
     A change in place becomes a new tensor, and so does every view of what was changed. Tensors that the network holds
@@ -26,10 +26,10 @@ def captured(step: Step) -> fx.GraphModule:
         ExportError: the step cannot be traced, for instance because a layer depends on values; or it does not do the
             same twice.
     """
-    with Stirred(0):
-        first = _traced(step)
-    with Stirred(1):
-        if are_alike(first, _traced(step)):
+    with SeededRandomness(0):
+        first = _trace_step(step)
+    with SeededRandomness(1):
+        if are_alike(first, _trace_step(step)):
             return first
     raise ExportError(
         "the network does something else each time it runs, by a counter, an iterator or random numbers of its own, "
@@ -38,7 +38,7 @@ def captured(step: Step) -> fx.GraphModule:
     )
 
 
-def _traced(step: Step) -> fx.GraphModule:
+def _trace_step(step: Step) -> fx.GraphModule:
     shapes = [torch.empty(value.shape, dtype=_TYPES[value.dtype], device="meta") for value in step.inputs]
     with as_export_errors("the training step cannot be traced", "use layers whose shapes do not depend on values"):
-        return traced(step.run, shapes, lambda: step.example(torch.Generator().manual_seed(0)))
+        return trace_functional(step.run, shapes, lambda: step.example(torch.Generator().manual_seed(0)))

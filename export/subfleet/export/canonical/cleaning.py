@@ -32,7 +32,7 @@ def clean(graph: fx.GraphModule) -> None:
             graph.graph.erase_node(node)
         elif node.target is aten.copy.default:
             with graph.graph.inserting_before(node):
-                node.replace_all_uses_with(_copied(graph, node))
+                node.replace_all_uses_with(_copy_value(graph, node))
             graph.graph.erase_node(node)
         elif node.target in _VIEWS:
             # Of a tensor of any order in memory, as copies that made it contiguous are gone; no size is left open.
@@ -49,15 +49,15 @@ def drop_dead_code(graph: fx.GraphModule) -> None:
     graph.recompile()
 
 
-def _copied(graph: fx.GraphModule, node: fx.Node) -> fx.Node:
+def _copy_value(graph: fx.GraphModule, node: fx.Node) -> fx.Node:
     """What a copy writes, in the type and shape of what it writes to."""
     value: Any = node.args[1]
-    wanted = node.meta["val"]
-    if value.meta["val"].dtype != wanted.dtype:
-        value = graph.graph.call_function(aten._to_copy.default, (value,), {"dtype": wanted.dtype})  # noqa: SLF001
-        value.meta["val"] = node.args[1].meta["val"].to(wanted.dtype)  # type: ignore[union-attr] # it is a node
-    if tuple(value.meta["val"].shape) != tuple(wanted.shape):
-        value = graph.graph.call_function(aten.expand.default, (value, [int(size) for size in wanted.shape]))
-        value.meta["val"] = wanted
+    target = node.meta["val"]
+    if value.meta["val"].dtype != target.dtype:
+        value = graph.graph.call_function(aten._to_copy.default, (value,), {"dtype": target.dtype})  # noqa: SLF001
+        value.meta["val"] = node.args[1].meta["val"].to(target.dtype)  # type: ignore[union-attr] # it is a node
+    if tuple(value.meta["val"].shape) != tuple(target.shape):
+        value = graph.graph.call_function(aten.expand.default, (value, [int(size) for size in target.shape]))
+        value.meta["val"] = target
     result: fx.Node = value
     return result

@@ -39,15 +39,15 @@ def fold_constants(graph: fx.GraphModule) -> None:
     for node in graph.graph.nodes:
         if node.op == "get_attr" and isinstance(getattr(graph, node.target), Tensor):
             constant[node] = getattr(graph, node.target).detach()
-        elif node.op == "call_function" and _follows(node, constant):
+        elif node.op == "call_function" and _is_constant(node, constant):
             value = _value(node, constant)
             if isinstance(value, Tensor):
                 constant[node] = value
-    _Holding(graph).hold(constant)
+    _ConstantHolder(graph).hold(constant)
     drop_dead_code(graph)
 
 
-def _follows(node: fx.Node, constant: Mapping[fx.Node, Tensor]) -> bool:
+def _is_constant(node: fx.Node, constant: Mapping[fx.Node, Tensor]) -> bool:
     if node.target in _UNKNOWN or not isinstance(node.target, torch._ops.OpOverload):  # noqa: SLF001 - the type's name
         return False
     return torch.Tag.nondeterministic_seeded not in node.target.tags and all(
@@ -61,7 +61,7 @@ def _value(node: fx.Node, constant: Mapping[fx.Node, Tensor]) -> Any:
     return target(*arguments, **options)
 
 
-class _Holding:
+class _ConstantHolder:
     """The constants that a graph holds, each once."""
 
     def __init__(self, graph: fx.GraphModule) -> None:
@@ -75,9 +75,9 @@ class _Holding:
             if node.op != "get_attr" and node.target in _FILLS:
                 continue
             if any(user not in constant or user.target in _FILLS for user in node.users):
-                node.replace_all_uses_with(self._held(node, value))
+                node.replace_all_uses_with(self._node_for(node, value))
 
-    def _held(self, node: fx.Node, value: Tensor) -> fx.Node:
+    def _node_for(self, node: fx.Node, value: Tensor) -> fx.Node:
         plain = value.contiguous()
         key = (
             plain.dtype,
@@ -86,12 +86,12 @@ class _Holding:
         )
         if key not in self._nodes:
             with self._graph.graph.inserting_before(self._first):
-                held = self._made(plain)
+                held = self._make_node(plain)
             held.meta["val"] = node.meta["val"].new_empty(node.meta["val"].shape)  # as it lies in memory now
             self._nodes[key] = held
         return self._nodes[key]
 
-    def _made(self, value: Tensor) -> fx.Node:
+    def _make_node(self, value: Tensor) -> fx.Node:
         """A node that gives a constant; one number repeated is made by the runtime."""
         if value.numel() and bool((value == value.view(-1)[0]).all()):
             number = value.view(-1)[0].item()

@@ -6,21 +6,21 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-__all__ = ["are_alike", "numbers"]
+__all__ = ["are_alike", "number_results"]
 
 
-def are_alike(one: fx.GraphModule, other: fx.GraphModule) -> bool:
+def are_alike(first: fx.GraphModule, second: fx.GraphModule) -> bool:
     """Whether two graphs compute the same of inputs at the same places."""
     known: dict[Hashable, int] = {}
-    found = []
-    for graph in (one, other):
+    numbers = []
+    for graph in (first, second):
         inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
         results: Any = graph.graph.output_node().args[0]
-        found.append(numbers(graph, inputs, list(results), known))
-    return found[0] == found[1]
+        numbers.append(number_results(graph, inputs, list(results), known))
+    return numbers[0] == numbers[1]
 
 
-def numbers(
+def number_results(
     graph: fx.GraphModule, own: Sequence[fx.Node], results: Sequence[fx.Node], known: dict[Hashable, int]
 ) -> list[int]:
     """For each result a number that stands for how it is computed: equal ones are computed alike.
@@ -31,19 +31,19 @@ def numbers(
         results: its results.
         known: the numbers given so far.
     """
-    places = {node: place for place, node in enumerate(own)}
-    found: dict[fx.Node, int] = {}
+    positions = {node: position for position, node in enumerate(own)}
+    number_of: dict[fx.Node, int] = {}
     for node in graph.graph.nodes:
         key: Hashable
         if node.op == "placeholder":
-            key = ("own", places[node]) if node in places else ("other", node.name)
+            key = ("own", positions[node]) if node in positions else ("other", node.name)
         elif node.op == "get_attr":
             key = ("held", _value(getattr(graph, node.target)))
         else:
-            given = fx.node.map_arg((node.args, dict(node.kwargs)), lambda part: f"%{found[part]}")
+            given = fx.node.map_arg((node.args, dict(node.kwargs)), lambda part: f"%{number_of[part]}")
             key = (str(node.target), repr(given))
-        found[node] = known.setdefault(key, len(known))
-    return [found[node] for node in results]
+        number_of[node] = known.setdefault(key, len(known))
+    return [number_of[node] for node in results]
 
 
 def _value(tensor: Any) -> Hashable:

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 from torch._decomp import core_aten_decompositions
 
-__all__ = ["CHOSEN", "unbounded"]
+__all__ = ["CHOSEN", "find_unbounded"]
 
 aten = torch.ops.aten
 
@@ -51,16 +51,16 @@ _CARRYING = frozenset(
 """Operators whose result is above 0 where all that they are given is."""
 
 
-def unbounded(graph: fx.GraphModule) -> frozenset[fx.Node]:
+def find_unbounded(graph: fx.GraphModule) -> frozenset[fx.Node]:
     """The nodes that follow from a division by what may be 0."""
     positive: set[fx.Node] = set()
-    found: set[fx.Node] = set()
+    unbounded: set[fx.Node] = set()
     for node in graph.graph.nodes:
         if _is_positive(node, positive):
             positive.add(node)
-        if _divides_by_zero(node, positive) or any(given in found for given in node.all_input_nodes):
-            found.add(node)
-    return frozenset(found)
+        if _divides_by_zero(node, positive) or any(given in unbounded for given in node.all_input_nodes):
+            unbounded.add(node)
+    return frozenset(unbounded)
 
 
 def _is_positive(node: fx.Node, positive: set[fx.Node]) -> bool:
@@ -75,9 +75,13 @@ def _is_positive(node: fx.Node, positive: set[fx.Node]) -> bool:
     if node.target in {aten.full.default, aten.full_like.default}:
         return isinstance(node.args[1], (int, float)) and node.args[1] > 0
     if node.target in {aten.add.Tensor, aten.add.Scalar}:
-        return any((isinstance(one, (int, float)) and one > 0) or one in positive for one in node.args[:2])
-    given = [one for one in node.args[:2] if isinstance(one, (int, float, fx.Node))]
-    return node.target in _CARRYING and all(one in positive if isinstance(one, fx.Node) else one > 0 for one in given)
+        return any(
+            (isinstance(operand, (int, float)) and operand > 0) or operand in positive for operand in node.args[:2]
+        )
+    given = [operand for operand in node.args[:2] if isinstance(operand, (int, float, fx.Node))]
+    return node.target in _CARRYING and all(
+        operand in positive if isinstance(operand, fx.Node) else operand > 0 for operand in given
+    )
 
 
 def _divides_by_zero(node: fx.Node, positive: set[fx.Node]) -> bool:

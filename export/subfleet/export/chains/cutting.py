@@ -28,7 +28,7 @@ class OperatorModule:
     module: nn.Module
 
     @property
-    def passes(self) -> bool:
+    def is_identity(self) -> bool:
         """Whether it passes on what it reads."""
         return type(self.module) is nn.Identity
 
@@ -41,7 +41,7 @@ class LinkModule:
     operators: tuple[OperatorModule, ...]
 
     @property
-    def open(self) -> bool:
+    def is_choice(self) -> bool:
         """Whether it is a choice."""
         return bool(self.operators[0].name)
 
@@ -56,26 +56,28 @@ def links_of(module: nn.Module, choices: Collection[str]) -> tuple[LinkModule, .
     Raises:
         ExportError: a choice lies elsewhere, or two links share a tensor.
     """
-    found: list[LinkModule] = []
-    for is_open, group in groupby(_flat(module, "", choices), key=lambda part: part[0] in choices):
+    links: list[LinkModule] = []
+    for is_open, group in groupby(_flatten(module, "", choices), key=lambda part: part[0] in choices):
         if is_open:
-            found += [_choice(path, part) for path, part in group]
+            links += [_choice(path, part) for path, part in group]
         else:
-            number = sum(not link.open for link in found)
-            row = OperatorModule(name="", prefix="", module=_row([(path.split("."), part) for path, part in group]))
-            found.append(LinkModule(name=f"fixed{number}", operators=(row,)))
-    _check_own_tensors(found)
-    return tuple(found)
+            number = sum(not link.is_choice for link in links)
+            row = OperatorModule(
+                name="", prefix="", module=_sequence([(path.split("."), part) for path, part in group])
+            )
+            links.append(LinkModule(name=f"fixed{number}", operators=(row,)))
+    _check_own_tensors(links)
+    return tuple(links)
 
 
-def _flat(module: nn.Module, path: str, choices: Collection[str]) -> Iterator[tuple[str, nn.Module]]:
+def _flatten(module: nn.Module, path: str, choices: Collection[str]) -> Iterator[tuple[str, nn.Module]]:
     """The modules that run one behind another, a choice by itself, and as much as goes between two of them in one."""
     inside = any(name.startswith(f"{path}." if path else "") for name in choices)
     if path in choices or not inside:
         yield path, module
     elif type(module).forward is nn.Sequential.forward:
         for name, child in module.named_children():
-            yield from _flat(child, f"{path}.{name}" if path else name, choices)
+            yield from _flatten(child, f"{path}.{name}" if path else name, choices)
     else:
         raise ExportError(
             f"the module {path!r} ({type(module).__name__}) has choices inside, but a supernet's choices must lie in "
@@ -93,12 +95,12 @@ def _choice(path: str, module: nn.Module) -> LinkModule:
     return LinkModule(name=path, operators=operators)
 
 
-def _row(parts: Sequence[tuple[Sequence[str], nn.Module]]) -> nn.Sequential:
+def _sequence(parts: Sequence[tuple[Sequence[str], nn.Module]]) -> nn.Sequential:
     """Modules one behind another, each at its own path."""
     children = OrderedDict[str, nn.Module]()
     for name, group in groupby(parts, key=lambda part: part[0][0]):
         below = [(path[1:], module) for path, module in group]
-        children[name] = below[0][1] if not below[0][0] else _row(below)
+        children[name] = below[0][1] if not below[0][0] else _sequence(below)
     return nn.Sequential(children)
 
 

@@ -7,12 +7,12 @@ from itertools import accumulate
 from subfleet.export.chains.cutting import LinkModule, OperatorModule
 from subfleet.export.chains.planning import (
     LinkBytes,
+    add_gaps,
     base_bytes,
     memory_of,
     peak_bytes,
     reading_bytes,
     runtime_bytes,
-    with_gaps,
 )
 from subfleet.export.chains.supernets import Cut
 from subfleet.export.chains.values import chain_evaluation, chain_training, of_role
@@ -42,17 +42,17 @@ def manifest_of(cut: Cut, written: Mapping[str, _Steps], request: ProgramRequest
     Raises:
         ExportError: the target can run no operator of a choice.
     """
-    chain = _Chaining(cut=cut, written=written, request=request).chain()
+    chain = _ChainBuilder(cut=cut, written=written, request=request).chain()
     # A manifest is read as a whole, and tells thousands of values.
     read_bytes = reading_bytes(len(canonical_json(_manifest(cut, written, request, chain))))
     return _manifest(cut, written, request, replace(chain, fixed_bytes=chain.fixed_bytes + read_bytes))
 
 
 def _manifest(cut: Cut, written: Mapping[str, _Steps], request: ProgramRequest, chain: Chain) -> ProgramManifest:
-    programs = {program_name(piece, kind): one for piece, steps in written.items() for kind, one in steps.items()}
+    programs = {program_name(piece, kind): step for piece, steps in written.items() for kind, step in steps.items()}
     inputs, outputs = _values(cut, request)
     fixed = [link.operators[0].needs for link in chain.links if not link.open]
-    packings = [packing for one in programs.values() for packing in one.program.memory.packings]
+    packings = [packing for step in programs.values() for packing in step.program.memory.packings]
     return ProgramManifest(
         program_id=request.program_id,
         target=request.target,
@@ -61,12 +61,13 @@ def _manifest(cut: Cut, written: Mapping[str, _Steps], request: ProgramRequest, 
         inputs=inputs,
         outputs=outputs,
         memory=memory_of(chain, _batch(inputs), packings),
-        max_abs_diff=max(one.max_abs_diff for one in programs.values()),
+        max_abs_diff=max(step.max_abs_diff for step in programs.values()),
         versions=tool_versions(request.target),
         operators=tuple(sorted({name for needs in fixed for name in needs})),
         chain=chain,
         pieces=tuple(
-            PieceProgram(name=name, inputs=one.step.inputs, outputs=one.step.outputs) for name, one in programs.items()
+            PieceProgram(name=name, inputs=step.step.inputs, outputs=step.step.outputs)
+            for name, step in programs.items()
         ),
     )
 
@@ -76,10 +77,10 @@ def _values(cut: Cut, request: ProgramRequest) -> tuple[tuple[ValueInfo, ...], t
     if not isinstance(request, TrainRequest):
         return chain_evaluation(cut.module, cut.sample, cut.pieces.gives, request.objective)
     parts = [
-        ".".join(filter(None, (link.name, one.name)))
+        ".".join(filter(None, (link.name, operator.name)))
         for link in cut.links
-        for one in link.operators
-        if next(one.module.parameters(), None) is not None
+        for operator in link.operators
+        if next(operator.module.parameters(), None) is not None
     ]
     return chain_training(cut.module, cut.sample, cut.pieces.gives, parts, request.objective, request.optimiser)
 
@@ -89,7 +90,7 @@ def _batch(inputs: Iterable[ValueInfo]) -> tuple[ValueInfo, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Chaining:
+class _ChainBuilder:
     """Tells what the links of a supernet are to a device."""
 
     cut: Cut
@@ -98,42 +99,44 @@ class _Chaining:
 
     def chain(self) -> Chain:
         least = [
-            self._read_bytes(place) if self._always_reads(link) else 0 for place, link in enumerate(self.cut.links)
+            self._read_bytes(index) if self._always_reads(link) else 0 for index, link in enumerate(self.cut.links)
         ]
         later = [*accumulate(reversed(least), initial=0)][-2::-1]
         links = []
-        for place, link in enumerate(self.cut.links):
+        for index, link in enumerate(self.cut.links):
             around = LinkBytes(
                 trains=self._trains,
-                later=later[place],
-                all=sum(least),
+                later_links=later[index],
+                all_links=sum(least),
                 summed=isinstance(self.request, TrainRequest) and self.request.accumulate,
             )
-            links.append(self._link(link, self._read_bytes(place), around))
+            links.append(self._link(link, self._read_bytes(index), around))
         target, (inputs, _) = self.request.target, _values(self.cut, self.request)
         return Chain(
             links=tuple(links),
             fixed_bytes=base_bytes(target) + value_bytes(_batch(inputs)),
-            runtime_bytes=tuple((name, runtime_bytes(target, [*one.values()])) for name, one in self.written.items()),
+            runtime_bytes=tuple(
+                (name, runtime_bytes(target, [*steps.values()])) for name, steps in self.written.items()
+            ),
         )
 
     @property
     def _trains(self) -> bool:
         return isinstance(self.request, TrainRequest)
 
-    def _read_bytes(self, place: int) -> int:
+    def _read_bytes(self, index: int) -> int:
         """Of what a link keeps for the way back."""
-        return value_bytes([self.cut.pieces.reads[place]]) if self._trains else 0
+        return value_bytes([self.cut.pieces.reads[index]]) if self._trains else 0
 
     def _always_reads(self, link: LinkModule) -> bool:
-        return all(self.cut.pieces.names[link.name, one.name] for one in link.operators)
+        return all(self.cut.pieces.names[link.name, operator.name] for operator in link.operators)
 
     def _link(self, link: LinkModule, read_bytes: int, around: LinkBytes) -> Link:
-        names = {one.name: self.cut.pieces.names[link.name, one.name] for one in link.operators}
+        names = {operator.name: self.cut.pieces.names[link.name, operator.name] for operator in link.operators}
         operators = tuple(
-            self._operator(one, names[one.name], read_bytes, around)
-            for one in link.operators
-            if not names[one.name] or names[one.name] in self.written
+            self._operator(operator, names[operator.name], read_bytes, around)
+            for operator in link.operators
+            if not names[operator.name] or names[operator.name] in self.written
         )
         if not operators:
             raise ExportError(
@@ -151,15 +154,15 @@ class _Chaining:
             prefix=operator.prefix,
             weight_bytes=sum(part.nbytes for part in (*parameters, *operator.module.buffers())),
             state_bytes=value_bytes(states),
-            kept_bytes=with_gaps((read_bytes if piece else 0) + gradient_bytes),
-            peak_bytes=with_gaps(peak_bytes(steps, around)),
+            kept_bytes=add_gaps((read_bytes if piece else 0) + gradient_bytes),
+            peak_bytes=add_gaps(peak_bytes(steps, around)),
             forward_macs=self._macs(operator),
-            needs=tuple(sorted({name for one in steps.values() for name in one.program.operators})),
+            needs=tuple(sorted({name for step in steps.values() for name in step.program.operators})),
         )
 
     def _macs(self, operator: OperatorModule) -> int:
-        found = 0
+        macs = 0
         for name, part in operator.module.named_parameters():
             decl = self.cut.network.tensors[f"{operator.prefix}{name}"]
-            found += part.numel() * decl.positions if decl.role in ("weight", "residual") else 0
-        return found
+            macs += part.numel() * decl.positions if decl.role in ("weight", "residual") else 0
+        return macs

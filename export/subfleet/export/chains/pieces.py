@@ -8,7 +8,7 @@ from torch import nn
 from subfleet.export.chains.cutting import LinkModule, OperatorModule
 from subfleet.export.chains.structure import structure_of
 from subfleet.export.chains.values import LinkValues
-from subfleet.export.steps.first_run import first_run
+from subfleet.export.steps.first_run import run_on_shapes
 from subfleet.export.steps.layout import weights_of
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.programs import ValueInfo
@@ -38,13 +38,13 @@ class Pieces:
     """All pieces of a chain.
 
     Attributes:
-        every: in the order of their first places.
+        pieces: in the order of their first places.
         names: the piece of each place, by link and operator; empty where an operator passes on what it reads.
         reads: what each link reads.
         gives: what the last link gives.
     """
 
-    every: tuple[Piece, ...]
+    pieces: tuple[Piece, ...]
     names: Mapping[tuple[str, str], str]
     reads: tuple[ValueInfo, ...]
     gives: ValueInfo
@@ -66,11 +66,11 @@ def pieces_of(links: Sequence[LinkModule], sample: ValueInfo, *, training: bool,
     every: dict[Hashable, Piece] = {}
     names: dict[tuple[str, str], str] = {}
     read, reads = sample, list[ValueInfo]()
-    for place, link in enumerate(links):
+    for index, link in enumerate(links):
         reads.append(read)
-        last, shapes = place == len(links) - 1, set[tuple[int, ...]]()
+        last, shapes = index == len(links) - 1, set[tuple[int, ...]]()
         for operator in link.operators:
-            if operator.passes and not last and link.open:
+            if operator.is_identity and not last and link.is_choice:
                 names[link.name, operator.name] = ""
                 shapes.add(read.shape)
                 continue
@@ -86,21 +86,21 @@ def pieces_of(links: Sequence[LinkModule], sample: ValueInfo, *, training: bool,
                 "the same"
             )
         read = ValueInfo(name="features", dtype="F32", shape=shapes.pop(), role="features")
-    return Pieces(every=tuple(every.values()), names=names, reads=tuple(reads), gives=read)
+    return Pieces(pieces=tuple(every.values()), names=names, reads=tuple(reads), gives=read)
 
 
 def _piece(
     name: str, operator: OperatorModule, read: ValueInfo, *, last: bool, training: bool, in_parts: bool
 ) -> Piece:
     module = operator.module
-    found = first_run(module, read, training=training, in_parts=in_parts)
-    frozen = [one for one, tensor in module.named_parameters() if not tensor.requires_grad]
-    if len(found.output_shapes) > 1 or found.random_shapes or (training and frozen):
+    shapes = run_on_shapes(module, read, training=training, in_parts=in_parts)
+    frozen = [parameter for parameter, tensor in module.named_parameters() if not tensor.requires_grad]
+    if len(shapes.output_shapes) > 1 or shapes.random_shapes or (training and frozen):
         raise ExportError(
-            f"the link {name!r} has {len(found.output_shapes)} outputs, {len(found.random_shapes)} layers that draw "
+            f"the link {name!r} has {len(shapes.output_shapes)} outputs, {len(shapes.random_shapes)} layers that draw "
             f"random numbers and {len(frozen)} parameters that are not trained, but one of a chain gives one tensor, "
             "draws none and trains all; leave out exits and dropout"
         )
-    gives = ValueInfo(name="given", dtype="F32", shape=found.output_shapes[0], role="features")
+    gives = ValueInfo(name="given", dtype="F32", shape=shapes.output_shapes[0], role="features")
     values = LinkValues(reads=read, gives=replace(gives, role="logits") if last else gives, weights=weights_of(module))
     return Piece(name=name, module=module, values=values, last=last)

@@ -23,7 +23,7 @@ from subfleet.protocol.chains import Chain
 from subfleet.protocol.memory import MemoryPlan, Packing
 from subfleet.protocol.programs import ValueInfo
 
-__all__ = ["LinkBytes", "base_bytes", "memory_of", "peak_bytes", "reading_bytes", "runtime_bytes", "with_gaps"]
+__all__ = ["LinkBytes", "add_gaps", "base_bytes", "memory_of", "peak_bytes", "reading_bytes", "runtime_bytes"]
 
 _BASE_BYTES: Mapping[str, int] = MappingProxyType(
     {
@@ -50,7 +50,7 @@ def reading_bytes(manifest_bytes: int) -> int:
     return _CHAINED_BYTES + round(_READ_BYTES * manifest_bytes)
 
 
-def with_gaps(size_bytes: int) -> int:
+def add_gaps(size_bytes: int) -> int:
     """What blocks of so many bytes in all take, where others of other sizes come and go between them."""
     return round(_GAPS * size_bytes)
 
@@ -62,7 +62,7 @@ def base_bytes(target: str) -> int:
 
 def runtime_bytes(target: str, written: Sequence[WrittenStep]) -> int:
     """What the runtime takes for a piece's programs."""
-    return sum(one.program.memory.runtime_bytes - _BASE_BYTES[target] for one in written)
+    return sum(step.program.memory.runtime_bytes - _BASE_BYTES[target] for step in written)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,44 +71,47 @@ class LinkBytes:
 
     Attributes:
         trains: whether anything is kept for the way back.
-        later: that links behind it keep at least of what they read.
-        all: that all links do.
+        later_links: that links behind it keep at least of what they read.
+        all_links: that all links do.
         summed: whether gradients are summed over micro-batches.
     """
 
     trains: bool
-    later: int
-    all: int
+    later_links: int
+    all_links: int
     summed: bool
 
 
 def peak_bytes(written: Mapping[str, WrittenStep], around: LinkBytes) -> int:
     """The most that one program of a link takes beside what its path keeps."""
-    return max((_program_bytes(kind, one, around) for kind, one in written.items()), default=0)
+    return max((_program_bytes(kind, step, around) for kind, step in written.items()), default=0)
 
 
-def _program_bytes(kind: str, one: WrittenStep, around: LinkBytes) -> int:
-    memory, passing = one.program.memory, _passing(one.step, around)
-    no_more = around.all if kind == "update" else around.later
+def _program_bytes(kind: str, step: WrittenStep, around: LinkBytes) -> int:
+    memory, passing = step.program.memory, _transient_values(step.step, around)
+    no_more = around.all_links if kind == "update" else around.later_links
     return memory.activation_bytes + memory.workspace_bytes + max(value_bytes(passing) - no_more, 0)
 
 
-def _passing(step: Step, around: LinkBytes) -> list[ValueInfo]:
+def _transient_values(step: Step, around: LinkBytes) -> list[ValueInfo]:
     """What is there only as long as a program runs."""
     if not around.trains:
         return [*(value for value in step.inputs if value.role == "features"), *step.outputs]
     # What a link reads is kept, what it gives the next one keeps; so are gradients, where they are not added to others.
-    kept = {"features"} if around.summed else {"features", "gradient"}
+    kept_roles = {"features"} if around.summed else {"features", "gradient"}
     back = (value for value in step.inputs if value.role == "features_gradient")
-    return [*back, *(value for value in step.outputs if value.role not in kept)]
+    return [*back, *(value for value in step.outputs if value.role not in kept_roles)]
 
 
 def memory_of(chain: Chain, batch: Sequence[ValueInfo], packings: Sequence[Packing]) -> MemoryPlan:
     """The plan of the largest path with all operators held; its peak is what `ChainRoom.largest_peak_bytes` tells."""
-    operators = [one for link in chain.links for one in link.operators]
-    weights, states = sum(one.weight_bytes for one in operators), sum(one.state_bytes for one in operators)
+    operators = [operator for link in chain.links for operator in link.operators]
+    weights, states = (
+        sum(operator.weight_bytes for operator in operators),
+        sum(operator.state_bytes for operator in operators),
+    )
     room = chain.room(chain.links)
-    fed_bytes, peak = value_bytes(batch), max(one.peak_bytes for one in operators)
+    fed_bytes, peak = value_bytes(batch), max(operator.peak_bytes for operator in operators)
     kept_bytes = room.largest_peak_bytes - room.held_bytes - peak
     return MemoryPlan(
         weights_bytes=weights,
@@ -117,13 +120,13 @@ def memory_of(chain: Chain, batch: Sequence[ValueInfo], packings: Sequence[Packi
         activation_bytes=kept_bytes,
         workspace_bytes=peak,
         runtime_bytes=room.held_bytes - weights - states - fed_bytes,
-        packings=_together(packings),
+        packings=_merge_packings(packings),
     )
 
 
-def _together(packings: Sequence[Packing]) -> tuple[Packing, ...]:
+def _merge_packings(packings: Sequence[Packing]) -> tuple[Packing, ...]:
     more: dict[int, Packing] = {}
-    for one in packings:
-        before = more[one.width].more_bytes if one.width in more else 0
-        more[one.width] = Packing(width=one.width, more_bytes=before + one.more_bytes)
+    for packing in packings:
+        before = more[packing.width].more_bytes if packing.width in more else 0
+        more[packing.width] = Packing(width=packing.width, more_bytes=before + packing.more_bytes)
     return tuple(more.values())

@@ -7,11 +7,11 @@ from subfleet.export.chains.manifests import manifest_of
 from subfleet.export.chains.pieces import Piece
 from subfleet.export.chains.supernets import Cut, cut_of, steps_of
 from subfleet.export.chains.writing import WrittenStep, write_step
-from subfleet.export.preflight import with_layer
+from subfleet.export.preflight import explain_failure
 from subfleet.export.requests import ProgramRequest
 from subfleet.export.steps import SampleSpec
 from subfleet.export.targets.torch import TARGET as TORCH
-from subfleet.export.targets.torch import without_names
+from subfleet.export.targets.torch import remove_names
 from subfleet.protocol.chains import program_name
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.programs import Program
@@ -36,33 +36,35 @@ def write_chain(request: ProgramRequest) -> Program:
     """
     program_id = request.program_id
     cut = cut_of(request)
-    written = dict(_written(cut, request, program_id))
+    written = dict(_write_pieces(cut, request, program_id))
     return Program(manifest=manifest_of(cut, written, request), body=_body(request, written))
 
 
 def _body(request: ProgramRequest, written: _Written) -> bytes:
     """Programs in a container; of PyTorch's, which has none, the request."""
     if request.target == TORCH:
-        return canonical_json(without_names(request))
+        return canonical_json(remove_names(request))
     bodies = {
-        program_name(piece, kind): one.program.body for piece, steps in written.items() for kind, one in steps.items()
+        program_name(piece, kind): step.program.body for piece, steps in written.items() for kind, step in steps.items()
     }
     return encode_container(
         Tensor(name=name, dtype="U8", shape=(len(body),), data=body) for name, body in bodies.items()
     )
 
 
-def _written(cut: Cut, request: ProgramRequest, program_id: str) -> Iterator[tuple[str, Mapping[str, WrittenStep]]]:
+def _write_pieces(
+    cut: Cut, request: ProgramRequest, program_id: str
+) -> Iterator[tuple[str, Mapping[str, WrittenStep]]]:
     """The programs of each piece that the target can run; of fixed links it must."""
-    fixed = {cut.pieces.names[link.name, ""] for link in cut.links if not link.open}
-    for piece in cut.pieces.every:
+    fixed = {cut.pieces.names[link.name, ""] for link in cut.links if not link.is_choice}
+    for piece in cut.pieces.pieces:
         try:
             yield piece.name, _programs(piece, request, program_id)
         except ExportError as error:
-            told = _with_layer(error, piece, request)
+            explained = _explain(error, piece, request)
             if piece.name in fixed:
-                raise told from error
-            logger.warning("%s is left out of the supernet: %s", piece.name, told)
+                raise explained from error
+            logger.warning("%s is left out of the supernet: %s", piece.name, explained)
 
 
 def _programs(piece: Piece, request: ProgramRequest, program_id: str) -> Mapping[str, WrittenStep]:
@@ -72,9 +74,9 @@ def _programs(piece: Piece, request: ProgramRequest, program_id: str) -> Mapping
     }
 
 
-def _with_layer(error: ExportError, piece: Piece, request: ProgramRequest) -> ExportError:
+def _explain(error: ExportError, piece: Piece, request: ProgramRequest) -> ExportError:
     if request.target == TORCH:
         return error
     read = piece.values.reads
     sample = SampleSpec(shape=read.shape[1:], dtype="I64" if read.dtype == "I64" else "F32", limit=read.limit)
-    return with_layer(error, piece.module, sample, target=request.target, batch_size=request.batch_size)
+    return explain_failure(error, piece.module, sample, target=request.target, batch_size=request.batch_size)

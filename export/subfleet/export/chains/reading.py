@@ -17,11 +17,11 @@ def read_torch_pieces(program: Program) -> Mapping[str, Step]:
     request = read_torch_request(program)
     steps = {
         program_name(piece.name, kind): step
-        for piece in cut_of(request).pieces.every
+        for piece in cut_of(request).pieces.pieces
         for kind, step in steps_of(piece, request).items()
     }
     own = [PieceProgram(name=name, inputs=step.inputs, outputs=step.outputs) for name, step in steps.items()]
-    odd = sorted(one.name for one in {*own} ^ {*program.manifest.pieces})
+    odd = sorted(piece_program.name for piece_program in {*own} ^ {*program.manifest.pieces})
     if odd:
         raise ProtocolError(f"the programs of a chain are not those of its manifest, first {odd[0]!r:.80}")
     return steps

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from subfleet.export.steps.given import Given
-from subfleet.export.steps.reference.modules import exits_of, in_precision, tensor_of, untouched
-from subfleet.export.steps.reference.objectives import counted, own_loss, right, squares
-from subfleet.export.steps.reference.optimisers import step_of_pytorch
+from subfleet.export.steps.given import StepInputs
+from subfleet.export.steps.reference.modules import as_exits, compute_in, copy_module, tensor_of
+from subfleet.export.steps.reference.objectives import correct_count, counted_labels, loss_squares, own_loss
+from subfleet.export.steps.reference.optimisers import take_pytorch_step
 from subfleet.protocol.programs import Role, ValueInfo
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 
@@ -42,41 +42,41 @@ class LinkReference:
         Raises:
             ExportError: the untouched module cannot be copied, or not be run in this precision.
         """
-        given = Given(self.inputs, tensors)
-        real_B = given.one("sample_mask") > 0  # noqa: N806 - shapes in names
-        precision = given.one("sample_mask").dtype
-        module = untouched(self.module, given.named("parameter") | given.named("buffer"), precision)
-        read = given.one(self.reads)[real_B].detach()
+        given = StepInputs(self.inputs, tensors)
+        real_B = given.single("sample_mask") > 0  # noqa: N806 - shapes in names
+        precision = given.single("sample_mask").dtype
+        module = copy_module(self.module, given.by_tensor("parameter") | given.by_tensor("buffer"), precision)
+        read = given.single(self.reads)[real_B].detach()
         if self.reads == "features":
             read.requires_grad_()
-        found: dict[str, Tensor] = {}
-        with torch.enable_grad(), in_precision(precision):
-            (made,) = exits_of(module(read.clone()))
-            buffers = {name: tensor_of(module, name).detach().clone() for name in given.named("buffer")}
-            found |= {f"new.buffer.{name}": tensor for name, tensor in buffers.items()}
+        results: dict[str, Tensor] = {}
+        with torch.enable_grad(), compute_in(precision):
+            (output,) = as_exits(module(read.clone()))
+            buffers = {name: tensor_of(module, name).detach().clone() for name in given.by_tensor("buffer")}
+            results |= {f"new.buffer.{name}": tensor for name, tensor in buffers.items()}
             if self.objective is not None:
-                found |= self._lost(self.objective, given, made, given.one("label")[real_B])
-                found["loss"].backward()  # type: ignore[no-untyped-call] # PyTorch leaves it untyped
+                results |= self._metrics(self.objective, given, output, given.single("label")[real_B])
+                results["loss"].backward()  # type: ignore[no-untyped-call] # PyTorch leaves it untyped
             elif given.all("features_gradient"):
-                made.backward(given.one("features_gradient")[real_B])  # type: ignore[no-untyped-call] # likewise
+                output.backward(given.single("features_gradient")[real_B])  # type: ignore[no-untyped-call] # likewise
         gradients = {f"gradient.{name}": part.grad for name, part in module.named_parameters()}
-        gradients["read_gradient"] = None if read.grad is None else _filled(read.grad, real_B)
-        found |= {name: part for name, part in gradients.items() if part is not None}
-        found |= {value.name: _filled(made, real_B) for value in self.outputs if value.role == "features"}
-        return tuple(found[value.name].detach() for value in self.outputs)
+        gradients["read_gradient"] = None if read.grad is None else _fill_rows(read.grad, real_B)
+        results |= {name: part for name, part in gradients.items() if part is not None}
+        results |= {value.name: _fill_rows(output, real_B) for value in self.outputs if value.role == "features"}
+        return tuple(results[value.name].detach() for value in self.outputs)
 
     @staticmethod
-    def _lost(settings: ObjectiveSettings, given: Given, logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        divisor = given.one("batch_weight").clamp(min=1)
+    def _metrics(settings: ObjectiveSettings, given: StepInputs, logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        divisor = given.single("batch_weight").clamp(min=1)
         return {
             "loss": own_loss(settings, logits, labels) / divisor,
-            "correct": right(settings, logits.detach(), labels).to(logits.dtype),
-            "count": counted(settings, labels).sum().to(logits.dtype),
-            "squares": squares(settings, logits.detach(), labels),
+            "correct": correct_count(settings, logits.detach(), labels).to(logits.dtype),
+            "count": counted_labels(settings, labels).sum().to(logits.dtype),
+            "squares": loss_squares(settings, logits.detach(), labels),
         }
 
 
-def _filled(rows: Tensor, real_B: Tensor) -> Tensor:  # noqa: N803 - shapes in names
+def _fill_rows(rows: Tensor, real_B: Tensor) -> Tensor:  # noqa: N803 - shapes in names
     """Rows of the real samples among rows of zeros."""
     filled = rows.new_zeros((real_B.shape[0], *rows.shape[1:]))
     filled[real_B] = rows.detach()
@@ -93,15 +93,15 @@ class UpdateReference:
 
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """The results, in order, in the precision of the tensors."""
-        given = Given(self.inputs, tensors)
-        parameters = {name: nn.Parameter(tensor.clone()) for name, tensor in given.named("parameter").items()}
-        for name, gradient in given.named("gradient").items():
-            parameters[name].grad = gradient * given.one("gradient_scale")
-        found = step_of_pytorch(
+        given = StepInputs(self.inputs, tensors)
+        parameters = {name: nn.Parameter(tensor.clone()) for name, tensor in given.by_tensor("parameter").items()}
+        for name, gradient in given.by_tensor("gradient").items():
+            parameters[name].grad = gradient * given.single("gradient_scale")
+        results = take_pytorch_step(
             replace(self.optimiser, max_gradient_norm=0.0),
             parameters,
             dict(given.pairs("optimiser_state")),
-            float(given.one("learning_rate")),
+            float(given.single("learning_rate")),
         )
-        found |= {f"new.parameter.{name}": part for name, part in parameters.items()}
-        return tuple(found[value.name].detach() for value in self.outputs)
+        results |= {f"new.parameter.{name}": part for name, part in parameters.items()}
+        return tuple(results[value.name].detach() for value in self.outputs)

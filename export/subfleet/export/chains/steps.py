@@ -11,13 +11,13 @@ from subfleet.export.chains.reference import LinkReference, UpdateReference
 from subfleet.export.chains.values import LinkValues, update_inputs, update_outputs
 from subfleet.export.layers import LayerContext
 from subfleet.export.steps import SampleSpec, Step, evaluation_step, inference_step
-from subfleet.export.steps.given import Given
-from subfleet.export.steps.holders import Holders
+from subfleet.export.steps.given import StepInputs
+from subfleet.export.steps.holders import StateSnapshot
 from subfleet.export.steps.layout import label_of, scalar
-from subfleet.export.steps.module_state import state_of, within
-from subfleet.export.steps.network_call import buffers_after, exits_of, prepared
+from subfleet.export.steps.module_state import call_with_state, state_of
+from subfleet.export.steps.network_call import prepare_module, run_exits, updated_buffers
 from subfleet.export.steps.objectives import OBJECTIVES, total
-from subfleet.export.steps.optimiser_step import stepped
+from subfleet.export.steps.optimiser_step import apply_optimiser
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.programs import ValueInfo
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
@@ -48,11 +48,11 @@ def training_steps(
         ExportError: its logits do not fit the objective.
     """
     if last:
-        made = {"backward": _loss(module, values, objective, in_parts=in_parts)}
+        steps = {"backward": _loss(module, values, objective, in_parts=in_parts)}
     else:
         forward = _forward(module, values, in_parts=in_parts)
-        made = {"forward": forward, "backward": _backward(module, values, in_parts=in_parts)}
-    return {name: step for name, step in (made | {"update": _update(values, optimiser)}).items() if step.outputs}
+        steps = {"forward": forward, "backward": _backward(module, values, in_parts=in_parts)}
+    return {name: step for name, step in (steps | {"update": _update(values, optimiser)}).items() if step.outputs}
 
 
 def evaluation_steps(
@@ -75,7 +75,7 @@ def _forward(module: nn.Module, values: LinkValues, *, in_parts: bool) -> Step:
 
 
 def _backward(module: nn.Module, values: LinkValues, *, in_parts: bool) -> Step:
-    inputs = (values.reads, values.mask, *values.weights, values.given_gradient)
+    inputs = (values.reads, values.mask, *values.weights, values.output_gradient)
     return _step(module, values, inputs, values.gradients, _go_back, in_parts)
 
 
@@ -105,39 +105,39 @@ def _step(  # noqa: PLR0913, PLR0917 - each says one thing of the step
         inputs=inputs,
         outputs=outputs,
         carried=state_of(module),
-        held=Holders(module).tensors,
+        held=StateSnapshot(module).tensors,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Ran:
+class _LinkResult:
     """A link that has run.
 
     Attributes:
         given: to its step.
-        made: what it gives.
+        output: what it gives.
         leaves: what gradients are wanted by: what it read, where a link is before it, then its parameters.
         buffers: after the run, in order.
         context: of its layers.
         objective: of the last link.
     """
 
-    given: Given
-    made: Tensor
+    given: StepInputs
+    output: Tensor
     leaves: Mapping[str, Tensor]
     buffers: tuple[Tensor, ...]
     context: LayerContext
     objective: ObjectiveSettings | None
 
-    def gradients(self, made: Tensor, by: Tensor | None = None) -> tuple[Tensor, ...]:
+    def gradients(self, differentiated: Tensor, by: Tensor | None = None) -> tuple[Tensor, ...]:
         """Of what was made of the link's output, by its leaves."""
         if not self.leaves:
             return ()
-        with self.context.going_back():
-            found: Sequence[Tensor | None] = torch.autograd.grad(
-                made, list(self.leaves.values()), by, allow_unused=True
+        with self.context.backward_pass():
+            gradients_found: Sequence[Tensor | None] = torch.autograd.grad(
+                differentiated, list(self.leaves.values()), by, allow_unused=True
             )
-        gradients = {name: part for name, part in zip(self.leaves, found, strict=True) if part is not None}
+        gradients = {name: part for name, part in zip(self.leaves, gradients_found, strict=True) if part is not None}
         lacking = sorted(self.leaves.keys() - gradients.keys())
         if lacking:
             raise ExportError(
@@ -147,7 +147,7 @@ class _Ran:
         return tuple(gradients.values())
 
 
-_Finish = Callable[[_Ran], tuple[Tensor, ...]]
+_Finish = Callable[[_LinkResult], tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,57 +161,59 @@ class _LinkRun:
     objective: ObjectiveSettings | None
 
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        given = Given(self.inputs, tensors)
+        given = StepInputs(self.inputs, tensors)
         goes_back = self.finish is not _go_forward
         parameters = {
-            name: tensor.detach().requires_grad_(goes_back) for name, tensor in given.named("parameter").items()
+            name: tensor.detach().requires_grad_(goes_back) for name, tensor in given.by_tensor("parameter").items()
         }
-        buffers = {name: tensor.clone() for name, tensor in given.named("buffer").items()}
+        buffers = {name: tensor.clone() for name, tensor in given.by_tensor("buffer").items()}
         read = tensors[0].detach()
         leaves = dict(parameters)
         if self.inputs[0].role == "features":
             leaves = {"features": read.requires_grad_(goes_back), **parameters}
-        context = LayerContext(given.one("sample_mask"), in_parts=self.in_parts)
+        context = LayerContext(given.single("sample_mask"), in_parts=self.in_parts)
 
         def body() -> tuple[Tensor, ...]:
-            (made,) = exits_of(self.module, read.clone())  # a layer may change its input in place
-            after = tuple(buffers_after(self.module, context, buffers))
-            ran = _Ran(given=given, made=made, leaves=leaves, buffers=after, context=context, objective=self.objective)
-            return self.finish(ran)
+            (output,) = run_exits(self.module, read.clone())  # a layer may change its input in place
+            after = tuple(updated_buffers(self.module, context, buffers))
+            result = _LinkResult(
+                given=given, output=output, leaves=leaves, buffers=after, context=context, objective=self.objective
+            )
+            return self.finish(result)
 
-        with prepared(self.module, context, training=True), torch.set_grad_enabled(goes_back):
-            return within(self.module, parameters | buffers, body)
-
-
-def _go_forward(ran: _Ran) -> tuple[Tensor, ...]:
-    return ran.made, *ran.buffers
+        with prepare_module(self.module, context, training=True), torch.set_grad_enabled(goes_back):
+            return call_with_state(self.module, parameters | buffers, body)
 
 
-def _go_back(ran: _Ran) -> tuple[Tensor, ...]:
-    return ran.gradients(ran.made, ran.given.one("features_gradient"))
+def _go_forward(result: _LinkResult) -> tuple[Tensor, ...]:
+    return result.output, *result.buffers
 
 
-def _go_to_the_loss(ran: _Ran) -> tuple[Tensor, ...]:
-    settings = ran.objective or ObjectiveSettings()
-    rule, labels = OBJECTIVES[settings.name], ran.given.one("label")
-    counted = rule.counted(labels, ran.given.one("sample_mask"))
-    losses = rule.losses(settings, ran.made, labels)
-    loss = total(losses * counted) / ran.given.one("batch_weight").clamp(min=1.0)
+def _go_back(result: _LinkResult) -> tuple[Tensor, ...]:
+    return result.gradients(result.output, result.given.single("features_gradient"))
+
+
+def _go_to_the_loss(result: _LinkResult) -> tuple[Tensor, ...]:
+    settings = result.objective or ObjectiveSettings()
+    rule, labels = OBJECTIVES[settings.name], result.given.single("label")
+    counted = rule.count_mask(labels, result.given.single("sample_mask"))
+    losses = rule.losses(settings, result.output, labels)
+    loss = total(losses * counted) / result.given.single("batch_weight").clamp(min=1.0)
     own = losses.detach()
-    read = [loss.detach(), total(rule.right(ran.made.detach(), labels) * counted), total(counted)]
+    metrics = [loss.detach(), total(rule.correct(result.output.detach(), labels) * counted), total(counted)]
     if settings.squares:
-        read.append(total(own * own * counted))
-    return (*read, *ran.gradients(loss), *ran.buffers)
+        metrics.append(total(own * own * counted))
+    return (*metrics, *result.gradients(loss), *result.buffers)
 
 
 def _update(values: LinkValues, optimiser: OptimiserSettings) -> Step:
     inputs = update_inputs(values.parameters, optimiser)
 
     def run(*tensors: Tensor) -> tuple[Tensor, ...]:
-        given = Given(inputs, tensors)
-        scale = given.one("gradient_scale")
-        gradients = {name: part * scale for name, part in given.named("gradient").items()}
-        return tuple(tensor for group in stepped(optimiser, given, gradients, None) for tensor in group)
+        given = StepInputs(inputs, tensors)
+        scale = given.single("gradient_scale")
+        gradients = {name: part * scale for name, part in given.by_tensor("gradient").items()}
+        return tuple(tensor for group in apply_optimiser(optimiser, given, gradients, None) for tensor in group)
 
     outputs = update_outputs(values.parameters, optimiser) if values.parameters else ()
     return Step(

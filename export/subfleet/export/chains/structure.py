@@ -40,30 +40,30 @@ def _layer(layer: nn.Module, path: str, carried: set[str]) -> Hashable:
     own = {name: value for name, value in vars(layer).items() if name not in left_out}
     own["_modules"] = {name: child is None for name, child in layer._modules.items()}  # noqa: SLF001 - PyTorch's
     own["_buffers"] = {
-        name: _carried(value) if f"{path}.{name}" in carried or (not path and name in carried) else value
+        name: _describe_buffer(value) if f"{path}.{name}" in carried or (not path and name in carried) else value
         for name, value in layer._buffers.items()  # noqa: SLF001 - likewise
     }
-    return type(layer), _told(own)
+    return type(layer), _describe(own)
 
 
-def _carried(buffer: Tensor | None) -> Any:
+def _describe_buffer(buffer: Tensor | None) -> Any:
     """A buffer that travels with the weights where it holds numbers; one of another type is a constant."""
     if buffer is None or not buffer.is_floating_point():
         return buffer
     return ("buffer", tuple(buffer.shape), buffer.dtype)
 
 
-def _told(value: Any) -> Hashable:
+def _describe(value: Any) -> Hashable:
     if isinstance(value, Mapping):
-        return type(value), tuple((_told(key), _told(one)) for key, one in value.items())
+        return type(value), tuple((_describe(key), _describe(item)) for key, item in value.items())
     if isinstance(value, (list, tuple)):
-        return type(value), tuple(map(_told, value))
+        return type(value), tuple(map(_describe, value))
     if isinstance(value, (set, frozenset)):
-        return type(value), frozenset(map(_told, value))
-    return _told_of_one(value)
+        return type(value), frozenset(map(_describe, value))
+    return _describe_leaf(value)
 
 
-def _told_of_one(value: Any) -> Hashable:
+def _describe_leaf(value: Any) -> Hashable:
     if isinstance(value, nn.Parameter):
         return "parameter", tuple(value.shape), value.dtype, value.requires_grad
     if type(value) is Tensor:
@@ -71,17 +71,17 @@ def _told_of_one(value: Any) -> Hashable:
         return "constant", tuple(value.shape), value.dtype, plain.view(torch.uint8).numpy().tobytes()
     if isinstance(value, _NAMED):
         return value
-    return (type(value), value) if isinstance(value, _PLAIN) else _Unlike(value)
+    return (type(value), value) if isinstance(value, _PLAIN) else _UniqueValue(value)
 
 
-class _Unlike:
+class _UniqueValue:
     """Something of which it is not known what it does: it is equal to itself alone."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Unlike) and self._value is other._value
+        return isinstance(other, _UniqueValue) and self._value is other._value
 
     def __hash__(self) -> int:
         return id(self._value)

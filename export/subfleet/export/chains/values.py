@@ -14,8 +14,8 @@ __all__ = [
     "LinkValues",
     "chain_evaluation",
     "chain_training",
+    "metric_values",
     "of_role",
-    "told",
     "update_inputs",
     "update_outputs",
 ]
@@ -41,7 +41,7 @@ class LinkValues:
         return mask_of(self.reads.shape[0])
 
     @property
-    def given_gradient(self) -> ValueInfo:
+    def output_gradient(self) -> ValueInfo:
         """The gradient that comes back by what the link gives."""
         return replace(self.gives, name="given_gradient", role="features_gradient")
 
@@ -59,7 +59,7 @@ class LinkValues:
 
     def loss_outputs(self, objective: ObjectiveSettings) -> tuple[ValueInfo, ...]:
         """Of the last link's program in training."""
-        return (*told(objective), *self.gradients, *self._new_buffers)
+        return (*metric_values(objective), *self.gradients, *self._new_buffers)
 
     @property
     def parameters(self) -> tuple[ValueInfo, ...]:
@@ -76,7 +76,7 @@ def of_role(values: Iterable[ValueInfo], role: Role) -> tuple[ValueInfo, ...]:
     return tuple(value for value in values if value.role == role)
 
 
-def told(objective: ObjectiveSettings) -> tuple[ValueInfo, ...]:
+def metric_values(objective: ObjectiveSettings) -> tuple[ValueInfo, ...]:
     """What is read after a training step."""
     names: tuple[Role, ...] = ("loss", "correct", "count")
     return tuple(scalar(name, name) for name in (*names, *(("squares",) if objective.squares else ())))
@@ -123,7 +123,7 @@ def chain_training(
     carried = (*weights, *_states(of_role(weights, "parameter"), optimiser), *scalars)
     fed = (scalar(name, name) for name in ("learning_rate", "batch_weight", "apply"))
     inputs = (sample, label_of(objective, logits.shape), mask_of(sample.shape[0]), *fed, *carried)
-    return inputs, (*told(objective), *map(_new, carried))
+    return inputs, (*metric_values(objective), *map(_new, carried))
 
 
 def chain_evaluation(
@@ -131,7 +131,7 @@ def chain_evaluation(
 ) -> tuple[tuple[ValueInfo, ...], tuple[ValueInfo, ...]]:
     """Inputs and outputs of a whole chain, as those of an evaluation program."""
     inputs = (sample, label_of(objective, logits.shape), mask_of(sample.shape[0]), *weights_of(module))
-    return inputs, (*told(objective), replace(logits, name="logits", role="logits"))
+    return inputs, (*metric_values(objective), replace(logits, name="logits", role="logits"))
 
 
 def _states(parameters: Sequence[ValueInfo], optimiser: OptimiserSettings) -> Iterator[ValueInfo]:

@@ -7,15 +7,15 @@ from torch import Tensor
 
 from subfleet.export.failures import as_export_errors
 from subfleet.export.steps import Step
-from subfleet.export.targets import target_named
+from subfleet.export.targets import find_target
 from subfleet.export.targets.base import WrittenProgram
 from subfleet.export.targets.torch import TARGET as TORCH
 from subfleet.export.targets.torch import plan_torch
 from subfleet.export.tracing import trace
-from subfleet.export.verification import seeded, verify_evaluation, verify_inference
+from subfleet.export.verification import seeded_generator, verify_evaluation, verify_inference
 from subfleet.export.verification.distances import Exact
 from subfleet.export.verification.examples import second_step
-from subfleet.export.verification.verifying import Trial, held_against
+from subfleet.export.verification.verifying import Trial, verify_trials
 
 __all__ = ["WrittenStep", "write_step"]
 
@@ -51,18 +51,18 @@ def write_step(step: Step, kind: str, *, target: str, seed: str) -> WrittenStep:
         ExportError: an operator cannot be written, or the program differs from PyTorch.
     """
     with as_export_errors():
-        program, run = _written(step, kind, target)
+        program, run = _write(step, kind, target)
         return WrittenStep(step=step, program=program, max_abs_diff=_difference(run, step, kind, seed))
 
 
 _Run = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 
 
-def _written(step: Step, kind: str, target: str) -> tuple[WrittenProgram, _Run]:
+def _write(step: Step, kind: str, target: str) -> tuple[WrittenProgram, _Run]:
     if target == TORCH:
         memory = plan_torch(step, trace(step, {}))
         return WrittenProgram(body=b"", memory=memory, operators=()), lambda example: step.run(*example)
-    writer = target_named(target)
+    writer = find_target(target)
     lowerings = writer.inference_lowerings if kind in ("forward", "evaluate") else writer.lowerings
     written = writer.write_training(trace(step, lowerings), step)
     names = [value.name for value in step.inputs]
@@ -71,34 +71,34 @@ def _written(step: Step, kind: str, target: str) -> tuple[WrittenProgram, _Run]:
 
 def _difference(run: _Run, step: Step, kind: str, seed: str) -> float:
     """From the untouched module in double precision; raises ExportError where it is too large."""
-    generator = seeded(seed)
+    generator = seeded_generator(seed)
     if kind == "evaluate":
         return verify_evaluation(run, step, generator)
     if kind == "update":
         example = second_step(step, generator)
-        return held_against(run, [Trial(example=example, exact=Exact(step, example))]).max_abs_diff
+        return verify_trials(run, [Trial(example=example, exact=Exact(step, example))]).max_abs_diff
     if not any(value.role == "sample_mask" for value in step.inputs):
         return verify_inference(run, step, step.example(generator))
     counts = (None, *[_FEW_SAMPLES] * _ATTEMPTS)
-    examples = ((count, _masked_gradient(step, step.example(generator, sample_count=count))) for count in counts)
+    examples = ((count, _mask_padding_gradient(step, step.example(generator, sample_count=count))) for count in counts)
     trials = (Trial(example=example, exact=Exact(step, example), is_whole=count is None) for count, example in examples)
-    return held_against(lambda example: _masked(step, example, run(example)), trials).max_abs_diff
+    return verify_trials(lambda example: _mask_padding(step, example, run(example)), trials).max_abs_diff
 
 
-def _masked_gradient(step: Step, example: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def _mask_padding_gradient(step: Step, example: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """No loss depends on padding, so that the gradient by it is 0."""
     real_B = _real(step, example)  # noqa: N806 - shapes in names
     return tuple(
-        _zeroed(tensor, real_B) if value.role == "features_gradient" else tensor
+        _zero_padding(tensor, real_B) if value.role == "features_gradient" else tensor
         for value, tensor in zip(step.inputs, example, strict=True)
     )
 
 
-def _masked(step: Step, example: Sequence[Tensor], results: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def _mask_padding(step: Step, example: Sequence[Tensor], results: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """What a link makes of padding nobody reads."""
     real_B = _real(step, example)  # noqa: N806 - shapes in names
     return tuple(
-        _zeroed(tensor, real_B) if value.role == "features" else tensor
+        _zero_padding(tensor, real_B) if value.role == "features" else tensor
         for value, tensor in zip(step.outputs, results, strict=True)
     )
 
@@ -107,7 +107,7 @@ def _real(step: Step, example: Sequence[Tensor]) -> Tensor:
     return next(t for value, t in zip(step.inputs, example, strict=True) if value.role == "sample_mask") > 0
 
 
-def _zeroed(tensor: Tensor, real_B: Tensor) -> Tensor:  # noqa: N803 - shapes in names
-    kept = tensor.clone()
-    kept[~real_B] = 0.0
-    return kept
+def _zero_padding(tensor: Tensor, real_B: Tensor) -> Tensor:  # noqa: N803 - shapes in names
+    zeroed = tensor.clone()
+    zeroed[~real_B] = 0.0
+    return zeroed

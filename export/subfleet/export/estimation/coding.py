@@ -14,7 +14,7 @@ from subfleet.elastic.axes import factors_of, local_size
 from subfleet.elastic.building import sized_module
 from subfleet.elastic.network import LocalShapes, Network, TensorDecl
 
-__all__ = ["Coding", "axes_of", "coded"]
+__all__ = ["Coding", "axes_of", "code_axes"]
 
 _LEAST_PRIME, _FAR, _BORDER = 11, 16, 9
 """How many tensors lie between layers that share a prime; by how much borders and kernels make inputs larger."""
@@ -34,7 +34,7 @@ class Coding:
     tensors: Mapping[str, tuple[int, ...]]
 
     @property
-    def local(self) -> LocalShapes:
+    def local_shapes(self) -> LocalShapes:
         """The network in these sizes."""
         sizes = {
             name: axis.granularity * self.primes[name] if name in self.primes else axis.size
@@ -46,11 +46,11 @@ class Coding:
         }
         return LocalShapes(sizes=sizes, tensors=shapes, parts=frozenset(self.network.parts))
 
-    def module(self) -> nn.Module:
+    def build_module(self) -> nn.Module:
         """The network in these sizes; its weights are whatever was in memory, which is never touched."""
-        return sized_module(self.network.config, self.local).to_empty(device="cpu")
+        return sized_module(self.network.config, self.local_shapes).to_empty(device="cpu")
 
-    def decoded(self, size: int, tensor: int) -> tuple[float, dict[str, int]]:
+    def decode(self, size: int, tensor: int) -> tuple[float, dict[str, int]]:
         """What a size in the coded program is in a submodel's: a number times powers of how much it keeps of axes.
 
         It occurs in the layer of a tensor, which is told by its place in the network.
@@ -60,27 +60,27 @@ class Coding:
             while size and size % prime == 0:
                 size //= prime
                 axes = (axis for axis, own in self.primes.items() if own == prime)
-                nearest = min(axes, key=lambda axis: min(abs(place - tensor) for place in self.tensors[axis]))
+                nearest = min(axes, key=lambda axis: min(abs(position - tensor) for position in self.tensors[axis]))
                 powers[nearest] = powers.get(nearest, 0) + 1
                 number /= prime * self.network.axes[nearest].granularity
         return number, powers
 
 
-def coded(network: Network, batch_size: int) -> Coding:
+def code_axes(network: Network, batch_size: int) -> Coding:
     """Give each axis a prime that no other size of the program has as a factor."""
     config = network.config
     tensors: dict[str, tuple[int, ...]] = {}
-    for place, decl in enumerate(network.tensors.values()):
+    for index, decl in enumerate(network.tensors.values()):
         for axis in axes_of(decl):
-            tensors[axis] = (*tensors.get(axis, ()), place)
+            tensors[axis] = (*tensors.get(axis, ()), index)
     fixed = (*config.input_shape, *network.other_sizes)
     scales = {size >> halvings for size in fixed for halvings in range(size.bit_length())}
     others = {size + more for size in scales for more in range(-_BORDER, _BORDER)} | {batch_size, config.class_count}
     primes: dict[str, int] = {}
     for name in (name for name in tensors if network.axes[name].kind not in {"class", "kernel"}):
-        near = {place + step for place in tensors[name] for step in range(-_FAR, _FAR)}
-        taken = {primes[other] for other in primes if near.intersection(tensors[other])}
-        usable = (n for n in count(_LEAST_PRIME) if n not in taken and all(n % factor for factor in range(2, n)))
+        near = {index + step for index in tensors[name] for step in range(-_FAR, _FAR)}
+        used = {primes[other] for other in primes if near.intersection(tensors[other])}
+        usable = (n for n in count(_LEAST_PRIME) if n not in used and all(n % factor for factor in range(2, n)))
         primes[name] = next(prime for prime in usable if all(other < 1 or other % prime for other in others))
     return Coding(network=network, primes=primes, tensors=tensors)
 

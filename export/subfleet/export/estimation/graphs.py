@@ -7,10 +7,10 @@ from dataclasses import replace
 import torch
 from torch import fx
 
-from subfleet.export.estimation.kernels import Program
-from subfleet.export.layouts import settled
+from subfleet.export.estimation.kernels import TracedProgram
+from subfleet.export.layouts import settle_layouts
 from subfleet.export.lowerings.winograd import FEWEST_CHANNELS
-from subfleet.export.memory.blocks import Call
+from subfleet.export.memory.blocks import KernelCall
 from subfleet.export.memory.executorch_plan import BASE_BYTES, PROGRAM_COPIES
 from subfleet.export.memory.liveness import calls_of, size_bytes_of
 from subfleet.export.nodes import argument, shape_of
@@ -21,7 +21,7 @@ from subfleet.export.targets.xnnpack.delegating import region_graph
 from subfleet.export.targets.xnnpack.operators import is_supported, product_by_transposed
 from subfleet.export.targets.xnnpack.preparing import prepare
 from subfleet.export.targets.xnnpack.reductions import LONGEST_PRODUCT
-from subfleet.export.targets.xnnpack.regions import Region, split
+from subfleet.export.targets.xnnpack.regions import DelegateRegion, split_regions
 from subfleet.export.tracing import inputs_of, results_of, trace
 from subfleet.protocol.memory import USUAL_WIDTH
 
@@ -41,23 +41,25 @@ _HOLES, _KEPT_BYTES = 1.08, 2**15
 """What buffers take over the blocks that are in use at once, and what the first step keeps beside them."""
 
 
-def executorch_program(step: Step) -> Program:
+def executorch_program(step: Step) -> TracedProgram:
     """Trace the step for ExecuTorch.
 
     What outlives a region of XNNPACK's lies in the program's own buffer, all else in XNNPACK's workspace.
     """
-    graph = settled(trace(step, ExecutorchTarget.lowerings))
+    graph = settle_layouts(trace(step, ExecutorchTarget.lowerings))
     prepare(graph)
-    calls, given = list[Call](), {node.name for node in inputs_of(graph)}
-    for number, part in enumerate(split(graph.graph, is_supported)):
-        nodes = part.nodes if isinstance(part, Region) else part
-        each_bytes = _bytes_in_region(part) if isinstance(part, Region) else [_INSTRUCTION_BYTES] * len(nodes)
+    calls, given = list[KernelCall](), {node.name for node in inputs_of(graph)}
+    for number, part in enumerate(split_regions(graph.graph, is_supported)):
+        nodes = part.nodes if isinstance(part, DelegateRegion) else part
+        each_bytes = _bytes_in_region(part) if isinstance(part, DelegateRegion) else [_INSTRUCTION_BYTES] * len(nodes)
         for call, node, object_bytes in zip(calls_of(nodes), nodes, each_bytes, strict=True):
             read_as_held = node.target in _TURNS and call.inputs[0] in given  # such as a layer's transposed weight
-            shares, after_bytes, ones_bytes = call.shares or read_as_held, _packed_bytes(node), _ones_bytes(node)
-            own = replace(call, shares=shares, overwrites=_overwritten(node), part=number, after_bytes=after_bytes)
-            calls.append(replace(own, object_bytes=object_bytes, constant_bytes=ones_bytes))
-    return Program(
+            shares, after_bytes, constant_bytes = call.shares or read_as_held, _packed_bytes(node), sum_bytes(node)
+            own = replace(
+                call, shares=shares, overwrites=_overwritable_inputs(node), part=number, after_bytes=after_bytes
+            )
+            calls.append(replace(own, object_bytes=object_bytes, constant_bytes=constant_bytes))
+    return TracedProgram(
         calls=tuple(calls),
         names=_names(graph, step),
         base_bytes=BASE_BYTES + _KEPT_BYTES,
@@ -68,11 +70,11 @@ def executorch_program(step: Step) -> Program:
     )
 
 
-def torch_program(step: Step) -> Program:
+def torch_program(step: Step) -> TracedProgram:
     """Trace the step for PyTorch, whose plan counts tensors alone."""
     graph = trace(step, {})
     nodes = [node for node in graph.graph.nodes if node.op == "call_function"]
-    return Program(
+    return TracedProgram(
         calls=tuple(
             replace(call, object_bytes=eager.operator_bytes(node))
             for call, node in zip(calls_of(nodes), nodes, strict=True)
@@ -88,10 +90,10 @@ def torch_program(step: Step) -> Program:
     )
 
 
-def _overwritten(node: fx.Node) -> tuple[str, ...]:
+def _overwritable_inputs(node: fx.Node) -> tuple[str, ...]:
     """Inputs that nothing but a node reads, where it goes number by number."""
     pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
-    return tuple(one.name for one in node.all_input_nodes if pointwise and len(one.users) == 1)
+    return tuple(input_node.name for input_node in node.all_input_nodes if pointwise and len(input_node.users) == 1)
 
 
 def _packed_bytes(node: fx.Node) -> tuple[int, ...]:
@@ -100,18 +102,18 @@ def _packed_bytes(node: fx.Node) -> tuple[int, ...]:
     return (size_bytes_of(factor),) if isinstance(factor, fx.Node) and factor.op == "call_function" else ()
 
 
-def _ones_bytes(node: fx.Node) -> int:
+def sum_bytes(node: fx.Node) -> int:
     """Of a short sum over last dimensions, which is a product with a column of ones, in a stripe of the usual width."""
     dims, count = argument(node, 1) if node.target in _SUMS else (), 1
     sizes = shape_of(node.all_input_nodes[0]) if dims else ()
-    for place, size in reversed(list(enumerate(sizes))):
-        if size > 1 and place not in dims and place - len(sizes) not in dims:
+    for index, size in reversed(list(enumerate(sizes))):
+        if size > 1 and index not in dims and index - len(sizes) not in dims:
             break
         count *= size
     return 4 * USUAL_WIDTH * count if 1 < count <= LONGEST_PRODUCT else 0
 
 
-def _bytes_in_region(region: Region) -> list[int]:
+def _bytes_in_region(region: DelegateRegion) -> list[int]:
     """Of each node: a fraction of what the region takes, by what its kind usually takes."""
     usual_bytes = [
         (_PRODUCT_BYTES if node.target in _PRODUCTS else _NODE_BYTES)
@@ -122,7 +124,7 @@ def _bytes_in_region(region: Region) -> list[int]:
     return [int(scale * usual) for usual in usual_bytes]
 
 
-def _written_bytes(region: Region) -> int:
+def _written_bytes(region: DelegateRegion) -> int:
     """Of the nodes that XNNPACK is given for a region, and of its constants."""
     graph = region_graph(region)
     kinds = Counter(kind for kind, _, _ in graph.calls())

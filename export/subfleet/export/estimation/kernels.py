@@ -3,17 +3,17 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from subfleet.export.memory.blocks import Call, Request
+from subfleet.export.memory.blocks import BlockRequest, KernelCall
 from subfleet.export.steps.values import Step
 from subfleet.protocol.programs import Role
 
-__all__ = ["Program", "layers_of"]
+__all__ = ["TracedProgram", "layers_of"]
 
 _NONE = 2**31
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
+class TracedProgram:
     """All of them, in order.
 
     Attributes:
@@ -25,30 +25,30 @@ class Program:
         narrow_bytes: the most that is held for the calls of a 3x3 convolution with fewer than `narrow_channels`.
     """
 
-    calls: tuple[Call, ...]
+    calls: tuple[KernelCall, ...]
     names: Mapping[str, str]
     base_bytes: int
     value_bytes: int = 0
     passing_factor: float = 1.0
-    filled: Callable[[Iterable[Request]], int] | None = None
+    measure_arena: Callable[[Iterable[BlockRequest]], int] | None = None
     held_factors: Mapping[Role, float] = field(default_factory=dict)
     unrolls: bool = False
     narrow_bytes: int = _NONE
     narrow_channels: int = 0
 
 
-def layers_of(program: Program, step: Step, order: Sequence[str]) -> list[int]:
+def layers_of(program: TracedProgram, step: Step, order: Sequence[str]) -> list[int]:
     """For each call the tensor in whose layer it runs, by its place in the network; -1 for none.
 
     On the way to the loss that is the last tensor that was read. On the way back it is the tensor whose gradient is
     all that follows, else the first one that was read again.
     """
-    places, names = {name: place for place, name in enumerate(order)}, program.names
-    read_values = (one for one in step.inputs if one.role in {"parameter", "frozen", "buffer"})
-    held = {names[one.name]: places[one.tensor] for one in read_values if one.tensor in places}
-    given = {names[one.name]: places[one.tensor] for one in step.outputs if one.tensor in places}
-    follows = _followers(program.calls, given, names["loss"])
-    layer_of, backward, found = dict[str, int](), set[str](), list[int]()  # by value, of those that are computed
+    positions, names = {name: position for position, name in enumerate(order)}, program.names
+    read_values = (value for value in step.inputs if value.role in {"parameter", "frozen", "buffer"})
+    held = {names[value.name]: positions[value.tensor] for value in read_values if value.tensor in positions}
+    given = {names[value.name]: positions[value.tensor] for value in step.outputs if value.tensor in positions}
+    follows = _outcomes(program.calls, given, names["loss"])
+    layer_of, backward, layers = dict[str, int](), set[str](), list[int]()  # by value, of those that are computed
     for call, (forward, first, last) in zip(program.calls, follows, strict=True):
         read = {held[name] for name in call.inputs if name in held}
         seen = [layer_of[name] for name in call.inputs if name in layer_of]
@@ -61,11 +61,11 @@ def layers_of(program: Program, step: Step, order: Sequence[str]) -> list[int]:
             layer = max([-1, *read, *seen]) if forward else back
             layer_of.update(dict.fromkeys(call.outputs, layer))
             backward.update(() if forward else call.outputs)
-        found.append(layer)
-    return found
+        layers.append(layer)
+    return layers
 
 
-def _followers(calls: Sequence[Call], given: Mapping[str, int], loss: str) -> list[tuple[bool, int, int]]:
+def _outcomes(calls: Sequence[KernelCall], given: Mapping[str, int], loss: str) -> list[tuple[bool, int, int]]:
     """Of each call whether the loss follows from it, and the first and the last tensor whose new value does."""
     follows = [
         (loss in call.outputs, min(own, default=_NONE), max(own, default=-1))

@@ -12,22 +12,22 @@ import numpy as np
 from subfleet.elastic.memory_estimates import MemoryEstimates
 from subfleet.elastic.network import Network
 from subfleet.elastic.sizes import Floats, SizeTable
-from subfleet.export.estimation.coding import coded
+from subfleet.export.estimation.coding import code_axes
 from subfleet.export.estimation.graphs import executorch_program, torch_program
-from subfleet.export.estimation.kernels import Program, layers_of
+from subfleet.export.estimation.kernels import TracedProgram, layers_of
 from subfleet.export.estimation.onnx import onnx_program
 from subfleet.export.memory.blocks import blocks_of
 from subfleet.export.memory.values import value_bytes
-from subfleet.export.quiet import collecting_later
+from subfleet.export.quiet import pause_garbage_collection
 from subfleet.export.request_steps import training_step_of
 from subfleet.export.requests import TrainRequest
 from subfleet.export.steps.values import Step
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.tensors import DTYPE_BYTES
 
-__all__ = ["EstimateModel"]
+__all__ = ["EstimateModel", "block_events"]
 
-_PROGRAMS: Mapping[str, Callable[[Step], Program]] = MappingProxyType(
+_PROGRAMS: Mapping[str, Callable[[Step], TracedProgram]] = MappingProxyType(
     {"onnx": onnx_program, "executorch": executorch_program, "torch": torch_program}
 )
 _SAMPLES, _FILLED = 512, 12
@@ -35,7 +35,7 @@ _SAMPLES, _FILLED = 512, 12
 run."""
 _NOWHERE: Mapping[str, int] = MappingProxyType({})
 """Of a layer without a kernel."""
-_Happening = list[tuple[str, tuple[int, int], int]]
+_BlockEvents = list[tuple[str, tuple[int, int], int]]
 """Blocks in order: the name, its size with the layer's tensor, and 1 where it is taken or -1 where it is given back."""
 
 
@@ -54,42 +54,46 @@ class EstimateModel:
         ExportError: the target is unknown, or cannot train the network.
     """
 
-    @collecting_later()
+    @pause_garbage_collection()
     def __init__(self, network: Network, request: TrainRequest) -> None:
         if request.target not in _PROGRAMS:
             raise ExportError(f"target is {request.target!r}, but must be one of {sorted(_PROGRAMS)}")
-        coding = coded(network, request.batch_size)
+        coding = code_axes(network, request.batch_size)
         # The target "torch" plans as if activations were kept.
         recompute = request.recompute and request.target != "torch"
-        step = training_step_of(replace(request, recompute=recompute), coding.module())
+        step = training_step_of(replace(request, recompute=recompute), coding.build_module())
         program = _PROGRAMS[request.target](step)
         self._coding, self._decls, self._sizes = coding, list(network.tensors.values()), SizeTable(network)
-        shapes = coding.local.tensors
+        shapes = coding.local_shapes.tensors
         self._coded_bytes = [prod(shapes[name]) * DTYPE_BYTES["F32"] for name in network.tensors]
         layers = layers_of(program, step, list(network.tensors))
         linear = self._held(network, step, program) + self._objects(program, layers)
-        happenings = self._happenings(program, layers)
-        in_use = [self._in_use(one, unrolls=program.unrolls) for one in happenings if one]
+        events_by_memory = block_events(program, layers)
+        in_use = [
+            self._blocks_in_use(column_counts, unrolls=program.unrolls)
+            for column_counts in events_by_memory
+            if column_counts
+        ]
         samples = self._sizes.random(_SAMPLES)
-        moments = [
+        rows_by_memory = [
             each[np.unique((samples @ each.T).argmax(axis=1))]
-            for each in (_by_column(one, len(self._sizes)) for one in in_use)
+            for each in (_by_column(column_counts, len(self._sizes)) for column_counts in in_use)
         ]
         estimates = MemoryEstimates(
             columns=self._sizes.columns(),
             held=np.float64(np.bincount([*linear], [*linear.values()], len(self._sizes))),
-            peaks=np.concatenate([np.zeros((0, len(self._sizes))), *moments]),
-            parts=tuple(len(one) for one in moments),
+            peaks=np.concatenate([np.zeros((0, len(self._sizes))), *rows_by_memory]),
+            parts=tuple(len(column_counts) for column_counts in rows_by_memory),
             factor=program.passing_factor,
             base_bytes=float(program.base_bytes),
         )
         self.estimates = estimates
-        if program.filled is not None:
-            few, blocks = samples[:_FILLED], [(name, self._column(*kind), up) for name, kind, up in happenings[0]]
+        if program.measure_arena is not None:
+            few, blocks = samples[:_FILLED], [(name, self._column(*kind), up) for name, kind, up in events_by_memory[0]]
             runs = (
                 [(name, int(row[at]) if up > 0 else None) for name, at, up in blocks if row[at] >= 1] for row in few
             )
-            taken = np.array([program.filled(run) for run in runs])
+            taken = np.array([program.measure_arena(run) for run in runs])
             rows = np.column_stack([estimates.passing(few), np.ones(_FILLED)]) / taken[:, None]
             factor, extra_bytes = np.linalg.lstsq(rows, np.ones(_FILLED))[0]
             base_bytes = estimates.base_bytes + float(extra_bytes)
@@ -105,40 +109,40 @@ class EstimateModel:
         if decl is not None and size == self._coded_bytes[tensor]:
             places, count = self._kernel_of(tensor)
             size //= count
-        number, powers = self._coding.decoded(size, tensor)
+        number, powers = self._coding.decode(size, tensor)
         cut = [axis for axis in self._coding.primes if least and decl is not None and axis in decl.axes[:2]]
         block = None if decl is None else decl.part
         return self._sizes.column(number, {**powers, **places}, block, channels=cut, least=least)
 
-    def _held(self, network: Network, step: Step, program: Program) -> Counter[int]:
+    def _held(self, network: Network, step: Step, program: TracedProgram) -> Counter[int]:
         """What the caller holds: weights and states, what is fed and given; and the runtime for each of these."""
-        places = {name: place for place, name in enumerate(network.tensors)}
-        found: Counter[int] = Counter()
+        positions = {name: position for position, name in enumerate(network.tensors)}
+        held: Counter[int] = Counter()
         for value in (*step.inputs, *step.outputs):
-            place, factor = places.get(value.tensor, -1), program.held_factors.get(value.role, 1)
-            found[self._column(value_bytes([value]), place)] += factor  # type: ignore[assignment]
-            found[self._column(1, place)] += program.value_bytes
-        return found
+            position, factor = positions.get(value.tensor, -1), program.held_factors.get(value.role, 1)
+            held[self._column(value_bytes([value]), position)] += factor  # type: ignore[assignment]
+            held[self._column(1, position)] += program.value_bytes
+        return held
 
-    def _objects(self, program: Program, layers: Sequence[int]) -> Counter[int]:
+    def _objects(self, program: TracedProgram, layers: Sequence[int]) -> Counter[int]:
         """What the runtime holds for its kernels, layer by layer, and of constants."""
-        of_layer, found = Counter[int](), Counter[int]()
+        of_layer, objects = Counter[int](), Counter[int]()
         for call, layer in zip(program.calls, layers, strict=True):
             of_layer[layer] += call.object_bytes
             places, count = self._kernel_of(layer)
             if call.constant_bytes % count == 0 < call.constant_bytes and not program.unrolls:
-                found[self._column(call.constant_bytes // count, layer, places=places)] += 1
+                objects[self._column(call.constant_bytes // count, layer, places=places)] += 1
             elif call.constant_bytes:
-                found[self._column(call.constant_bytes, layer)] += 1
+                objects[self._column(call.constant_bytes, layer)] += 1
         for layer, object_bytes in of_layer.items():
             places, count = self._kernel_of(layer) if program.unrolls else (_NOWHERE, 1)
             shape = self._decls[layer].shape if layer >= 0 else ()
             is_wide = shape[2:] == (3, 3) and shape[1] > 1  # not channel by channel
             wide_bytes = max(object_bytes - program.narrow_bytes, 0) if is_wide else 0
             if wide_bytes:
-                found[self._column(1, layer, places=places, least=program.narrow_channels)] += wide_bytes // count
-            found[self._column(1, layer, places=places)] += (object_bytes - wide_bytes) // count
-        return found
+                objects[self._column(1, layer, places=places, least=program.narrow_channels)] += wide_bytes // count
+            objects[self._column(1, layer, places=places)] += (object_bytes - wide_bytes) // count
+        return objects
 
     def _kernel_of(self, layer: int) -> tuple[Mapping[str, int], int]:
         """The axis of a layer's kernel with how many of its dimensions that is, and how many places it has."""
@@ -150,43 +154,44 @@ class EstimateModel:
         )
         return sides, prod(axes[axis].size ** power for axis, power in sides.items())
 
-    def _happenings(self, program: Program, layers: Sequence[int]) -> list[_Happening]:
-        """What happens to the blocks of the memory, and to those that outlive a part of the program."""
-        blocks = blocks_of(program.calls, set(program.names.values()))
-        kinds, parts, lasting = dict[str, tuple[int, int]](), dict[str, int](), set[str]()
-        for call, layer, requests in zip(program.calls, layers, blocks, strict=True):
-            taken = [(name, size) for name, size in requests if size is not None]
-            kinds.update((name, (size, layer)) for name, size in taken)
-            parts.update((name, call.part) for name, _ in taken)
-            lasting.update(name for name, size in requests if size is None and call.part > parts[name])
-        found: list[_Happening] = [[], []]
-        for name, size in chain.from_iterable(blocks):
-            found[name in lasting].append((name, kinds[name], -1 if size is None else 1))
-        return found
-
-    def _in_use(self, happening: _Happening, *, unrolls: bool) -> list[tuple[int, Floats]]:
+    def _blocks_in_use(self, events: _BlockEvents, *, unrolls: bool) -> list[tuple[int, Floats]]:
         """How many blocks are in use, wherever what happens next is that one is given back: by columns of sizes.
 
         As many as an unrolled kernel has places, or a multiple of these, are one for each place.
         """
-        kinds = {kind: at for at, kind in enumerate(dict.fromkeys(kind for _, kind, _ in happening))}
-        steps = np.zeros((len(happening) + 1, len(kinds)))
-        for at, (_, kind, step) in enumerate(happening):
+        kinds = {kind: at for at, kind in enumerate(dict.fromkeys(kind for _, kind, _ in events))}
+        steps = np.zeros((len(events) + 1, len(kinds)))
+        for at, (_, kind, step) in enumerate(events):
             steps[at, kinds[kind]] = step
-        last = [at for at, (_, _, step) in enumerate(happening) if step > 0 and steps[at + 1].min() < 0]
-        found = list[tuple[int, Floats]]()
+        last = [at for at, (_, _, step) in enumerate(events) if step > 0 and steps[at + 1].min() < 0]
+        columns = list[tuple[int, Floats]]()
         for (size, layer), counts in zip(kinds, steps.cumsum(axis=0)[[*last, -1]].T, strict=True):
             places, count = self._kernel_of(layer) if unrolls else (_NOWHERE, 1)
             rest = counts % count if places else counts
-            found.append((self._column(size, layer), rest))
+            columns.append((self._column(size, layer), rest))
             if places:
-                found.append((self._column(size, layer, places=places), (counts - rest) / count))
-        return found
+                columns.append((self._column(size, layer, places=places), (counts - rest) / count))
+        return columns
 
 
 def _by_column(in_use: Sequence[tuple[int, Floats]], length: int) -> Floats:
     """Moments with the blocks of each column: (moments, columns)."""
-    found = np.zeros((len(in_use[0][1]), length))
+    table = np.zeros((len(in_use[0][1]), length))
     for column, counts in in_use:
-        found[:, column] += counts
-    return found
+        table[:, column] += counts
+    return table
+
+
+def block_events(program: TracedProgram, layers: Sequence[int]) -> list[_BlockEvents]:
+    """What happens to the blocks of the memory, and to those that outlive a part of the program."""
+    blocks = blocks_of(program.calls, set(program.names.values()))
+    kinds, parts, lasting = dict[str, tuple[int, int]](), dict[str, int](), set[str]()
+    for call, layer, requests in zip(program.calls, layers, blocks, strict=True):
+        taken = [(name, size) for name, size in requests if size is not None]
+        kinds.update((name, (size, layer)) for name, size in taken)
+        parts.update((name, call.part) for name, _ in taken)
+        lasting.update(name for name, size in requests if size is None and call.part > parts[name])
+    events: list[_BlockEvents] = [[], []]
+    for name, size in chain.from_iterable(blocks):
+        events[name in lasting].append((name, kinds[name], -1 if size is None else 1))
+    return events

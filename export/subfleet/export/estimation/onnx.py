@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import onnx
 
-from subfleet.export.estimation.kernels import Program
-from subfleet.export.memory.onnx_arena import arena_after
+from subfleet.export.estimation.kernels import TracedProgram
+from subfleet.export.memory.onnx_arena import simulate_arena
 from subfleet.export.memory.onnx_blocks import calls_of
 from subfleet.export.memory.onnx_plan import FIRST_SESSION_BYTES, TRAINING_BYTES, VALUE_BYTES
 from subfleet.export.memory.onnx_run import read_onnx
@@ -22,22 +22,27 @@ _PACKING = frozenset({"Conv", "ConvTranspose", "FusedConv", "FusedMatMul", "Gemm
 """Kernels that hold a constant second input once more, in an order of their own."""
 
 
-def onnx_program(step: Step) -> Program:
+def onnx_program(step: Step) -> TracedProgram:
     """Load the step's program, and read how the runtime would run it."""
     body = training_model(trace(step, OnnxTarget.lowerings), step)
     graph = read_onnx(body)
     nodes, written = graph.graph.node, onnx.load_model_from_string(body).graph.node
     node_bytes = _NODE_BYTES + _WRITTEN_BYTES * len(written) // len(nodes)
     packed = {node.input[1] for node in nodes if node.op_type in _PACKING}
-    left = {one.name: graph.types[one.name].size_bytes * (1 + (one.name in packed)) for one in graph.graph.initializer}
+    constant_bytes = {
+        initializer.name: graph.types[initializer.name].size_bytes * (1 + (initializer.name in packed))
+        for initializer in graph.graph.initializer
+    }
     calls = (
-        replace(call, object_bytes=node_bytes, constant_bytes=sum(left.pop(name, 0) for name in set(call.inputs)))
+        replace(
+            call, object_bytes=node_bytes, constant_bytes=sum(constant_bytes.pop(name, 0) for name in set(call.inputs))
+        )
         for call in reversed([*calls_of(graph)])  # on the way back blocks that may be left out come first
     )
-    return Program(
+    return TracedProgram(
         calls=tuple(calls)[::-1],
         names={value.name: value.name for value in (*step.inputs, *step.outputs)},
         base_bytes=FIRST_SESSION_BYTES + TRAINING_BYTES + 2**15,  # half of the step in which plans count objects
         value_bytes=VALUE_BYTES,
-        filled=lambda requests: arena_after(requests).resident_bytes,
+        measure_arena=lambda requests: simulate_arena(requests).resident_bytes,
     )

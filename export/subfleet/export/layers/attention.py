@@ -32,23 +32,23 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:
-        query, key, value, mask, kept, scale = arguments
+        query, key, value, mask, dropout, scale = arguments
         scaled = query * scale
         scores = _product(scaled, key.transpose(-1, -2))
         weights = torch.softmax(scores if mask is None else scores + mask, -1)
-        output = _product(weights if kept is None else weights * kept, value)
-        ctx.save_for_backward(scaled, key, value, weights, output, kept)
+        output = _product(weights if dropout is None else weights * dropout, value)
+        ctx.save_for_backward(scaled, key, value, weights, output, dropout)
         ctx.scale, ctx.mask_shape = scale, None if mask is None else mask.shape
         return output
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         g = gradients[0]
-        scaled, key, value, weights, output, kept = ctx.saved_tensors
+        scaled, key, value, weights, output, dropout = ctx.saved_tensors
         d_weights = _product(g, value.transpose(-1, -2))
         dropped = weights
-        if kept is not None:
-            dropped, d_weights = weights * kept, d_weights * kept
+        if dropout is not None:
+            dropped, d_weights = weights * dropout, d_weights * dropout
         d_scores = weights * (d_weights - (g * output).sum(-1, keepdim=True))
         d_query = _product(d_scores, key) * ctx.scale
         d_key = _product(d_scores.transpose(-1, -2), scaled)
@@ -66,8 +66,8 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
 
 def _causal(rows: int, columns: int, like: Tensor) -> Tensor:
     """0 up to the diagonal, and never after it, (L, S)."""
-    kept = [[0.0 if column <= row else _NEVER for column in range(columns)] for row in range(rows)]
-    return torch.tensor(kept, dtype=like.dtype)
+    scores = [[0.0 if column <= row else _NEVER for column in range(columns)] for row in range(rows)]
+    return torch.tensor(scores, dtype=like.dtype)
 
 
 def _additive(mask: Tensor, like: Tensor) -> Tensor:
@@ -77,7 +77,7 @@ def _additive(mask: Tensor, like: Tensor) -> Tensor:
     return (1.0 - mask.to(like.dtype)) * _NEVER
 
 
-def _kept(context: LayerContext, shape: tuple[int, ...], p: float, like: Tensor) -> Tensor | None:
+def _dropout_factor(context: LayerContext, shape: tuple[int, ...], p: float, like: Tensor) -> Tensor | None:
     """Factor of each attention weight: 0 where it is dropped."""
     if p == 0:
         return None
@@ -102,13 +102,13 @@ def _scaled_dot_product(
     mask = None if attn_mask is None else _additive(attn_mask, query)
     if is_causal:
         mask = _causal(shape[-2], shape[-1], query)
-    kept = _kept(context, shape, dropout_p, query)
+    dropout = _dropout_factor(context, shape, dropout_p, query)
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    output: Tensor = _Attention.apply(query, key, value, mask, kept, factor)  # type: ignore[no-untyped-call]
+    output: Tensor = _Attention.apply(query, key, value, mask, dropout, factor)  # type: ignore[no-untyped-call]
     return output
 
 
-def _projected(inputs_ble: Tensor, weight: Tensor, bias: Tensor | None, count: int, heads: int) -> tuple[Tensor, ...]:
+def _project(inputs_ble: Tensor, weight: Tensor, bias: Tensor | None, count: int, heads: int) -> tuple[Tensor, ...]:
     """`count` projections in one product, each (B, H, L, D). Their gradients are laid side by side again at once."""
     samples, length, _ = inputs_ble.shape
     together = functional.linear(inputs_ble, weight, bias)
@@ -116,7 +116,7 @@ def _projected(inputs_ble: Tensor, weight: Tensor, bias: Tensor | None, count: i
     return split.unbind(0)
 
 
-def _merged_mask(
+def _merge_masks(
     attn_mask: Tensor | None, padding: Tensor | None, is_causal: bool, query: Tensor, shape: tuple[int, int, int, int]
 ) -> Tensor | None:
     """One mask that is added, of a shape that (B, H, L, S) scores take, or None."""
@@ -163,7 +163,7 @@ def _multi_head(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    unusual = any(given is not None for given in (bias_k, bias_v, static_k, static_v)) or add_zero_attn
+    unusual = any(extra is not None for extra in (bias_k, bias_v, static_k, static_v)) or add_zero_attn
     if unusual or query.dim() != 3:
         raise ExportError(
             f"layer {context.layer!r} attends to added keys, or to a sequence without a batch, which cannot be "
@@ -173,31 +173,31 @@ def _multi_head(
     query_b, key_b, value_b = (inputs.transpose(0, 1) for inputs in (query, key, value))
     length, samples, _ = query.shape
     if in_proj_weight is not None and query is key and key is value:
-        q, k, v = _projected(query_b, in_proj_weight, in_proj_bias, 3, num_heads)
+        q, k, v = _project(query_b, in_proj_weight, in_proj_bias, 3, num_heads)
     else:
         weights: Sequence[Any] = (q_proj_weight, k_proj_weight, v_proj_weight)
         if in_proj_weight is not None:
             weights = in_proj_weight.chunk(3)
         biases: Sequence[Any] = (None, None, None) if in_proj_bias is None else in_proj_bias.chunk(3)
         q, k, v = (
-            _projected(inputs, weight, bias, 1, num_heads)[0]
+            _project(inputs, weight, bias, 1, num_heads)[0]
             for inputs, weight, bias in zip((query_b, key_b, value_b), weights, biases, strict=True)
         )
     shape = (samples, num_heads, length, key.shape[0])
-    mask = _merged_mask(attn_mask, key_padding_mask, is_causal, query, shape)
-    kept = _kept(context, shape, dropout_p if training else 0.0, query)
+    mask = _merge_masks(attn_mask, key_padding_mask, is_causal, query, shape)
+    dropout = _dropout_factor(context, shape, dropout_p if training else 0.0, query)
     factor = 1 / math.sqrt(q.shape[-1])
-    heads = _Attention.apply(q, k, v, mask, kept, factor)  # type: ignore[no-untyped-call]
+    heads = _Attention.apply(q, k, v, mask, dropout, factor)  # type: ignore[no-untyped-call]
     joined = heads.transpose(1, 2).reshape(samples, length, -1)
     output = functional.linear(joined, out_proj_weight, out_proj_bias).transpose(0, 1)
-    return output, _weights(q, k, mask, kept, average_attn_weights) if need_weights else None
+    return output, _weights(q, k, mask, dropout, average_attn_weights) if need_weights else None
 
 
-def _weights(q: Tensor, k: Tensor, mask: Tensor | None, kept: Tensor | None, average: bool) -> Tensor:
+def _weights(q: Tensor, k: Tensor, mask: Tensor | None, dropout: Tensor | None, average: bool) -> Tensor:
     """The weights once more, for a module that wants them; what nothing depends on leaves no trace in a program."""
     scores = _product(q * (1 / math.sqrt(q.shape[-1])), k.transpose(-1, -2))
     weights = torch.softmax(scores if mask is None else scores + mask, -1)
-    weights = weights if kept is None else weights * kept
+    weights = weights if dropout is None else weights * dropout
     return weights.mean(1) if average else weights
 
 

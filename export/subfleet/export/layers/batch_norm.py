@@ -84,17 +84,17 @@ def _batch_norm(  # noqa: PLR0913, PLR0917 - PyTorch's signature
             raise ExportError(f"layer {context.layer!r} has no running statistics to normalise by; train it with some")
         mean, variance = context.buffer(running_mean), context.buffer(running_var)
         return functional.batch_norm(input, mean, variance, weight, bias, eps=eps)
-    mask_B = _checked_mask(context, input)
+    mask_B = _require_mask(context, input)
     _check_channels(context, input, running_mean, running_var, weight, bias)
     if context.shapes_only:
         return input.clone()
     inputs_BCP = input.reshape(input.shape[0], input.shape[1], -1)
-    counts = context.shared((inputs_BCP.shape[2], momentum), lambda: _counts(mask_B, inputs_BCP.shape[2], momentum))
+    counts = context.share((inputs_BCP.shape[2], momentum), lambda: _counts(mask_B, inputs_BCP.shape[2], momentum))
     outputs, mean_C, variance_C = _BatchNorm.apply(inputs_BCP, weight, bias, counts.mask_B1, counts.count, eps)  # type: ignore[no-untyped-call]
     if running_mean is not None and running_var is not None:
         news = (mean_C, variance_C * counts.unbiased)
-        for running, new, (kept, taken) in zip((running_mean, running_var), news, counts.rates, strict=True):
-            context.update(running, context.buffer(running) * kept + new * taken)
+        for running, new, (old_rate, new_rate) in zip((running_mean, running_var), news, counts.rates, strict=True):
+            context.update(running, context.buffer(running) * old_rate + new * new_rate)
     result: Tensor = outputs.reshape(input.shape)
     return result
 
@@ -128,7 +128,7 @@ def _counts(mask_B: Tensor, positions: int, momentum: float) -> _Counts:
     )
 
 
-def _checked_mask(context: LayerContext, inputs: Tensor) -> Tensor:
+def _require_mask(context: LayerContext, inputs: Tensor) -> Tensor:
     mask_B = context.sample_mask_B
     if mask_B is None:
         raise ExportError(

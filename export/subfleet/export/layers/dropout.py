@@ -12,10 +12,10 @@ from torch.nn import functional
 from subfleet.export.layers.replacing import LayerContext, Replacement
 from subfleet.protocol.errors import ExportError
 
-__all__ = ["DROPOUTS", "dropped"]
+__all__ = ["DROPOUTS", "drop_elements"]
 
 
-def dropped(context: LayerContext, inputs: Tensor, p: float, random_shape: tuple[int, ...]) -> Tensor:
+def drop_elements(context: LayerContext, inputs: Tensor, p: float, random_shape: tuple[int, ...]) -> Tensor:
     """Set elements to zero where the next random input is below `p`, and divide the others by 1 - p.
 
     Args:
@@ -35,8 +35,8 @@ def dropped(context: LayerContext, inputs: Tensor, p: float, random_shape: tuple
         return inputs * 0.0
     # In the random input's own precision, so that a comparison in double precision decides every element alike.
     threshold = float(torch.tensor(p, dtype=torch.float32, device="cpu"))
-    kept = (context.next_random(random_shape) >= threshold).to(inputs.dtype)
-    return inputs * (kept * (1 / (1 - p)))
+    mask = (context.next_random(random_shape) >= threshold).to(inputs.dtype)
+    return inputs * (mask * (1 / (1 - p)))
 
 
 def _dropout(dimensions: int) -> Replacement:
@@ -55,12 +55,12 @@ def _dropout(dimensions: int) -> Replacement:
                 f"have {dimensions + 2} dimensions; keep the batch"
             )
         shape = (*input.shape[:2], *[1] * dimensions) if dimensions else tuple(input.shape)
-        return dropped(context, input, p, shape) if training else input
+        return drop_elements(context, input, p, shape) if training else input
 
     return drop
 
 
-def _refused_in_training(function: Callable[..., Tensor], remedy: str = "use nn.Dropout") -> Replacement:
+def _refuse_in_training(function: Callable[..., Tensor], remedy: str = "use nn.Dropout") -> Replacement:
     signature = inspect.signature(function)
 
     def refuse(context: LayerContext, *args: Any, **kwargs: Any) -> Tensor:
@@ -81,10 +81,10 @@ DROPOUTS: Mapping[Any, Replacement] = MappingProxyType(
         functional.dropout1d: _dropout(1),
         functional.dropout2d: _dropout(2),
         functional.dropout3d: _dropout(3),
-        functional.alpha_dropout: _refused_in_training(functional.alpha_dropout),
-        functional.feature_alpha_dropout: _refused_in_training(functional.feature_alpha_dropout),
-        functional.rrelu: _refused_in_training(functional.rrelu, "use nn.LeakyReLU"),
-        functional.gumbel_softmax: _refused_in_training(
+        functional.alpha_dropout: _refuse_in_training(functional.alpha_dropout),
+        functional.feature_alpha_dropout: _refuse_in_training(functional.feature_alpha_dropout),
+        functional.rrelu: _refuse_in_training(functional.rrelu, "use nn.LeakyReLU"),
+        functional.gumbel_softmax: _refuse_in_training(
             functional.gumbel_softmax, "add -log(-log(u)) of torch.rand to the logits, and take a softmax"
         ),
     }

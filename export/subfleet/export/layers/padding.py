@@ -22,8 +22,8 @@ def _pad(
 ) -> Tensor:
     if mode != "circular" or min(pad) < 0:
         return functional.pad(input, list(pad), mode, value)
-    for place in range(len(pad) // 2):
-        dim, (before, after) = input.dim() - 1 - place, pad[2 * place : 2 * place + 2]
+    for axis_from_last in range(len(pad) // 2):
+        dim, (before, after) = input.dim() - 1 - axis_from_last, pad[2 * axis_from_last : 2 * axis_from_last + 2]
         size = input.shape[dim]
         parts = [input.narrow(dim, size - before, before), input, input.narrow(dim, 0, after)]
         input = torch.cat([part for part in parts if part.shape[dim]], dim)  # noqa: A001 - the result so far

@@ -22,8 +22,8 @@ def _to_one(function: Any, dims: int) -> Replacement:
         input: Tensor,  # noqa: A002 - PyTorch's name of it
         output_size: int | Sequence[int | None] | None,
     ) -> Tensor:
-        wanted = output_size if isinstance(output_size, Sequence) else [output_size] * dims
-        if any(size != 1 for size in wanted) or input.dim() <= dims:
+        sizes = output_size if isinstance(output_size, Sequence) else [output_size] * dims
+        if any(size != 1 for size in sizes) or input.dim() <= dims:
             pooled: Tensor = function(input, output_size)
             return pooled
         return input.mean(dim=tuple(range(-dims, 0)), keepdim=True)

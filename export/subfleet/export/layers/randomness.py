@@ -27,17 +27,17 @@ def _sizes(given: Sequence[Any]) -> tuple[int, ...]:
     return tuple(int(size) for size in sizes)
 
 
-def _typed(drawn: Tensor, dtype: torch.dtype | None) -> Tensor:
+def _cast(drawn: Tensor, dtype: torch.dtype | None) -> Tensor:
     """Single precision, which is PyTorch's default, stays that of the step, which may be double."""
     return drawn if dtype in {None, torch.float32} else drawn.to(dtype)
 
 
 def _rand(uniform: Uniform, *sizes: Any, size: Any = None, dtype: torch.dtype | None = None, **_options: Any) -> Tensor:
-    return _typed(uniform(_sizes(sizes or (size,))), dtype)
+    return _cast(uniform(_sizes(sizes or (size,))), dtype)
 
 
 def _rand_like(uniform: Uniform, input: Tensor, *, dtype: torch.dtype | None = None, **_options: Any) -> Tensor:  # noqa: A002
-    return _typed(uniform(input.shape), dtype or input.dtype)
+    return _cast(uniform(input.shape), dtype or input.dtype)
 
 
 def _normal(uniform: Uniform, shape: Sequence[int]) -> Tensor:
@@ -49,24 +49,24 @@ def _normal(uniform: Uniform, shape: Sequence[int]) -> Tensor:
 def _randn(
     uniform: Uniform, *sizes: Any, size: Any = None, dtype: torch.dtype | None = None, **_options: Any
 ) -> Tensor:
-    return _typed(_normal(uniform, _sizes(sizes or (size,))), dtype)
+    return _cast(_normal(uniform, _sizes(sizes or (size,))), dtype)
 
 
 def _randn_like(uniform: Uniform, input: Tensor, *, dtype: torch.dtype | None = None, **_options: Any) -> Tensor:  # noqa: A002
-    return _typed(_normal(uniform, input.shape), dtype or input.dtype)
+    return _cast(_normal(uniform, input.shape), dtype or input.dtype)
 
 
-def _below(uniform: Uniform, shape: Sequence[int], p: Any) -> Tensor:
+def _draw_below(uniform: Uniform, shape: Sequence[int], p: Any) -> Tensor:
     """True with probability `p`, which is rounded to the single precision in which the numbers were drawn."""
     return uniform(shape) < (p if isinstance(p, Tensor) else float(torch.tensor(p, dtype=torch.float32, device="cpu")))
 
 
 def _bernoulli(uniform: Uniform, input: Tensor, p: float | None = None, **_options: Any) -> Tensor:  # noqa: A002
-    return _below(uniform, input.shape, input if p is None else p).to(input.dtype)
+    return _draw_below(uniform, input.shape, input if p is None else p).to(input.dtype)
 
 
 def _set_bernoulli(uniform: Uniform, tensor: Tensor, p: Any = 0.5, **_options: Any) -> Tensor:
-    return tensor.copy_(_below(uniform, tensor.shape, p))
+    return tensor.copy_(_draw_below(uniform, tensor.shape, p))
 
 
 def _set_uniform(uniform: Uniform, tensor: Tensor, low: float = 0.0, high: float = 1.0, **options: Any) -> Tensor:
@@ -119,7 +119,7 @@ def _from_step(draw: Callable[..., Tensor]) -> Replacement:
     return lambda context, *args, **kwargs: draw(partial(_numbers, context), *args, **kwargs)
 
 
-def _refused(context: LayerContext, *_args: Any, **_kwargs: Any) -> Tensor:
+def _refuse(context: LayerContext, *_args: Any, **_kwargs: Any) -> Tensor:
     raise ExportError(
         f"layer {context.layer!r} draws its own randomness, which no program can replay; draw with torch.rand, "
         "torch.randn or torch.bernoulli, or use nn.Dropout instead"
@@ -132,5 +132,5 @@ _REFUSED = (
 )  # fmt: skip
 
 RANDOMNESS: Mapping[Any, Replacement] = MappingProxyType(
-    {function: _from_step(draw) for function, draw in DRAWS.items()} | dict.fromkeys(_REFUSED, _refused)
+    {function: _from_step(draw) for function, draw in DRAWS.items()} | dict.fromkeys(_REFUSED, _refuse)
 )

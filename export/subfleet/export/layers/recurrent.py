@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subfleet.export.layers.dropout import dropped
-from subfleet.export.layers.recurrent_cells import CELLS, Cell
+from subfleet.export.layers.dropout import drop_elements
+from subfleet.export.layers.recurrent_cells import CELLS, RecurrentCell
 from subfleet.export.layers.replacing import LayerContext, Replacement
 from subfleet.protocol.errors import ExportError
 
@@ -29,7 +29,7 @@ __all__ = ["RECURRENT"]
 class _Stack:
     """Layers of one kind, as PyTorch's functions take them."""
 
-    cell: Cell
+    cell: RecurrentCell
     has_biases: bool
     layers: int
     dropout: float
@@ -67,16 +67,16 @@ def _run(
     for layer in range(stack.layers):
         outputs = []
         for direction in range(directions):
-            place = layer * directions + direction
-            own = list(parameters[place * step : (place + 1) * step]) + [None] * (4 - step)
-            first = [state[place].t() for state in states]
+            index = layer * directions + direction
+            own = list(parameters[index * step : (index + 1) * step]) + [None] * (4 - step)
+            first = [state[index].t() for state in states]
             results = _Unrolled.apply(stack.cell, bool(direction), steps, flow, *own, *first)  # type: ignore[no-untyped-call]
             outputs.append(results[0])
-            for kept, result in zip(last, results[1:], strict=True):
-                kept.append(result.t())
+            for values, result in zip(last, results[1:], strict=True):
+                values.append(result.t())
         flow = outputs[0] if directions == 1 else torch.cat(outputs)
         if stack.train and stack.dropout and layer < stack.layers - 1:
-            flow = dropped(context, flow, stack.dropout, tuple(flow.shape))
+            flow = drop_elements(context, flow, stack.dropout, tuple(flow.shape))
     outputs_tnh = flow.t().reshape(steps, samples, -1)
     return outputs_tnh.transpose(0, 1) if stack.batch_first else outputs_tnh, last
 
@@ -90,13 +90,13 @@ class _Unrolled(torch.autograd.Function):
         samples = inputs.shape[1] // steps
         projected = torch.mm(w_input, inputs)
         bias_input, bias_hidden = (None if bias is None else bias.reshape(-1, 1) for bias in (b_input, b_hidden))
-        chunks = [torch.split(part, samples, 1) for part in cell.prepared(projected, bias_input, bias_hidden)]
-        kept: list[Any] = [None] * steps
+        chunks = [torch.split(part, samples, 1) for part in cell.prepare(projected, bias_input, bias_hidden)]
+        saved_steps: list[Any] = [None] * steps
         state = tuple(states)
         for time in _order(steps, reverse):
-            state, kept[time] = cell.forward(tuple(part[time] for part in chunks), w_hidden, state)
+            state, saved_steps[time] = cell.forward(tuple(part[time] for part in chunks), w_hidden, state)
         # One time step after the other: a runtime joins and splits them there as blocks of memory.
-        saved = [torch.cat(list(parts)).reshape(steps, -1, samples) for parts in zip(*kept, strict=True)]
+        saved = [torch.cat(list(parts)).reshape(steps, -1, samples) for parts in zip(*saved_steps, strict=True)]
         hidden = _features_first(saved[0])
         ctx.save_for_backward(inputs, w_input, w_hidden, *states, *saved)
         ctx.plan = (cell, reverse, steps, samples, b_input is not None)
@@ -108,7 +108,7 @@ class _Unrolled(torch.autograd.Function):
         cell, reverse, steps, samples, has_bias = ctx.plan
         inputs, w_input, w_hidden, *rest = ctx.saved_tensors
         states, saved = rest[: cell.states], rest[cell.states :]
-        before = [_shifted(part, first, reverse=reverse) for part, first in zip(saved, states, strict=False)]
+        before = [_previous_states(part, first, reverse=reverse) for part, first in zip(saved, states, strict=False)]
         factors = [_steps_of(part) for part in cell.factors(saved, before)]
         outer = None if gradients[0] is None else torch.split(gradients[0], samples, 1)
         d_states = tuple(gradients[1:])
@@ -152,14 +152,14 @@ def _steps_of(values_tfn: Tensor) -> tuple[Tensor, ...]:
     return torch.split(values_tfn.reshape(steps * features, samples), features)
 
 
-def _shifted(values_tfn: Tensor, first: Tensor, *, reverse: bool) -> Tensor:
+def _previous_states(values_tfn: Tensor, first: Tensor, *, reverse: bool) -> Tensor:
     """The state before each time step."""
     others = values_tfn[1:] if reverse else values_tfn[:-1]
     start = first.unsqueeze(0)
     return torch.cat([others, start] if reverse else [start, others])
 
 
-def _layers(cell: Cell) -> Replacement:
+def _layers(cell: RecurrentCell) -> Replacement:
     """The function of PyTorch's that runs layers of a kind. A list of states is given where there are several."""
 
     def run(

@@ -14,19 +14,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["CELLS", "Cell"]
+__all__ = ["CELLS", "RecurrentCell"]
 
 States = tuple[Tensor, ...]
 Gradients = tuple[Tensor | None, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class RecurrentCell:
     """A kind of recurrent layer.
 
     Attributes:
         states: how many tensors a time step hands to the next; the first is the output.
-        prepared: (projected inputs, bias of the inputs or None, bias of the hidden state or None) to what a time step
+        prepare: (projected inputs, bias of the inputs or None, bias of the hidden state or None) to what a time step
             takes; all (.., T*N).
         forward: (its part of the prepared, recurrent weights, states) to the states, and what the backward is to find;
             of that the first are the states.
@@ -40,20 +40,20 @@ class Cell:
     """
 
     states: int
-    prepared: Callable[[Tensor, Tensor | None, Tensor | None], tuple[Tensor, ...]]
+    prepare: Callable[[Tensor, Tensor | None, Tensor | None], tuple[Tensor, ...]]
     forward: Callable[[tuple[Tensor, ...], Tensor, States], tuple[States, tuple[Tensor, ...]]]
     factors: Callable[[Sequence[Tensor], Sequence[Tensor]], tuple[Tensor, ...]]
     backward: Callable[[Tensor, Gradients, tuple[Tensor, ...], Tensor], tuple[Gradients, tuple[Tensor, ...]]]
     projected_gradient: Callable[[Tensor, Sequence[Tensor], Sequence[Tensor]], Tensor]
 
 
-def _with_both_biases(projected: Tensor, bias_input: Tensor | None, bias_hidden: Tensor | None) -> tuple[Tensor, ...]:
+def _add_biases(projected: Tensor, bias_input: Tensor | None, bias_hidden: Tensor | None) -> tuple[Tensor, ...]:
     if bias_input is None or bias_hidden is None:
         return (projected,)
     return (projected + (bias_input + bias_hidden),)
 
 
-def _same_gradient(d_gates: Tensor, _collected: Sequence[Tensor], _kept: Sequence[Tensor]) -> Tensor:
+def _same_gradient(d_gates: Tensor, _collected: Sequence[Tensor], _saved: Sequence[Tensor]) -> Tensor:
     return d_gates
 
 
@@ -71,8 +71,8 @@ def _lstm_forward(prepared: tuple[Tensor, ...], weight: Tensor, states: States) 
     return (hidden, cell), (hidden, cell, both, new, out, bounded)
 
 
-def _lstm_factors(kept: Sequence[Tensor], before: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    _, _, both, new, out, bounded = kept
+def _lstm_factors(saved: Sequence[Tensor], before: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    _, _, both, new, out, bounded = saved
     into, forget = torch.split(both, new.shape[1], 1)
     of_cell = [new * into * (1.0 - into), before[1] * forget * (1.0 - forget), into * (1.0 - new * new)]
     of_output = bounded * out * (1.0 - out)
@@ -90,7 +90,7 @@ def _lstm_backward(
     return (torch.mm(transposed, d_gates), d_cell * forget), (d_gates,)
 
 
-def _gru_prepared(projected: Tensor, bias_input: Tensor | None, bias_hidden: Tensor | None) -> tuple[Tensor, ...]:
+def _gru_prepare(projected: Tensor, bias_input: Tensor | None, bias_hidden: Tensor | None) -> tuple[Tensor, ...]:
     """What the recurrent product starts from, and the input's part of the new gate, which is added behind the reset."""
     size = projected.shape[0] // 3
     if bias_input is not None:
@@ -114,8 +114,8 @@ def _gru_forward(prepared: tuple[Tensor, ...], weight: Tensor, states: States) -
     return (hidden,), (hidden, both, new, recurrent)
 
 
-def _gru_factors(kept: Sequence[Tensor], before: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    _, both, new, recurrent = kept
+def _gru_factors(saved: Sequence[Tensor], before: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    _, both, new, recurrent = saved
     reset, update = torch.split(both, new.shape[1], 1)
     of_new = (1.0 - update) * (1.0 - new * new)
     of_reset = of_new * recurrent * (reset * (1.0 - reset))
@@ -131,9 +131,9 @@ def _gru_backward(
     return (torch.addmm(d_hidden * update, transposed, d_gates),), (d_gates, d_hidden)
 
 
-def _gru_projected_gradient(d_gates: Tensor, collected: Sequence[Tensor], kept: Sequence[Tensor]) -> Tensor:
+def _gru_projected_gradient(d_gates: Tensor, collected: Sequence[Tensor], saved: Sequence[Tensor]) -> Tensor:
     """The new gate's input did not pass the reset."""
-    _, both, new, _ = kept
+    _, both, new, _ = saved
     size = new.shape[1]
     update = torch.split(both, size, 1)[1]
     d_new = collected[1] * ((1.0 - update) * (1.0 - new * new))
@@ -155,27 +155,27 @@ def _plain_backward(
     return (torch.mm(transposed, d_gates),), (d_gates,)
 
 
-_TANH = Cell(
+_TANH = RecurrentCell(
     states=1,
-    prepared=_with_both_biases,
+    prepare=_add_biases,
     forward=_plain_forward(torch.tanh),
     factors=lambda kept, _before: (1.0 - kept[0] * kept[0],),
     backward=_plain_backward,
     projected_gradient=_same_gradient,
 )
-CELLS: Mapping[str, Cell] = MappingProxyType(
+CELLS: Mapping[str, RecurrentCell] = MappingProxyType(
     {
-        "lstm": Cell(
+        "lstm": RecurrentCell(
             states=2,
-            prepared=_with_both_biases,
+            prepare=_add_biases,
             forward=_lstm_forward,
             factors=_lstm_factors,
             backward=_lstm_backward,
             projected_gradient=_same_gradient,
         ),
-        "gru": Cell(
+        "gru": RecurrentCell(
             states=1,
-            prepared=_gru_prepared,
+            prepare=_gru_prepare,
             forward=_gru_forward,
             factors=_gru_factors,
             backward=_gru_backward,

@@ -42,7 +42,7 @@ class LayerContext:
         self.layer = ""
         self._randoms = randoms
         self._random_shapes: list[tuple[int, ...]] = []
-        self._place = 0
+        self._random_count = 0
         self._buffers: dict[int, tuple[Tensor, Tensor]] = {}
         self._repeating = False
         self._going_back = False
@@ -50,7 +50,7 @@ class LayerContext:
         self._shared: dict[Any, Any] = {}
         self._modes = torch._C._len_torch_dispatch_stack()  # noqa: SLF001 - PyTorch tells it nowhere else
 
-    def shared(self, key: Any, make: Callable[[], Any]) -> Any:
+    def share(self, key: Any, make: Callable[[], Any]) -> Any:
         """What layers have in common, made by the first; anew in a mode of the module's, which it may not leave."""
         if torch.is_inference_mode_enabled() or torch._C._len_torch_dispatch_stack() != self._modes:  # noqa: SLF001
             return make()
@@ -64,9 +64,9 @@ class LayerContext:
         return tuple(self._random_shapes)
 
     @property
-    def place(self) -> int:
+    def random_count(self) -> int:
         """How many random tensors were taken before."""
-        return self._place
+        return self._random_count
 
     def next_random(self, shape: Sequence[int]) -> Tensor:
         """The next random input of the step: float, uniform in [0, 1), of this shape.
@@ -74,39 +74,38 @@ class LayerContext:
         Raises:
             ExportError: the module asks for another shape than in its first run, or more often.
         """
-        wanted, place = tuple(int(size) for size in shape), self._next_place()
+        sizes, index = tuple(int(size) for size in shape), self._next_index()
         if self._randoms is None:
             if not self._repeating:
-                self._random_shapes.append(wanted)
-            return torch.zeros(wanted)
-        if place >= len(self._randoms) or tuple(self._randoms[place].shape) != wanted:
+                self._random_shapes.append(sizes)
+            return torch.zeros(sizes)
+        if index >= len(self._randoms) or tuple(self._randoms[index].shape) != sizes:
             raise ExportError(
-                f"layer {self.layer!r} asks for randomness of the shape {wanted}, but did not when the module first "
+                f"layer {self.layer!r} asks for randomness of the shape {sizes}, but did not when the module first "
                 "ran; its forward must do the same in every run"
             )
-        return self._randoms[place]
+        return self._randoms[index]
 
     @property
     def is_run_again(self) -> bool:
         """Whether layers that run now do so in the backward pass, by the network's own will."""
         return self._going_back and not self._repeating
 
-    def _next_place(self) -> int:
+    def _next_index(self) -> int:
         """The place of the next random tensor; of a layer that is run again in the backward pass, of its only one."""
         if self.is_run_again:
-            places = self._places.get(self.layer, [])
-            if len(places) != 1:
+            indices = self._places.get(self.layer, [])
+            if len(indices) != 1:
                 raise ExportError(
-                    f"layer {self.layer!r} is run again in the backward pass, but draws {len(places)} times in a step, "
-                    "so that it cannot be told which draw is repeated; leave out torch.utils.checkpoint, and set "
-                    "recompute instead"
+                    f"layer {self.layer!r} is run again in the backward pass but draws {len(indices)} times, so it "
+                    "is unknown which draw to repeat; leave out torch.utils.checkpoint and set recompute instead"
                 )
-            return places[0]
-        place = self._place
-        self._place += 1
+            return indices[0]
+        index = self._random_count
+        self._random_count += 1
         if not self._repeating:
-            self._places.setdefault(self.layer, []).append(place)
-        return place
+            self._places.setdefault(self.layer, []).append(index)
+        return index
 
     def buffer(self, tensor: Tensor) -> Tensor:
         """The latest value of a buffer: what `update` left, or the buffer itself."""
@@ -118,17 +117,17 @@ class LayerContext:
             self._buffers[id(tensor)] = (tensor, new)  # the first is kept, so that its id stays its own
 
     @contextmanager
-    def repeating(self, place: int) -> Iterator[None]:
-        """Run a block once more: it gets the random tensors from `place` on again, and its updates do not count."""
-        before = (self._place, self._repeating)
-        self._place, self._repeating = place, True
+    def repeat(self, index: int) -> Iterator[None]:
+        """Run a block once more: it gets the random tensors from `index` on again; its updates do not count."""
+        before = (self._random_count, self._repeating)
+        self._random_count, self._repeating = index, True
         try:
             yield
         finally:
-            self._place, self._repeating = before
+            self._random_count, self._repeating = before
 
     @contextmanager
-    def going_back(self) -> Iterator[None]:
+    def backward_pass(self) -> Iterator[None]:
         """The backward pass: a layer that `torch.utils.checkpoint` runs once more gets its random tensor again."""
         self._going_back = True
         try:

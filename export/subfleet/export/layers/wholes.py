@@ -81,23 +81,23 @@ def _product(_context: LayerContext, input: Tensor, *args: Any, **options: Any) 
     if factors.shape[at] > _MOST_FACTORS:
         whole: Tensor = torch.prod(input, *args, **options)
         return whole
-    found = _running(factors, at)[-1]
-    return found.unsqueeze(at) if given.get("keepdim") else found
+    product = _cumulative_products(factors, at)[-1]
+    return product.unsqueeze(at) if given.get("keepdim") else product
 
 
 def _products(_context: LayerContext, input: Tensor, dim: int, **options: Any) -> Tensor:  # noqa: A002 - PyTorch's name
     if input.shape[dim] > _MOST_FACTORS:
         whole: Tensor = torch.cumprod(input, dim, **options)
         return whole
-    return torch.stack(_running(input, dim), dim)
+    return torch.stack(_cumulative_products(input, dim), dim)
 
 
-def _running(factors: Tensor, dim: int) -> list[Tensor]:
+def _cumulative_products(factors: Tensor, dim: int) -> list[Tensor]:
     """The first factor, the product of the first two, of the first three, and so on."""
-    found: list[Tensor] = []
-    for one in factors.unbind(dim):
-        found.append(one if not found else found[-1] * one)
-    return found
+    products: list[Tensor] = []
+    for factor in factors.unbind(dim):
+        products.append(factor if not products else products[-1] * factor)
+    return products
 
 
 WHOLES: Mapping[Any, Replacement] = MappingProxyType(

@@ -3,11 +3,11 @@
 from torch import fx
 
 from subfleet.export.layouts.rules import RULES
-from subfleet.export.layouts.transpositions import without_transpositions
+from subfleet.export.layouts.transpositions import remove_transpositions
 
-__all__ = ["settled"]
+__all__ = ["settle_layouts"]
 
 
-def settled(graph: fx.GraphModule) -> fx.GraphModule:
+def settle_layouts(graph: fx.GraphModule) -> fx.GraphModule:
     """A graph that computes the same with as few transpositions as its operators allow."""
-    return without_transpositions(graph, RULES)
+    return remove_transpositions(graph, RULES)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from subfleet.export.layouts.transpositions import Held, Rewriting, Rule, as_written
+from subfleet.export.layouts.transpositions import GraphRewriter, HeldTensor, Rule, rewrite_plain
 from subfleet.export.nodes import argument, shape_of
 
 __all__ = ["PRODUCTS"]
@@ -15,7 +15,7 @@ __all__ = ["PRODUCTS"]
 aten = torch.ops.aten
 
 
-def _rows_last(held: Held) -> bool | None:
+def _rows_last(held: HeldTensor) -> bool | None:
     """True: held as (..., rows, columns); False: as (..., columns, rows); None: in another order, or expanded."""
     rank = len(held.shape)
     batch = tuple(range(rank - 2))
@@ -28,9 +28,9 @@ def _rows_last(held: Held) -> bool | None:
     return None
 
 
-def _matrix(rewriting: Rewriting, argument: fx.Node) -> tuple[fx.Node, bool]:
+def _matrix(rewriting: GraphRewriter, argument: fx.Node) -> tuple[fx.Node, bool]:
     """A factor's node, and whether it is held transposed."""
-    held = rewriting.whole(rewriting.held(argument))
+    held = rewriting.expand(rewriting.tensor_of(argument))
     straight = _rows_last(held)
     if straight is None:
         rank = len(held.shape)
@@ -43,7 +43,7 @@ def _matrix(rewriting: Rewriting, argument: fx.Node) -> tuple[fx.Node, bool]:
     return held.node, not straight
 
 
-def _product(rewriting: Rewriting, node: fx.Node) -> None:
+def _product(rewriting: GraphRewriter, node: fx.Node) -> None:
     """A B, where A must be held straight; or else the transposed product of the transposed factors."""
     first, second = argument(node, 0), argument(node, 1)
     a, a_transposed = _matrix(rewriting, first)
@@ -55,28 +55,28 @@ def _product(rewriting: Rewriting, node: fx.Node) -> None:
     swap = (*batch, rank - 1, rank - 2)
     if a_transposed and b_transposed:
         turned = rewriting.add(node.target, (b, a), [shape[dim] for dim in swap], dtype)
-        rewriting.keep(node, Held(node=turned, shape=shape, order=swap))
+        rewriting.bind(node, HeldTensor(node=turned, shape=shape, order=swap))
         return
     if a_transposed:
-        a = rewriting.permuted(a, swap)
+        a = rewriting.permute(a, swap)
     if b_transposed:
         # Written as a transposition, which the product takes up.
-        b = rewriting.permuted(b, swap)
-    rewriting.logical(node, rewriting.add(node.target, (a, b), shape, dtype))
+        b = rewriting.permute(b, swap)
+    rewriting.bind_plain(node, rewriting.add(node.target, (a, b), shape, dtype))
 
 
-def _product_with_bias(rewriting: Rewriting, node: fx.Node) -> None:
-    bias, first, second = (argument(node, place) for place in range(3))
-    if node.kwargs or len(rewriting.held(bias).shape) != 1:
-        as_written(rewriting, node)
+def _product_with_bias(rewriting: GraphRewriter, node: fx.Node) -> None:
+    bias, first, second = (argument(node, index) for index in range(3))
+    if node.kwargs or len(rewriting.tensor_of(bias).shape) != 1:
+        rewrite_plain(rewriting, node)
         return
     a, a_transposed = _matrix(rewriting, first)
     b, b_transposed = _matrix(rewriting, second)
-    a = rewriting.permuted(a, (1, 0)) if a_transposed else a
-    b = rewriting.permuted(b, (1, 0)) if b_transposed else b
-    arguments = (rewriting.plain(rewriting.held(bias)), a, b)
+    a = rewriting.permute(a, (1, 0)) if a_transposed else a
+    b = rewriting.permute(b, (1, 0)) if b_transposed else b
+    arguments = (rewriting.plain(rewriting.tensor_of(bias)), a, b)
     shape = node.meta["val"].shape
-    rewriting.logical(node, rewriting.add(node.target, arguments, shape, node.meta["val"].dtype))
+    rewriting.bind_plain(node, rewriting.add(node.target, arguments, shape, node.meta["val"].dtype))
 
 
 PRODUCTS: Mapping[Any, Rule] = MappingProxyType(

@@ -8,15 +8,15 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-__all__ = ["broadcast_order", "held_shape", "inverse", "reshaped"]
+__all__ = ["held_shape", "inverse", "reshape_order", "same_memory"]
 
 
 def inverse(order: Sequence[int]) -> tuple[int, ...]:
     """Where each logical dimension lies."""
-    places = [0] * len(order)
-    for place, dim in enumerate(order):
-        places[dim] = place
-    return tuple(places)
+    positions = [0] * len(order)
+    for position, dim in enumerate(order):
+        positions[dim] = position
+    return tuple(positions)
 
 
 def held_shape(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
@@ -24,9 +24,9 @@ def held_shape(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
     return tuple(shape[dim] for dim in order)
 
 
-def broadcast_order(shape: Sequence[int], order: Sequence[int], wanted: Sequence[int]) -> bool:
-    """Whether a tensor held in `order` is, as memory, also one held in `wanted`: sizes of 1 set aside."""
-    return [dim for dim in order if shape[dim] != 1] == [dim for dim in wanted if shape[dim] != 1]
+def same_memory(shape: Sequence[int], order: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether a tensor held in `order` is, as memory, also one held in `other`: sizes of 1 set aside."""
+    return [dim for dim in order if shape[dim] != 1] == [dim for dim in other if shape[dim] != 1]
 
 
 def _segments(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
@@ -57,7 +57,7 @@ def _segments(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], l
     return runs
 
 
-def reshaped(old: Sequence[int], order: Sequence[int], new: Sequence[int]) -> tuple[int, ...] | None:
+def reshape_order(old: Sequence[int], order: Sequence[int], new: Sequence[int]) -> tuple[int, ...] | None:
     """The order in which the reshaped tensor is held, if the memory can stay as it is; else None.
 
     Args:
@@ -68,7 +68,7 @@ def reshaped(old: Sequence[int], order: Sequence[int], new: Sequence[int]) -> tu
     if math.prod(old) == 0:
         return None
     parts: list[tuple[int, list[int]]] = []
-    places = inverse(order)
+    positions = inverse(order)
     # A run of several dimensions can be cut anew only where they lie side by side and in order.
     solid = [dim for dim in order if old[dim] != 1]
     ranks = {dim: rank for rank, dim in enumerate(solid)}
@@ -80,6 +80,6 @@ def reshaped(old: Sequence[int], order: Sequence[int], new: Sequence[int]) -> tu
             continue
         if any(ranks[b] != ranks[a] + 1 for a, b in pairwise(dims)):
             return None
-        parts.append((places[dims[0]], after))
+        parts.append((positions[dims[0]], after))
     parts.sort()
     return (*ones, *(dim for _, after in parts for dim in after))

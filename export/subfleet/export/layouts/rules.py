@@ -10,8 +10,8 @@ import torch
 from torch import fx
 
 from subfleet.export.layouts.products import PRODUCTS
-from subfleet.export.layouts.reshaping import held_shape, inverse, reshaped
-from subfleet.export.layouts.transpositions import Held, Rewriting, Rule
+from subfleet.export.layouts.reshaping import held_shape, inverse, reshape_order
+from subfleet.export.layouts.transpositions import GraphRewriter, HeldTensor, Rule
 from subfleet.export.nodes import argument, shape_of
 
 __all__ = ["RULES"]
@@ -23,46 +23,50 @@ def _dim(dim: int, rank: int) -> int:
     return dim % rank if rank else 0
 
 
-def _permute_as(rewriting: Rewriting, node: fx.Node, dims: Sequence[int]) -> None:
-    held = rewriting.held(argument(node, 0))
+def _permute_as(rewriting: GraphRewriter, node: fx.Node, dims: Sequence[int]) -> None:
+    held = rewriting.tensor_of(argument(node, 0))
     shape = tuple(held.shape[dim] for dim in dims)
-    places = inverse(dims)
-    rewriting.keep(node, Held(node=held.node, shape=shape, order=tuple(places[dim] for dim in held.order)))
+    positions = inverse(dims)
+    rewriting.bind(node, HeldTensor(node=held.node, shape=shape, order=tuple(positions[dim] for dim in held.order)))
 
 
-def _permute(rewriting: Rewriting, node: fx.Node) -> None:
-    rank = len(rewriting.held(argument(node, 0)).shape)
+def _permute(rewriting: GraphRewriter, node: fx.Node) -> None:
+    rank = len(rewriting.tensor_of(argument(node, 0)).shape)
     _permute_as(rewriting, node, [_dim(dim, rank) for dim in argument(node, 1)])
 
 
-def _transpose(rewriting: Rewriting, node: fx.Node) -> None:
-    dims = list(range(len(rewriting.held(argument(node, 0)).shape)))
+def _transpose(rewriting: GraphRewriter, node: fx.Node) -> None:
+    dims = list(range(len(rewriting.tensor_of(argument(node, 0)).shape)))
     a, b = (_dim(dim, len(dims)) for dim in (argument(node, 1, "", 0), argument(node, 2, "", -1)))
     dims[a], dims[b] = dims[b], dims[a]
     _permute_as(rewriting, node, dims)
 
 
-def _reshape(rewriting: Rewriting, node: fx.Node) -> None:
+def _reshape(rewriting: GraphRewriter, node: fx.Node) -> None:
     new = shape_of(node)
-    held = rewriting.held(argument(node, 0))
+    held = rewriting.tensor_of(argument(node, 0))
     old = held.own_shape
     if old != held.shape:
         # Dimensions of size 1 that come or go leave an expansion as it is.
-        kept = _reshape_expanded(held, new)
-        if kept is not None:
-            own, order = kept
-            rewriting.keep(node, Held(node=rewriting.view(held.node, held_shape(own, order)), shape=new, order=order))
+        expanded = _reshape_expanded(held, new)
+        if expanded is not None:
+            own, order = expanded
+            rewriting.bind(
+                node, HeldTensor(node=rewriting.view(held.node, held_shape(own, order)), shape=new, order=order)
+            )
             return
-        held = rewriting.whole(held)
-    new_order = reshaped(held.shape, held.order, new)
+        held = rewriting.expand(held)
+    new_order = reshape_order(held.shape, held.order, new)
     if new_order is None:
         plain = rewriting.plain(held)
-        rewriting.logical(node, rewriting.view(plain, new))
+        rewriting.bind_plain(node, rewriting.view(plain, new))
         return
-    rewriting.keep(node, Held(node=rewriting.view(held.node, held_shape(new, new_order)), shape=new, order=new_order))
+    rewriting.bind(
+        node, HeldTensor(node=rewriting.view(held.node, held_shape(new, new_order)), shape=new, order=new_order)
+    )
 
 
-def _reshape_expanded(held: Held, new: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+def _reshape_expanded(held: HeldTensor, new: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """Own shape and order after a reshape that only adds or drops dimensions of size 1; else None."""
     solid = [dim for dim, size in enumerate(held.shape) if size != 1]
     targets = [dim for dim, size in enumerate(new) if size != 1]
@@ -71,27 +75,27 @@ def _reshape_expanded(held: Held, new: tuple[int, ...]) -> tuple[tuple[int, ...]
     own_old = held.own_shape
     own = [1] * len(new)
     renamed = dict(zip(solid, targets, strict=True))
-    for old, place in renamed.items():
-        own[place] = own_old[old]
+    for old, position in renamed.items():
+        own[position] = own_old[old]
     order = [renamed[dim] for dim in held.order if dim in renamed]
     ones = [dim for dim in range(len(new)) if dim not in order]
     return tuple(own), (*ones, *order)
 
 
-def _expand(rewriting: Rewriting, node: fx.Node) -> None:
-    held = rewriting.held(argument(node, 0))
+def _expand(rewriting: GraphRewriter, node: fx.Node) -> None:
+    held = rewriting.tensor_of(argument(node, 0))
     shape = shape_of(node)
     added = len(shape) - len(held.shape)
     order = (*range(added), *(dim + added for dim in held.order))
     own = (*[1] * added, *held.own_shape)
-    rewriting.keep(node, Held(node=rewriting.view(held.node, held_shape(own, order)), shape=shape, order=order))
+    rewriting.bind(node, HeldTensor(node=rewriting.view(held.node, held_shape(own, order)), shape=shape, order=order))
 
 
-def _same(rewriting: Rewriting, node: fx.Node) -> None:
-    rewriting.keep(node, rewriting.held(argument(node, 0)))
+def _same(rewriting: GraphRewriter, node: fx.Node) -> None:
+    rewriting.bind(node, rewriting.tensor_of(argument(node, 0)))
 
 
-def _common_order(operands: Sequence[Held], shape: tuple[int, ...]) -> tuple[int, ...]:
+def _common_order(operands: Sequence[HeldTensor], shape: tuple[int, ...]) -> tuple[int, ...]:
     """The order of a result: that of its largest operand; where they differ, a weight's or another input's stays."""
     plain = tuple(range(len(shape)))
     full = [operand for operand in operands if len(operand.shape) == len(shape)]
@@ -104,101 +108,103 @@ def _common_order(operands: Sequence[Held], shape: tuple[int, ...]) -> tuple[int
     return next((operand.order for operand in largest if not operand.plain), plain)
 
 
-def _elementwise(rewriting: Rewriting, node: fx.Node) -> None:
+def _elementwise(rewriting: GraphRewriter, node: fx.Node) -> None:
     shape = shape_of(node)
-    operands = [rewriting.held(argument) for argument in node.all_input_nodes]
+    operands = [rewriting.tensor_of(argument) for argument in node.all_input_nodes]
     order = _common_order(operands, shape)
     own = np.broadcast_shapes(*(operand.own_shape for operand in operands))
     own = (*[1] * (len(shape) - len(own)), *own)
 
-    def place(argument: fx.Node) -> fx.Node:
-        held = rewriting.held(argument)
+    def place_operand(argument: fx.Node) -> fx.Node:
+        held = rewriting.tensor_of(argument)
         added = len(shape) - len(held.shape)
         if added:
             wide = (*[1] * added, *held.own_shape)
             wide_order = (*range(added), *(dim + added for dim in held.order))
             seen = rewriting.view(held.node, held_shape(wide, wide_order))
-            held = Held(node=seen, shape=(*[1] * added, *held.shape), order=wide_order)
+            held = HeldTensor(node=seen, shape=(*[1] * added, *held.shape), order=wide_order)
         return rewriting.in_order(held, order)
 
-    arguments, options = fx.map_arg((node.args, node.kwargs), place)
+    arguments, options = fx.map_arg((node.args, node.kwargs), place_operand)
     dtype = node.meta["val"].dtype
     new = rewriting.add(node.target, arguments, held_shape(own, order), dtype, **options)
-    rewriting.keep(node, Held(node=new, shape=shape, order=order))
+    rewriting.bind(node, HeldTensor(node=new, shape=shape, order=order))
 
 
-def _reduce(rewriting: Rewriting, node: fx.Node) -> None:
-    held = rewriting.whole(rewriting.held(argument(node, 0)))
+def _reduce(rewriting: GraphRewriter, node: fx.Node) -> None:
+    held = rewriting.expand(rewriting.tensor_of(argument(node, 0)))
     rank = len(held.shape)
-    given = argument(node, 1, "dim") or []
-    dims = {_dim(dim, rank) for dim in ([given] if isinstance(given, int) else given)} or set(range(rank))
+    dims_given = argument(node, 1, "dim") or []
+    dims = {_dim(dim, rank) for dim in ([dims_given] if isinstance(dims_given, int) else dims_given)} or set(
+        range(rank)
+    )
     keep = bool(argument(node, 2, "keepdim", False))
-    places = sorted(inverse(held.order)[dim] for dim in dims)
-    kept = tuple(1 if dim in dims else size for dim, size in enumerate(held.shape))
+    axes = sorted(inverse(held.order)[dim] for dim in dims)
+    reduced_shape = tuple(1 if dim in dims else size for dim, size in enumerate(held.shape))
     dtype = node.meta["val"].dtype
-    new = rewriting.add(node.target, (held.node, places, True), held_shape(kept, held.order), dtype)
+    new = rewriting.add(node.target, (held.node, axes, True), held_shape(reduced_shape, held.order), dtype)
     if keep or not rank:
-        rewriting.keep(node, Held(node=new, shape=kept, order=held.order))
+        rewriting.bind(node, HeldTensor(node=new, shape=reduced_shape, order=held.order))
         return
-    left = [dim for dim in range(rank) if dim not in dims]
-    order = tuple(left.index(dim) for dim in held.order if dim not in dims)
-    shape = tuple(held.shape[dim] for dim in left)
-    rewriting.keep(node, Held(node=rewriting.view(new, held_shape(shape, order)), shape=shape, order=order))
+    remaining = [dim for dim in range(rank) if dim not in dims]
+    order = tuple(remaining.index(dim) for dim in held.order if dim not in dims)
+    shape = tuple(held.shape[dim] for dim in remaining)
+    rewriting.bind(node, HeldTensor(node=rewriting.view(new, held_shape(shape, order)), shape=shape, order=order))
 
 
-def _slice(rewriting: Rewriting, node: fx.Node) -> None:
-    held = rewriting.held(argument(node, 0))
+def _slice(rewriting: GraphRewriter, node: fx.Node) -> None:
+    held = rewriting.tensor_of(argument(node, 0))
     dim, start = argument(node, 1, "dim", 0), argument(node, 2, "start")
     end, step = argument(node, 3, "end"), argument(node, 4, "step", 1)
     dim = _dim(dim, len(held.shape))
     shape = shape_of(node)
     if held.own_shape[dim] == 1 and held.shape[dim] != 1:  # a part of what is expanded
-        rewriting.keep(node, Held(node=held.node, shape=shape, order=held.order))
+        rewriting.bind(node, HeldTensor(node=held.node, shape=shape, order=held.order))
         return
     own = (*held.own_shape[:dim], shape[dim], *held.own_shape[dim + 1 :])
-    place = inverse(held.order)[dim]
-    arguments = (held.node, place, start, end, step)
+    axis = inverse(held.order)[dim]
+    arguments = (held.node, axis, start, end, step)
     new = rewriting.add(node.target, arguments, held_shape(own, held.order), node.meta["val"].dtype)
-    rewriting.keep(node, Held(node=new, shape=shape, order=held.order))
+    rewriting.bind(node, HeldTensor(node=new, shape=shape, order=held.order))
 
 
-def _select(rewriting: Rewriting, node: fx.Node) -> None:
-    held = rewriting.whole(rewriting.held(argument(node, 0)))
+def _select(rewriting: GraphRewriter, node: fx.Node) -> None:
+    held = rewriting.expand(rewriting.tensor_of(argument(node, 0)))
     dim, index = _dim(argument(node, 1), len(held.shape)), argument(node, 2)
     index = index % held.shape[dim]
-    place = inverse(held.order)[dim]
+    axis = inverse(held.order)[dim]
     cut = list(held.node.meta["val"].shape)
-    cut[place] = 1
+    cut[axis] = 1
     dtype = node.meta["val"].dtype
-    one = rewriting.add(aten.slice.Tensor, (held.node, place, index, index + 1, 1), cut, dtype)
+    part = rewriting.add(aten.slice.Tensor, (held.node, axis, index, index + 1, 1), cut, dtype)
     order = tuple(other - (other > dim) for other in held.order if other != dim)
     shape = shape_of(node)
-    rewriting.keep(node, Held(node=rewriting.view(one, held_shape(shape, order)), shape=shape, order=order))
+    rewriting.bind(node, HeldTensor(node=rewriting.view(part, held_shape(shape, order)), shape=shape, order=order))
 
 
-def _pad(rewriting: Rewriting, node: fx.Node) -> None:
-    held = rewriting.whole(rewriting.held(argument(node, 0)))
+def _pad(rewriting: GraphRewriter, node: fx.Node) -> None:
+    held = rewriting.expand(rewriting.tensor_of(argument(node, 0)))
     rank = len(held.shape)
     around = [(0, 0)] * rank
     pads = list(argument(node, 1))
-    for place in range(len(pads) // 2):
-        around[rank - 1 - place] = (pads[2 * place], pads[2 * place + 1])
+    for index in range(len(pads) // 2):
+        around[rank - 1 - index] = (pads[2 * index], pads[2 * index + 1])
     flat = [size for dim in reversed(held.order) for size in around[dim]]
     shape = shape_of(node)
     value = argument(node, 2, "value", 0.0)
     new = rewriting.add(node.target, (held.node, flat, value), held_shape(shape, held.order), node.meta["val"].dtype)
-    rewriting.keep(node, Held(node=new, shape=shape, order=held.order))
+    rewriting.bind(node, HeldTensor(node=new, shape=shape, order=held.order))
 
 
-def _concatenate(rewriting: Rewriting, node: fx.Node) -> None:
-    parts = [rewriting.whole(rewriting.held(part)) for part in argument(node, 0)]
+def _concatenate(rewriting: GraphRewriter, node: fx.Node) -> None:
+    parts = [rewriting.expand(rewriting.tensor_of(part)) for part in argument(node, 0)]
     shape = shape_of(node)
     dim = _dim(argument(node, 1, "dim", 0), len(shape))
     order = _common_order([part for part in parts if len(part.shape) == len(shape)], shape)
     nodes = [rewriting.in_order(part, order) for part in parts]
-    place = inverse(order)[dim]
-    new = rewriting.add(node.target, (nodes, place), held_shape(shape, order), node.meta["val"].dtype)
-    rewriting.keep(node, Held(node=new, shape=shape, order=order))
+    axis = inverse(order)[dim]
+    new = rewriting.add(node.target, (nodes, axis), held_shape(shape, order), node.meta["val"].dtype)
+    rewriting.bind(node, HeldTensor(node=new, shape=shape, order=order))
 
 
 _ELEMENTWISE = (

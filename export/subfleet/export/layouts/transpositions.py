@@ -14,16 +14,16 @@ from torch import Tensor, fx
 from torch.fx._lazy_graph_module import _LazyGraphModule  # code that nothing runs is not written
 
 from subfleet.export.canonical.cleaning import drop_dead_code
-from subfleet.export.layouts.reshaping import broadcast_order, held_shape, inverse
-from subfleet.export.nodes import argument, called, shape_of
+from subfleet.export.layouts.reshaping import held_shape, inverse, same_memory
+from subfleet.export.nodes import append_call, argument, shape_of
 
-__all__ = ["Held", "Rewriting", "Rule", "as_written", "without_transpositions"]
+__all__ = ["GraphRewriter", "HeldTensor", "Rule", "remove_transpositions", "rewrite_plain"]
 
 aten = torch.ops.aten
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
+class HeldTensor:
     """A tensor of the old graph as the new graph has it.
 
     Attributes:
@@ -40,7 +40,7 @@ class Held:
     def own_shape(self) -> tuple[int, ...]:
         """The node's shape in the logical order, with 1 where the tensor is expanded."""
         held = self.node.meta["val"].shape
-        return tuple(int(held[place]) for place in inverse(self.order))
+        return tuple(int(held[index]) for index in inverse(self.order))
 
     @property
     def plain(self) -> bool:
@@ -48,28 +48,28 @@ class Held:
         return self.order == tuple(range(len(self.order)))
 
 
-def _viewed(node: fx.Node) -> fx.Node:
+def _view_source(node: fx.Node) -> fx.Node:
     """What a view is a view of; any other node itself."""
     while node.op == "call_function" and node.target is aten.view.default:
         node = argument(node, 0)
     return node
 
 
-class Rewriting:
+class GraphRewriter:
     """The new graph in the making."""
 
     def __init__(self, mode: Any) -> None:
         self.graph = fx.Graph()
         self._mode = mode
-        self._held: dict[fx.Node, Held] = {}
+        self._held: dict[fx.Node, HeldTensor] = {}
         self._copies: dict[tuple[Any, ...], fx.Node] = {}
         self._fakes: dict[tuple[tuple[int, ...], torch.dtype], Tensor] = {}
 
-    def held(self, node: fx.Node) -> Held:
+    def tensor_of(self, node: fx.Node) -> HeldTensor:
         """How the new graph has a tensor of the old one."""
         return self._held[node]
 
-    def keep(self, old: fx.Node, new: Held) -> None:
+    def bind(self, old: fx.Node, new: HeldTensor) -> None:
         """Say how the new graph has a tensor of the old one."""
         self._held[old] = new
 
@@ -77,7 +77,7 @@ class Rewriting:
         self, target: Any, arguments: tuple[Any, ...], shape: Sequence[int], result: torch.dtype, **options: Any
     ) -> fx.Node:
         """Append a node whose result has a shape and a type."""
-        node = called(self.graph, target, arguments, options)
+        node = append_call(self.graph, target, arguments, options)
         key = (tuple(shape), result)
         if key not in self._fakes:
             with self._mode:
@@ -87,7 +87,7 @@ class Rewriting:
 
     def view(self, node: fx.Node, shape: Sequence[int]) -> fx.Node:
         """The same memory under another shape; a view of a view is one of what that one views."""
-        node = _viewed(node)
+        node = _view_source(node)
         value: Tensor = node.meta["val"]
         if tuple(value.shape) == tuple(shape):
             return node
@@ -96,7 +96,7 @@ class Rewriting:
             self._copies[key] = self.add(aten.view.default, (node, list(shape)), shape, value.dtype)
         return self._copies[key]
 
-    def permuted(self, node: fx.Node, dims: Sequence[int]) -> fx.Node:
+    def permute(self, node: fx.Node, dims: Sequence[int]) -> fx.Node:
         """A copy with its dimensions in another order; made once for all who need it."""
         value: Tensor = node.meta["val"]
         key = (node, "permute", tuple(dims))
@@ -105,17 +105,17 @@ class Rewriting:
             self._copies[key] = self.add(aten.permute.default, (node, list(dims)), shape, value.dtype)
         return self._copies[key]
 
-    def in_order(self, held: Held, wanted: Sequence[int]) -> fx.Node:
+    def in_order(self, held: HeldTensor, order: Sequence[int]) -> fx.Node:
         """A tensor held in an order; expanded dimensions stay 1."""
-        if tuple(wanted) == held.order:
+        if tuple(order) == held.order:
             return held.node
         own = held.own_shape
-        if broadcast_order(own, held.order, wanted):
-            return self.view(held.node, held_shape(own, wanted))
-        places = inverse(held.order)
-        return self.permuted(held.node, [places[dim] for dim in wanted])
+        if same_memory(own, held.order, order):
+            return self.view(held.node, held_shape(own, order))
+        inverse_order = inverse(held.order)
+        return self.permute(held.node, [inverse_order[dim] for dim in order])
 
-    def whole(self, held: Held) -> Held:
+    def expand(self, held: HeldTensor) -> HeldTensor:
         """The tensor with nothing left expanded."""
         if held.own_shape == held.shape:
             return held
@@ -124,20 +124,20 @@ class Rewriting:
         key = (held.node, "expand", shape)
         if key not in self._copies:
             self._copies[key] = self.add(aten.expand.default, (held.node, list(shape)), shape, dtype)
-        return Held(node=self._copies[key], shape=held.shape, order=held.order)
+        return HeldTensor(node=self._copies[key], shape=held.shape, order=held.order)
 
-    def plain(self, held: Held) -> fx.Node:
+    def plain(self, held: HeldTensor) -> fx.Node:
         """The tensor as its logical shape says."""
-        whole = self.whole(held)
+        whole = self.expand(held)
         return self.in_order(whole, range(len(whole.shape)))
 
-    def logical(self, old: fx.Node, node: fx.Node) -> None:
+    def bind_plain(self, old: fx.Node, node: fx.Node) -> None:
         """Keep a node that is held as the old one's shape says."""
         shape = shape_of(node)
-        self.keep(old, Held(node=node, shape=shape, order=tuple(range(len(shape)))))
+        self.bind(old, HeldTensor(node=node, shape=shape, order=tuple(range(len(shape)))))
 
 
-Rule = Callable[[Rewriting, fx.Node], None]
+Rule = Callable[[GraphRewriter, fx.Node], None]
 
 
 def _operator(node: fx.Node) -> Callable[..., Any]:
@@ -145,37 +145,37 @@ def _operator(node: fx.Node) -> Callable[..., Any]:
     return target  # type: ignore[no-any-return]
 
 
-def as_written(rewriting: Rewriting, node: fx.Node) -> None:
+def rewrite_plain(rewriting: GraphRewriter, node: fx.Node) -> None:
     """An operator that takes its tensors as their shapes say."""
-    arguments = fx.map_arg((node.args, node.kwargs), lambda argument: rewriting.plain(rewriting.held(argument)))
+    arguments = fx.map_arg((node.args, node.kwargs), lambda argument: rewriting.plain(rewriting.tensor_of(argument)))
     new = rewriting.graph.call_function(_operator(node), *arguments)
     new.meta["val"] = node.meta["val"]
     if isinstance(node.meta["val"], Tensor):
-        rewriting.logical(node, new)
+        rewriting.bind_plain(node, new)
     else:
-        rewriting.keep(node, Held(node=new, shape=(), order=()))
+        rewriting.bind(node, HeldTensor(node=new, shape=(), order=()))
 
 
-def _item(rewriting: Rewriting, node: fx.Node) -> None:
-    source, place = argument(node, 0), argument(node, 1)
-    new = rewriting.graph.call_function(_operator(node), (rewriting.held(source).node, place))
+def _item(rewriting: GraphRewriter, node: fx.Node) -> None:
+    source, index = argument(node, 0), argument(node, 1)
+    new = rewriting.graph.call_function(_operator(node), (rewriting.tensor_of(source).node, index))
     new.meta["val"] = node.meta["val"]
-    rewriting.logical(node, new)
+    rewriting.bind_plain(node, new)
 
 
-def _results(rewriting: Rewriting, results: Sequence[fx.Node]) -> tuple[fx.Node, ...]:
+def _results(rewriting: GraphRewriter, results: Sequence[fx.Node]) -> tuple[fx.Node, ...]:
     """The graph's results as their shapes say, each with memory of its own: no input, and none twice."""
-    found: list[fx.Node] = []
+    results_found: list[fx.Node] = []
     for result in results:
-        node = rewriting.plain(rewriting.held(result))
-        if _viewed(node).op == "placeholder" or _viewed(node) in map(_viewed, found):
+        node = rewriting.plain(rewriting.tensor_of(result))
+        if _view_source(node).op == "placeholder" or _view_source(node) in map(_view_source, results_found):
             value: Tensor = node.meta["val"]
             node = rewriting.add(aten.clone.default, (node,), value.shape, value.dtype)
-        found.append(node)
-    return tuple(found)
+        results_found.append(node)
+    return tuple(results_found)
 
 
-def without_transpositions(graph: fx.GraphModule, rules: Mapping[Any, Rule]) -> fx.GraphModule:
+def remove_transpositions(graph: fx.GraphModule, rules: Mapping[Any, Rule]) -> fx.GraphModule:
     """A graph that computes the same with fewer transpositions.
 
     Args:
@@ -185,13 +185,13 @@ def without_transpositions(graph: fx.GraphModule, rules: Mapping[Any, Rule]) -> 
     Returns:
         The new graph, with the same inputs and outputs.
     """
-    places = [node for node in graph.graph.nodes if node.op == "placeholder"]
-    mode = places[0].meta["val"].fake_mode
-    rewriting = Rewriting(mode)
+    inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    mode = inputs[0].meta["val"].fake_mode
+    rewriting = GraphRewriter(mode)
     for node in graph.graph.nodes:
         if node.op == "call_function":
             is_item = _operator(node).__module__ == "_operator"
-            rule = _item if is_item else rules.get(node.target, as_written)
+            rule = _item if is_item else rules.get(node.target, rewrite_plain)
             rule(rewriting, node)
         elif node.op == "output":
             rewriting.graph.output(_results(rewriting, node.args[0]))
@@ -199,7 +199,7 @@ def without_transpositions(graph: fx.GraphModule, rules: Mapping[Any, Rule]) -> 
             new = rewriting.graph.node_copy(node)
             if node.op == "get_attr" and "val" not in new.meta:
                 new.meta["val"] = mode.from_tensor(getattr(graph, str(node.target)))
-            rewriting.logical(node, new)
+            rewriting.bind_plain(node, new)
     new_module = _LazyGraphModule(graph, rewriting.graph)
     drop_dead_code(new_module)
     return new_module

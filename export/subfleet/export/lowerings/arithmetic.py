@@ -39,11 +39,11 @@ def _all_dims(x: Tensor, dims: Sequence[int] | int | None) -> list[int]:
 def _variance(
     x: Tensor, dims: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
 ) -> Tensor:
-    places = _all_dims(x, dims)
-    count = math.prod(x.shape[dim] for dim in places)
-    centred = x - x.mean(places, keepdim=True)
+    all_dims = _all_dims(x, dims)
+    count = math.prod(x.shape[dim] for dim in all_dims)
+    centred = x - x.mean(all_dims, keepdim=True)
     divisor = max(count - (1 if correction is None else correction), 0)
-    return (centred * centred).sum(places, keepdim=keepdim) / divisor
+    return (centred * centred).sum(all_dims, keepdim=keepdim) / divisor
 
 
 def _variance_and_mean(
@@ -53,14 +53,14 @@ def _variance_and_mean(
 
 
 def _norm(x: Tensor, order: float = 2, dims: Any = None, keepdim: bool = False, **_options: object) -> Tensor:
-    places = _all_dims(x, dims)
+    all_dims = _all_dims(x, dims)
     if order == 2:
-        return torch.sqrt((x * x).sum(places, keepdim=keepdim))
+        return torch.sqrt((x * x).sum(all_dims, keepdim=keepdim))
     if order == 1:
-        return torch.abs(x).sum(places, keepdim=keepdim)
+        return torch.abs(x).sum(all_dims, keepdim=keepdim)
     if order == math.inf:
-        return torch.amax(torch.abs(x), places, keepdim=keepdim)
-    return (torch.abs(x) ** order).sum(places, keepdim=keepdim) ** (1.0 / order)
+        return torch.amax(torch.abs(x), all_dims, keepdim=keepdim)
+    return (torch.abs(x) ** order).sum(all_dims, keepdim=keepdim) ** (1.0 / order)
 
 
 def _log_sum_exp(x: Tensor, dims: list[int], keepdim: bool = False) -> Tensor:
@@ -73,12 +73,14 @@ def _extreme(x: Tensor, dim: int, keepdim: bool = False, *, by: tuple[Any, Any])
     return by[0](x, dim, keepdim=keepdim), by[1](x, dim, keepdim=keepdim)
 
 
-def _added(x: Tensor, left: Tensor, right: Tensor, *, value: float = 1, combine: Callable[..., Tensor]) -> Tensor:
+def _add_combined(
+    x: Tensor, left: Tensor, right: Tensor, *, value: float = 1, combine: Callable[..., Tensor]
+) -> Tensor:
     combined = combine(left, right)
     return x + (combined if value == 1 else combined * value)
 
 
-def _added_batch_product(x: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+def _add_batch_product(x: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     product = torch.bmm(left, right)
     return (x if beta == 1 else x * beta) + (product if alpha == 1 else product * alpha)
 
@@ -112,9 +114,9 @@ ARITHMETIC: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         aten.clamp_max.default: lambda x, high: aten.clamp.default(x, None, high),
         aten.max.default: torch.amax,
         aten.min.default: torch.amin,
-        aten.addcmul.default: partial(_added, combine=torch.mul),
-        aten.addcdiv.default: partial(_added, combine=torch.div),
-        aten.baddbmm.default: _added_batch_product,
+        aten.addcmul.default: partial(_add_combined, combine=torch.mul),
+        aten.addcdiv.default: partial(_add_combined, combine=torch.div),
+        aten.baddbmm.default: _add_batch_product,
         aten.mv.default: lambda matrix, vector: torch.mm(matrix, vector.reshape(-1, 1)).reshape(-1),
         aten.dot.default: lambda left, right: (left * right).sum(0),
         aten.log1p.default: _log1p,

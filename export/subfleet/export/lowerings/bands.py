@@ -16,8 +16,8 @@ __all__ = ["axis_bands", "bands"]
 def axis_bands(axis: int, kernel: int, size: int, places: int, at: Geometry, dtype: torch.dtype) -> Tensor:
     """(K, Q, P) along one dimension: 1 where a place of the kernel connects one of the input to one of the output."""
     step = torch.arange(kernel).reshape(-1, 1, 1) * at.dilation[axis]
-    place = torch.arange(places).reshape(1, 1, -1) * at.stride[axis]
-    return (torch.arange(size).reshape(1, -1, 1) == step + place - at.padding[axis]).to(dtype)
+    output = torch.arange(places).reshape(1, 1, -1) * at.stride[axis]
+    return (torch.arange(size).reshape(1, -1, 1) == step + output - at.padding[axis]).to(dtype)
 
 
 def bands(
@@ -27,7 +27,7 @@ def bands(
     spans = zip(kernel, sizes, places, strict=True)
     first, *others = (axis_bands(axis, *span, at, dtype) for axis, span in enumerate(spans))
     for band in others:
-        (k, q, p), (length, size, place) = first.shape, band.shape
-        outer = first.reshape(k, 1, q, 1, p, 1) * band.reshape(1, length, 1, size, 1, place)
-        first = outer.reshape(k * length, q * size, p * place)
+        (k, q, p), (length, size, length_out) = first.shape, band.shape
+        outer = first.reshape(k, 1, q, 1, p, 1) * band.reshape(1, length, 1, size, 1, length_out)
+        first = outer.reshape(k * length, q * size, p * length_out)
     return first

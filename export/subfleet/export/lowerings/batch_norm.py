@@ -29,7 +29,7 @@ def _scale(rstd_c: Tensor, weight: Tensor | None) -> Tensor:
     return rstd_c if weight is None else rstd_c * weight
 
 
-def _by_given(
+def _normalise_by_given(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, variance: Tensor, epsilon: float
 ) -> Tensor:
     """One factor and one offset for each channel: two passes."""
@@ -38,7 +38,9 @@ def _by_given(
     return x * _per_channel(scale, x) + _per_channel(offset, x)
 
 
-def _by_batch(x: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+def _normalise_by_batch(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float
+) -> tuple[Tensor, Tensor, Tensor]:
     dims = _other_dims(x)
     mean = x.mean(dims, keepdim=True)
     centred = x - mean
@@ -59,14 +61,14 @@ def _batch_norm(  # noqa: PLR0913, PLR0917 - the operator's signature
     epsilon: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     if not training and running_mean is not None and running_variance is not None:
-        output = _by_given(x, weight, bias, running_mean, running_variance, epsilon)
+        output = _normalise_by_given(x, weight, bias, running_mean, running_variance, epsilon)
         return output, x.new_zeros(0), x.new_zeros(0)
     if running_mean is not None:
         raise ExportError(
             "a normalisation changes its running statistics inside an operator; use the batch_norm of "
             "torch.nn.functional, or track_running_stats=False"
         )
-    return _by_batch(x, weight, bias, epsilon)
+    return _normalise_by_batch(x, weight, bias, epsilon)
 
 
 def _batch_norm_backward(  # noqa: PLR0913, PLR0917 - the operator's signature
@@ -79,7 +81,7 @@ def _batch_norm_backward(  # noqa: PLR0913, PLR0917 - the operator's signature
     saved_rstd: Tensor | None,
     training: bool,
     epsilon: float,
-    wanted: list[bool],
+    output_mask: list[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     mean, rstd = (saved_mean, saved_rstd) if training else (running_mean, None)
     if rstd is None and running_variance is not None:
@@ -89,20 +91,20 @@ def _batch_norm_backward(  # noqa: PLR0913, PLR0917 - the operator's signature
     dims = _other_dims(x)
     d_input = d_weight = d_bias = None
     scale = _per_channel(_scale(rstd, weight), x)
-    if not training and not wanted[1]:
-        return gradient * scale if wanted[0] else None, None, gradient.sum(dims) if wanted[2] else None
+    if not training and not output_mask[1]:
+        return gradient * scale if output_mask[0] else None, None, gradient.sum(dims) if output_mask[2] else None
     centred = x - _per_channel(mean, x)
     products, sums = (gradient * centred).sum(dims), gradient.sum(dims)
-    if wanted[0]:
+    if output_mask[0]:
         d_input = gradient
         if training:
             count = x.numel() // x.shape[1]
             slope, offset = products * rstd * rstd * (1 / count), sums * (1 / count)
             d_input = gradient - (centred * _per_channel(slope, x) + _per_channel(offset, x))
         d_input = d_input * scale
-    if wanted[1]:
+    if output_mask[1]:
         d_weight = products * rstd
-    if wanted[2]:
+    if output_mask[2]:
         d_bias = sums
     return d_input, d_weight, d_bias
 
@@ -111,7 +113,7 @@ BATCH_NORMS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
         aten.native_batch_norm.default: _batch_norm,
         aten._native_batch_norm_legit.no_stats: lambda x, weight, bias, _training, _momentum, epsilon: (  # noqa: SLF001
-            _by_batch(x, weight, bias, epsilon)
+            _normalise_by_batch(x, weight, bias, epsilon)
         ),
         aten._native_batch_norm_legit_no_training.default: lambda x, weight, bias, mean, variance, momentum, epsilon: (  # noqa: SLF001
             _batch_norm(x, weight, bias, mean, variance, False, momentum, epsilon)

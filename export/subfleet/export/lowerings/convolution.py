@@ -59,11 +59,11 @@ def _forward(inputs: Tensor, weight: Tensor, bias: Tensor | None, *arguments: An
 def _backward(
     gradient: Tensor, inputs: Tensor, weight: Tensor, _bias_sizes: list[int] | None, *arguments: Any
 ) -> _Gradients:
-    *settings, wanted = arguments
+    *settings, output_mask = arguments
     at, transposed = geometry_of(settings), settings[3]
-    differentiate = _of_transposed if transposed else _of_ordinary
-    d_input, d_weight = differentiate(gradient, inputs, weight, at, wanted)
-    d_bias = gradient.flatten(2).sum((0, 2)) if wanted[2] else None
+    differentiate = _transposed_gradients if transposed else _ordinary_gradients
+    d_input, d_weight = differentiate(gradient, inputs, weight, at, output_mask)
+    d_bias = gradient.flatten(2).sum((0, 2)) if output_mask[2] else None
     return None if d_input is None else d_input.contiguous(), d_weight, d_bias
 
 
@@ -78,29 +78,29 @@ def _forms(
     return to_input, few_places_weight_gradient if has_few_places(sizes, places, at) else weight_gradient
 
 
-def _of_ordinary(
-    gradient: Tensor, inputs: Tensor, weight: Tensor, at: Geometry, wanted: list[bool]
+def _ordinary_gradients(
+    gradient: Tensor, inputs: Tensor, weight: Tensor, at: Geometry, output_mask: list[bool]
 ) -> tuple[Tensor | None, Tensor | None]:
     sizes, kernel = inputs.shape[2:], weight.shape[2:]
     to_input, to_weight = _forms(sizes, gradient.shape[2:], weight, at)
-    d_input = to_input(gradient, weight, sizes, at) if wanted[0] else None
-    d_weight = to_weight(inputs, gradient, kernel, at) if wanted[1] else None
+    d_input = to_input(gradient, weight, sizes, at) if output_mask[0] else None
+    d_weight = to_weight(inputs, gradient, kernel, at) if output_mask[1] else None
     return d_input, d_weight
 
 
-def _of_transposed(
-    gradient: Tensor, inputs: Tensor, weight: Tensor, at: Geometry, wanted: list[bool]
+def _transposed_gradients(
+    gradient: Tensor, inputs: Tensor, weight: Tensor, at: Geometry, output_mask: list[bool]
 ) -> tuple[Tensor | None, Tensor | None]:
     """A transposed convolution is the backward of an ordinary one, so its own backward is that one's forward."""
     sizes, kernel = inputs.shape[2:], weight.shape[2:]
     d_input = d_weight = None
-    if wanted[0]:
+    if output_mask[0]:
         full = convolve(gradient, weight, stride=at.stride, padding=at.padding, dilation=at.dilation, groups=at.groups)
         # More output padding than the stride adds places that meet no input.
         for axis, size in enumerate(sizes, 2):
             full = full if full.shape[axis] == size else full.narrow(axis, 0, size)
         d_input = full
-    if wanted[1]:
+    if output_mask[1]:
         _, to_weight = _forms(gradient.shape[2:], sizes, weight, at)
         d_weight = to_weight(gradient, inputs, kernel, at)
     return d_input, d_weight

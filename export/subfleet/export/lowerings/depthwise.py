@@ -28,11 +28,11 @@ from subfleet.export.lowerings.convolution_geometry import Geometry, convolve, p
 __all__ = ["depthwise_forward", "depthwise_input_gradient", "depthwise_weight_gradient", "is_depthwise", "is_small"]
 
 # Measured with ONNX Runtime.
-_PLACES_PER_TAP = 4
+PLACES_PER_TAP = 4
 """Up to so many places for each place of the kernel, dense matrices are the fastest (3 x 3: up to 6 x 6 places)."""
-_FEW_PLACES = 128
+FEW_PLACES = 128
 """Up to here samples side by side are faster than patches of each; and dense matrices for the weight gradient."""
-_LEAST_SAMPLES = 8
+LEAST_SAMPLES = 8
 
 
 def is_depthwise(weight: Tensor, groups: int) -> bool:
@@ -46,7 +46,7 @@ def _largest(sizes: Sequence[int], places: Sequence[int]) -> int:
 
 def is_small(kernel: Sequence[int], sizes: Sequence[int], places: Sequence[int]) -> bool:
     """Whether an input and an output of these sizes are so small that dense matrices pay."""
-    return _largest(sizes, places) <= _PLACES_PER_TAP * math.prod(kernel)
+    return _largest(sizes, places) <= PLACES_PER_TAP * math.prod(kernel)
 
 
 def _channels_first(x_ncs: Tensor, channels: int) -> Tensor:
@@ -65,7 +65,7 @@ def depthwise_forward(inputs: Tensor, weight: Tensor, places: Sequence[int], at:
     sizes, kernel = inputs.shape[2:], weight.shape[2:]
     if is_small(kernel, sizes, places):
         return _dense(inputs, weight, places, at)
-    few = _largest(sizes, places) <= _FEW_PLACES and len(inputs) >= _LEAST_SAMPLES
+    few = _largest(sizes, places) <= FEW_PLACES and len(inputs) >= LEAST_SAMPLES
     return _side_by_side(inputs, weight, places, at) if few and set(at.stride) == {1} else None
 
 
@@ -102,7 +102,7 @@ def depthwise_weight_gradient(inputs: Tensor, gradient: Tensor, kernel: Sequence
     """Differentiate a depthwise convolution with respect to its weights: (C * M, 1, *K)."""
     sizes, (_, outputs, *places) = inputs.shape[2:], gradient.shape
     channels = at.groups
-    if _largest(sizes, places) <= _FEW_PLACES:
+    if _largest(sizes, places) <= FEW_PLACES:
         x_cnq, g_cnp = _channels_first(inputs, channels), _channels_first(gradient, channels)
         bands_kqp = bands(kernel, sizes, places, at, inputs.dtype)
         count, q, p = bands_kqp.shape

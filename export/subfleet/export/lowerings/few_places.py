@@ -20,16 +20,16 @@ from subfleet.export.lowerings.convolution_geometry import Geometry, is_linear
 __all__ = ["few_places_forward", "few_places_input_gradient", "few_places_weight_gradient", "has_few_places"]
 
 # Measured with ONNX Runtime: above, a product of each sample has columns enough.
-_FEW_PLACES = 8
-_FEW_PLACES_BACK = 16
+FEW_PLACES = 8
+FEW_PLACES_BACK = 16
 """Of the input's gradient; its other forms must turn the weights around."""
-_FEW_INPUTS = 64
+FEW_INPUTS = 64
 
 
 def has_few_places(sizes: Sequence[int], places: Sequence[int], at: Geometry, *, back: bool = False) -> bool:
     """Whether a convolution, or the gradient of its input, is over so few places that this form pays."""
-    few = _FEW_PLACES_BACK if back else _FEW_PLACES
-    return at.groups == 1 and math.prod(places) <= few and math.prod(sizes) <= _FEW_INPUTS
+    few = FEW_PLACES_BACK if back else FEW_PLACES
+    return at.groups == 1 and math.prod(places) <= few and math.prod(sizes) <= FEW_INPUTS
 
 
 def _rows(inputs: Tensor, kernel: Sequence[int], places: Sequence[int], at: Geometry) -> Tensor:

@@ -22,7 +22,7 @@ Indices = Sequence[Tensor | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Places:
+class _IndexedDims:
     """What indices name in a tensor.
 
     Attributes:
@@ -37,16 +37,16 @@ class _Places:
     count: int
     flat_I: Tensor  # noqa: N815 - shapes in names
 
-    def gathered(self, x: Tensor) -> Tensor:
+    def flatten(self, x: Tensor) -> Tensor:
         """The tensor in this order, with the dimensions that have indices as one."""
         ordered = x if self.order == tuple(range(x.dim())) else x.permute(self.order).contiguous()
         sizes = tuple(ordered.shape)
         end = self.first + self.count
         return ordered.reshape(*sizes[: self.first], math.prod(sizes[self.first : end]), *sizes[end:])
 
-    def spread(self, gathered: Tensor, like: Tensor) -> Tensor:
-        """The inverse of `gathered`."""
-        ordered = gathered.reshape([like.shape[dim] for dim in self.order])
+    def restore(self, flat: Tensor, like: Tensor) -> Tensor:
+        """The inverse of `flatten`."""
+        ordered = flat.reshape([like.shape[dim] for dim in self.order])
         if self.order == tuple(range(like.dim())):
             return ordered
         return ordered.permute([self.order.index(dim) for dim in range(like.dim())]).contiguous()
@@ -57,29 +57,29 @@ class _Places:
         return (*sizes[: self.first], *self.flat_I.shape, *sizes[self.first + self.count :])
 
 
-def _places(x: Tensor, indices: Indices) -> _Places:
+def _indexed_dims(x: Tensor, indices: Indices) -> _IndexedDims:
     """Where indices point. Their dimensions stay in place in the result where they are neighbours, else come first.
 
     Raises:
         ExportError: an index is a mask.
     """
-    given = {dim: index for dim, index in enumerate(indices) if index is not None}
-    if any(index.dtype in {torch.bool, torch.uint8} for index in given.values()):
+    by_dim = {dim: index for dim, index in enumerate(indices) if index is not None}
+    if any(index.dtype in {torch.bool, torch.uint8} for index in by_dim.values()):
         raise ExportError(
             "a tensor is indexed by a mask, so that the shape of the result depends on values; choose with "
             "torch.where(mask, a, b), or multiply by the mask"
         )
-    dims = list(given)
+    dims = list(by_dim)
     neighbours = dims[-1] - dims[0] + 1 == len(dims)
     first = dims[0] if neighbours else 0
-    order = list(range(x.dim())) if neighbours else [*dims, *(dim for dim in range(x.dim()) if dim not in given)]
+    order = list(range(x.dim())) if neighbours else [*dims, *(dim for dim in range(x.dim()) if dim not in by_dim)]
     flat: Tensor | None = None
-    for dim, index in given.items():
-        within = _not_negative(index, x.shape[dim])
-        flat = within if flat is None else flat * x.shape[dim] + within
+    for dim, index in by_dim.items():
+        index_in_dim = _not_negative(index, x.shape[dim])
+        flat = index_in_dim if flat is None else flat * x.shape[dim] + index_in_dim
     if flat is None:
         raise ExportError("a tensor is indexed without an index; report it with the request")
-    return _Places(order=tuple(order), first=first, count=len(dims), flat_I=flat)
+    return _IndexedDims(order=tuple(order), first=first, count=len(dims), flat_I=flat)
 
 
 def _not_negative(index: Tensor, size: int) -> Tensor:
@@ -88,22 +88,22 @@ def _not_negative(index: Tensor, size: int) -> Tensor:
 
 
 def _index(x: Tensor, indices: Indices) -> Tensor:
-    places = _places(x, indices)
-    chosen = places.gathered(x).index_select(places.first, places.flat_I.reshape(-1))
-    return chosen.reshape(places.result_shape(x))
+    indexed = _indexed_dims(x, indices)
+    chosen = indexed.flatten(x).index_select(indexed.first, indexed.flat_I.reshape(-1))
+    return chosen.reshape(indexed.result_shape(x))
 
 
 def _index_put(x: Tensor, indices: Indices, values: Tensor, accumulate: bool = False, *_unsafe: object) -> Any:
     """Rows at one index of the first dimension are what runtimes have: NotImplemented."""
-    places = _places(x, indices)
-    wanted = places.result_shape(x)
-    if places.count == 1 and places.first == 0 and places.flat_I.dim() == 1 and tuple(values.shape) == wanted:
+    indexed = _indexed_dims(x, indices)
+    shape = indexed.result_shape(x)
+    if indexed.count == 1 and indexed.first == 0 and indexed.flat_I.dim() == 1 and tuple(values.shape) == shape:
         return NotImplemented
-    gathered = places.gathered(x)
+    gathered = indexed.flatten(x)
     sizes = tuple(gathered.shape)
-    values = values.expand(wanted).reshape(*sizes[: places.first], -1, *sizes[places.first + 1 :])
-    put = _index_add(gathered, places.first, places.flat_I.reshape(-1), values, accumulate=accumulate)
-    return places.spread(put, x)
+    values = values.expand(shape).reshape(*sizes[: indexed.first], -1, *sizes[indexed.first + 1 :])
+    put = _index_add(gathered, indexed.first, indexed.flat_I.reshape(-1), values, accumulate=accumulate)
+    return indexed.restore(put, x)
 
 
 def _index_add(

@@ -41,7 +41,7 @@ def _row_means(x_rf: Tensor, weight: Tensor | None) -> Tensor:
     return torch.mm(x_rf, (weight * (1 / x_rf.shape[1])).reshape(-1, 1))
 
 
-def _weighted(x_rf: Tensor, weight: Tensor | None) -> Tensor:
+def _scale_features(x_rf: Tensor, weight: Tensor | None) -> Tensor:
     return x_rf if weight is None else x_rf * weight.reshape(1, -1)
 
 
@@ -53,19 +53,19 @@ def _layer_norm_backward(  # noqa: PLR0913, PLR0917 - the operator's signature
     rstd: Tensor,
     weight: Tensor | None,
     _bias: Tensor | None,
-    wanted: list[bool],
+    output_mask: list[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     dims = len(normalized_shape)
     g_rf, rstd_r1 = _rows(gradient, dims), rstd.reshape(-1, 1)
     normalised_rf = (_rows(x, dims) - mean.reshape(-1, 1)) * rstd_r1
     products_rf = g_rf * normalised_rf
     d_input = d_weight = d_bias = None
-    if wanted[0]:
+    if output_mask[0]:
         offset, slope = _row_means(g_rf, weight), _row_means(products_rf, weight)
-        d_input = ((_weighted(g_rf, weight) - (normalised_rf * slope + offset)) * rstd_r1).reshape(x.shape)
-    if wanted[1] and weight is not None:
+        d_input = ((_scale_features(g_rf, weight) - (normalised_rf * slope + offset)) * rstd_r1).reshape(x.shape)
+    if output_mask[1] and weight is not None:
         d_weight = products_rf.sum(0).reshape(normalized_shape)
-    if wanted[2]:
+    if output_mask[2]:
         d_bias = g_rf.sum(0).reshape(normalized_shape)
     return d_input, d_weight, d_bias
 
@@ -95,7 +95,7 @@ def rms_norm_backward(
     g_rf, rrms_r1 = _rows(gradient, feature_dims), rrms.reshape(-1, 1)
     normalised_rf = _rows(x, feature_dims) * rrms_r1
     products_rf = g_rf * normalised_rf
-    d_input = (_weighted(g_rf, weight) - normalised_rf * _row_means(products_rf, weight)) * rrms_r1
+    d_input = (_scale_features(g_rf, weight) - normalised_rf * _row_means(products_rf, weight)) * rrms_r1
     d_weight = None if weight is None else products_rf.sum(0).reshape(weight.shape)
     return d_input.reshape(x.shape), d_weight
 

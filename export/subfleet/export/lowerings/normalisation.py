@@ -35,22 +35,22 @@ def _group_norm(
 def _group_norm_backward(
     gradient: Tensor, inputs: Tensor, mean_ng: Tensor, rstd_ng: Tensor, weight: Tensor | None, *settings: Any
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    samples, channels, positions, groups, wanted = settings
+    samples, channels, positions, groups, output_mask = settings
     depth = channels // groups
     shape = (samples, groups, depth, positions)
     g, rstd = gradient.reshape(shape), rstd_ng.reshape(samples, groups, 1, 1)
     centred = inputs.reshape(shape) - mean_ng.reshape(samples, groups, 1, 1)
     products, sums = (g * centred).sum(3, keepdim=True), g.sum(3, keepdim=True)
     d_input = d_weight = d_bias = None
-    if wanted[0]:
+    if output_mask[0]:
         factor = 1.0 if weight is None else weight.reshape(1, groups, depth, 1)
         product, total = ((part * factor).sum(2, keepdim=True) for part in (products, sums))
         scaled = rstd / (depth * positions)
         slope, offset = product * rstd * rstd * scaled, total * scaled
         d_input = (g * (rstd * factor) - (centred * slope + offset)).reshape(inputs.shape)
-    if wanted[1]:
+    if output_mask[1]:
         d_weight = (products * rstd).sum(0).reshape(channels)
-    if wanted[2]:
+    if output_mask[2]:
         d_bias = sums.sum(0).reshape(channels)
     return d_input, d_weight, d_bias
 

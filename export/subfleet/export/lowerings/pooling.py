@@ -40,8 +40,8 @@ def _average_maps(sizes: Sequence[int], arguments: Sequence[Any]) -> tuple[list[
     maps = []
     for size, window, step, pad in zip(sizes, windows, strides, paddings, strict=True):
         rows = []
-        for place in range(pooled_size(size, window, step, pad, 1, ceil_mode=bool(ceil_mode))):
-            start = place * step - pad
+        for window_index in range(pooled_size(size, window, step, pad, 1, ceil_mode=bool(ceil_mode))):
+            start = window_index * step - pad
             end = min(start + window, size + pad)
             first, last = max(start, 0), min(end, size)
             count = 1 if divisor else (end - start if count_padding else last - first)
@@ -92,8 +92,8 @@ def _adaptive_gather(sizes: Sequence[int], output_sizes: Sequence[int]) -> tuple
     for size, parts in zip(sizes, output_sizes, strict=True):
         bounds = _adaptive_bounds(size, parts)
         window = max(end - start for start, end in bounds)
-        places = [min(start + step, end - 1) for start, end in bounds for step in range(window)]
-        maps.append(AxisMap(rows=tuple(((place, 1.0),) for place in places), size=size))
+        elements = [min(start + step, end - 1) for start, end in bounds for step in range(window)]
+        maps.append(AxisMap(rows=tuple(((element, 1.0),) for element in elements), size=size))
         windows.append(window)
     return maps, windows
 

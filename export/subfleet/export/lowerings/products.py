@@ -49,32 +49,32 @@ def _nhwc(x: Tensor) -> Tensor:
     return (x if x.dim() == 4 else x.unsqueeze(2)).permute(0, 2, 3, 1)
 
 
-def _as_given(x_nhwc: Tensor, dims: int) -> Tensor:
+def _to_nchw(x_nhwc: Tensor, dims: int) -> Tensor:
     """Back to (N, C, H, W) or (N, C, W), laid out so, as a module's own reshapes may expect of a convolution."""
     x = x_nhwc.permute(0, 3, 1, 2)
     return (x if dims == 4 else x.squeeze(2)).contiguous()
 
 
-def _way(at: Taps, depth_in: int, depth_out: int, sizes: Sequence[int], samples: int) -> ModuleType:
+def _algorithm(at: Taps, depth_in: int, depth_out: int, sizes: Sequence[int], samples: int) -> ModuleType:
     """The module that computes the convolution whose output has some sizes."""
     return winograd if winograd.fits(at, depth_in, depth_out, sizes, samples) else taps
 
 
-def _gathered(x_nhwc: Tensor, weight: Tensor, at: Taps, sizes: Sequence[int]) -> Tensor:
-    way = _way(at, weight.shape[1], weight.shape[0], sizes, x_nhwc.shape[0])
-    output: Tensor = way.gather(x_nhwc, weight, at, sizes)
+def _gather(x_nhwc: Tensor, weight: Tensor, at: Taps, sizes: Sequence[int]) -> Tensor:
+    algorithm = _algorithm(at, weight.shape[1], weight.shape[0], sizes, x_nhwc.shape[0])
+    output: Tensor = algorithm.gather(x_nhwc, weight, at, sizes)
     return output
 
 
 def _spread(g_nhwc: Tensor, weight: Tensor, at: Taps, sizes: Sequence[int]) -> Tensor:
-    way = _way(at, weight.shape[1], weight.shape[0], sizes, g_nhwc.shape[0])
-    output: Tensor = way.spread(g_nhwc, weight, at, sizes)
+    algorithm = _algorithm(at, weight.shape[1], weight.shape[0], sizes, g_nhwc.shape[0])
+    output: Tensor = algorithm.spread(g_nhwc, weight, at, sizes)
     return output
 
 
 def _weight_gradient(x_nhwc: Tensor, g_nhwc: Tensor, at: Taps) -> Tensor:
-    way = _way(at, x_nhwc.shape[3], g_nhwc.shape[3], g_nhwc.shape[1:3], g_nhwc.shape[0])
-    gradient: Tensor = way.weight_gradient(x_nhwc, g_nhwc, at)
+    algorithm = _algorithm(at, x_nhwc.shape[3], g_nhwc.shape[3], g_nhwc.shape[1:3], g_nhwc.shape[0])
+    gradient: Tensor = algorithm.weight_gradient(x_nhwc, g_nhwc, at)
     return gradient
 
 
@@ -97,24 +97,24 @@ def _convolution(inputs: Tensor, weight: Tensor, bias: Tensor | None, *settings:
         ]
         output = _spread(x, w, at, sizes)
     else:
-        output = _gathered(x, w, at, at.output_size(x.shape[1:3]))
-    return _as_given(output if bias is None else output + bias, inputs.dim())
+        output = _gather(x, w, at, at.output_size(x.shape[1:3]))
+    return _to_nchw(output if bias is None else output + bias, inputs.dim())
 
 
 def _convolution_backward(
     gradient: Tensor, inputs: Tensor, weight: Tensor, _bias_sizes: list[int] | None, *arguments: Any
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    *settings, wanted = arguments
+    *settings, output_mask = arguments
     at, transposed, _ = _taps(weight, settings)
     x, g, w = _nhwc(inputs), _nhwc(gradient), _square(weight)
     d_input = d_weight = d_bias = None
-    if wanted[0]:
-        way = _gathered if transposed else _spread
-        d_input = _as_given(way(g, w, at, x.shape[1:3]), inputs.dim())
-    if wanted[1]:
-        found = _weight_gradient(g, x, at) if transposed else _weight_gradient(x, g, at)
-        d_weight = found.reshape(weight.shape)
-    if wanted[2]:
+    if output_mask[0]:
+        apply = _gather if transposed else _spread
+        d_input = _to_nchw(apply(g, w, at, x.shape[1:3]), inputs.dim())
+    if output_mask[1]:
+        weight_gradient = _weight_gradient(g, x, at) if transposed else _weight_gradient(x, g, at)
+        d_weight = weight_gradient.reshape(weight.shape)
+    if output_mask[2]:
         d_bias = g.sum((0, 1, 2))
     return d_input, d_weight, d_bias
 

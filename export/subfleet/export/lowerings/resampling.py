@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 def _nearest(size: int, output: int, scale: float | None) -> AxisMap:
     step = 1.0 / scale if scale else size / output
-    return AxisMap(rows=tuple(((min(int(place * step), size - 1), 1.0),) for place in range(output)), size=size)
+    return AxisMap(rows=tuple(((min(int(element * step), size - 1), 1.0),) for element in range(output)), size=size)
 
 
 def _linear(size: int, output: int, scale: float | None, *, align_corners: bool) -> AxisMap:
@@ -29,8 +29,8 @@ def _linear(size: int, output: int, scale: float | None, *, align_corners: bool)
     else:
         step = 1.0 / scale if scale else size / output
     rows = []
-    for place in range(output):
-        source = place * step if align_corners else max((place + 0.5) * step - 0.5, 0.0)
+    for element in range(output):
+        source = element * step if align_corners else max((element + 0.5) * step - 0.5, 0.0)
         first = min(int(source), size - 1)
         share = source - first
         second = min(first + 1, size - 1)
@@ -38,7 +38,7 @@ def _linear(size: int, output: int, scale: float | None, *, align_corners: bool)
     return AxisMap(rows=tuple(rows), size=size)
 
 
-def _upsampled(x: Tensor, sizes: Sequence[int], *scales: float | None) -> Tensor:
+def _upsample(x: Tensor, sizes: Sequence[int], *scales: float | None) -> Tensor:
     maps = [_nearest(size, output, scale) for size, output, scale in _pairs(x.shape, sizes, scales)]
     return apply(x, maps)
 
@@ -50,68 +50,68 @@ def _pairs(
     return list(zip(shape[-count:], sizes, (*scales, *[None] * count)[:count], strict=True))
 
 
-def _upsampled_backward(gradient: Tensor, sizes: Sequence[int], shape: Sequence[int], *scales: float | None) -> Tensor:
+def _upsample_backward(gradient: Tensor, sizes: Sequence[int], shape: Sequence[int], *scales: float | None) -> Tensor:
     maps = [_nearest(size, output, scale) for size, output, scale in _pairs(shape, sizes, scales)]
     return apply_transposed(gradient, maps)
 
 
-def _interpolated(x: Tensor, sizes: Sequence[int], align_corners: bool, *scales: float | None) -> Tensor:
+def _interpolate(x: Tensor, sizes: Sequence[int], align_corners: bool, *scales: float | None) -> Tensor:
     pairs = _pairs(x.shape, sizes, scales)
     return apply(x, [_linear(*pair, align_corners=align_corners) for pair in pairs])
 
 
-def _interpolated_backward(
+def _interpolate_backward(
     gradient: Tensor, sizes: Sequence[int], shape: Sequence[int], align_corners: bool, *scales: float | None
 ) -> Tensor:
     pairs = _pairs(shape, sizes, scales)
     return apply_transposed(gradient, [_linear(*pair, align_corners=align_corners) for pair in pairs])
 
 
-def _reflected(place: int, size: int) -> int:
-    return -place if place < 0 else (2 * (size - 1) - place if place >= size else place)
+def _reflect(element: int, size: int) -> int:
+    return -element if element < 0 else (2 * (size - 1) - element if element >= size else element)
 
 
-def _clamped(place: int, size: int) -> int:
-    return min(max(place, 0), size - 1)
+def _clamp(element: int, size: int) -> int:
+    return min(max(element, 0), size - 1)
 
 
-def _padded_maps(shape: Sequence[int], pads: Sequence[int], rule: Callable[[int, int], int]) -> list[AxisMap]:
+def _padding_maps(shape: Sequence[int], pads: Sequence[int], rule: Callable[[int, int], int]) -> list[AxisMap]:
     count = len(pads) // 2
     maps = []
     for axis in range(count):
         size = shape[len(shape) - count + axis]
         before, after = pads[2 * (count - 1 - axis)], pads[2 * (count - 1 - axis) + 1]
-        rows = tuple(((rule(place, size), 1.0),) for place in range(-before, size + after))
+        rows = tuple(((rule(element, size), 1.0),) for element in range(-before, size + after))
         maps.append(AxisMap(rows=rows, size=size))
     return maps
 
 
 def _pad_by(rule: Callable[[int, int], int]) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
     def pad(x: Tensor, pads: Sequence[int]) -> Tensor:
-        maps = _padded_maps(x.shape, pads, rule)
-        for place, axis_map in enumerate(maps):
-            x = x if axis_map.is_identity else gather_axis(x, x.dim() - len(maps) + place, axis_map)
+        maps = _padding_maps(x.shape, pads, rule)
+        for index, axis_map in enumerate(maps):
+            x = x if axis_map.is_identity else gather_axis(x, x.dim() - len(maps) + index, axis_map)
         return x
 
     def backward(gradient: Tensor, x: Tensor, pads: Sequence[int]) -> Tensor:
-        return apply_transposed(gradient, _padded_maps(x.shape, pads, rule))
+        return apply_transposed(gradient, _padding_maps(x.shape, pads, rule))
 
     return pad, backward
 
 
-_REFLECT, _REFLECT_BACKWARD = _pad_by(_reflected)
-_REPLICATE, _REPLICATE_BACKWARD = _pad_by(_clamped)
+_REFLECT, _REFLECT_BACKWARD = _pad_by(_reflect)
+_REPLICATE, _REPLICATE_BACKWARD = _pad_by(_clamp)
 
 RESAMPLINGS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
-        **dict.fromkeys((aten.upsample_nearest1d.default, aten.upsample_nearest2d.default), _upsampled),
+        **dict.fromkeys((aten.upsample_nearest1d.default, aten.upsample_nearest2d.default), _upsample),
         **dict.fromkeys(
-            (aten.upsample_nearest1d_backward.default, aten.upsample_nearest2d_backward.default), _upsampled_backward
+            (aten.upsample_nearest1d_backward.default, aten.upsample_nearest2d_backward.default), _upsample_backward
         ),
-        **dict.fromkeys((aten.upsample_linear1d.default, aten.upsample_bilinear2d.default), _interpolated),
+        **dict.fromkeys((aten.upsample_linear1d.default, aten.upsample_bilinear2d.default), _interpolate),
         **dict.fromkeys(
             (aten.upsample_linear1d_backward.default, aten.upsample_bilinear2d_backward.default),
-            _interpolated_backward,
+            _interpolate_backward,
         ),
         **dict.fromkeys((aten.reflection_pad1d.default, aten.reflection_pad2d.default), _REFLECT),
         **dict.fromkeys(

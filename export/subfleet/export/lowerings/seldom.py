@@ -21,12 +21,12 @@ _BY_PYTORCH = (
 """PyTorch's own decompositions serve."""
 
 
-def _truncated(x: Tensor) -> Tensor:
+def _truncate(x: Tensor) -> Tensor:
     return torch.sign(x) * torch.floor(torch.abs(x))
 
 
 def _fmod(x: Tensor, divisor: Tensor | float) -> Tensor:
-    return x - _truncated(x / divisor) * divisor
+    return x - _truncate(x / divisor) * divisor
 
 
 def _remainder(x: Tensor, divisor: Tensor | float) -> Tensor:
@@ -34,17 +34,17 @@ def _remainder(x: Tensor, divisor: Tensor | float) -> Tensor:
 
 
 def _trilinear(  # noqa: PLR0913, PLR0917 - the operator's arguments
-    one: Tensor,
-    other: Tensor,
+    first: Tensor,
+    second: Tensor,
     third: Tensor,
-    expand_one: Sequence[int],
-    expand_other: Sequence[int],
+    expand_first: Sequence[int],
+    expand_second: Sequence[int],
     expand_third: Sequence[int],
     summed: Sequence[int],
     _unroll_dim: int = 1,
 ) -> Tensor:
     parts = []
-    for tensor, dims in ((one, expand_one), (other, expand_other), (third, expand_third)):
+    for tensor, dims in ((first, expand_first), (second, expand_second), (third, expand_third)):
         part = tensor
         for dim in dims:
             part = part.unsqueeze(dim)
@@ -56,24 +56,24 @@ def _trilinear(  # noqa: PLR0913, PLR0917 - the operator's arguments
 def _diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     """Chosen out of the elements of both dimensions, laid in a row."""
     rows, columns = x.shape[dim1], x.shape[dim2]
-    behind = torch.movedim(x, (dim1, dim2), (-2, -1))
-    flat = behind.reshape(*behind.shape[:-2], rows * columns)
-    return flat @ _of_diagonal(rows, columns, offset).t()
+    moved = torch.movedim(x, (dim1, dim2), (-2, -1))
+    flat = moved.reshape(*moved.shape[:-2], rows * columns)
+    return flat @ _diagonal_matrix(rows, columns, offset).t()
 
 
 def _diagonal_backward(gradient: Tensor, shape: Sequence[int], offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     rows, columns = shape[dim1], shape[dim2]
-    flat = gradient @ _of_diagonal(rows, columns, offset)
-    behind = flat.reshape(*flat.shape[:-1], rows, columns)
-    return torch.movedim(behind, (-2, -1), (dim1, dim2))
+    flat = gradient @ _diagonal_matrix(rows, columns, offset)
+    moved = flat.reshape(*flat.shape[:-1], rows, columns)
+    return torch.movedim(moved, (-2, -1), (dim1, dim2))
 
 
-def _of_diagonal(rows: int, columns: int, offset: int) -> Tensor:
+def _diagonal_matrix(rows: int, columns: int, offset: int) -> Tensor:
     """(places on the diagonal, rows * columns): 1 where each lies."""
     first = max(-offset, 0), max(offset, 0)
     count = max(min(rows - first[0], columns - first[1]), 0)
-    places = [(first[0] + place) * columns + first[1] + place for place in range(count)]
-    chosen = [[1.0 if column == place else 0.0 for column in range(rows * columns)] for place in places]
+    positions = [(first[0] + position) * columns + first[1] + position for position in range(count)]
+    chosen = [[1.0 if column == position else 0.0 for column in range(rows * columns)] for position in positions]
     return torch.tensor(chosen, dtype=torch.float32).reshape(count, rows * columns)
 
 
@@ -83,14 +83,14 @@ def _bucketize(x: Tensor, bounds: Tensor, *, out_int32: bool = False, right: boo
     return below.to(torch.int32 if out_int32 else torch.int64).sum(-1)
 
 
-def _pytorchs_own() -> dict[Any, Callable[..., Any]]:
+def _pytorch_decompositions() -> dict[Any, Callable[..., Any]]:
     table = core_aten_decompositions()  # made anew with each call, which takes a while
     return {operator: table[operator] for operator in _BY_PYTORCH}
 
 
 SELDOM: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
-        **_pytorchs_own(),
+        **_pytorch_decompositions(),
         aten.hypot.default: lambda x, y: torch.sqrt(x * x + y * y),
         aten.sinh.default: lambda x: (torch.exp(x) - torch.exp(-x)) * 0.5,
         aten.cosh.default: lambda x: (torch.exp(x) + torch.exp(-x)) * 0.5,
@@ -100,12 +100,12 @@ SELDOM: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         aten.tan.default: lambda x: torch.sin(x) / torch.cos(x),
         aten.clamp_min.Tensor: torch.maximum,
         aten.clamp_max.Tensor: torch.minimum,
-        aten.clamp.Tensor: lambda x, low=None, high=None: _clamped(x, low, high),
+        aten.clamp.Tensor: lambda x, low=None, high=None: _clamp(x, low, high),
         aten.fmod.Scalar: _fmod,
         aten.fmod.Tensor: _fmod,
         aten.remainder.Scalar: _remainder,
         aten.remainder.Tensor: _remainder,
-        aten.trunc.default: _truncated,
+        aten.trunc.default: _truncate,
         aten._trilinear.default: _trilinear,  # noqa: SLF001 - the operator's name
         aten.diagonal.default: _diagonal,
         aten.diagonal_backward.default: _diagonal_backward,
@@ -115,6 +115,6 @@ SELDOM: Mapping[Any, Callable[..., Any]] = MappingProxyType(
 """Of every target."""
 
 
-def _clamped(x: Tensor, low: Tensor | None, high: Tensor | None) -> Tensor:
+def _clamp(x: Tensor, low: Tensor | None, high: Tensor | None) -> Tensor:
     raised = x if low is None else torch.maximum(x, low)
     return raised if high is None else torch.minimum(raised, high)

@@ -31,21 +31,21 @@ class AxisMap:
     @property
     def is_identity(self) -> bool:
         """Whether it leaves everything as it is."""
-        return self.rows == tuple(((place, 1.0),) for place in range(self.size))
+        return self.rows == tuple(((index, 1.0),) for index in range(self.size))
 
     def even_window(self) -> tuple[int, float] | None:
         """Length and weight of the windows, where they are equal, adjoin, and cover the input; else None."""
         window = len(self.rows[0])
         weight = self.rows[0][0][1] if window else 0.0
         even = tuple(
-            tuple((place * window + step, weight) for step in range(window)) for place in range(len(self.rows))
+            tuple((index * window + step, weight) for step in range(window)) for index in range(len(self.rows))
         )
         return (window, weight) if window and window * len(self.rows) == self.size and self.rows == even else None
 
     def even_repeat(self) -> int | None:
         """How often each element occurs, one after the other and unweighted, where that is so; else None."""
         times = len(self.rows) // self.size
-        even = tuple(((place // times, 1.0),) for place in range(len(self.rows))) if times else ()
+        even = tuple(((index // times, 1.0),) for index in range(len(self.rows))) if times else ()
         return times if times and times * self.size == len(self.rows) and self.rows == even else None
 
     def matrix(self, dtype: torch.dtype) -> Tensor:

@@ -13,7 +13,7 @@ __all__ = ["SHAPING"]
 aten = torch.ops.aten
 
 
-def _filled(number: float) -> Callable[..., Tensor]:
+def _fill_like(number: float) -> Callable[..., Tensor]:
     """Tensors like another one, of one repeated number."""
 
     def like(tensor: Tensor, *sizes: Any, dtype: torch.dtype | None = None, **_options: object) -> Tensor:
@@ -55,15 +55,15 @@ def _pad_dim(x: Tensor, dim: int, before: int, after: int) -> Tensor:
 
 def _constant_pad(x: Tensor, pads: list[int], number: float = 0.0) -> Any:
     """A negative padding is a slice, which every runtime has; NotImplemented where there is none."""
-    kept = [max(amount, 0) for amount in pads]
-    for place, amount in enumerate(pads):
+    positive = [max(amount, 0) for amount in pads]
+    for index, amount in enumerate(pads):
         if amount < 0:
-            dim = x.dim() - 1 - place // 2
-            start, end = (-amount, x.shape[dim]) if place % 2 == 0 else (0, x.shape[dim] + amount)
+            dim = x.dim() - 1 - index // 2
+            start, end = (-amount, x.shape[dim]) if index % 2 == 0 else (0, x.shape[dim] + amount)
             x = aten.slice.Tensor(x, dim, start, end)
-    if kept == list(pads):
+    if positive == list(pads):
         return NotImplemented
-    return aten.constant_pad_nd(x, kept, number) if any(kept) else x.contiguous()
+    return aten.constant_pad_nd(x, positive, number) if any(positive) else x.contiguous()
 
 
 def _select_backward(gradient: Tensor, sizes: Sequence[int], dim: int, index: int) -> Tensor:
@@ -93,15 +93,15 @@ def _slice_scatter(
     first, last, step = slice(start, end, step).indices(size)
     if step == 1:
         before, behind = aten.slice.Tensor(x, dim, 0, first), aten.slice.Tensor(x, dim, max(first, last), size)
-        return torch.cat([one for one in (before, part, behind) if one.shape[dim]], dim)
+        return torch.cat([piece for piece in (before, part, behind) if piece.shape[dim]], dim)
     wide = _slice_backward(part, x.shape, dim, first, last, step)
-    changed = torch.tensor([float(place in range(first, last, step)) for place in range(size)]) > 0.5
+    changed = torch.tensor([float(index in range(first, last, step)) for index in range(size)]) > 0.5
     return torch.where(changed.reshape(-1, *[1] * (x.dim() - 1 - dim)), wide, x)
 
 
 def _select_scatter(x: Tensor, part: Tensor, dim: int, index: int) -> Tensor:
-    place = index % x.shape[dim]
-    return _slice_scatter(x, part.unsqueeze(dim), dim, place, place + 1)
+    start = index % x.shape[dim]
+    return _slice_scatter(x, part.unsqueeze(dim), dim, start, start + 1)
 
 
 def _split_with_sizes(x: Tensor, sizes: Sequence[int], dim: int = 0) -> list[Tensor]:
@@ -122,26 +122,26 @@ def _unbind(x: Tensor, dim: int = 0) -> list[Tensor]:
 
 
 def _stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    place = dim % (tensors[0].dim() + 1)
-    return torch.cat([tensor.unsqueeze(place) for tensor in tensors], place)
+    axis = dim % (tensors[0].dim() + 1)
+    return torch.cat([tensor.unsqueeze(axis) for tensor in tensors], axis)
 
 
 def _roll(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tensor:
     if not dims:
         return _roll(x.reshape(-1), shifts, [0]).reshape(x.shape)
     for shift, dim in zip(shifts, dims, strict=True):
-        place, size = dim % x.dim(), x.shape[dim]
+        axis, size = dim % x.dim(), x.shape[dim]
         first = (size - shift % size) % size
         if first:
-            parts = [aten.slice.Tensor(x, place, first, size), aten.slice.Tensor(x, place, 0, first)]
-            x = torch.cat(parts, place)
+            parts = [aten.slice.Tensor(x, axis, first, size), aten.slice.Tensor(x, axis, 0, first)]
+            x = torch.cat(parts, axis)
     return x.contiguous()
 
 
 def _triangle(keep_lower: bool) -> Callable[..., Tensor]:
     def cut(x: Tensor, diagonal: int = 0) -> Tensor:
         rows, columns = x.shape[-2:]
-        kept = [
+        mask = [
             [
                 float((column <= row + diagonal) if keep_lower else (column >= row + diagonal))
                 for column in range(columns)
@@ -149,19 +149,19 @@ def _triangle(keep_lower: bool) -> Callable[..., Tensor]:
             for row in range(rows)
         ]
         if x.dtype == torch.bool:
-            return torch.logical_and(x, torch.tensor(kept, dtype=torch.float32) > 0.5)
+            return torch.logical_and(x, torch.tensor(mask, dtype=torch.float32) > 0.5)
         # Not a product: what is cut off may be infinite.
-        return torch.where(torch.tensor(kept, dtype=torch.float32) > 0.5, x, torch.zeros((), dtype=x.dtype))
+        return torch.where(torch.tensor(mask, dtype=torch.float32) > 0.5, x, torch.zeros((), dtype=x.dtype))
 
     return cut
 
 
 def _concatenate(tensors: Sequence[Tensor], dim: int = 0) -> Any:
     """Without parts that have nothing: PyTorch lets one of the shape (0,) stand beside any other."""
-    kept = [tensor for tensor in tensors if tensor.numel()]
-    if len(kept) == len(tensors) or not kept:
+    parts = [tensor for tensor in tensors if tensor.numel()]
+    if len(parts) == len(tensors) or not parts:
         return NotImplemented
-    return torch.cat(kept, dim) if len(kept) > 1 else kept[0].clone()
+    return torch.cat(parts, dim) if len(parts) > 1 else parts[0].clone()
 
 
 def _pixel_shuffle(x: Tensor, factor: int) -> Tensor:
@@ -188,9 +188,9 @@ def _channel_shuffle(x: Tensor, groups: int) -> Tensor:
 
 SHAPING: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
-        **dict.fromkeys((aten.ones_like.default, aten.new_ones.default), _filled(1)),
-        **dict.fromkeys((aten.zeros_like.default, aten.new_zeros.default), _filled(0)),
-        **dict.fromkeys((aten.empty_like.default, aten.new_empty.default), _filled(0)),
+        **dict.fromkeys((aten.ones_like.default, aten.new_ones.default), _fill_like(1)),
+        **dict.fromkeys((aten.zeros_like.default, aten.new_zeros.default), _fill_like(0)),
+        **dict.fromkeys((aten.empty_like.default, aten.new_empty.default), _fill_like(0)),
         aten.empty.memory_format: _empty,
         **dict.fromkeys((aten.split.Tensor, aten.unsafe_split.Tensor), _split),
         **dict.fromkeys((aten.split_with_sizes.default, aten.unsafe_split_with_sizes.default), _split_with_sizes),

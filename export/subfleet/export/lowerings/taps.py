@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Taps", "gather", "laid_out", "products_over_positions", "spread", "weight_gradient"]
+__all__ = ["Taps", "gather", "make_contiguous", "products_over_positions", "spread", "weight_gradient"]
 
 aten = torch.ops.aten
 
@@ -49,19 +49,19 @@ class Taps:
         return [(row, column) for row in range(self.kernel[0]) for column in range(self.kernel[1])]
 
 
-def laid_out(x: Tensor) -> Tensor:
+def make_contiguous(x: Tensor) -> Tensor:
     """The tensor in memory as its shape says, if it is not: once, and not again for every part of it."""
     return x.reshape(-1).reshape(x.shape)
 
 
-def _padded(x_nhwc: Tensor, rows: tuple[int, int], columns: tuple[int, int]) -> Tensor:
+def _pad(x_nhwc: Tensor, rows: tuple[int, int], columns: tuple[int, int]) -> Tensor:
     if not any((*rows, *columns)):
         return x_nhwc
     padded: Tensor = aten.constant_pad_nd.default(x_nhwc, [0, 0, *columns, *rows], 0.0)
     return padded
 
 
-class _Shifted:
+class _ShiftedInput:
     """An input with its padding, split by the stride; gives the part under each tap."""
 
     def __init__(self, x_nhwc: Tensor, at: Taps, sizes: Sequence[int]) -> None:
@@ -71,10 +71,10 @@ class _Shifted:
         self._whole = []
         for i in range(2):
             # As far as the last tap of the last place reaches, in whole strides.
-            wanted = -(-(self._size[i] * at.stride[i] + at.dilation[i] * (at.kernel[i] - 1)) // at.stride[i])
-            around.append((at.padding[i], wanted * at.stride[i] - at.padding[i] - x_nhwc.shape[1 + i]))
-            self._whole.append(wanted)
-        self._x = _padded(x_nhwc, around[0], around[1])
+            strides = -(-(self._size[i] * at.stride[i] + at.dilation[i] * (at.kernel[i] - 1)) // at.stride[i])
+            around.append((at.padding[i], strides * at.stride[i] - at.padding[i] - x_nhwc.shape[1 + i]))
+            self._whole.append(strides)
+        self._x = _pad(x_nhwc, around[0], around[1])
         if at.stride != (1, 1):
             samples, _, _, channels = x_nhwc.shape
             self._x = self._x.reshape(samples, self._whole[0], at.stride[0], self._whole[1], at.stride[1], channels)
@@ -100,7 +100,7 @@ def _matrices(weight: Tensor, at: Taps) -> Tensor:
     return split.permute(3, 4, 0, 2, 1).reshape(-1).reshape(-1, at.groups, depth_in, depth_out)
 
 
-def _weighted(x_nhwc: Tensor, matrices_gco: Tensor) -> Tensor:
+def _multiply_groups(x_nhwc: Tensor, matrices_gco: Tensor) -> Tensor:
     """Each position's channels times the group's matrix: (N, H, W, G * C) to (N, H, W, G * O)."""
     groups, depth_in, depth_out = matrices_gco.shape
     shape = (*x_nhwc.shape[:3], groups * depth_out)
@@ -119,8 +119,8 @@ def _weighted(x_nhwc: Tensor, matrices_gco: Tensor) -> Tensor:
 
 def _columns(x_nhwc: Tensor, at: Taps, sizes: Sequence[int]) -> Tensor:
     """Every tap's part side by side: (K * L * C, positions), of channels as planes."""
-    shifted = _Shifted(x_nhwc, at, sizes)
-    parts = [shifted.part(*place).permute(3, 0, 1, 2) for place in at.places()]
+    shifted = _ShiftedInput(x_nhwc, at, sizes)
+    parts = [shifted.part(*tap).permute(3, 0, 1, 2) for tap in at.places()]
     return torch.cat(parts, 0).reshape(len(parts) * x_nhwc.shape[3], -1)
 
 
@@ -132,15 +132,15 @@ def gather(x_nhwc: Tensor, weight: Tensor, at: Taps, sizes: Sequence[int]) -> Te
     """The ordinary convolution of an input with weights (G * O, C, K, L): (N, *sizes, G * O)."""
     matrices = _matrices(weight, at)
     if _few_channels(at, weight.shape[1]):
-        planes = laid_out(x_nhwc.permute(3, 0, 1, 2)).permute(1, 2, 3, 0)
+        planes = make_contiguous(x_nhwc.permute(3, 0, 1, 2)).permute(1, 2, 3, 0)
         columns = _columns(planes, at, sizes)
         output = torch.mm(columns.t(), matrices.reshape(columns.shape[0], -1))
         return output.reshape(x_nhwc.shape[0], *sizes, -1)
-    shifted = _Shifted(laid_out(x_nhwc), at, sizes)
+    shifted = _ShiftedInput(make_contiguous(x_nhwc), at, sizes)
     first, *others = at.places()
-    total = _weighted(shifted.part(*first), matrices[0])
-    for place, tap in enumerate(others, start=1):
-        total = total + _weighted(shifted.part(*tap), matrices[place])
+    total = _multiply_groups(shifted.part(*first), matrices[0])
+    for index, tap in enumerate(others, start=1):
+        total = total + _multiply_groups(shifted.part(*tap), matrices[index])
     return total
 
 
@@ -169,19 +169,19 @@ def spread(g_nhwc: Tensor, weight: Tensor, at: Taps, sizes: Sequence[int]) -> Te
     offsets = [[tap[2 + i] for taps in reaching for tap in taps] or [0] for i in range(2)]
     before = [max(-min(offsets[i]), 0) for i in range(2)]
     after = [max(max(offsets[i]) + counts[i] - (height, width)[i], 0) for i in range(2)]
-    g = _padded(laid_out(g_nhwc), (before[0], after[0]), (before[1], after[1]))
+    g = _pad(make_contiguous(g_nhwc), (before[0], after[0]), (before[1], after[1]))
     parts = []
     for taps in reaching:
         total: Tensor | None = None
         for row, column, down, across in taps:
             part = g.narrow(1, down + before[0], counts[0]).narrow(2, across + before[1], counts[1])
-            product = _weighted(part, matrices[row * at.kernel[1] + column].transpose(1, 2))
+            product = _multiply_groups(part, matrices[row * at.kernel[1] + column].transpose(1, 2))
             total = product if total is None else total + product
         parts.append(torch.zeros((samples, *counts, channels), dtype=g.dtype) if total is None else total)
-    return _interleaved(parts, at.stride, sizes)
+    return _interleave(parts, at.stride, sizes)
 
 
-def _interleaved(parts: Sequence[Tensor], stride: Sequence[int], sizes: Sequence[int]) -> Tensor:
+def _interleave(parts: Sequence[Tensor], stride: Sequence[int], sizes: Sequence[int]) -> Tensor:
     """Put the phases' (N, H, W, C) in their places."""
     if len(parts) == 1:
         return parts[0]
@@ -215,13 +215,13 @@ def weight_gradient(x_nhwc: Tensor, g_nhwc: Tensor, at: Taps) -> Tensor:
     depth_in, depth_out = x_nhwc.shape[3] // at.groups, g_nhwc.shape[3] // at.groups
     g_po = g_nhwc.reshape(-1, g_nhwc.shape[3])
     if _few_channels(at, depth_in):
-        planes = laid_out(x_nhwc.permute(3, 0, 1, 2)).permute(1, 2, 3, 0)
+        planes = make_contiguous(x_nhwc.permute(3, 0, 1, 2)).permute(1, 2, 3, 0)
         columns = torch.mm(_columns(planes, at, g_nhwc.shape[1:3]), g_po)
         return columns.reshape(*at.kernel, depth_in, depth_out).permute(3, 2, 0, 1)
-    shifted = _Shifted(laid_out(x_nhwc), at, g_nhwc.shape[1:3])
+    shifted = _ShiftedInput(make_contiguous(x_nhwc), at, g_nhwc.shape[1:3])
     taps = []
-    for place in at.places():
-        x_pc = shifted.part(*place).reshape(-1, x_nhwc.shape[3])
+    for tap in at.places():
+        x_pc = shifted.part(*tap).reshape(-1, x_nhwc.shape[3])
         taps.append(_tap_gradient(x_pc, g_po, at.groups, samples))
     # (K * L, G, O, C)
     return torch.stack(taps).reshape(*at.kernel, at.groups * depth_out, depth_in).permute(2, 3, 0, 1)

@@ -33,7 +33,7 @@ def weight_gradient(inputs: Tensor, gradient: Tensor, kernel: Sequence[int], at:
         (O, C / G, *K).
     """
     if at.groups == 1 and is_linear(kernel, inputs.shape[2:], gradient.shape[2:], at):
-        return _of_a_product(inputs, gradient).reshape(gradient.shape[1], inputs.shape[1], *kernel)
+        return _pointwise_gradient(inputs, gradient).reshape(gradient.shape[1], inputs.shape[1], *kernel)
     (samples, channels, *sizes), (_, outputs, *places) = inputs.shape, gradient.shape
     dims, depth = len(sizes), channels // at.groups
     if at.groups == 1:
@@ -50,7 +50,7 @@ def weight_gradient(inputs: Tensor, gradient: Tensor, kernel: Sequence[int], at:
     return d_okc.squeeze(0).permute(0, dims + 1, *range(1, dims + 1)).reshape(outputs, depth, *kernel)
 
 
-def _of_a_product(inputs: Tensor, gradient: Tensor) -> Tensor:
+def _pointwise_gradient(inputs: Tensor, gradient: Tensor) -> Tensor:
     """Where the kernel is a single place: (O, C)."""
     x_ncp, g_nop = inputs.flatten(2), gradient.flatten(2)
     samples, channels, places = x_ncp.shape

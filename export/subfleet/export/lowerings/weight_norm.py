@@ -15,13 +15,13 @@ __all__ = ["WEIGHT_NORMS"]
 aten = torch.ops.aten
 
 
-def _sum_beside(x: Tensor, dim: int) -> Tensor:
+def _sum_other_dims(x: Tensor, dim: int) -> Tensor:
     """Over all dimensions but one."""
-    return x.sum([place for place in range(x.dim()) if place != dim], keepdim=True)
+    return x.sum([axis for axis in range(x.dim()) if axis != dim], keepdim=True)
 
 
 def _weight_norm(direction: Tensor, length: Tensor, dim: int = 0) -> tuple[Tensor, Tensor]:
-    norms = torch.sqrt(_sum_beside(direction * direction, dim))
+    norms = torch.sqrt(_sum_other_dims(direction * direction, dim))
     return direction * (length / norms), norms
 
 
@@ -29,7 +29,7 @@ def _weight_norm_backward(
     gradient: Tensor, direction: Tensor, length: Tensor, norms: Tensor, dim: int
 ) -> tuple[Tensor, Tensor]:
     norms = norms.reshape(length.shape)
-    along = _sum_beside(gradient * direction, dim) / norms
+    along = _sum_other_dims(gradient * direction, dim) / norms
     d_direction = (gradient - direction * (along / norms)) * (length / norms)
     return d_direction, along
 

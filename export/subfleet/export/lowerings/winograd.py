@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from subfleet.export.lowerings.taps import Taps, laid_out, products_over_positions
+from subfleet.export.lowerings.taps import Taps, make_contiguous, products_over_positions
 
 __all__ = ["FEWEST_CHANNELS", "fits", "gather", "spread", "weight_gradient"]
 
@@ -58,7 +58,7 @@ def _inputs(x_nhwc: Tensor, padding: Sequence[int], tiles: Sequence[int]) -> lis
     down, across = tiles
     after = (2 * down + 2 - padding[0] - height, 2 * across + 2 - padding[1] - width)
     padded: Tensor = aten.constant_pad_nd.default(
-        laid_out(x_nhwc), [0, 0, padding[1], after[1], padding[0], after[0]], 0.0
+        make_contiguous(x_nhwc), [0, 0, padding[1], after[1], padding[0], after[0]], 0.0
     )
     pairs = padded.reshape(samples, down + 1, 2, 2 * across + 2, channels)
     parts = [pairs.narrow(1, at, down).narrow(2, odd, 1) for at in (0, 1) for odd in (0, 1)]
@@ -77,7 +77,7 @@ def _tile(even: Tensor, odd: Tensor, next_even: Tensor, next_odd: Tensor) -> tup
 def _outputs(products: Sequence[Tensor], samples: int, tiles: Sequence[int], sizes: Sequence[int]) -> Tensor:
     """16 products of (T, O) to (N, *sizes, O)."""
     channels = products[0].shape[1]
-    pairs = [_four_to_two(*products[place::4]) for place in range(4)]
+    pairs = [_four_to_two(*products[column::4]) for column in range(4)]
     rows = []
     for row in range(2):
         left, right = _four_to_two(*(pair[row] for pair in pairs))
@@ -95,7 +95,7 @@ def _gradients(g_nhwc: Tensor, tiles: Sequence[int]) -> list[Tensor]:
     """The adjoint of `_outputs`: 16 of (T, O)."""
     samples, height, width, channels = g_nhwc.shape
     after = (2 * tiles[0] - height, 2 * tiles[1] - width)
-    g_nhwc = laid_out(g_nhwc)
+    g_nhwc = make_contiguous(g_nhwc)
     if any(after):
         g_nhwc = aten.constant_pad_nd.default(g_nhwc, [0, 0, 0, after[1], 0, after[0]], 0.0)
     pairs = g_nhwc.reshape(samples, tiles[0], 2, 2 * tiles[1], channels)
@@ -117,7 +117,7 @@ def _tiles(sizes: Sequence[int]) -> tuple[int, int]:
     return -(-sizes[0] // 2), -(-sizes[1] // 2)
 
 
-def _convolved(x_nhwc: Tensor, weights: Sequence[Tensor], padding: Sequence[int], sizes: Sequence[int]) -> Tensor:
+def _convolve(x_nhwc: Tensor, weights: Sequence[Tensor], padding: Sequence[int], sizes: Sequence[int]) -> Tensor:
     tiles = _tiles(sizes)
     products = [torch.mm(x, w) for x, w in zip(_inputs(x_nhwc, padding, tiles), weights, strict=True)]
     return _outputs(products, x_nhwc.shape[0], tiles, sizes)
@@ -125,7 +125,7 @@ def _convolved(x_nhwc: Tensor, weights: Sequence[Tensor], padding: Sequence[int]
 
 def gather(x_nhwc: Tensor, weight: Tensor, at: Taps, sizes: Sequence[int]) -> Tensor:
     """The ordinary convolution of an input with weights (O, C, 3, 3): (N, *sizes, O)."""
-    return _convolved(x_nhwc, _weights(weight), at.padding, sizes)
+    return _convolve(x_nhwc, _weights(weight), at.padding, sizes)
 
 
 def spread(g_nhwc: Tensor, weight: Tensor, at: Taps, sizes: Sequence[int]) -> Tensor:
@@ -135,7 +135,7 @@ def spread(g_nhwc: Tensor, weight: Tensor, at: Taps, sizes: Sequence[int]) -> Te
     swap = (3, 1, 2, 0)
     weights = [turned[4 * swap[row] + swap[column]] for row in range(4) for column in range(4)]
     padding = [2 - at.padding[i] for i in range(2)]
-    return _convolved(g_nhwc, weights, padding, sizes)
+    return _convolve(g_nhwc, weights, padding, sizes)
 
 
 def weight_gradient(x_nhwc: Tensor, g_nhwc: Tensor, at: Taps) -> Tensor:
@@ -144,9 +144,9 @@ def weight_gradient(x_nhwc: Tensor, g_nhwc: Tensor, at: Taps) -> Tensor:
     tiles = _tiles(g_nhwc.shape[1:3])
     inputs, gradients = _inputs(x_nhwc, at.padding, tiles), _gradients(g_nhwc, tiles)
     products = []
-    for place, (x, g) in enumerate(zip(inputs, gradients, strict=True)):
+    for index, (x, g) in enumerate(zip(inputs, gradients, strict=True)):
         product = products_over_positions(g, x, samples)
-        odd = (place // 4 == 3) != (place % 4 == 3)
+        odd = (index // 4 == 3) != (index % 4 == 3)
         products.append(-product if odd else product)
     rows = [torch.stack(_four_to_three(*products[4 * row : 4 * row + 4])) for row in range(4)]
     taps = torch.stack(_four_to_three(*rows))

@@ -4,14 +4,14 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Call", "Request", "blocks_of", "peak_bytes"]
+__all__ = ["BlockRequest", "KernelCall", "blocks_of", "peak_bytes"]
 
-Request = tuple[str, int | None]
+BlockRequest = tuple[str, int | None]
 """A block's name with its bytes where it is taken, and with None where it is given back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class KernelCall:
     """One kernel.
 
     Attributes:
@@ -34,7 +34,7 @@ class Call:
     part: int = 0
 
 
-def blocks_of(calls: Sequence[Call], held: Collection[str]) -> list[list[Request]]:
+def blocks_of(calls: Sequence[KernelCall], held: Collection[str]) -> list[list[BlockRequest]]:
     """What each call takes, and what is given back after it.
 
     Args:
@@ -42,19 +42,19 @@ def blocks_of(calls: Sequence[Call], held: Collection[str]) -> list[list[Request
         held: values that the caller holds.
     """
     owners = _owners(calls, held)
-    ends = {owner: at for at, call in enumerate(calls) for owner in _touched(call, owners)}
-    found = []
+    ends = {owner: at for at, call in enumerate(calls) for owner in _owners_of(call, owners)}
+    requests = []
     for at, call in enumerate(calls):
-        own: list[Request] = [(name, size) for name, size in call.outputs.items() if owners.get(name) == name]
-        before: list[Request] = [(f"{at}/<{place}", size) for place, size in enumerate(call.before_bytes)]
-        after: list[Request] = [(f"{at}/>{place}", size) for place, size in enumerate(call.after_bytes)]
-        over = sorted(owner for owner in _touched(call, owners) if ends[owner] == at)
-        gone = [*(name for name, _ in (*before, *after)), *over]
-        found.append([*before, *own, *after, *((name, None) for name in gone)])
-    return found
+        own: list[BlockRequest] = [(name, size) for name, size in call.outputs.items() if owners.get(name) == name]
+        before: list[BlockRequest] = [(f"{at}/<{index}", size) for index, size in enumerate(call.before_bytes)]
+        after: list[BlockRequest] = [(f"{at}/>{index}", size) for index, size in enumerate(call.after_bytes)]
+        ended = sorted(owner for owner in _owners_of(call, owners) if ends[owner] == at)
+        gone = [*(name for name, _ in (*before, *after)), *ended]
+        requests.append([*before, *own, *after, *((name, None) for name in gone)])
+    return requests
 
 
-def peak_bytes(requests: Iterable[Request]) -> int:
+def peak_bytes(requests: Iterable[BlockRequest]) -> int:
     """The most bytes that are taken at once."""
     sizes: dict[str, int] = {}
     alive = peak = 0
@@ -66,23 +66,27 @@ def peak_bytes(requests: Iterable[Request]) -> int:
     return peak
 
 
-def _touched(call: Call, owners: Mapping[str, str]) -> set[str]:
+def _owners_of(call: KernelCall, owners: Mapping[str, str]) -> set[str]:
     return {owners[name] for name in (*call.inputs, *call.outputs) if name in owners}
 
 
-def _owners(calls: Sequence[Call], held: Collection[str]) -> Mapping[str, str]:
+def _owners(calls: Sequence[KernelCall], held: Collection[str]) -> Mapping[str, str]:
     """The value whose block each value lies in, of those that the caller does not hold."""
     uses = Counter(name for call in calls for name in (*call.inputs, *call.outputs))
     sizes = {name: size for call in calls for name, size in call.outputs.items()}
     owners: dict[str, str] = {}
     for call in calls:
-        for place, (name, size) in enumerate(call.outputs.items()):
-            if not size or name in held or (call.shares and place == 0 and call.inputs[0] not in owners):
+        for index, (name, size) in enumerate(call.outputs.items()):
+            if not size or name in held or (call.shares and index == 0 and call.inputs[0] not in owners):
                 continue
-            alike = (one for one in call.overwrites if one in owners and sizes[one] == size)
-            last = (one for one in alike if uses[owners[one]] == 1)
+            fitting = (
+                name_of_input
+                for name_of_input in call.overwrites
+                if name_of_input in owners and sizes[name_of_input] == size
+            )
+            last = (name_of_input for name_of_input in fitting if uses[owners[name_of_input]] == 1)
             shared = call.inputs[0] if call.shares else next(last, None)
-            owners[name] = name if shared is None or place else owners[shared]
+            owners[name] = name if shared is None or index else owners[shared]
             if owners[name] != name:
                 uses[owners[name]] += uses[name]
         for name in (*call.inputs, *call.outputs):

@@ -11,7 +11,7 @@ from typing import get_args
 
 from subfleet.device_profiles import own_packing_width
 from subfleet.export.memory.executorch_run import HeapGrowth, heap_growth
-from subfleet.export.memory.values import counted_bytes, fed_bytes, optimiser_bytes, weights_bytes
+from subfleet.export.memory.values import fed_bytes, optimiser_bytes, round_up_count, weights_bytes
 from subfleet.export.steps.values import Step
 from subfleet.protocol.memory import USUAL_WIDTH, MemoryPlan, Packing, PackingWidth
 
@@ -40,8 +40,10 @@ def plan_executorch(step: Step, *, body: bytes, arena_bytes: int, packed: Sequen
         packed: rows and columns of the constant factors of XNNPACK's products.
     """
     widths: tuple[PackingWidth, ...] = get_args(PackingWidth)
-    packed_bytes = {width: sum(4 * rows * -(-columns // width) * width for rows, columns in packed) for width in widths}
-    own_bytes, usual_bytes = packed_bytes[own_packing_width()], packed_bytes.pop(USUAL_WIDTH)
+    bytes_by_width = {
+        width: sum(4 * rows * -(-columns // width) * width for rows, columns in packed) for width in widths
+    }
+    own_bytes, usual_bytes = bytes_by_width[own_packing_width()], bytes_by_width.pop(USUAL_WIDTH)
     growth = heap_growth(body, step.inputs, step.outputs, arena_bytes=arena_bytes)
     if growth is None:
         structures = _STRUCTURE_BYTES_PER_PROGRAM_BYTE * len(body)
@@ -50,10 +52,12 @@ def plan_executorch(step: Step, *, body: bytes, arena_bytes: int, packed: Sequen
         weights_bytes=weights_bytes(step),
         optimiser_bytes=optimiser_bytes(step),
         fed_bytes=fed_bytes(step),
-        activation_bytes=arena_bytes + counted_bytes(growth.step_bytes),
+        activation_bytes=arena_bytes + round_up_count(growth.step_bytes),
         workspace_bytes=growth.scratch_bytes,
-        runtime_bytes=counted_bytes(max(growth.load_bytes - own_bytes, 0) + usual_bytes)
+        runtime_bytes=round_up_count(max(growth.load_bytes - own_bytes, 0) + usual_bytes)
         + PROGRAM_COPIES * len(body)
         + BASE_BYTES,
-        packings=tuple(Packing(width=at, more_bytes=size - usual_bytes) for at, size in packed_bytes.items() if packed),
+        packings=tuple(
+            Packing(width=at, more_bytes=size - usual_bytes) for at, size in bytes_by_width.items() if packed
+        ),
     )

@@ -21,5 +21,5 @@ def heap_bytes() -> int | None:
     if count is None:
         return None
     count.restype = _Mallinfo2
-    found = count()
-    return int(found.uordblks + found.hblkhd)
+    info = count()
+    return int(info.uordblks + info.hblkhd)

@@ -7,7 +7,7 @@ from itertools import chain
 import torch
 from torch import fx
 
-from subfleet.export.memory.blocks import Call, blocks_of, peak_bytes
+from subfleet.export.memory.blocks import KernelCall, blocks_of, peak_bytes
 from subfleet.export.tracing import results_of
 
 __all__ = ["activation_peak_bytes", "calls_of", "size_bytes_of"]
@@ -28,10 +28,10 @@ def activation_peak_bytes(graph: fx.GraphModule) -> int:
     return peak_bytes(chain.from_iterable(blocks))
 
 
-def calls_of(nodes: Sequence[fx.Node]) -> tuple[Call, ...]:
+def calls_of(nodes: Sequence[fx.Node]) -> tuple[KernelCall, ...]:
     """Nodes of a traced graph as kernels."""
     return tuple(
-        Call(
+        KernelCall(
             inputs=tuple(given.name for given in node.all_input_nodes),
             outputs=_outputs(node),
             shares=node.target in _SHARES,
@@ -52,7 +52,7 @@ def _outputs(node: fx.Node) -> dict[str, int]:
     if node.target is operator.getitem:
         return {}
     alone = isinstance(node.meta.get("val"), torch.Tensor)
-    return {one.name: size_bytes_of(one) for one in ([node] if alone else node.users)}
+    return {user.name: size_bytes_of(user) for user in ([node] if alone else node.users)}
 
 
 def _workspace_bytes(node: fx.Node) -> int:

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from subfleet.export.memory.blocks import Request
+from subfleet.export.memory.blocks import BlockRequest
 
-__all__ = ["Arena", "arena_after"]
+__all__ = ["Arena", "simulate_arena"]
 
 _ROUND_BYTES = 256
 _FIRST_REGION_BYTES = 2**20
@@ -47,30 +47,30 @@ class Arena:
         """Sizes of the regions in the order in which they were taken from the system."""
         return tuple(self._region_sizes)
 
-    def take(self, size_bytes: int) -> int:
+    def allocate(self, size_bytes: int) -> int:
         """Take a block and write all of it; its address."""
         rounded = max(-(-size_bytes // _ROUND_BYTES), 1) * _ROUND_BYTES
         if not self._free_by_size or self._free_by_size[-1][0] < rounded:
             self._extend(rounded)
-        found, address = self._free_by_size[bisect.bisect_left(self._free_by_size, (rounded, -1))]
-        self._unlist(address)
-        if found >= 2 * rounded or found - rounded >= _LARGEST_WASTE_BYTES:
-            self._list(address + rounded, found - rounded)
-            found = rounded
-        self._used[address] = found
+        block_bytes, address = self._free_by_size[bisect.bisect_left(self._free_by_size, (rounded, -1))]
+        self._remove_free(address)
+        if block_bytes >= 2 * rounded or block_bytes - rounded >= _LARGEST_WASTE_BYTES:
+            self._add_free(address + rounded, block_bytes - rounded)
+            block_bytes = rounded
+        self._used[address] = block_bytes
         first = address + _HEADER_BYTES
         self._written[first // PAGE_BYTES : (first + max(size_bytes, 1) - 1) // PAGE_BYTES + 1] = True
         return address
 
-    def give(self, address: int) -> None:
+    def free(self, address: int) -> None:
         """Give a block back."""
         size_bytes = self._used.pop(address)
         if address + size_bytes in self._free:
-            size_bytes += self._unlist(address + size_bytes)
+            size_bytes += self._remove_free(address + size_bytes)
         if address in self._free_by_end:
             address = self._free_by_end[address]
-            size_bytes += self._unlist(address)
-        self._list(address, size_bytes)
+            size_bytes += self._remove_free(address)
+        self._add_free(address, size_bytes)
 
     def _extend(self, rounded: int) -> None:
         # The region doubles until the block fits; where it fits at once, the next one doubles instead.
@@ -79,24 +79,24 @@ class Arena:
             size_bytes *= 2
         self._next_region_bytes = size_bytes if size_bytes > self._next_region_bytes else 2 * size_bytes
         self._region_sizes.append(size_bytes)
-        self._list(len(self._written) * PAGE_BYTES, size_bytes)
+        self._add_free(len(self._written) * PAGE_BYTES, size_bytes)
         # A gap between regions, so that no page belongs to two, and no block is next to another region's.
         page_count = -(-(size_bytes + _HEADER_BYTES) // PAGE_BYTES) + 1
         self._written = np.concatenate([self._written, np.zeros(page_count, np.bool_)])
 
-    def _list(self, address: int, size_bytes: int) -> None:
+    def _add_free(self, address: int, size_bytes: int) -> None:
         self._free[address] = size_bytes
         self._free_by_end[address + size_bytes] = address
         bisect.insort(self._free_by_size, (size_bytes, address))
 
-    def _unlist(self, address: int) -> int:
+    def _remove_free(self, address: int) -> int:
         size_bytes = self._free.pop(address)
         del self._free_by_end[address + size_bytes]
         self._free_by_size.pop(bisect.bisect_left(self._free_by_size, (size_bytes, address)))
         return size_bytes
 
 
-def arena_after(requests: Iterable[Request]) -> Arena:
+def simulate_arena(requests: Iterable[BlockRequest]) -> Arena:
     """The arena after any number of runs: each leaves it as the first one did.
 
     Args:
@@ -106,7 +106,7 @@ def arena_after(requests: Iterable[Request]) -> Arena:
     addresses: dict[str, int] = {}
     for name, size_bytes in requests:
         if size_bytes is None:
-            arena.give(addresses.pop(name))
+            arena.free(addresses.pop(name))
         else:
-            addresses[name] = arena.take(size_bytes)
+            addresses[name] = arena.allocate(size_bytes)
     return arena

@@ -9,8 +9,8 @@ memory the trainer brings along.
 from collections.abc import Iterator
 from itertools import chain
 
-from subfleet.export.memory.blocks import Call, Request, blocks_of
-from subfleet.export.memory.onnx_run import RanGraph
+from subfleet.export.memory.blocks import BlockRequest, KernelCall, blocks_of
+from subfleet.export.memory.onnx_run import ExecutedGraph
 from subfleet.export.memory.onnx_scratch import scratch_of
 
 __all__ = ["calls_of", "requests_of"]
@@ -42,16 +42,16 @@ _IN_PLACE = frozenset(
 """Kernels that may write over their first input, where it is as large. Recorded: arithmetic on two inputs may not."""
 
 
-def requests_of(graph: RanGraph) -> Iterator[Request]:
+def requests_of(graph: ExecutedGraph) -> Iterator[BlockRequest]:
     """The requests of one run."""
     return chain.from_iterable(blocks_of(list(calls_of(graph)), {value.name for value in graph.graph.output}))
 
 
-def calls_of(graph: RanGraph) -> Iterator[Call]:
+def calls_of(graph: ExecutedGraph) -> Iterator[KernelCall]:
     """The nodes of a graph as kernels."""
     for node in graph.graph.node:
         before_bytes, after_bytes = scratch_of(node, graph.types)
-        yield Call(
+        yield KernelCall(
             inputs=tuple(filter(None, node.input)),
             outputs={name: graph.types[name].size_bytes for name in node.output if name},
             shares=node.op_type in _ALIASES,

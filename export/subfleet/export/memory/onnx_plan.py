@@ -9,10 +9,10 @@
 """
 
 from subfleet.export.memory.blocks import peak_bytes
-from subfleet.export.memory.onnx_arena import arena_after
+from subfleet.export.memory.onnx_arena import simulate_arena
 from subfleet.export.memory.onnx_blocks import requests_of
 from subfleet.export.memory.onnx_run import run_onnx
-from subfleet.export.memory.values import counted_bytes, fed_bytes, optimiser_bytes, weights_bytes
+from subfleet.export.memory.values import fed_bytes, optimiser_bytes, round_up_count, weights_bytes
 from subfleet.export.steps.values import Step
 from subfleet.protocol.memory import MemoryPlan
 
@@ -35,15 +35,17 @@ def plan_onnx(body: bytes, step: Step) -> MemoryPlan:
     """
     graph = run_onnx(body, step.inputs)
     requests = list(requests_of(graph))
-    activation = peak_bytes(one for one in requests if one[0] in graph.types)  # without kernels' scratch memory
+    activation = peak_bytes(
+        request for request in requests if request[0] in graph.types
+    )  # without kernels' scratch memory
     value_count = len(step.inputs) + len(step.outputs)
     return MemoryPlan(
         weights_bytes=weights_bytes(step),
         optimiser_bytes=optimiser_bytes(step),
         fed_bytes=fed_bytes(step),
         activation_bytes=activation,
-        workspace_bytes=max(arena_after(requests).resident_bytes - activation, 0),
-        runtime_bytes=counted_bytes(graph.session_bytes)
+        workspace_bytes=max(simulate_arena(requests).resident_bytes - activation, 0),
+        runtime_bytes=round_up_count(graph.session_bytes)
         + len(body)
         + FIRST_SESSION_BYTES
         + TRAINING_BYTES

@@ -22,7 +22,7 @@ from subfleet.protocol.errors import ExportError
 from subfleet.protocol.programs import ValueInfo
 from subfleet.protocol.silence import imported
 
-__all__ = ["RanGraph", "TensorType", "read_onnx", "run_onnx", "session_options"]
+__all__ = ["ExecutedGraph", "TensorType", "read_onnx", "run_onnx", "session_options"]
 
 _ERRORS_ONLY = 3
 _KERNEL = "_kernel_time"
@@ -45,7 +45,7 @@ class TensorType:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RanGraph:
+class ExecutedGraph:
     """A graph as it runs.
 
     Attributes:
@@ -76,7 +76,7 @@ def session_options() -> Any:
     return options
 
 
-def run_onnx(body: bytes, inputs: Sequence[ValueInfo]) -> RanGraph:
+def run_onnx(body: bytes, inputs: Sequence[ValueInfo]) -> ExecutedGraph:
     """Load a program as a device does, and run it once on zeros.
 
     Raises:
@@ -97,13 +97,13 @@ def run_onnx(body: bytes, inputs: Sequence[ValueInfo]) -> RanGraph:
         session.run(None, {value.name: np.zeros(value.shape, _NUMPY[value.dtype]) for value in inputs})
         events = json.loads(Path(session.end_profiling()).read_bytes())
         rewritten = onnx.load_model(options.optimized_model_filepath)
-    _put_in_order(rewritten.graph, events)
+    _sort_by_execution(rewritten.graph, events)
     taken = _BYTES_PER_PROGRAM_BYTE * len(body) if before is None or after is None else after - before
-    types = _reported(rewritten.graph, events)
-    return RanGraph(graph=rewritten.graph, types=types, session_bytes=max(taken, 0))
+    types = _read_types(rewritten.graph, events)
+    return ExecutedGraph(graph=rewritten.graph, types=types, session_bytes=max(taken, 0))
 
 
-def read_onnx(body: bytes) -> RanGraph:
+def read_onnx(body: bytes) -> ExecutedGraph:
     """Load a program as a device does, and infer its shapes without running it.
 
     A value of which ONNX infers nothing is taken to be as its node's first input.
@@ -115,39 +115,42 @@ def read_onnx(body: bytes) -> RanGraph:
         options.optimized_model_filepath = str(Path(folder) / "rewritten.onnx")
         onnxruntime.InferenceSession(body, options, providers=["CPUExecutionProvider"])
         model = onnx.load_model(options.optimized_model_filepath)
-    made = {name for node in model.graph.node for name in node.output}
-    known = [value for value in _inferred(onnx.load_model_from_string(body)) if value.name in made]
+    computed = {name for node in model.graph.node for name in node.output}
+    known = [value for value in _inferred_values(onnx.load_model_from_string(body)) if value.name in computed]
     del model.graph.value_info[:]
     model.graph.value_info.extend(known)
-    types = {one.name: _tensor_type(one.data_type, one.dims) for one in model.graph.initializer}
-    for value in _inferred(model):
-        told = value.type.tensor_type
-        types[value.name] = _tensor_type(told.elem_type, (dim.dim_value for dim in told.shape.dim))
+    types = {
+        initializer.name: _tensor_type(initializer.data_type, initializer.dims)
+        for initializer in model.graph.initializer
+    }
+    for value in _inferred_values(model):
+        tensor = value.type.tensor_type
+        types[value.name] = _tensor_type(tensor.elem_type, (dim.dim_value for dim in tensor.shape.dim))
     for node in model.graph.node:
         unknown = types.get(node.input[0]) if node.input else None
         for name in filter(None, node.output):
             types.setdefault(name, unknown or TensorType(item_bytes=0, shape=()))
-    return RanGraph(graph=model.graph, types=types)
+    return ExecutedGraph(graph=model.graph, types=types)
 
 
-def _inferred(model: onnx.ModelProto) -> Iterator[onnx.ValueInfoProto]:
+def _inferred_values(model: onnx.ModelProto) -> Iterator[onnx.ValueInfoProto]:
     """The values of a graph whose shapes are known."""
-    told = shape_inference.infer_shapes(model, data_prop=True).graph
-    for value in (*told.input, *told.output, *told.value_info):
+    graph = shape_inference.infer_shapes(model, data_prop=True).graph
+    for value in (*graph.input, *graph.output, *graph.value_info):
         tensor = value.type.tensor_type
         if tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor.shape.dim):
             yield value
 
 
-def _put_in_order(graph: onnx.GraphProto, events: Sequence[Mapping[str, Any]]) -> None:
+def _sort_by_execution(graph: onnx.GraphProto, events: Sequence[Mapping[str, Any]]) -> None:
     """Put the nodes in the order of their run: what the runtime did not rewrite it saves in the order of our file."""
     ran = [event["name"].removesuffix(_KERNEL) for event in events if _is_run(event)]
-    places = {name: place for place, name in enumerate(ran)}
+    order = {name: index for index, name in enumerate(ran)}
     nodes = list(graph.node)
     # A graph with loops, whose inner nodes ran more than once, was rewritten: it has its order.
-    if len(places) == len(ran) and all(node.name in places for node in nodes):
+    if len(order) == len(ran) and all(node.name in order for node in nodes):
         del graph.node[:]
-        graph.node.extend(sorted(nodes, key=lambda node: places[node.name]))
+        graph.node.extend(sorted(nodes, key=lambda node: order[node.name]))
 
 
 def _is_run(event: Mapping[str, Any]) -> bool:
@@ -155,12 +158,12 @@ def _is_run(event: Mapping[str, Any]) -> bool:
     return event.get("cat") == "Node" and str(event["name"]).endswith(_KERNEL)
 
 
-def _reported(graph: onnx.GraphProto, events: Sequence[Mapping[str, Any]]) -> Mapping[str, TensorType]:
+def _read_types(graph: onnx.GraphProto, events: Sequence[Mapping[str, Any]]) -> Mapping[str, TensorType]:
     types: dict[str, TensorType] = {}
     ran = (event for event in events if _is_run(event))
-    for node, event in _pairs(graph.node, ran):
-        for names, found in ((node.input, "input_type_shape"), (node.output, "output_type_shape")):
-            for name, reported in zip(filter(None, names), event["args"][found], strict=False):
+    for node, event in _pair_events(graph.node, ran):
+        for names, field in ((node.input, "input_type_shape"), (node.output, "output_type_shape")):
+            for name, reported in zip(filter(None, names), event["args"][field], strict=False):
                 ((dtype, shape),) = reported.items()
                 types[name] = _tensor_type(onnx.TensorProto.DataType.Value(dtype.upper()), shape)
     return types
@@ -171,7 +174,7 @@ def _tensor_type(element_type: int, shape: Iterable[int]) -> TensorType:
     return TensorType(item_bytes=item_bytes, shape=tuple(shape))
 
 
-def _pairs(
+def _pair_events(
     nodes: Sequence[onnx.NodeProto], events: Iterator[Mapping[str, Any]]
 ) -> Iterator[tuple[onnx.NodeProto, Mapping[str, Any]]]:
     """Each node with the report of its run; reports of nodes inside other nodes' bodies lie between them."""

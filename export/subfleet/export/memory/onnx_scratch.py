@@ -77,9 +77,9 @@ def _like_output(_attributes: Mapping[str, Any], _inputs: Sequence[TensorType], 
     return (), (output.size_bytes,)
 
 
-def _broadcast(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
-    rank = max(len(one), len(other))
-    padded = ((1,) * (rank - len(shape)) + shape for shape in (one, other))
+def _broadcast(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int, ...]:
+    rank = max(len(first), len(second))
+    padded = ((1,) * (rank - len(shape)) + shape for shape in (first, second))
     return tuple(b if a == 1 else a for a, b in zip(*padded, strict=True))
 
 

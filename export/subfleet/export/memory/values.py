@@ -7,7 +7,7 @@ from subfleet.export.steps.values import Step
 from subfleet.protocol.programs import Role, ValueInfo
 from subfleet.protocol.tensors import DTYPE_BYTES
 
-__all__ = ["counted_bytes", "fed_bytes", "optimiser_bytes", "value_bytes", "weights_bytes"]
+__all__ = ["fed_bytes", "optimiser_bytes", "round_up_count", "value_bytes", "weights_bytes"]
 
 _WEIGHTS: frozenset[Role] = frozenset({"parameter", "frozen", "buffer", "anchor"})
 _OPTIMISER: frozenset[Role] = frozenset({"optimiser_state", "gradient"})
@@ -17,7 +17,7 @@ _COUNTED_STEP_BYTES = 2**16
 """A runtime's objects take some kilobytes more or less from one load to the next."""
 
 
-def counted_bytes(found_bytes: int) -> int:
+def round_up_count(found_bytes: int) -> int:
     """A figure that was counted, rounded up, so that a program's plan is nearly always the same."""
     return -(-found_bytes // _COUNTED_STEP_BYTES) * _COUNTED_STEP_BYTES
 

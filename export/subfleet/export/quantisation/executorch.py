@@ -55,5 +55,5 @@ def quantise_executorch(
 
 def _observe(prepared: Any, inputs: Tensor) -> None:
     """Let the quantiser see the ranges of the activations."""
-    for place in range(len(inputs)):
-        prepared(inputs[place : place + 1])
+    for index in range(len(inputs)):
+        prepared(inputs[index : index + 1])

@@ -10,7 +10,7 @@ from subfleet.export.programs import export_inference_model
 from subfleet.export.quantisation import QUANTISERS
 from subfleet.export.quantisation.report import QuantisationReport, QuantisationSamples, judge
 from subfleet.export.requests import InferRequest
-from subfleet.export.targets import target_named
+from subfleet.export.targets import find_target
 from subfleet.protocol.errors import ExportError
 
 __all__ = ["export_quantised_model"]
@@ -53,4 +53,4 @@ def export_quantised_model(
         raise ExportError(
             f"the model cannot be quantised ({type(error).__name__}: {reason:.300}); deploy it in float32"
         ) from error
-    return body, judge(target_named(request.target), float_body, body, _INPUT, samples)
+    return body, judge(find_target(request.target), float_body, body, _INPUT, samples)

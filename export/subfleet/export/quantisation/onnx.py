@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from subfleet.export.quiet import quiet
-from subfleet.export.targets.onnx import with_notes
+from subfleet.export.targets.onnx import add_notes
 from subfleet.protocol.silence import imported
 
 __all__ = ["quantise_onnx"]
@@ -53,7 +53,7 @@ def quantise_onnx(
                 activation_type=signed,
                 weight_type=signed,
             )
-        return with_notes(quantised.read_bytes(), notes)
+        return add_notes(quantised.read_bytes(), notes)
 
 
 def _fold_constants(body: bytes, path: Path) -> None:

@@ -85,5 +85,5 @@ def _classes(target: Target, body: bytes, input_name: str, samples: Quantisation
     inputs = torch.from_numpy(np.ascontiguousarray(samples.inputs))
     size = len(inputs) if target.any_inference_batch else target.inference_batch_size
     batches = [inputs[first : first + size] for first in range(0, len(inputs), size)]
-    found = [target.run(body, {input_name: batch})[0].argmax(dim=-1) for batch in batches]
-    return torch.cat(found).numpy()
+    batches_of_classes = [target.run(body, {input_name: batch})[0].argmax(dim=-1) for batch in batches]
+    return torch.cat(batches_of_classes).numpy()

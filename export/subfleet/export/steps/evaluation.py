@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from subfleet.export.layers import LayerContext
-from subfleet.export.steps.first_run import first_run
-from subfleet.export.steps.given import Given
-from subfleet.export.steps.holders import Holders
+from subfleet.export.steps.first_run import run_on_shapes
+from subfleet.export.steps.given import StepInputs
+from subfleet.export.steps.holders import StateSnapshot
 from subfleet.export.steps.layout import label_of, mask_of, scalar, weights_of
-from subfleet.export.steps.module_state import state_of, within
-from subfleet.export.steps.network_call import exits_of, prepared
+from subfleet.export.steps.module_state import call_with_state, state_of
+from subfleet.export.steps.network_call import prepare_module, run_exits
 from subfleet.export.steps.objectives import OBJECTIVES, total
 from subfleet.export.steps.reference import EvaluationReference
 from subfleet.export.steps.values import SampleSpec, Step
@@ -49,7 +49,7 @@ def evaluation_step(module: nn.Module, sample: SampleSpec, *, batch_size: int, o
             "objective.plain"
         )
     given = sample.value(batch_size)
-    logits = first_run(module, given, training=False).output_shapes[-1]
+    logits = run_on_shapes(module, given, training=False).output_shapes[-1]
     if logits[:1] != (batch_size,):
         raise ExportError(
             f"the network's output is of the shape {logits}, but its first size must be the batch's {batch_size}"
@@ -69,7 +69,7 @@ def evaluation_step(module: nn.Module, sample: SampleSpec, *, batch_size: int, o
         class_count=inputs[1].limit,
         padded_labels=objective.padded,
         carried=state_of(module),
-        held=Holders(module).tensors,
+        held=StateSnapshot(module).tensors,
     )
 
 
@@ -82,16 +82,16 @@ class _EvaluationRun:
     inputs: tuple[ValueInfo, ...]
 
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        given = Given(self.inputs, tensors)
-        state: Mapping[str, Tensor] = given.named("parameter") | {
+        given = StepInputs(self.inputs, tensors)
+        state: Mapping[str, Tensor] = given.by_tensor("parameter") | {
             name: tensor.clone()
-            for name, tensor in given.named("buffer").items()  # the module may change them in place
+            for name, tensor in given.by_tensor("buffer").items()  # the module may change them in place
         }
-        with prepared(self.module, LayerContext(None), training=False), torch.no_grad():
-            logits = within(self.module, state, lambda: exits_of(self.module, given.one("input")))[-1]
-            rule, labels = OBJECTIVES[self.objective.name], given.one("label")
-            counted = rule.counted(labels, given.one("sample_mask"))
+        with prepare_module(self.module, LayerContext(None), training=False), torch.no_grad():
+            logits = call_with_state(self.module, state, lambda: run_exits(self.module, given.single("input")))[-1]
+            rule, labels = OBJECTIVES[self.objective.name], given.single("label")
+            counted = rule.count_mask(labels, given.single("sample_mask"))
             count = total(counted)
             loss = total(rule.losses(self.objective, logits, labels) * counted) / count.clamp(min=1.0)
-            correct = total(rule.right(logits, labels) * counted)
+            correct = total(rule.correct(logits, labels) * counted)
         return loss, correct, count, logits

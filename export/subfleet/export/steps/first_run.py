@@ -9,20 +9,20 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from subfleet.export.failures import as_export_errors
 from subfleet.export.layers import LayerContext
-from subfleet.export.steps.holders import Holders
-from subfleet.export.steps.module_state import check_types, constants_of, put_into, state_of, within
-from subfleet.export.steps.network_call import exits_of, prepared
-from subfleet.export.steps.repetition import Traces, check_repeats
-from subfleet.export.steps.stirring import Stirred
+from subfleet.export.steps.holders import StateSnapshot
+from subfleet.export.steps.module_state import call_with_state, check_types, constants_of, set_constants, state_of
+from subfleet.export.steps.network_call import prepare_module, run_exits
+from subfleet.export.steps.repetition import RunEffects, check_repeats
+from subfleet.export.steps.stirring import SeededRandomness
 from subfleet.export.steps.values import DTYPES
-from subfleet.export.steps.watching import Ties, Writes
+from subfleet.export.steps.watching import TensorTies, WriteWatcher
 from subfleet.protocol.programs import ValueInfo
 
-__all__ = ["FirstRun", "first_run"]
+__all__ = ["ModuleShapes", "run_on_shapes"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FirstRun:
+class ModuleShapes:
     """What a run of a module with its shapes alone has shown.
 
     Attributes:
@@ -34,7 +34,7 @@ class FirstRun:
     random_shapes: tuple[tuple[int, ...], ...]
 
 
-def first_run(module: nn.Module, sample: ValueInfo, *, training: bool, in_parts: bool = False) -> FirstRun:
+def run_on_shapes(module: nn.Module, sample: ValueInfo, *, training: bool, in_parts: bool = False) -> ModuleShapes:
     """Run a module with shapes alone.
 
     Args:
@@ -57,39 +57,41 @@ def first_run(module: nn.Module, sample: ValueInfo, *, training: bool, in_parts:
 
     what = f"the network cannot be traced on an input of the shape {sample.shape}"
     with as_export_errors(what, "use layers that take this shape, and whose shapes do not depend on values"):
-        with Stirred(0) as chance:
-            run, traces = _watched(module, inputs, context(shapes_only=True), training=training)
+        with SeededRandomness(0) as chance:
+            run, traces = _run_watched(module, inputs, context(shapes_only=True), training=training)
         traces = replace(traces, drew=chance.was_used)
         if traces.changes or traces.counts:
             check_repeats(module, inputs, context(), traces, training=training)
     return run
 
 
-def _watched(module: nn.Module, inputs: Tensor, context: LayerContext, *, training: bool) -> tuple[FirstRun, Traces]:
+def _run_watched(
+    module: nn.Module, inputs: Tensor, context: LayerContext, *, training: bool
+) -> tuple[ModuleShapes, RunEffects]:
     """The run, and what the module holds afterwards that it did not hold before."""
     state = state_of(module)
     carried = {id(tensor) for tensor in state.values()}
-    with prepared(module, context, training=training), torch.no_grad():
+    with prepare_module(module, context, training=training), torch.no_grad():
         plain = {name: tensor.detach() for name, tensor in (state | constants_of(module)).items()}
         with FakeTensorMode(allow_non_fake_inputs=True) as fake:
             shapes = {name: fake.from_tensor(tensor) for name, tensor in plain.items()}
             given = {name: shapes[name] for name in state}
-            put_into(module, {name: tensor for name, tensor in shapes.items() if name not in state})
-            ties = Ties(module, state, given)
-            before = Holders(module)
+            set_constants(module, {name: tensor for name, tensor in shapes.items() if name not in state})
+            ties = TensorTies(module, state, given)
+            before = StateSnapshot(module)
 
             def run() -> tuple[Tensor, ...]:
-                outputs = exits_of(module, inputs)
+                outputs = run_exits(module, inputs)
                 ties.check(module)
                 return outputs
 
             fixed = {name: tensor for name, tensor in before.tensors.items() if id(tensor) not in carried}
-            with Writes(fixed, [*state.values(), *given.values()], fake) as writes:
-                outputs = within(module, given, run)
+            with WriteWatcher(fixed, [*state.values(), *given.values()], fake) as writes:
+                outputs = call_with_state(module, given, run)
             writes.check()
-            traces = Traces(changes=before.changes(), sources=before.sources)
-    return FirstRun(output_shapes=_shapes(outputs), random_shapes=context.random_shapes), traces
+            traces = RunEffects(changes=before.changes(), sources=before.sources)
+    return ModuleShapes(output_shapes=_shapes_of(outputs), random_shapes=context.random_shapes), traces
 
 
-def _shapes(tensors: Sequence[Tensor]) -> tuple[tuple[int, ...], ...]:
+def _shapes_of(tensors: Sequence[Tensor]) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(int(size) for size in tensor.shape) for tensor in tensors)

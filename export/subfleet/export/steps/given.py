@@ -6,10 +6,10 @@ from torch import Tensor
 
 from subfleet.protocol.programs import Role, ValueInfo
 
-__all__ = ["Given"]
+__all__ = ["StepInputs"]
 
 
-class Given:
+class StepInputs:
     """A step's input tensors by role.
 
     Args:
@@ -24,7 +24,7 @@ class Given:
         """What is known of each tensor of a role, and the tensor."""
         return (pair for pair in self._pairs if pair[0].role == role)
 
-    def one(self, role: Role) -> Tensor:
+    def single(self, role: Role) -> Tensor:
         """The only tensor of a role."""
         return next(tensor for _, tensor in self.pairs(role))
 
@@ -32,7 +32,7 @@ class Given:
         """In order."""
         return [tensor for _, tensor in self.pairs(role)]
 
-    def named(self, role: Role) -> dict[str, Tensor]:
+    def by_tensor(self, role: Role) -> dict[str, Tensor]:
         """By the submodel's tensor that each belongs to."""
         return {value.tensor: tensor for value, tensor in self.pairs(role)}
 

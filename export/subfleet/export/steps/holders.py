@@ -11,9 +11,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from subfleet.export.steps.stirring import is_source
-from subfleet.export.steps.surroundings import Names, surroundings
+from subfleet.export.steps.surroundings import NameScope, surrounding_names
 
-__all__ = ["Change", "Holders"]
+__all__ = ["Change", "StateSnapshot"]
 
 _NOT_HELD = (
     *(type, ModuleType, FunctionType, MethodType, BuiltinFunctionType),
@@ -45,12 +45,12 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Holder:
+class _Container:
     """One dict, list or deque as it was; of an object, its attributes."""
 
     path: str
     of_attributes: bool
-    held: Any
+    content: Any
     before: Any
 
     def name(self, key: Any) -> str:
@@ -63,44 +63,44 @@ class _Holder:
         return _items(self.before)
 
     def changes(self) -> Iterator[Change]:
-        before, now = self.items(), _items(self.held)
+        before, now = self.items(), _items(self.content)
         for key in (*before, *(key for key in now if key not in before)):
             old = before.get(key, _MISSING)
             if not _is_same(old, now.get(key, _MISSING)):
                 yield Change(name=self.name(key), old=None if old is _MISSING else old)
 
     def forget_tensors(self) -> None:
-        before, now = self.items(), _items(self.held)
+        before, now = self.items(), _items(self.content)
         new = [key for key, value in now.items() if isinstance(value, Tensor) and before.get(key) is not value]
         for key in reversed(new):
             if key in before:
-                self.held[key] = before[key]
+                self.content[key] = before[key]
             else:
-                del self.held[key]
+                del self.content[key]
 
-    def restore(self, kept: str | None) -> None:
-        before, now = self.items(), _items(self.held)
+    def restore(self, excepted: str | None) -> None:
+        before, now = self.items(), _items(self.content)
         if len(before) == len(now) and all(key in now and now[key] is old for key, old in before.items()):
             return
-        left = {key: value for key, value in now.items() if self.name(key) == kept}
-        after = {**before, **left}
-        if isinstance(self.held, Names):
-            self.held.update({key: value for key, value in after.items() if now.get(key, _MISSING) is not value})
+        current = {key: value for key, value in now.items() if self.name(key) == excepted}
+        after = {**before, **current}
+        if isinstance(self.content, NameScope):
+            self.content.update({key: value for key, value in after.items() if now.get(key, _MISSING) is not value})
             return
-        self.held.clear()
-        if isinstance(self.held, dict):
-            put = OrderedDict.__setitem__ if isinstance(self.held, OrderedDict) else dict.__setitem__
+        self.content.clear()
+        if isinstance(self.content, dict):
+            put = OrderedDict.__setitem__ if isinstance(self.content, OrderedDict) else dict.__setitem__
             for key, value in after.items():  # some kinds of dict have no `update`, or make something else of a value
-                put(self.held, key, value)
+                put(self.content, key, value)
         else:
-            self.held.extend(after.values())
+            self.content.extend(after.values())
 
 
-def _items(held: Any) -> Mapping[Any, Any]:
+def _items(content: Any) -> Mapping[Any, Any]:
     """What it holds, as it lies there: some kinds of dict make another value whenever one is asked for."""
-    if isinstance(held, dict):
-        return dict(dict.items(held))
-    return dict(held) if isinstance(held, Names) else dict(enumerate(held))
+    if isinstance(content, dict):
+        return dict(dict.items(content))
+    return dict(content) if isinstance(content, NameScope) else dict(enumerate(content))
 
 
 def _is_same(old: Any, new: Any) -> bool:
@@ -109,7 +109,7 @@ def _is_same(old: Any, new: Any) -> bool:
     return type(old) is type(new) and isinstance(old, (str, bytes, int, float)) and bool(old == new)
 
 
-class Holders:
+class StateSnapshot:
     """What a network holds, remembered.
 
     Args:
@@ -121,11 +121,11 @@ class Holders:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self._holders: list[_Holder] = []
+        self._holders: list[_Container] = []
         tensors: dict[str, Tensor] = {}
         seen: set[int] = set()
         self.sources: list[str] = []
-        outside = [(owner, names, _OUTSIDE) for owner, names in surroundings(module)]
+        outside = [(owner, names, _OUTSIDE) for owner, names in surrounding_names(module)]
         waiting: list[tuple[str, Any, int]] = [*outside, ("", module, 0)]  # what a layer holds is called so
         while waiting:
             path, value, depth = waiting.pop()
@@ -136,47 +136,47 @@ class Holders:
                 tensors.setdefault(path, value)
             elif id(value) not in seen and depth < _DEPTH and not isinstance(value, _NOT_HELD):
                 seen.add(id(value))
-                waiting.extend((name, part, depth + 1) for name, part in reversed(list(self._inside(path, value))))
+                waiting.extend((name, part, depth + 1) for name, part in reversed(list(self._parts_of(path, value))))
         self.tensors: Mapping[str, Tensor] = tensors
 
-    def _inside(self, path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    def _parts_of(self, path: str, value: Any) -> Iterator[tuple[str, Any]]:
         if isinstance(value, (tuple, set, frozenset)):
-            yield from ((f"{path}[{place}]", part) for place, part in enumerate(value))
+            yield from ((f"{path}[{index}]", part) for index, part in enumerate(value))
         if isinstance(value, (dict, list, deque)):
-            yield from self._held(path, value, of_attributes=False)
-        if isinstance(value, Names):
-            yield from self._held(path, value, of_attributes=True)
+            yield from self._track(path, value, of_attributes=False)
+        if isinstance(value, NameScope):
+            yield from self._track(path, value, of_attributes=True)
             return
         if type(value).__dictoffset__:
-            kept = _OF_LAYERS if isinstance(value, nn.Module) else ()
+            separate = _OF_LAYERS if isinstance(value, nn.Module) else ()
             attributes = vars(value)
-            for name in kept:
+            for name in separate:
                 if isinstance(attributes.get(name), dict):
-                    yield from self._held(path, attributes[name], of_attributes=True)
-            own = self._held(path, attributes, of_attributes=True)
-            yield from ((name, part) for name, part in own if name.rpartition(".")[2] not in kept)
+                    yield from self._track(path, attributes[name], of_attributes=True)
+            own = self._track(path, attributes, of_attributes=True)
+            yield from ((name, part) for name, part in own if name.rpartition(".")[2] not in separate)
 
-    def _held(self, path: str, held: Any, *, of_attributes: bool) -> list[tuple[str, Any]]:
-        before = _items(held) if isinstance(held, (dict, Names)) else list(held)
-        holder = _Holder(path=path, of_attributes=of_attributes, held=held, before=before)
+    def _track(self, path: str, content: Any, *, of_attributes: bool) -> list[tuple[str, Any]]:
+        before = _items(content) if isinstance(content, (dict, NameScope)) else list(content)
+        holder = _Container(path=path, of_attributes=of_attributes, content=content, before=before)
         self._holders.append(holder)
         return [(holder.name(key), part) for key, part in holder.items().items()]
 
     def changes(self) -> list[Change]:
         """What has become something else since: another object, or another number or text."""
-        found = (change for holder in self._holders for change in holder.changes())
-        return [change for change in found if not change.name.rpartition(".")[2].startswith(_OF_PARAMETERS)]
+        changes = (change for holder in self._holders for change in holder.changes())
+        return [change for change in changes if not change.name.rpartition(".")[2].startswith(_OF_PARAMETERS)]
 
     def forget_tensors(self) -> None:
         """Take away the tensors that have come since, and leave numbers and all else as they are now."""
         for holder in self._holders:
             holder.forget_tensors()
 
-    def restore(self, *, kept: str | None = None) -> None:
+    def restore(self, *, excepted: str | None = None) -> None:
         """Make all that is held what it was.
 
         Args:
-            kept: the name of what stays as it is now.
+            excepted: the name of what stays as it is now.
         """
         for holder in self._holders:
-            holder.restore(kept)
+            holder.restore(excepted)

@@ -4,11 +4,11 @@ import torch
 from torch import Tensor, nn
 
 from subfleet.export.layers import LayerContext
-from subfleet.export.steps.first_run import first_run
-from subfleet.export.steps.holders import Holders
+from subfleet.export.steps.first_run import run_on_shapes
+from subfleet.export.steps.holders import StateSnapshot
 from subfleet.export.steps.layout import weights_of
-from subfleet.export.steps.module_state import state_of, within
-from subfleet.export.steps.network_call import exits_of, prepared
+from subfleet.export.steps.module_state import call_with_state, state_of
+from subfleet.export.steps.network_call import prepare_module, run_exits
 from subfleet.export.steps.reference import InferenceReference
 from subfleet.export.steps.values import SampleSpec, Step
 from subfleet.protocol.programs import ValueInfo
@@ -31,17 +31,17 @@ def inference_step(module: nn.Module, sample: SampleSpec, *, batch_size: int) ->
             depends on the batch.
     """
     given = sample.value(batch_size)
-    found = first_run(module, given, training=False)
-    outputs = found.output_shapes
+    shapes = run_on_shapes(module, given, training=False)
+    outputs = shapes.output_shapes
     weights = weights_of(module)
 
     def run(inputs: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         context = LayerContext(None)
-        with prepared(module, context, training=False), torch.no_grad():
+        with prepare_module(module, context, training=False), torch.no_grad():
             state = dict(zip((value.tensor for value in weights), tensors, strict=True))
             # The module may change its buffers in place.
             state |= {value.tensor: state[value.tensor].clone() for value in weights if value.role == "buffer"}
-            logits = within(module, state, lambda: exits_of(module, inputs))
+            logits = call_with_state(module, state, lambda: run_exits(module, inputs))
         return (logits[-1],)
 
     inputs = (given, *weights)
@@ -52,5 +52,5 @@ def inference_step(module: nn.Module, sample: SampleSpec, *, batch_size: int) ->
         outputs=(ValueInfo(name="logits", dtype="F32", shape=outputs[-1], role="logits"),),
         class_count=outputs[-1][-1],
         carried=state_of(module),
-        held=Holders(module).tensors,
+        held=StateSnapshot(module).tensors,
     )

@@ -11,7 +11,7 @@ from subfleet.export.steps.optimisers import OPTIMISERS
 from subfleet.protocol.programs import Role, ValueInfo
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 
-__all__ = ["StepShapes", "after", "before", "label_of", "mask_of", "scalar", "weights_of"]
+__all__ = ["StepShapes", "label_of", "mask_of", "scalar", "step_inputs", "step_outputs", "weights_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,11 +43,11 @@ class StepShapes:
     @property
     def coefficients(self) -> tuple[str, ...]:
         """Names of the scalars of `TrainingSettings` that the step takes."""
-        wanted = {
+        used = {
             "proximal_mu": self.objective.proximal,
             "distillation_weight": self.objective.distillation != "none",
         }
-        return tuple(name for name, is_wanted in wanted.items() if is_wanted)
+        return tuple(name for name, is_wanted in used.items() if is_wanted)
 
 
 def scalar(name: str, role: Role) -> ValueInfo:
@@ -55,22 +55,24 @@ def scalar(name: str, role: Role) -> ValueInfo:
     return ValueInfo(name=name, dtype="F32", shape=(), role=role)
 
 
-def _tensors(shapes: Mapping[str, tuple[int, ...]], kind: str, role: Role, prefix: str = "") -> Iterator[ValueInfo]:
+def _tensor_values(
+    shapes: Mapping[str, tuple[int, ...]], kind: str, role: Role, prefix: str = ""
+) -> Iterator[ValueInfo]:
     for name, shape in shapes.items():
         yield ValueInfo(name=f"{prefix}{kind}.{name}", dtype="F32", shape=shape, role=role, tensor=name)
 
 
-def _carried(shapes: StepShapes, prefix: str) -> Iterator[ValueInfo]:
+def _carried_values(shapes: StepShapes, prefix: str) -> Iterator[ValueInfo]:
     """What goes from step to step."""
     rule = OPTIMISERS[shapes.optimiser.name]
-    yield from _tensors(shapes.parameters, "parameter", "parameter", prefix)
-    yield from _tensors(shapes.buffers, "buffer", "buffer", prefix)
+    yield from _tensor_values(shapes.parameters, "parameter", "parameter", prefix)
+    yield from _tensor_values(shapes.buffers, "buffer", "buffer", prefix)
     for kind in rule.states(shapes.optimiser):
-        yield from _tensors(shapes.parameters, kind, "optimiser_state", prefix)
+        yield from _tensor_values(shapes.parameters, kind, "optimiser_state", prefix)
     for kind in rule.scalars(shapes.optimiser):
         yield scalar(f"{prefix}{kind}", "optimiser_state")
     if shapes.accumulate:
-        yield from _tensors(shapes.parameters, "gradient", "gradient", prefix)
+        yield from _tensor_values(shapes.parameters, "gradient", "gradient", prefix)
 
 
 def label_of(objective: ObjectiveSettings, logits: tuple[int, ...]) -> ValueInfo:
@@ -94,10 +96,10 @@ def weights_of(module: nn.Module) -> tuple[ValueInfo, ...]:
     """A module's parameters and buffers, as what a step is given."""
     parameters = {name: tuple(tensor.shape) for name, tensor in module.named_parameters()}
     buffers = {name: tuple(tensor.shape) for name, tensor in buffers_of(module).items()}
-    return (*_tensors(parameters, "parameter", "parameter"), *_tensors(buffers, "buffer", "buffer"))
+    return (*_tensor_values(parameters, "parameter", "parameter"), *_tensor_values(buffers, "buffer", "buffer"))
 
 
-def before(shapes: StepShapes) -> tuple[ValueInfo, ...]:
+def step_inputs(shapes: StepShapes) -> tuple[ValueInfo, ...]:
     """A step's inputs."""
     batch_size = shapes.sample.shape[0]
     class_count = shapes.logits[-1]
@@ -108,22 +110,22 @@ def before(shapes: StepShapes) -> tuple[ValueInfo, ...]:
     if shapes.objective.class_mask:
         values.append(ValueInfo(name="class_mask", dtype="F32", shape=(class_count,), role="class_mask"))
     values += [scalar(name, "coefficient") for name in shapes.coefficients]
-    values += _randoms(shapes.randoms)
-    values += _carried(shapes, "")
-    values += _tensors(shapes.frozen, "frozen", "frozen")
+    values += _random_values(shapes.randoms)
+    values += _carried_values(shapes, "")
+    values += _tensor_values(shapes.frozen, "frozen", "frozen")
     if shapes.objective.proximal:
-        values += _tensors(shapes.parameters, "anchor", "anchor")
+        values += _tensor_values(shapes.parameters, "anchor", "anchor")
     return tuple(values)
 
 
-def _randoms(shapes: Sequence[tuple[int, ...]]) -> list[ValueInfo]:
+def _random_values(shapes: Sequence[tuple[int, ...]]) -> list[ValueInfo]:
     return [
-        ValueInfo(name=f"random.{place}", dtype="F32", shape=shape, role="random") for place, shape in enumerate(shapes)
+        ValueInfo(name=f"random.{index}", dtype="F32", shape=shape, role="random") for index, shape in enumerate(shapes)
     ]
 
 
-def after(shapes: StepShapes) -> tuple[ValueInfo, ...]:
+def step_outputs(shapes: StepShapes) -> tuple[ValueInfo, ...]:
     """A step's outputs."""
     names: tuple[Role, ...] = ("loss", "correct", "count")
     read = (scalar(name, name) for name in (*names, *(("squares",) if shapes.objective.squares else ())))
-    return (*read, *_carried(shapes, "new."))
+    return (*read, *_carried_values(shapes, "new."))

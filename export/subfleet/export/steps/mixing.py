@@ -31,12 +31,12 @@ def check_samples_apart(probe: Step) -> None:
         ExportError: they do not, with the layer that mixes them.
     """
     drawn = probe.example(torch.Generator().manual_seed(0), apply=False)
-    both, first, second = (_told(probe, drawn, mask) for mask in (_BOTH, _FIRST, _SECOND))
-    usual = float(torch.stack([one.norm() for one in both]).max())
-    for together, one, other in zip(both, first, second, strict=True):
-        apart = (one + other - together).norm()
+    both, first, second = (_loss_and_gradients(probe, drawn, mask) for mask in (_BOTH, _FIRST, _SECOND))
+    usual = float(torch.stack([first_alone.norm() for first_alone in both]).max())
+    for together, first_alone, second_alone in zip(both, first, second, strict=True):
+        apart = (first_alone + second_alone - together).norm()
         if not apart <= _ALIKE * max(usual, float(together.norm())):
-            raise ExportError(_mixes(_layer(probe, drawn, _BOTH), *_IN_PARTS))
+            raise ExportError(_describe_mixing(_find_mixing_layer(probe, drawn, _BOTH), *_IN_PARTS))
 
 
 def check_padding(step: Step) -> None:
@@ -52,20 +52,20 @@ def check_padding(step: Step) -> None:
     if count < 2:
         return
     drawn = step.example(torch.Generator().manual_seed(0))
-    whole, one = (1.0,) * count, (1.0, *(0.0,) * (count - 1))
-    if _is_right(step, drawn, whole) and not _is_right(step, drawn, one):
-        raise ExportError(_mixes(_layer(step, drawn, whole), *_FILLED_UP))
+    whole, single_sample = (1.0,) * count, (1.0, *(0.0,) * (count - 1))
+    if _matches_reference(step, drawn, whole) and not _matches_reference(step, drawn, single_sample):
+        raise ExportError(_describe_mixing(_find_mixing_layer(step, drawn, whole), *_FILLED_UP))
 
 
-def _is_right(step: Step, drawn: Sequence[Tensor], mask: Sequence[float]) -> bool:
+def _matches_reference(step: Step, drawn: Sequence[Tensor], mask: Sequence[float]) -> bool:
     """Whether a step does in double precision what its reference does."""
-    given = _given(step, drawn, mask)
-    found = zip(step.outputs, step.run(*given), step.reference(*given), strict=True)
-    told = ((one, right) for value, one, right in found if value.role in {"loss", "parameter", "gradient"})
-    return all(bool((one - right).norm() <= _ALIKE * (1 + right.norm())) for one, right in told)
+    given = _double_inputs(step, drawn, mask)
+    triples = zip(step.outputs, step.run(*given), step.reference(*given), strict=True)
+    compared = ((result, right) for value, result, right in triples if value.role in {"loss", "parameter", "gradient"})
+    return all(bool((result - right).norm() <= _ALIKE * (1 + right.norm())) for result, right in compared)
 
 
-def _given(probe: Step, drawn: Sequence[Tensor], mask: Sequence[float]) -> list[Tensor]:
+def _double_inputs(probe: Step, drawn: Sequence[Tensor], mask: Sequence[float]) -> list[Tensor]:
     made = []
     for value, tensor in zip(probe.inputs, drawn, strict=True):
         own = torch.tensor(mask) if value.role == "sample_mask" else tensor
@@ -74,28 +74,28 @@ def _given(probe: Step, drawn: Sequence[Tensor], mask: Sequence[float]) -> list[
     return made
 
 
-def _told(probe: Step, drawn: Sequence[Tensor], mask: Sequence[float]) -> list[Tensor]:
+def _loss_and_gradients(probe: Step, drawn: Sequence[Tensor], mask: Sequence[float]) -> list[Tensor]:
     """The loss, and the gradients."""
-    results = probe.reference(*_given(probe, drawn, mask))
-    return [one for value, one in zip(probe.outputs, results, strict=True) if value.role in {"loss", "gradient"}]
+    results = probe.reference(*_double_inputs(probe, drawn, mask))
+    return [result for value, result in zip(probe.outputs, results, strict=True) if value.role in {"loss", "gradient"}]
 
 
-def _layer(step: Step, drawn: Sequence[Tensor], whole: Sequence[float]) -> str:
+def _find_mixing_layer(step: Step, drawn: Sequence[Tensor], whole: Sequence[float]) -> str:
     """The first layer that gives something else for a sample if others are beside it; empty where it cannot be told."""
     reference = step.reference
     if not isinstance(reference, TrainingReference):
         return ""
     alone_mask = (1.0, *(0.0 for _ in whole[1:]))
-    both, alone = (reference.layer_outputs(*_given(step, drawn, mask)) for mask in (whole, alone_mask))
-    for (name, together), (_, one) in zip(both, alone, strict=False):
-        if one.shape[:1] != (1,) or together.shape[:1] != (len(whole),):
+    both, alone = (reference.layer_outputs(*_double_inputs(step, drawn, mask)) for mask in (whole, alone_mask))
+    for (name, batch_output), (_, alone_output) in zip(both, alone, strict=False):
+        if alone_output.shape[:1] != (1,) or batch_output.shape[:1] != (len(whole),):
             continue
-        if not torch.allclose(together[:1], one, rtol=1e-9, atol=1e-12):
+        if not torch.allclose(batch_output[:1], alone_output, rtol=1e-9, atol=1e-12):
             return name
     return ""
 
 
-def _mixes(layer: str, so_that: str, remedy: str) -> str:
+def _describe_mixing(layer: str, so_that: str, remedy: str) -> str:
     what = f"layer {layer!r}" if layer else "the network"
     return (
         f"{what} mixes the samples of a batch, as a norm or a softmax over dimension 0 does, so that {so_that}; "

@@ -7,17 +7,25 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from subfleet.export.steps.holders import Holders
+from subfleet.export.steps.holders import StateSnapshot
 from subfleet.protocol.errors import ExportError
 
-__all__ = ["buffers_of", "check_types", "constants_of", "put_into", "state_of", "unchanged", "within"]
+__all__ = [
+    "buffers_of",
+    "call_with_state",
+    "check_types",
+    "constants_of",
+    "preserve_state",
+    "set_constants",
+    "state_of",
+]
 
 _Result = TypeVar("_Result")
 
 
 def buffers_of(module: nn.Module) -> dict[str, Tensor]:
     """The buffers that a step carries: all persistent floating ones."""
-    return {name: buffer for name, buffer in _persistent(module).items() if buffer.is_floating_point()}
+    return {name: buffer for name, buffer in _persistent_buffers(module).items() if buffer.is_floating_point()}
 
 
 def state_of(module: nn.Module) -> dict[str, Tensor]:
@@ -30,16 +38,16 @@ def constants_of(module: nn.Module) -> dict[str, Tensor]:
     carried = {id(buffer) for buffer in buffers_of(module).values()}
     constants = {name: buffer for name, buffer in module.named_buffers() if id(buffer) not in carried}
     for path, layer in module.named_modules():
-        found = {name: value for name, value in vars(layer).items() if isinstance(value, Tensor)}
-        constants.update({f"{path}.{name}" if path else name: value for name, value in found.items()})
+        attributes = {name: value for name, value in vars(layer).items() if isinstance(value, Tensor)}
+        constants.update({f"{path}.{name}" if path else name: value for name, value in attributes.items()})
     return constants
 
 
-def _persistent(module: nn.Module) -> dict[str, Tensor]:
+def _persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
     """Tied ones once, by the first name that is kept."""
-    kept = module.state_dict().keys()
+    saved = module.state_dict().keys()
     buffers = list(module.named_buffers(remove_duplicate=False))
-    named = {id(buffer): name for name, buffer in reversed(buffers) if name in kept}
+    named = {id(buffer): name for name, buffer in reversed(buffers) if name in saved}
     return {name: buffer for name, buffer in buffers if named.get(id(buffer)) == name}
 
 
@@ -58,16 +66,16 @@ def check_types(module: nn.Module) -> None:
 
 
 @contextmanager
-def unchanged(module: nn.Module) -> Iterator[None]:
+def preserve_state(module: nn.Module) -> Iterator[None]:
     """Afterwards every layer holds what it held before, also in its dicts, lists and objects."""
-    before = Holders(module)
+    before = StateSnapshot(module)
     try:
         yield
     finally:
         before.restore()
 
 
-class _Held(nn.Module):
+class _StateCall(nn.Module):
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
@@ -76,18 +84,18 @@ class _Held(nn.Module):
         return body()
 
 
-def within(module: nn.Module, state: Mapping[str, Tensor], body: Callable[[], _Result]) -> _Result:
+def call_with_state(module: nn.Module, state: Mapping[str, Tensor], body: Callable[[], _Result]) -> _Result:
     """Do something while a module has these parameters and buffers in the place of its own.
 
     A backward pass that runs layers once more, as `torch.utils.checkpoint` does, must be part of it.
     """
     given = {f"module.{name}": tensor for name, tensor in state.items()}
-    result: _Result = torch.func.functional_call(_Held(module), given, (body,))
+    result: _Result = torch.func.functional_call(_StateCall(module), given, (body,))
     return result
 
 
-def put_into(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Give a module tensors in the place of its constants; `unchanged` takes them back."""
+def set_constants(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Give a module tensors in the place of its constants; `preserve_state` takes them back."""
     for name, tensor in tensors.items():
         path, _, attribute = name.rpartition(".")
         layer = module.get_submodule(path)

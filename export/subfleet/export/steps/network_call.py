@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from subfleet.export.layers import LAYERS, LayerContext, LayerReplacing
-from subfleet.export.steps.module_state import unchanged
+from subfleet.export.steps.module_state import preserve_state
 from subfleet.protocol.errors import ExportError
 
-__all__ = ["buffers_after", "exits_of", "prepared"]
+__all__ = ["prepare_module", "run_exits", "updated_buffers"]
 
 
-def exits_of(module: nn.Module, inputs: Tensor) -> tuple[Tensor, ...]:
+def run_exits(module: nn.Module, inputs: Tensor) -> tuple[Tensor, ...]:
     """Run a module; its logits, of one exit or several."""
     logits = module(inputs)
     outputs = tuple(logits) if isinstance(logits, (tuple, list)) else (logits,)
@@ -27,17 +27,17 @@ def exits_of(module: nn.Module, inputs: Tensor) -> tuple[Tensor, ...]:
     return outputs
 
 
-def buffers_after(module: nn.Module, context: LayerContext, before: Mapping[str, Tensor]) -> list[Tensor]:
+def updated_buffers(module: nn.Module, context: LayerContext, before: Mapping[str, Tensor]) -> list[Tensor]:
     """What a module that has run leaves in its buffers, in the order of those before.
 
     Raises:
         ExportError: one is of another type or shape than it was.
     """
     now = dict(module.named_buffers())
-    return [_carried(name, old, context.buffer(now.get(name, old))) for name, old in before.items()]
+    return [_check_buffer(name, old, context.buffer(now.get(name, old))) for name, old in before.items()]
 
 
-def _carried(name: str, old: Tensor, new: Tensor) -> Tensor:
+def _check_buffer(name: str, old: Tensor, new: Tensor) -> Tensor:
     if new.shape != old.shape or new.dtype != old.dtype:
         raise ExportError(
             f"the network makes its buffer {name!r} of {old.dtype} and the shape {tuple(old.shape)} one of {new.dtype} "
@@ -47,14 +47,14 @@ def _carried(name: str, old: Tensor, new: Tensor) -> Tensor:
 
 
 @contextmanager
-def prepared(module: nn.Module, context: LayerContext, *, training: bool) -> Iterator[None]:
+def prepare_module(module: nn.Module, context: LayerContext, *, training: bool) -> Iterator[None]:
     """While it is entered, a module runs with replaced layers, and the context knows which; then it is as it was.
 
     In training each layer keeps its own mode, so that one set to `.eval()` is frozen; in inference all have that mode.
     """
     with ExitStack() as stack:
-        stack.enter_context(unchanged(module))
-        again = _RunAgain(context)
+        stack.enter_context(preserve_state(module))
+        again = _LayerTracker(context)
         for name, layer in module.named_modules():
             stack.callback(layer.register_forward_pre_hook(partial(again.enter, name)).remove)
             stack.callback(layer.register_forward_hook(again.leave, always_call=True).remove)
@@ -67,7 +67,7 @@ def prepared(module: nn.Module, context: LayerContext, *, training: bool) -> Ite
         yield
 
 
-class _RunAgain:
+class _LayerTracker:
     """Tells the context which layer runs, and replaces layers that `torch.utils.checkpoint` runs in the backward pass.
 
     PyTorch switches the replacing off for that pass.

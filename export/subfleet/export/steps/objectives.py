@@ -28,16 +28,16 @@ class ObjectiveRule:
     Attributes:
         label_dtype: of its labels.
         label_shape: shape of the logits to that of the labels; raises ExportError where they do not fit the objective.
-        counted: labels and the sample mask to 1 where a label counts and 0 elsewhere, in the labels' shape.
+        count_mask: labels and the sample mask to 1 where a label counts and 0 elsewhere, in the labels' shape.
         losses: settings, logits, labels to the loss of each label.
-        right: logits and labels to 1 where the prediction is right.
+        correct: logits and labels to 1 where the prediction is right.
     """
 
     label_dtype: Literal["F32", "I64"]
     label_shape: Callable[[Shape], Shape]
-    counted: Callable[[Tensor, Tensor], Tensor]
+    count_mask: Callable[[Tensor, Tensor], Tensor]
     losses: Callable[[ObjectiveSettings, Tensor, Tensor], Tensor]
-    right: Callable[[Tensor, Tensor], Tensor]
+    correct: Callable[[Tensor, Tensor], Tensor]
 
 
 def _label_shape(ranks: Callable[[int], bool], needs: str) -> Callable[[Shape], Shape]:
@@ -61,17 +61,17 @@ def total(tensor: Tensor) -> Tensor:
     return tensor.sum(dim=tuple(range(tensor.dim()))) if tensor.dim() else tensor
 
 
-def _over(mask_B: Tensor, like: Tensor) -> Tensor:
+def _broadcast_mask(mask_B: Tensor, like: Tensor) -> Tensor:
     """The sample mask, to multiply a tensor of the shape (B, ...)."""
     return mask_B.reshape(-1, *[1] * (like.dim() - 1))
 
 
-def _counted_indices(labels: Tensor, mask_B: Tensor) -> Tensor:
-    return (labels >= 0).to(mask_B.dtype) * _over(mask_B, labels)
+def _index_mask(labels: Tensor, mask_B: Tensor) -> Tensor:
+    return (labels >= 0).to(mask_B.dtype) * _broadcast_mask(mask_B, labels)
 
 
-def _counted_numbers(labels: Tensor, mask_B: Tensor) -> Tensor:
-    return torch.ones_like(labels) * _over(mask_B, labels)
+def _number_mask(labels: Tensor, mask_B: Tensor) -> Tensor:
+    return torch.ones_like(labels) * _broadcast_mask(mask_B, labels)
 
 
 def _cross_entropies(settings: ObjectiveSettings, logits: Tensor, labels: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ def _cross_entropies(settings: ObjectiveSettings, logits: Tensor, labels: Tensor
     return -(target * torch.log_softmax(logits, dim=-1)).sum(dim=-1)
 
 
-def _right_class(logits: Tensor, labels: Tensor) -> Tensor:
+def _correct_class(logits: Tensor, labels: Tensor) -> Tensor:
     return (logits.argmax(dim=-1) == labels).to(logits.dtype)
 
 
@@ -110,7 +110,7 @@ def _binary_cross_entropies(_settings: ObjectiveSettings, logits: Tensor, target
     return losses
 
 
-def _right_side(logits: Tensor, targets: Tensor) -> Tensor:
+def _correct_side(logits: Tensor, targets: Tensor) -> Tensor:
     return ((logits > 0) == (targets > 0.5)).to(logits.dtype)
 
 
@@ -119,7 +119,7 @@ def _squared_errors(_settings: ObjectiveSettings, outputs: Tensor, targets: Tens
     return difference * difference
 
 
-def _nothing_right(outputs: Tensor, _targets: Tensor) -> Tensor:
+def _none_correct(outputs: Tensor, _targets: Tensor) -> Tensor:
     return torch.zeros_like(outputs)
 
 
@@ -130,16 +130,16 @@ _CROSS_ENTROPY = ObjectiveRule(
         "'cross_entropy' needs logits (batch, classes); 'next_token' is for those of tokens, 'dense_cross_entropy' for "
         "those of pixels",
     ),
-    counted=_counted_indices,
+    count_mask=_index_mask,
     losses=_cross_entropies,
-    right=_right_class,
+    correct=_correct_class,
 )
 _SQUARED_ERROR = ObjectiveRule(
     label_dtype="F32",
     label_shape=tuple,
-    counted=_counted_numbers,
+    count_mask=_number_mask,
     losses=_squared_errors,
-    right=_nothing_right,
+    correct=_none_correct,
 )
 _SEQUENCES = "'next_token' needs logits (batch, tokens, classes); use 'cross_entropy' for one class for each sample"
 _PIXELS = (
@@ -150,7 +150,7 @@ OBJECTIVES: Mapping[str, ObjectiveRule] = MappingProxyType(
         "cross_entropy": _CROSS_ENTROPY,
         "next_token": replace(_CROSS_ENTROPY, label_shape=_label_shape(lambda rank: rank == 3, _SEQUENCES)),
         "dense_cross_entropy": replace(_CROSS_ENTROPY, label_shape=_label_shape(lambda rank: rank >= 4, _PIXELS)),
-        "binary_cross_entropy": replace(_SQUARED_ERROR, losses=_binary_cross_entropies, right=_right_side),
+        "binary_cross_entropy": replace(_SQUARED_ERROR, losses=_binary_cross_entropies, correct=_correct_side),
         "mean_squared_error": _SQUARED_ERROR,
     }
 )

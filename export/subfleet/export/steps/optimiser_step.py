@@ -4,15 +4,15 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from subfleet.export.steps.given import Given
+from subfleet.export.steps.given import StepInputs
 from subfleet.export.steps.optimisers import OPTIMISERS, StepScalars
 from subfleet.protocol.training import OptimiserSettings
 
-__all__ = ["stepped"]
+__all__ = ["apply_optimiser"]
 
 
-def stepped(
-    settings: OptimiserSettings, given: Given, gradients: Mapping[str, Tensor], apply: Tensor | None
+def apply_optimiser(
+    settings: OptimiserSettings, given: StepInputs, gradients: Mapping[str, Tensor], apply: Tensor | None
 ) -> list[list[Tensor]]:
     """New parameters, each kind of states, and scalar states.
 
@@ -22,11 +22,11 @@ def stepped(
         gradients: by parameter; one that has none stays as it is.
         apply: as in `subfleet.export.steps.optimisers`.
     """
-    rule, old = OPTIMISERS[settings.name], given.named("parameter")
-    rate = given.one("learning_rate") if apply is None else given.one("learning_rate") * apply
+    rule, old = OPTIMISERS[settings.name], given.by_tensor("parameter")
+    rate = given.single("learning_rate") if apply is None else given.single("learning_rate") * apply
     kinds, every_state = rule.states(settings), given.all("optimiser_state")
     states = {
-        name: [every_state[len(old) * kind + place] for kind in range(len(kinds))] for place, name in enumerate(old)
+        name: [every_state[len(old) * kind + index] for kind in range(len(kinds))] for index, name in enumerate(old)
     }
     scalars = StepScalars(learning_rate=rate, apply=apply)
     new_scalars, shared = rule.advance(settings, scalars, every_state[len(old) * len(kinds) :])

@@ -14,7 +14,7 @@ from torch import Tensor
 from subfleet.export.steps.objectives import total
 from subfleet.protocol.training import OptimiserSettings
 
-__all__ = ["OPTIMISERS", "OptimiserRule", "StepScalars", "clipped"]
+__all__ = ["OPTIMISERS", "OptimiserRule", "StepScalars", "clip_gradients"]
 
 _CLIP_EPSILON = 1e-6
 """Of `torch.nn.utils.clip_grad_norm_`."""
@@ -64,7 +64,7 @@ class OptimiserRule:
     update: Update
 
 
-def clipped(gradients: Sequence[Tensor], max_norm: float) -> list[Tensor]:
+def clip_gradients(gradients: Sequence[Tensor], max_norm: float) -> list[Tensor]:
     """Scale gradients down together to a global norm, as `torch.nn.utils.clip_grad_norm_`."""
     if not gradients:
         return []
@@ -87,9 +87,9 @@ def _sgd_scalars(settings: OptimiserSettings) -> tuple[str, ...]:
 def _sgd_advance(
     settings: OptimiserSettings, scalars: StepScalars, states: Sequence[Tensor]
 ) -> tuple[list[Tensor], tuple[Tensor, ...]]:
-    one = 1.0 if scalars.apply is None else scalars.apply
-    shares = tuple((1 - started * settings.dampening) * one for started in states)
-    return [(started + one).clamp(max=1.0) for started in states], shares
+    applied = 1.0 if scalars.apply is None else scalars.apply
+    shares = tuple((1 - started * settings.dampening) * applied for started in states)
+    return [(started + applied).clamp(max=1.0) for started in states], shares
 
 
 def _sgd(

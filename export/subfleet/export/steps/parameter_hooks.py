@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 from subfleet.protocol.errors import ExportError
 
-__all__ = ["accumulated", "check_hooks", "has_hooks", "hooked", "hooks_of"]
+__all__ = ["apply_post_hooks", "check_hooks", "copy_hooks", "has_hooks", "hooks_of"]
 
 _Hook = Callable[[Tensor], Any]
 
 
 def hooks_of(part: Tensor) -> list[_Hook]:
     """A parameter's hooks."""
-    return [*_before(part), *_behind(part)]
+    return [*_gradient_hooks(part), *_post_hooks(part)]
 
 
 def has_hooks(module: nn.Module) -> bool:
@@ -41,7 +41,7 @@ def check_hooks(module: nn.Module) -> None:
             )
 
 
-def hooked(tensor: Tensor, parameter: Tensor, memo: dict[int, Any] | None = None) -> Tensor:
+def copy_hooks(tensor: Tensor, parameter: Tensor, memo: dict[int, Any] | None = None) -> Tensor:
     """A leaf in the place of a parameter, with the hooks of that.
 
     Args:
@@ -50,15 +50,15 @@ def hooked(tensor: Tensor, parameter: Tensor, memo: dict[int, Any] | None = None
         memo: as of `copy.deepcopy`: what a copied module has in the place of what hooks are bound to; None leaves them.
     """
     for register, hooks in (
-        (tensor.register_hook, _before(parameter)),
-        (tensor.register_post_accumulate_grad_hook, _behind(parameter) if memo is not None else []),
+        (tensor.register_hook, _gradient_hooks(parameter)),
+        (tensor.register_post_accumulate_grad_hook, _post_hooks(parameter) if memo is not None else []),
     ):
         for hook in hooks:
             register(hook if memo is None else copy.deepcopy(hook, memo))  # type: ignore[no-untyped-call] # PyTorch's
     return tensor
 
 
-def accumulated(
+def apply_post_hooks(
     leaves: Mapping[str, Tensor], gradients: Mapping[str, Tensor], parameters: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """Gradients after the hooks that PyTorch calls once a gradient stands in `grad`.
@@ -72,28 +72,28 @@ def accumulated(
         ExportError: a hook changes its parameter, as an optimiser within the backward pass does, or takes the gradient
             away.
     """
-    found = dict(gradients)
+    changed = dict(gradients)
     for name in gradients:
-        hooks = _behind(parameters[name])
+        hooks = _post_hooks(parameters[name])
         if not hooks:
             continue
         leaf = leaves[name]
         leaf.grad, version = gradients[name], leaf._version  # noqa: SLF001 - PyTorch tells it nowhere else
         for hook in hooks:
             hook(leaf)
-        left: Tensor | None = leaf.grad
-        if left is None or leaf._version != version:  # noqa: SLF001
+        gradient: Tensor | None = leaf.grad
+        if gradient is None or leaf._version != version:  # noqa: SLF001
             raise ExportError(
                 f"a hook of parameter {name!r} changes the parameter or clears its gradient, but a program changes "
                 "parameters only by the optimiser of the run; remove the hook"
             )
-        found[name] = left
-    return found
+        changed[name] = gradient
+    return changed
 
 
-def _before(part: Tensor) -> list[_Hook]:
+def _gradient_hooks(part: Tensor) -> list[_Hook]:
     return list((part._backward_hooks or {}).values())  # noqa: SLF001 - no other way to them
 
 
-def _behind(part: Tensor) -> list[_Hook]:
+def _post_hooks(part: Tensor) -> list[_Hook]:
     return list((part._post_accumulate_grad_hooks or {}).values())  # noqa: SLF001 - likewise

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from subfleet.export.layers import LAYERS, LayerContext, LayerReplacing
-from subfleet.export.steps.module_state import put_into, within
+from subfleet.export.steps.module_state import call_with_state, set_constants
 from subfleet.protocol.errors import ExportError
 
-__all__ = ["blocks_of", "recomputed"]
+__all__ = ["blocks_of", "recompute_blocks"]
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList)
 _Run = Callable[[Sequence[Tensor]], list[Tensor]]
@@ -28,23 +28,23 @@ def blocks_of(module: nn.Module) -> dict[str, nn.Module]:
     Raises:
         ExportError: there is none.
     """
-    found: dict[str, nn.Module] = {}
-    _find(module, "", found)
-    if not found:
+    blocks: dict[str, nn.Module] = {}
+    _collect_blocks(module, "", blocks)
+    if not blocks:
         raise ExportError(
             "recompute finds no block in the network: no nn.Sequential or nn.ModuleList holds modules with layers of "
             "their own; group its layers into blocks, or leave recompute out"
         )
-    return found
+    return blocks
 
 
-def _find(module: nn.Module, prefix: str, found: dict[str, nn.Module]) -> None:
+def _collect_blocks(module: nn.Module, prefix: str, blocks: dict[str, nn.Module]) -> None:
     for name, child in module.named_children():
         path = f"{prefix}{name}"
         if isinstance(module, _CONTAINERS) and _is_composite(child) and not _holds_composites(child):
-            found[path] = child
+            blocks[path] = child
         else:
-            _find(child, f"{path}.", found)
+            _collect_blocks(child, f"{path}.", blocks)
 
 
 def _is_composite(module: nn.Module) -> bool:
@@ -56,7 +56,7 @@ def _holds_composites(module: nn.Module) -> bool:
 
 
 @contextmanager
-def recomputed(module: nn.Module, context: LayerContext) -> Iterator[None]:
+def recompute_blocks(module: nn.Module, context: LayerContext) -> Iterator[None]:
     """While it is entered, the blocks of a module keep no activations; it gives the same numbers and gradients.
 
     Must be left after the backward pass.
@@ -66,12 +66,12 @@ def recomputed(module: nn.Module, context: LayerContext) -> Iterator[None]:
     """
     with ExitStack() as stack:
         for block in blocks_of(module).values():
-            block.forward = _Checkpointed(block, context)
+            block.forward = _CheckpointedForward(block, context)
             stack.callback(block.__dict__.pop, "forward")
         yield
 
 
-class _Checkpointed:
+class _CheckpointedForward:
     """The forward of a block that keeps its inputs alone."""
 
     def __init__(self, block: nn.Module, context: LayerContext) -> None:
@@ -87,13 +87,13 @@ class _Checkpointed:
         # What the step has put in the place of the block's own state, while the whole module runs.
         state = {**dict(self._block.named_parameters()), **dict(self._block.named_buffers())}
         leaves, arguments = pytree.tree_flatten((args, kwargs))
-        places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        positions = [position for position, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         results: list[tuple[pytree.TreeSpec, list[str]]] = []
 
         def run(tensors: Sequence[Tensor]) -> list[Tensor]:
             filled = list(leaves)
-            for place, tensor in zip(places, tensors[len(state) :], strict=True):
-                filled[place] = tensor
+            for position, tensor in zip(positions, tensors[len(state) :], strict=True):
+                filled[position] = tensor
             again, named = pytree.tree_unflatten(filled, arguments)
             given = dict(zip(state, tensors, strict=False))
             outputs, replaced = self._run(given, again, named)
@@ -101,10 +101,10 @@ class _Checkpointed:
             results.append((architecture, list(replaced)))
             return [*flat, *replaced.values()]
 
-        given = [*state.values(), *(leaves[place] for place in places)]
-        flat = _Recomputed.apply(run, len(state), self._context, *given)  # type: ignore[no-untyped-call]
+        given = [*state.values(), *(leaves[position] for position in positions)]
+        flat = _Recomputation.apply(run, len(state), self._context, *given)  # type: ignore[no-untyped-call]
         architecture, names = results[0]
-        put_into(self._block, dict(zip(names, flat[architecture.num_leaves :], strict=True)))
+        set_constants(self._block, dict(zip(names, flat[architecture.num_leaves :], strict=True)))
         return pytree.tree_unflatten(flat[: architecture.num_leaves], architecture)
 
     def _run(
@@ -120,12 +120,12 @@ class _Checkpointed:
         self._running = True
         try:
             with LayerReplacing(LAYERS, self._context):
-                return within(self._block, state, body)
+                return call_with_state(self._block, state, body)
         finally:
             self._running = False
 
 
-class _Recomputed(torch.autograd.Function):
+class _Recomputation(torch.autograd.Function):
     """Runs a block, and again in the backward pass.
 
     Not `torch.utils.checkpoint`: a runtime merges nodes that do the same to the same inputs, and so would keep the
@@ -135,7 +135,7 @@ class _Recomputed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, run: _Run, state_count: int, context: LayerContext, *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.run, ctx.state_count, ctx.context, ctx.place = run, state_count, context, context.place
+        ctx.run, ctx.state_count, ctx.context, ctx.random_count = run, state_count, context, context.random_count
         # Before the run, which may change buffers in place.
         ctx.save_for_backward(*(tensor.clone() for tensor in tensors[:state_count]), *tensors[state_count:])
         return tuple(run(tensors))
@@ -143,15 +143,15 @@ class _Recomputed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         needed = ctx.needs_input_grad[3:]
-        one = gradients[0].reshape(-1)[:1].sum(dim=0) * 0.0 + 1.0
+        unit = gradients[0].reshape(-1)[:1].sum(dim=0) * 0.0 + 1.0
         again = []
-        for place, (tensor, needs) in enumerate(zip(ctx.saved_tensors, needed, strict=True)):
-            is_argument = place >= ctx.state_count and tensor.is_floating_point()
-            again.append((tensor * one if is_argument else tensor).detach().requires_grad_(needs))
-        with torch.enable_grad(), ctx.context.repeating(ctx.place):
+        for index, (tensor, needs) in enumerate(zip(ctx.saved_tensors, needed, strict=True)):
+            is_argument = index >= ctx.state_count and tensor.is_floating_point()
+            again.append((tensor * unit if is_argument else tensor).detach().requires_grad_(needs))
+        with torch.enable_grad(), ctx.context.repeat(ctx.random_count):
             results = ctx.run(again)
         pairs = [pair for pair in zip(results, gradients, strict=True) if pair[0].requires_grad]
-        found = iter(
+        gradients_found = iter(
             torch.autograd.grad(
                 [result for result, _ in pairs],
                 [tensor for tensor, needs in zip(again, needed, strict=True) if needs],
@@ -159,4 +159,4 @@ class _Recomputed(torch.autograd.Function):
                 allow_unused=True,
             )
         )
-        return None, None, None, *(next(found) if needs else None for needs in needed)
+        return None, None, None, *(next(gradients_found) if needs else None for needs in needed)

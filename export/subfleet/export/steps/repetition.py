@@ -13,23 +13,23 @@ import torch
 from torch import Tensor, fx, nn
 
 from subfleet.export.canonical.cleaning import clean
-from subfleet.export.canonical.likeness import are_alike, numbers
+from subfleet.export.canonical.likeness import are_alike, number_results
 from subfleet.export.layers import LayerContext
-from subfleet.export.recording import functional_graph, traced
-from subfleet.export.steps.holders import Change, Holders
-from subfleet.export.steps.module_state import buffers_of, state_of, within
-from subfleet.export.steps.network_call import exits_of, prepared
-from subfleet.export.steps.stirring import TURNS, Stirred
-from subfleet.export.steps.watching import changed_state
+from subfleet.export.recording import trace_functional, trace_with_pytorch
+from subfleet.export.steps.holders import Change, StateSnapshot
+from subfleet.export.steps.module_state import buffers_of, call_with_state, state_of
+from subfleet.export.steps.network_call import prepare_module, run_exits
+from subfleet.export.steps.stirring import SEED_COUNT, SeededRandomness
+from subfleet.export.steps.watching import describe_change
 from subfleet.protocol.errors import ExportError
 
-__all__ = ["Traces", "check_repeats"]
+__all__ = ["RunEffects", "check_repeats"]
 
 _DRAW = "draw with torch.rand, torch.randn or torch.bernoulli, which each step is given anew"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Traces:
+class RunEffects:
     """What a run has left behind that no step carries, or has taken from where no step does.
 
     Attributes:
@@ -45,10 +45,12 @@ class Traces:
     @property
     def counts(self) -> bool:
         """Whether something may come out otherwise only after many runs."""
-        return self.drew or bool(self.sources) or any(isinstance(one.old, (int, float)) for one in self.changes)
+        return self.drew or bool(self.sources) or any(isinstance(change.old, (int, float)) for change in self.changes)
 
 
-def check_repeats(module: nn.Module, inputs: Tensor, context: LayerContext, traces: Traces, *, training: bool) -> None:
+def check_repeats(
+    module: nn.Module, inputs: Tensor, context: LayerContext, traces: RunEffects, *, training: bool
+) -> None:
     """Make sure that what a run leaves behind does not matter to the next ones.
 
     Args:
@@ -62,29 +64,29 @@ def check_repeats(module: nn.Module, inputs: Tensor, context: LayerContext, trac
         ExportError: something of it does.
     """
     state, changes = state_of(module), traces.changes
-    with prepared(module, context, training=training):
-        runs = _Runs(module, state, context, training=training)
+    with prepare_module(module, context, training=training):
+        runs = _RepeatedRuns(module, state, context, training=training)
         if changes and not runs.are_alike(inputs):
             named = (change for change in changes if len(changes) > 1 and not runs.are_alike(inputs, change.name))
-            found = next(named, changes[0])
-            raise ExportError(changed_state(found.name, found.old))
-        if not traces.counts or runs.stay_alike(inputs):
+            culprit = next(named, changes[0])
+            raise ExportError(describe_change(culprit.name, culprit.old))
+        if not traces.counts or runs.stay_equal(inputs):
             return
     if traces.drew:
         raise ExportError(
             "the network uses Python's or NumPy's random numbers, but a program would repeat one draw in every step; "
             f"{_DRAW}, and multiply by zeros and ones in the place of an if"
         )
-    counted = next((one for one in changes if isinstance(one.old, (int, float))), None)
+    counted = next((effect for effect in changes if isinstance(effect.old, (int, float))), None)
     if counted is not None:
-        raise ExportError(changed_state(counted.name, counted.old))
+        raise ExportError(describe_change(counted.name, counted.old))
     raise ExportError(
         f"the network takes another value from {traces.sources[0]!r} in each run, but a program would repeat one in "
         f"every step; count in a persistent buffer of torch.float32, or {_DRAW}"
     )
 
 
-class _Runs:
+class _RepeatedRuns:
     """Runs of a module as it is, one after the other."""
 
     def __init__(
@@ -94,53 +96,55 @@ class _Runs:
         self._buffers = list(buffers_of(module))
         self._training = training
 
-    def are_alike(self, inputs: Tensor, kept: str | None = None) -> bool:
+    def are_alike(self, inputs: Tensor, left: str | None = None) -> bool:
         """Whether both do the same.
 
         Args:
             inputs: an example.
-            kept: the name of what alone the second run finds as the first one left it; None is all.
+            left: the name of what alone the second run finds as the first one left it; None is all.
         """
         own = [inputs, *(tensor.detach() for tensor in self._state.values())]
-        before = Holders(self._module)
+        before = StateSnapshot(self._module)
 
         def twice(*tensors: Tensor) -> list[Tensor]:
-            with Stirred(0):
+            with SeededRandomness(0):
                 first = self._run(tensors[: len(own)])
-            if kept is not None:
-                before.restore(kept=kept)
-            with Stirred(0):
+            if left is not None:
+                before.restore(excepted=left)
+            with SeededRandomness(0):
                 return [*first, *self._run(tensors[len(own) :])]
 
         try:
-            graph = functional_graph(twice, [*own, *(tensor.clone() for tensor in own)])
+            graph = trace_with_pytorch(twice, [*own, *(tensor.clone() for tensor in own)])
         finally:
             before.restore()
         clean(graph)
-        places = [node for node in graph.graph.nodes if node.op == "placeholder"]
+        inputs_of_graph = [node for node in graph.graph.nodes if node.op == "placeholder"]
         results: Any = graph.graph.output_node().args[0]
         known: dict[Hashable, int] = {}
         half = len(results) // 2
-        one = numbers(graph, places[: len(own)], results[:half], known)
-        return len(results) % 2 == 0 and one == numbers(graph, places[len(own) :], results[half:], known)
+        first_numbers = number_results(graph, inputs_of_graph[: len(own)], results[:half], known)
+        return len(results) % 2 == 0 and first_numbers == number_results(
+            graph, inputs_of_graph[len(own) :], results[half:], known
+        )
 
-    def stay_alike(self, inputs: Tensor) -> bool:
+    def stay_equal(self, inputs: Tensor) -> bool:
         """Whether many runs, each with other random numbers, all do the same."""
         own = [inputs, *(tensor.detach() for tensor in self._state.values())]
-        before = Holders(self._module)
+        before = StateSnapshot(self._module)
         try:
             first = self._graph(own, 0, before)
-            return all(are_alike(first, self._graph(own, turn, before)) for turn in range(1, TURNS))
+            return all(are_alike(first, self._graph(own, turn, before)) for turn in range(1, SEED_COUNT))
         finally:
             before.restore()
 
-    def _graph(self, own: Sequence[Tensor], turn: int, before: Holders) -> fx.GraphModule:
+    def _graph(self, own: Sequence[Tensor], turn: int, before: StateSnapshot) -> fx.GraphModule:
         def run(*tensors: Tensor) -> list[Tensor]:
             before.forget_tensors()  # what is left of a run before lies in another graph
             return self._run(tensors)
 
-        with Stirred(turn):
-            graph = traced(run, own, lambda: own)
+        with SeededRandomness(turn):
+            graph = trace_functional(run, own, lambda: own)
         clean(graph)
         return graph
 
@@ -153,17 +157,17 @@ class _Runs:
         given |= leaves | {name: given[name].clone() for name in self._buffers}
 
         def body() -> list[Tensor]:
-            exits = exits_of(self._module, inputs)
+            exits = run_exits(self._module, inputs)
             now = dict(self._module.named_buffers())
             buffers = [self._context.buffer(now[name]) for name in self._buffers]
-            wanted = [leaf for leaf in leaves.values() if leaf.requires_grad]
+            trainable = [leaf for leaf in leaves.values() if leaf.requires_grad]
             differentiable = [logits for logits in exits if logits.requires_grad]
             gradients: Sequence[Tensor | None] = ()
             if differentiable:
                 loss = torch.stack([logits.sum() for logits in differentiable]).sum()
-                with self._context.going_back():
-                    gradients = torch.autograd.grad(loss, wanted, allow_unused=True, retain_graph=True)
+                with self._context.backward_pass():
+                    gradients = torch.autograd.grad(loss, trainable, allow_unused=True, retain_graph=True)
             return [*exits, *buffers, *(part for part in gradients if part is not None)]
 
         with torch.set_grad_enabled(self._training):
-            return within(self._module, given, body)
+            return call_with_state(self._module, given, body)

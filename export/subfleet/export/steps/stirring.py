@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["TURNS", "Stirred", "is_source"]
+__all__ = ["SEED_COUNT", "SeededRandomness", "is_source"]
 
 _STRATA = 22
-TURNS = _STRATA + 2
+SEED_COUNT = _STRATA + 2
 """Enough that the first number drawn falls into every part of its range, and once next to either end: what happens by
 chance in more than one case of 22 happens in one of these turns."""
 
 
-class Stirred:
+class SeededRandomness:
     """Gives everybody other random numbers while it is entered; afterwards they go on as if nothing had happened.
 
     Args:
@@ -29,10 +29,10 @@ class Stirred:
     """
 
     def __init__(self, turn: int) -> None:
-        self._turn = turn % TURNS
+        self._turn = turn % SEED_COUNT
         self.was_used = False
 
-    def __enter__(self) -> "Stirred":
+    def __enter__(self) -> "SeededRandomness":
         self._before = _states()
         random.setstate(random.Random(_python_seeds()[self._turn]).getstate())  # noqa: S311 - as networks draw
         np.random.set_state(np.random.RandomState(_numpy_seeds()[self._turn]).get_state())
@@ -64,19 +64,19 @@ def _seeds(first: Callable[[int], float]) -> tuple[int, ...]:
     """One for each turn, by the first number that comes of it; neighbours are far from each other."""
     ends = [(0.0, 0.01), (0.99, 1.0)]
     strata = [(part / _STRATA, (part + 1) / _STRATA) for part in range(_STRATA)]
-    wanted = [*ends, *strata[::2], *strata[1::2]]
-    return tuple(next(_within(first, low, high)) for low, high in wanted)
+    ranges = [*ends, *strata[::2], *strata[1::2]]
+    return tuple(next(_seeds_within(first, low, high)) for low, high in ranges)
 
 
-def _within(first: Callable[[int], float], low: float, high: float) -> Iterator[int]:
+def _seeds_within(first: Callable[[int], float], low: float, high: float) -> Iterator[int]:
     return (seed for seed in count() if low <= first(seed) < high)
 
 
 def _states() -> tuple[Any, Any, torch.Tensor]:
-    return random.getstate(), _plain(np.random.get_state()), torch.default_generator.get_state()
+    return random.getstate(), _comparable(np.random.get_state()), torch.default_generator.get_state()
 
 
-def _plain(state: Any) -> tuple[Any, ...]:
+def _comparable(state: Any) -> tuple[Any, ...]:
     """NumPy's state, comparable."""
     name, keys, *rest = state
     return (name, tuple(keys.tolist()), *rest)

@@ -11,13 +11,13 @@ from torch import nn
 
 from subfleet.export.steps.parameter_hooks import hooks_of
 
-__all__ = ["Names", "surroundings"]
+__all__ = ["NameScope", "surrounding_names"]
 
 _DEPTH = 3
 """How far functions are followed from a method: through those that it calls, of its own package."""
 
 
-class Names(MutableMapping[str, Any]):
+class NameScope(MutableMapping[str, Any]):
     """Some names of a class, a module or a closure, as a mapping.
 
     Args:
@@ -52,38 +52,38 @@ class Names(MutableMapping[str, Any]):
         return True
 
 
-def surroundings(module: nn.Module) -> Iterator[tuple[str, Names]]:
+def surrounding_names(module: nn.Module) -> Iterator[tuple[str, NameScope]]:
     """The names that the code of a network reads, with their owner's name as people call it."""
     kinds = dict.fromkeys(kind for layer in module.modules() for kind in type(layer).__mro__ if _is_own(kind))
     followed: dict[FunctionType, None] = {}
-    for function in map(_function_of, _kept_by(module)):
+    for function in map(_function_of, _attributes_and_hooks(module)):
         _follow(function, followed, 0)
     for kind in kinds:
         methods = {name: _function_of(value) for name, value in vars(kind).items()}
-        for name in _reached(methods) & methods.keys():
+        for name in _reachable_names(methods) & methods.keys():
             _follow(methods[name], followed, 0)
     used = {name for function in followed for name in _names_of(function.__code__)}
     for kind in kinds:
         names = [name for name, value in vars(kind).items() if name in used and _is_data(name, value)]
         if names:
-            yield kind.__name__, Names(names, vars(kind).__getitem__, _set_on(kind))
+            yield kind.__name__, NameScope(names, vars(kind).__getitem__, _set_on(kind))
     for function in followed:
-        yield from _read_by(function)
+        yield from _names_read_by(function)
 
 
-def _reached(methods: Mapping[str, Any]) -> set[str]:
+def _reachable_names(methods: Mapping[str, Any]) -> set[str]:
     """The names that `forward` reads, and the methods that it may call."""
-    found, waiting = set[str](), ["forward"]
+    names, waiting = set[str](), ["forward"]
     while waiting:
         name = waiting.pop()
-        if name not in found:
-            found.add(name)
+        if name not in names:
+            names.add(name)
             if isinstance(methods.get(name), FunctionType):
                 waiting.extend(_names_of(methods[name].__code__))
-    return found
+    return names
 
 
-def _kept_by(module: nn.Module) -> Iterator[Any]:
+def _attributes_and_hooks(module: nn.Module) -> Iterator[Any]:
     """What layers keep as attributes, and the hooks of layers and parameters; some of these are functions."""
     for layer in module.modules():
         for value in vars(layer).values():
@@ -119,20 +119,20 @@ def _follow(function: Any, followed: dict[FunctionType, None], depth: int) -> No
     followed[function] = None
     package = function.__module__.partition(".")[0]
     for name in _names_of(function.__code__):
-        called = _function_of(function.__globals__.get(name))
-        if isinstance(called, FunctionType) and called.__module__.partition(".")[0] == package:
-            _follow(called, followed, depth + 1)
+        callee = _function_of(function.__globals__.get(name))
+        if isinstance(callee, FunctionType) and callee.__module__.partition(".")[0] == package:
+            _follow(callee, followed, depth + 1)
 
 
-def _read_by(function: FunctionType) -> Iterator[tuple[str, Names]]:
+def _names_read_by(function: FunctionType) -> Iterator[tuple[str, NameScope]]:
     scope = function.__globals__
     used = dict.fromkeys(name for name in _names_of(function.__code__) if name in scope)
     data = [name for name in used if _is_data(name, scope[name])]
     if data:
-        yield function.__module__, Names(data, scope.__getitem__, scope.__setitem__)
+        yield function.__module__, NameScope(data, scope.__getitem__, scope.__setitem__)
     cells: dict[str, CellType] = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False))
     if cells:
-        yield function.__name__, Names([*cells], lambda name: cells[name].cell_contents, _set_in(cells))
+        yield function.__name__, NameScope([*cells], lambda name: cells[name].cell_contents, _set_in(cells))
 
 
 def _set_in(cells: dict[str, CellType]) -> Callable[[str, Any], None]:

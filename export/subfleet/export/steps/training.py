@@ -13,18 +13,18 @@ import torch
 from torch import Tensor, nn
 
 from subfleet.export.layers import LayerContext
-from subfleet.export.steps.first_run import FirstRun, first_run
-from subfleet.export.steps.given import Given
-from subfleet.export.steps.holders import Holders
-from subfleet.export.steps.layout import StepShapes, after, before
+from subfleet.export.steps.first_run import ModuleShapes, run_on_shapes
+from subfleet.export.steps.given import StepInputs
+from subfleet.export.steps.holders import StateSnapshot
+from subfleet.export.steps.layout import StepShapes, step_inputs, step_outputs
 from subfleet.export.steps.mixing import check_samples_apart
-from subfleet.export.steps.module_state import buffers_of, state_of, within
-from subfleet.export.steps.network_call import buffers_after, exits_of, prepared
+from subfleet.export.steps.module_state import buffers_of, call_with_state, state_of
+from subfleet.export.steps.network_call import prepare_module, run_exits, updated_buffers
 from subfleet.export.steps.objectives import OBJECTIVES, mutual_distillation, self_distillation, total
-from subfleet.export.steps.optimiser_step import stepped
-from subfleet.export.steps.optimisers import clipped
-from subfleet.export.steps.parameter_hooks import accumulated, check_hooks, hooked
-from subfleet.export.steps.recompute import blocks_of, recomputed
+from subfleet.export.steps.optimiser_step import apply_optimiser
+from subfleet.export.steps.optimisers import clip_gradients
+from subfleet.export.steps.parameter_hooks import apply_post_hooks, check_hooks, copy_hooks
+from subfleet.export.steps.recompute import blocks_of, recompute_blocks
 from subfleet.export.steps.reference import TrainingReference
 from subfleet.export.steps.values import SampleSpec, Step, Student
 from subfleet.protocol.errors import ExportError
@@ -69,18 +69,18 @@ def training_step(  # noqa: PLR0913 - each says one thing of the step
     """
     _ = blocks_of(module) if recompute else ()  # there must be one
     given, in_parts = sample.value(batch_size), accumulate and not one_part
-    found = first_run(module, given, training=True, in_parts=in_parts)
-    _check_exits(found, batch_size, objective)
+    run_shapes = run_on_shapes(module, given, training=True, in_parts=in_parts)
+    _check_exits(run_shapes, batch_size, objective)
     shapes = StepShapes(
         sample=given,
-        logits=found.output_shapes[-1],
-        randoms=found.random_shapes + _check_student(found, given, objective, student, in_parts),
+        logits=run_shapes.output_shapes[-1],
+        randoms=run_shapes.random_shapes + _check_student(run_shapes, given, objective, student, in_parts),
         **_state_shapes(module),
         objective=objective,
         optimiser=optimiser,
         accumulate=accumulate,
     )
-    inputs, outputs = before(shapes), after(shapes)
+    inputs, outputs = step_inputs(shapes), step_outputs(shapes)
     networks: dict[str, Any] = {"module": module, "student": student, "inputs": inputs}
     if in_parts:
         _check_parts(module, sample, {"objective": objective, "optimiser": optimiser, "student": student})
@@ -92,7 +92,7 @@ def training_step(  # noqa: PLR0913 - each says one thing of the step
         class_count=next(value.limit for value in inputs if value.role == "label"),
         padded_labels=objective.padded,
         carried=state_of(module) | (state_of(student.module) if student else {}),
-        held=Holders(module).tensors,
+        held=StateSnapshot(module).tensors,
     )
 
 
@@ -103,7 +103,7 @@ def _check_parts(module: nn.Module, sample: SampleSpec, settings: Mapping[str, A
 
 
 def _check_student(
-    found: FirstRun, sample: ValueInfo, objective: ObjectiveSettings, student: Student | None, in_parts: bool
+    network: ModuleShapes, sample: ValueInfo, objective: ObjectiveSettings, student: Student | None, in_parts: bool
 ) -> tuple[tuple[int, ...], ...]:
     """Make sure that there is a student where one is needed; the shapes of the randomness that it takes."""
     if (objective.distillation == "self") != (student is not None):
@@ -119,17 +119,17 @@ def _check_student(
             f"the student network keeps the buffer {buffers[0]!r}, but a nested network shares parameters alone; use "
             "GroupNorm, or BatchNorm with track_running_stats=False"
         )
-    run = first_run(student.module, sample, training=True, in_parts=in_parts)
-    if run.output_shapes != found.output_shapes:
+    run = run_on_shapes(student.module, sample, training=True, in_parts=in_parts)
+    if run.output_shapes != network.output_shapes:
         raise ExportError(
             f"the student's logits are of the shapes {run.output_shapes}, but must be of the network's own, "
-            f"{found.output_shapes}; keep every class in both"
+            f"{network.output_shapes}; keep every class in both"
         )
     return run.random_shapes
 
 
-def _check_exits(found: FirstRun, batch_size: int, objective: ObjectiveSettings) -> None:
-    shapes = found.output_shapes
+def _check_exits(network: ModuleShapes, batch_size: int, objective: ObjectiveSettings) -> None:
+    shapes = network.output_shapes
     if (objective.distillation == "mutual") != (len(shapes) > 1):
         raise ExportError(
             f"the network has {len(shapes)} exits and distillation is {objective.distillation!r}, but 'mutual' needs 2 "
@@ -159,7 +159,7 @@ def _state_shapes(module: nn.Module) -> dict[str, dict[str, tuple[int, ...]]]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Losses:
+class _LossSums:
     """Sums over the labels of a batch that count.
 
     Attributes:
@@ -172,17 +172,17 @@ class _Losses:
     squares: Tensor | None = None
 
     @property
-    def told(self) -> tuple[Tensor, ...]:
+    def metrics(self) -> tuple[Tensor, ...]:
         """What is given out besides the mean loss, in order."""
         return (self.correct, self.count, *(() if self.squares is None else (self.squares,)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Ran:
+class _PassResult:
     """What forward and backward of one batch give; gradients by parameter, the buffers in order."""
 
     loss: Tensor
-    sums: _Losses
+    sums: _LossSums
     gradients: Mapping[str, Tensor]
     buffers: Sequence[Tensor]
 
@@ -199,106 +199,114 @@ class _TrainingRun:
     inputs: tuple[ValueInfo, ...]
 
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        given = Given(self.inputs, tensors)
+        given = StepInputs(self.inputs, tensors)
         # Plain autograd: torch.func.grad would split every backward into its twice differentiable form.
         trained = dict(self.module.named_parameters())
-        leaves = {name: hooked(_leaf(tensor), trained[name]) for name, tensor in given.named("parameter").items()}
-        frozen = {name: tensor.detach() for name, tensor in given.named("frozen").items()}
+        leaves = {
+            name: copy_hooks(_leaf(tensor), trained[name]) for name, tensor in given.by_tensor("parameter").items()
+        }
+        frozen = {name: tensor.detach() for name, tensor in given.by_tensor("frozen").items()}
         # A step gives no input back as it is, and changes none; the module may do so in place.
-        buffers = {name: tensor.clone() for name, tensor in given.named("buffer").items()}
-        context = LayerContext(given.one("sample_mask"), given.all("random"), in_parts=self.in_parts)
+        buffers = {name: tensor.clone() for name, tensor in given.by_tensor("buffer").items()}
+        context = LayerContext(given.single("sample_mask"), given.all("random"), in_parts=self.in_parts)
         with ExitStack() as stack:
-            stack.enter_context(prepared(self.module, context, training=True))
+            stack.enter_context(prepare_module(self.module, context, training=True))
             if self.student is not None:
-                stack.enter_context(prepared(self.student.module, context, training=True))
+                stack.enter_context(prepare_module(self.student.module, context, training=True))
             if self.recompute:
-                stack.enter_context(recomputed(self.module, context))
+                stack.enter_context(recompute_blocks(self.module, context))
             stack.enter_context(torch.enable_grad())
-            ran = self._within(leaves | frozen | buffers, partial(self._run, given, trained, leaves, buffers, context))
-        parameters, *rest = self._updated(given, ran.gradients)
+            result = self._call_with_state(
+                leaves | frozen | buffers, partial(self._run, given, trained, leaves, buffers, context)
+            )
+        parameters, *rest = self.update(given, result.gradients)
         return (
-            *(ran.loss, *ran.sums.told, *parameters, *ran.buffers),
+            *(result.loss, *result.sums.metrics, *parameters, *result.buffers),
             *(tensor for group in rest for tensor in group),
         )
 
-    def _within(self, state: Mapping[str, Tensor], body: "Callable[[], _Ran]") -> "_Ran":
+    def _call_with_state(self, state: Mapping[str, Tensor], body: "Callable[[], _PassResult]") -> "_PassResult":
         """Do something while the module has this state, and the student its share of it."""
         if self.student is not None:
             nested = {name: part.extract(state[name]) for name, part in self.student.maps.items()}
-            body = partial(within, self.student.module, nested, body)
-        return within(self.module, state, body)
+            body = partial(call_with_state, self.student.module, nested, body)
+        return call_with_state(self.module, state, body)
 
     def _run(
         self,
-        given: Given,
+        given: StepInputs,
         trained: Mapping[str, Tensor],
         leaves: Mapping[str, Tensor],
         buffers: Mapping[str, Tensor],
         context: LayerContext,
-    ) -> "_Ran":
+    ) -> "_PassResult":
         """Forward and backward of the module as it is."""
         sums = self._losses(given)
-        new_buffers = buffers_after(self.module, context, buffers)
+        new_buffers = updated_buffers(self.module, context, buffers)
         # A batch may be all padding, or have no label that counts: its loss is 0.
-        loss = sums.loss / (given.one("batch_weight") if self.shapes.accumulate else sums.count).clamp(min=1.0)
+        loss = sums.loss / (given.single("batch_weight") if self.shapes.accumulate else sums.count).clamp(min=1.0)
         if not loss.requires_grad:
             raise ExportError(
                 "the loss depends on no parameter that is to be trained; give the network one that its output "
                 "follows from, with requires_grad=True"
             )
-        with context.going_back():
-            found: Sequence[Tensor | None] = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-        gradients = {name: gradient for name, gradient in zip(leaves, found, strict=True) if gradient is not None}
-        gradients = accumulated(leaves, gradients, trained)
-        return _Ran(loss=loss.detach(), sums=sums, gradients=gradients, buffers=new_buffers)
+        with context.backward_pass():
+            gradients_found: Sequence[Tensor | None] = torch.autograd.grad(
+                loss, list(leaves.values()), allow_unused=True
+            )
+        gradients = {
+            name: gradient for name, gradient in zip(leaves, gradients_found, strict=True) if gradient is not None
+        }
+        gradients = apply_post_hooks(leaves, gradients, trained)
+        return _PassResult(loss=loss.detach(), sums=sums, gradients=gradients, buffers=new_buffers)
 
-    def _losses(self, given: Given) -> _Losses:
+    def _losses(self, given: StepInputs) -> _LossSums:
         settings = self.shapes.objective
         rule = OBJECTIVES[settings.name]
-        inputs, labels = given.one("input"), given.one("label")
-        exits = self._masked(given, exits_of(self.module, inputs))
+        inputs, labels = given.single("input"), given.single("label")
+        exits = self._mask_logits(given, run_exits(self.module, inputs))
         own = losses = rule.losses(settings, exits[-1], labels)
         for logits in exits[:-1]:
             losses = losses + rule.losses(settings, logits, labels)
         weight = given.coefficient("distillation_weight")
         if self.student is not None:
-            (student,) = self._masked(given, exits_of(self.student.module, inputs))
+            (student,) = self._mask_logits(given, run_exits(self.student.module, inputs))
             nested = rule.losses(settings, student, labels)
             losses = losses + nested * (1 - weight) + self_distillation(exits[-1], student, settings) * weight
         if settings.distillation == "mutual":
             losses = losses + mutual_distillation(exits, settings) * weight
-        counted = rule.counted(labels, given.one("sample_mask"))
-        return _Losses(
+        counted = rule.count_mask(labels, given.single("sample_mask"))
+        return _LossSums(
             loss=total(losses * counted),
-            correct=total(rule.right(exits[-1].detach(), labels) * counted),
+            correct=total(rule.correct(exits[-1].detach(), labels) * counted),
             count=total(counted),
             squares=total(own.detach() * own.detach() * counted) if settings.squares else None,
         )
 
-    def _masked(self, given: Given, exits: Sequence[Tensor]) -> list[Tensor]:
+    def _mask_logits(self, given: StepInputs, exits: Sequence[Tensor]) -> list[Tensor]:
         """Logits of classes that the client lacks become 0 (HeteroFL, section 3.3)."""
         if not self.shapes.objective.class_mask:
             return list(exits)
-        return [logits * given.one("class_mask") for logits in exits]
+        return [logits * given.single("class_mask") for logits in exits]
 
-    def _updated(self, given: Given, gradients: Mapping[str, Tensor]) -> list[list[Tensor]]:
+    def update(self, given: StepInputs, gradients: Mapping[str, Tensor]) -> list[list[Tensor]]:
         """New parameters, each kind of states, scalar states, and summed gradients."""
-        old, summed = given.named("parameter"), given.named("gradient")
-        apply = given.one("apply") if self.shapes.accumulate else None
+        old, summed = given.by_tensor("parameter"), given.by_tensor("gradient")
+        apply = given.single("apply") if self.shapes.accumulate else None
         totals = {name: summed[name] + part if summed else part for name, part in gradients.items()}
-        groups = stepped(self.shapes.optimiser, given, self._regularised(given, totals), apply)
+        groups = apply_optimiser(self.shapes.optimiser, given, self._regularise(given, totals), apply)
         if apply is not None:
             groups.append([totals[name] * (1 - apply) if name in totals else summed[name].clone() for name in old])
         return groups
 
-    def _regularised(self, given: Given, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _regularise(self, given: StepInputs, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Gradients with the proximal term's own (FedProx, section 3.2), then clipped."""
         ready = dict(gradients)
         if self.shapes.objective.proximal:
-            parameters, anchors = given.named("parameter"), given.named("anchor")
+            parameters, anchors = given.by_tensor("parameter"), given.by_tensor("anchor")
             mu = given.coefficient("proximal_mu")
             ready = {name: part + mu * (parameters[name] - anchors[name]) for name, part in ready.items()}
         if self.shapes.optimiser.max_gradient_norm:
-            limited = clipped(list(ready.values()), self.shapes.optimiser.max_gradient_norm)
+            limited = clip_gradients(list(ready.values()), self.shapes.optimiser.max_gradient_norm)
             ready = dict(zip(ready, limited, strict=True))
         return ready

@@ -99,15 +99,15 @@ class Step:
             apply: whether a micro-batch is the last of its batch.
             sample_count: real samples, the others masked out; by default all but the last wherever there are two.
         """
-        made = [_example(value, generator) for value in self.inputs]
-        for place, value in enumerate(self.inputs):
+        tensors = [_example(value, generator) for value in self.inputs]
+        for index, value in enumerate(self.inputs):
             if value.role == "apply" and not apply:
-                made[place] = torch.zeros(())
+                tensors[index] = torch.zeros(())
             if value.role == "label" and self.padded_labels:
-                made[place].view(-1)[::3] = -1
+                tensors[index].view(-1)[::3] = -1
             if value.role == "sample_mask" and sample_count is not None:
-                made[place][sample_count:] = 0.0
-        return tuple(made)
+                tensors[index][sample_count:] = 0.0
+        return tuple(tensors)
 
 
 def _mask(shape: tuple[int, ...], _generator: torch.Generator) -> Tensor:

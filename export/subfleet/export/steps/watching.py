@@ -11,10 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from subfleet.export.known_values import LOOKS, KnownValues
 from subfleet.protocol.errors import ExportError
 
-__all__ = ["Ties", "Writes", "changed_state"]
+__all__ = ["TensorTies", "WriteWatcher", "describe_change"]
 
 
-class Writes(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch leaves it untyped
+class WriteWatcher(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch leaves it untyped
     """While it is entered, sees which constants are changed in place, under whatever name and through whatever view.
 
     Args:
@@ -47,20 +47,20 @@ class Writes(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch leav
     ) -> Any:
         """Call the operator."""
         given = dict(kwargs or {})
-        if func in LOOKS and (number := self._known.number(args[0])) is not None:
+        if func in LOOKS and (number := self._known.read(args[0])) is not None:
             return number
         if func._schema.is_mutable and not _is_about_memory(func):  # noqa: SLF001 - no other way to it
-            for place, argument in enumerate(func._schema.arguments):  # noqa: SLF001
-                value = args[place] if place < len(args) else given.get(argument.name)
+            for index, argument in enumerate(func._schema.arguments):  # noqa: SLF001
+                value = args[index] if index < len(args) else given.get(argument.name)
                 if argument.is_write:
-                    self._see(value if isinstance(value, (list, tuple)) else (value,))
+                    self._record(value if isinstance(value, (list, tuple)) else (value,))
         result = func(*args, **given)
-        self._known.note(func, args, given, result)
+        self._known.record(func, args, given, result)
         return result
 
-    def _see(self, values: Any) -> None:
-        found = [self._names.get(_address(value)) for value in values if isinstance(value, Tensor)]
-        self._written.extend(name for name in found if name is not None)
+    def _record(self, values: Any) -> None:
+        names = [self._names.get(_address(value)) for value in values if isinstance(value, Tensor)]
+        self._written.extend(name for name in names if name is not None)
 
     def check(self) -> None:
         """Make sure that no constant was changed.
@@ -70,7 +70,7 @@ class Writes(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch leav
         """
         replaced = [memory.name for memory in self._kept if memory.is_replaced]
         for name in (*self._written, *replaced):
-            raise ExportError(changed_state(name, torch.zeros(())))
+            raise ExportError(describe_change(name, torch.zeros(())))
 
 
 def _is_about_memory(func: Any) -> bool:
@@ -96,7 +96,7 @@ class _Memory:
         return _address(self._tensor) != self.address
 
 
-class Ties:
+class TensorTies:
     """The names under which a network holds what is carried.
 
     Args:
@@ -107,7 +107,7 @@ class Ties:
 
     def __init__(self, module: nn.Module, state: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
         first = {id(tensor): name for name, tensor in state.items()}
-        self._first = {name: first[id(tensor)] for name, tensor in _held(module) if id(tensor) in first}
+        self._first = {name: first[id(tensor)] for name, tensor in _named_tensors(module) if id(tensor) in first}
         self._parameters = {name: given[name] for name, tensor in state.items() if isinstance(tensor, nn.Parameter)}
         self._memory = [_Memory(name, tensor) for name, tensor in given.items()]
 
@@ -120,7 +120,7 @@ class Ties:
         Raises:
             ExportError: `forward` has replaced a parameter or the data of a tensor, deleted a buffer, or untied two.
         """
-        now = dict(_held(module))
+        now = dict(_named_tensors(module))
         for name, first in self._first.items():
             if name not in now:
                 raise ExportError(
@@ -145,11 +145,11 @@ class Ties:
                 )
 
 
-def _held(module: nn.Module) -> list[tuple[str, Tensor]]:
+def _named_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
     return [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
 
 
-def changed_state(name: str, old: Any) -> str:
+def describe_change(name: str, old: Any) -> str:
     """What to say of something that changes from step to step and is not carried.
 
     Args:

@@ -8,12 +8,12 @@ from subfleet.export.targets.executorch import ExecutorchTarget
 from subfleet.export.targets.onnx import OnnxTarget
 from subfleet.protocol.errors import ExportError
 
-__all__ = ["TARGETS", "target_named"]
+__all__ = ["TARGETS", "find_target"]
 
 TARGETS: Mapping[str, Target] = MappingProxyType({"onnx": OnnxTarget(), "executorch": ExecutorchTarget()})
 
 
-def target_named(name: str) -> Target:
+def find_target(name: str) -> Target:
     """The target of a name.
 
     Raises:

@@ -7,15 +7,15 @@ from typing import Any, ClassVar
 
 from torch import Tensor, fx
 
-from subfleet.export.layouts import settled
+from subfleet.export.layouts import settle_layouts
 from subfleet.export.lowerings.pooling import MAXIMUM_POOL_BACKWARD
 from subfleet.export.lowerings.products import CONVOLUTIONS_AS_PRODUCTS, PRODUCTS_WITH_BIAS
 from subfleet.export.lowerings.tables import COMMON
 from subfleet.export.memory.executorch_plan import plan_executorch
 from subfleet.export.steps.values import Step
 from subfleet.export.targets.base import WrittenProgram
-from subfleet.export.targets.executorch_program import constant_methods, lower
-from subfleet.export.targets.xnnpack.delegating import delegated
+from subfleet.export.targets.executorch_program import constant_methods, lower_to_executorch
+from subfleet.export.targets.xnnpack.delegating import delegate
 from subfleet.export.tracing import inputs_of
 from subfleet.protocol.errors import ExportError
 
@@ -42,13 +42,13 @@ class ExecutorchTarget:
 
     def write_training(self, graph: fx.GraphModule, step: Step) -> WrittenProgram:
         """Write a training step; see `Target`."""
-        shared = self._shared(graph)
-        program = lower(shared, {})
+        shared = self._prepare(graph)
+        program = lower_to_executorch(shared, {})
         body = bytes(program.buffer)
         plan = program.executorch_program.execution_plan[0]
         arena_bytes, packed = sum(plan.non_const_buffer_sizes), shared.meta.get("packed", ())
         memory = plan_executorch(step, body=body, arena_bytes=arena_bytes, packed=packed)
-        kernels = {f"{one.name}.{one.overload}" if one.overload else one.name for one in plan.operators}
+        kernels = {f"{kernel.name}.{kernel.overload}" if kernel.overload else kernel.name for kernel in plan.operators}
         operators = tuple(sorted({*kernels, *(delegate.id for delegate in plan.delegates)}))
         return WrittenProgram(body=body, memory=memory, operators=operators)
 
@@ -66,11 +66,11 @@ class ExecutorchTarget:
             raise ExportError("a .pte has one batch size; write it for batches of that size")
         places = inputs_of(graph)
         held = {node.name: weight for node, weight in zip(places[1:], weights, strict=True)}
-        return bytes(lower(self._shared(graph), held, constant_methods(notes)).buffer)
+        return bytes(lower_to_executorch(self._prepare(graph), held, constant_methods(notes)).buffer)
 
-    def _shared(self, graph: fx.GraphModule) -> fx.GraphModule:
+    def _prepare(self, graph: fx.GraphModule) -> fx.GraphModule:
         """The graph with XNNPACK's share of it in calls of its own."""
-        return delegated(settled(graph)) if self.with_xnnpack else settled(graph)
+        return delegate(settle_layouts(graph)) if self.with_xnnpack else settle_layouts(graph)
 
     def run(self, body: bytes, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         """Run a program once; see `Target`."""

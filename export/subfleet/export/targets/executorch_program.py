@@ -26,7 +26,7 @@ from subfleet.export.quiet import quiet
 from subfleet.export.targets.executorch_operators import edge_target
 from subfleet.export.tracing import inputs_of, results_of
 
-__all__ = ["constant_methods", "exported", "hold_constants", "lower"]
+__all__ = ["constant_methods", "hold_constants", "lower_to_executorch", "make_exported_program"]
 
 
 def hold_constants(graph: fx.GraphModule) -> dict[str, Tensor]:
@@ -46,7 +46,7 @@ def hold_constants(graph: fx.GraphModule) -> dict[str, Tensor]:
     return held
 
 
-def exported(graph: fx.GraphModule, weights: Mapping[str, Tensor]) -> ExportedProgram:
+def make_exported_program(graph: fx.GraphModule, weights: Mapping[str, Tensor]) -> ExportedProgram:
     """Wrap a graph in ExecuTorch's dialect as an exported program, with inputs named in `weights` held inside."""
     places = inputs_of(graph)
     results = results_of(graph)
@@ -101,7 +101,7 @@ def constant_methods(notes: Mapping[str, str]) -> dict[str, Tensor]:
     return {name: torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8) for name, text in notes.items()}
 
 
-def lower(
+def lower_to_executorch(
     graph: fx.GraphModule, weights: Mapping[str, Tensor], constants: Mapping[str, Tensor] = MappingProxyType({})
 ) -> Any:
     """Lower a flat graph, which may call delegates, to ExecuTorch's final program.
@@ -120,5 +120,7 @@ def lower(
             node.target = edge_target(node)
     graph.recompile()
     with quiet():
-        manager = EdgeProgramManager({"forward": exported(graph, held)}, dict(constants) or None, _compile_config())
+        manager = EdgeProgramManager(
+            {"forward": make_exported_program(graph, held)}, dict(constants) or None, _compile_config()
+        )
         return manager.to_executorch(_backend_config())

@@ -23,7 +23,7 @@ from subfleet.protocol.errors import ExportError
 from subfleet.protocol.programs import ValueInfo
 from subfleet.protocol.silence import imported
 
-__all__ = ["IR_VERSION", "OPSET", "OnnxTarget", "training_model", "with_notes"]
+__all__ = ["IR_VERSION", "OPSET", "OnnxTarget", "add_notes", "training_model"]
 
 OPSET = 20
 IR_VERSION = 10
@@ -36,7 +36,7 @@ _LOWERINGS = without(COMMON, torch.ops.aten.native_layer_norm.default, torch.ops
 """The runtime has kernels for what is left out here."""
 
 
-class _Graph:
+class OnnxGraph:
     """An ONNX graph in the making: the nodes so far, the constants, and the name of each fx node's value."""
 
     def __init__(self, fusions: Mapping[Any, Callable[[Emitter, Any], str | None]] = MappingProxyType({})) -> None:
@@ -89,13 +89,13 @@ class _Graph:
         results = results_of(graph)
         return results, [self._names[result] for result in results]
 
-    def call_results(self, names: Mapping[str, str]) -> None:
+    def name_results(self, names: Mapping[str, str]) -> None:
         """Give results the names they are to have: new name to old."""
-        made = {name for node in self.nodes for name in node.output}
+        computed = {name for node in self.nodes for name in node.output}
         new_names: dict[str, str] = {}
         copies = []
         for new, old in names.items():
-            if old in made and old not in new_names:
+            if old in computed and old not in new_names:
                 new_names[old] = new
             else:  # An input or a constant, or one value that is two results.
                 copies.append(helper.make_node("Identity", [new_names.get(old, old)], [new]))
@@ -118,22 +118,22 @@ class _Graph:
         return translation(self, node)
 
 
-def _needed(nodes: Sequence[onnx.NodeProto], results: Sequence[str]) -> list[onnx.NodeProto]:
+def _select_needed(nodes: Sequence[onnx.NodeProto], results: Sequence[str]) -> list[onnx.NodeProto]:
     """The nodes that the results depend on, in order."""
-    wanted, kept = set(results), []
+    names, selected = set(results), []
     for node in reversed(nodes):
-        if wanted.intersection(node.output):
-            kept.append(node)
-            wanted.update(node.input)
-    return kept[::-1]
+        if names.intersection(node.output):
+            selected.append(node)
+            names.update(node.input)
+    return selected[::-1]
 
 
 def _value_info(value: ValueInfo, shape: Sequence[int | str]) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(value.name, _ELEMENT_TYPES[value.dtype], shape)
 
 
-def _finish(graph: _Graph, inputs: list[onnx.ValueInfoProto], outputs: list[onnx.ValueInfoProto]) -> bytes:
-    nodes = _needed(graph.nodes, [output.name for output in outputs])
+def _finish(graph: OnnxGraph, inputs: list[onnx.ValueInfoProto], outputs: list[onnx.ValueInfoProto]) -> bytes:
+    nodes = _select_needed(graph.nodes, [output.name for output in outputs])
     read = {name for node in nodes for name in node.input}
     constants = [constant for constant in graph.initializers if constant.name in read]
     model = helper.make_model(
@@ -155,11 +155,11 @@ def training_model(graph: fx.GraphModule, step: Step) -> bytes:
     Raises:
         ExportError: an operator cannot be written.
     """
-    written = _Graph(FUSIONS)
+    written = OnnxGraph(FUSIONS)
     for node, value in zip(inputs_of(graph), step.inputs, strict=True):
         written.bind(node, value.name)
     _, names = written.translate(graph)
-    written.call_results(dict(zip((value.name for value in step.outputs), names, strict=True)))
+    written.name_results(dict(zip((value.name for value in step.outputs), names, strict=True)))
     return _finish(
         written,
         [_value_info(value, value.shape) for value in step.inputs],
@@ -167,7 +167,7 @@ def training_model(graph: fx.GraphModule, step: Step) -> bytes:
     )
 
 
-def with_notes(body: bytes, notes: Mapping[str, str]) -> bytes:
+def add_notes(body: bytes, notes: Mapping[str, str]) -> bytes:
     """A model that carries notes as metadata."""
     if not notes:
         return body
@@ -176,13 +176,13 @@ def with_notes(body: bytes, notes: Mapping[str, str]) -> bytes:
     return bytes(model.SerializeToString(deterministic=True))
 
 
-def _called(body: bytes) -> tuple[str, ...]:
+def _operators_in(body: bytes) -> tuple[str, ...]:
     """The operators of a model, with the name of their domain where it is not ONNX's own."""
     nodes = onnx.load_model_from_string(body).graph.node
     return tuple(sorted({f"{node.domain}:{node.op_type}" if node.domain else node.op_type for node in nodes}))
 
 
-def _ends(step: Step) -> tuple[ValueInfo, ValueInfo]:
+def _free_values(step: Step) -> tuple[ValueInfo, ValueInfo]:
     """What an inference step takes besides weights, and what it gives."""
     return step.inputs[0], step.outputs[0]
 
@@ -201,7 +201,7 @@ class OnnxTarget:
     def write_training(self, graph: fx.GraphModule, step: Step) -> WrittenProgram:
         """Write a training step; see `Target`."""
         body = training_model(graph, step)
-        return WrittenProgram(body=body, memory=plan_onnx(body, step), operators=_called(body))
+        return WrittenProgram(body=body, memory=plan_onnx(body, step), operators=_operators_in(body))
 
     def write_inference(
         self,
@@ -213,7 +213,7 @@ class OnnxTarget:
         notes: Mapping[str, str] = MappingProxyType({}),
     ) -> bytes:
         """Write an inference step; see `Target`."""
-        written = _Graph()
+        written = OnnxGraph()
         places = inputs_of(graph)
         written.bind(places[0], step.inputs[0].name)
         for node, value, weight in zip(places[1:], step.inputs[1:], weights, strict=True):
@@ -222,9 +222,9 @@ class OnnxTarget:
             written.bind(node, value.name)
         _, names = written.translate(graph)
         written.nodes.append(helper.make_node("Identity", names, [step.outputs[0].name]))
-        free = [(value, ["batch" if any_batch else value.shape[0], *value.shape[1:]]) for value in _ends(step)]
+        free = [(value, ["batch" if any_batch else value.shape[0], *value.shape[1:]]) for value in _free_values(step)]
         inputs, outputs = ([_value_info(value, shape)] for value, shape in free)
-        return with_notes(_finish(written, inputs, outputs), notes)
+        return add_notes(_finish(written, inputs, outputs), notes)
 
     def run(self, body: bytes, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         """Run a program once; see `Target`."""

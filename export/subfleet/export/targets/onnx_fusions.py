@@ -74,7 +74,7 @@ def _ramp(emitter: Emitter, node: Any) -> str | None:
     return emitter.add("HardSigmoid", emitter.value(x), output=node, alpha=float(slope), beta=float(start))
 
 
-def _padded_convolution(emitter: Emitter, node: Any) -> str | None:
+def _fuse_padding(emitter: Emitter, node: Any) -> str | None:
     """A convolution of an input with zeros around it."""
     padded, weight, bias, stride, padding, dilation, transposed, _, groups = node.args
     if transposed or not _is(padded, aten.constant_pad_nd.default) or len(padded.users) != 1:
@@ -107,6 +107,6 @@ FUSIONS: Mapping[Any, Callable[[Emitter, Any], str | None]] = MappingProxyType(
         aten.add.Tensor: _affine,
         aten.sub.Tensor: _affine,
         aten.clamp.default: _ramp,
-        aten.convolution.default: _padded_convolution,
+        aten.convolution.default: _fuse_padding,
     }
 )

@@ -22,7 +22,7 @@ from subfleet.export.request_steps import step_of, training_step_of
 from subfleet.export.requests import EvaluateRequest, ProgramRequest, TrainRequest
 from subfleet.export.steps import Step
 from subfleet.export.tracing import trace
-from subfleet.export.verification import seeded, verify_evaluation, verify_training
+from subfleet.export.verification import seeded_generator, verify_evaluation, verify_training
 from subfleet.export.versions import tool_versions
 from subfleet.protocol.bounds import checked
 from subfleet.protocol.class_names import ClassNames
@@ -48,8 +48,8 @@ __all__ = [
     "read_torch_model",
     "read_torch_request",
     "read_torch_step",
+    "remove_names",
     "run_smallest_step",
-    "without_names",
     "write_torch_model",
     "write_torch_program",
 ]
@@ -94,7 +94,7 @@ def write_torch_program(request: ProgramRequest) -> Program:
         ConfigError: the network or the submodel is not valid.
         ExportError: the submodel cannot be trained, or run, so.
     """
-    plain = without_names(request)
+    plain = remove_names(request)
     step = step_of(plain)
     manifest = ProgramManifest(
         program_id=request.program_id,
@@ -104,13 +104,13 @@ def write_torch_program(request: ProgramRequest) -> Program:
         inputs=step.inputs,
         outputs=step.outputs,
         memory=_plan(step, plain),
-        max_abs_diff=_difference(step, plain, seeded(request.program_id)),
+        max_abs_diff=_difference(step, plain, seeded_generator(request.program_id)),
         versions=tool_versions(TARGET),
     )
     return Program(manifest=manifest, body=canonical_json(plain))
 
 
-def without_names(request: ProgramRequest) -> ProgramRequest:
+def remove_names(request: ProgramRequest) -> ProgramRequest:
     """Display names change nothing in a program."""
     plain = replace(request, architecture=replace(request.architecture, name=""))
     if isinstance(plain, TrainRequest) and plain.student is not None:
@@ -139,7 +139,7 @@ def read_torch_step(program: Program) -> Step:
     """
     step = step_of(read_torch_request(program))
     if (step.inputs, step.outputs) != (program.manifest.inputs, program.manifest.outputs):
-        odd = _first_odd(step.inputs + step.outputs, program.manifest.inputs + program.manifest.outputs)
+        odd = _first_difference(step.inputs + step.outputs, program.manifest.inputs + program.manifest.outputs)
         raise ProtocolError(f"the program's values are not those of its manifest, first {odd!r:.80}")
     return step
 
@@ -152,8 +152,8 @@ def read_torch_request(program: Program) -> ProgramRequest:
     """
     plain = parse_json(program.body, max_bytes=_MAX_BODY_BYTES)
     kind = plain.get("type") if isinstance(plain, dict) else None
-    wanted: type[ProgramRequest] = EvaluateRequest if kind == EvaluateRequest.TYPE else TrainRequest
-    request = from_plain(wanted, plain, where="the program")
+    request_type: type[ProgramRequest] = EvaluateRequest if kind == EvaluateRequest.TYPE else TrainRequest
+    request = from_plain(request_type, plain, where="the program")
     _check_shapes(
         TorchModel(model=request.model, architecture=request.architecture),
         {value.tensor: value.shape for value in program.manifest.inputs if value.role in ("parameter", "buffer")},
@@ -248,16 +248,16 @@ def _sizes_of(model: Family) -> Iterator[int]:
                 yield size
 
 
-def _first_odd(values: tuple[ValueInfo, ...], others: tuple[ValueInfo, ...]) -> str:
+def _first_difference(values: tuple[ValueInfo, ...], others: tuple[ValueInfo, ...]) -> str:
     return min(value.name for value in set(values) ^ set(others))
 
 
 def _plan(step: Step, request: ProgramRequest) -> MemoryPlan:
     # Measured: a network that takes 237 MB takes 250 MB with recomputed activations.
-    kept = step
+    planned = step
     if isinstance(request, TrainRequest) and request.recompute:
-        kept = training_step_of(replace(request, recompute=False))
-    return plan_torch(step, trace(kept, {}))
+        planned = training_step_of(replace(request, recompute=False))
+    return plan_torch(step, trace(planned, {}))
 
 
 def plan_torch(step: Step, graph: fx.GraphModule) -> MemoryPlan:

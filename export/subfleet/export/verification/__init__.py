@@ -1,6 +1,6 @@
 """Whether a written program computes what the untouched module computes in double precision."""
 
-from subfleet.export.verification.examples import seeded
+from subfleet.export.verification.examples import seeded_generator
 from subfleet.export.verification.verifying import Run, Verified, verify_evaluation, verify_inference, verify_training
 
-__all__ = ["Run", "Verified", "seeded", "verify_evaluation", "verify_inference", "verify_training"]
+__all__ = ["Run", "Verified", "seeded_generator", "verify_evaluation", "verify_inference", "verify_training"]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from subfleet.export.steps import Step
-from subfleet.export.steps.stirring import Stirred
+from subfleet.export.steps.stirring import SeededRandomness
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.programs import ValueInfo
 
@@ -94,9 +94,9 @@ class Exact:
     def __init__(self, step: Step, example: Sequence[Tensor]) -> None:
         doubled = tuple(tensor.double() if tensor.is_floating_point() else tensor for tensor in example)
         # By the same random numbers: what differs by chance is no rounding.
-        with Stirred(0):
+        with SeededRandomness(0):
             right = step.reference(*doubled)
-        with Stirred(0):
+        with SeededRandomness(0):
             eager = step.reference(*example)
         before = {f"new.{value.name}": tensor for value, tensor in zip(step.inputs, example, strict=True)}
         self._outputs = step.outputs
@@ -105,11 +105,11 @@ class Exact:
             _length(tensor - before.get(value.name, 0.0)) for value, tensor in zip(step.outputs, right, strict=True)
         ]
         self._usual = _usual_sizes(step, self._sizes)
-        self._eager = self._expected(eager)
+        self._eager = self._eager_distances(eager)
         self._step, self._example = step, tuple(example)
         self._is_spread = False
 
-    def spread(self) -> bool:
+    def add_references(self) -> bool:
         """Take more of PyTorch's own single precisions for what rounding is like, of inputs that differ by a rounding.
 
         One of them may be lucky: an activation's input that rounds to the other side of 0 makes a gradient jump, and
@@ -123,18 +123,20 @@ class Exact:
         self._is_spread = True
         generator = torch.Generator().manual_seed(0)
         for _ in range(_MORE_REFERENCES):
-            near = [_rounded_otherwise(value, tensor, generator) for value, tensor in self._pairs()]
-            with Stirred(0):
-                found = self._expected(self._step.reference(*near))
-            self._eager = [max(pair) for pair in zip(self._eager, found, strict=True)]
+            near = [_perturb(value, tensor, generator) for value, tensor in self._pairs()]
+            with SeededRandomness(0):
+                more = self._eager_distances(self._step.reference(*near))
+            self._eager = [max(pair) for pair in zip(self._eager, more, strict=True)]
         return True
 
     def _pairs(self) -> Iterator[tuple[ValueInfo, Tensor]]:
         return zip(self._step.inputs, self._example, strict=True)
 
-    def _expected(self, eager: Sequence[Tensor]) -> list[float]:
-        distances = [_length(one - other) for one, other in zip(eager, self._right, strict=True)]
-        return _expected(distances, self._sizes, self._usual)
+    def _eager_distances(self, eager: Sequence[Tensor]) -> list[float]:
+        distances = [
+            _length(eager_result - exact_result) for eager_result, exact_result in zip(eager, self._right, strict=True)
+        ]
+        return _expected_distances(distances, self._sizes, self._usual)
 
     def distances(self, results: Sequence[Tensor]) -> list[Distance]:
         """Of a program's results, in order.
@@ -144,15 +146,15 @@ class Exact:
         """
         if len(results) != len(self._right):
             raise ExportError(f"the program gives {len(results)} results, but must give {len(self._right)}")
-        return [self.distance(place, result) for place, result in enumerate(results)]
+        return [self.distance(index, result) for index, result in enumerate(results)]
 
-    def distance(self, place: int, result: Tensor) -> Distance:
+    def distance(self, index: int, result: Tensor) -> Distance:
         """Of one result by its place among all.
 
         Raises:
             ExportError: it is of another shape.
         """
-        value, right = self._outputs[place], self._right[place]
+        value, right = self._outputs[index], self._right[index]
         if right.shape != result.shape:
             raise ExportError(
                 f"the program's {value.name!r} is {tuple(result.shape)}, but must be {tuple(right.shape)}"
@@ -161,9 +163,9 @@ class Exact:
         return Distance(
             name=value.name,
             jumps=value.role in _JUMPING,
-            size=self._sizes[place],
-            usual=self._usual[place],
-            eager=self._eager[place],
+            size=self._sizes[index],
+            usual=self._usual[index],
+            eager=self._eager[index],
             own=_length(off),
             largest=_largest(off) / max(1.0, _largest(right)),
         )
@@ -187,7 +189,7 @@ def _usual_sizes(step: Step, sizes: Sequence[float]) -> list[float]:
     ]
 
 
-def _rounded_otherwise(value: ValueInfo, tensor: Tensor, generator: torch.Generator) -> Tensor:
+def _perturb(value: ValueInfo, tensor: Tensor, generator: torch.Generator) -> Tensor:
     """Numbers that a network computes with, each by a rounding larger or smaller."""
     if value.role not in _COMPUTED_WITH or not tensor.is_floating_point():
         return tensor
@@ -195,13 +197,13 @@ def _rounded_otherwise(value: ValueInfo, tensor: Tensor, generator: torch.Genera
     return tensor * (1 + signs * _ROUNDING)
 
 
-def _expected(distances: Sequence[float], sizes: Sequence[float], usual: Sequence[float]) -> list[float]:
+def _expected_distances(distances: Sequence[float], sizes: Sequence[float], usual: Sequence[float]) -> list[float]:
     """PyTorch's distances, none of them luckier than the median result's: that is what rounding is like here.
 
     Results whose exact change is next to none have no say: many of them would hide all others.
     """
     known = zip(distances, sizes, usual, strict=True)
-    shares = [distance / size for distance, size, other in known if size > VANISHING * other]
+    shares = [distance / size for distance, size, usual_size in known if size > VANISHING * usual_size]
     middle = statistics.median(shares) if shares else 0.0
     return [max(distance, middle * size) for distance, size in zip(distances, sizes, strict=True)]
 

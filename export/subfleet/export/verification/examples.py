@@ -16,13 +16,13 @@ from torch import Tensor
 
 from subfleet.export.steps import Step
 
-__all__ = ["second_step", "seeded"]
+__all__ = ["second_step", "seeded_generator"]
 
 _ANCHOR_DISTANCE = 1e-3
 """Of anchors from weights, as a fraction of them: what the proximal term adds is then about as large as a gradient."""
 
 
-def seeded(text: str) -> torch.Generator:
+def seeded_generator(text: str) -> torch.Generator:
     """A generator of random numbers that are the same for the same text."""
     return torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big"))
 
@@ -50,31 +50,31 @@ def second_step(
             noise = torch.randn(value.shape, generator=generator)
             given[value.name] = given[f"parameter.{value.tensor}"] * (1 + _ANCHOR_DISTANCE * noise)
     if "apply" in given:
-        summed = _after(step, given | {"apply": torch.zeros(())})
-        given |= _varied(step, summed, "gradient", generator)
-    after = _after(step, given)
+        summed = _next_state(step, given | {"apply": torch.zeros(())})
+        given |= _vary(step, summed, "gradient", generator)
+    after = _next_state(step, given)
     given["learning_rate"] = given["learning_rate"] / _usual_change(step, given, after)
-    given |= _varied(step, after, "optimiser_state", generator)
-    given |= _spread({name: tensor for name, tensor in given.items() if name.startswith("second_moment.")})
+    given |= _vary(step, after, "optimiser_state", generator)
+    given |= _spread_moments({name: tensor for name, tensor in given.items() if name.startswith("second_moment.")})
     if "apply" in given:
         given["apply"] = torch.tensor(float(apply))
     return tuple(given[value.name] for value in step.inputs)
 
 
-def _after(step: Step, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _next_state(step: Step, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What is carried from the step to the next."""
     results = step.reference(*(given[value.name] for value in step.inputs))
     return {value.name.removeprefix("new."): result for value, result in zip(step.outputs, results, strict=True)}
 
 
-def _varied(step: Step, after: Mapping[str, Tensor], role: str, generator: torch.Generator) -> dict[str, Tensor]:
+def _vary(step: Step, after: Mapping[str, Tensor], role: str, generator: torch.Generator) -> dict[str, Tensor]:
     """What a step has left, each element times a number of its own: about as large, and not in the same direction."""
     values = [value for value in step.inputs if value.role == role]
     factors = {value.name: 0.5 + torch.rand(value.shape, generator=generator) for value in values if value.tensor}
     return {value.name: after[value.name] * factors.get(value.name, 1.0) for value in values}
 
 
-def _spread(moments: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _spread_moments(moments: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Adam's second moments as many batches leave them, where no element is 0.
 
     Adam divides by their roots. Of an element whose gradient is 0 but for rounding, it would learn that rounding.
@@ -94,8 +94,8 @@ def _usual_change(step: Step, given: Mapping[str, Tensor], after: Mapping[str, T
     names = [value.name for value in step.inputs if value.role == "parameter"]
     shares = [float((after[name] - given[name]).norm() / given[name].norm()) for name in names]
     middle = statistics.median([share for share in shares if share] or [1.0])
-    told = [share for share in shares if share > _VANISHING * middle] or [1.0]
-    return math.sqrt(min(told) * max(told))
+    changing = [share for share in shares if share > _VANISHING * middle] or [1.0]
+    return math.sqrt(min(changing) * max(changing))
 
 
 _VANISHING = 1e-6

@@ -15,13 +15,13 @@ from subfleet.protocol.errors import ExportError
 __all__ = [
     "Run",
     "Trial",
-    "Tried",
+    "TrialResult",
     "Verified",
-    "held_against",
     "trials_of",
     "verify_evaluation",
     "verify_inference",
     "verify_training",
+    "verify_trials",
 ]
 
 _JUMP = 1e-2
@@ -46,35 +46,39 @@ class Trial:
     exact: Exact
     is_whole: bool = True
 
-    def of(self, run: Run) -> "Tried":
+    def run(self, run: Run) -> "TrialResult":
         """How far each result of a program is off; where it is too far, beside more of PyTorch's own roundings."""
         results = run(self.example)
-        tried = Tried(found=self.exact.distances(results))
-        if not tried.passes and self.exact.spread():
-            tried = Tried(found=self.exact.distances(results))
-        return tried
+        outcome = TrialResult(distances=self.exact.distances(results))
+        if not outcome.passes and self.exact.add_references():
+            outcome = TrialResult(distances=self.exact.distances(results))
+        return outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tried:
+class TrialResult:
     """What came of a trial."""
 
-    found: Sequence[Distance]
+    distances: Sequence[Distance]
 
     @property
     def passes(self) -> bool:
         """Whether every result is near enough."""
-        return not self.wrong()
+        return not self.failures()
 
     @property
     def jump(self) -> float:
         """By which fraction of itself a gradient may jump, as PyTorch's own do."""
-        shares = (one.eager / one.size for one in self.found if one.jumps and one.size and one.is_seen)
+        shares = (
+            distance.eager / distance.size
+            for distance in self.distances
+            if distance.jumps and distance.size and distance.is_seen
+        )
         return min(max(_JUMP, EAGER_FACTOR * max(shares, default=0.0)), _LARGEST_JUMP)
 
-    def wrong(self, jump: float = 0.0) -> list[Distance]:
+    def failures(self, jump: float = 0.0) -> list[Distance]:
         """The results that are not."""
-        return [distance for distance in self.found if not distance.passes(jump)]
+        return [distance for distance in self.distances if not distance.passes(jump)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,9 +103,11 @@ def verify_training(run: Run, step: Step, generator: torch.Generator) -> Verifie
         ExportError: a result differs by more than rounding and its jumps explain, or shapes differ.
     """
     accumulates = any(value.role == "apply" for value in step.inputs)
-    found = [held_against(run, trials_of(step, generator, apply=apply)) for apply in {True, not accumulates}]
-    unseen = frozenset[str].intersection(*(one.unseen for one in found))  # where nothing is applied, nothing changes
-    return Verified(max_abs_diff=max(one.max_abs_diff for one in found), unseen=unseen)
+    verified = [verify_trials(run, trials_of(step, generator, apply=apply)) for apply in {True, not accumulates}]
+    unseen = frozenset[str].intersection(
+        *(result.unseen for result in verified)
+    )  # where nothing is applied, nothing changes
+    return Verified(max_abs_diff=max(result.max_abs_diff for result in verified), unseen=unseen)
 
 
 def verify_inference(run: Run, step: Step, example: Sequence[Tensor]) -> float:
@@ -110,9 +116,9 @@ def verify_inference(run: Run, step: Step, example: Sequence[Tensor]) -> float:
     Raises:
         ExportError: a result differs by more than rounding explains, or shapes differ.
     """
-    tried = Trial(example=tuple(example), exact=Exact(step, example)).of(run)
-    _check(tried)
-    return _largest(tried.found)
+    result = Trial(example=tuple(example), exact=Exact(step, example)).run(run)
+    check_result(result)
+    return _largest(result.distances)
 
 
 def verify_evaluation(run: Run, step: Step, generator: torch.Generator) -> float:
@@ -135,7 +141,7 @@ def trials_of(step: Step, generator: torch.Generator, *, apply: bool = True) -> 
         yield Trial(example=example, exact=Exact(step, example), is_whole=sample_count is None)
 
 
-def held_against(run: Run, trials: Iterable[Trial]) -> Verified:
+def verify_trials(run: Run, trials: Iterable[Trial]) -> Verified:
     """Whether a program passes one of the trials in full, and one of a whole batch at least but for jumps.
 
     Where a gradient has jumped by more than PyTorch's own do, though by no more than any may, another batch must show
@@ -145,33 +151,37 @@ def held_against(run: Run, trials: Iterable[Trial]) -> Verified:
         ExportError: it does not.
     """
     unseen: frozenset[str] | None = None
-    passed, is_near, first, last = None, False, Tried(found=()), Tried(found=())
+    passed, is_near, first, last = None, False, TrialResult(distances=()), TrialResult(distances=())
     for trial in trials:
-        last = trial.of(run)
+        last = trial.run(run)
         passed = passed or (last if last.passes else None)
         if trial.is_whole:
-            unseen = frozenset(one.name for one in last.found if not one.is_seen) if unseen is None else unseen
-            _check(last, _LARGEST_JUMP)
-            is_near = is_near or not last.wrong(last.jump)
-            first = first if first.found else last
+            unseen = (
+                frozenset(distance.name for distance in last.distances if not distance.is_seen)
+                if unseen is None
+                else unseen
+            )
+            check_result(last, _LARGEST_JUMP)
+            is_near = is_near or not last.failures(last.jump)
+            first = first if first.distances else last
         if is_near and passed is not None:
-            return Verified(max_abs_diff=_largest(passed.found), unseen=unseen or frozenset())
-    _check(last if is_near else first, 0.0 if is_near else first.jump)
+            return Verified(max_abs_diff=_largest(passed.distances), unseen=unseen or frozenset())
+    check_result(last if is_near else first, 0.0 if is_near else first.jump)
     raise ExportError("the program was compared with nothing; report it with the request")
 
 
-def _check(tried: Tried, jump: float = 0.0) -> None:
-    wrong = tried.wrong(jump)
-    lost = next((one for one in wrong if math.isnan(one.size)), None)
+def check_result(result: TrialResult, jump: float = 0.0) -> None:
+    failures = result.failures(jump)
+    lost = next((distance for distance in failures if math.isnan(distance.size)), None)
     if lost is not None:
         raise ExportError(
             f"the network's own {lost.name!r} is NaN or infinite in PyTorch, on random weights and inputs of about "
             "1, so that no program of it can be verified; keep roots, powers, logarithms and divisions away from 0 and "
             "below"
         )
-    if wrong:
+    if failures:
         # A clipped gradient changes what is made of the others: the worst is where to look.
-        worst = max(wrong, key=_excess)
+        worst = max(failures, key=_excess)
         raise ExportError(
             f"the program's {worst.name!r} is off by {worst.own:.1e} of {worst.size:.1e}, but may be by "
             f"{worst.limit:.1e} at most, as PyTorch's single precision is by {worst.eager:.1e}; nothing was "
@@ -184,5 +194,5 @@ def _excess(distance: Distance) -> float:
     return math.inf if math.isnan(distance.own) or not distance.limit else distance.own / distance.limit
 
 
-def _largest(found: Sequence[Distance]) -> float:
-    return max((distance.largest for distance in found), default=0.0)
+def _largest(distances: Sequence[Distance]) -> float:
+    return max((distance.largest for distance in distances), default=0.0)

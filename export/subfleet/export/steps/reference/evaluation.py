@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from subfleet.export.steps.given import Given
-from subfleet.export.steps.reference.modules import exits_of, in_precision, untouched
-from subfleet.export.steps.reference.objectives import counted, own_loss, right
+from subfleet.export.steps.given import StepInputs
+from subfleet.export.steps.reference.modules import as_exits, compute_in, copy_module
+from subfleet.export.steps.reference.objectives import correct_count, counted_labels, own_loss
 from subfleet.protocol.programs import ValueInfo
 from subfleet.protocol.training import ObjectiveSettings
 
@@ -34,14 +34,14 @@ class EvaluationReference:
         Raises:
             ExportError: the untouched module cannot be copied, or not be run in this precision.
         """
-        given = Given(self.inputs, tensors)
-        real_B = given.one("sample_mask") > 0  # noqa: N806 - shapes in names
-        precision = given.one("sample_mask").dtype
-        module = untouched(self.module, given.named("parameter") | given.named("buffer"), precision)
-        with torch.no_grad(), in_precision(precision):
-            logits = exits_of(module.eval()(given.one("input")))[-1]
-            real, labels = logits[real_B], given.one("label")[real_B]
-            count = counted(self.objective, labels).sum()
+        given = StepInputs(self.inputs, tensors)
+        real_B = given.single("sample_mask") > 0  # noqa: N806 - shapes in names
+        precision = given.single("sample_mask").dtype
+        module = copy_module(self.module, given.by_tensor("parameter") | given.by_tensor("buffer"), precision)
+        with torch.no_grad(), compute_in(precision):
+            logits = as_exits(module.eval()(given.single("input")))[-1]
+            real, labels = logits[real_B], given.single("label")[real_B]
+            count = counted_labels(self.objective, labels).sum()
             loss = own_loss(self.objective, real, labels) / count.clamp(min=1)
-            correct = right(self.objective, real, labels)
+            correct = correct_count(self.objective, real, labels)
         return loss, correct.to(precision), count.to(precision), logits

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from subfleet.export.steps.given import Given
-from subfleet.export.steps.reference.modules import exits_of, in_precision, untouched
+from subfleet.export.steps.given import StepInputs
+from subfleet.export.steps.reference.modules import as_exits, compute_in, copy_module
 from subfleet.protocol.programs import ValueInfo
 
 __all__ = ["InferenceReference"]
@@ -30,8 +30,8 @@ class InferenceReference:
         Raises:
             ExportError: the untouched module cannot be copied, or not be run in this precision.
         """
-        given = Given(self.inputs, tensors)
+        given = StepInputs(self.inputs, tensors)
         precision = torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
-        module = untouched(self.module, given.named("parameter") | given.named("buffer"), precision)
-        with torch.no_grad(), in_precision(precision):
-            return (exits_of(module.eval()(given.one("input")))[-1],)
+        module = copy_module(self.module, given.by_tensor("parameter") | given.by_tensor("buffer"), precision)
+        with torch.no_grad(), compute_in(precision):
+            return (as_exits(module.eval()(given.single("input")))[-1],)

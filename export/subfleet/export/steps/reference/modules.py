@@ -12,13 +12,13 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from subfleet.export.steps.parameter_hooks import hooked
+from subfleet.export.steps.parameter_hooks import copy_hooks
 from subfleet.protocol.errors import ExportError
 
-__all__ = ["exits_of", "in_precision", "tensor_of", "untouched"]
+__all__ = ["as_exits", "compute_in", "copy_module", "tensor_of"]
 
 
-def untouched(module: nn.Module, tensors: Mapping[str, Tensor], precision: torch.dtype) -> nn.Module:
+def copy_module(module: nn.Module, tensors: Mapping[str, Tensor], precision: torch.dtype) -> nn.Module:
     """A copy of a module with these tensors, each layer in its own mode.
 
     Args:
@@ -34,11 +34,11 @@ def untouched(module: nn.Module, tensors: Mapping[str, Tensor], precision: torch
         old, new = tensor_of(module, name), tensor.detach().clone()
         memo[id(old)] = nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new
     try:
-        with _CopiesTensors(precision):
+        with _TensorCopying(precision):
             copied = copy.deepcopy(module, memo)
             for old in module.parameters():  # PyTorch copies no hook of a parameter
                 if old.requires_grad:
-                    hooked(memo[id(old)], old, memo)
+                    copy_hooks(memo[id(old)], old, memo)
             return copied
     except Exception as error:
         raise ExportError(
@@ -49,17 +49,17 @@ def untouched(module: nn.Module, tensors: Mapping[str, Tensor], precision: torch
 
 def tensor_of(module: nn.Module, name: str) -> Any:
     """A module's parameter, buffer or plain attribute, by its name."""
-    found: Any = reduce(getattr, name.split("."), module)
-    return found
+    tensor: Any = reduce(getattr, name.split("."), module)
+    return tensor
 
 
-def exits_of(outputs: Any) -> tuple[Tensor, ...]:
+def as_exits(outputs: Any) -> tuple[Tensor, ...]:
     """The logits of each exit, of one or several."""
     return tuple(outputs) if isinstance(outputs, (tuple, list)) else (outputs,)
 
 
 @contextmanager
-def in_precision(precision: torch.dtype) -> Iterator[None]:
+def compute_in(precision: torch.dtype) -> Iterator[None]:
     """While it is entered, a module that is run computes in this precision, also where it asks for single precision.
 
     Raises:
@@ -67,7 +67,7 @@ def in_precision(precision: torch.dtype) -> Iterator[None]:
     """
     with ExitStack() as stack:
         if precision == torch.float64:
-            stack.enter_context(_InDouble())
+            stack.enter_context(_DoublePrecision())
         try:
             yield
         except (RuntimeError, TypeError) as error:
@@ -79,7 +79,7 @@ def in_precision(precision: torch.dtype) -> Iterator[None]:
             ) from error
 
 
-class _CopiesTensors(TorchFunctionMode):
+class _TensorCopying(TorchFunctionMode):
     """Copies tensors of any module, results of other operations included, which PyTorch would refuse to copy."""
 
     def __init__(self, precision: torch.dtype) -> None:
@@ -98,7 +98,7 @@ class _CopiesTensors(TorchFunctionMode):
         return memo[id(tensor)]
 
 
-class _InDouble(TorchFunctionMode):
+class _DoublePrecision(TorchFunctionMode):
     """Makes every single precision that a module's code names, keeps or is given by PyTorch a double one."""
 
     def __torch_function__(
@@ -109,8 +109,8 @@ class _InDouble(TorchFunctionMode):
             func = Tensor.double
         if func is functional.rms_norm:
             func = _rms_norm
-        args, kwargs = pytree.tree_map(_doubled, (args, dict(kwargs or {})))
-        return pytree.tree_map(_doubled, func(*args, **kwargs))
+        args, kwargs = pytree.tree_map(_to_double, (args, dict(kwargs or {})))
+        return pytree.tree_map(_to_double, func(*args, **kwargs))
 
 
 def _rms_norm(
@@ -121,7 +121,7 @@ def _rms_norm(
     return functional.rms_norm(inputs, list(normalized_shape), weight, epsilon)
 
 
-def _doubled(value: Any) -> Any:
+def _to_double(value: Any) -> Any:
     if value is torch.float32:
         return torch.float64
     return value.double() if isinstance(value, Tensor) and value.dtype == torch.float32 else value

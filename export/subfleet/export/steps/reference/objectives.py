@@ -9,13 +9,13 @@ from torch.nn import functional
 
 from subfleet.protocol.training import ObjectiveSettings
 
-__all__ = ["counted", "divergence", "mutual_divergence", "own_loss", "right", "squares"]
+__all__ = ["correct_count", "counted_labels", "divergence", "loss_squares", "mutual_divergence", "own_loss"]
 
 _NOT_COUNTED = -100
 """PyTorch's own `ignore_index`."""
 
 
-def counted(settings: ObjectiveSettings, labels: Tensor) -> Tensor:
+def counted_labels(settings: ObjectiveSettings, labels: Tensor) -> Tensor:
     """Whether each label counts."""
     return labels >= 0 if settings.over_classes else torch.ones_like(labels, dtype=torch.bool)
 
@@ -25,25 +25,25 @@ def own_loss(settings: ObjectiveSettings, logits: Tensor, labels: Tensor) -> Ten
     return _LOSSES[settings.name](settings, logits, labels, "sum")
 
 
-def squares(settings: ObjectiveSettings, logits: Tensor, labels: Tensor) -> Tensor:
+def loss_squares(settings: ObjectiveSettings, logits: Tensor, labels: Tensor) -> Tensor:
     """The sum of the squares of the labels' own losses."""
     return _LOSSES[settings.name](settings, logits, labels, "none").square().sum()
 
 
-def right(settings: ObjectiveSettings, logits: Tensor, labels: Tensor) -> Tensor:
+def correct_count(settings: ObjectiveSettings, logits: Tensor, labels: Tensor) -> Tensor:
     """How many labels that count are predicted."""
     hits = logits.argmax(-1) == labels if settings.over_classes else (logits > 0) == (labels > 0.5)
-    return (hits & counted(settings, labels)).sum() * (settings.name != "mean_squared_error")
+    return (hits & counted_labels(settings, labels)).sum() * (settings.name != "mean_squared_error")
 
 
 def divergence(settings: ObjectiveSettings, teacher: Tensor, student: Tensor, labels: Tensor) -> Tensor:
     """Of the student's classes from the fixed teacher's, with the factor T squared of Hinton et al. 2015, section 2."""
-    each = functional.kl_div(
+    elementwise = functional.kl_div(
         functional.log_softmax(student / settings.temperature, dim=-1),
         functional.softmax(teacher.detach() / settings.temperature, dim=-1),
         reduction="none",
     )
-    return each.sum(dim=-1)[counted(settings, labels)].sum() * settings.temperature**2
+    return elementwise.sum(dim=-1)[counted_labels(settings, labels)].sum() * settings.temperature**2
 
 
 def mutual_divergence(settings: ObjectiveSettings, exits: Sequence[Tensor], labels: Tensor) -> Tensor:

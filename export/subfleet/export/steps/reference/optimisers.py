@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from subfleet.protocol.programs import ValueInfo
 from subfleet.protocol.training import OptimiserSettings
 
-__all__ = ["step_of_pytorch"]
+__all__ = ["take_pytorch_step"]
 
 _STATES: Mapping[str, str] = MappingProxyType(
     {"momentum": "momentum_buffer", "first_moment": "exp_avg", "second_moment": "exp_avg_sq"}
@@ -20,7 +20,7 @@ _STATES: Mapping[str, str] = MappingProxyType(
 _CORRECTIONS = ("first_correction", "second_correction")
 
 
-def step_of_pytorch(
+def take_pytorch_step(
     settings: OptimiserSettings,
     parameters: Mapping[str, nn.Parameter],
     states: Mapping[ValueInfo, Tensor],
@@ -69,15 +69,15 @@ def _steps_before(settings: OptimiserSettings, scalars: Mapping[str, Tensor]) ->
     """As the scalar states tell; None where there is none, and a state of 0 is as good as no step before."""
     if "started" in scalars:
         return round(float(scalars["started"]))
-    found = None
+    steps = None
     for name, beta in zip(_CORRECTIONS, (settings.beta1, settings.beta2), strict=True):
-        if name in scalars and found is None:
+        if name in scalars and steps is None:
             correction = float(scalars[name])
             # With a beta of 0 the correction is 1 from the first step on, and says no more.
-            found = round(math.log1p(-correction) / math.log(beta)) if beta else None
+            steps = round(math.log1p(-correction) / math.log(beta)) if beta else None
             if not correction:
-                found = 0
-    return found
+                steps = 0
+    return steps
 
 
 def _scalars_after(settings: OptimiserSettings, steps: int) -> dict[str, float]:

@@ -23,10 +23,10 @@ from torch.overrides import TorchFunctionMode
 from subfleet.export.layers.randomness import DRAWS
 from subfleet.protocol.errors import ExportError
 
-__all__ = ["GivenRandomness"]
+__all__ = ["ReplayedRandomness"]
 
 
-class GivenRandomness(TorchFunctionMode):
+class ReplayedRandomness(TorchFunctionMode):
     """While it is entered, layers drop what the given numbers say.
 
     Args:
@@ -42,7 +42,7 @@ class GivenRandomness(TorchFunctionMode):
         self._layers = [""]
 
     @contextmanager
-    def watching(self, module: nn.Module) -> Iterator[None]:
+    def watch_layers(self, module: nn.Module) -> Iterator[None]:
         """While it is entered, it is known which layer of a module draws."""
 
         def enter(name: str, _layer: nn.Module, _inputs: Any) -> None:
@@ -51,25 +51,25 @@ class GivenRandomness(TorchFunctionMode):
         def leave(_layer: nn.Module, _inputs: Any, _outputs: Any) -> None:
             self._layers.pop()
 
-        with _hooked(module, enter, leave):
+        with _hook_layers(module, enter, leave):
             yield
 
     @contextmanager
-    def repeating(self, module: nn.Module) -> Iterator[None]:
+    def repeat_layers(self, module: nn.Module) -> Iterator[None]:
         """The backward pass: layers that `torch.utils.checkpoint` runs once more draw what they drew.
 
         PyTorch leaves this mode for that pass.
         """
-        running: list[GivenRandomness] = []
+        running: list[ReplayedRandomness] = []
 
         def enter(name: str, _layer: nn.Module, _inputs: Any) -> None:
-            running.append(GivenRandomness(self._drawn.get(name, []), self._real_B))
+            running.append(ReplayedRandomness(self._drawn.get(name, []), self._real_B))
             running[-1].__enter__()  # type: ignore[no-untyped-call]
 
         def leave(_layer: nn.Module, _inputs: Any, _outputs: Any) -> None:
             running.pop().__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
-        with _hooked(module, enter, leave):
+        with _hook_layers(module, enter, leave):
             yield
 
     def check_all_taken(self) -> None:
@@ -96,18 +96,18 @@ class GivenRandomness(TorchFunctionMode):
         self._drawn.setdefault(self._layers[-1], []).append(random)
         return random
 
-    def real(self, values: Tensor, dim: int) -> Tensor:
+    def select_real(self, values: Tensor, dim: int) -> Tensor:
         """Of a dimension (B * n), what belongs to real samples, (R * n)."""
         each = values.shape[dim] // len(self._real_B)
         return values.index_select(dim, self._real_B.repeat_interleave(each).nonzero().flatten())
 
-    def factor(self, shape: Sequence[int], p: float) -> Tensor:
+    def dropout_factor(self, shape: Sequence[int], p: float) -> Tensor:
         """What a tensor of real samples is multiplied by: 0 where an element is dropped.
 
         Raises:
             ExportError: the randomness is of another shape.
         """
-        return kept(self.numbers(shape), p)
+        return keep_factor(self.numbers(shape), p)
 
     def numbers(self, shape: Sequence[int]) -> Tensor:
         """The next random numbers, of the real samples.
@@ -116,9 +116,9 @@ class GivenRandomness(TorchFunctionMode):
             ExportError: the step's are of another shape.
         """
         random, padded, count = self.next(), len(self._real_B), int(self._real_B.sum())
-        for dim, (have, wanted) in enumerate(zip(random.shape, shape, strict=False)):
-            if have != wanted and have * count == wanted * padded:
-                random = self.real(random, dim)
+        for dim, (own_size, size) in enumerate(zip(random.shape, shape, strict=False)):
+            if own_size != size and own_size * count == size * padded:
+                random = self.select_real(random, dim)
         if random.shape != tuple(shape):
             raise ExportError(
                 f"the network draws numbers of the shape {tuple(shape)}, but its step of {tuple(random.shape)}; its "
@@ -137,7 +137,7 @@ class GivenRandomness(TorchFunctionMode):
 
 
 @contextmanager
-def _hooked(module: nn.Module, enter: Callable[..., None], leave: Callable[..., None]) -> Iterator[None]:
+def _hook_layers(module: nn.Module, enter: Callable[..., None], leave: Callable[..., None]) -> Iterator[None]:
     """While it is entered, each layer's name is told before it runs, and its end also where it raises an error."""
     with ExitStack() as stack:
         for name, layer in module.named_modules():
@@ -146,7 +146,7 @@ def _hooked(module: nn.Module, enter: Callable[..., None], leave: Callable[..., 
         yield
 
 
-def kept(random: Tensor, p: float) -> Tensor:
+def keep_factor(random: Tensor, p: float) -> Tensor:
     """0 where a number is below `p` in single precision, in which it was drawn; else 1 / (1 - p)."""
     return (random >= float(torch.tensor(p, dtype=torch.float32))).to(random.dtype) / (1 - p)
 
@@ -159,7 +159,7 @@ def _dropout(spread: int) -> _Layer:
     """Elements are dropped alone, or with all of their last `spread` dimensions."""
 
     def drop(
-        given: GivenRandomness,
+        given: ReplayedRandomness,
         func: Any,
         input: Tensor,  # noqa: A002 - PyTorch's name of it
         p: float = 0.5,
@@ -170,14 +170,14 @@ def _dropout(spread: int) -> _Layer:
             result: Tensor = func(input, p, training, inplace)
             return result
         alone = input.dim() - spread
-        factor = given.factor((*input.shape[:alone], *[1] * spread), p)
+        factor = given.dropout_factor((*input.shape[:alone], *[1] * spread), p)
         return input.mul_(factor) if inplace else input * factor
 
     return drop
 
 
 def _attention(
-    given: GivenRandomness,
+    given: ReplayedRandomness,
     func: Any,
     query: Tensor,
     key: Tensor,
@@ -192,22 +192,24 @@ def _attention(
     if not dropout_p:
         result: Tensor = attend(query, key, value)
         return result
-    one_each = torch.eye(key.shape[-2], dtype=value.dtype).expand(*key.shape[:-1], -1)
-    weights = attend(query, key, one_each)
+    identity = torch.eye(key.shape[-2], dtype=value.dtype).expand(*key.shape[:-1], -1)
+    weights = attend(query, key, identity)
     if options.get("enable_gqa"):
         value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
-    dropped: Tensor = (weights * given.factor(weights.shape, dropout_p)) @ value
-    return dropped
+    output: Tensor = (weights * given.dropout_factor(weights.shape, dropout_p)) @ value
+    return output
 
 
-def _multi_head(given: GivenRandomness, func: Any, *args: Any, **kwargs: Any) -> Any:
+def _multi_head(given: ReplayedRandomness, func: Any, *args: Any, **kwargs: Any) -> Any:
     """It drops by functions of its own module, which it calls unseen."""
     heads = inspect.signature(func).bind(*args, **kwargs).arguments["num_heads"]
 
     def dropout(weights: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
         if not training or not p:
             return weights
-        return weights * given.factor((weights.shape[0] // heads, heads, *weights.shape[1:]), p).reshape(weights.shape)
+        return weights * given.dropout_factor((weights.shape[0] // heads, heads, *weights.shape[1:]), p).reshape(
+            weights.shape
+        )
 
     attention = partial(_attention, given, functional.scaled_dot_product_attention)
     with (
@@ -218,7 +220,7 @@ def _multi_head(given: GivenRandomness, func: Any, *args: Any, **kwargs: Any) ->
 
 
 def _recurrent(
-    given: GivenRandomness,
+    given: ReplayedRandomness,
     func: Any,
     inputs: Tensor,
     states: Any,
@@ -243,13 +245,15 @@ def _recurrent(
         last.append(ends)
         if layer < layers - 1:
             random = given.next()
-            random_ftr = given.real(random.reshape(len(random), inputs.shape[1 if batch_first else 0], -1), 2)
-            inputs = inputs * kept(random_ftr.permute(2, 1, 0) if batch_first else random_ftr.permute(1, 2, 0), dropout)
+            random_ftr = given.select_real(random.reshape(len(random), inputs.shape[1 if batch_first else 0], -1), 2)
+            inputs = inputs * keep_factor(
+                random_ftr.permute(2, 1, 0) if batch_first else random_ftr.permute(1, 2, 0), dropout
+            )
     return inputs, *(torch.cat(kind) for kind in zip(*last, strict=True))
 
 
 def _batch_norm(
-    _given: GivenRandomness,
+    _given: ReplayedRandomness,
     func: Any,
     input: Tensor,  # noqa: A002 - PyTorch's name of it
     running_mean: Tensor | None,
@@ -263,10 +267,10 @@ def _batch_norm(
     """PyTorch refuses to train on one value for each channel. Its kernel does not, but learns a variance of 0 / 0."""
     if not training or input.numel() > input.shape[1]:
         return func(input, running_mean, running_var, weight, bias, training, momentum, eps)
-    learnt = [None if running is None else running.clone() for running in (running_mean, running_var)]
-    outputs = torch.batch_norm(input, weight, bias, *learnt, True, momentum, eps, False)  # type: ignore[call-arg,arg-type] # PyTorch's stub is of another function
-    if running_mean is not None and learnt[0] is not None:
-        running_mean.copy_(learnt[0])
+    updated = [None if running is None else running.clone() for running in (running_mean, running_var)]
+    outputs = torch.batch_norm(input, weight, bias, *updated, True, momentum, eps, False)  # type: ignore[call-arg,arg-type] # PyTorch's stub is of another function
+    if running_mean is not None and updated[0] is not None:
+        running_mean.copy_(updated[0])
     return outputs
 
 

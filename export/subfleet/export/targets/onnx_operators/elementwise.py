@@ -27,7 +27,7 @@ __all__ = ["ELEMENTWISE"]
 aten = torch.ops.aten
 
 
-def _widest(node: Node) -> torch.dtype:
+def _common_type(node: Node) -> torch.dtype:
     """The type in which a comparison of a node's inputs is made."""
     known = [dtype_of(argument) for argument in node.args if isinstance(argument, fx.Node)]
     return functools.reduce(torch.promote_types, known)
@@ -40,16 +40,16 @@ def _operands(emitter: Emitter, given: Sequence[Any], dtype: torch.dtype) -> lis
     element at a time, 25 times as slow (measured).
     """
     shapes = [shape_of(argument) if isinstance(argument, fx.Node) else () for argument in given]
-    widest = max(shapes, key=len)
+    longest = max(shapes, key=len)
     names = []
     for argument, shape in zip(given, shapes, strict=True):
-        if widest[-1:] != (1,) or len(shape) == len(widest) or math.prod(shape) != 1:
+        if longest[-1:] != (1,) or len(shape) == len(longest) or math.prod(shape) != 1:
             names.append(emitter.value(argument, dtype))
         elif isinstance(argument, fx.Node):
-            ones = ints(emitter, [1] * len(widest))
+            ones = ints(emitter, [1] * len(longest))
             names.append(emitter.add("Reshape", emitter.value(argument, dtype), ones))
         else:
-            names.append(emitter.constant(np.full((1,) * len(widest), argument, dtype=NUMPY_TYPES[dtype])))
+            names.append(emitter.constant(np.full((1,) * len(longest), argument, dtype=NUMPY_TYPES[dtype])))
     return names
 
 
@@ -62,12 +62,12 @@ def _elementwise(operator: str) -> Translation:
 
 def _comparison(operator: str) -> Translation:
     def translate(emitter: Emitter, node: Node) -> str:
-        return emitter.add(operator, *_operands(emitter, node.args, _widest(node)), output=node)
+        return emitter.add(operator, *_operands(emitter, node.args, _common_type(node)), output=node)
 
     return translate
 
 
-def _scaled(operator: str) -> Translation:
+def _with_alpha(operator: str) -> Translation:
     """Addition and subtraction with their factor `alpha`."""
 
     def translate(emitter: Emitter, node: Node) -> str:
@@ -139,7 +139,7 @@ def _logical(operator: str) -> Translation:
 
 
 def _not_equal(emitter: Emitter, node: Node) -> str:
-    dtype = _widest(node)
+    dtype = _common_type(node)
     equal = emitter.add("Equal", *(emitter.value(argument, dtype) for argument in node.args))
     return emitter.add("Not", equal, output=node)
 
@@ -186,8 +186,8 @@ ELEMENTWISE: Mapping[object, Translation] = MappingProxyType(
         **{target: _comparison(name) for name, targets in _COMPARISONS.items() for target in targets},
         **{target: _logical(name) for name, targets in _LOGICALS.items() for target in targets},
         **dict.fromkeys((aten.ne.Tensor, aten.ne.Scalar), _not_equal),
-        **dict.fromkeys((aten.add.Tensor, aten.add.Scalar), _scaled("Add")),
-        **dict.fromkeys((aten.sub.Tensor, aten.sub.Scalar, aten.rsub.Scalar), _scaled("Sub")),
+        **dict.fromkeys((aten.add.Tensor, aten.add.Scalar), _with_alpha("Add")),
+        **dict.fromkeys((aten.sub.Tensor, aten.sub.Scalar, aten.rsub.Scalar), _with_alpha("Sub")),
         **dict.fromkeys((aten.clone.default, aten._to_copy.default), _copy),  # noqa: SLF001 - the operator's name
         **dict.fromkeys((aten.clamp.default, aten.clamp_min.default, aten.clamp_max.default), _clamp),
         **dict.fromkeys((aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor, aten.pow.Scalar), _power),

@@ -60,7 +60,7 @@ def _reduction(operator: str) -> Translation:
     return translate
 
 
-def _along(operator: str) -> Translation:
+def _softmax(operator: str) -> Translation:
     """A softmax, in one dimension."""
 
     def translate(emitter: Emitter, node: Node) -> str:
@@ -69,7 +69,7 @@ def _along(operator: str) -> Translation:
     return translate
 
 
-def _place_of_extreme(operator: str) -> Translation:
+def _index_of_extreme(operator: str) -> Translation:
     def translate(emitter: Emitter, node: Node) -> str:
         x, dim, keep = arguments(node, None, None, False)
         name = emitter.value(x)
@@ -94,7 +94,7 @@ def _layer_norm(emitter: Emitter, node: Node) -> str:
         names = [emitter.value(x), emitter.value(weight)]
     if bias is not None:
         names.append(emitter.value(bias))
-    parts = [f"{node.name}.{place}" for place in range(3)]
+    parts = [f"{node.name}.{index}" for index in range(3)]
     return emitter.add("LayerNormalization", *names, outputs=parts, axis=-len(normalized), epsilon=float(epsilon))
 
 
@@ -118,11 +118,11 @@ def _maximum_pool(emitter: Emitter, node: Node) -> str:
         # Windows that hang over the end are written as padding, which no maximum takes.
         behind.append(max((count - 1) * stride + dilation * (window - 1) + 1 - size - padding, padding))
     name = emitter.value(x)
-    wanted = {user.args[1] for user in node.users}
+    used = {user.args[1] for user in node.users}
     return emitter.add(
         "MaxPool",
         name,
-        outputs=[f"{node.name}.{place}" for place in range(2) if place == 0 or 1 in wanted],
+        outputs=[f"{node.name}.{index}" for index in range(2) if index == 0 or 1 in used],
         kernel_shape=at["kernel"],
         strides=at["stride"],
         pads=[*at["padding"], *behind],
@@ -159,10 +159,10 @@ LAYERS: Mapping[object, Translation] = MappingProxyType(
         **dict.fromkeys((aten.prod.default, aten.prod.dim_int), _reduction("ReduceProd")),
         aten.convolution.default: _convolution,
         aten.addmm.default: _addmm,
-        aten._softmax.default: _along("Softmax"),  # noqa: SLF001 - the operator's name
-        aten._log_softmax.default: _along("LogSoftmax"),  # noqa: SLF001 - the operator's name
-        aten.argmax.default: _place_of_extreme("ArgMax"),
-        aten.argmin.default: _place_of_extreme("ArgMin"),
+        aten._softmax.default: _softmax("Softmax"),  # noqa: SLF001 - the operator's name
+        aten._log_softmax.default: _softmax("LogSoftmax"),  # noqa: SLF001 - the operator's name
+        aten.argmax.default: _index_of_extreme("ArgMax"),
+        aten.argmin.default: _index_of_extreme("ArgMin"),
         aten.cumsum.default: _cumulative_sum,
         aten.native_layer_norm.default: _layer_norm,
         aten.max_pool2d_with_indices.default: _maximum_pool,

@@ -52,8 +52,8 @@ def _expand(emitter: Emitter, node: Node) -> str:
     """Sizes that stay are 1, which leaves them as they are: so a batch may have any size."""
     old, new = shape_of(node.args[0]), list(shape_of(node))
     padded = [1] * (len(new) - len(old)) + list(old)
-    wanted = [1 if before == after else after for before, after in zip(padded, new, strict=True)]
-    return emitter.add("Expand", emitter.value(node.args[0]), ints(emitter, wanted), output=node)
+    sizes = [1 if before == after else after for before, after in zip(padded, new, strict=True)]
+    return emitter.add("Expand", emitter.value(node.args[0]), ints(emitter, sizes), output=node)
 
 
 def _slice(emitter: Emitter, node: Node) -> str:
@@ -136,7 +136,7 @@ def _index_put(emitter: Emitter, node: Node) -> str:
     return emitter.add("ScatterND", emitter.value(x), places, emitter.value(values), output=node, **reduction)
 
 
-def _filled(emitter: Emitter, node: Node) -> str:
+def _fill(emitter: Emitter, node: Node) -> str:
     """A tensor of one repeated number."""
     number = {aten.full.default: 1, aten.ones.default: None, aten.zeros.default: None}[node.target]
     value: Any = node.args[1] if number else (1 if node.target is aten.ones.default else 0)
@@ -154,8 +154,8 @@ def _arange(emitter: Emitter, node: Node) -> str:
 
 def _part(_emitter: Emitter, node: Node) -> str:
     """One of several results, by the name that its operator's translation gave it."""
-    several, place = node.args
-    return f"{several.name}.{place}"
+    several, index = node.args
+    return f"{several.name}.{index}"
 
 
 _RESHAPES = (
@@ -166,7 +166,7 @@ SHAPING: Mapping[object, Translation] = MappingProxyType(
     {
         **dict.fromkeys(_RESHAPES, _reshape),
         **dict.fromkeys((aten.t.default, aten.transpose.int, aten.permute.default), _transpose),
-        **dict.fromkeys((aten.full.default, aten.zeros.default, aten.ones.default), _filled),
+        **dict.fromkeys((aten.full.default, aten.zeros.default, aten.ones.default), _fill),
         **dict.fromkeys((aten.arange.default, aten.arange.start, aten.arange.start_step), _arange),
         **dict.fromkeys((aten.scatter_add.default, aten.scatter.src, aten.scatter.value), _scatter),
         aten.expand.default: _expand,

@@ -9,23 +9,23 @@ from torch import Tensor, fx
 from torch.export import ExportedProgram
 
 from subfleet.export.nodes import shape_of
-from subfleet.export.targets.executorch_program import exported
-from subfleet.export.targets.xnnpack.emitting import Emitting
-from subfleet.export.targets.xnnpack.graph import Graph
+from subfleet.export.targets.executorch_program import make_exported_program
+from subfleet.export.targets.xnnpack.emitting import XnnpackEmitter
+from subfleet.export.targets.xnnpack.graph import XnnpackGraph
 from subfleet.export.targets.xnnpack.operators import OPERATORS, is_supported
 from subfleet.export.targets.xnnpack.preparing import prepare
-from subfleet.export.targets.xnnpack.regions import Region, split
+from subfleet.export.targets.xnnpack.regions import DelegateRegion, split_regions
 
-__all__ = ["delegated", "region_graph"]
+__all__ = ["delegate", "region_graph"]
 
 aten = torch.ops.aten
 _BACKEND = "XnnpackBackend"
 _ALIGNMENT = 16
 
 
-def region_graph(region: Region) -> Graph:
+def region_graph(region: DelegateRegion) -> XnnpackGraph:
     """XNNPACK's graph of a region, whose inputs and outputs are in the region's order."""
-    emitting = Emitting()
+    emitting = XnnpackEmitter()
     given = set()
     for node in region.inputs:
         value = emitting.graph.input(shape_of(node))
@@ -42,21 +42,23 @@ def region_graph(region: Region) -> Graph:
     return emitting.graph
 
 
-def _stand_in(region: Region) -> ExportedProgram:
+def _shape_program(region: DelegateRegion) -> ExportedProgram:
     """A program of the region's shapes: the delegate's call carries one, and nothing reads it."""
     graph = fx.Graph()
-    for place, node in enumerate(region.inputs):
-        graph.placeholder(f"x{place}").meta["val"] = _held(node)
+    for index, node in enumerate(region.inputs):
+        graph.placeholder(f"x{index}").meta["val"] = _delegate_tensor(node)
     results = []
     for node in region.outputs:
-        result = graph.call_function(aten.full.default, (list(_held(node).shape), 0.0))
-        result.meta["val"] = _held(node)
+        result = graph.call_function(aten.full.default, (list(_delegate_tensor(node).shape), 0.0))
+        result.meta["val"] = _delegate_tensor(node)
         results.append(result)
     graph.output(tuple(results))
-    return exported(fx.GraphModule(torch.nn.Module(), graph), {})
+    return make_exported_program(fx.GraphModule(torch.nn.Module(), graph), {})
 
 
-def _call(graph: fx.Graph, root: fx.GraphModule, name: str, region: Region, seen: Mapping[fx.Node, fx.Node]) -> Any:
+def _call(
+    graph: fx.Graph, root: fx.GraphModule, name: str, region: DelegateRegion, seen: Mapping[fx.Node, fx.Node]
+) -> Any:
     """Append the call of a region; the nodes of its results."""
     from executorch.exir._serialize._named_data_store import NamedDataStore
     from executorch.exir.delegate import executorch_call_delegate
@@ -64,24 +66,24 @@ def _call(graph: fx.Graph, root: fx.GraphModule, name: str, region: Region, seen
 
     written = region_graph(region)
     root.meta["packed"] += written.packed
-    body = written.written()
+    body = written.serialise()
     store = NamedDataStore()
     for key, content in written.stored.items():
         store.add_named_data(key, content, _ALIGNMENT)
-    lowered = LoweredBackendModule(_stand_in(region), _BACKEND, body, [], store.get_named_data_store_output())
+    lowered = LoweredBackendModule(_shape_program(region), _BACKEND, body, [], store.get_named_data_store_output())
     root.add_module(name, lowered)
-    arguments = (graph.get_attr(name), *(_viewed(graph, seen[node], _held(node)) for node in region.inputs))
+    arguments = (graph.get_attr(name), *(_view_as(graph, seen[node], _delegate_tensor(node)) for node in region.inputs))
     call = graph.call_function(executorch_call_delegate, arguments)
-    call.meta["val"] = tuple(_held(node) for node in region.outputs)
+    call.meta["val"] = tuple(_delegate_tensor(node) for node in region.outputs)
     results = []
-    for place, node in enumerate(region.outputs):
-        result = graph.call_function(operator.getitem, (call, place))
-        result.meta["val"] = _held(node)
-        results.append(_viewed(graph, result, node.meta["val"]))
+    for index, node in enumerate(region.outputs):
+        result = graph.call_function(operator.getitem, (call, index))
+        result.meta["val"] = _delegate_tensor(node)
+        results.append(_view_as(graph, result, node.meta["val"]))
     return results
 
 
-def _own(graph: fx.Graph, node: fx.Node) -> fx.Node:
+def _copy_if_input(graph: fx.Graph, node: fx.Node) -> fx.Node:
     """A result that is no input: the runtime gives no input back as a result."""
     if node.op == "call_function":
         return node
@@ -90,13 +92,13 @@ def _own(graph: fx.Graph, node: fx.Node) -> fx.Node:
     return copy
 
 
-def _held(node: fx.Node) -> Tensor:
+def _delegate_tensor(node: fx.Node) -> Tensor:
     """A node's tensor as the delegate takes it: with a dimension at least."""
     value: Tensor = node.meta["val"]
     return value if value.dim() else value.new_empty((1,))
 
 
-def _viewed(graph: fx.Graph, node: fx.Node, like: Tensor) -> fx.Node:
+def _view_as(graph: fx.Graph, node: fx.Node, like: Tensor) -> fx.Node:
     """A tensor under another's shape."""
     if node.meta["val"].shape == like.shape:
         return node
@@ -105,7 +107,7 @@ def _viewed(graph: fx.Graph, node: fx.Node, like: Tensor) -> fx.Node:
     return view
 
 
-def delegated(graph: fx.GraphModule) -> fx.GraphModule:
+def delegate(graph: fx.GraphModule) -> fx.GraphModule:
     """A graph that computes the same, with calls of the delegate for all that XNNPACK can do.
 
     Its `meta["packed"]` has the rows and columns of all constant factors of products.
@@ -123,14 +125,14 @@ def delegated(graph: fx.GraphModule) -> fx.GraphModule:
             root.register_buffer(node.target, getattr(graph, node.target))
         if node.op in {"placeholder", "get_attr"}:
             seen[node] = new.node_copy(node)
-    for number, part in enumerate(split(graph.graph, is_supported)):
-        if isinstance(part, Region):
+    for number, part in enumerate(split_regions(graph.graph, is_supported)):
+        if isinstance(part, DelegateRegion):
             results = _call(new, root, f"xnnpack_{number}", part, seen)
             seen.update(zip(part.outputs, results, strict=True))
             continue
         for node in part:
             seen[node] = new.node_copy(node, lambda argument: seen[argument])
     outputs: Any = graph.graph.output_node().args[0]
-    new.output(tuple(_own(new, seen[node]) for node in outputs))
+    new.output(tuple(_copy_if_input(new, seen[node]) for node in outputs))
     root.graph = new
     return root

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from subfleet.export.targets.xnnpack.graph import Graph
+from subfleet.export.targets.xnnpack.graph import XnnpackGraph
 
-__all__ = ["Emitting", "Rule", "is_floating"]
+__all__ = ["Rule", "XnnpackEmitter", "is_floating"]
 
 _MOST_DIMS = 6
 
@@ -21,11 +21,11 @@ def is_floating(node: fx.Node) -> bool:
     return value.dtype == torch.float32 and value.dim() <= _MOST_DIMS and value.numel() > 0
 
 
-class Emitting:
+class XnnpackEmitter:
     """A region's graph in the making."""
 
     def __init__(self) -> None:
-        self.graph = Graph()
+        self.graph = XnnpackGraph()
         self._values: dict[fx.Node, int] = {}
 
     def bind(self, node: fx.Node, value: int) -> None:
@@ -38,9 +38,9 @@ class Emitting:
             return self._values[argument]
         return self.graph.constant(float(argument))
 
-    def scaled(self, value: int, factor: float) -> int:
+    def scale(self, value: int, factor: float) -> int:
         """A value times a number."""
         return value if factor == 1.0 else self.graph.binary("Multiply", value, self.graph.constant(factor))
 
 
-Rule = Callable[[Emitting, fx.Node], int]
+Rule = Callable[[XnnpackEmitter, fx.Node], int]

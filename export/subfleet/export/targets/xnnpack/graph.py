@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from subfleet.export.targets.xnnpack.serialising import serialized
+from subfleet.export.targets.xnnpack.serialising import serialise_graph
 
-__all__ = ["ALL_FLAGS_OFF", "KEEP_DIMS", "TRANSPOSE_B", "Graph"]
+__all__ = ["ALL_FLAGS_OFF", "KEEP_DIMS", "TRANSPOSE_B", "XnnpackGraph"]
 
 _NO_VALUE = 0xFFFFFFFF
 _EXTERNAL_INPUT = 1
@@ -27,7 +27,7 @@ Shape = tuple[int, ...]
 Limits = tuple[float, float]
 
 
-class Graph:
+class XnnpackGraph:
     """A graph in the making; values are numbered as they come.
 
     A tensor without dimensions is one with a single dimension of size 1.
@@ -147,11 +147,11 @@ class Graph:
 
     def reshape(self, x: int, shape: Sequence[int]) -> int:
         """The same elements under another shape; takes no time between two nodes."""
-        wanted = tuple(shape) or (1,)
-        if wanted == self._shapes[x]:
+        dims = tuple(shape) or (1,)
+        if dims == self._shapes[x]:
             return x
-        output = self.value(wanted)
-        self._node(self._schema.XNNStaticReshape(len(wanted), list(wanted), x, output, ALL_FLAGS_OFF))
+        output = self.value(dims)
+        self._node(self._schema.XNNStaticReshape(len(dims), list(dims), x, output, ALL_FLAGS_OFF))
         return output
 
     def transpose(self, x: int, dims: Sequence[int]) -> int:
@@ -224,7 +224,7 @@ class Graph:
             inputs = (value for name, value in fields.items() if _is_input(name) and value != _NO_VALUE)
             yield type(node.xnode_union).__name__.removeprefix("XNN"), tuple(inputs), fields["output_id"]
 
-    def written(self) -> bytes:
+    def serialise(self) -> bytes:
         """The graph as the delegate reads it."""
         for number, (value, flag) in enumerate(
             [*((i, _EXTERNAL_INPUT) for i in self._inputs), *((i, _EXTERNAL_OUTPUT) for i in self._outputs)]
@@ -240,7 +240,7 @@ class Graph:
             output_ids=list(self._outputs),
             constant_data=self._constants,
         )
-        return serialized(graph)
+        return serialise_graph(graph)
 
 
 def _is_input(field: str) -> bool:

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from subfleet.export.nodes import argument, shape_of
-from subfleet.export.targets.xnnpack.emitting import Emitting, Rule, is_floating
+from subfleet.export.targets.xnnpack.emitting import Rule, XnnpackEmitter, is_floating
 from subfleet.export.targets.xnnpack.reductions import REDUCTIONS
 
 __all__ = ["OPERATORS", "is_supported", "part", "product_by_transposed"]
@@ -31,31 +31,31 @@ def part(x: torch.Tensor, offsets: Sequence[int], sizes: Sequence[int]) -> torch
     return x[tuple(slice(offset, offset + size) for offset, size in zip(offsets, sizes, strict=True))]
 
 
-def _unary(kind: str, emitting: Emitting, node: fx.Node) -> int:
+def _unary(kind: str, emitting: XnnpackEmitter, node: fx.Node) -> int:
     return emitting.graph.unary(kind, emitting.value(argument(node, 0)))
 
 
-def _binary(kind: str, emitting: Emitting, node: fx.Node) -> int:
+def _binary(kind: str, emitting: XnnpackEmitter, node: fx.Node) -> int:
     second = emitting.value(argument(node, 1))
     alpha: Any = argument(node, 2, "alpha", 1)
-    return emitting.graph.binary(kind, emitting.value(argument(node, 0)), emitting.scaled(second, float(alpha)))
+    return emitting.graph.binary(kind, emitting.value(argument(node, 0)), emitting.scale(second, float(alpha)))
 
 
-def _divide(emitting: Emitting, node: fx.Node) -> int:
+def _divide(emitting: XnnpackEmitter, node: fx.Node) -> int:
     first, second = argument(node, 0), argument(node, 1)
     if isinstance(second, fx.Node):
         return emitting.graph.binary("Div", emitting.value(first), emitting.value(second))
-    return emitting.scaled(emitting.value(first), 1.0 / float(second))
+    return emitting.scale(emitting.value(first), 1.0 / float(second))
 
 
-def _clamp(emitting: Emitting, node: fx.Node) -> int:
+def _clamp(emitting: XnnpackEmitter, node: fx.Node) -> int:
     low: Any = argument(node, 1, "min")
     high: Any = argument(node, 2, "max")
     limits = (-math.inf if low is None else float(low), math.inf if high is None else float(high))
     return emitting.graph.unary("Clamp", emitting.value(argument(node, 0)), limits=limits)
 
 
-def _relu(emitting: Emitting, node: fx.Node) -> int:
+def _relu(emitting: XnnpackEmitter, node: fx.Node) -> int:
     return emitting.graph.unary("Clamp", emitting.value(argument(node, 0)), limits=(0.0, math.inf))
 
 
@@ -63,65 +63,65 @@ _HUGE = 1e38
 """Times this, whatever is not 0 is beyond 1; what is below 1e-38 is no normal number."""
 
 
-def _sign(emitting: Emitting, node: fx.Node) -> int:
-    return emitting.graph.unary("Clamp", emitting.scaled(emitting.value(argument(node, 0)), _HUGE), limits=(-1.0, 1.0))
+def _sign(emitting: XnnpackEmitter, node: fx.Node) -> int:
+    return emitting.graph.unary("Clamp", emitting.scale(emitting.value(argument(node, 0)), _HUGE), limits=(-1.0, 1.0))
 
 
-def _silu(emitting: Emitting, node: fx.Node) -> int:
+def _silu(emitting: XnnpackEmitter, node: fx.Node) -> int:
     x = emitting.value(argument(node, 0))
     return emitting.graph.binary("Multiply", x, emitting.graph.unary("Sigmoid", x))
 
 
-def _subtract_from(emitting: Emitting, node: fx.Node) -> int:
+def _subtract_from(emitting: XnnpackEmitter, node: fx.Node) -> int:
     alpha: Any = argument(node, 2, "alpha", 1)
-    subtracted = emitting.scaled(emitting.value(argument(node, 0)), float(alpha))
+    subtracted = emitting.scale(emitting.value(argument(node, 0)), float(alpha))
     return emitting.graph.binary("Subtract", emitting.value(argument(node, 1)), subtracted)
 
 
-def _reciprocal(emitting: Emitting, node: fx.Node) -> int:
+def _reciprocal(emitting: XnnpackEmitter, node: fx.Node) -> int:
     return emitting.graph.binary("Div", emitting.graph.constant(1.0), emitting.value(argument(node, 0)))
 
 
-def _power(emitting: Emitting, node: fx.Node) -> int:
+def _power(emitting: XnnpackEmitter, node: fx.Node) -> int:
     x = emitting.value(argument(node, 0))
     squared = emitting.graph.unary("Square", x)
     return squared if argument(node, 1) == 2 else emitting.graph.binary("Multiply", squared, x)
 
 
-def _erf(emitting: Emitting, node: fx.Node) -> int:
+def _erf(emitting: XnnpackEmitter, node: fx.Node) -> int:
     """From the GELU, which is x times the normal distribution at x; twice that distribution, less one."""
     graph = emitting.graph
     # So small that it changes nothing but 0, which could not be divided by.
-    x = graph.binary("Add", emitting.scaled(emitting.value(argument(node, 0)), math.sqrt(2)), graph.constant(1e-30))
+    x = graph.binary("Add", emitting.scale(emitting.value(argument(node, 0)), math.sqrt(2)), graph.constant(1e-30))
     distribution = graph.binary("Div", graph.unary("Gelu", x), x)
-    return graph.binary("Subtract", emitting.scaled(distribution, 2.0), graph.constant(1.0))
+    return graph.binary("Subtract", emitting.scale(distribution, 2.0), graph.constant(1.0))
 
 
-def _product(emitting: Emitting, node: fx.Node) -> int:
+def _product(emitting: XnnpackEmitter, node: fx.Node) -> int:
     return emitting.graph.product(emitting.value(argument(node, 0)), emitting.value(argument(node, 1)))
 
 
-def _product_by_transposed(emitting: Emitting, node: fx.Node) -> int:
+def _product_by_transposed(emitting: XnnpackEmitter, node: fx.Node) -> int:
     return emitting.graph.product(
         emitting.value(argument(node, 0)), emitting.value(argument(node, 1)), transpose_b=True
     )
 
 
-def _linear(emitting: Emitting, node: fx.Node) -> int:
+def _linear(emitting: XnnpackEmitter, node: fx.Node) -> int:
     bias, x, weight = (emitting.value(argument) for argument in node.args[:3])
     return emitting.graph.linear(x, weight, bias, straight=True)
 
 
-def _reshape(emitting: Emitting, node: fx.Node) -> int:
+def _reshape(emitting: XnnpackEmitter, node: fx.Node) -> int:
     return emitting.graph.reshape(emitting.value(argument(node, 0)), shape_of(node))
 
 
-def _permute(emitting: Emitting, node: fx.Node) -> int:
+def _permute(emitting: XnnpackEmitter, node: fx.Node) -> int:
     dims: Any = argument(node, 1)
     return emitting.graph.transpose(emitting.value(argument(node, 0)), [dim % len(dims) for dim in dims])
 
 
-def _expand(emitting: Emitting, node: fx.Node) -> int:
+def _expand(emitting: XnnpackEmitter, node: fx.Node) -> int:
     source: Any = argument(node, 0)
     wide = shape_of(node)
     own = (*[1] * (len(wide) - len(shape_of(source))), *shape_of(source))
@@ -130,35 +130,35 @@ def _expand(emitting: Emitting, node: fx.Node) -> int:
     return emitting.graph.binary("Multiply", value, emitting.graph.constant(1.0, repeated))
 
 
-def _part(emitting: Emitting, node: fx.Node) -> int:
+def _part(emitting: XnnpackEmitter, node: fx.Node) -> int:
     offsets, sizes = argument(node, 1), argument(node, 2)
     return emitting.graph.slice(emitting.value(argument(node, 0)), offsets, sizes)
 
 
-def _concatenate(emitting: Emitting, node: fx.Node) -> int:
+def _concatenate(emitting: XnnpackEmitter, node: fx.Node) -> int:
     parts: Any = argument(node, 0)
     axis: Any = argument(node, 1, "dim", 0)
     return emitting.graph.concatenate([emitting.value(part) for part in parts], axis % len(shape_of(node)))
 
 
-def _pad(emitting: Emitting, node: fx.Node) -> int:
+def _pad(emitting: XnnpackEmitter, node: fx.Node) -> int:
     source: Any = argument(node, 0)
     flat: Any = argument(node, 1)
     sizes = shape_of(source)
     before, after = [0] * len(sizes), [0] * len(sizes)
-    for place in range(len(flat) // 2):
-        before[-1 - place], after[-1 - place] = flat[2 * place], flat[2 * place + 1]
+    for index in range(len(flat) // 2):
+        before[-1 - index], after[-1 - index] = flat[2 * index], flat[2 * index + 1]
     value = emitting.value(source)
     if min(*before, *after) < 0:
         offsets = [max(-low, 0) for low in before]
-        kept = [size + min(low, 0) + min(high, 0) for low, size, high in zip(before, sizes, after, strict=True)]
-        value = emitting.graph.slice(value, offsets, kept)
+        sizes_kept = [size + min(low, 0) + min(high, 0) for low, size, high in zip(before, sizes, after, strict=True)]
+        value = emitting.graph.slice(value, offsets, sizes_kept)
     fill: Any = argument(node, 2, "value", 0.0)
     low, high = [max(size, 0) for size in before], [max(size, 0) for size in after]
     return emitting.graph.pad(value, low, high, float(fill)) if any((*low, *high)) else value
 
 
-def _filled(emitting: Emitting, node: fx.Node) -> int:
+def _fill(emitting: XnnpackEmitter, node: fx.Node) -> int:
     number: Any = argument(node, 1) if node.target is aten.full.default else 0.0
     if node.target is aten.scalar_tensor.default:
         number = argument(node, 0)
@@ -178,12 +178,12 @@ def _is_last_dim(node: fx.Node) -> bool:
     return rank > 0 and argument(node, 1) in {-1, rank - 1} and not argument(node, 2)
 
 
-def _reduces(node: fx.Node) -> bool:
+def _has_dims(node: fx.Node) -> bool:
     return len(node.args) > 1 and bool(argument(node, 1)) and not node.kwargs.get("dtype")
 
 
-def _reduces_one(node: fx.Node) -> bool:
-    return _reduces(node) and len(argument(node, 1)) == 1
+def _has_one_dim(node: fx.Node) -> bool:
+    return _has_dims(node) and len(argument(node, 1)) == 1
 
 
 def _is_plain_gelu(node: fx.Node) -> bool:
@@ -203,7 +203,7 @@ def _is_plain_addmm(node: fx.Node) -> bool:
     return not node.kwargs and len(node.args) == 3 and len(shape_of(bias)) == 1
 
 
-def _same(emitting: Emitting, node: fx.Node) -> int:
+def _same(emitting: XnnpackEmitter, node: fx.Node) -> int:
     return emitting.value(argument(node, 0))
 
 
@@ -253,18 +253,18 @@ OPERATORS: Mapping[Any, Rule] = MappingProxyType(
         aten.div.Tensor: _divide,
         aten.erf.default: _erf,
         aten.expand.default: _expand,
-        aten.full.default: _filled,
+        aten.full.default: _fill,
         aten.mm.default: _product,
         aten.permute.default: _permute,
         aten.pow.Tensor_Scalar: _power,
         aten.reciprocal.default: _reciprocal,
         aten.relu.default: _relu,
         aten.rsub.Scalar: _subtract_from,
-        aten.scalar_tensor.default: _filled,
+        aten.scalar_tensor.default: _fill,
         aten.sign.default: _sign,
         aten.silu.default: _silu,
         aten.view.default: _reshape,
-        aten.zeros.default: _filled,
+        aten.zeros.default: _fill,
         part: _part,
         product_by_transposed: _product_by_transposed,
     }
@@ -275,12 +275,12 @@ _CONDITIONS: Mapping[Any, Callable[[fx.Node], bool]] = MappingProxyType(
         aten._softmax.default: _is_last_dim,  # noqa: SLF001 - the operator's name
         aten._to_copy.default: _is_floating_copy,  # noqa: SLF001 - the operator's name
         aten.addmm.default: _is_plain_addmm,
-        aten.amax.default: _reduces_one,
+        aten.amax.default: _has_one_dim,
         aten.full.default: _is_small,
         aten.gelu.default: _is_plain_gelu,
-        aten.mean.dim: _reduces,
+        aten.mean.dim: _has_dims,
         aten.pow.Tensor_Scalar: _is_small_power,
-        aten.sum.dim_IntList: _reduces,
+        aten.sum.dim_IntList: _has_dims,
         aten.zeros.default: _is_small,
     }
 )

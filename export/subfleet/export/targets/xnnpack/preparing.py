@@ -20,7 +20,7 @@ _HUGE = 1e38
 """Times this, a difference that is not 0 is beyond 1; what is below 1e-38 is no normal number."""
 
 
-class _Chain:
+class _MaskBuilder:
     """Nodes in a row before another one, all of its shape and in single precision."""
 
     def __init__(self, graph: fx.Graph, like: fx.Node) -> None:
@@ -42,25 +42,25 @@ class _Chain:
             )
         return self(aten.clamp.default, self(aten.mul.Tensor, a, _HUGE), 0.0, 1.0)
 
-    def unlike(self, a: Any, b: Any) -> fx.Node:
+    def differs(self, a: Any, b: Any) -> fx.Node:
         """1 where a and b differ, else 0."""
         distance = self(aten.abs.default, self(aten.sub.Tensor, a, b))
         return self(aten.clamp.default, self(aten.mul.Tensor, distance, _HUGE), 0.0, 1.0)
 
-    def negated(self, mask: fx.Node) -> fx.Node:
+    def invert(self, mask: fx.Node) -> fx.Node:
         """1 where the mask is 0, and the other way round."""
         return self(aten.add.Tensor, self(aten.neg.default, mask), 1.0)
 
 
-_Comparison = Callable[[_Chain, Any, Any], fx.Node]
+_Comparison = Callable[[_MaskBuilder, Any, Any], fx.Node]
 _COMPARISONS: Mapping[str, _Comparison] = MappingProxyType(
     {
         "aten::gt": lambda chain, a, b: chain.above(a, b),
         "aten::lt": lambda chain, a, b: chain.above(b, a),
-        "aten::ge": lambda chain, a, b: chain.negated(chain.above(b, a)),
-        "aten::le": lambda chain, a, b: chain.negated(chain.above(a, b)),
-        "aten::ne": lambda chain, a, b: chain.unlike(a, b),
-        "aten::eq": lambda chain, a, b: chain.negated(chain.unlike(a, b)),
+        "aten::ge": lambda chain, a, b: chain.invert(chain.above(b, a)),
+        "aten::le": lambda chain, a, b: chain.invert(chain.above(a, b)),
+        "aten::ne": lambda chain, a, b: chain.differs(a, b),
+        "aten::eq": lambda chain, a, b: chain.invert(chain.differs(a, b)),
     }
 )
 
@@ -78,12 +78,12 @@ def _comparison_of(node: fx.Node) -> tuple[_Comparison, fx.Node] | None:
 
 
 def _write_mask(graph: fx.Graph, node: fx.Node) -> None:
-    found = _comparison_of(node)
-    if found is None:
+    comparison = _comparison_of(node)
+    if comparison is None:
         return
-    rule, compared = found
+    rule, compared = comparison
     with graph.inserting_before(node):
-        node.replace_all_uses_with(rule(_Chain(graph, node), *compared.args[:2]))
+        node.replace_all_uses_with(rule(_MaskBuilder(graph, node), *compared.args[:2]))
 
 
 def _swaps_last(node: Any) -> bool:

@@ -13,8 +13,8 @@ import torch
 from torch import fx
 
 from subfleet.export.nodes import argument, shape_of
-from subfleet.export.targets.xnnpack.emitting import Emitting, Rule
-from subfleet.export.targets.xnnpack.graph import Graph
+from subfleet.export.targets.xnnpack.emitting import Rule, XnnpackEmitter
+from subfleet.export.targets.xnnpack.graph import XnnpackGraph
 
 __all__ = ["LONGEST_PRODUCT", "REDUCTIONS", "row_maxima", "row_sums"]
 
@@ -35,7 +35,7 @@ def _parts(length: int) -> int:
     return next((parts for parts in range(root, 1, -1) if length % parts == 0), 1)
 
 
-def _mean_of_columns(graph: Graph, x_orc: int) -> int:
+def _mean_of_columns(graph: XnnpackGraph, x_orc: int) -> int:
     """(outer, reduced, columns) to (outer, columns)."""
     outer, reduced, columns = graph.shape(x_orc)
     parts = _parts(reduced)
@@ -46,7 +46,7 @@ def _mean_of_columns(graph: Graph, x_orc: int) -> int:
     return graph.reshape(graph.mean_over_middle(shaped), (outer, columns))
 
 
-def row_sums(graph: Graph, x_rk: int, factor: float = 1.0) -> int:
+def row_sums(graph: XnnpackGraph, x_rk: int, factor: float = 1.0) -> int:
     """(R, K) to (R, 1): the sum of each row, times a factor."""
     rows, length = graph.shape(x_rk)
     parts = _parts(length)
@@ -63,7 +63,7 @@ def row_sums(graph: Graph, x_rk: int, factor: float = 1.0) -> int:
     return graph.binary("Multiply", means, graph.constant(factor * length))
 
 
-def row_maxima(graph: Graph, x_rk: int) -> int:
+def row_maxima(graph: XnnpackGraph, x_rk: int) -> int:
     """(R, K) to (R, 1)."""
     rows, length = graph.shape(x_rk)
     columns = graph.reshape(graph.transpose(x_rk, (1, 0)), (1, length, 1, rows))
@@ -84,7 +84,7 @@ def _runs(shape: Sequence[int], dims: Sequence[int]) -> list[tuple[bool, int]]:
     return runs
 
 
-def _reduced(emitting: Emitting, node: fx.Node, *, mean: bool) -> int:
+def _reduce(emitting: XnnpackEmitter, node: fx.Node, *, mean: bool) -> int:
     graph = emitting.graph
     x: Any = argument(node, 0)
     shape = shape_of(x)
@@ -94,29 +94,31 @@ def _reduced(emitting: Emitting, node: fx.Node, *, mean: bool) -> int:
     runs = _runs(shape, dims)
     # From the last run to the first: rows first, so that what is left is small.
     while any(reduced for reduced, _ in runs):
-        place = max(index for index, (reduced, _) in enumerate(runs) if reduced)
-        size = runs[place][1]
-        outer = math.prod(length for _, length in runs[:place])
-        inner = math.prod(length for _, length in runs[place + 1 :])
+        index_of_run = max(index for index, (reduced, _) in enumerate(runs) if reduced)
+        size = runs[index_of_run][1]
+        outer = math.prod(length for _, length in runs[:index_of_run])
+        inner = math.prod(length for _, length in runs[index_of_run + 1 :])
         if inner == 1:
             value = row_sums(graph, graph.reshape(value, (outer, size)), 1.0 / size if mean else 1.0)
         else:
             value = _mean_of_columns(graph, graph.reshape(value, (outer, size, inner)))
             factor *= 1.0 if mean else size
-        left = [run for index, run in enumerate(runs) if index != place]
-        runs = _runs([size for _, size in left], [index for index, (reduced, _) in enumerate(left) if reduced])
-    return graph.reshape(emitting.scaled(value, factor), shape_of(node))
+        remaining = [run for index, run in enumerate(runs) if index != index_of_run]
+        runs = _runs(
+            [size for _, size in remaining], [index for index, (reduced, _) in enumerate(remaining) if reduced]
+        )
+    return graph.reshape(emitting.scale(value, factor), shape_of(node))
 
 
-def _sum(emitting: Emitting, node: fx.Node) -> int:
-    return _reduced(emitting, node, mean=False)
+def _sum(emitting: XnnpackEmitter, node: fx.Node) -> int:
+    return _reduce(emitting, node, mean=False)
 
 
-def _mean(emitting: Emitting, node: fx.Node) -> int:
-    return _reduced(emitting, node, mean=True)
+def _mean(emitting: XnnpackEmitter, node: fx.Node) -> int:
+    return _reduce(emitting, node, mean=True)
 
 
-def _maximum(emitting: Emitting, node: fx.Node) -> int:
+def _maximum(emitting: XnnpackEmitter, node: fx.Node) -> int:
     graph = emitting.graph
     x: Any = argument(node, 0)
     shape = shape_of(x)
@@ -129,7 +131,7 @@ def _maximum(emitting: Emitting, node: fx.Node) -> int:
     return graph.reshape(maxima, shape_of(node))
 
 
-def _log_softmax(emitting: Emitting, node: fx.Node) -> int:
+def _log_softmax(emitting: XnnpackEmitter, node: fx.Node) -> int:
     graph = emitting.graph
     x: Any = argument(node, 0)
     shape = shape_of(x)
@@ -139,7 +141,7 @@ def _log_softmax(emitting: Emitting, node: fx.Node) -> int:
     return graph.reshape(graph.binary("Subtract", shifted, logs), shape)
 
 
-def _softmax(emitting: Emitting, node: fx.Node) -> int:
+def _softmax(emitting: XnnpackEmitter, node: fx.Node) -> int:
     return emitting.graph.unary("Softmax", emitting.value(argument(node, 0)))
 
 

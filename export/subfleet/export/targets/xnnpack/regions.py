@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from torch import fx
 
-__all__ = ["Region", "phases", "split"]
+__all__ = ["DelegateRegion", "phases_of", "split_regions"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Region:
+class DelegateRegion:
     """Nodes that are run together.
 
     Attributes:
@@ -24,33 +24,33 @@ class Region:
     outputs: tuple[fx.Node, ...]
 
 
-def phases(graph: fx.Graph, chosen: Callable[[fx.Node], bool]) -> dict[fx.Node, int]:
+def phases_of(graph: fx.Graph, chosen: Callable[[fx.Node], bool]) -> dict[fx.Node, int]:
     """The phase of every call: odd ones hold the chosen nodes, even ones the others, and data flow only forwards."""
-    found: dict[fx.Node, int] = {}
+    phase_by_node: dict[fx.Node, int] = {}
     for node in graph.nodes:
         if node.op != "call_function":
-            found[node] = 0
+            phase_by_node[node] = 0
             continue
-        before = max((found[argument] for argument in node.all_input_nodes), default=0)
-        wanted = int(chosen(node))
+        before = max((phase_by_node[argument] for argument in node.all_input_nodes), default=0)
+        parity = int(chosen(node))
         if node.target is operator.getitem:
-            wanted = before % 2
-        found[node] = before if before % 2 == wanted else before + 1
-    return found
+            parity = before % 2
+        phase_by_node[node] = before if before % 2 == parity else before + 1
+    return phase_by_node
 
 
-def split(graph: fx.Graph, chosen: Callable[[fx.Node], bool]) -> list[Sequence[fx.Node] | Region]:
+def split_regions(graph: fx.Graph, chosen: Callable[[fx.Node], bool]) -> list[Sequence[fx.Node] | DelegateRegion]:
     """The graph's calls in an order that may run: single nodes' sequences, and regions of chosen nodes."""
-    found = phases(graph, chosen)
-    last = max(found.values(), default=0)
-    parts: list[Sequence[fx.Node] | Region] = []
+    phase_by_node = phases_of(graph, chosen)
+    last = max(phase_by_node.values(), default=0)
+    parts: list[Sequence[fx.Node] | DelegateRegion] = []
     for phase in range(last + 1):
-        nodes = [node for node in graph.nodes if node.op == "call_function" and found[node] == phase]
+        nodes = [node for node in graph.nodes if node.op == "call_function" and phase_by_node[node] == phase]
         if phase % 2 == 0:
             parts.append(nodes)
             continue
         inside = set(nodes)
         inputs = dict.fromkeys(a for node in nodes for a in node.all_input_nodes if a not in inside)
         outputs = [node for node in nodes if any(user not in inside for user in node.users)]
-        parts.append(Region(nodes=tuple(nodes), inputs=tuple(inputs), outputs=tuple(outputs)))
+        parts.append(DelegateRegion(nodes=tuple(nodes), inputs=tuple(inputs), outputs=tuple(outputs)))
     return parts

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-__all__ = ["serialized"]
+__all__ = ["serialise_graph"]
 
 _ALIGNMENT = 16
 _UNIONS = ("xnode_union", "xvalue_union")
@@ -35,18 +35,18 @@ def _flat_buffer(graph: Any) -> bytes:
         return text.with_suffix(".bin").read_bytes()
 
 
-def _aligned(content: bytes) -> bytes:
+def _align(content: bytes) -> bytes:
     return content + b"\0" * (-len(content) % _ALIGNMENT)
 
 
-def serialized(graph: Any) -> bytes:
+def serialise_graph(graph: Any) -> bytes:
     """A graph without constants of its own, as the delegate reads it."""
     from executorch.backends.xnnpack.serialization.xnnpack_graph_serialize import XNNHeader
 
     body = _flat_buffer(graph)
-    start = len(_aligned(b"\0" * XNNHeader.EXPECTED_LENGTH))
-    end = start + len(_aligned(body))
+    start = len(_align(b"\0" * XNNHeader.EXPECTED_LENGTH))
+    end = start + len(_align(body))
     header = XNNHeader(
         flatbuffer_offset=start, flatbuffer_size=len(body), constant_data_offset=end, constant_data_size=0
     )
-    return _aligned(header.to_bytes()) + _aligned(body)
+    return _align(header.to_bytes()) + _align(body)

@@ -1,4 +1,4 @@
-"""Settings of merges that need every single update; `subfleet.elastic.stacked` computes them."""
+"""Settings of the robust rules, which need every single update; `subfleet.elastic.stacked` computes them."""
 
 import typing
 from collections.abc import Mapping
@@ -9,7 +9,14 @@ from typing import Annotated, ClassVar, Literal
 from subfleet.protocol.bounds import Range, checked
 from subfleet.protocol.limits import Count, Positive, PositiveAmount
 
-__all__ = ["STACKED_MERGES", "AnyStackedMerge", "CoordinateMedian", "MultiKrum", "NormClipping", "TrimmedMean"]
+__all__ = [
+    "ROBUST_AGGREGATIONS",
+    "AnyRobustAggregation",
+    "CoordinateMedian",
+    "MultiKrum",
+    "NormClipping",
+    "TrimmedMean",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,9 +93,9 @@ class MultiKrum:
     malicious_count: Count = 1
 
 
-AnyStackedMerge = NormClipping | CoordinateMedian | TrimmedMean | MultiKrum
-"""Every merge, as a configuration's `type` chooses one."""
+AnyRobustAggregation = NormClipping | CoordinateMedian | TrimmedMean | MultiKrum
+"""Every robust rule, as a configuration's `type` chooses one."""
 
-STACKED_MERGES: Mapping[str, type[AnyStackedMerge]] = MappingProxyType(
-    {kind.TYPE: kind for kind in typing.get_args(AnyStackedMerge)}
+ROBUST_AGGREGATIONS: Mapping[str, type[AnyRobustAggregation]] = MappingProxyType(
+    {kind.TYPE: kind for kind in typing.get_args(AnyRobustAggregation)}
 )
