@@ -12,11 +12,10 @@ from subfleet.elastic.maps import extract
 from subfleet.elastic.model_state import ModelState
 from subfleet.emulation.batch.exports import LazyExports
 from subfleet.methods.fedfa import FedFA
-from subfleet.programs.export_requests import train_request
-from subfleet.programs.supply import Supply
+from subfleet.programs.supply import Supply, train_request
 from subfleet.programs.worker import Snapshot, Threads, Worker
 from subfleet.protocol.programs import decode_program
-from subfleet.rounds.events import Done
+from subfleet.rounds.signals import Done
 from subfleet.rounds.state import RunState
 from subfleet.rounds.tasks import BATCHES, score_training
 from subfleet.rounds.work import ScoringRequest
