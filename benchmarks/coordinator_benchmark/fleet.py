@@ -18,7 +18,7 @@ from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.task import Deploy, Evaluate, Train
 from subfleet.protocol.training import TrainingSettings
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.estimation import estimates_of
+from subfleet.rounds.estimation import get_estimates
 from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.signals import Action, AggregationRequest, Done, Event, GoOn, SendTask, Tick
 from subfleet.rounds.state import RunState
@@ -221,6 +221,6 @@ class Fleet:
     def _facts(self, state: RunState, size: Architecture, target: str) -> ProgramFacts:
         """Programs plan a little more than cost estimates say."""
         if size.architecture_id not in self._planned:
-            estimate = estimates_of(self.context, state, target)(size)
+            estimate = get_estimates(self.context, state, target)(size)
             self._planned[size.architecture_id] = int(_OVER * estimate.training_memory_bytes[target])
         return ProgramFacts(planned_peak_bytes=self._planned[size.architecture_id])

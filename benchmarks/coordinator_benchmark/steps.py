@@ -9,9 +9,9 @@ from coordinator_benchmark.fleet import EstimatesOf, Fleet
 from subfleet.aggregation.path_scoring import proposed_generation
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.networks import beginning_of
+from subfleet.rounds.networks import choose_networks
 from subfleet.rounds.signals import Action, Done, Event, Tick
-from subfleet.rounds.sizing import explored
+from subfleet.rounds.sizing import explore_sizes
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import GenerationRequest, NetworksRequest, ProposedGeneration, SearchRequest
 from subfleet.serving.garbage import freeze_what_is_loaded
@@ -94,8 +94,10 @@ def _searched(context: RunContext, state: RunState, actions: tuple[Action, ...])
 
 def _found(context: RunContext, state: RunState, request: SearchRequest | NetworksRequest | GenerationRequest) -> Any:
     if isinstance(request, SearchRequest):
-        return explored(context, state)
-    return beginning_of(context, state) if isinstance(request, NetworksRequest) else _proposed(context, state, request)
+        return explore_sizes(context, state)
+    return (
+        choose_networks(context, state) if isinstance(request, NetworksRequest) else _proposed(context, state, request)
+    )
 
 
 def _proposed(context: RunContext, state: RunState, wanted: GenerationRequest) -> ProposedGeneration:

@@ -20,7 +20,7 @@ from subfleet.emulation.batch.run import BatchResult, run_batch
 from subfleet.emulation.gathered import EmulatedDevice, GatheredRun
 from subfleet.emulation.partitions import partition
 from subfleet.journal.guarding import Unobserved
-from subfleet.journal.outliers import counted_outliers
+from subfleet.journal.outliers import count_outliers
 from subfleet.methods import METHODS, AnyMethod
 from subfleet.methods.fedavg import FedAvg
 from subfleet.methods.heterofl import HeteroFL
@@ -71,7 +71,7 @@ def played(
 
 
 def found_outliers(result: BatchResult) -> tuple[str, ...]:
-    return counted_outliers(result.rounds).lines
+    return count_outliers(result.rounds).lines
 
 
 @pytest.mark.parametrize("method", mostly_long([HeteroFL(), FedAvg()], HeteroFL()), ids=lambda one: one.TYPE)

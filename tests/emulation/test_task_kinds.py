@@ -26,7 +26,7 @@ from subfleet.emulation.gathering import gathered
 from subfleet.export.cache import CacheFolder
 from subfleet.export.programs import export_inference_model
 from subfleet.export.requests import InferRequest
-from subfleet.journal.evaluations import spread_text
+from subfleet.journal.evaluations import describe_spread
 from subfleet.protocol.programs import Prediction
 from subfleet.reporting.report import report_html
 from subfleet.reporting.results import summary
@@ -118,7 +118,7 @@ def test_what_devices_tell_adds_up_to_what_the_server_finds_on_the_same_samples(
         architecture = next(iter(result.own.values())).architecture
         together = evaluate(network, architecture, state, *tensors(whole), objective=objective.name)
         assert dict(record.together) == pytest.approx(dict(together.metrics), abs=2e-4)
-    assert "on held-out samples of their own" in spread_text(record)
+    assert "on held-out samples of their own" in describe_spread(record)
 
 
 @pytest.mark.parametrize("target", ["onnx", "executorch"])

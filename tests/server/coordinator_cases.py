@@ -15,15 +15,15 @@ from subfleet.protocol.memory import Packing
 from subfleet.protocol.messages import Deployed, Presence, Profile, Refusal, Task, Telemetry, Update
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Reading
-from subfleet.rounds.assigning import task_wanted
+from subfleet.rounds.assigning import request_task
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.live import LiveState, Member
-from subfleet.rounds.networks import beginning_of, lineages_in_use
+from subfleet.rounds.networks import choose_networks, list_living_lineages
 from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.signals import Action, Done, Event, Failed, Reply
-from subfleet.rounds.sizing import explored
-from subfleet.rounds.state import ClientState, RunState, remembered
+from subfleet.rounds.sizing import explore_sizes
+from subfleet.rounds.state import ClientState, RunState, get_memory
 from subfleet.rounds.work import (
     CostRequest,
     EvaluationRequest,
@@ -123,7 +123,7 @@ def prepared(
         assert client.participant is not None
         wanted = ModelsRequest(participant=client.participant, round=state.round)
         return Done(request=wanted, result=ExportedModels(programs=(program,), models=()))
-    task = task_wanted(state, client)
+    task = request_task(state, client)
     assert task is not None
     facts = ProgramFacts(planned_peak_bytes=planned_peak_bytes, operators=operators, packings=packings)
     return Done(
@@ -133,7 +133,7 @@ def prepared(
 
 def task_failed(state: RunState, name: str, reason: str = "export failed: no") -> Failed:
     """A client's task cannot be made."""
-    task = task_wanted(state, state.clients[name])
+    task = request_task(state, state.clients[name])
     assert task is not None
     return Failed(request=task, reason=reason)
 
@@ -248,17 +248,17 @@ def looked_around(
 def looked_for(context: RunContext, state: RunState, request: SearchRequest | NetworksRequest) -> Done:
     """What comes of a look at a state."""
     if isinstance(request, SearchRequest):
-        return Done(request=request, result=explored(context, state))
-    return Done(request=request, result=beginning_of(context, state))
+        return Done(request=request, result=explore_sizes(context, state))
+    return Done(request=request, result=choose_networks(context, state))
 
 
 def scored_by_chance(context: RunContext, state: RunState) -> ProposedGeneration:
     """A generation with scores that follow from its paths alone."""
-    found = (context.declared(one).network for one in lineages_in_use(context, state))
+    found = (context.declared(one).network for one in list_living_lineages(context, state))
     supernet = next((one for one in found if one.choices), None)
     if context.roles.networks.path_search is None or supernet is None:
         return ProposedGeneration(generation=None)
-    proposing = ProposalContext(network=supernet, memory=remembered(context, state), seed=context.config.seed)
+    proposing = ProposalContext(network=supernet, memory=get_memory(context, state), seed=context.config.seed)
     generation = context.roles.networks.path_search.propose(proposing)
     paths = () if generation is None else generation.paths
     scores = tuple(stream_of(" ".join(path)).random() for path in paths)

@@ -12,7 +12,7 @@ from server.coordinator_cases import (
     update,
 )
 
-from subfleet.rounds.awaiting import punctuality_of
+from subfleet.rounds.awaiting import get_punctuality
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.live import PUNCTUAL, Duty, Punctuality
@@ -43,7 +43,7 @@ def with_record(state: RunState, name: str, duty: Duty, known: Punctuality) -> R
 
 
 def missed(state: RunState, name: str, duty: Duty = "training") -> int:
-    return punctuality_of(state, name, duty).missed
+    return get_punctuality(state, name, duty).missed
 
 
 def given_tasks(context: RunContext, state: RunState, now_s: float, *names: str) -> RunState:

@@ -13,7 +13,7 @@ from server.server_rig import MODEL, estimates_of
 from subfleet.elastic.building import network_of
 from subfleet.elastic.lineage import Copied, Lineage
 from subfleet.elastic.unions import union_of
-from subfleet.journal.stored_state import state_changes, state_of
+from subfleet.journal.stored_state import build_state, list_changes
 from subfleet.methods import AnyMethod
 from subfleet.methods.fedadp import FedADP
 from subfleet.methods.fedfa import FedFA
@@ -28,7 +28,7 @@ from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.schema import canonical_json
 from subfleet.protocol.task import Evaluate, Train
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.networks import all_lineages
+from subfleet.rounds.networks import list_lineages
 from subfleet.rounds.progress import Searching
 from subfleet.rounds.signals import Action, AggregationRequest, Done, Reply
 from subfleet.rounds.state import RunState
@@ -99,7 +99,7 @@ def brings(context: RunContext, place: int) -> str:
 
 def _united(context: RunContext, aggregate: AggregationRequest) -> tuple[Lineage, ...]:
     """A union has whatever was brought, besides what the one before it had."""
-    before = all_lineages(context, aggregate.lineages)
+    before = list_lineages(context, aggregate.lineages)
     if not aggregate.brought:
         return aggregate.lineages
     old = [one for one in before if one.living and one.members]
@@ -128,7 +128,7 @@ def _split(context: RunContext, aggregate: AggregationRequest) -> tuple[Clusteri
         if len(clients) > 1
     ]
     parents = {split.parent for split in splits}
-    before = all_lineages(context, aggregate.lineages)
+    before = list_lineages(context, aggregate.lineages)
     kept = (replace(one, retired_round=aggregate.round) if one.id in parents else one for one in before)
     born = (
         Lineage(id=name, config=MODEL, parent=split.parent, map=Copied(), born_round=aggregate.round)
@@ -140,7 +140,7 @@ def _split(context: RunContext, aggregate: AggregationRequest) -> tuple[Clusteri
 
 def _grown(context: RunContext, aggregate: AggregationRequest) -> tuple[Growth, tuple[Lineage, ...]]:
     """One of FedTrans' grows from the newest in every other round."""
-    before = all_lineages(context, aggregate.lineages)
+    before = list_lineages(context, aggregate.lineages)
     living = [one.id for one in before if one.living]
     born = f"m{len(living)}" if aggregate.round % 2 else ""
     found = Growth(parameters=dict(zip(living, range(1, 9), strict=False)), newest=living[-1], born=born)
@@ -233,8 +233,8 @@ def update_of(context: RunContext, task: Task) -> Update:
 
 def survived(state: RunState, now_s: float) -> RunState:
     """What the journal keeps of a state, when a server starts anew."""
-    changes = state_changes(RunState(), state)
-    loaded = state_of([(one.part, one.key, one.text) for one in changes if one.text is not None], type(state.memory))
+    changes = list_changes(RunState(), state)
+    loaded = build_state([(one.part, one.key, one.text) for one in changes if one.text is not None], type(state.memory))
     assert loaded.lineages == state.lineages, "the journal has the run's networks"
     assert loaded.memory == state.memory, "what the method remembers is what the journal has"
     scoring = isinstance(state.at, Searching)  # which starts anew

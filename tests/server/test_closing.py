@@ -15,7 +15,7 @@ from subfleet.journal.database import open_database
 from subfleet.journal.journal import Journal, begin_run
 from subfleet.protocol.training import TrainingSettings
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.coordinator import resume_actions, step
+from subfleet.rounds.coordinator import list_resume_actions, step
 from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.signals import Action, AggregationRequest, Close, Done, Failed
 from subfleet.rounds.state import RunState
@@ -208,7 +208,7 @@ def test_a_server_that_dies_before_a_scaled_aggregate_aggregates_with_the_same_s
     journal = Journal(engine, begin_run(engine, name="test", settings="{}", round_count=9))
     state, actions = trained(four, RunState(), {**HONEST, "eve": 77.7})
     journal.save(RunState(), state)
-    assert resume_actions(four, journal.load(9.0)) == tuple(
+    assert list_resume_actions(four, journal.load(9.0)) == tuple(
         one for one in actions if isinstance(one, AggregationRequest)
     )
     assert 0 < state.clients["eve"].scale < 1
@@ -298,7 +298,7 @@ def test_a_server_that_dies_between_two_aggregates_aggregates_again_what_is_left
     journal.save(state, diverged)
     loaded = journal.load(9.0)
     assert loaded.clients == diverged.clients
-    assert aggregation(resume_actions(three, loaded)) == ["bob", "cyd"]
+    assert aggregation(list_resume_actions(three, loaded)) == ["bob", "cyd"]
     ended, actions = after(three, replace(loaded, live=replace(loaded.live, members=diverged.live.members)), 1.0)
     journal.save(loaded, ended)
     assert journal.load(9.0).outliers == ended.outliers

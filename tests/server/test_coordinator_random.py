@@ -25,8 +25,8 @@ from subfleet.elastic.building import network_of
 from subfleet.protocol.candidate_scores import CandidateScore
 from subfleet.protocol.messages import Deployed, Presence, Refusal, Scores, Task, Update
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.coordinator import resume_actions, round_info, step
-from subfleet.rounds.networks import lineages_in_use, standing_for
+from subfleet.rounds.coordinator import build_round_info, list_resume_actions, step
+from subfleet.rounds.networks import find_standing, list_living_lineages
 from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.signals import (
     Action,
@@ -41,7 +41,7 @@ from subfleet.rounds.signals import (
     SendTask,
     Tick,
 )
-from subfleet.rounds.sizing import lacking
+from subfleet.rounds.sizing import list_lacking
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import (
     AggregatedRound,
@@ -254,7 +254,7 @@ class Fleet(RuleBasedStateMachine):
             detail="as told",
             available_bytes=available,
         )
-        before, lacks = self.state, self.state.phase == "train" and lacking(self.context, self.state)
+        before, lacks = self.state, self.state.phase == "train" and list_lacking(self.context, self.state)
         found = answers(self.apply(refusal), refusal.message_id)
         if lacks and not found:
             assert self.state.clients == before.clients, "what is not answered has changed nothing: it is sent again"
@@ -312,7 +312,7 @@ class Fleet(RuleBasedStateMachine):
         self.state = survived(self.state, self.now_s)
         self.jobs.clear()
         self.aggregate = None
-        for action in resume_actions(self.context, self.state):
+        for action in list_resume_actions(self.context, self.state):
             self.perform(action)
         if self.state.phase == "search":
             self.apply(Tick())
@@ -322,7 +322,7 @@ class Fleet(RuleBasedStateMachine):
         assert self.state.aggregated_round <= self.state.round <= self.state.aggregated_round + 1
         assert self.closed == list(range(1, len(self.closed) + 1))
         assert len(self.closed) == self.state.aggregated_round <= self.context.config.rounds
-        info = round_info(self.context, self.state, self.now_s)
+        info = build_round_info(self.context, self.state, self.now_s)
         assert info is None or info.round == self.state.round
 
     @invariant()
@@ -346,7 +346,7 @@ class Fleet(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_of_a_network_that_has_retired(self) -> None:
-        in_use = {one.id for one in lineages_in_use(self.context, self.state)}
+        in_use = {one.id for one in list_living_lineages(self.context, self.state)}
         assert in_use
         if self.state.phase == "train":
             given = {one.architecture.network for one in self.state.clients.values() if one.architecture is not None}
@@ -354,7 +354,7 @@ class Fleet(RuleBasedStateMachine):
         assert {one.program.size.network for one in self.state.written.values()} <= in_use
         assert {one.size.network for one in self.state.queue} <= in_use
         for client in self.state.last.values():
-            heir = standing_for(self.context, self.state, client)
+            heir = find_standing(self.context, self.state, client)
             if heir is None:  # of a supernet nothing is a client's own, until networks are found in it
                 assert self.context.network.choices
                 assert not self.state.lineages
@@ -364,7 +364,7 @@ class Fleet(RuleBasedStateMachine):
     @invariant()
     def what_is_awaited_is_under_way(self) -> None:
         """Every open client has a job at work or a task out, so that only devices and deadlines are waited for."""
-        lacks = self.state.phase == "train" and lacking(self.context, self.state)
+        lacks = self.state.phase == "train" and list_lacking(self.context, self.state)
         for client in self.state.clients.values():
             if lacks and client.stage in ("preparing", "answered"):
                 assert any(isinstance(job, CostRequest | SearchRequest) for job in self.jobs)
@@ -382,7 +382,7 @@ class Fleet(RuleBasedStateMachine):
     def teardown(self) -> None:
         """With nobody answering any more, deadlines alone bring the run to its end."""
         event(f"{self.state.phase} after {self.state.aggregated_round} rounds with {len(self.accepted)} updates")
-        event(f"{len(lineages_in_use(self.context, self.state))} networks")
+        event(f"{len(list_living_lineages(self.context, self.state))} networks")
         for _ in range(20):
             if self.state.phase in ("finished", "failed"):
                 return

@@ -26,8 +26,8 @@ from server.fake_device import PLENTY_BYTES
 
 from subfleet.protocol.memory import Packing, PackingWidth
 from subfleet.protocol.messages import Presence, Task
-from subfleet.rounds.assigning import ask_of
-from subfleet.rounds.coordinator import round_info, step
+from subfleet.rounds.assigning import build_question
+from subfleet.rounds.coordinator import build_round_info, step
 from subfleet.rounds.judging import MAX_HEADER_BYTES
 from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.phases import AT_ONCE
@@ -145,7 +145,7 @@ def test_a_plan_is_held_against_a_budget_by_the_width_of_the_devices_kernels(
     over = prepared(PLAN, state, "ada", planned_peak_bytes=most_bytes + 1, packings=packings)
     refused, _ = step(PLAN, state, over, 2.0)
     assert refused.clients["ada"].stage == "preparing"
-    ask = ask_of(PLAN, replace(refused, round=2), refused.clients["ada"])
+    ask = build_question(PLAN, replace(refused, round=2), refused.clients["ada"])
     assert [one.facts.planned_peak_bytes for one in ask.written.values()] == [PLENTY_BYTES + 1]
     sent, actions = step(
         PLAN, state, prepared(PLAN, state, "ada", planned_peak_bytes=most_bytes, packings=packings), 2.0
@@ -348,12 +348,12 @@ def test_models_of_a_few_are_asked_for_in_each_step_and_each_once() -> None:
 
 def test_what_everyone_is_told() -> None:
     state = measuring(PLAN)
-    info = round_info(PLAN, state, 3.0)
+    info = build_round_info(PLAN, state, 3.0)
     assert info is not None
     assert (info.round, info.phase, info.log_time_s) == (1, "measure", 0.0)
     assert info.deadline_s == PLAN.config.deadlines.measure_s - 2.0
-    assert round_info(PLAN, RunState(), 0.0) is None
-    finished = round_info(PLAN, replace(state, at=Finished()), 3.0)
+    assert build_round_info(PLAN, RunState(), 0.0) is None
+    finished = build_round_info(PLAN, replace(state, at=Finished()), 3.0)
     assert finished is not None
     assert finished.phase == "finished"
 

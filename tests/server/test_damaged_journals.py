@@ -13,7 +13,7 @@ import httpx
 import pytest
 from server.server_rig import FakeExports, HandClock, Notes, World, config, fleet
 
-from subfleet.journal.database import DATABASE_NAME, METADATA, open_database, records, understood
+from subfleet.journal.database import DATABASE_NAME, METADATA, open_database, records, reporting_damage
 from subfleet.journal.journal import AbsenceRecord, Journal
 from subfleet.protocol.errors import FileError, SubfleetError
 from subfleet.reporting.api import create_app
@@ -221,7 +221,7 @@ def test_a_time_that_no_clock_shows_is_damage(tmp_path: Path, written: Written) 
 
 
 def test_an_error_of_another_kind_is_no_damage() -> None:
-    with pytest.raises(FileError, match=r"^no room$"), understood("here"):
+    with pytest.raises(FileError, match=r"^no room$"), reporting_damage("here"):
         raise FileError("no room")
 
 

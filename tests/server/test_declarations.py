@@ -28,7 +28,7 @@ from subfleet.protocol.messages import Ack
 from subfleet.protocol.submodel import Architecture, Explicit, Full, Prefix, Roll
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.offers import declaration_of
+from subfleet.rounds.offers import judge_declaration
 from subfleet.rounds.signals import Reply, SendTask
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import TaskRequest
@@ -82,7 +82,7 @@ def test_what_cannot_be_trained_is_refused_with_a_kind_and_a_sentence(
     wrong = Architecture(**{"blocks": PLAN.network.full_architecture().blocks, **changes})
     (ack,) = acks(PLAN, measuring(PLAN), wrong)
     assert (ack.of, ack.status, ack.problem) == ("p", "refused", problem)
-    assert ack.reason == declaration_of(PLAN, replace(profile("ada"), architecture=wrong)).reason
+    assert ack.reason == judge_declaration(PLAN, replace(profile("ada"), architecture=wrong)).reason
     assert re.search(words, ack.reason)
     client = assigned(PLAN, declared(PLAN, wrong, SMALL, SMALL)).clients["ada"]
     assert (client.stage, client.reason, client.size) == ("skipped", ack.reason, None)
@@ -93,7 +93,7 @@ def test_every_size_of_the_space_is_accepted_in_whatever_words(size: Architectur
     whole = tuple((name, Full()) for name in PLAN.network.axes if name not in dict(size.axes))
     rolled = tuple((name, Roll(start=0, size=kept.size)) for name, kept in size.axes if isinstance(kept, Prefix))
     said = replace(size, axes=tuple(sorted((*rolled, *whole))), name="mine")
-    found = [declaration_of(PLAN, replace(profile("ada"), architecture=one)).size for one in (said, size)]
+    found = [judge_declaration(PLAN, replace(profile("ada"), architecture=one)).size for one in (said, size)]
     assert found == [size, size]
     (ack,) = acks(PLAN, measuring(PLAN), said)
     assert (ack.status, ack.problem, ack.reason) == ("accepted", None, "")

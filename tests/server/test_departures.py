@@ -14,7 +14,7 @@ from subfleet.protocol.messages import Presence, decode, encode
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.live import Member
-from subfleet.rounds.members import absences, expected
+from subfleet.rounds.members import list_absences, list_expected
 from subfleet.rounds.progress import Finished
 from subfleet.rounds.signals import Tick, Withdraw
 from subfleet.rounds.state import RunState
@@ -59,12 +59,12 @@ def test_in_a_strict_run_who_said_goodbye_has_a_lease_to_come_back() -> None:
     state, _ = step(STRICT, state, goodbye("ada"), now_s + 1)
     state, _ = step(STRICT, state, Tick(), now_s + 30.9)
     assert stages(state)["ada"] == (stage, "")
-    assert "ada" in expected(STRICT, state, now_s + 30.9)
+    assert "ada" in list_expected(STRICT, state, now_s + 30.9)
     back, _ = step(STRICT, state, word("ada", online=True, session="2"), now_s + 30.9)
     assert stages(step(STRICT, back, Tick(), now_s + 60)[0])["ada"] == (stage, "")
     gone, _ = step(STRICT, state, Tick(), now_s + 31)
     assert stages(gone)["ada"] == ("missing", WHY)
-    assert "ada" not in expected(STRICT, gone, now_s + 31)
+    assert "ada" not in list_expected(STRICT, gone, now_s + 31)
 
 
 @pytest.mark.parametrize("context", [STRICT, LOOSE])
@@ -85,9 +85,9 @@ def test_a_will_that_follows_a_goodbye_is_still_a_goodbye() -> None:
     state, now_s = begun(STRICT)
     for message in (goodbye("ada"), word("ada")):
         state, _ = step(STRICT, state, message, now_s + 1)
-    assert [one.reason for one in absences(STRICT, state, now_s + 1)] == [WHY]
+    assert [one.reason for one in list_absences(STRICT, state, now_s + 1)] == [WHY]
     state, _ = step(STRICT, state, word("ada", online=True), now_s + 2)
-    assert list(absences(STRICT, state, now_s + 2)) == []
+    assert list(list_absences(STRICT, state, now_s + 2)) == []
 
 
 def test_each_reason_has_its_words() -> None:
@@ -99,7 +99,7 @@ def test_each_reason_has_its_words() -> None:
     )
     last = {"eve": replace(state.clients["ada"], client_id="eve")}
     state = replace(state, profiles=state.profiles.updated({"eve": profile("eve")}), live=live, last=last)
-    assert {one.client_id: (one.kind, one.told(now_s + 41)) for one in absences(STRICT, state, now_s + 41)} == {
+    assert {one.client_id: (one.kind, one.told(now_s + 41)) for one in list_absences(STRICT, state, now_s + 41)} == {
         "ada": ("goodbye", f"{WHY}, last seen 36 s ago"),
         "bob": ("will", "its connection broke, says the broker (its will), last seen 35 s ago"),
         "cyd": ("silent", "no heartbeat for 41 s"),
@@ -108,7 +108,7 @@ def test_each_reason_has_its_words() -> None:
     refused = replace(state.clients["cyd"], stage="refused", reason="memory: 3 bytes are free")
     state = replace(state, clients={**state.clients, "cyd": refused})
     state, _ = step(STRICT, state, word("cyd", online=True), now_s + 41)
-    assert [one.reason for one in absences(STRICT, state, now_s + 41) if one.client_id == "cyd"] == [
+    assert [one.reason for one in list_absences(STRICT, state, now_s + 41) if one.client_id == "cyd"] == [
         "refused: memory: 3 bytes are free"
     ]
 

@@ -27,13 +27,13 @@ from subfleet.protocol.disk import TRAINED_COPIES, needed_bytes
 from subfleet.protocol.messages import Task
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Reading
-from subfleet.rounds.assigning import ask_of, task_wanted
+from subfleet.rounds.assigning import build_question, request_task
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.obstacles import models_with_room
+from subfleet.rounds.obstacles import select_models
 from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.signals import Action, AggregationRequest, Done, SendTask
-from subfleet.rounds.sizing import scoring_wanted
+from subfleet.rounds.sizing import request_scoring
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import (
     AggregatedRound,
@@ -68,7 +68,7 @@ def assigned(
 def made(context: RunContext, state: RunState, name: str, program_bytes: int) -> tuple[RunState, tuple[Action, ...]]:
     """A client's task is there, with weights of their true size."""
     client = state.clients[name]
-    wanted = task_wanted(state, client)
+    wanted = request_task(state, client)
     assert wanted is not None
     assert client.size is not None
     program = ProgramRef(program_id="p", target="onnx", blob=blob(f"program {size_of(client)}", program_bytes))
@@ -126,7 +126,7 @@ def test_a_program_that_leaves_no_room_is_not_sent_and_a_smaller_size_is_in_the_
 
 def test_a_known_program_counts_when_sizes_are_chosen() -> None:
     state, _ = assigned(PLAN, measuring(PLAN), SIZES[2])
-    ask = ask_of(PLAN, state, state.clients["ada"])
+    ask = build_question(PLAN, state, state.clients["ada"])
     known = WrittenSize(size=PLAN.space[2], facts=ProgramFacts(planned_peak_bytes=1, program_bytes=1))
     ask = replace(ask, written={PLAN.space[2].architecture_id: known})
     assert ask.why_not(PLAN.candidates[2]) == f"takes {SIZES[2] + 1} bytes of disk and the budget is {SIZES[2]}"
@@ -199,7 +199,7 @@ def test_candidates_that_are_to_be_scored_lie_on_the_disk_beside_each_other() ->
         )
         for size in client.proposals
     )
-    wanted = scoring_wanted(state, client)
+    wanted = request_scoring(state, client)
     _, actions = step(context, state, Done(request=wanted, result=candidates), 2.0)
     (task,) = sent(actions)
     assert [program.blob for program in task.programs] == [one.program.blob for one in candidates[:3]]
@@ -221,7 +221,7 @@ def test_a_device_is_sent_the_models_for_which_it_has_room_its_own_first(
         ProgramRef(program_id="e", target="executorch", blob=blob("e", 500)),
         ProgramRef(program_id="o", target="onnx", blob=blob("o", 1000)),
     )
-    assert [model.target for model in models_with_room(client, models)] == targets
+    assert [model.target for model in select_models(client, models)] == targets
 
 
 @pytest.mark.parametrize("disk_bytes", [2000, 1999])

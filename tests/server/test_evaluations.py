@@ -15,7 +15,7 @@ from server.server_rig import World, config, fleet
 
 from subfleet.journal.database import open_database
 from subfleet.journal.journal import Journal, begin_run
-from subfleet.journal.rows import evaluation_record
+from subfleet.journal.rows import build_evaluation_record
 from subfleet.link.traffic import Traffic
 from subfleet.protocol.messages import Presence, Refusal, Task
 from subfleet.protocol.metric_sums import MetricSums
@@ -24,7 +24,7 @@ from subfleet.protocol.task import Evaluate
 from subfleet.protocol.topics import Topics
 from subfleet.reporting.results import summary
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.coordinator import resume_actions, round_info, step
+from subfleet.rounds.coordinator import build_round_info, list_resume_actions, step
 from subfleet.rounds.evaluating import AT_ONCE
 from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.signals import (
@@ -108,7 +108,7 @@ def closed(actions: tuple[Action, ...]) -> CloseEvaluation:
 
 
 def told(actions: tuple[Action, ...]) -> dict[str, str]:
-    record = evaluation_record(CONTEXT, closed(actions), Traffic(Topics("main")))
+    record = build_evaluation_record(CONTEXT, closed(actions), Traffic(Topics("main")))
     return {row.client_id: row.status for row in record.clients}
 
 
@@ -158,7 +158,7 @@ def test_a_task_brings_the_submodel_that_the_client_would_be_given_for_good() ->
         )
         assert given.task_id == f"run/r1/{name}/evaluate"
         assert client.stage == "out"
-    info = round_info(CONTEXT, state, 7.0)
+    info = build_round_info(CONTEXT, state, 7.0)
     assert info is not None
     assert info.phase == "train"
 
@@ -333,12 +333,12 @@ def test_the_journal_keeps_what_is_under_way_and_what_was_found(tmp_path: Path) 
     journal.save(RunState(), part)
     found = journal.load(9.0)
     assert (found.phase, found.clients, found.evaluated) == ("evaluate", part.clients, {})
-    again = resume_actions(CONTEXT, found)
+    again = list_resume_actions(CONTEXT, found)
     assert [action.task for action in again if isinstance(action, SendTask)] == [task(part, "bob")]
     assert wanted_of(EvaluationRequest, again) == [wanted[2]]
     late, actions = step(CONTEXT, part, Tick(), 5.0 + CONTEXT.config.deadlines.evaluate_s)
     close = closed(actions)
-    journal.save(part, late, close=close, record=evaluation_record(CONTEXT, close, Traffic(Topics("main"))))
+    journal.save(part, late, close=close, record=build_evaluation_record(CONTEXT, close, Traffic(Topics("main"))))
     found = journal.load(9.0)
     assert (found.evaluated, found.settled) == (late.evaluated, late.settled)
     assert "run/r1/ada/evaluate" in found.settled

@@ -25,7 +25,7 @@ from server.server_rig import search_of
 
 from subfleet.journal.database import open_database
 from subfleet.journal.journal import Journal, begin_run
-from subfleet.journal.rows import round_record
+from subfleet.journal.rows import build_round_record
 from subfleet.link.traffic import Traffic
 from subfleet.methods.assigner import Assignment, AssignmentContext, Draw, WrittenSize
 from subfleet.methods.dynamic_selection import DynamicSelection
@@ -33,7 +33,7 @@ from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.topics import Topics
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.coordinator import resume_actions, step
+from subfleet.rounds.coordinator import list_resume_actions, step
 from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.signals import Action, AggregationRequest, Close, Done, Tick
 from subfleet.rounds.state import RunState
@@ -330,7 +330,7 @@ def test_a_search_gets_what_it_wanted_one_round_later_and_the_records_say_so() -
         for name, client in state.clients.items()
     }
     state, close = aggregated(context, written(context, state))
-    record = round_record(context, close, Traffic(Topics()))
+    record = build_round_record(context, close, Traffic(Topics()))
     # Three first programs, of which clients may share one, and those for the next round.
     assert record.programs_written == len({row.architecture_id for row in record.clients}) + len(
         set(wanted.values()) - {None}
@@ -351,7 +351,7 @@ def test_a_search_gets_what_it_wanted_one_round_later_and_the_records_say_so() -
     }
     assert given & {size for size in wanted.values() if size}
     state = trained(context, state)[0]
-    record = round_record(context, aggregated(context, written(context, state))[1], Traffic(Topics()))
+    record = build_round_record(context, aggregated(context, written(context, state))[1], Traffic(Topics()))
     assert record.programs_written == len(exports)
 
 
@@ -361,10 +361,10 @@ def test_a_server_that_starts_again_goes_on_writing(phase: str) -> None:
     state, exports = asked(context, measuring(context))
     state, _ = trained(context, state)
     assert state.phase == phase
-    found = [one.program for one in wanted_of(ProgramRequest, resume_actions(context, state))]
+    found = [one.program for one in wanted_of(ProgramRequest, list_resume_actions(context, state))]
     assert found == exports
     state, _ = step(context, state, written_ahead(state, exports[0], 1), 5.0)
-    found = [one.program for one in wanted_of(ProgramRequest, resume_actions(context, state))]
+    found = [one.program for one in wanted_of(ProgramRequest, list_resume_actions(context, state))]
     assert found == exports[1:]
 
 

@@ -29,7 +29,7 @@ from server.test_calibration import calibrating
 from subfleet.methods.oort import Oort
 from subfleet.methods.selector import Selection, SelectionContext
 from subfleet.protocol.messages import Presence
-from subfleet.rounds.awaiting import punctuality_of
+from subfleet.rounds.awaiting import get_punctuality
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.live import Punctuality
@@ -137,7 +137,7 @@ def test_an_announcement_waits_for_telemetry_until_its_deadline_once_and_a_quart
 def test_telemetry_makes_up_for_what_was_missed() -> None:
     state = with_record(measuring(CONTEXT), "cyd", "telemetry", after_misses(2))
     state, _ = step(CONTEXT, state, telemetry(CONTEXT, "cyd"), 3.0)
-    assert punctuality_of(state, "cyd", "telemetry") == Punctuality(took_s=(2.0,))
+    assert get_punctuality(state, "cyd", "telemetry") == Punctuality(took_s=(2.0,))
     state, _ = step(CONTEXT, state, telemetry(CONTEXT, "ada"), 3.0)
     assert state.phase == "measure"
 

@@ -12,7 +12,7 @@ from server.coordinator_cases import CLIENTS, context_of, training, update
 from subfleet.journal import stored_state
 from subfleet.journal.database import DATABASE_NAME, open_database
 from subfleet.journal.journal import Journal, begin_run
-from subfleet.journal.rows import round_record
+from subfleet.journal.rows import build_round_record
 from subfleet.link.traffic import Traffic
 from subfleet.methods.pyramidfl import PyramidFL
 from subfleet.protocol.errors import ConfigError, FileError
@@ -74,7 +74,7 @@ def test_a_closed_round_is_loaded_with_its_record(tmp_path: Path) -> None:
     )
     after, actions = step(PLAN, state, event, 4.0)
     close = actions[0]
-    record = round_record(PLAN, close, Traffic(Topics()))  # type: ignore[arg-type]  # the first action closes the round
+    record = build_round_record(PLAN, close, Traffic(Topics()))  # type: ignore[arg-type]  # the first action closes the round
     journal.save(state, after, close=close, record=record)  # type: ignore[arg-type]
     loaded = _journal(tmp_path).load(9.0)
     assert loaded == _known(after, 9.0)

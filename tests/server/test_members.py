@@ -113,4 +113,4 @@ def test_clients_of_before_count_for_nothing_until_they_speak() -> None:
     state = joined(context, state, "ada", 1.0)
     assert state.phase == "waiting"
     state = joined(context, state, "bob", 2.0)
-    assert (state.phase, sorted(members.expected(context, state, 2.0))) == ("measure", ["ada", "bob", "cyd"])
+    assert (state.phase, sorted(members.list_expected(context, state, 2.0))) == ("measure", ["ada", "bob", "cyd"])

@@ -30,7 +30,7 @@ from subfleet.protocol.schema import canonical_json, to_plain
 from subfleet.protocol.submodel import Architecture
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.networks import NOT_YET, beginning_of, brought_anew
+from subfleet.rounds.networks import NOT_YET, choose_networks, list_new_networks
 from subfleet.rounds.offers import MOST_NETWORKS
 from subfleet.rounds.progress import Measuring
 from subfleet.rounds.signals import Done, Failed, Reply, Tick
@@ -147,7 +147,7 @@ def test_unions_are_made_beside_the_loop_and_count_once() -> None:
     (wanted,) = wanted_of(NetworksRequest, actions)
     assert (state.phase, state.lineages) == ("measure", ())
     assert not wanted_of(NetworksRequest, step(CONTEXT, state, Tick(), 3.0)[1]), "it is being made"
-    made = beginning_of(CONTEXT, state)
+    made = choose_networks(CONTEXT, state)
     begun, _ = step(CONTEXT, state, Done(request=wanted, result=made), 3.0)
     assert (begun.phase, begun.lineages) == ("train", made)
     again, _ = step(CONTEXT, begun, Done(request=wanted, result=()), 3.0)
@@ -174,7 +174,7 @@ def test_who_comes_with_another_network_waits_for_the_end_of_the_round() -> None
         state, _ = step(CONTEXT, state, replace(profile(name), network=told(family)), 3.0)
     state = measured(CONTEXT, state, *CLIENTS)
     assert [state.clients[name].reason for name in CLIENTS] == ["", NOT_YET, NOT_YET]
-    assert brought_anew(CONTEXT, state) == (WIDE,), "once, however many bring it"
+    assert list_new_networks(CONTEXT, state) == (WIDE,), "once, however many bring it"
 
 
 def played(folder: Path, method: AnyMethod, faults: Faults | None = None, *, kill: bool = False) -> World:

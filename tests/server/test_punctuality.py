@@ -34,7 +34,7 @@ from server.server_rig import World, config, fleet
 
 from subfleet.protocol.answers import Answer
 from subfleet.protocol.messages import Message, Presence
-from subfleet.rounds.awaiting import nobody_waits, punctuality_of
+from subfleet.rounds.awaiting import get_punctuality, is_unawaited
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.live import PUNCTUAL, Punctuality
@@ -117,7 +117,7 @@ def test_an_extra_is_waited_for_after_its_eighth_miss() -> None:
 def test_the_time_is_counted_from_the_sending_of_the_task_and_by_what_answers_took() -> None:
     state = given_tasks(CONTEXT, measuring(CONTEXT), 2.0)
     state = trained(CONTEXT, state, 52.0, *CLIENTS)
-    assert punctuality_of(state, "cyd", "training") == Punctuality(took_s=(50.0,))
+    assert get_punctuality(state, "cyd", "training") == Punctuality(took_s=(50.0,))
     state = aggregated(CONTEXT, state, 60.0)
     state = trained(CONTEXT, given_tasks(CONTEXT, state, 61.0), 62.0, *OTHERS)
     state = aggregated(CONTEXT, closes_after(CONTEXT, state, 600.0), 700.0)
@@ -142,7 +142,7 @@ def test_a_task_that_is_still_being_made_is_waited_for_and_none_that_was_never_s
 
 def test_the_answer_of_an_extra_counts_in_time_and_makes_it_a_client_like_any_other() -> None:
     state = given_tasks(CONTEXT, rounds_without_cyd(CONTEXT, 2), 1203.0)
-    assert nobody_waits(state, "cyd")
+    assert is_unawaited(state, "cyd")
     state = trained(CONTEXT, state, 1204.0, "ada", "cyd")
     assert (state.phase, state.clients["cyd"].stage, missed(state, "cyd")) == ("train", "done", 0)
     state = trained(CONTEXT, state, 1205.0, "bob")
@@ -277,8 +277,8 @@ def test_people_are_told_once_when_nobody_waits_for_a_client_and_when_somebody_d
 
 def test_a_screen_does_not_say_that_a_round_waits_for_an_extra() -> None:
     state = given_tasks(CONTEXT, with_record(measuring(CONTEXT), "cyd", "training", after_misses(2)), 2.0)
-    assert [nobody_waits(state, name) for name in CLIENTS] == [False, False, True]
-    assert not nobody_waits(ticked(CONTEXT, rounds_without_cyd(CONTEXT, 2), 1204.0), "cyd"), (
+    assert [is_unawaited(state, name) for name in CLIENTS] == [False, False, True]
+    assert not is_unawaited(ticked(CONTEXT, rounds_without_cyd(CONTEXT, 2), 1204.0), "cyd"), (
         "it may be told its telemetry"
     )
 

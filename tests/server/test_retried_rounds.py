@@ -32,8 +32,8 @@ from subfleet.protocol.task import Calibrate
 from subfleet.reporting.address import HttpAddress
 from subfleet.reporting.api import serve_http
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.continuing import what_is_lacking
-from subfleet.rounds.coordinator import round_info, step
+from subfleet.rounds.continuing import describe_missing
+from subfleet.rounds.coordinator import build_round_info, step
 from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.signals import AggregationRequest, Close, Done, SendTask, Tick
 from subfleet.rounds.state import ClientState, RunState
@@ -110,10 +110,10 @@ def test_a_round_without_anything_to_aggregate_is_tried_again_under_its_number(
     assert state.tries.waits_for == f"ada, bob, cyd {why}"
     early, _ = step(LIVE, state, Tick(), state.live.entered_s + 0.9)
     assert early.phase == "waiting"
-    assert round_info(LIVE, early, state.live.entered_s) is None
+    assert build_round_info(LIVE, early, state.live.entered_s) is None
     state, _ = step(LIVE, early, Tick(), state.live.entered_s + 1.0)
     assert (state.phase, state.round, dict(state.clients)) == ("measure", 1, {})
-    info = round_info(LIVE, state, state.live.entered_s)
+    info = build_round_info(LIVE, state, state.live.entered_s)
     assert info is not None
     assert (info.round, info.retry, info.phase, info.message_id) == (1, 1, "measure", "run/1.1/measure")
 
@@ -138,7 +138,7 @@ def test_pauses_double_up_to_the_longest_and_the_run_fails_at_its_deadline_with_
         "round 1 left nothing to aggregate for 40 s, in 7 tries (ada, bob, cyd skipped: no submodel"
     )
     assert "start the server again" in state.failure
-    info = round_info(context, state, state.live.entered_s)
+    info = build_round_info(context, state, state.live.entered_s)
     assert info is not None
     assert info.phase == "finished"
 
@@ -170,11 +170,11 @@ def aggregated(context: RunContext, state: RunState, now_s: float) -> RunState:
 
 def test_each_try_reads_replayed_logs_one_step_later_at_once_and_rounds_after_it_too() -> None:
     state = starved(LOGS, starved(LOGS, measuring(LOGS), 2.0), 2.0)
-    info = round_info(LOGS, state, 2.0)
+    info = build_round_info(LOGS, state, 2.0)
     assert info is not None
     assert (info.round, info.retry, info.phase, info.log_time_s) == (1, 2, "measure", 25.0)
     state = aggregated(LOGS, measuring_again(LOGS, state, 2.0), 2.0)
-    info = round_info(LOGS, state, 2.0)
+    info = build_round_info(LOGS, state, 2.0)
     assert info is not None
     assert (info.round, info.retry, info.phase, info.log_time_s) == (2, 0, "measure", 35.0)
 
@@ -248,13 +248,13 @@ def test_what_is_lacking_is_told_shortly_and_the_most_frequent_first() -> None:
         for place in range(9)
     }
     clients["done"] = ClientState(client_id="done", device="d", stage="done")
-    told = what_is_lacking(clients)
+    told = describe_missing(clients)
     assert told.startswith("c0, c7 skipped: reason 0 xxx")
     assert told.endswith("; 3 more for other reasons")
     assert "done" not in told
     assert len(told) < 1000
     many = {name: ClientState(client_id=name, device="d", stage="missing", reason="late") for name in "abcdef"}
-    assert what_is_lacking(many) == "a, b, c and 3 more missing: late"
+    assert describe_missing(many) == "a, b, c and 3 more missing: late"
 
 
 @pytest.mark.slow
@@ -393,6 +393,6 @@ def test_a_round_that_measures_norms_is_tried_again_likewise(tmp_path: Path) -> 
     world = World(tmp_path, config(**calibrating(rounds=1, deploy_targets=())), fleet(refuse=refuse))
     world.run(until=lambda: world.server.state.retry == 1 and world.server.state.phase == "measure")
     assert (world.server.state.round, world.server.state.aggregated_round) == (2, 1)
-    info = round_info(world.server._context, world.server.state, world.clock.now_s)
+    info = build_round_info(world.server._context, world.server.state, world.clock.now_s)
     assert info is not None
     assert (info.round, info.log_time_s) == (2, 20.0)

@@ -33,10 +33,10 @@ from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.task import Score
-from subfleet.rounds.coordinator import resume_actions, step
+from subfleet.rounds.coordinator import list_resume_actions, step
 from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.signals import Action, AggregationRequest, Done, Reply, SendTask, Tick, Withdraw
-from subfleet.rounds.sizing import scoring_wanted
+from subfleet.rounds.sizing import request_scoring
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest, Scorable, ScoringRequest, TaskRequest
 from subfleet.testing.rounds import ask, context_with
@@ -77,7 +77,7 @@ def candidates(state: RunState, name: str, planned_peak_bytes: int = 1000, packi
         )
         for place, size in enumerate(state.clients[name].proposals)
     )
-    return Done(request=scoring_wanted(state, state.clients[name]), result=scorable)
+    return Done(request=request_scoring(state, state.clients[name]), result=scorable)
 
 
 def scoring() -> RunState:
@@ -282,7 +282,7 @@ def test_candidates_and_the_chosen_one_survive_a_crash(tmp_path: Path) -> None:
     state, chosen = step(PLAN, state, scores(state, "bob", 1.0, 2.0, 1.0, 1.0), 3.0)
     found = stored(state, tmp_path)
     assert found.clients == state.clients
-    actions = resume_actions(PLAN, found)
+    actions = list_resume_actions(PLAN, found)
     assert SendTask(task=task(state, "ada")) in actions
     assert wanted_of(ScoringRequest, actions) == wanted_of(ScoringRequest, asked)[-1:]
     assert given(actions) == given(chosen) == [state.clients["bob"].proposals[1].architecture_id]
@@ -357,4 +357,4 @@ def test_a_run_has_the_same_bits_whatever_is_lost_and_whoever_dies(tmp_path: Pat
 
 def test_a_crash_before_the_task_is_there_prepares_it_anew() -> None:
     state, asked = proposed()
-    assert resume_actions(PLAN, state) == asked
+    assert list_resume_actions(PLAN, state) == asked

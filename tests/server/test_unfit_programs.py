@@ -35,11 +35,11 @@ from subfleet.protocol.messages import RefusalReason
 from subfleet.protocol.programs import ProgramRef
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.obstacles import REFUSALS, with_unfit
-from subfleet.rounds.offers import measured_client
+from subfleet.rounds.obstacles import REFUSALS, record_unfit
+from subfleet.rounds.offers import build_client
 from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.signals import Action, AggregationRequest, Done, Event, SendTask
-from subfleet.rounds.sizing import proposed_client, scoring_wanted
+from subfleet.rounds.sizing import propose_sizes, request_scoring
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest, ProgramRequest, Scorable, ScoringRequest, TaskRequest
 from subfleet.search.fitting import Obstacle
@@ -166,7 +166,7 @@ def test_a_size_that_cannot_be_exported_is_not_asked_for_again_by_any_device_of_
 def scored(context: RunContext, state: RunState) -> RunState:
     """The first client has candidates to score."""
     made = Done(
-        request=scoring_wanted(state, state.clients["ada"]),
+        request=request_scoring(state, state.clients["ada"]),
         result=tuple(
             Scorable(
                 size=size,
@@ -192,10 +192,10 @@ def test_candidates_that_a_runtime_could_not_score_are_not_proposed_again() -> N
     unfit = Obstacle(limit="runtime", why="runtime: no kernel")
     assert state.unfit == {f"ada/score/onnx/{size.architecture_id}": unfit for size in proposals}
     assert state.clients["ada"].refusals == ("runtime: no kernel",)
-    anew, actions = proposed_client(context, state, replace(state.clients["ada"], stage="answered"))[:2]
+    anew, actions = propose_sizes(context, state, replace(state.clients["ada"], stage="answered"))[:2]
     assert anew.stage == "preparing"
     assert not wanted_of(ScoringRequest, actions)
-    assert proposed_client(context, state, replace(state.clients["bob"], stage="answered"))[0].stage == "scoring"
+    assert propose_sizes(context, state, replace(state.clients["bob"], stage="answered"))[0].stage == "scoring"
 
 
 def test_a_device_that_starts_anew_is_given_anything_again() -> None:
@@ -222,7 +222,7 @@ def test_the_oldest_refusals_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> N
     for name in CLIENTS:
         state, _ = step(PLAN, state, written(PLAN, state, name), 2.0)
         answer = replace(refusal(PLAN, state, name), reason="program")
-        state = with_unfit(state, state.clients[name], answer, "no kernel")
+        state = record_unfit(state, state.clients[name], answer, "no kernel")
     assert [key.split("/")[0] for key in state.unfit] == ["bob", "cyd"]
 
 
@@ -335,7 +335,7 @@ def test_a_budget_by_the_batch_is_the_same_for_few_samples_and_for_many() -> Non
 def budget_of(context: RunContext, samples: int) -> int | None:
     profile = measuring(context).profiles["ada"]
     known = replace(profile, macs_per_s=60_000.0, sample_count=samples)
-    budget = measured_client(context, RunState(), known, telemetry(context, "ada", 1)).offer.budget
+    budget = build_client(context, RunState(), known, telemetry(context, "ada", 1)).offer.budget
     return None if budget is None else budget.forward_macs
 
 

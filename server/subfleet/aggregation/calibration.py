@@ -27,7 +27,7 @@ from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.task import Calibrate
 from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.state import ClientState
-from subfleet.rounds.weights import round_weights
+from subfleet.rounds.weights import weigh_round
 
 __all__ = ["calibrated_model", "check_sums"]
 
@@ -132,7 +132,7 @@ def _calibrated(
     """The state of one network, whose answers are in it, and whose were refused and why."""
     refused = dict[str, str]()
     of_copies = dict[str, _Measured]()
-    weights = round_weights(by_samples, clients, aggregation.max_client_fraction)
+    weights = weigh_round(by_samples, clients, aggregation.max_client_fraction)
     participants = list[Participant]()
     for client in sorted(clients, key=lambda one: one.client_id):
         participant, work = client.participant, None if client.task is None else client.task.work

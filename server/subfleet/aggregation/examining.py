@@ -17,7 +17,7 @@ from subfleet.methods.aggregator import Participant
 from subfleet.methods.assigner import stream_of
 from subfleet.methods.model_kinds import EvaluatedModel
 from subfleet.protocol.metric_sums import Totals
-from subfleet.rounds.networks import standing_for
+from subfleet.rounds.networks import find_standing
 from subfleet.rounds.state import RunState
 from subfleet.tasks import Dataset
 
@@ -124,7 +124,7 @@ class Examiner:
         """The clients that have taken part so far, each with a submodel of a network in use."""
         done = {client.client_id: client for client in aggregated.clients}
         others = (
-            standing_for(self._views.context, state, client) for name, client in state.last.items() if name not in done
+            find_standing(self._views.context, state, client) for name, client in state.last.items() if name not in done
         )
         known = [
             one for one in others if one is not None and one.architecture.network in aggregated.aggregated.network_ids

@@ -32,7 +32,7 @@ from subfleet.protocol.task import Train
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.state import ClientState
-from subfleet.rounds.weights import round_weights
+from subfleet.rounds.weights import weigh_round
 from subfleet.transport.blob_store import BlobStore
 
 __all__ = ["NetworkAggregation", "RefusedError"]
@@ -121,7 +121,7 @@ class NetworkAggregation:
         return tuple(self._trained(state, client) for client in self._clients(state, clients))
 
     def _clients(self, state: ModelState, clients: Sequence[ClientState]) -> "list[_Client]":
-        weights = round_weights(self.roles.aggregator.weigh, clients, self.max_client_fraction)
+        weights = weigh_round(self.roles.aggregator.weigh, clients, self.max_client_fraction)
         ordered = sorted(clients, key=lambda one: one.client_id)
         return [self._client(state, client, weights[client.client_id].counted) for client in ordered]
 

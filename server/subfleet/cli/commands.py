@@ -104,7 +104,7 @@ def run(
         # First of all, before anything is loaded, cut or started.
         address = broker_address(broker, ca=ca, cert=cert, key=key, password_file=password_file)
         from subfleet.cli.running import RunOptions, next_steps, on_host, run_all
-        from subfleet.programs.place import default_cache
+        from subfleet.programs.place import open_default_cache
         from subfleet.settings.reading import read_runs
         from subfleet.settings.sweeping import seeds_of
 
@@ -113,7 +113,9 @@ def run(
         from subfleet.cli.console import display_for
 
         display = display_for(json=json)
-        options = RunOptions(runs=runs, name=name, broker=address, cache=default_cache(), stopping=stopped_by_signals)
+        options = RunOptions(
+            runs=runs, name=name, broker=address, cache=open_default_cache(), stopping=stopped_by_signals
+        )
         for outcome in run_all(chosen, options, display):
             if json:
                 typer.echo((outcome.folder / "summary.json").read_text(encoding="utf-8"))
@@ -146,7 +148,7 @@ def serve(
         address = broker_address(broker, ca=ca, cert=cert, key=key, password_file=password_file)
         from subfleet.cli.console import display_for
         from subfleet.cli.serving import ServeOptions, serve_fleet
-        from subfleet.programs.place import default_cache
+        from subfleet.programs.place import open_default_cache
         from subfleet.reporting.address import HttpAddress
         from subfleet.settings.reading import read_run
 
@@ -155,7 +157,7 @@ def serve(
             broker=address,
             runs=runs,
             http=HttpAddress(host=http_host, port=http_port),
-            cache=default_cache(),
+            cache=open_default_cache(),
             wait=wait,
             name=name,
         )
@@ -179,7 +181,7 @@ def preflight(
         from subfleet.cli.console import progress
         from subfleet.cli.preflight import preflight as verdicts_of
         from subfleet.cli.preflight import table
-        from subfleet.programs.place import default_cache
+        from subfleet.programs.place import open_default_cache
         from subfleet.protocol.schema import to_plain
         from subfleet.settings.reading import read_run
         from subfleet.settings.taking import with_model
@@ -188,7 +190,7 @@ def preflight(
         verdicts = []
         with progress("Exporting") as tell:
             described = with_model(read_run(description, overrides or ()), Path("runs"))
-            for verdict in verdicts_of(described, default_cache()):
+            for verdict in verdicts_of(described, open_default_cache()):
                 verdicts.append(verdict)
                 tell(f"{len(verdicts)} done, last {verdict.submodel} for {verdict.target}")
         if json:
@@ -262,10 +264,10 @@ def _checked_methods() -> dict[str, dict[str, str]]:
     from subfleet.cli.console import progress
     from subfleet.emulation.batch.exports import LazyExports
     from subfleet.emulation.method_checks import check_methods
-    from subfleet.programs.place import default_cache
+    from subfleet.programs.place import open_default_cache
 
     verdicts: dict[str, dict[str, str]] = {}
-    with progress("Checking") as tell, LazyExports(default_cache()) as exports:
+    with progress("Checking") as tell, LazyExports(open_default_cache()) as exports:
         for name, norms, said in check_methods(exports):
             verdicts.setdefault(name, {})[norms] = said
             tell(f"{sum(map(len, verdicts.values()))} done, last {name} with norms {norms!r}: {said}")

@@ -104,7 +104,7 @@ def path(  # noqa: PLR0913, PLR0917 - one parameter per option is how typer read
     """
     with reporting(verbose=verbose):
         from subfleet.cli.paths import chosen_path, found_network, supernet_of, write_path
-        from subfleet.programs.place import default_cache
+        from subfleet.programs.place import open_default_cache
 
         if network is None:
             kept = supernet_of(_existing(folder, name))
@@ -115,7 +115,7 @@ def path(  # noqa: PLR0913, PLR0917 - one parameter per option is how typer read
             kept = found_network(_existing(folder, name), network)
             wanted = kept.network.full_architecture()
         targets = target or kept.run.deploy_targets or kept.run.targets
-        found = write_path(kept, wanted, targets, out, cache=default_cache())
+        found = write_path(kept, wanted, targets, out, cache=open_default_cache())
         if json:
             typer.echo(json_module.dumps(found))
             return
@@ -193,10 +193,10 @@ def _play(run: "Run", folder: Path, name: str | None, *, json: bool) -> None:
     from subfleet.cli.commands import stopped_by_signals
     from subfleet.cli.console import display_for
     from subfleet.cli.running import RunOptions, next_steps, run_all
-    from subfleet.programs.place import default_cache
+    from subfleet.programs.place import open_default_cache
 
     display = display_for(json=json)
-    options = RunOptions(runs=folder, name=name, broker=None, cache=default_cache(), stopping=stopped_by_signals)
+    options = RunOptions(runs=folder, name=name, broker=None, cache=open_default_cache(), stopping=stopped_by_signals)
     (outcome,) = run_all([run], options, display)
     if json:
         typer.echo((outcome.folder / "summary.json").read_text(encoding="utf-8"))

@@ -21,7 +21,7 @@ from subfleet.export.cache import CacheFolder
 from subfleet.export.pool import ExportPool
 from subfleet.export.requests import InferRequest
 from subfleet.methods.assigner import stream_of
-from subfleet.programs.supply import figures_of
+from subfleet.programs.supply import read_figures
 from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.submodel import Architecture
 from subfleet.settings.kept import MODEL, SUPERNET, kept_run
@@ -151,7 +151,7 @@ def write_path(
             )
             exported = pool.submit_inference(request, weights).result()
             files[target] = str(_written(out / f"model{exported.suffix}", exported.read_bytes()))
-            differences[target] = figures_of(exported)["max_abs_diff"]
+            differences[target] = read_figures(exported)["max_abs_diff"]
     return {
         "operators": {choice: own[0] for choice, own in path.choices},
         "parameters": cost.parameters,

@@ -57,12 +57,12 @@ class RunCosts:
     paced: float = 0.0
 
 
-def costs_of(result: RunResult) -> RunCosts:
+def sum_costs(result: RunResult) -> RunCosts:
     """What a run has cost so far."""
     rounds = result.rounds
     rows = [row for record in rounds for row in record.clients]
-    trained = _trained(rows)
-    expected = [[row.expected_s for row in _trained(record.clients) if row.expected_s > 0] for record in rounds]
+    trained = _list_trained(rows)
+    expected = [[row.expected_s for row in _list_trained(record.clients) if row.expected_s > 0] for record in rounds]
     return RunCosts(
         forward_macs=sum(row.forward_macs * row.sample_passes for row in trained),
         training_macs=sum(row.training_macs for row in trained),
@@ -77,5 +77,5 @@ def costs_of(result: RunResult) -> RunCosts:
     )
 
 
-def _trained(rows: Sequence[ClientRow]) -> list[ClientRow]:
+def _list_trained(rows: Sequence[ClientRow]) -> list[ClientRow]:
     return [row for row in rows if row.sample_passes]

@@ -69,12 +69,12 @@ def open_database(place: Path | str, *, warns: bool = True) -> sql.Engine:
         FileError: it cannot be opened, is damaged, or its tables are of another release; nothing in it is changed then.
     """
     url = place if isinstance(place, str) else f"sqlite:///{place / DATABASE_NAME}"
-    with understood(place):
+    with reporting_damage(place):
         try:
             engine = sql.create_engine(url)
             sql.event.listen(engine, "connect", _configure)
-            sql.event.listen(engine, "handle_error", lambda context: _tell(context, place))
-            refused = _without_log(engine)
+            sql.event.listen(engine, "handle_error", lambda context: _convert(context, place))
+            refused = _enable_log(engine)
             if refused and warns:
                 _LOG.warning(
                     "the journal's file system has no write-ahead log (%s); commits take longer there", refused
@@ -82,7 +82,7 @@ def open_database(place: Path | str, *, warns: bool = True) -> sql.Engine:
             _check_tables(engine, place)
             METADATA.create_all(engine)
         except sqlite3.Error as error:
-            raise _told(error, place) from error
+            raise _describe(error, place) from error
         except sql.exc.SQLAlchemyError as error:
             raise FileError(f"the journal cannot be opened: {error!s:.200}; check {place!s:.200}") from error
     return engine
@@ -103,13 +103,13 @@ _REMEDIES: Mapping[str, str] = MappingProxyType(
 """What to do, by a part of what SQLite says."""
 
 
-def _tell(context: sql.engine.ExceptionContext, place: Path | str) -> FileError | None:
+def _convert(context: sql.engine.ExceptionContext, place: Path | str) -> FileError | None:
     """The database's own words, wherever it fails: only they say what is wrong with a disk."""
     is_theirs = isinstance(context.sqlalchemy_exception, sql.exc.DBAPIError)
-    return _told(context.original_exception, place) if is_theirs else None
+    return _describe(context.original_exception, place) if is_theirs else None
 
 
-def _told(error: BaseException, place: Path | str) -> FileError:
+def _describe(error: BaseException, place: Path | str) -> FileError:
     said = " ".join(str(error).split())
     remedy = next((remedy for part, remedy in _REMEDIES.items() if part in said), "make room for it, or mend it")
     return FileError(f"the journal in {place!s:.200} cannot be used: {said:.200}; {remedy}")
@@ -140,7 +140,7 @@ def _configure(connection: Any, _: ConnectionPoolEntry) -> None:
         cursor.close()
 
 
-def _without_log(engine: sql.Engine) -> str:
+def _enable_log(engine: sql.Engine) -> str:
     """Turn SQLite's write-ahead log on: readers beside one writer; why it cannot be, in SQLite's words, or "".
 
     The log needs memory that processes share through a file, which file systems of networks and containers may lack.
@@ -149,15 +149,15 @@ def _without_log(engine: sql.Engine) -> str:
     if engine.dialect.name != "sqlite":
         return ""
     try:
-        mode = _alone(engine, "PRAGMA journal_mode=WAL")
+        mode = _run_pragmas(engine, "PRAGMA journal_mode=WAL")
     except sqlite3.OperationalError as error:
         # A process that says it is alone reads what is in the log, if there is one, without that memory.
-        _alone(engine, "PRAGMA locking_mode=EXCLUSIVE", "PRAGMA journal_mode=DELETE")
+        _run_pragmas(engine, "PRAGMA locking_mode=EXCLUSIVE", "PRAGMA journal_mode=DELETE")
         return str(error)
     return "" if mode == "wal" else f"it chose {mode!r}"
 
 
-def _alone(engine: sql.Engine, *pragmas: str) -> object:
+def _run_pragmas(engine: sql.Engine, *pragmas: str) -> object:
     """What the last pragma answers, in a connection of its own that was seen to write."""
     arguments, options = engine.dialect.create_connect_args(engine.url)
     opened: Any = engine.dialect.connect(*arguments, **options)
@@ -168,13 +168,13 @@ def _alone(engine: sql.Engine, *pragmas: str) -> object:
     return answers[-1][0]
 
 
-def place_of(engine: sql.Engine) -> str:
+def describe_location(engine: sql.Engine) -> str:
     """Where a journal is, without the password of its URL."""
     return engine.url.database or engine.url.render_as_string()
 
 
 @contextlib.contextmanager
-def understood(place: object) -> Iterator[None]:
+def reporting_damage(place: object) -> Iterator[None]:
     """Work on what a journal holds: whatever fails in it is damage of that journal.
 
     Args:
@@ -187,24 +187,24 @@ def understood(place: object) -> Iterator[None]:
     try:
         yield
     except ProtocolError as error:
-        raise _damaged(place, str(error)) from error
+        raise _report_damage(place, str(error)) from error
     except SubfleetError:
         raise
     except Exception as error:
         if raised_by_plugin(error):
             raise
         # A flipped byte fails in as many ways as there are lines that work with what was read.
-        raise _damaged(place, f"{type(error).__name__}: {error}") from error
+        raise _report_damage(place, f"{type(error).__name__}: {error}") from error
 
 
 @contextlib.contextmanager
-def connected(engine: sql.Engine) -> Iterator[sql.Connection]:
-    """A connection to read with, see `understood`, which says what is raised."""
-    with understood(place_of(engine)), engine.connect() as connection:
+def connect(engine: sql.Engine) -> Iterator[sql.Connection]:
+    """A connection to read with, see `reporting_damage`, which says what is raised."""
+    with reporting_damage(describe_location(engine)), engine.connect() as connection:
         yield connection
 
 
-def typed_rows(connection: sql.Connection, query: sql.Select[Any]) -> Iterator[sql.Row[Any]]:
+def read_rows(connection: sql.Connection, query: sql.Select[Any]) -> Iterator[sql.Row[Any]]:
     """The rows that a query finds, each value of its column's type.
 
     Raises:
@@ -218,9 +218,9 @@ def typed_rows(connection: sql.Connection, query: sql.Select[Any]) -> Iterator[s
         yield row
 
 
-def typed_scalars(connection: sql.Connection, query: sql.Select[Any]) -> Iterator[Any]:
-    """The values of the one column that a query asks for; see `typed_rows`, which says what is raised."""
-    return (value for (value,) in typed_rows(connection, query))
+def read_scalars(connection: sql.Connection, query: sql.Select[Any]) -> Iterator[Any]:
+    """The values of the one column that a query asks for; see `read_rows`, which says what is raised."""
+    return (value for (value,) in read_rows(connection, query))
 
 
 def _fits(column: sql.ColumnElement[Any], value: object) -> bool:
@@ -230,7 +230,7 @@ def _fits(column: sql.ColumnElement[Any], value: object) -> bool:
     return isinstance(value, (int, float) if wanted is float else wanted)
 
 
-def _damaged(place: object, why: str) -> FileError:
+def _report_damage(place: object, why: str) -> FileError:
     return FileError(
         f"the journal in {place!s:.200} is damaged, or was written by another release: {' '.join(why.split()):.200}; "
         "restore it from a backup, or choose another folder"

@@ -124,7 +124,7 @@ class EvaluationRecord:
         if not rows:
             return None
         sign = better(metric)
-        lower, upper = _quartiles(values.values())
+        lower, upper = _compute_quartiles(values.values())
         worst = min(values, key=lambda name: (sign * values[name], name))
         by_tier: dict[str, list[float]] = {}
         for row in sorted(rows, key=lambda one: (one.device, one.client_id)):
@@ -142,7 +142,7 @@ class EvaluationRecord:
         )
 
 
-def _quartiles(values: Iterable[float]) -> tuple[float, float]:
+def _compute_quartiles(values: Iterable[float]) -> tuple[float, float]:
     found = sorted(values)
     if len(found) == 1:
         return found[0], found[0]
@@ -150,7 +150,7 @@ def _quartiles(values: Iterable[float]) -> tuple[float, float]:
     return lower, upper
 
 
-def spread_text(record: EvaluationRecord) -> str:
+def describe_spread(record: EvaluationRecord) -> str:
     """An evaluation in a sentence."""
     found = record.spread()
     if found is None:

@@ -59,7 +59,7 @@ class GenerationRecord:
     devices: DevicesRecord | None = None
 
 
-def generation_record(close: CloseGeneration, traffic: Traffic) -> GenerationRecord:
+def build_generation_record(close: CloseGeneration, traffic: Traffic) -> GenerationRecord:
     """The record of a scored generation."""
     generation = close.generation
     best = max(range(len(close.scores)), key=lambda place: close.scores[place])
@@ -72,11 +72,11 @@ def generation_record(close: CloseGeneration, traffic: Traffic) -> GenerationRec
         best_path=generation.paths[best],
         mean=statistics.fmean(close.scores),
         seconds=close.seconds,
-        devices=None if close.devices is None else _devices_record(close.devices, traffic),
+        devices=None if close.devices is None else _build_devices_record(close.devices, traffic),
     )
 
 
-def _devices_record(scores: GenerationScores, traffic: Traffic) -> DevicesRecord:
+def _build_devices_record(scores: GenerationScores, traffic: Traffic) -> DevicesRecord:
     moved = [traffic.of(name) for name in scores.asked]
     return DevicesRecord(
         rounds=scores.closed,
@@ -89,7 +89,7 @@ def _devices_record(scores: GenerationScores, traffic: Traffic) -> DevicesRecord
     )
 
 
-def generation_text(record: GenerationRecord) -> str:
+def describe_generation(record: GenerationRecord) -> str:
     """A generation in a sentence."""
     told = (
         f"search after round {record.round}, generation {record.number}: {record.paths} paths of tier {record.tier}, "
@@ -120,7 +120,9 @@ class TuningRecord:
     tau: float | None
 
 
-def tuning_record(generations: Sequence[GenerationRecord], networks: Sequence[NetworkRecord]) -> TuningRecord | None:
+def build_tuning_record(
+    generations: Sequence[GenerationRecord], networks: Sequence[NetworkRecord]
+) -> TuningRecord | None:
     """The record of a run's networks, one for each tier that was searched; None without a search, or before its end.
 
     Args:

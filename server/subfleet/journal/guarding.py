@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 
-from subfleet.journal.evaluations import EvaluationRecord, spread_text
+from subfleet.journal.evaluations import EvaluationRecord, describe_spread
 from subfleet.journal.records import EvaluationObserver, Progress, ProgressObserver, RoundRecord, RunObserver
 
 _LOG = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class GuardedObserver:
         if isinstance(observer, EvaluationObserver):
             self._tell(lambda: observer.evaluated(record))
         else:
-            self.say(spread_text(record))
+            self.say(describe_spread(record))
 
     def progressed(self, progress: Progress) -> None:
         """See `ProgressObserver.progressed`; one that does not want to hear of it is told nothing."""

@@ -15,19 +15,19 @@ from typing import Annotated, Any
 import sqlalchemy as sql
 
 from subfleet.journal.database import (
-    connected,
-    place_of,
+    connect,
+    describe_location,
+    read_rows,
+    read_scalars,
     records,
+    reporting_damage,
     runs,
     state,
-    typed_rows,
-    typed_scalars,
-    understood,
 )
 from subfleet.journal.evaluations import EvaluationRecord
 from subfleet.journal.generations import GenerationRecord
 from subfleet.journal.records import RoundRecord
-from subfleet.journal.stored_state import Change, state_changes, state_of
+from subfleet.journal.stored_state import Change, build_state, list_changes
 from subfleet.protocol.bounds import Range, checked
 from subfleet.protocol.messages import Profile
 from subfleet.protocol.schema import canonical_json, from_plain
@@ -76,13 +76,13 @@ def begin_run(engine: sql.Engine, *, name: str, settings: str, round_count: int)
         ConfigError: the run was begun with another configuration; it may have more rounds now.
         FileError: the database cannot be written, or is damaged.
     """
-    with understood(place_of(engine)), engine.begin() as connection:
-        known = next(typed_rows(connection, sql.select(runs).where(runs.c.name == name)), None)
+    with reporting_damage(describe_location(engine)), engine.begin() as connection:
+        known = next(read_rows(connection, sql.select(runs).where(runs.c.name == name)), None)
         if known is None:
             run_id = f"{name}-{uuid.uuid4().hex[:8]}"
             row = {"run_id": run_id, "name": name, "settings": settings, "round_count": round_count}
             started_at = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
-            connection.execute(runs.insert().values(**row, started_at=started_at, **_run_row(RunState())))
+            connection.execute(runs.insert().values(**row, started_at=started_at, **_build_run_row(RunState())))
             return run_id
         remedy = "restore that, or choose another name or state folder"
         if check_taken_up(f"run {name!r}", json.loads(known.settings), json.loads(settings), remedy):
@@ -112,10 +112,10 @@ class Journal:
             FileError: the database is damaged, or holds what this version cannot read.
         """
         rows = sql.select(state.c.part, state.c.key, state.c.value).where(state.c.run_id == self._run_id)
-        with connected(self._engine) as connection:
-            (_,) = typed_scalars(connection, sql.select(runs.c.run_id).where(runs.c.run_id == self._run_id))
-            found = typed_rows(connection, rows.order_by(state.c.part, state.c.key))
-            return state_of(map(tuple, found), type(self._first_memory)).restarted(now_s)
+        with connect(self._engine) as connection:
+            (_,) = read_scalars(connection, sql.select(runs.c.run_id).where(runs.c.run_id == self._run_id))
+            found = read_rows(connection, rows.order_by(state.c.part, state.c.key))
+            return build_state(map(tuple, found), type(self._first_memory)).restarted(now_s)
 
     def profiles(self) -> tuple[Profile, ...]:
         """The profiles of the run's clients, in the order of their ids."""
@@ -135,15 +135,15 @@ class Journal:
 
     def checkpoint_sha256(self, round_number: int) -> str | None:
         """Digest of a round's checkpoint."""
-        return self._read(records, "checkpoint", str, prefix=_key(round_number)).get(_key(round_number))
+        return self._read(records, "checkpoint", str, prefix=_join_key(round_number)).get(_join_key(round_number))
 
     def update_digests(self, *, since_round: int) -> set[str]:
         """Digests of the accepted updates of a round and those after it."""
-        return {text for key, text in self._read(records, "update", str).items() if key >= _key(since_round)}
+        return {text for key, text in self._read(records, "update", str).items() if key >= _join_key(since_round)}
 
     def load_bytes(self, at: RunState) -> dict[str, Bytes]:
         """Bytes counted so far for each client state of the open round."""
-        prefix = f"{_key(at.round)}/{_work_of(at.phase)}/"
+        prefix = f"{_join_key(at.round)}/{_name_work(at.phase)}/"
         moved = self._read(records, "traffic", tuple[int, int], prefix=prefix)
         return {key.removeprefix(prefix): value for key, value in moved.items()}
 
@@ -159,7 +159,7 @@ class Journal:
         """
         with self._engine.begin() as connection:
             self._delete(connection, "absence", "")
-            self._write(connection, records, [_change("absence", one.client_id, one) for one in away])
+            self._write(connection, records, [_build_change("absence", one.client_id, one) for one in away])
 
     def save(
         self,
@@ -182,26 +182,26 @@ class Journal:
         Raises:
             FileError: the database cannot be written.
         """
-        changes = [*state_changes(before, after)]
+        changes = [*list_changes(before, after)]
         if not (changes or record):
             return
-        row = _run_row(after)
+        row = _build_run_row(after)
         # The record of a generation has its own counts.
         clients = () if after.clients is before.clients or after.phase == "search" else after.clients.items()
         changed = [client for name, client in clients if client is not before.clients.get(name)]
         same = after.round == before.round > after.aggregated_round
         emptied = same and not before.clients.keys() <= after.clients.keys()
         with self._engine.begin() as connection:
-            if row != _run_row(before):
+            if row != _build_run_row(before):
                 connection.execute(runs.update().where(runs.c.run_id == self._run_id).values(**row))
             self._write(connection, state, changes)
             if emptied:  # the round is tried again, without the clients that answered before
                 for part in ("traffic", "update"):
-                    self._delete(connection, part, f"{_key(after.round)}/")
+                    self._delete(connection, part, f"{_join_key(after.round)}/")
             if record is not None and close is not None:
-                self._write(connection, records, [*_closed(close, record, counted)])
-            work = _work_of(after.phase)
-            self._write(connection, records, [*_of_clients(changed, after.round, work, counted)])
+                self._write(connection, records, [*_list_closed(close, record, counted)])
+            work = _name_work(after.phase)
+            self._write(connection, records, [*_list_clients(changed, after.round, work, counted)])
 
     def _read(
         self, table: sql.Table, part: str, kind: type[Any], *, prefix: str = "", newest: int | None = None
@@ -210,8 +210,8 @@ class Journal:
         query = sql.select(table.c.key, table.c.value).where(
             table.c.run_id == self._run_id, table.c.part == part, table.c.key.startswith(prefix, autoescape=True)
         )
-        with connected(self._engine) as connection:
-            rows = [*typed_rows(connection, query.order_by(table.c.key.desc()).limit(newest))]
+        with connect(self._engine) as connection:
+            rows = [*read_rows(connection, query.order_by(table.c.key.desc()).limit(newest))]
             return {key: from_plain(kind, json.loads(text), f"{part}[{key!r:.80}]") for key, text in reversed(rows)}
 
     def _write(self, connection: sql.Connection, table: sql.Table, changes: list[Change]) -> None:
@@ -233,46 +233,50 @@ class Journal:
         connection.execute(records.delete().where(*same, records.c.key.startswith(prefix, autoescape=True)))
 
 
-def _key(*numbers: int) -> str:
+def _join_key(*numbers: int) -> str:
     """A key of a record that sorts as the numbers do, which are rounds and below 2^31."""
     return "/".join(f"{number:010d}" for number in numbers)
 
 
-def _change(part: str, key: str, value: object) -> Change:
+def _build_change(part: str, key: str, value: object) -> Change:
     return Change(part=part, key=key, text=canonical_json(value).decode())
 
 
-def _closed(
+def _list_closed(
     close: Close | CloseEvaluation | CloseGeneration, record: AnyRecord, counted: Callable[[str], Bytes]
 ) -> Iterable[Change]:
     if isinstance(record, GenerationRecord):
-        yield _change("generation", _key(record.round, record.number), record)
+        yield _build_change("generation", _join_key(record.round, record.number), record)
     elif isinstance(record, EvaluationRecord):
-        yield _change("evaluation", _key(record.round), record)
+        yield _build_change("evaluation", _join_key(record.round), record)
     else:
-        yield _change("round", _key(record.round), record)
+        yield _build_change("round", _join_key(record.round), record)
     if isinstance(close, Close):
-        yield _change("checkpoint", _key(close.round), close.result.sha256)
+        yield _build_change("checkpoint", _join_key(close.round), close.result.sha256)
     if not isinstance(close, CloseGeneration):
-        yield from _of_clients(close.clients, close.round, "train" if isinstance(close, Close) else "evaluate", counted)
+        yield from _list_clients(
+            close.clients, close.round, "train" if isinstance(close, Close) else "evaluate", counted
+        )
 
 
-def _of_clients(
+def _list_clients(
     clients: Iterable[ClientState], round_number: int, work: str, counted: Callable[[str], Bytes]
 ) -> Iterable[Change]:
     for client in clients:
-        yield _change("traffic", f"{_key(round_number)}/{work}/{client.client_id}", counted(client.client_id))
+        yield _build_change(
+            "traffic", f"{_join_key(round_number)}/{work}/{client.client_id}", counted(client.client_id)
+        )
         if work == "train" and client.update is not None:
-            yield _change("update", f"{_key(round_number)}/{client.client_id}", client.update.blob.sha256)
+            yield _build_change("update", f"{_join_key(round_number)}/{client.client_id}", client.update.blob.sha256)
 
 
-def _run_row(at: RunState) -> dict[str, Any]:
+def _build_run_row(at: RunState) -> dict[str, Any]:
     """The columns of a run that follow from its state."""
     own = {"phase": at.phase, "round": at.round, "aggregated_round": at.aggregated_round, "failure": at.failure}
     return {**own, "retry": at.retry, "lost": at.tries.lost, "waits_for": at.tries.waits_for}
 
 
-def _work_of(phase: str) -> str:
+def _name_work(phase: str) -> str:
     """The kind of work that the client states of a phase are for."""
     if phase == "evaluate":
         return "evaluate"

@@ -10,12 +10,12 @@ from subfleet.journal.evaluations import EvaluationRecord, EvaluationRow
 from subfleet.journal.networks import NetworkRecord
 from subfleet.journal.records import RoundRecord
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.networks import NEVER, all_lineages, counts_from
+from subfleet.rounds.networks import NEVER, find_first_turn, list_lineages
 from subfleet.rounds.state import RunState
 from subfleet.search.queue import WrittenProgram
 
 
-def network_records(
+def build_network_records(
     context: RunContext, state: RunState, rounds: Sequence[RoundRecord], evaluations: Sequence[EvaluationRecord]
 ) -> tuple[NetworkRecord, ...]:
     """A record of each network that the run has had, in the order in which they appeared.
@@ -26,13 +26,13 @@ def network_records(
         rounds: its finished rounds, in order.
         evaluations: what devices found, in order.
     """
-    lineages = {one.id: one for one in all_lineages(context, state.lineages)}
-    turns = _first_turns(context, state.written.values())
+    lineages = {one.id: one for one in list_lineages(context, state.lineages)}
+    turns = _find_first_turns(context, state.written.values())
     found = evaluations[-1].evaluated if evaluations else ()
-    return tuple(_record(context, lineages, one, rounds, found, turns.get(one.id)) for one in lineages.values())
+    return tuple(_build_record(context, lineages, one, rounds, found, turns.get(one.id)) for one in lineages.values())
 
 
-def _record(
+def _build_record(
     context: RunContext,
     lineages: Mapping[str, Lineage],
     lineage: Lineage,
@@ -66,24 +66,24 @@ def _record(
         training_macs=sum(
             row.training_macs for record in rounds for row in record.clients if row.network == lineage.id
         ),
-        ready_round=_ready_round(rounds, ready_turn, min(trained, default=None)),
+        ready_round=_find_ready_round(rounds, ready_turn, min(trained, default=None)),
         owners=tuple(own),
         own_mean=math.fsum(own.values()) / len(own) if own else None,
         metric=headline,
     )
 
 
-def _first_turns(context: RunContext, written: Iterable[WrittenProgram]) -> dict[str, int]:
+def _find_first_turns(context: RunContext, written: Iterable[WrittenProgram]) -> dict[str, int]:
     """By network, the turn from which the first program counts that trains a size of it."""
     turns: dict[str, int] = {}
     for one in written:
-        name, turn = one.program.size.network, counts_from(context, one)
+        name, turn = one.program.size.network, find_first_turn(context, one)
         if one.facts.planned_peak_bytes is not None and turn != NEVER:
             turns[name] = min(turn, turns.get(name, turn))
     return turns
 
 
-def _ready_round(rounds: Sequence[RoundRecord], ready_turn: int | None, trained: int | None) -> int | None:
+def _find_ready_round(rounds: Sequence[RoundRecord], ready_turn: int | None, trained: int | None) -> int | None:
     """The first round in whose turn a program counted; where none did, one was awaited."""
     lost = accumulate(record.retries for record in rounds)
     ready = next(

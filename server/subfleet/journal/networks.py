@@ -74,7 +74,7 @@ class NetworkRecord:
         return ", ".join(f"{' and '.join(cells)} {how}" for how, cells in parts.items() if cells)
 
 
-def descending(networks: Sequence[NetworkRecord]) -> Iterator[tuple[int, NetworkRecord]]:
+def walk_descendants(networks: Sequence[NetworkRecord]) -> Iterator[tuple[int, NetworkRecord]]:
     """Each network behind the one that it grew from, with the number of those that it descends from."""
     children: dict[str | None, list[NetworkRecord]] = {}
     for one in networks:

@@ -39,10 +39,10 @@ class OutlierCounts:
     def _told(self, kinds: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
         for what, counts in kinds.items():
             if counts:
-                yield f"{what}: {_names(counts)} (of {self.rounds} rounds)"
+                yield f"{what}: {_join_names(counts)} (of {self.rounds} rounds)"
 
 
-def counted_outliers(rounds: Iterable[RoundRecord]) -> OutlierCounts:
+def count_outliers(rounds: Iterable[RoundRecord]) -> OutlierCounts:
     """What the rounds of a run tell of it."""
     found: dict[str, dict[str, int]] = {"scaled": {}, "left_out": {}, "reported": {}}
     count = 0
@@ -50,19 +50,19 @@ def counted_outliers(rounds: Iterable[RoundRecord]) -> OutlierCounts:
         count += 1
         for row in record.clients:
             if row.outlier:
-                kind = found[_kind(row)]
+                kind = found[_classify(row)]
                 kind[row.client_id] = kind.get(row.client_id, 0) + 1
     ordered = {kind: MappingProxyType(dict(sorted(counts.items()))) for kind, counts in found.items()}
     return OutlierCounts(rounds=count, **ordered)
 
 
-def _kind(row: ClientRow) -> str:
+def _classify(row: ClientRow) -> str:
     if row.status != "aggregated":
         return "left_out"
     return "scaled" if row.scale < 1 else "reported"
 
 
-def _names(counts: Mapping[str, int]) -> str:
+def _join_names(counts: Mapping[str, int]) -> str:
     ordered = sorted(counts, key=lambda name: (-counts[name], name))
     told = [f"{name} in {counts[name]}" for name in ordered[:_MOST_NAMES]]
     rest = len(ordered) - _MOST_NAMES

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Protocol, runtime_checkable
 
 from subfleet.journal.evaluations import EvaluationRecord
-from subfleet.journal.generations import GenerationRecord, TuningRecord, tuning_record
+from subfleet.journal.generations import GenerationRecord, TuningRecord, build_tuning_record
 from subfleet.journal.networks import NetworkRecord
 from subfleet.methods.model_kinds import EvaluatedModel
 from subfleet.protocol.task_kinds import METRICS, told_metrics
@@ -23,7 +23,7 @@ __all__ = [
     "RoundRecord",
     "RunObserver",
     "RunResult",
-    "participation_of",
+    "compute_participation",
 ]
 
 _FLOAT_BYTES = 4
@@ -240,7 +240,7 @@ class RoundRecord:
     @property
     def participation(self) -> float:
         """Their share, 0 to 1."""
-        return participation_of((self,))
+        return compute_participation((self,))
 
     @property
     def left_out(self) -> str:
@@ -249,7 +249,7 @@ class RoundRecord:
         return "; ".join(f"{count} {why}" for why, count in sorted(counted.items(), key=lambda one: (-one[1], one[0])))
 
 
-def participation_of(rounds: Iterable[RoundRecord]) -> float:
+def compute_participation(rounds: Iterable[RoundRecord]) -> float:
     """Fraction of the client rounds that were to take part whose update was aggregated; 0 where there were none."""
     counts = [(len(record.aggregated), len(record.due)) for record in rounds]
     due = sum(count for _, count in counts)
@@ -342,7 +342,7 @@ class RunResult:
     @property
     def tuning(self) -> TuningRecord | None:
         """How what the last search has found ranks by now; None where there was none."""
-        return tuning_record(self.generations, self.networks)
+        return build_tuning_record(self.generations, self.networks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

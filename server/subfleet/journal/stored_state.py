@@ -51,9 +51,9 @@ class _Part:
     gather: Callable[[Any], Any] = lambda value: value
 
 
-def state_changes(before: RunState, after: RunState) -> Iterator[Change]:
+def list_changes(before: RunState, after: RunState) -> Iterator[Change]:
     """The rows in which two states differ; what both share is not looked at."""
-    for name in _parts():
+    for name in _list_parts():
         old, new = getattr(before, name), getattr(after, name)
         if new is old:
             continue
@@ -73,7 +73,7 @@ def state_changes(before: RunState, after: RunState) -> Iterator[Change]:
         yield from (Change(part=name, key=key, text=canonical_json(new[key]).decode()) for key in changed)
 
 
-def state_of(rows: Iterable[tuple[str, str, str]], memory: type) -> RunState:
+def build_state(rows: Iterable[tuple[str, str, str]], memory: type) -> RunState:
     """The state that rows hold; a field without rows is as in a new run.
 
     Args:
@@ -83,7 +83,7 @@ def state_of(rows: Iterable[tuple[str, str, str]], memory: type) -> RunState:
     Raises:
         ProtocolError: a row is no part of a state, or the parts do not go together.
     """
-    parts, found = _parts(), dict[str, Any]()
+    parts, found = _list_parts(), dict[str, Any]()
     for name, key, text in rows:
         part = parts.get(name)
         if part is None:
@@ -94,16 +94,18 @@ def state_of(rows: Iterable[tuple[str, str, str]], memory: type) -> RunState:
             found.setdefault(name, {})[key] = value
         else:
             found[name] = value
-    return _checked(RunState(**{name: parts[name].gather(value) for name, value in found.items()}))
+    return _check(RunState(**{name: parts[name].gather(value) for name, value in found.items()}))
 
 
 @cache
-def _parts() -> Mapping[str, _Part]:
+def _list_parts() -> Mapping[str, _Part]:
     hints = typing.get_type_hints(RunState)
-    return MappingProxyType({one.name: _part(hints[one.name]) for one in fields(RunState) if one.name != _NOT_STORED})
+    return MappingProxyType(
+        {one.name: _describe_part(hints[one.name]) for one in fields(RunState) if one.name != _NOT_STORED}
+    )
 
 
-def _part(kind: Any) -> _Part:
+def _describe_part(kind: Any) -> _Part:
     origin, members = typing.get_origin(kind), typing.get_args(kind)
     if origin is PersistentMap:
         return _Part(kind=members[0], of_entries=True, gather=PersistentMap)
@@ -114,7 +116,7 @@ def _part(kind: Any) -> _Part:
     return _Part(kind=kind)
 
 
-def _checked(state: RunState) -> RunState:
+def _check(state: RunState) -> RunState:
     """The state, if a run can stand there."""
     if not 0 <= state.aggregated_round <= state.round <= state.aggregated_round + 1:
         raise ProtocolError(

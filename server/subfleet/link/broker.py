@@ -83,7 +83,7 @@ class EmbeddedBroker:
             return
         for attempt in range(_START_ATTEMPTS):
             if not self._fixed:
-                self._port = _free_port()
+                self._port = _find_free_port()
             _check_free(self._port)
             self._launch()
             if self._wait_until_it_accepts():
@@ -153,7 +153,7 @@ class EmbeddedBroker:
         return lines[-1] if lines else f"it did not accept connections within {_START_TIMEOUT_S:g} seconds"
 
 
-def _free_port() -> int:
+def _find_free_port() -> int:
     with socket.socket() as probe:
         probe.bind((_HOST, 0))
         port: int = probe.getsockname()[1]

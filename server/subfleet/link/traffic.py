@@ -41,7 +41,7 @@ class Traffic:
 
     def follow(self, before: RunState, after: RunState) -> None:
         """Start anew where a step begins another try of a round, an evaluation or the deployment, or ends them."""
-        if (after.turn, _apart(after)) != (before.turn, _apart(before)):
+        if (after.turn, _name_account(after)) != (before.turn, _name_account(before)):
             self.restart()
 
     def restart(self, counted: Mapping[str, tuple[int, int]] | None = None) -> None:
@@ -53,7 +53,7 @@ class Traffic:
             self._up[client_id] = up
 
 
-def _apart(state: RunState) -> str:
+def _name_account(state: RunState) -> str:
     """Of a phase whose bytes are counted apart from those of the round, its name; in a search, of each generation."""
     if isinstance(state.at, Searching):
         return f"search {state.at.generations}"

@@ -8,7 +8,7 @@ from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.homes import cache_folder
 
 
-def default_cache() -> CacheFolder:
+def open_default_cache() -> CacheFolder:
     """$SUBFLEET_CACHE, or the user's cache folder; $SUBFLEET_CACHE_BYTES limits its size.
 
     Raises:

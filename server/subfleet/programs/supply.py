@@ -19,13 +19,13 @@ from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import Network
 from subfleet.export.requests import EstimateRequest, EvaluateRequest, InferRequest, TrainRequest
 from subfleet.methods.aggregator import Participant
-from subfleet.programs.worker import Duty, Snapshot, Steps, Threads, completed
+from subfleet.programs.worker import Duty, Snapshot, Steps, Threads, wait_for
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.errors import SubfleetError
 from subfleet.protocol.programs import ProgramRef, decode_program
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.training import TrainingSettings
-from subfleet.rounds.tasks import BATCHES, score_training
+from subfleet.rounds.tasks import BATCHES, derive_score_training
 from subfleet.rounds.work import (
     CostRequest,
     EvaluationRequest,
@@ -42,7 +42,7 @@ from subfleet.search.queue import ProgramFacts
 from subfleet.transport.blob_store import BlobStore
 
 
-def alone(architecture: Architecture) -> Architecture:
+def without_network(architecture: Architecture) -> Architecture:
     """A submodel as the exporter knows it: of the settings that a request names, whatever network of a run has these.
 
     So networks of the same settings have the same programs, which are written once; whatever a run knows of them it
@@ -51,7 +51,7 @@ def alone(architecture: Architecture) -> Architecture:
     return replace(architecture, network="")
 
 
-def train_request(
+def build_train_request(
     network: Network,
     architecture: Architecture,
     target: str,
@@ -62,7 +62,7 @@ def train_request(
     """What is asked of the exporter for a submodel that is to be trained so."""
     return TrainRequest(
         model=network.config,
-        architecture=alone(architecture),
+        architecture=without_network(architecture),
         target=target,
         batch_size=training.program_batch_size,
         objective=training.objective,
@@ -70,17 +70,17 @@ def train_request(
         accumulate=training.micro_batch_size > 0,
         recompute=training.recompute,
         one_part=training.micro_batch_size == training.batch_size,
-        student=None if student is None else alone(student),
+        student=None if student is None else without_network(student),
     )
 
 
-def evaluate_request(
+def build_evaluate_request(
     network: Network, architecture: Architecture, target: str, training: TrainingSettings
 ) -> EvaluateRequest:
     """What is asked of the exporter for a submodel that is to be evaluated, by the plain objective of its training."""
     return EvaluateRequest(
         model=network.config,
-        architecture=alone(architecture),
+        architecture=without_network(architecture),
         target=target,
         batch_size=training.program_batch_size,
         objective=training.objective.plain,
@@ -183,14 +183,14 @@ class Supply:
         client = request.participant
         training = self._context.training(request.round, student=request.student)
         network = self._network_of(run.model, client.size)
-        export = train_request(network, client.size, request.target, training, student=request.student)
+        export = build_train_request(network, client.size, request.target, training, student=request.student)
         program = await self._program(client.size.network, export)
         weights = await self._weights_of(run.model, client)
         return PreparedTask(program=program.ref, weights=weights, facts=program.facts)
 
     async def _evaluation(self, request: EvaluationRequest, run: Snapshot) -> PreparedTask:
         client, training = request.participant, self._context.training(request.round)
-        export = evaluate_request(self._network_of(run.model, client.size), client.size, request.target, training)
+        export = build_evaluate_request(self._network_of(run.model, client.size), client.size, request.target, training)
         program = await self._program(client.size.network, export)
         weights = await self._weights_of(run.model, client, for_use=True)
         return PreparedTask(program=program.ref, weights=weights, facts=program.facts)
@@ -198,29 +198,31 @@ class Supply:
     async def _written(self, request: ProgramRequest, run: Snapshot) -> ProgramFacts:
         program, training = request.program, self._context.training(request.round)
         network = self._network_of(run.model, program.size)
-        export = train_request(network, program.size, program.target, training)
+        export = build_train_request(network, program.size, program.target, training)
         files = [self._exports.submit_training(export)]
         if self._context.config.evaluation.every and not self._context.roles.assigner.awaits_programs:
             # Who is given it after this evaluates it between rounds, which nothing is to hold up either.
-            evaluation = evaluate_request(network, program.size, program.target, training)
+            evaluation = build_evaluate_request(network, program.size, program.target, training)
             files.append(self._exports.submit_evaluation(evaluation))
         written = await self._program(program.size.network, export, files[0])
         for file in files[1:]:
             with contextlib.suppress(SubfleetError, CancelledError):  # the program trains all the same
-                await completed(file)
+                await wait_for(file)
         return written.facts
 
     async def _costs(self, request: CostRequest, run: Snapshot) -> MemoryEstimates:
         del run
         network = self._context.declared(request.lineage).network
-        export = train_request(network, network.full_architecture(), request.target, self._context.training(1))
-        file = await completed(self._exports.submit_estimates(EstimateRequest(training=export)))
+        export = build_train_request(network, network.full_architecture(), request.target, self._context.training(1))
+        file = await wait_for(self._exports.submit_estimates(EstimateRequest(training=export)))
         return MemoryEstimates.unpacked(file.read_bytes())
 
     async def _scoring(self, request: ScoringRequest, run: Snapshot) -> tuple[Scorable, ...]:
-        training = score_training(self._context.training(request.round))
+        training = derive_score_training(self._context.training(request.round))
         networks = {size: self._network_of(run.model, size) for size in request.sizes}
-        exports = {size: train_request(network, size, request.target, training) for size, network in networks.items()}
+        exports = {
+            size: build_train_request(network, size, request.target, training) for size, network in networks.items()
+        }
         files = {size: self._training_file(export) for size, export in exports.items()}  # all are written at once
         candidates = [
             await self._scorable(networks[size], size, export, files[size]) for size, export in exports.items()
@@ -245,7 +247,7 @@ class Supply:
             _LOG.warning("size %s cannot be scored on %s: %s", size.name, export.target, error)
             return None
         if size.architecture_id not in self._first_weights:
-            content = await completed(self._threads.submit(_LANE, _first_weights, network, size))
+            content = await wait_for(self._threads.submit(_LANE, _draw_first_weights, network, size))
             self._first_weights[size.architecture_id] = self._blobs.add(content)
         weights = self._first_weights[size.architecture_id]
         return Scorable(
@@ -259,7 +261,7 @@ class Supply:
 
     async def _models(self, request: ModelsRequest, run: Snapshot) -> ExportedModels:
         config, client = self._context.config, request.participant
-        content = await completed(self._cut(run.model, client, for_use=True))
+        content = await wait_for(self._cut(run.model, client, for_use=True))
         weights = self._blobs.add(content)
         self._deployed.add(weights.sha256)
         network = self._network_of(run.model, client.architecture)
@@ -267,7 +269,7 @@ class Supply:
             target: self._exports.submit_inference(
                 InferRequest(
                     model=network.config,
-                    architecture=alone(client.size),
+                    architecture=without_network(client.size),
                     target=target,
                     weights_sha256=weights.sha256,
                     quantisation=config.deploy_quantisation,
@@ -283,11 +285,11 @@ class Supply:
         }
         programs, models = [], []
         for target, file in files.items():
-            exported = await completed(file)
-            kept = _kept(exported, self._models_folder / request.client_id / f"model{exported.suffix}")
+            exported = await wait_for(file)
+            kept = _copy(exported, self._models_folder / request.client_id / f"model{exported.suffix}")
             blob = self._blobs.add_file(kept)
             programs.append(ProgramRef(program_id=blob.sha256, target=target, blob=blob))
-            models.append(ModelFile(target=target, file=str(kept), **figures_of(exported)))
+            models.append(ModelFile(target=target, file=str(kept), **read_figures(exported)))
         return ExportedModels(programs=tuple(programs), models=tuple(models))
 
     async def _program(
@@ -302,7 +304,7 @@ class Supply:
                 file = self._exports.submit_training(export)
             else:
                 file = self._exports.submit_evaluation(export)
-        path = await completed(file)
+        path = await wait_for(file)
         if key not in self._programs:
             content = path.read_bytes()
             manifest = decode_program(content).manifest
@@ -324,7 +326,7 @@ class Supply:
         cutting = known or self._cut(model, client, for_use=for_use)
         weights[key] = cutting
         try:
-            content = await completed(cutting)
+            content = await wait_for(cutting)
         except Exception:  # whatever it is: the next client that needs these weights cuts them anew
             weights.pop(key, None)
             raise
@@ -339,7 +341,7 @@ class Supply:
         return self._threads.submit(_LANE, lambda: submodel_weights(network, client.architecture, see(model, client)))
 
 
-def _first_weights(network: Network, size: Architecture) -> bytes:
+def _draw_first_weights(network: Network, size: Architecture) -> bytes:
     """The weights that a candidate is scored with: drawn alike in every run, whatever was learned.
 
     No layer is at 0, which would hide the gradients of the layers before it.
@@ -347,7 +349,7 @@ def _first_weights(network: Network, size: Architecture) -> bytes:
     return submodel_weights(network, size, build_module(network, network.full_architecture()).state_dict())
 
 
-def _kept(source: Path, target: Path) -> Path:
+def _copy(source: Path, target: Path) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     aside = target.with_name(target.name + ".partial")
     shutil.copyfile(source, aside)
@@ -356,7 +358,7 @@ def _kept(source: Path, target: Path) -> Path:
     return aside.replace(target)
 
 
-def figures_of(exported: Path) -> dict[str, float | None]:
+def read_figures(exported: Path) -> dict[str, float | None]:
     """The exporter's own findings, which lie beside the model as `<file>.json`."""
     try:
         found = json.loads(Path(f"{exported}.json").read_text(encoding="utf-8"))

@@ -1,6 +1,6 @@
 """Work beside the loop: each request is begun here, and `Done` or `Failed` when it has ended. Nothing is waited for.
 
-What does a request is a coroutine. It runs in the thread of the loop and waits, by `completed`, for a file of the
+What does a request is a coroutine. It runs in the thread of the loop and waits, by `wait_for`, for a file of the
 exporter or for a function that runs in one of the `Threads`; so whatever it keeps needs no lock.
 """
 
@@ -35,7 +35,7 @@ class _Completion(Generic[T]):
         return self._future.result()
 
 
-async def completed(future: "Future[T]") -> T:
+async def wait_for(future: "Future[T]") -> T:
     """Wait for a future in a coroutine of a `Worker`; returns its result, or raises its error."""
     return await _Completion(future)
 
@@ -91,7 +91,7 @@ class Threads:
         """The work of a request that one function does in the thread of a lane, from the request and the run."""
 
         async def work(request: Any, run: Snapshot) -> T:
-            return await completed(self.submit(lane, function, request, run.state, run.model))
+            return await wait_for(self.submit(lane, function, request, run.state, run.model))
 
         return work
 
@@ -123,7 +123,7 @@ class _Job:
         except StopIteration as ended:
             self.waits_for, self.outcome = None, Done(request=self.request, result=ended.value)
         except Exception as error:  # noqa: BLE001  # see above
-            self.waits_for, self.outcome = None, _failed(self.request, self.duty, error)
+            self.waits_for, self.outcome = None, _build_failure(self.request, self.duty, error)
 
 
 class Worker:
@@ -186,7 +186,7 @@ class Worker:
         self._threads.close()
 
 
-def _failed(request: Request, duty: Duty, error: Exception) -> Failed:
+def _build_failure(request: Request, duty: Duty, error: Exception) -> Failed:
     if isinstance(error, duty.reasons):
         reason = str(error)
     elif isinstance(error, SubfleetError):

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from subfleet.journal import database
-from subfleet.journal.database import connected, typed_rows
+from subfleet.journal.database import connect, read_rows
 from subfleet.journal.evaluations import EvaluationRecord
 from subfleet.journal.journal import AbsenceRecord, Journal
 from subfleet.journal.places import Places
@@ -99,8 +99,8 @@ class _Reader:
         query = sql.select(*(table.c[name] for name in Run.model_fields)).order_by(table.c.started_at.desc())
         if run_id is not None:
             query = query.where(table.c.run_id == run_id)
-        with connected(self._engine) as connection:
-            return [Run.model_validate(row._asdict()) for row in typed_rows(connection, query)]
+        with connect(self._engine) as connection:
+            return [Run.model_validate(row._asdict()) for row in read_rows(connection, query)]
 
     def run(self, run_id: str) -> Run:
         found = self.runs(run_id)

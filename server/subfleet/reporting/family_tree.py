@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from subfleet.journal.networks import NetworkRecord, descending
+from subfleet.journal.networks import NetworkRecord, walk_descendants
 from subfleet.reporting.plots import COLOURS, as_svg
 from subfleet.reporting.telling import amount
 
@@ -23,7 +23,7 @@ def family_tree(networks: Sequence[NetworkRecord], round_count: int) -> str:
         networks: of a run, in the order in which they appeared.
         round_count: rounds that are over.
     """
-    shown = [one for _, one in descending([one for one in networks if one.in_use])]
+    shown = [one for _, one in walk_descendants([one for one in networks if one.in_use])]
     lanes = {one.lineage.id: place for place, one in enumerate(shown)}
     most = max((len(names) for one in shown for names in one.trained.values()), default=1)
 

@@ -10,13 +10,20 @@ from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.text import printable
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.estimation import candidates_of, estimates_of
-from subfleet.rounds.networks import NOT_YET, counts, in_use, own_size, standing_for
-from subfleet.rounds.obstacles import REFUSALS, nothing_left, objection, operators_of, plan_bytes, unfit_sizes
+from subfleet.rounds.estimation import get_estimates, list_candidates
+from subfleet.rounds.networks import NOT_YET, find_own_size, find_standing, is_available, list_networks
+from subfleet.rounds.obstacles import (
+    REFUSALS,
+    find_objection,
+    get_operators,
+    is_exhausted,
+    list_unfit_sizes,
+    plan_bytes,
+)
 from subfleet.rounds.offers import MOST_CHARACTERS
 from subfleet.rounds.signals import ClientOutcome, SendTask
 from subfleet.rounds.state import ClientState, Lasts, RunState, Submodel
-from subfleet.rounds.tasks import draw_of, train_task
+from subfleet.rounds.tasks import build_draw, build_train_task
 from subfleet.rounds.work import PreparedTask, TaskRequest
 from subfleet.search.candidates import Candidate, lacking_operators
 from subfleet.search.fitting import LIMITS, Limit
@@ -24,18 +31,18 @@ from subfleet.search.query import Search
 from subfleet.search.queue import ProgramFacts
 
 
-def assigned_client(context: RunContext, state: RunState, client: ClientState) -> ClientOutcome:
+def assign_client(context: RunContext, state: RunState, client: ClientState) -> ClientOutcome:
     """Choose a submodel for a client that has answered."""
     if client.offer.budget is None:
         return replace(client, stage="skipped", reason="it told no budget"), ()
-    if client.offer.brought is not None and own_size(context, state.lineages, client) is None:
+    if client.offer.brought is not None and find_own_size(context, state.lineages, client) is None:
         return replace(client, stage="skipped", reason=NOT_YET), ()
-    ask = ask_of(context, state, client)
+    ask = build_question(context, state, client)
     assigned = context.roles.assigner.assign(ask)
-    return given_client(context, state, replace(client, first_wanted=assigned.wanted), ask, assigned)
+    return give_size(context, state, replace(client, first_wanted=assigned.wanted), ask, assigned)
 
 
-def task_wanted(state: RunState, client: ClientState) -> TaskRequest | None:
+def request_task(state: RunState, client: ClientState) -> TaskRequest | None:
     """What a client state's task is made of; None where it has no submodel yet."""
     if client.participant is None:
         return None
@@ -48,62 +55,64 @@ def task_wanted(state: RunState, client: ClientState) -> TaskRequest | None:
     )
 
 
-def prepared_client(
+def send_training(
     context: RunContext, state: RunState, client: ClientState, made: PreparedTask, now_s: float
 ) -> ClientOutcome:
     """Send the task if the program's own plan fits the budget, and the runtime has what it calls; else look below."""
     facts = made.facts
-    lacking = lacking_operators(facts.operators, operators_of(state, client.client_id))
+    lacking = lacking_operators(facts.operators, get_operators(state, client.client_id))
     if lacking:
-        return _without_operators(context, state, client, lacking)
+        return _choose_runnable(context, state, client, lacking)
     given = client.given
     if client.offer.budget is None or given is None:
         return choose_below(context, state, client, "memory")
-    planned_bytes = plan_bytes(client, facts, operators_of(state, client.client_id), lambda room: room.least_peak_bytes)
-    if planned_bytes is None or planned_bytes > _room_bytes(context, state, client):
-        return _another(context, state, client, facts, "memory")
-    task = train_task(context, state, client, made, planned_bytes, now_s)
-    if (limit := objection(context, state, client, task)) is not None:
-        return _another(context, state, client, facts, limit)
+    planned_bytes = plan_bytes(
+        client, facts, get_operators(state, client.client_id), lambda room: room.least_peak_bytes
+    )
+    if planned_bytes is None or planned_bytes > _limit_memory(context, state, client):
+        return _choose_another(context, state, client, facts, "memory")
+    task = build_train_task(context, state, client, made, planned_bytes, now_s)
+    if (limit := find_objection(context, state, client, task)) is not None:
+        return _choose_another(context, state, client, facts, limit)
     return replace(client, stage="out", task=task, reason=""), (SendTask(task=task),)
 
 
-def _another(
+def _choose_another(
     context: RunContext, state: RunState, client: ClientState, facts: ProgramFacts, limit: Limit
 ) -> ClientOutcome:
     """Another size in place of one whose program takes too much of something; or another subspace of the same."""
     if facts.chain is not None:
-        return _subspace_anew(context, state, client, facts)
+        return _choose_subspace(context, state, client, facts)
     return choose_below(context, state, client, limit)
 
 
-def _subspace_anew(context: RunContext, state: RunState, client: ClientState, facts: ProgramFacts) -> ClientOutcome:
+def _choose_subspace(context: RunContext, state: RunState, client: ClientState, facts: ProgramFacts) -> ClientOutcome:
     """Another subspace, by what its program has told: it goes by nobody else's, whoever was answered first."""
     size = client.size
     if size is None or client.attempt + 1 >= context.config.max_attempts:
         reason = "none of the subspaces that it was given has room, or an operator that its runtime has"
         return replace(client, stage="skipped", given=None, reason=reason), ()
-    ask = ask_of(context, state, client)
+    ask = build_question(context, state, client)
     known = WrittenSize(size=size, facts=facts)
     ask = replace(ask, written=MappingProxyType({**ask.written, size.architecture_id: known}))
-    return given_client(
+    return give_size(
         context, state, replace(client, attempt=client.attempt + 1), ask, context.roles.assigner.assign(ask)
     )
 
 
-def _room_bytes(context: RunContext, state: RunState, client: ClientState) -> int:
+def _limit_memory(context: RunContext, state: RunState, client: ClientState) -> int:
     """What a program may plan: what there is now, and for a size that is given for good also what its log has.
 
     The smallest size is given for good whatever the log has, as there is nothing below it.
     """
     room_bytes = client.offer.budget.memory_bytes if client.offer.budget is not None else 0
-    smallest = candidates_of(context, state, client.offer.runtime)[0].architecture
+    smallest = list_candidates(context, state, client.offer.runtime)[0].architecture
     if client.offer.lasting is None or client.client_id in state.last or client.size == smallest:
         return room_bytes
     return min(room_bytes, client.offer.lasting.memory_bytes)
 
 
-def _without_operators(
+def _choose_runnable(
     context: RunContext, state: RunState, client: ClientState, lacking: Sequence[str]
 ) -> ClientOutcome:
     """Another task while attempts are left: submodels of one network mostly call the same operators."""
@@ -117,7 +126,7 @@ def _without_operators(
     return (chosen, actions) if chosen.open else (skipped, ())
 
 
-def ask_of(
+def build_question(
     context: RunContext,
     state: RunState,
     client: ClientState,
@@ -136,9 +145,9 @@ def ask_of(
         below_limit: what keeps that from it.
         search: in place of the state's.
     """
-    estimate = estimates_of(context, state, client.offer.runtime)
+    estimate = get_estimates(context, state, client.offer.runtime)
     last = state.last.get(client.client_id)
-    known = None if last is None else standing_for(context, state, last)
+    known = None if last is None else find_standing(context, state, last)
     written = {
         one.program.size.architecture_id: WrittenSize(
             size=one.program.size,
@@ -146,13 +155,15 @@ def ask_of(
             estimate=state.live.written_estimates.get(key),
         )
         for key, one in state.written.items()
-        if one.program.target == client.offer.runtime and one.program.student is None and counts(context, state, one)
+        if one.program.target == client.offer.runtime
+        and one.program.student is None
+        and is_available(context, state, one)
     }
     return AssignmentContext(
-        networks=MappingProxyType({one.network.id: one.network for one in in_use(context, state)}),
-        candidates=candidates_of(context, state, client.offer.runtime),
+        networks=MappingProxyType({one.network.id: one.network for one in list_networks(context, state)}),
+        candidates=list_candidates(context, state, client.offer.runtime),
         estimate=estimate,
-        draw=draw_of(context, state, client),
+        draw=build_draw(context, state, client),
         target=client.offer.runtime,
         budget=client.offer.budget or Budget(memory_bytes=0),
         previous=known.size if known is not None else None,
@@ -160,31 +171,31 @@ def ask_of(
         below_limit=below_limit,
         search=search or state.live.searches.get(client.offer.runtime),
         written=MappingProxyType(written),
-        operators=operators_of(state, client.client_id),
-        refused=unfit_sizes(state, client.client_id, client.offer.runtime),
-        declared=own_size(context, state.lineages, client),
+        operators=get_operators(state, client.client_id),
+        refused=list_unfit_sizes(state, client.client_id, client.offer.runtime),
+        declared=find_own_size(context, state.lineages, client),
         lasting=client.offer.lasting,
     )
 
 
 def choose_below(context: RunContext, state: RunState, client: ClientState, limit: Limit) -> ClientOutcome:
     """A smaller submodel, of those that were known when the round began: nothing depends on who was answered first."""
-    ask = ask_of(context, state, client, below=client.size, below_limit=limit)
-    return given_client(context, state, client, ask, context.roles.assigner.assign(ask))
+    ask = build_question(context, state, client, below=client.size, below_limit=limit)
+    return give_size(context, state, client, ask, context.roles.assigner.assign(ask))
 
 
-def given_client(
+def give_size(
     context: RunContext, state: RunState, client: ClientState, ask: AssignmentContext, assigned: Assignment
 ) -> ClientOutcome:
     """Give a client what was chosen for it; skipped where that is nothing."""
     if assigned.candidate is not None:
         ask = ask.of_network(assigned.candidate.architecture.network)
-    client = replace(client, limit=deciding_limit(ask, assigned.candidate, assigned.only))
+    client = replace(client, limit=find_deciding_limit(ask, assigned.candidate, assigned.only))
     if assigned.candidate is None:
-        reason = (assigned.reason or _why_none(state, client, ask))[:MOST_CHARACTERS]
-        lasts: Lasts = "lasting" if nothing_left(ask, assigned.only) else "passing"
+        reason = (assigned.reason or _explain_none(state, client, ask))[:MOST_CHARACTERS]
+        lasts: Lasts = "lasting" if is_exhausted(ask, assigned.only) else "passing"
         return replace(client, stage="skipped", given=None, reason=reason, lasts=lasts), ()
-    size, draw = assigned.candidate.architecture, draw_of(context, state, client)
+    size, draw = assigned.candidate.architecture, build_draw(context, state, client)
     network = ask.networks[size.network]
     given = Submodel(
         size=size,
@@ -194,11 +205,11 @@ def given_client(
         wanted=assigned.wanted,
     )
     client = replace(client, stage="preparing", given=given, task=None)
-    wanted = task_wanted(state, client)
+    wanted = request_task(state, client)
     return client, (wanted,) if wanted is not None else ()
 
 
-def _why_none(state: RunState, client: ClientState, ask: AssignmentContext) -> str:
+def _explain_none(state: RunState, client: ClientState, ask: AssignmentContext) -> str:
     if client.offer.budget is None:
         return "it told no budget"
     problems = [one.problem for key, one in sorted(state.live.estimates.items()) if key.endswith(client.offer.runtime)]
@@ -213,7 +224,7 @@ BY_METHOD = "method"
 """A larger size would have fitted, and the method gave another."""
 
 
-def deciding_limit(ask: AssignmentContext, given: Candidate | None, only: Candidate | None = None) -> str:
+def find_deciding_limit(ask: AssignmentContext, given: Candidate | None, only: Candidate | None = None) -> str:
     """What keeps a client from more than it was given.
 
     A limit decides where a larger size is excluded by it alone. Where every larger size exceeds several limits, these
@@ -237,18 +248,18 @@ def deciding_limit(ask: AssignmentContext, given: Candidate | None, only: Candid
     return "+".join(limit for limit in LIMITS if limit in decides)
 
 
-def reason_of(refusal: Refusal) -> str:
+def describe_refusal(refusal: Refusal) -> str:
     """A refusal in words that may be shown in terminals, where control characters act."""
     return f"{refusal.reason}: {printable(refusal.detail)}"[:MOST_CHARACTERS]
 
 
-def refused_client(context: RunContext, state: RunState, client: ClientState, refusal: Refusal) -> ClientOutcome:
+def answer_refusal(context: RunContext, state: RunState, client: ClientState, refusal: Refusal) -> ClientOutcome:
     """A smaller task after a refusal that a smaller one may mend, while there is one and attempts are left.
 
     Else the client state is refused. What a device cannot run at all is told by the state.
     """
     course = REFUSALS[refusal.reason]
-    final = replace(client, stage="refused", reason=reason_of(refusal))
+    final = replace(client, stage="refused", reason=describe_refusal(refusal))
     if state.phase != "train":
         return final, ()
     if (
@@ -257,23 +268,23 @@ def refused_client(context: RunContext, state: RunState, client: ClientState, re
         and client.offer.budget
         and client.size
     ):
-        smaller = with_less(replace(client, attempt=client.attempt + 1), refusal)
+        smaller = lower_budget(replace(client, attempt=client.attempt + 1), refusal)
         chosen, actions = choose_below(context, state, smaller, course.limit)
         if chosen.open:
             return chosen, actions
-    lasts = lasting_of(context, state, client) if course.of_program else course.lasts
+    lasts = find_lasting(context, state, client) if course.of_program else course.lasts
     return replace(final, lasts=lasts), ()
 
 
-def lasting_of(context: RunContext, state: RunState, client: ClientState) -> Lasts:
+def find_lasting(context: RunContext, state: RunState, client: ClientState) -> Lasts:
     """Whether a device to which a program could not be given, or of which it was refused, has nothing else left."""
-    ask = ask_of(context, state, client)
+    ask = build_question(context, state, client)
     assigned = context.roles.assigner.assign(ask)
-    left = assigned.candidate is not None or not nothing_left(ask, assigned.only)
+    left = assigned.candidate is not None or not is_exhausted(ask, assigned.only)
     return "passing" if left else "lasting"
 
 
-def with_less(client: ClientState, refusal: Refusal) -> ClientState:
+def lower_budget(client: ClientState, refusal: Refusal) -> ClientState:
     """The client state with no more in its budget than a refusal says that there is."""
     available_bytes = refusal.available_bytes
     if client.offer.budget is None or available_bytes is None:
@@ -290,7 +301,7 @@ def with_less(client: ClientState, refusal: Refusal) -> ClientState:
     return client
 
 
-def with_room(state: RunState, refusal: Refusal) -> RunState:
+def remember_disk(state: RunState, refusal: Refusal) -> RunState:
     """The state that knows what may be written to a device's disk, for rounds in which it does not tell."""
     if refusal.reason != "disk" or refusal.available_bytes is None:
         return state

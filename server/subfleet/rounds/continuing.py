@@ -18,10 +18,10 @@ from types import MappingProxyType
 
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.live import RetryTimes
-from subfleet.rounds.members import SILENT_SINCE, expected
+from subfleet.rounds.members import SILENT_SINCE, list_expected
 from subfleet.rounds.progress import Failed, Failing, Measuring, Searching, Tries, Waiting
 from subfleet.rounds.selection import NOT_DRAWN
-from subfleet.rounds.state import ClientState, RunState, remembered
+from subfleet.rounds.state import ClientState, RunState, get_memory
 
 _MOST_REASONS = 4
 _MOST_NAMES = 3
@@ -31,7 +31,7 @@ _MOST_ATTEMPTS = 2
 """In which a device fails for what another attempt does not change, before nothing more is expected of it."""
 
 
-def opened(state: RunState, now_s: float) -> RunState:
+def open_round(state: RunState, now_s: float) -> RunState:
     """The state with a round announced: the next one, or again one that left no update or no answer."""
     again = state.round > state.aggregated_round
     unanswered = again and not state.clients
@@ -46,17 +46,17 @@ def opened(state: RunState, now_s: float) -> RunState:
     return state.entered(Measuring(), now_s)
 
 
-def fruitless(context: RunContext, state: RunState, now_s: float) -> RunState:
+def fail_attempt(context: RunContext, state: RunState, now_s: float) -> RunState:
     """The state after an attempt at the open round without an update: it waits for the next one, or has failed."""
     before, times = state.tries, state.live.retries
     if times.since_s is None:
         times = RetryTimes(since_s=now_s, since_turn=state.turn)
-    failing = _failing(before.failing, state.clients)
+    failing = _update_failing(before.failing, state.clients)
     # What follows from the reason that was true first says less.
     first = {name: one.first for name, one in failing.items() if name in state.clients}
-    waits_for = _grouped({**_why(state.clients), **first})
+    waits_for = _group_reasons({**_list_reasons(state.clients), **first})
     tries = Tries(retry=before.retry + 1, lost=before.lost + 1, waits_for=waits_for, failing=failing)
-    live = replace(state.live, retries=replace(times, pause_s=_pause_s(context, state)))
+    live = replace(state.live, retries=replace(times, pause_s=_choose_pause_s(context, state)))
     state = replace(state, tries=tries, live=live).entered(Waiting(), now_s)
     if _is_certain(context, state, now_s):
         failure = (
@@ -65,7 +65,7 @@ def fruitless(context: RunContext, state: RunState, now_s: float) -> RunState:
         )
         return state.failed(failure, now_s)
     tried, limit_s = state.turn - times.since_turn, context.config.deadlines.retry_s
-    if max(now_s - (times.since_s or 0.0), _log_s(context, tried)) < limit_s:
+    if max(now_s - (times.since_s or 0.0), _get_log_s(context, tried)) < limit_s:
         return state
     failure = (
         f"round {state.round} left nothing to aggregate for {limit_s:g} s, in {tried} tries "
@@ -74,15 +74,15 @@ def fruitless(context: RunContext, state: RunState, now_s: float) -> RunState:
     return state.failed(failure, now_s)
 
 
-def _failing(before: Mapping[str, Failing], clients: Mapping[str, ClientState]) -> Mapping[str, Failing]:
+def _update_failing(before: Mapping[str, Failing], clients: Mapping[str, ClientState]) -> Mapping[str, Failing]:
     """The clients that fail in every attempt, after one more."""
     found = {
-        name: one for name, client in clients.items() if (one := _failing_still(before.get(name), client)) is not None
+        name: one for name, client in clients.items() if (one := _update_failure(before.get(name), client)) is not None
     }
     return MappingProxyType(dict(sorted(found.items()))) if found or before else before
 
 
-def _failing_still(before: Failing | None, client: ClientState) -> Failing | None:
+def _update_failure(before: Failing | None, client: ClientState) -> Failing | None:
     if client.reason == NOT_DRAWN:  # nothing was learned of it
         return before
     if client.lasts == "passing" or client.stage not in ("refused", "skipped"):
@@ -96,53 +96,53 @@ def _failing_still(before: Failing | None, client: ClientState) -> Failing | Non
 def _is_certain(context: RunContext, state: RunState, now_s: float) -> bool:
     """Whether nothing is to be expected of any device that is there."""
     assigned = (name for name, client in state.clients.items() if client.stage != "missing")
-    there, failing = {*expected(context, state, now_s), *assigned}, state.tries.failing
-    over = all(name in failing and failing[name].times >= _MOST_ATTEMPTS for name in there)
-    return over and len(there) >= context.config.min_clients
+    there, failing = {*list_expected(context, state, now_s), *assigned}, state.tries.failing
+    is_over = all(name in failing and failing[name].times >= _MOST_ATTEMPTS for name in there)
+    return is_over and len(there) >= context.config.min_clients
 
 
-def what_is_lacking(clients: Mapping[str, ClientState]) -> str:
+def describe_missing(clients: Mapping[str, ClientState]) -> str:
     """Who did not take part and why, in words: most of them first, and never long."""
-    return _grouped(_why(clients))
+    return _group_reasons(_list_reasons(clients))
 
 
-def _why(clients: Mapping[str, ClientState]) -> dict[str, str]:
+def _list_reasons(clients: Mapping[str, ClientState]) -> dict[str, str]:
     return {name: f"{client.stage}: {client.reason}" for name, client in clients.items() if client.stage != "done"}
 
 
-def _grouped(why: Mapping[str, str]) -> str:
+def _group_reasons(why: Mapping[str, str]) -> str:
     groups: dict[str, list[str]] = {}
     for name, text in sorted(why.items()):
         groups.setdefault(text[:_MOST_CHARACTERS], []).append(name)
     ordered = sorted(groups.items(), key=lambda group: (-len(group[1]), group))
-    told = [f"{_names(names)} {text}" for text, names in ordered[:_MOST_REASONS]]
+    told = [f"{_join_names(names)} {text}" for text, names in ordered[:_MOST_REASONS]]
     more = sum(len(names) for _, names in ordered[_MOST_REASONS:])
     return "; ".join([*told, *([f"{more} more for other reasons"] if more else [])])
 
 
-def _names(names: list[str]) -> str:
+def _join_names(names: list[str]) -> str:
     rest = len(names) - _MOST_NAMES
     return ", ".join(names[:_MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def _pause_s(context: RunContext, state: RunState) -> float:
+def _choose_pause_s(context: RunContext, state: RunState) -> float:
     deadlines = context.config.deadlines
     waited_for = (client for client in state.clients.values() if not client.reason.startswith(SILENT_SINCE))
-    if _log_s(context, 1) > 0 and all(client.stage == "skipped" for client in waited_for):
+    if _get_log_s(context, 1) > 0 and all(client.stage == "skipped" for client in waited_for):
         return 0.0
     return float(min(deadlines.pause_s * 2 ** min(state.tries.retry, _MOST_DOUBLINGS), deadlines.longest_pause_s))
 
 
-def _log_s(context: RunContext, turns: int) -> float:
+def _get_log_s(context: RunContext, turns: int) -> float:
     return 0.0 if context.config.clock is None else turns * context.config.clock.step_s
 
 
-def over(context: RunContext, state: RunState) -> bool:
+def is_over(context: RunContext, state: RunState) -> bool:
     """Whether no further round begins."""
-    return state.aggregated_round >= context.config.total_rounds or bool(why_early(context, state))
+    return state.aggregated_round >= context.config.total_rounds or bool(explain_early_end(context, state))
 
 
-def taken_up(context: RunContext, state: RunState) -> RunState:
+def resume_state(context: RunContext, state: RunState) -> RunState:
     """The stored state of a run that somebody starts again.
 
     What failed is tried, what has more rounds goes on, and a generation that devices were scoring is scored anew.
@@ -152,12 +152,12 @@ def taken_up(context: RunContext, state: RunState) -> RunState:
         return replace(state, at=Waiting(), tries=tries)
     if isinstance(state.at, Searching):
         return replace(state, clients=MappingProxyType({}))
-    if state.phase in ("deploy", "finished") and not over(context, state):
+    if state.phase in ("deploy", "finished") and not is_over(context, state):
         return replace(state, at=Waiting(), clients=MappingProxyType({}))
     return state
 
 
-def why_early(context: RunContext, state: RunState) -> str:
+def explain_early_end(context: RunContext, state: RunState) -> str:
     """Why a run is over before its last round; empty where it is not.
 
     A run whose norms are measured in its last round is not left without them, and goes on to its end.
@@ -165,4 +165,4 @@ def why_early(context: RunContext, state: RunState) -> str:
     config = context.config
     if not 0 < state.aggregated_round < config.total_rounds or config.calibrates(config.total_rounds):
         return ""
-    return context.roles.memory.stop(remembered(context, state))
+    return context.roles.memory.stop(get_memory(context, state))

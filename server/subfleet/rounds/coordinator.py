@@ -20,18 +20,18 @@ from subfleet.protocol.messages import (
     Telemetry,
     Update,
 )
-from subfleet.rounds.arrivals import tasks_wanted, with_failure, with_result
-from subfleet.rounds.assigning import reason_of, refused_client, with_less, with_room
-from subfleet.rounds.awaiting import sent_s, with_answer
-from subfleet.rounds.closing import aggregation_action, with_exclusion
+from subfleet.rounds.arrivals import apply_failure, apply_result, request_tasks
+from subfleet.rounds.assigning import answer_refusal, describe_refusal, lower_budget, remember_disk
+from subfleet.rounds.awaiting import find_sent_s, record_answer
+from subfleet.rounds.closing import apply_exclusion, request_aggregation
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.estimation import estimates_wanted
-from subfleet.rounds.evaluating import evaluated, evaluations_wanted
-from subfleet.rounds.judging import judge, reply, skip_notice, skip_notices
+from subfleet.rounds.estimation import request_estimates
+from subfleet.rounds.evaluating import record_evaluation, request_evaluations
+from subfleet.rounds.judging import build_skip_notice, judge, list_skip_notices, reply
 from subfleet.rounds.live import Member, Swept
-from subfleet.rounds.members import holds_lease, parted, without_strangers
-from subfleet.rounds.obstacles import forgiven, with_unfit
-from subfleet.rounds.offers import declaration_reply, measured_client, with_brought
+from subfleet.rounds.members import forget_strangers, holds_lease, record_departure
+from subfleet.rounds.obstacles import forget_refusals, record_unfit
+from subfleet.rounds.offers import build_client, remember_network, reply_to_declaration
 from subfleet.rounds.phases import advance
 from subfleet.rounds.signals import (
     Action,
@@ -45,21 +45,21 @@ from subfleet.rounds.signals import (
     Tick,
     Withdraw,
 )
-from subfleet.rounds.sizing import asking, lacking, scored_client, scoring_wanted, unscored_client
+from subfleet.rounds.sizing import assign_best, assign_unscored, list_lacking, request_new, request_scoring
 from subfleet.rounds.state import ClientState, RunState
 from subfleet.rounds.work import CheckRequest, ModelsRequest, ProgramRequest
 
 
 def step(context: RunContext, state: RunState, event: Event, now_s: float) -> Outcome:
     """Take in an event, then move on as far as the state allows."""
-    handled, actions = _handled(context, state, event, now_s)
+    handled, actions = _handle(context, state, event, now_s)
     if isinstance(event, Presence | Profile | Telemetry) and _moves_nothing(context, state, handled, event, now_s):
         return handled, actions
     after, more = advance(context, handled, now_s)
-    return after, (*actions, *more, *skip_notices(state, after))
+    return after, (*actions, *more, *list_skip_notices(state, after))
 
 
-def round_info(context: RunContext, state: RunState, now_s: float) -> RoundInfo | None:
+def build_round_info(context: RunContext, state: RunState, now_s: float) -> RoundInfo | None:
     """What everyone is told of the run now; None where there is nothing to tell, between rounds.
 
     Its message id follows from what it says, so that repetitions are recognised.
@@ -91,28 +91,28 @@ def round_info(context: RunContext, state: RunState, now_s: float) -> RoundInfo 
     )
 
 
-def resume_actions(context: RunContext, state: RunState) -> tuple[Action, ...]:
+def list_resume_actions(context: RunContext, state: RunState) -> tuple[Action, ...]:
     """What is to be done again when a stored state is taken up: everything that was under way."""
     ahead = (ProgramRequest(program=one, round=state.round) for one in state.queue)
     actions: list[Action] = [*ahead]
     if state.phase == "aggregate":
-        return (aggregation_action(context, state), *actions)
+        return (request_aggregation(context, state), *actions)
     if state.phase == "deploy":
-        return (*actions, *_deploying(state))
+        return (*actions, *_list_deployments(state))
     if state.phase == "evaluate":
-        return (*actions, *_sent(state), *evaluations_wanted(state, state.clients))
+        return (*actions, *_list_sent_tasks(state), *request_evaluations(state, state.clients))
     if state.phase not in ("measure", "train"):  # in a search the next step asks for its generation
         return tuple(actions)
     for client in state.clients.values():
         if client.stage in ("scoring", "out") and client.task is not None:
             actions.append(SendTask(task=client.task))
         elif client.stage == "scoring":
-            actions.append(scoring_wanted(state, client))
+            actions.append(request_scoring(state, client))
     # Tasks that are not out yet are asked for when a smaller size could be chosen, should one be too large.
-    return (*actions, *(lacking(context, state) or tasks_wanted(state)))
+    return (*actions, *(list_lacking(context, state) or request_tasks(state)))
 
 
-def _sent(state: RunState) -> Iterator[SendTask]:
+def _list_sent_tasks(state: RunState) -> Iterator[SendTask]:
     return (
         SendTask(task=client.task)
         for client in state.clients.values()
@@ -120,14 +120,18 @@ def _sent(state: RunState) -> Iterator[SendTask]:
     )
 
 
-def _deploying(state: RunState) -> tuple[Action, ...]:
+def _list_deployments(state: RunState) -> tuple[Action, ...]:
     waiting = (client.participant for client in state.clients.values() if client.stage == "preparing")
     requests = (ModelsRequest(participant=one, round=state.round) for one in waiting if one is not None)
-    return (*_sent(state), *requests)
+    return (*_list_sent_tasks(state), *requests)
 
 
-def _handled(context: RunContext, state: RunState, event: Event, now_s: float) -> Outcome:
-    return _told(context, state, event, now_s) if isinstance(event, FromDevice) else _done(context, state, event, now_s)
+def _handle(context: RunContext, state: RunState, event: Event, now_s: float) -> Outcome:
+    return (
+        _handle_message(context, state, event, now_s)
+        if isinstance(event, FromDevice)
+        else _handle_result(context, state, event, now_s)
+    )
 
 
 def _moves_nothing(
@@ -147,65 +151,65 @@ def _moves_nothing(
     return replace(now, heard_s=known.heard_s, noted_s=known.noted_s) == known
 
 
-def _told(context: RunContext, state: RunState, event: FromDevice, now_s: float) -> Outcome:
+def _handle_message(context: RunContext, state: RunState, event: FromDevice, now_s: float) -> Outcome:
     match event:
         case Presence():
-            outcome = _heard(context, state, event, now_s)
+            outcome = _receive_presence(context, state, event, now_s)
         case Profile():
-            outcome = _profiled(context, state, event, now_s)
+            outcome = _receive_profile(context, state, event, now_s)
         case Telemetry():
-            outcome = _measured(context, state, event, now_s)
+            outcome = _receive_telemetry(context, state, event, now_s)
         case Update():
-            outcome = _update_offered(context, state, event)
+            outcome = _receive_update(context, state, event)
         case Scores() | Refusal() | Evaluated() | Deployed():
-            outcome = _answered(context, state, event, now_s)
+            outcome = _receive_answer(context, state, event, now_s)
         case _:
             never(event)
     return outcome
 
 
-def _done(context: RunContext, state: RunState, event: FromServer, now_s: float) -> Outcome:
+def _handle_result(context: RunContext, state: RunState, event: FromServer, now_s: float) -> Outcome:
     match event:
         case Tick():
-            outcome: Outcome = without_strangers(context, state, now_s), ()
+            outcome: Outcome = forget_strangers(context, state, now_s), ()
         case Done():
-            outcome = with_result(context, state, event, now_s)
+            outcome = apply_result(context, state, event, now_s)
         case Failed():
-            outcome = with_failure(context, state, event, now_s)
+            outcome = apply_failure(context, state, event, now_s)
         case _:
             never(event)
     return outcome
 
 
-def _heard(context: RunContext, state: RunState, presence: Presence, now_s: float) -> Outcome:
+def _receive_presence(context: RunContext, state: RunState, presence: Presence, now_s: float) -> Outcome:
     member = state.live.members.get(presence.client_id, Member())
     if not presence.online:
         # A will is only a hint, and one of an earlier session says nothing of this one.
         if presence.client_id not in state.live.members or presence.session_id not in ("", member.session_id):
             return state, ()
-        member = parted(member, presence, now_s)
+        member = record_departure(member, presence, now_s)
         return _with_member(state, presence.client_id, member), ()
     started_anew = presence.session_id != member.session_id
-    member = _spoke(member, presence.session_id, now_s)
+    member = _mark_heard(member, presence.session_id, now_s)
     state = _with_member(state, presence.client_id, member)
     client = state.clients.get(presence.client_id)
     if started_anew and client is not None and client.stage in ("scoring", "out") and client.task is not None:
         # The ack of this task may have come from the life before, which took the task with it.
         return state, (SendTask(task=client.task),)
-    return state, skip_notice(client)
+    return state, build_skip_notice(client)
 
 
-def _spoke(member: Member, session_id: str, now_s: float) -> Member:
+def _mark_heard(member: Member, session_id: str, now_s: float) -> Member:
     return replace(member, session_id=session_id, heard_s=now_s, gone="", farewell="", silent_since=0, noted_s=now_s)
 
 
-def _profiled(context: RunContext, state: RunState, profile: Profile, now_s: float) -> Outcome:
+def _receive_profile(context: RunContext, state: RunState, profile: Profile, now_s: float) -> Outcome:
     member = state.live.members.get(profile.client_id, Member())
     # It comes with every heartbeat, and so does the answer to what it declares, which may have been lost.
-    answer = declaration_reply(context, profile, state.brought.get(profile.client_id, ()))
+    answer = reply_to_declaration(context, profile, state.brought.get(profile.client_id, ()))
     if state.profiles.get(profile.client_id) == profile:
         return state, answer
-    state = _with_member(forgiven(state, profile.client_id), profile.client_id, replace(member, noted_s=now_s))
+    state = _with_member(forget_refusals(state, profile.client_id), profile.client_id, replace(member, noted_s=now_s))
     swept = replace(state.live, swept=Swept())  # there may be too many members now
     return replace(state, profiles=state.profiles.updated({profile.client_id: profile}), live=swept), answer
 
@@ -216,9 +220,9 @@ def _with_member(state: RunState, client_id: str, member: Member) -> RunState:
     return replace(state, live=replace(live, members=live.members.updated({client_id: member}), swept=swept))
 
 
-def _measured(context: RunContext, state: RunState, telemetry: Telemetry, now_s: float) -> Outcome:
+def _receive_telemetry(context: RunContext, state: RunState, telemetry: Telemetry, now_s: float) -> Outcome:
     client_id, message_id = telemetry.client_id, telemetry.message_id
-    member = _spoke(state.live.members.get(client_id, Member()), telemetry.session_id, now_s)
+    member = _mark_heard(state.live.members.get(client_id, Member()), telemetry.session_id, now_s)
     state = _with_member(state, client_id, member)
     if telemetry.round is None:
         return state, ()
@@ -231,15 +235,15 @@ def _measured(context: RunContext, state: RunState, telemetry: Telemetry, now_s:
     if (profile := state.profiles.get(client_id)) is None:
         # Its profile is still on its way; the client sends the telemetry again until it has an ack.
         return state, ()
-    state = with_answer(state, client_id, "telemetry", now_s - state.live.entered_s)
-    client = with_exclusion(state, measured_client(context, state, profile, telemetry))
-    state, requests = with_brought(state.with_clients(client), client), tuple[Action, ...]()
+    state = record_answer(state, client_id, "telemetry", now_s - state.live.entered_s)
+    client = apply_exclusion(state, build_client(context, state, profile, telemetry))
+    state, requests = remember_network(state.with_clients(client), client), tuple[Action, ...]()
     if client.stage == "answered":
-        state, requests = asking(state, estimates_wanted(context, state, client.offer.runtime))
+        state, requests = request_new(state, request_estimates(context, state, client.offer.runtime))
     return state, (reply(client_id, message_id, "accepted"), *requests)
 
 
-def _answered(
+def _receive_answer(
     context: RunContext, state: RunState, answer: Scores | Refusal | Evaluated | Deployed, now_s: float
 ) -> Outcome:
     """Take in an answer that counts; each is repeated until its ack arrives."""
@@ -247,17 +251,19 @@ def _answered(
     ack = reply(answer.client_id, answer.message_id, verdict, reason)
     if verdict != "accepted":
         return state, (ack,)
-    if state.phase == "train" and lacking(context, state):
+    if state.phase == "train" and list_lacking(context, state):
         return state, ()  # no size can be chosen yet; without an ack the client sends it again
     client, actions = state.clients[answer.client_id], tuple[Action, ...]()
     match answer:
         case Scores():
-            state = with_answer(state, answer.client_id, "scores", now_s - sent_s(context, state, client, "scores"))
-            client, actions = scored_client(context, state, client, answer)
+            state = record_answer(
+                state, answer.client_id, "scores", now_s - find_sent_s(context, state, client, "scores")
+            )
+            client, actions = assign_best(context, state, client, answer)
         case Refusal():
-            state, client, actions = _refused(context, state, client, answer)
+            state, client, actions = _receive_refusal(context, state, client, answer)
         case Evaluated():
-            state, client = evaluated(context, state, client, answer, now_s)
+            state, client = record_evaluation(context, state, client, answer, now_s)
         case Deployed():
             client = replace(client, stage="done")
         case _:
@@ -265,20 +271,20 @@ def _answered(
     return state.with_clients(client), (ack, Withdraw(task_id=answer.task_id), *actions)
 
 
-def _refused(
+def _receive_refusal(
     context: RunContext, state: RunState, client: ClientState, refusal: Refusal
 ) -> tuple[RunState, ClientState, tuple[Action, ...]]:
-    why = reason_of(refusal)
+    why = describe_refusal(refusal)
     client = replace(client, refusals=(*client.refusals, why))
-    state = with_room(state, refusal)
+    state = remember_disk(state, refusal)
     if state.phase == "train":  # of the programs that train and score
-        state = with_unfit(state, client, refusal, why)
+        state = record_unfit(state, client, refusal, why)
     if client.stage == "scoring":
-        return state, *unscored_client(context, state, with_less(client, refusal))
-    return state, *refused_client(context, state, client, refusal)
+        return state, *assign_unscored(context, state, lower_budget(client, refusal))
+    return state, *answer_refusal(context, state, client, refusal)
 
 
-def _update_offered(context: RunContext, state: RunState, update: Update) -> Outcome:
+def _receive_update(context: RunContext, state: RunState, update: Update) -> Outcome:
     verdict, reason = judge(context, state, update)
     if verdict == "accepted":
         return state, (CheckRequest(update=update),)

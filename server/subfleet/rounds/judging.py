@@ -11,11 +11,11 @@ from subfleet.protocol.messages import Ack, ArchitectureProblem, Deployed, Evalu
 from subfleet.protocol.task import Calibrate, Deploy, Evaluate, Score, Task, Train
 from subfleet.protocol.task_kinds import oddity
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.networks import declared_of
+from subfleet.rounds.networks import get_network
 from subfleet.rounds.progress import PhaseName
 from subfleet.rounds.signals import Reply
 from subfleet.rounds.state import ClientState, RunState, Stage
-from subfleet.rounds.tasks import score_task_id
+from subfleet.rounds.tasks import name_score_task
 
 Verdict = Literal["accepted", "duplicate", "refused"]
 _Answer = Update | Refusal | Deployed | Scores | Evaluated
@@ -92,7 +92,7 @@ def _is_answered(context: RunContext, state: RunState, client: ClientState, answ
     if isinstance(answer, Refusal) and client.attempt > 0:
         return True
     scored = isinstance(answer, (Refusal, Scores)) and client.stage != "scoring" and bool(client.proposals)
-    return scored and answer.task_id == score_task_id(context, state, answer.client_id)
+    return scored and answer.task_id == name_score_task(context, state, answer.client_id)
 
 
 def _find_problem(context: RunContext, state: RunState, client: ClientState, task: Task, answer: _Answer) -> str:
@@ -120,7 +120,7 @@ def _find_example_problem(context: RunContext, state: RunState, task: Task, answ
     if not isinstance(work, Train) or work.paths is None:
         count = len(answer.operator_examples)
         return f"there are examples of {count} choices, but no paths were drawn" if count else ""
-    kept = declared_of(context, state.lineages, task.architecture).network.operators_of(task.architecture)
+    kept = get_network(context, state.lineages, task.architecture).network.operators_of(task.architecture)
     if {choice for choice, _ in answer.operator_examples} != kept.keys():
         return "there must be examples of every choice of the supernet and of no other, but there are not"
     expected = work.settings.passes_over(answer.sample_count)
@@ -158,7 +158,7 @@ def _find_evaluation_problem(context: RunContext, client: ClientState, task: Tas
     return "" if answer.scores else oddity(context.config.training.objective.kind, totals_of(answer), classes)
 
 
-def skip_notice(client: ClientState | None) -> tuple[Reply, ...]:
+def build_skip_notice(client: ClientState | None) -> tuple[Reply, ...]:
     """Tells a client why it was skipped; nothing if it takes part, or has sent no telemetry."""
     if client is None or client.stage != "skipped" or not client.offer.telemetry_id:
         return ()
@@ -167,9 +167,9 @@ def skip_notice(client: ClientState | None) -> tuple[Reply, ...]:
     return (Reply(client_id=client.client_id, ack=ack),)
 
 
-def skip_notices(before: RunState, after: RunState) -> tuple[Reply, ...]:
+def list_skip_notices(before: RunState, after: RunState) -> tuple[Reply, ...]:
     """Tells clients that a step has skipped."""
     if after.clients is before.clients:
         return ()
     new = (client for name, client in after.clients.items() if client is not before.clients.get(name))
-    return tuple(notice for client in new for notice in skip_notice(client))
+    return tuple(notice for client in new for notice in build_skip_notice(client))

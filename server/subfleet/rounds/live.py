@@ -153,7 +153,7 @@ class TargetEstimates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationScores:
-    """What devices have told so far of a generation of paths; see `searching`.
+    """What devices have told so far of a generation of paths; see `advance_search`.
 
     Attributes:
         made: the generation, with the server's own scores where it has validation samples.

@@ -28,7 +28,7 @@ def holds_lease(context: RunContext, member: Member, now_s: float) -> bool:
     return member.heard_s is not None and now_s - member.heard_s <= context.config.deadlines.lease_s
 
 
-def parted(member: Member, presence: Presence, now_s: float) -> Member:
+def record_departure(member: Member, presence: Presence, now_s: float) -> Member:
     """The client after its goodbye or its will; a will that follows a goodbye says nothing more."""
     farewell = presence.reason or member.farewell
     gone: Literal["goodbye", "will"] = "goodbye" if farewell else "will"
@@ -47,7 +47,7 @@ def has_left(context: RunContext, member: Member, now_s: float) -> bool:
     return now_s - member.noted_s >= grace_s
 
 
-def reason_away(context: RunContext, member: Member, now_s: float) -> str:
+def explain_away(context: RunContext, member: Member, now_s: float) -> str:
     """Why a client is away, in words; empty where it is there."""
     if member.gone == "goodbye":
         return f"it said goodbye ({member.farewell})"
@@ -83,13 +83,13 @@ class Absence:
         return f"{self.reason}, last seen {now_s - self.seen_s:.0f} s ago"
 
 
-def absences(context: RunContext, state: RunState, now_s: float) -> Iterator[Absence]:
+def list_absences(context: RunContext, state: RunState, now_s: float) -> Iterator[Absence]:
     """The clients of the run that are away, or refused their task in the open round; by their names."""
     for name, member in sorted(state.live.members.items()):
         profile = state.profiles.get(name)
         if profile is None or not (member.session_id or name in state.last):
             continue
-        client, reason = state.clients.get(name), reason_away(context, member, now_s)
+        client, reason = state.clients.get(name), explain_away(context, member, now_s)
         kind: Literal["goodbye", "will", "unheard", "silent", "refused"] = "silent"
         seen_s = member.heard_s
         if member.gone:
@@ -102,7 +102,7 @@ def absences(context: RunContext, state: RunState, now_s: float) -> Iterator[Abs
             yield Absence(client_id=name, device=profile.device, kind=kind, reason=reason, seen_s=seen_s)
 
 
-def expected(context: RunContext, state: RunState, now_s: float) -> Iterator[str]:
+def list_expected(context: RunContext, state: RunState, now_s: float) -> Iterator[str]:
     """The clients that are waited for, in no order.
 
     Whoever holds its lease; in a strict run everyone who ever spoke in this run: a client that was killed and comes
@@ -118,7 +118,7 @@ def expected(context: RunContext, state: RunState, now_s: float) -> Iterator[str
             yield name
 
 
-def silent_members(state: RunState) -> tuple[str, ...]:
+def list_silent_members(state: RunState) -> tuple[str, ...]:
     """The clients that belong to the run, have not said that they go, and have no client state in the open round.
 
     Whoever spoke to this server belongs to it, and whoever took part before; a profile alone makes nobody one of them.
@@ -133,7 +133,7 @@ def silent_members(state: RunState) -> tuple[str, ...]:
     )
 
 
-def without_strangers(context: RunContext, state: RunState, now_s: float) -> RunState:
+def forget_strangers(context: RunContext, state: RunState, now_s: float) -> RunState:
     """The state without those that never took part and are silent, or are too many.
 
     A client that is forgotten and comes back is as new as it was the first time. Members are looked through where one
@@ -154,21 +154,21 @@ def without_strangers(context: RunContext, state: RunState, now_s: float) -> Run
     }
     gone = {name for name in strangers if now_s > expires_s(name)}
     count = len(strangers) - len(gone)
-    values = sum(_values(profiles.get(name)) for name in strangers if name not in gone)
+    values = sum(_count_values(profiles.get(name)) for name in strangers if name not in gone)
     if count > MOST_STRANGERS or values > MOST_VALUES:
         for name in sorted(strangers, key=lambda name: (strangers[name].noted_s, name)):
             if count <= MOST_STRANGERS and values <= MOST_VALUES:
                 break
             if name not in gone:
                 gone.add(name)
-                count, values = count - 1, values - _values(profiles.get(name))
+                count, values = count - 1, values - _count_values(profiles.get(name))
     members = live.members.without(gone)
     until_s = min((expires_s(name) for name in members if name not in state.last), default=math.inf)
     swept = Swept(until_s=until_s, clients=(state.turn, state.phase))
     return replace(state, profiles=profiles.without(gone), live=replace(live, members=members, swept=swept))
 
 
-def _values(profile: Profile | None) -> int:
+def _count_values(profile: Profile | None) -> int:
     if profile is None:
         return 0
     values = len(profile.class_counts) + len(profile.operators) + len(profile.software)

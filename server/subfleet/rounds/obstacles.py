@@ -19,7 +19,7 @@ from subfleet.search.fitting import Limit, Obstacle
 from subfleet.search.queue import ProgramFacts, SizedProgram
 
 
-def operators_of(state: RunState, client_id: str) -> tuple[str, ...]:
+def get_operators(state: RunState, client_id: str) -> tuple[str, ...]:
     """The operators that a device's runtime lists; none where it lists none."""
     profile = state.profiles.get(client_id)
     return () if profile is None else profile.operators
@@ -47,14 +47,14 @@ def plan_bytes(
     return peak_bytes(facts.chain.room(links))
 
 
-def objection(context: RunContext, state: RunState, client: ClientState, task: Task) -> Limit | None:
+def find_objection(context: RunContext, state: RunState, client: ClientState, task: Task) -> Limit | None:
     """What a device would refuse a task for by its sizes; None where it would fetch it."""
-    if beyond_disk(client, task):
+    if explain_disk(client, task):
         return "disk"
-    return "link" if _too_slow(context, state, client, task) else None
+    return "link" if _is_too_slow(context, state, client, task) else None
 
 
-def beyond_disk(client: ClientState, task: Task) -> str:
+def explain_disk(client: ClientState, task: Task) -> str:
     """Why a task does not fit a device's disk; empty where it does, or nothing is known of the disk."""
     most_bytes = None if client.offer.budget is None else client.offer.budget.disk_bytes
     taken_bytes = needed_bytes(task)
@@ -63,7 +63,7 @@ def beyond_disk(client: ClientState, task: Task) -> str:
     return f"the task takes {taken_bytes} bytes of disk and the budget is {most_bytes}"
 
 
-def models_with_room(client: ClientState, programs: Sequence[ProgramRef]) -> tuple[ProgramRef, ...]:
+def select_models(client: ClientState, programs: Sequence[ProgramRef]) -> tuple[ProgramRef, ...]:
     """Of a device's inference models, those for which its disk has room: its own runtime's comes first."""
     left_bytes = None if client.offer.budget is None else client.offer.budget.disk_bytes
     if left_bytes is None:
@@ -77,7 +77,7 @@ def models_with_room(client: ClientState, programs: Sequence[ProgramRef]) -> tup
     return tuple(program for program in programs if program.target in kept)
 
 
-def _too_slow(context: RunContext, state: RunState, client: ClientState, task: Task) -> bool:
+def _is_too_slow(context: RunContext, state: RunState, client: ClientState, task: Task) -> bool:
     """Whether a task cannot come before it ends; the program that the device had last is there already."""
     if client.offer.budget is None or client.offer.budget.downlink_bytes is None:
         return False
@@ -123,7 +123,7 @@ LASTING_LIMITS: frozenset[Limit] = frozenset(
 )
 
 
-def nothing_left(ask: AssignmentContext, only: Candidate | None = None) -> bool:
+def is_exhausted(ask: AssignmentContext, only: Candidate | None = None) -> bool:
     """Whether every size is kept from a client by what lasts, so that no attempt has anything for it.
 
     Args:
@@ -140,7 +140,7 @@ _MOST = 10_000
 """Refusals that a run remembers; the oldest go first."""
 
 
-def with_unfit(state: RunState, client: ClientState, refusal: Refusal, why: str) -> RunState:
+def record_unfit(state: RunState, client: ClientState, refusal: Refusal, why: str) -> RunState:
     """The state with what a refusal says of the programs of its task.
 
     Args:
@@ -152,13 +152,13 @@ def with_unfit(state: RunState, client: ClientState, refusal: Refusal, why: str)
     course = REFUSALS[refusal.reason]
     if course.limit is None or not course.of_program:
         return state
-    kept = {**state.unfit, **dict.fromkeys(_keys(client), Obstacle(limit=course.limit, why=why))}
+    kept = {**state.unfit, **dict.fromkeys(_list_keys(client), Obstacle(limit=course.limit, why=why))}
     for key in list(kept)[: max(0, len(kept) - _MOST)]:
         del kept[key]
     return replace(state, unfit=MappingProxyType(kept))
 
 
-def _keys(client: ClientState) -> tuple[str, ...]:
+def _list_keys(client: ClientState) -> tuple[str, ...]:
     if client.task is not None and isinstance(client.task.work, Score):
         programs = (
             SizedProgram(size=one.architecture, target=client.offer.runtime) for one in client.task.work.candidates
@@ -171,21 +171,21 @@ def _keys(client: ClientState) -> tuple[str, ...]:
     )
 
 
-def unfit_sizes(state: RunState, client_id: str, target: str) -> Mapping[str, Obstacle]:
+def list_unfit_sizes(state: RunState, client_id: str, target: str) -> Mapping[str, Obstacle]:
     """By size's id, why a device cannot run the program that trains it."""
-    return _with_prefix(state, f"{client_id}/{target}/")
+    return _filter_prefix(state, f"{client_id}/{target}/")
 
 
-def unscorable_sizes(state: RunState, client_id: str, target: str) -> Mapping[str, Obstacle]:
+def list_unscorable_sizes(state: RunState, client_id: str, target: str) -> Mapping[str, Obstacle]:
     """By size's id, why a device cannot run the program that scores it."""
-    return _with_prefix(state, f"{client_id}/{_SCORE}/{target}/")
+    return _filter_prefix(state, f"{client_id}/{_SCORE}/{target}/")
 
 
-def _with_prefix(state: RunState, prefix: str) -> Mapping[str, Obstacle]:
+def _filter_prefix(state: RunState, prefix: str) -> Mapping[str, Obstacle]:
     return {key.removeprefix(prefix): why for key, why in state.unfit.items() if key.startswith(prefix)}
 
 
-def forgiven(state: RunState, client_id: str) -> RunState:
+def forget_refusals(state: RunState, client_id: str) -> RunState:
     """The state in which a device may be given anything again: it has started anew, maybe with another runtime."""
     kept = {key: why for key, why in state.unfit.items() if not key.startswith(f"{client_id}/")}
     if len(kept) < len(state.unfit):

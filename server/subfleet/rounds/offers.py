@@ -27,7 +27,7 @@ from subfleet.tasks import shape_problem
 MOST_CHARACTERS = 400  # of a reason, as it stands in tables
 
 
-def measured_client(context: RunContext, state: RunState, profile: Profile, telemetry: Telemetry) -> ClientState:
+def build_client(context: RunContext, state: RunState, profile: Profile, telemetry: Telemetry) -> ClientState:
     """The state of a client that has told what it can give; skipped where it can take no part at all.
 
     Args:
@@ -38,7 +38,7 @@ def measured_client(context: RunContext, state: RunState, profile: Profile, tele
     """
     if telemetry.disk_budget_bytes is None:
         telemetry = replace(telemetry, disk_budget_bytes=state.disks.get(profile.client_id))
-    class_counts, odd_classes = class_counts_of(context.config, profile)
+    class_counts, odd_classes = count_classes(context.config, profile)
     client = ClientState(
         client_id=profile.client_id,
         device=profile.device,
@@ -47,21 +47,21 @@ def measured_client(context: RunContext, state: RunState, profile: Profile, tele
             runtime=next((name for name in profile.runtimes if name in context.config.targets), ""),
             packing_width=profile.packing_width,
             macs_per_s=profile.macs_per_s,
-            budget=_budget(context, profile, telemetry, telemetry.reading, telemetry.memory_budget_bytes),
-            lasting=_lasting(context, profile, telemetry),
+            budget=_build_budget(context, profile, telemetry, telemetry.reading, telemetry.memory_budget_bytes),
+            lasting=_build_lasting_budget(context, profile, telemetry),
             memory_free_bytes=telemetry.reading.memory_free_bytes,
-            memory_budget_bytes=_memory_bytes(context, profile, telemetry.memory_budget_bytes),
+            memory_budget_bytes=_limit_memory_bytes(context, profile, telemetry.memory_budget_bytes),
             sample_count=profile.sample_count,
             telemetry_id=telemetry.message_id,
             class_counts=class_counts,
-            data_warning=scale_warning(context, profile),
+            data_warning=find_scale_warning(context, profile),
         ),
     )
-    reason = _why_not(context, profile, client.offer.runtime) or odd_classes
+    reason = _explain_exclusion(context, profile, client.offer.runtime) or odd_classes
     if context.config.data.check == "refuse":
         reason = reason or client.offer.data_warning
     if context.roles.assigner.declarations:
-        declared = declaration_of(context, profile, state.brought.get(profile.client_id, ()))
+        declared = judge_declaration(context, profile, state.brought.get(profile.client_id, ()))
         client = replace(
             client,
             offer=replace(client.offer, architecture=declared.size, brought=declared.network),
@@ -74,19 +74,19 @@ def measured_client(context: RunContext, state: RunState, profile: Profile, tele
     return client
 
 
-def _budget(
+def _build_budget(
     context: RunContext, profile: Profile, telemetry: Telemetry, link: Reading | LogLow, offered_bytes: int
 ) -> Budget:
     return budget_of(
         link,
-        _memory_bytes(context, profile, offered_bytes),
+        _limit_memory_bytes(context, profile, offered_bytes),
         communication_s=context.config.communication_s,
-        forward_macs=_forward_macs(context, profile, telemetry.round or 1),
+        forward_macs=_limit_forward_macs(context, profile, telemetry.round or 1),
         disk_bytes=telemetry.disk_budget_bytes,
     )
 
 
-def _forward_macs(context: RunContext, profile: Profile, round_number: int) -> int | None:
+def _limit_forward_macs(context: RunContext, profile: Profile, round_number: int) -> int | None:
     """What it may take for a sample, by the seconds of a round and by those of a batch; None is no limit."""
     training, config = context.training(round_number), context.config
     limits = ((config.training_s, training.sample_passes(profile.sample_count)), (config.batch_s, training.batch_size))
@@ -94,21 +94,21 @@ def _forward_macs(context: RunContext, profile: Profile, round_number: int) -> i
     return min((most for most in found if most is not None), default=None)
 
 
-def _lasting(context: RunContext, profile: Profile, telemetry: Telemetry) -> Budget | None:
+def _build_lasting_budget(context: RunContext, profile: Profile, telemetry: Telemetry) -> Budget | None:
     """What it says of its log; believed as its budget is: what it claims beyond that, no task is held against."""
     low = telemetry.log_low
     if low is None or context.log_quantile is None:
         return None
-    return _budget(context, profile, telemetry, low, low.memory_budget_bytes)
+    return _build_budget(context, profile, telemetry, low, low.memory_budget_bytes)
 
 
-def _memory_bytes(context: RunContext, profile: Profile, offered_bytes: int) -> int:
+def _limit_memory_bytes(context: RunContext, profile: Profile, offered_bytes: int) -> int:
     limits = context.config.memory_limits
     return limits.bounded(offered_bytes, device=profile.device, client_id=profile.client_id)
 
 
-def _why_not(context: RunContext, profile: Profile, runtime: str) -> str:
-    if unfit := samples_problem(context.config, profile):
+def _explain_exclusion(context: RunContext, profile: Profile, runtime: str) -> str:
+    if unfit := find_samples_problem(context.config, profile):
         return unfit
     if not runtime:
         return f"it runs {', '.join(profile.runtimes)}, but programs are made for {', '.join(context.config.targets)}"
@@ -138,13 +138,13 @@ class Declaration:
     reason: str = ""
 
 
-def declaration_of(context: RunContext, profile: Profile, before: tuple[str, ...] = ()) -> Declaration:
+def judge_declaration(context: RunContext, profile: Profile, before: tuple[str, ...] = ()) -> Declaration:
     """Judge what a device declares. Wherever on an axis a submodel lies, it is the size that counts.
 
     Args:
         context: of the run.
         profile: of the device.
-        before: digests of the networks of its own that it has declared before, see `with_brought`.
+        before: digests of the networks of its own that it has declared before, see `remember_network`.
     """
     architecture = profile.architecture
     if architecture is None and not profile.network:
@@ -158,18 +158,18 @@ def declaration_of(context: RunContext, profile: Profile, before: tuple[str, ...
             reason=f"the run's method {context.config.method.TYPE!r} goes by no declarations, and gives what fits",
         )
     if architecture is None:
-        return _network_of(context, profile.network, before)
+        return _judge_network(context, profile.network, before)
     try:
         size = context.network.size_of(architecture)
     except ConfigError as error:
-        problems = (*_problems(context.network, architecture), _OTHERWISE)
-        return Declaration(problem=problems[0], reason=_told(str(error)))
+        problems = (*_list_problems(context.network, architecture), _OTHERWISE)
+        return Declaration(problem=problems[0], reason=_clean(str(error)))
     known = next((one for one in context.space if (one.axes, one.blocks) == (size.axes, size.blocks)), None)
     if known is None:
         smallest, largest = context.space[0].name, context.space[-1].name
         return Declaration(
             problem="not_in_space",
-            reason=_told(
+            reason=_clean(
                 f"the declared architecture is none of the {len(context.space)} sizes of the run, from {smallest!r} to "
                 f"{largest!r}; declare one of those that `subfleet preflight --json` lists, or change its rates"
             ),
@@ -177,29 +177,29 @@ def declaration_of(context: RunContext, profile: Profile, before: tuple[str, ...
     return Declaration(size=known)
 
 
-def declaration_reply(context: RunContext, profile: Profile, before: tuple[str, ...] = ()) -> tuple[Reply, ...]:
-    """The answer to a profile that declares an architecture; none to others. The arguments are `declaration_of`'s."""
+def reply_to_declaration(context: RunContext, profile: Profile, before: tuple[str, ...] = ()) -> tuple[Reply, ...]:
+    """The answer to a profile that declares an architecture; see `judge_declaration` for the arguments."""
     if profile.architecture is None and not profile.network:
         return ()
-    found = declaration_of(context, profile, before)
+    found = judge_declaration(context, profile, before)
     status: Verdict = "refused" if found.size is None and found.network is None else "accepted"
     return (reply(profile.client_id, profile.message_id, status, found.reason, problem=found.problem),)
 
 
-def with_brought(state: RunState, client: ClientState) -> RunState:
+def remember_network(state: RunState, client: ClientState) -> RunState:
     """The state that remembers the network that a client brings."""
     known = state.brought.get(client.client_id, ())
-    if client.offer.brought is None or (digest := _digest(client.offer.brought)) in known:
+    if client.offer.brought is None or (digest := _compute_digest(client.offer.brought)) in known:
         return state
     return replace(state, brought=MappingProxyType({**state.brought, client.client_id: (*known, digest)}))
 
 
-def _network_of(context: RunContext, text: str, before: tuple[str, ...]) -> Declaration:
+def _judge_network(context: RunContext, text: str, before: tuple[str, ...]) -> Declaration:
     try:
         network = network_brought(text, context.config.model)
     except ConfigError as error:
-        return Declaration(problem="no_network", reason=_told(f"the network that it declares is none: {error}"))
-    if len(before) >= MOST_NETWORKS and _digest(network) not in before:
+        return Declaration(problem="no_network", reason=_clean(f"the network that it declares is none: {error}"))
+    if len(before) >= MOST_NETWORKS and _compute_digest(network) not in before:
         return Declaration(
             problem="too_many",
             reason=f"it has declared {len(before)} networks in this run and declares another, but may declare "
@@ -209,25 +209,25 @@ def _network_of(context: RunContext, text: str, before: tuple[str, ...]) -> Decl
 
 
 @lru_cache(maxsize=2**12)  # each heartbeat of a client says it again
-def _digest(network: AnyFamily) -> str:
+def _compute_digest(network: AnyFamily) -> str:
     return hashlib.sha256(canonical_json(network)).hexdigest()[:16]
 
 
-def _problems(network: Network, architecture: Architecture) -> Iterator[ArchitectureProblem]:
+def _list_problems(network: Network, architecture: Architecture) -> Iterator[ArchitectureProblem]:
     """What is wrong with an architecture that is no submodel, the most telling first; nothing of groups and orders."""
     if any(name not in network.axes for name, _ in architecture.axes):
         yield "unknown_axis"
     if architecture.choices or not set(architecture.blocks) <= {block.name for block in network.blocks}:
         yield "unknown_block"
     if any(
-        _needed_size(index_set) > network.axes[name].size
+        _compute_needed_size(index_set) > network.axes[name].size
         for name, index_set in architecture.axes
         if name in network.axes
     ):
         yield "too_large"
 
 
-def _needed_size(index_set: IndexSet) -> int:
+def _compute_needed_size(index_set: IndexSet) -> int:
     """How long an axis must be to have these indices."""
     if isinstance(index_set, Full):
         return 0
@@ -236,12 +236,12 @@ def _needed_size(index_set: IndexSet) -> int:
     return max(index_set.size, index_set.start + 1) if isinstance(index_set, Roll) else index_set.size
 
 
-def _told(text: str) -> str:
+def _clean(text: str) -> str:
     """What stands in a message and in tables: neither long nor with characters that act."""
     return "".join(character if character.isprintable() else " " for character in text)[:_MOST_CHARACTERS]
 
 
-def class_counts_of(config: Run, profile: Profile) -> tuple[tuple[int, ...], str]:
+def count_classes(config: Run, profile: Profile) -> tuple[tuple[int, ...], str]:
     """How many labels of each of the run's classes a client tells that it has; and why it cannot take part.
 
     The reason is empty where it can. Then it maps its data by the same names and the same rule.
@@ -268,19 +268,19 @@ _REMEDY = "scale them alike, or set check in [data] of the run's file"
 _SHOWN = 5
 
 
-def samples_problem(config: Run, profile: Profile) -> str:
+def find_samples_problem(config: Run, profile: Profile) -> str:
     """Why a client's samples cannot be fed to the run's model; empty where they can, as far as it tells."""
     transform = config.data.transform
     if profile.sizes_differ and (transform is None or not transform.fixes_size):
         return "its pictures have several sizes, but the run brings them to none; set resize in [data.transform]"
     shapes = (profile.input_shape, *profile.other_input_shapes)
-    problems = [_shape_problem(config, shape) for shape in shapes]
+    problems = [_find_shape_problem(config, shape) for shape in shapes]
     if all(problems):
         return f"its samples {problems[0]}"
-    return "" if profile.inputs is None else _kind_problem(config, profile.inputs)
+    return "" if profile.inputs is None else _find_kind_problem(config, profile.inputs)
 
 
-def _shape_problem(config: Run, shape: tuple[int, ...]) -> str:
+def _find_shape_problem(config: Run, shape: tuple[int, ...]) -> str:
     transform = config.data.transform
     if transform is None:
         return shape_problem(shape, config.model.input_shape)
@@ -290,7 +290,7 @@ def _shape_problem(config: Run, shape: tuple[int, ...]) -> str:
         return f"cannot be brought to the run's data.transform: {error}"
 
 
-def _kind_problem(config: Run, inputs: InputStatistics) -> str:
+def _find_kind_problem(config: Run, inputs: InputStatistics) -> str:
     """Indices for a model of numbers, numbers for one of indices, or indices beyond its vocabulary."""
     vocabulary: int = getattr(config.model, "vocabulary", 0)
     wanted = "indices" if vocabulary else "numbers"
@@ -301,7 +301,7 @@ def _kind_problem(config: Run, inputs: InputStatistics) -> str:
     return ""
 
 
-def scale_warning(context: RunContext, profile: Profile) -> str:
+def find_scale_warning(context: RunContext, profile: Profile) -> str:
     """Why a client's inputs and those of the evaluation data are not on one scale; empty where nothing says so."""
     evaluation = context.evaluation_inputs
     if context.config.data.check == "off" or evaluation is None or profile.inputs is None:
@@ -314,7 +314,7 @@ def scale_warning(context: RunContext, profile: Profile) -> str:
     )
 
 
-def peers_told(context: RunContext, profiles: Mapping[str, Profile]) -> Iterator[str]:
+def compare_peers(context: RunContext, profiles: Mapping[str, Profile]) -> Iterator[str]:
     """What clients say against each other: who is not on the scale of most, or that the evaluation data are not.
 
     Args:
@@ -322,7 +322,7 @@ def peers_told(context: RunContext, profiles: Mapping[str, Profile]) -> Iterator
         profiles: of those who take part in a round, by client id.
     """
     told = {name: one.inputs for name, one in sorted(profiles.items()) if one.inputs is not None}
-    usual = _usual(told.values())
+    usual = _find_usual(told.values())
     if context.config.data.check == "off" or usual is None:
         return
     evaluation = context.evaluation_inputs
@@ -344,7 +344,7 @@ def peers_told(context: RunContext, profiles: Mapping[str, Profile]) -> Iterator
         )
 
 
-def _usual(told: Iterable[InputStatistics]) -> InputStatistics | None:
+def _find_usual(told: Iterable[InputStatistics]) -> InputStatistics | None:
     """The client in the middle: with more than half of the others it is on one scale, if anybody is."""
     ordered = sorted((one for one in told if one.deviation), key=lambda one: (one.deviation, one.maximum, one.minimum))
     return ordered[len(ordered) // 2] if len(ordered) > 2 else None

@@ -102,7 +102,7 @@ def travel(training: TrainingSettings, sample_count: int) -> float:
     return training.learning_rate * lasting / (1 - momentum)
 
 
-def outliers_of(
+def find_outliers(
     sizes: Mapping[str, ChangeSize], past: Sequence[ChangeSize], settings: OutlierSettings
 ) -> dict[str, Outlier]:
     """The clients of a round whose change is far outside what is usual and what their training explains.
@@ -114,40 +114,42 @@ def outliers_of(
     """
     found: dict[str, Outlier] = {}
     for kind, words in _COMPARED_KINDS.items():
-        usual, whose, of_round = _usual(kind, sizes, past)
+        usual, whose, of_round = _find_usual(kind, sizes, past)
         for name, size in sizes.items():
-            change, most = getattr(size, kind), settings.change_factor * _expected(kind, size, usual)
+            change, most = getattr(size, kind), settings.change_factor * _compute_expected(kind, size, usual)
             share = HELD_FRACTION if of_round and not _trains_much_longer(size, usual) else 1.0
             most = max(most, share * getattr(size, f"held_{kind}", 0.0)) if most else math.inf
-            if change > most and (scale := max((most / change) ** _FALL, _LEAST_SCALE)) < _scale(found.get(name)):
+            if change > most and (scale := max((most / change) ** _FALL, _LEAST_SCALE)) < _get_scale(found.get(name)):
                 times, at_most = (value / getattr(usual, kind) for value in (change, most))
                 why = f"{words} is {times:.3g} times {whose}, but may be {at_most:.3g} times at most"
                 found[name] = Outlier(scale=scale, why=why)
     return found
 
 
-def usual_change(sizes: Iterable[ChangeSize]) -> ChangeSize:
+def compute_usual_change(sizes: Iterable[ChangeSize]) -> ChangeSize:
     """The medians of a round's changes; of an even number of values the lower of the middle two."""
     known = tuple(sizes)
-    return ChangeSize(**{one.name: _median(getattr(size, one.name) for size in known) for one in fields(ChangeSize)})
+    return ChangeSize(
+        **{one.name: _compute_median(getattr(size, one.name) for size in known) for one in fields(ChangeSize)}
+    )
 
 
-def most_outlying(sizes: Mapping[str, ChangeSize]) -> tuple[str, ...]:
+def rank_outliers(sizes: Mapping[str, ChangeSize]) -> tuple[str, ...]:
     """The clients of a round that went wrong, those first whose change stands out most, of whichever kind."""
-    usual = usual_change(sizes.values())
+    usual = compute_usual_change(sizes.values())
 
     def stands_out(name: str) -> float:
         size, found = sizes[name], [0.0]
         for kind in (*_COMPARED_KINDS, "own"):
             if value := getattr(size, kind):
-                expected = _expected(kind, size, usual)
+                expected = _compute_expected(kind, size, usual)
                 found.append(value / expected if expected else math.inf)
         return max(found)
 
     return tuple(sorted(sizes, key=lambda name: (-stands_out(name), name)))
 
 
-def divergence(loss: float, last_loss: float | None, guess_loss: float, settings: OutlierSettings) -> str:
+def explain_divergence(loss: float, last_loss: float | None, guess_loss: float, settings: OutlierSettings) -> str:
     """Why an aggregated model has diverged; empty where it has not.
 
     Args:
@@ -165,11 +167,11 @@ def divergence(loss: float, last_loss: float | None, guess_loss: float, settings
     return ""
 
 
-def _usual(kind: str, sizes: Mapping[str, ChangeSize], past: Sequence[ChangeSize]) -> tuple[ChangeSize, str, bool]:
+def _find_usual(kind: str, sizes: Mapping[str, ChangeSize], past: Sequence[ChangeSize]) -> tuple[ChangeSize, str, bool]:
     """The usual change of a kind, whose it is, and whether of the round itself; 0 where nothing is known of it."""
-    if len(sizes) >= COMPARED and getattr(usual := usual_change(sizes.values()), kind):
+    if len(sizes) >= COMPARED and getattr(usual := compute_usual_change(sizes.values()), kind):
         return usual, "the median of the round", True
-    return usual_change(one for one in past if getattr(one, kind)), "that of the last rounds", False
+    return compute_usual_change(one for one in past if getattr(one, kind)), "that of the last rounds", False
 
 
 def _trains_much_longer(size: ChangeSize, usual: ChangeSize) -> bool:
@@ -178,17 +180,17 @@ def _trains_much_longer(size: ChangeSize, usual: ChangeSize) -> bool:
     return any(own > 0 and own >= MUCH_LONGER * most_have for own, most_have in pairs)
 
 
-def _expected(kind: str, size: ChangeSize, usual: ChangeSize) -> float:
+def _compute_expected(kind: str, size: ChangeSize, usual: ChangeSize) -> float:
     """The usual change of a kind, times what a client's longer training explains. Measuring takes no steps."""
     if kind == "measured" or not usual.travel or size.travel <= usual.travel:
         return float(getattr(usual, kind))
     return float(getattr(usual, kind)) * min(math.pow(size.travel / usual.travel, _GROWTH), MOST_GROWTH)
 
 
-def _scale(outlier: Outlier | None) -> float:
+def _get_scale(outlier: Outlier | None) -> float:
     return 1.0 if outlier is None else outlier.scale
 
 
-def _median(values: Iterable[float]) -> float:
+def _compute_median(values: Iterable[float]) -> float:
     known = sorted(values)
     return median_low(known) if known else 0.0

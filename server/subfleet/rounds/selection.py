@@ -19,10 +19,10 @@ from subfleet.methods.selector import (
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.task import Train
 from subfleet.protocol.training import TrainingSettings
-from subfleet.rounds.awaiting import punctuality_of
+from subfleet.rounds.awaiting import get_punctuality
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.networks import estimate_of, in_use
-from subfleet.rounds.state import ClientState, LastEvaluation, RunState, remembered
+from subfleet.rounds.networks import estimate_size, list_networks
+from subfleet.rounds.state import ClientState, LastEvaluation, RunState, get_memory
 from subfleet.rounds.work import AggregatedRound
 from subfleet.search.candidates import TRAINING_MACS_PER_FORWARD, Candidate
 
@@ -32,7 +32,7 @@ NOT_DRAWN = "it was not drawn for this round"
 Estimate = Callable[[Architecture], Candidate]
 
 
-def selected(context: RunContext, state: RunState) -> tuple[RunState, frozenset[str]]:
+def select_clients(context: RunContext, state: RunState) -> tuple[RunState, frozenset[str]]:
     """The clients that the method chooses of those that can take part, and the state with what it then remembers.
 
     In a round that measures norms all take part: statistics are those of everybody's data. Extras, for which the round
@@ -40,20 +40,20 @@ def selected(context: RunContext, state: RunState) -> tuple[RunState, frozenset[
     chooses among them only where nobody else is there.
     """
     able = tuple(client for _, client in sorted(state.clients.items()) if client.stage == "answered")
-    extras = frozenset(one.client_id for one in able if punctuality_of(state, one.client_id, "training").extra)
+    extras = frozenset(one.client_id for one in able if get_punctuality(state, one.client_id, "training").extra)
     if not extras or len(extras) == len(able) or context.config.calibrates(state.round):
-        return _chosen(context, state, able)
-    state, names = _chosen(context, state, tuple(one for one in able if one.client_id not in extras))
-    return state, names | _at_random(context, state, extras)
+        return _choose(context, state, able)
+    state, names = _choose(context, state, tuple(one for one in able if one.client_id not in extras))
+    return state, names | _draw_at_random(context, state, extras)
 
 
-def _at_random(context: RunContext, state: RunState, names: frozenset[str]) -> frozenset[str]:
+def _draw_at_random(context: RunContext, state: RunState, names: frozenset[str]) -> frozenset[str]:
     config = context.config
     count, retry = config.clients_per_round, state.retry
     return frozenset(drawn_at_random(names, count, seed=config.seed, round_number=state.round, retry=retry))
 
 
-def _chosen(context: RunContext, state: RunState, able: tuple[ClientState, ...]) -> tuple[RunState, frozenset[str]]:
+def _choose(context: RunContext, state: RunState, able: tuple[ClientState, ...]) -> tuple[RunState, frozenset[str]]:
     names, config, select = (
         frozenset(client.client_id for client in able),
         context.config,
@@ -62,8 +62,8 @@ def _chosen(context: RunContext, state: RunState, able: tuple[ClientState, ...])
     if not able or config.calibrates(state.round):
         return state, names
     if select is at_random:  # which needs to know nothing of the clients
-        return state, _at_random(context, state, names)
-    estimate = _estimated(context, state.lineages)
+        return state, _draw_at_random(context, state, names)
+    estimate = _cache_estimates(context, state.lineages)
     known = _Known(context=context, state=state, training=context.training(state.round), estimate=estimate)
     found = select(
         SelectionContext(
@@ -72,8 +72,8 @@ def _chosen(context: RunContext, state: RunState, able: tuple[ClientState, ...])
             round=state.round,
             retry=state.retry,
             seed=config.seed,
-            memory=remembered(context, state),
-            networks=MappingProxyType({one.network.id: one.network for one in in_use(context, state)}),
+            memory=get_memory(context, state),
+            networks=MappingProxyType({one.network.id: one.network for one in list_networks(context, state)}),
         )
     )
     chosen = names & set(found.clients)
@@ -82,14 +82,18 @@ def _chosen(context: RunContext, state: RunState, able: tuple[ClientState, ...])
     return replace(state, memory=found.memory), chosen
 
 
-def with_memory(
+def remember_round(
     context: RunContext, state: RunState, event: AggregatedRound, clients: Mapping[str, ClientState]
 ) -> RunState:
     """The state with what the method remembers of a round in which these clients' updates were aggregated."""
     if context.roles.memory.remember is None:
         return state
-    estimate = _estimated(context, state.lineages)
-    past = {name: one for name, client in sorted(clients.items()) if (one := _past(client, estimate)) is not None}
+    estimate = _cache_estimates(context, state.lineages)
+    past = {
+        name: one
+        for name, client in sorted(clients.items())
+        if (one := _build_last_update(client, estimate)) is not None
+    }
     closed = ClosedRound(
         round=state.aggregated_round,
         clients=MappingProxyType(past),
@@ -97,12 +101,12 @@ def with_memory(
         accuracy=event.accuracy or 0.0,
         observation=event.observation,
     )
-    return replace(state, memory=context.roles.memory.remember(remembered(context, state), closed))
+    return replace(state, memory=context.roles.memory.remember(get_memory(context, state), closed))
 
 
-def _estimated(context: RunContext, lineages: tuple[Lineage, ...]) -> Estimate:
+def _cache_estimates(context: RunContext, lineages: tuple[Lineage, ...]) -> Estimate:
     """The cost of each size, told once; most clients share theirs with others, and an object is found fastest."""
-    of_sizes = lru_cache(maxsize=None)(partial(estimate_of, context, lineages))
+    of_sizes = lru_cache(maxsize=None)(partial(estimate_size, context, lineages))
     of_objects = dict[int, tuple[Architecture, Candidate]]()
 
     def estimate(size: Architecture) -> Candidate:
@@ -133,9 +137,9 @@ class _Known:
         if client.offer.budget is None:
             raise ValueError(f"client {client.client_id} has answered, but told no budget")
         last = self.state.last.get(client.client_id)
-        past = None if last is None else _past(last, self.estimate)
-        size = self.estimate(in_use(self.context, self.state)[0].space[0] if past is None else past.size)
-        expected = expected_time(
+        past = None if last is None else _build_last_update(last, self.estimate)
+        size = self.estimate(list_networks(self.context, self.state)[0].space[0] if past is None else past.size)
+        expected = estimate_time(
             self.context,
             client,
             forward_macs=size.forward_macs,
@@ -152,18 +156,18 @@ class _Known:
             expected_downlink_s=expected.downlink_s,
             expected_uplink_s=expected.uplink_s,
             past=past,
-            evaluation=_evaluation(self.state.evaluated.get(client.client_id)),
+            evaluation=_build_evaluation(self.state.evaluated.get(client.client_id)),
         )
 
 
-def _evaluation(last: LastEvaluation | None) -> Evaluation | None:
+def _build_evaluation(last: LastEvaluation | None) -> Evaluation | None:
     if last is None:
         return None
     told = last.evaluated
     return Evaluation(round=last.round, loss=told.loss, accuracy=told.accuracy, label_count=told.label_count)
 
 
-def _past(client: ClientState, estimate: Estimate) -> LastUpdate | None:
+def _build_last_update(client: ClientState, estimate: Estimate) -> LastUpdate | None:
     """What is known of an update; None of one that trained nothing."""
     if client.trained is None or client.given is None or client.task is None or not isinstance(client.task.work, Train):
         return None
@@ -202,7 +206,7 @@ class ExpectedTime:
     uplink_s: float = 0.0
 
 
-def expected_time(
+def estimate_time(
     context: RunContext,
     client: ClientState,
     *,
@@ -228,12 +232,12 @@ def expected_time(
     budget = client.offer.budget
     return ExpectedTime(
         training_s=training_s,
-        downlink_s=_link_s(context, weight_bytes, None if budget is None else budget.downlink_bytes),
-        uplink_s=_link_s(context, update_bytes, None if budget is None else budget.uplink_bytes),
+        downlink_s=_estimate_link_s(context, weight_bytes, None if budget is None else budget.downlink_bytes),
+        uplink_s=_estimate_link_s(context, update_bytes, None if budget is None else budget.uplink_bytes),
     )
 
 
-def _link_s(context: RunContext, moved_bytes: int, link_bytes: int | None) -> float:
+def _estimate_link_s(context: RunContext, moved_bytes: int, link_bytes: int | None) -> float:
     """Seconds on a link, by what it moves in `communication_s` seconds."""
     if link_bytes is None:
         return 0.0

@@ -22,15 +22,15 @@ from subfleet.protocol.messages import Scores
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.task import Score
-from subfleet.rounds.assigning import ask_of, assigned_client, given_client
-from subfleet.rounds.awaiting import any_scores, awaited_scores, limit_s, with_missing
+from subfleet.rounds.assigning import assign_client, build_question, give_size
+from subfleet.rounds.awaiting import get_limit_s, has_scores, list_awaited_scores, record_missing
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.estimation import estimates_of, estimates_wanted
+from subfleet.rounds.estimation import get_estimates, request_estimates
 from subfleet.rounds.live import Requested
-from subfleet.rounds.obstacles import unscorable_sizes
+from subfleet.rounds.obstacles import list_unscorable_sizes
 from subfleet.rounds.signals import Action, ClientOutcome, GoOn, Outcome, SendTask, Withdraw
 from subfleet.rounds.state import ClientState, RunState
-from subfleet.rounds.tasks import score_task
+from subfleet.rounds.tasks import build_score_task
 from subfleet.rounds.work import CostRequest, ProgramRequest, Scorable, ScoringRequest, SearchRequest, SearchResult
 from subfleet.search.query import CostEstimates, FoundSize, Search
 from subfleet.search.queue import most_wanted
@@ -39,20 +39,20 @@ AT_ONCE = 4
 """Clients that are given a size in one step: each takes milliseconds where hundreds of programs are written."""
 
 
-def lacking(context: RunContext, state: RunState) -> tuple[CostRequest | SearchRequest, ...]:
+def list_lacking(context: RunContext, state: RunState) -> tuple[CostRequest | SearchRequest, ...]:
     """What is to be made next before sizes can be chosen for the round's clients; nothing where all is there."""
     search = context.roles.assigner.search
     if search is None:
         return ()
     targets = {client.offer.runtime for client in state.clients.values() if client.stage not in ("skipped", "missing")}
-    unpriced = [wanted for target in sorted(targets) for wanted in estimates_wanted(context, state, target)]
+    unpriced = [wanted for target in sorted(targets) for wanted in request_estimates(context, state, target)]
     if unpriced or not targets:
         return tuple(unpriced)
     found = state.explored_turn == state.turn and targets <= state.live.searches.keys()
     return () if found else (SearchRequest(turn=state.turn),)
 
 
-def asking(state: RunState, wanted: Iterable[Requested]) -> Outcome:
+def request_new(state: RunState, wanted: Iterable[Requested]) -> Outcome:
     """Ask for what is not being made already."""
     new = tuple(one for one in wanted if one not in state.live.requested)
     if not new:
@@ -60,25 +60,25 @@ def asking(state: RunState, wanted: Iterable[Requested]) -> Outcome:
     return replace(state, live=replace(state.live, requested=state.live.requested.union(new))), new
 
 
-def sized(context: RunContext, state: RunState) -> Outcome:
+def give_sizes(context: RunContext, state: RunState) -> Outcome:
     """Give sizes to the next of those that have answered, or have candidates proposed to them."""
     count = sum(client.stage == "answered" for client in state.clients.values())
     if not count:
-        return _with_requested_programs(context, state)
-    if wanted := lacking(context, state):
-        return asking(state, wanted)
+        return _request_programs(context, state)
+    if wanted := list_lacking(context, state):
+        return request_new(state, wanted)
     clients, actions = dict(state.clients), list[Action]()
     for name in nsmallest(AT_ONCE, (name for name, client in clients.items() if client.stage == "answered")):
-        clients[name], more = proposed_client(context, state, clients[name])
+        clients[name], more = propose_sizes(context, state, clients[name])
         actions += more
     state = replace(state, clients=MappingProxyType(clients))
     if count > AT_ONCE:
         return state, (*actions, GoOn())
-    state, last = _with_requested_programs(context, state)
+    state, last = _request_programs(context, state)
     return state, (*actions, *last)
 
 
-def _with_requested_programs(context: RunContext, state: RunState) -> Outcome:
+def _request_programs(context: RunContext, state: RunState) -> Outcome:
     """Begin the programs for later rounds that this one's clients would rather have had, once all have been asked."""
     if state.requested_turn == state.turn:
         return state, ()
@@ -99,30 +99,32 @@ _KEPT = 2**15
 """Cost estimates that are kept for one look: a search asks for the neighbours of what it knows again and again."""
 
 
-def explored(context: RunContext, state: RunState) -> SearchResult:
+def explore_sizes(context: RunContext, state: RunState) -> SearchResult:
     """Look for sizes for all clients that are to be given one; or, where that was done, know again what was found.
 
     Args:
         context: of the run.
         state: with the cost estimates of all their targets.
     """
-    explore = _search_of_method(context).explore
+    explore = _get_method_search(context).explore
     clients = [client for _, client in sorted(state.clients.items()) if client.stage not in ("skipped", "missing")]
     estimates = {
-        target: estimates_of(context, state, target) for target in sorted({client.offer.runtime for client in clients})
+        target: get_estimates(context, state, target) for target in sorted({client.offer.runtime for client in clients})
     }
     # Remembered while this look lasts: a search that is handed back keeps nothing of it.
     recalled: dict[str, CostEstimates] = {
         target: lru_cache(maxsize=_KEPT)(estimate) for target, estimate in estimates.items()
     }
-    searches = {target: _search_of(context, state, target).estimated(estimate) for target, estimate in recalled.items()}
+    searches = {
+        target: _get_search(context, state, target).estimated(estimate) for target, estimate in recalled.items()
+    }
     new: list[FoundSize] = []
     pool = dict.fromkeys(state.pool)
     for client in clients:
         if client.stage != "answered" or client.offer.budget is None or state.explored_turn == state.turn:
             continue
         target = client.offer.runtime
-        ask = replace(ask_of(context, state, client, search=searches[target]), estimate=recalled[target])
+        ask = replace(build_question(context, state, client, search=searches[target]), estimate=recalled[target])
         found = [one for one in dict.fromkeys(explore(ask)) if one not in pool]
         pool |= dict.fromkeys(found)
         new += found
@@ -137,16 +139,16 @@ def explored(context: RunContext, state: RunState) -> SearchResult:
     )
 
 
-def _search_of(context: RunContext, state: RunState, target: str) -> Search:
+def _get_search(context: RunContext, state: RunState, target: str) -> Search:
     """The search of a target, with all that was found so far."""
     known = state.live.searches.get(target)  # it has learned the whole pool, which grows here alone
     if known is not None:
         return known
-    start = _search_of_method(context).start
-    return start(context.network, estimates_of(context, state, target), target).learned(state.pool)
+    start = _get_method_search(context).start
+    return start(context.network, get_estimates(context, state, target), target).learned(state.pool)
 
 
-def _search_of_method(context: RunContext) -> SizeSearch:
+def _get_method_search(context: RunContext) -> SizeSearch:
     if context.roles.assigner.search is None:
         raise ValueError("a search was requested, but the method has none")
     return context.roles.assigner.search
@@ -156,43 +158,45 @@ _LEAST = 2
 """Candidates; one alone needs no score."""
 
 
-def proposed_client(context: RunContext, state: RunState, client: ClientState) -> ClientOutcome:
+def propose_sizes(context: RunContext, state: RunState, client: ClientState) -> ClientOutcome:
     """Propose candidates to a client that has answered, where the method has some; else choose a size at once."""
     propose = context.roles.assigner.propose
     if propose is None or client.offer.budget is None or context.config.calibrates(state.round):
-        return assigned_client(context, state, client)
-    unscorable = unscorable_sizes(state, client.client_id, client.offer.runtime)
+        return assign_client(context, state, client)
+    unscorable = list_unscorable_sizes(state, client.client_id, client.offer.runtime)
     proposals = [
-        one for one in propose(ask_of(context, state, client)) if one.architecture.architecture_id not in unscorable
+        one
+        for one in propose(build_question(context, state, client))
+        if one.architecture.architecture_id not in unscorable
     ]
     if len(proposals) < _LEAST:
-        return assigned_client(context, state, client)
+        return assign_client(context, state, client)
     waiting = replace(client, stage="scoring", proposals=tuple(one.architecture for one in proposals))
-    return waiting, (scoring_wanted(state, waiting),)
+    return waiting, (request_scoring(state, waiting),)
 
 
-def scoring_wanted(state: RunState, client: ClientState) -> ScoringRequest:
+def request_scoring(state: RunState, client: ClientState) -> ScoringRequest:
     """What a client state's score task is made of."""
     return ScoringRequest(
         client_id=client.client_id, round=state.round, target=client.offer.runtime, sizes=client.proposals
     )
 
 
-def scoring_client(
+def send_scoring(
     context: RunContext, state: RunState, client: ClientState, candidates: Sequence[Scorable], now_s: float
 ) -> ClientOutcome:
     """Send the candidates whose programs' own plans fit the budget; with too few of them no score is needed."""
     budget, width = client.offer.budget, client.offer.packing_width
     planned = {one: planned_for(one.planned_peak_bytes, one.packings, width) for one in candidates}
     fitting = [one for one, size_bytes in planned.items() if budget is not None and size_bytes <= budget.memory_bytes]
-    fitting = _with_disk(budget, fitting)
+    fitting = _limit_to_disk(budget, fitting)
     if budget is None or len(fitting) < _LEAST:
-        return unscored_client(context, state, client)
-    task = score_task(context, state, client, {one: planned[one] for one in fitting}, now_s)
+        return assign_unscored(context, state, client)
+    task = build_score_task(context, state, client, {one: planned[one] for one in fitting}, now_s)
     return replace(client, task=task), (SendTask(task=task),)
 
 
-def _with_disk(budget: Budget | None, candidates: list[Scorable]) -> list[Scorable]:
+def _limit_to_disk(budget: Budget | None, candidates: list[Scorable]) -> list[Scorable]:
     """The smallest of some candidates, as many as may lie on a device's disk beside each other."""
     left_bytes = None if budget is None else budget.disk_bytes
     if left_bytes is None:
@@ -201,16 +205,16 @@ def _with_disk(budget: Budget | None, candidates: list[Scorable]) -> list[Scorab
     return candidates[: sum(taken_bytes <= left_bytes for taken_bytes in taken)]
 
 
-def scored_client(context: RunContext, state: RunState, client: ClientState, scores: Scores) -> ClientOutcome:
+def assign_best(context: RunContext, state: RunState, client: ClientState, scores: Scores) -> ClientOutcome:
     """Give the client its best-scored candidate, of equals the largest; without any score as without scores."""
-    best = _best(client, scores)
+    best = _find_best(client, scores)
     if best is None:
-        return unscored_client(context, state, client)
-    ask = ask_of(context, state, client)
-    return given_client(context, state, client, ask, Assignment(candidate=ask.estimate(best)))
+        return assign_unscored(context, state, client)
+    ask = build_question(context, state, client)
+    return give_size(context, state, client, ask, Assignment(candidate=ask.estimate(best)))
 
 
-def _best(client: ClientState, scores: Scores) -> Architecture | None:
+def _find_best(client: ClientState, scores: Scores) -> Architecture | None:
     if client.task is None or not isinstance(client.task.work, Score):
         return None
     # Candidates are ordered from smallest to largest.
@@ -218,29 +222,29 @@ def _best(client: ClientState, scores: Scores) -> Architecture | None:
     return client.task.work.candidates[max(known)[1]].architecture if known else None
 
 
-def unscored_client(context: RunContext, state: RunState, client: ClientState) -> ClientOutcome:
+def assign_unscored(context: RunContext, state: RunState, client: ClientState) -> ClientOutcome:
     """Give the client what the method gives without scores.
 
     What a search finds now is not remembered: it would depend on who was answered first.
     """
-    given, actions = assigned_client(context, state, replace(client, task=None))
+    given, actions = assign_client(context, state, replace(client, task=None))
     return given, actions
 
 
-def without_late_scores(context: RunContext, state: RunState, now_s: float) -> Outcome:
+def drop_late_scores(context: RunContext, state: RunState, now_s: float) -> Outcome:
     """Wait no longer for scores when half of the round's time is over; nor for those for which nobody waits so long."""
     waiting = [client for _, client in sorted(state.clients.items()) if client.stage == "scoring"]
     if not waiting:
         return state, ()
-    over = now_s - state.live.entered_s >= limit_s(context, "scores")
-    awaited = frozenset[str]() if over else awaited_scores(context, state, now_s)
+    over = now_s - state.live.entered_s >= get_limit_s(context, "scores")
+    awaited = frozenset[str]() if over else list_awaited_scores(context, state, now_s)
     late = [client for client in waiting if client.client_id not in awaited]
     if not late:
         return state, ()
     asked = [client.client_id for client in late if client.task is not None]
-    state = with_missing(state, asked, "scores", most=None if any_scores(state) else 1)
+    state = record_missing(state, asked, "scores", most=None if has_scores(state) else 1)
     clients, actions = dict(state.clients), list[Action]()
     for client in late:
-        clients[client.client_id], more = unscored_client(context, state, replace(client, proposals=()))
+        clients[client.client_id], more = assign_unscored(context, state, replace(client, proposals=()))
         actions += more if client.task is None else (Withdraw(task_id=client.task.task_id), *more)
     return replace(state, clients=MappingProxyType(clients)), tuple(actions)

@@ -5,8 +5,8 @@
     train     --> aggregate  all have answered, quorum, or deadline
     train     --> waiting    nobody has an update: the same round again, after a pause (failed: late, or certain)
     aggregate --> waiting    the new model is on disk        (aggregate: it has diverged, see `closing`)
-    aggregate --> evaluate   the same, and devices are to say how good it is; then waiting, see `evaluating`
-    waiting   --> search     the method searches for paths of a supernet; then waiting, see `searching`
+    aggregate --> evaluate   the same, and devices are to say how good it is; then waiting, see `advance_evaluation`
+    waiting   --> search     the method searches for paths of a supernet; then waiting, see `advance_search`
     waiting   --> deploy     no round is left
     deploy    --> finished   all have their models, or deadline
 
@@ -142,7 +142,7 @@ class ClientState:
         given: None before a submodel is chosen, and where none fits.
         first_wanted: what the method would rather have given in place of the first submodel of the round, which tells
             what is written ahead.
-        limit: what kept it from a larger size, see `assigning.deciding_limit`.
+        limit: what kept it from a larger size, see `assigning.find_deciding_limit`.
         task: what was sent to it, kept so that it is sent again unchanged.
         trained: what came of a training task; evaluated: of an evaluation task.
         outlier: in what its update is unlike the others, or why it is left out; empty where it is like them.
@@ -239,7 +239,7 @@ class OutlierDetection:
     excluded: Mapping[str, Exclusion] = field(default_factory=lambda: MappingProxyType({}))
 
 
-def remembered(context: RunContext, state: "RunState") -> Any:
+def get_memory(context: RunContext, state: "RunState") -> Any:
     """What the method remembers: at first what it begins with."""
     return context.roles.memory.initial if state.memory is None else state.memory
 
@@ -267,12 +267,12 @@ class RunState:
         disks: by client, what its last refusal for the disk said that may be written, until it starts anew.
         brought: by client, digests of the networks of its own that it has ever declared.
         outliers: what rounds tell about the updates of the next ones.
-        memory: what the method remembers; None as long as nothing was added to what it begins with, see `remembered`.
+        memory: what the method remembers; None as long as nothing was added to what it begins with, see `get_memory`.
         lineages: of all networks that the run has had, in the order in which they appeared; empty as long as there was
             none but the one that it begins with, see `networks`.
         settled: tasks of the last closed round whose updates were accepted, and those of its evaluation, to answer
             their repetitions.
-        evaluated: what each client found last, see `evaluating`.
+        evaluated: what each client found last, see `advance_evaluation`.
     """
 
     round: int = 0

@@ -31,7 +31,7 @@ class Weight:
     lowered: str = ""
 
 
-def client_fraction(configured: float | None, count: int) -> float:
+def limit_client_fraction(configured: float | None, count: int) -> float:
     """The fraction of a round that one client may have, above 0 and at most 1.
 
     Args:
@@ -41,7 +41,7 @@ def client_fraction(configured: float | None, count: int) -> float:
     return min(_MOST, _TIMES / max(count, 1)) if configured is None else configured
 
 
-def round_weights(
+def weigh_round(
     weigh: Weigh, clients: Sequence[ClientState], max_client_fraction: float | None
 ) -> Mapping[str, Weight]:
     """What the updates of a round count, by client.
@@ -53,12 +53,12 @@ def round_weights(
     Args:
         weigh: what the method gives an update by itself.
         clients: whose updates are aggregated, with their results.
-        max_client_fraction: see `client_fraction`, and for what it does `fraction_limit`.
+        max_client_fraction: see `limit_client_fraction`, and for what it does `find_fraction_limit`.
     """
-    share = client_fraction(max_client_fraction, len(clients))
-    known = {client.client_id: _bounded(client) for client in clients}
+    share = limit_client_fraction(max_client_fraction, len(clients))
+    known = {client.client_id: _bound(client) for client in clients}
     weights = {client.client_id: client.scale * weigh(known[client.client_id][0]) for client in clients}
-    limit = fraction_limit(weights.values(), share)
+    limit = find_fraction_limit(weights.values(), share)
     most = math.inf if limit is None else float(limit)
     total = math.fsum(min(weight, most) for weight in weights.values())
     found = {}
@@ -74,7 +74,7 @@ def round_weights(
     return found
 
 
-def fraction_limit(weights: Iterable[float], max_fraction: float) -> Fraction | None:
+def find_fraction_limit(weights: Iterable[float], max_fraction: float) -> Fraction | None:
     """The value to which the heaviest weights of a round are lowered, so that none exceeds a fraction of them all.
 
     With the k heaviest at the limit c, and the others adding up to R, they are k c + R together, and c is its share of
@@ -102,12 +102,12 @@ def fraction_limit(weights: Iterable[float], max_fraction: float) -> Fraction | 
     raise AssertionError("one of several weights is below its share")
 
 
-def counted_samples(client: ClientState) -> int:
+def count_samples(client: ClientState) -> int:
     """Samples that an update counts as trained on; 0 where there is none."""
-    return 0 if client.update is None else _bounded(client)[0].sample_count
+    return 0 if client.update is None else _bound(client)[0].sample_count
 
 
-def _bounded(client: ClientState) -> tuple[Update, str]:
+def _bound(client: ClientState) -> tuple[Update, str]:
     """A client's update with no more samples than a round of its profile's has, and what was wrong with it."""
     if client.update is None:
         raise ValueError(f"the client state of client {client.client_id} has no update")

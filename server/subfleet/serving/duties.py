@@ -10,9 +10,9 @@ from subfleet.elastic.model_state import ModelState
 from subfleet.programs.worker import Duty, Threads
 from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.networks import beginning_of
+from subfleet.rounds.networks import choose_networks
 from subfleet.rounds.signals import AggregationRequest
-from subfleet.rounds.sizing import explored
+from subfleet.rounds.sizing import explore_sizes
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import CheckRequest, GenerationRequest, NetworksRequest, SearchRequest
 from subfleet.tasks import Dataset
@@ -38,8 +38,8 @@ def duties_of(
         return Duty(work=function, failure="the search failed")
 
     return {
-        SearchRequest: of_search(lambda state, _: explored(context, state)),
-        NetworksRequest: of_search(lambda state, _: beginning_of(context, state)),
+        SearchRequest: of_search(lambda state, _: explore_sizes(context, state)),
+        NetworksRequest: of_search(lambda state, _: choose_networks(context, state)),
         GenerationRequest: of_search(lambda state, model: scored_generation(context, state, model, validation)),
         CheckRequest: Duty(
             work=threads.work("check", checker.check),

@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterator, Mapping
 
 from subfleet.journal.journal import AbsenceRecord, Journal
 from subfleet.journal.records import Progress
-from subfleet.rounds.awaiting import nobody_waits, waits_told
+from subfleet.rounds.awaiting import describe_waits, is_unawaited
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.continuing import why_early
+from subfleet.rounds.continuing import explain_early_end
 from subfleet.rounds.live import Member
-from subfleet.rounds.members import Absence, absences
-from subfleet.rounds.networks import networks_told, readiness_told
-from subfleet.rounds.offers import peers_told, scale_warning
+from subfleet.rounds.members import Absence, list_absences
+from subfleet.rounds.networks import describe_networks, describe_readiness
+from subfleet.rounds.offers import compare_peers, find_scale_warning
 from subfleet.rounds.state import RunState
 
 __all__ = ["Attendance", "Pace", "told"]
@@ -29,9 +29,9 @@ def told(context: RunContext, before: RunState, after: RunState) -> Iterator[str
         if before.outliers.excluded.get(name) != excluded:
             yield f"client {name} is {excluded.reason}"
     yield from _outliers_told(before, after)
-    yield from networks_told(before.lineages, after.lineages)
-    yield from readiness_told(context, before, after)
-    if after.aggregated_round != before.aggregated_round and (why := why_early(context, after)):
+    yield from describe_networks(before.lineages, after.lineages)
+    yield from describe_readiness(context, before, after)
+    if after.aggregated_round != before.aggregated_round and (why := explain_early_end(context, after)):
         yield f"the run ends after round {after.aggregated_round} of {context.config.total_rounds}: {why}"
     if after.phase == "deploy" != before.phase:
         yield "the last round is done; each device's own model is exported and sent"
@@ -41,7 +41,7 @@ def _data_told(context: RunContext, before: RunState, after: RunState) -> Iterat
     """Who has joined, for whom nobody waits any more, and whether a client's inputs go together with all others."""
     for name in after.live.members.changed(before.live.members):
         was, now = before.live.members.get(name, Member()), after.live.members[name]
-        yield from (f"client {name} {words}" for words in waits_told(was, now))
+        yield from (f"client {name} {words}" for words in describe_waits(was, now))
     for name in after.profiles.changed(before.profiles):
         known, profile = before.profiles.get(name), after.profiles[name]
         if profile == known:
@@ -49,10 +49,12 @@ def _data_told(context: RunContext, before: RunState, after: RunState) -> Iterat
         if known is None:
             runtimes = ", ".join(profile.runtimes)
             yield f"client {name} joined: {profile.device}, {runtimes}, {profile.sample_count} samples"
-        if warning := scale_warning(context, profile):
+        if warning := find_scale_warning(context, profile):
             yield f"client {name}: {warning}"
     if after.phase == "train" != before.phase and after.round == 1 and not after.retry:
-        yield from peers_told(context, {name: after.profiles[name] for name in after.clients if name in after.profiles})
+        yield from compare_peers(
+            context, {name: after.profiles[name] for name in after.clients if name in after.profiles}
+        )
 
 
 def _outliers_told(before: RunState, after: RunState) -> Iterator[str]:
@@ -148,7 +150,7 @@ class Attendance:
         if 0 <= now_s - self._looked_s < _EVERY_S:
             return
         before, self._looked_s = self._away, now_s
-        self._away = {one.client_id: one for one in absences(self._context, state, now_s)}
+        self._away = {one.client_id: one for one in list_absences(self._context, state, now_s)}
         kinds = frozenset((name, one.kind) for name, one in self._away.items())
         if kinds == self._kept:
             return
@@ -171,7 +173,7 @@ class Attendance:
             if one.kind != "refused"
             and name in state.clients
             and state.clients[name].open
-            and not nobody_waits(state, name)
+            and not is_unawaited(state, name)
         )
 
 

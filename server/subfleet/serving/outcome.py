@@ -12,7 +12,7 @@ from subfleet.protocol.errors import FileError, RunError, SubfleetError
 from subfleet.reporting.personalised_models import OwnMetric, kept_models, tried_models
 from subfleet.reporting.results import write_results
 from subfleet.reporting.run_figures import Gallery
-from subfleet.rounds.networks import standing_for
+from subfleet.rounds.networks import find_standing
 from subfleet.serving.session import Server
 from subfleet.settings.kept import MODEL, SUPERNET
 
@@ -96,6 +96,6 @@ def gallery_of(server: Server) -> Gallery:
 def owners_of(server: Server) -> Iterator[tuple[str, Participant]]:
     """The clients that were ever aggregated, each with the submodel that is its own now."""
     for name, client in sorted(server.state.last.items()):
-        owner = standing_for(server.context, server.state, client)
+        owner = find_standing(server.context, server.state, client)
         if owner is not None:
             yield name, owner

@@ -73,9 +73,9 @@ class Run:
             its own; after the last one they always do, and with 0 only then.
         rates: width rates of the search space, each above 0 and at most 1.
         seed: of initial weights and data order.
-        max_client_fraction: of the weights of a round's updates, that one client's may have at most, above 0 and at
-            most 1; see `subfleet.rounds.weights.fraction_limit`. With 1 every update counts what the method gives it;
-            None is three times an equal share, and a half at most.
+        max_client_fraction: the largest fraction of the weights of a round's updates that one client may have, above 0
+            and at most 1; see `subfleet.rounds.weights.find_fraction_limit`. With 1 every update counts what the method
+            gives it; None is three times an equal fraction, and half at most.
         outliers: when an update or an aggregated round is suspect, and what follows; see there.
         quorum: fraction of the given tasks that must be answered to close a round; below 1 a round does not wait for
             the slowest, and its outcome depends on timing. Who has not answered its last two tasks is not counted, see
