@@ -20,7 +20,7 @@ from subfleet.protocol.training import TrainingSettings
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.estimation import get_estimates
 from subfleet.rounds.outliers import ChangeSize
-from subfleet.rounds.signals import Action, AggregationRequest, Done, Event, GoOn, SendTask, Tick
+from subfleet.rounds.signals import Action, AggregationRequest, Event, GoOn, RequestDone, SendTask, Tick
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import (
     AggregatedRound,
@@ -133,9 +133,9 @@ class Fleet:
         if isinstance(action, SendTask):
             self.waiting.append(self._answer(action.task))
         elif isinstance(action, CheckRequest):
-            self.waiting.append(Done(request=action, result=ChangeSize(weights=1.0)))
+            self.waiting.append(RequestDone(request=action, result=ChangeSize(weights=1.0)))
         elif isinstance(action, AggregationRequest):
-            done = Done(
+            done = RequestDone(
                 request=action,
                 result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}, lineages=action.lineages),
             )
@@ -197,7 +197,7 @@ class Fleet:
         choices = self.context.network.choices
         return tuple((name, ((given.get(name, one.operators)[0], 100),)) for name, one in choices.items())
 
-    def _made(self, state: RunState, wanted: _Supplied) -> Done:
+    def _made(self, state: RunState, wanted: _Supplied) -> RequestDone:
         match wanted:
             case TaskRequest():
                 facts = self._facts(state, wanted.participant.size, wanted.target)
@@ -216,7 +216,7 @@ class Fleet:
                 made = self.estimates(network, self.context.training(1))
             case _:
                 never(wanted)
-        return Done(request=wanted, result=made)
+        return RequestDone(request=wanted, result=made)
 
     def _facts(self, state: RunState, size: Architecture, target: str) -> ProgramFacts:
         """Programs plan a little more than cost estimates say."""

@@ -10,7 +10,7 @@ from subfleet.aggregation.path_scoring import proposed_generation
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.networks import choose_networks
-from subfleet.rounds.signals import Action, Done, Event, Tick
+from subfleet.rounds.signals import Action, Event, RequestDone, Tick
 from subfleet.rounds.sizing import explore_sizes
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import GenerationRequest, NetworksRequest, ProposedGeneration, SearchRequest
@@ -89,7 +89,7 @@ def step_figures(context: RunContext, estimates: EstimatesOf, *, members: int, s
 def _searched(context: RunContext, state: RunState, actions: tuple[Action, ...]) -> tuple[Event, ...]:
     """What the server would look for in threads of its own."""
     searches = [one for one in actions if isinstance(one, SearchRequest | NetworksRequest | GenerationRequest)]
-    return tuple(Done(request=request, result=_found(context, state, request)) for request in searches)
+    return tuple(RequestDone(request=request, result=_found(context, state, request)) for request in searches)
 
 
 def _found(context: RunContext, state: RunState, request: SearchRequest | NetworksRequest | GenerationRequest) -> Any:

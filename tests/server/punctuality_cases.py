@@ -17,7 +17,7 @@ from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.live import PUNCTUAL, Duty, Punctuality
 from subfleet.rounds.outliers import ChangeSize
-from subfleet.rounds.signals import AggregationRequest, Done, Tick
+from subfleet.rounds.signals import AggregationRequest, RequestDone, Tick
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest
 from subfleet.settings.timing import Deadlines
@@ -60,14 +60,17 @@ def given_tasks(context: RunContext, state: RunState, now_s: float, *names: str)
 def trained(context: RunContext, state: RunState, now_s: float, *names: str) -> RunState:
     for name in names:
         state, _ = step(
-            context, state, Done(request=CheckRequest(update=update(context, state, name)), result=ChangeSize()), now_s
+            context,
+            state,
+            RequestDone(request=CheckRequest(update=update(context, state, name)), result=ChangeSize()),
+            now_s,
         )
     return state
 
 
 def aggregated(context: RunContext, state: RunState, now_s: float) -> RunState:
     assert state.phase == "aggregate"
-    event = Done(
+    event = RequestDone(
         request=AggregationRequest(round=state.round, clients=()),
         result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}),
     )

@@ -30,7 +30,7 @@ from subfleet.protocol.task import Evaluate, Train
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.networks import list_lineages
 from subfleet.rounds.progress import Searching
-from subfleet.rounds.signals import Action, AggregationRequest, Done, Reply
+from subfleet.rounds.signals import Action, AggregationRequest, Reply, RequestDone
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import (
     CostRequest,
@@ -185,7 +185,7 @@ def found_of(task: Task, samples: int) -> Evaluated:
     )
 
 
-def made_of(job: Supplied, planned: int, fails: bool) -> Done:
+def made_of(job: Supplied, planned: int, fails: bool) -> RequestDone:
     """What a job beside the loop results in, but for searches."""
     program = ProgramRef(program_id="p", target="onnx", blob=blob("p"))
     match job:
@@ -209,7 +209,7 @@ def made_of(job: Supplied, planned: int, fails: bool) -> Done:
             made = ESTIMATES
         case _:
             never(job)
-    return Done(request=job, result=made)
+    return RequestDone(request=job, result=made)
 
 
 def update_of(context: RunContext, task: Task) -> Update:
@@ -238,4 +238,4 @@ def survived(state: RunState, now_s: float) -> RunState:
     assert loaded.lineages == state.lineages, "the journal has the run's networks"
     assert loaded.memory == state.memory, "what the method remembers is what the journal has"
     scoring = isinstance(state.at, Searching)  # which starts anew
-    return replace(loaded.restarted(now_s), clients=MappingProxyType({}) if scoring else loaded.clients)
+    return replace(loaded.restart(now_s), clients=MappingProxyType({}) if scoring else loaded.clients)

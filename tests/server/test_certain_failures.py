@@ -30,7 +30,7 @@ from subfleet.reporting.api import serve_http
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.obstacles import REFUSALS
-from subfleet.rounds.signals import Failed, Tick
+from subfleet.rounds.signals import RequestFailed, Tick
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import CheckRequest
 from subfleet.search.fitting import LIMITS
@@ -234,7 +234,9 @@ def test_updates_that_cannot_be_used_are_the_same_again() -> None:
             state, _ = step(PLAN, state, telemetry(PLAN, name, retry=state.retry), state.live.entered_s)
         for name in CLIENTS:
             state, _ = step(PLAN, state, prepared(PLAN, state, name), state.live.entered_s)
-            event = Failed(request=CheckRequest(update=update(PLAN, state, name)), reason="tensor 'a' is not finite")
+            event = RequestFailed(
+                request=CheckRequest(update=update(PLAN, state, name)), reason="tensor 'a' is not finite"
+            )
             state, _ = step(PLAN, state, event, state.live.entered_s)
         assert state.retry == number
     assert state.phase == "failed"

@@ -13,7 +13,7 @@ from subfleet.protocol.paths import OperatorExamples
 from subfleet.protocol.training import TrainingSettings
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.outliers import ChangeSize
-from subfleet.rounds.signals import Done, Reply
+from subfleet.rounds.signals import Reply, RequestDone
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import CheckRequest
 from subfleet.settings.samples import DataSettings
@@ -52,7 +52,7 @@ TOLD: OperatorExamples = tuple((choice, ((own[0], EPOCHS * SAMPLES),)) for choic
 
 def said(examples: OperatorExamples) -> tuple[list[str], str]:
     told = replace(update(CONTEXT, STATE, "ada"), operator_examples=examples)
-    _, actions = step(CONTEXT, STATE, Done(request=CheckRequest(update=told), result=ChangeSize()), 3.0)
+    _, actions = step(CONTEXT, STATE, RequestDone(request=CheckRequest(update=told), result=ChangeSize()), 3.0)
     return replies(actions), " ".join(one.ack.reason for one in actions if isinstance(one, Reply))
 
 
@@ -94,5 +94,5 @@ def test_one_network_has_no_operators_to_tell_of() -> None:
     for name in CLIENTS:
         state, _ = step(context, state, prepared(context, state, name), 2.0)
     told = replace(update(context, state, "ada"), operator_examples=TOLD)
-    _, actions = step(context, state, Done(request=CheckRequest(update=told), result=ChangeSize()), 3.0)
+    _, actions = step(context, state, RequestDone(request=CheckRequest(update=told), result=ChangeSize()), 3.0)
     assert replies(actions) == ["refused"]

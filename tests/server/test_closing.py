@@ -17,7 +17,7 @@ from subfleet.protocol.training import TrainingSettings
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import list_resume_actions, step
 from subfleet.rounds.outliers import ChangeSize
-from subfleet.rounds.signals import Action, AggregationRequest, Close, Done, Failed
+from subfleet.rounds.signals import Action, AggregationRequest, Close, RequestDone, RequestFailed
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest
 from subfleet.settings.outliers import OutlierSettings
@@ -51,7 +51,7 @@ def trained(
         state, _ = step(context, state, prepared(context, state, name), now_s)
     actions: tuple[Action, ...] = ()
     for name in given:
-        stored = Done(
+        stored = RequestDone(
             request=CheckRequest(update=update(context, state, name)), result=ChangeSize(weights=changes[name])
         )
         state, actions = step(context, state, stored, now_s)
@@ -60,7 +60,7 @@ def trained(
 
 def after(context: RunContext, state: RunState, loss: float, now_s: float = 3.0) -> tuple[RunState, tuple[Action, ...]]:
     """The round is aggregated and evaluated."""
-    event = Done(
+    event = RequestDone(
         request=AggregationRequest(round=state.round, clients=()),
         result=AggregatedRound(accuracy=0.5, loss=loss, sha256="a" * 64, refused={}),
     )
@@ -152,7 +152,7 @@ def test_samples_that_an_update_counts_tell_whether_its_training_was_long(
         far = name == "eve"
         sent = replace(update(four, state, name), sample_count=claimed) if far else update(four, state, name)
         change = ChangeSize(weights=0.9 if far else 0.01, held_weights=1.0)
-        state, actions = step(four, state, Done(request=CheckRequest(update=sent), result=change), 2.0)
+        state, actions = step(four, state, RequestDone(request=CheckRequest(update=sent), result=change), 2.0)
     (aggregate,) = [action for action in actions if isinstance(action, AggregationRequest)]
     assert [client.client_id for client in aggregate.clients if client.scale < 1] == (["eve"] if scaled else [])
     trained = state.clients["ada"].trained
@@ -314,7 +314,7 @@ def test_a_aggregate_that_cannot_be_made_is_made_without_the_most_suspect() -> N
     state, actions = step(
         four,
         state,
-        Failed(request=AggregationRequest(round=1, clients=()), reason="aggregation failed: KeyError: 'x'"),
+        RequestFailed(request=AggregationRequest(round=1, clients=()), reason="aggregation failed: KeyError: 'x'"),
         3.0,
     )
     assert aggregation(actions) == ["ada", "bob", "cyd"]
@@ -329,10 +329,12 @@ def test_a_aggregate_that_cannot_be_made_whoever_is_left_out_ends_a_try_and_not_
         state, _ = step(
             four,
             state,
-            Failed(request=AggregationRequest(round=1, clients=()), reason="aggregation failed: MemoryError"),
+            RequestFailed(request=AggregationRequest(round=1, clients=()), reason="aggregation failed: MemoryError"),
             3.0,
         )
     assert (state.phase, state.retry, state.failure) == ("waiting", 1, "")
     assert "MemoryError" in state.tries.waits_for
-    late, actions = step(four, state, Failed(request=AggregationRequest(round=1, clients=()), reason="too late"), 4.0)
+    late, actions = step(
+        four, state, RequestFailed(request=AggregationRequest(round=1, clients=()), reason="too late"), 4.0
+    )
     assert (late.tries, actions) == (state.tries, ())

@@ -34,10 +34,10 @@ from subfleet.rounds.signals import (
     Close,
     CloseEvaluation,
     CloseGeneration,
-    Done,
     Event,
-    Failed,
     Request,
+    RequestDone,
+    RequestFailed,
     SendTask,
     Tick,
 )
@@ -155,13 +155,13 @@ class Fleet(RuleBasedStateMachine):
     def finish_job(self, job: Request, planned: int, fails: bool) -> None:
         self.jobs.remove(job)
         if fails and not isinstance(job, ScoringRequest):
-            self.apply(Failed(request=job, reason="no"))
+            self.apply(RequestFailed(request=job, reason="no"))
         else:
             self.apply(self.made(job, planned, fails))
 
-    def made(self, job: Request, planned: int, fails: bool) -> Done:
+    def made(self, job: Request, planned: int, fails: bool) -> RequestDone:
         if isinstance(job, GenerationRequest):
-            return Done(request=job, result=scored_by_chance(self.context, self.seen[job]))
+            return RequestDone(request=job, result=scored_by_chance(self.context, self.seen[job]))
         if isinstance(job, SearchRequest | NetworksRequest):
             return looked_for(self.context, self.seen[job], job)
         assert not isinstance(job, CheckRequest | AggregationRequest)
@@ -181,7 +181,9 @@ class Fleet(RuleBasedStateMachine):
         update = update_of(self.context, task)
         self.apply(Tick())  # as below
         clients = self.state.clients
-        actions = self.apply(Done(request=CheckRequest(update=update), result=ChangeSize()) if stored else update)
+        actions = self.apply(
+            RequestDone(request=CheckRequest(update=update), result=ChangeSize()) if stored else update
+        )
         statuses = answers(actions, update.message_id)
         assert len(statuses) + sum(isinstance(action, CheckRequest) for action in actions) == 1
         if "accepted" in statuses:
@@ -281,7 +283,7 @@ class Fleet(RuleBasedStateMachine):
         result = AggregatedRound(
             accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}, observation=seen, lineages=lineages
         )
-        self.apply(Done(request=AggregationRequest(round=aggregate.round, clients=()), result=result))
+        self.apply(RequestDone(request=AggregationRequest(round=aggregate.round, clients=()), result=result))
         accepted = {name for name, update in self.accepted.items() if update.round == aggregate.round}
         assert accepted == {client.task.task_id for client in aggregate.clients if client.task is not None}
 

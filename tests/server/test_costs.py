@@ -32,7 +32,7 @@ from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.selection import estimate_time
-from subfleet.rounds.signals import AggregationRequest, Close, Done
+from subfleet.rounds.signals import AggregationRequest, Close, RequestDone
 from subfleet.rounds.state import ClientState, Offer, RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest
 
@@ -151,8 +151,8 @@ def closed(context: RunContext, *, samples: int = 10, pace: float | None = PACE)
         state, _ = step(context, state, prepared(context, state, name), 2.0)
     for name in CLIENTS:
         claimed = replace(update(context, state, name), sample_count=samples)
-        state, _ = step(context, state, Done(request=CheckRequest(update=claimed), result=ChangeSize()), 5.5)
-    event = Done(
+        state, _ = step(context, state, RequestDone(request=CheckRequest(update=claimed), result=ChangeSize()), 5.5)
+    event = RequestDone(
         request=AggregationRequest(round=1, clients=()),
         result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="a" * 64, refused={"bob": "too large"}, model_bytes=123),
     )

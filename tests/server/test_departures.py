@@ -13,7 +13,7 @@ from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.messages import Presence, decode, encode
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.live import Member
+from subfleet.rounds.live import FleetMember
 from subfleet.rounds.members import list_absences, list_expected
 from subfleet.rounds.progress import Finished
 from subfleet.rounds.signals import Tick, Withdraw
@@ -95,7 +95,7 @@ def test_each_reason_has_its_words() -> None:
     state, _ = step(STRICT, state, goodbye("ada"), now_s + 5)
     state, _ = step(STRICT, state, word("bob"), now_s + 6)
     live = replace(
-        state.live, members=state.live.members.updated({"eve": Member(), "stranger": Member(session_id="s")})
+        state.live, members=state.live.members.updated({"eve": FleetMember(), "stranger": FleetMember(session_id="s")})
     )
     last = {"eve": replace(state.clients["ada"], client_id="eve")}
     state = replace(state, profiles=state.profiles.updated({"eve": profile("eve")}), live=live, last=last)

@@ -32,7 +32,7 @@ from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.obstacles import select_models
 from subfleet.rounds.outliers import ChangeSize
-from subfleet.rounds.signals import Action, AggregationRequest, Done, SendTask
+from subfleet.rounds.signals import Action, AggregationRequest, RequestDone, SendTask
 from subfleet.rounds.sizing import request_scoring
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import (
@@ -75,7 +75,10 @@ def made(context: RunContext, state: RunState, name: str, program_bytes: int) ->
     weights = blob(f"weights {size_of(client)}", context.estimate(client.size).weight_bytes)
     facts = ProgramFacts(planned_peak_bytes=1000, program_bytes=program_bytes)
     return step(
-        context, state, Done(request=wanted, result=PreparedTask(program=program, weights=weights, facts=facts)), 2.0
+        context,
+        state,
+        RequestDone(request=wanted, result=PreparedTask(program=program, weights=weights, facts=facts)),
+        2.0,
     )
 
 
@@ -146,9 +149,9 @@ def closed(state: RunState) -> RunState:
         if state.clients[name].stage == "preparing":
             state, _ = made(PLAN, state, name, 100)
         state, _ = step(
-            PLAN, state, Done(request=CheckRequest(update=update(PLAN, state, name)), result=ChangeSize()), 3.0
+            PLAN, state, RequestDone(request=CheckRequest(update=update(PLAN, state, name)), result=ChangeSize()), 3.0
         )
-    event = Done(
+    event = RequestDone(
         request=AggregationRequest(round=state.round, clients=()),
         result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}),
     )
@@ -200,7 +203,7 @@ def test_candidates_that_are_to_be_scored_lie_on_the_disk_beside_each_other() ->
         for size in client.proposals
     )
     wanted = request_scoring(state, client)
-    _, actions = step(context, state, Done(request=wanted, result=candidates), 2.0)
+    _, actions = step(context, state, RequestDone(request=wanted, result=candidates), 2.0)
     (task,) = sent(actions)
     assert [program.blob for program in task.programs] == [one.program.blob for one in candidates[:3]]
     assert needed_bytes(task) == 6000
@@ -231,12 +234,15 @@ def test_a_model_that_does_not_fit_is_skipped_with_the_reason(disk_bytes: int) -
     for name in CLIENTS:
         state, _ = step(context, state, prepared(context, state, name), 2.0)
         state, _ = step(
-            context, state, Done(request=CheckRequest(update=update(context, state, name)), result=ChangeSize()), 3.0
+            context,
+            state,
+            RequestDone(request=CheckRequest(update=update(context, state, name)), result=ChangeSize()),
+            3.0,
         )
     state, _ = step(
         context,
         state,
-        Done(
+        RequestDone(
             request=AggregationRequest(round=1, clients=()),
             result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}),
         ),
@@ -252,7 +258,7 @@ def test_a_model_that_does_not_fit_is_skipped_with_the_reason(disk_bytes: int) -
     model = ModelFile(target="onnx", file="model.onnx", max_abs_diff=None)
     wanted = ModelsRequest(participant=state.clients["ada"].participant, round=1)  # type: ignore[arg-type]  # checked above
     state, actions = step(
-        context, state, Done(request=wanted, result=ExportedModels(programs=(program,), models=(model,))), 5.0
+        context, state, RequestDone(request=wanted, result=ExportedModels(programs=(program,), models=(model,))), 5.0
     )
     if disk_bytes == 2000:
         (task,) = sent(actions)

@@ -31,9 +31,9 @@ from subfleet.rounds.signals import (
     Action,
     AggregationRequest,
     CloseEvaluation,
-    Done,
     Event,
-    Failed,
+    RequestDone,
+    RequestFailed,
     SendTask,
     Tick,
     Withdraw,
@@ -64,10 +64,10 @@ def aggregated(context: RunContext, held_out: Mapping[str, int], *, number: int 
             state, _ = step(
                 context,
                 state,
-                Done(request=CheckRequest(update=update(context, state, name)), result=ChangeSize()),
+                RequestDone(request=CheckRequest(update=update(context, state, name)), result=ChangeSize()),
                 3.0,
             )
-        event = Done(
+        event = RequestDone(
             request=AggregationRequest(round=state.round, clients=()),
             result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}),
         )
@@ -82,7 +82,7 @@ def asked(context: RunContext = CONTEXT, **held_out: int) -> Outcome:
 def made(wanted: EvaluationRequest, planned_bytes: int = 1000) -> Event:
     program = ProgramRef(program_id="evaluates", target="onnx", blob=blob("evaluates"))
     facts = ProgramFacts(planned_peak_bytes=planned_bytes)
-    return Done(request=wanted, result=PreparedTask(program=program, weights=blob("weights"), facts=facts))
+    return RequestDone(request=wanted, result=PreparedTask(program=program, weights=blob("weights"), facts=facts))
 
 
 def given_out(context: RunContext = CONTEXT, **held_out: int) -> RunState:
@@ -272,7 +272,7 @@ def test_a_refusal_ends_the_client_and_says_nothing_of_the_program_that_trains()
 def test_what_cannot_be_made_or_does_not_fit_leaves_a_client_out() -> None:
     state, actions = asked()
     ada, bob, cyd = wanted_of(EvaluationRequest, actions)
-    state, _ = step(CONTEXT, state, Failed(request=ada, reason="export failed: no"), 6.0)
+    state, _ = step(CONTEXT, state, RequestFailed(request=ada, reason="export failed: no"), 6.0)
     state, _ = step(CONTEXT, state, made(bob, 10**12), 6.0)
     state, _ = step(CONTEXT, state, made(cyd), 6.0)
     state, actions = said(CONTEXT, state, "cyd")
@@ -289,7 +289,7 @@ def test_what_fails_late_of_the_round_before_takes_nobodys_client() -> None:
     client = state.clients["ada"].participant
     assert client is not None
     late = TaskRequest(participant=client, round=1, attempt=0, target="onnx")
-    assert step(CONTEXT, state, Failed(request=late, reason="no"), 6.0)[0].clients == state.clients
+    assert step(CONTEXT, state, RequestFailed(request=late, reason="no"), 6.0)[0].clients == state.clients
 
 
 def test_the_deadline_ends_the_wait_and_a_quorum_where_timing_may_decide() -> None:

@@ -35,7 +35,7 @@ from subfleet.protocol.topics import Topics
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import list_resume_actions, step
 from subfleet.rounds.outliers import ChangeSize
-from subfleet.rounds.signals import Action, AggregationRequest, Close, Done, Tick
+from subfleet.rounds.signals import Action, AggregationRequest, Close, RequestDone, Tick
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest, ProgramRequest
 from subfleet.search.queue import ProgramFacts, RequestedProgram, SizedProgram
@@ -96,7 +96,10 @@ def trained(context: RunContext, state: RunState, now_s: float = 3.0) -> tuple[R
         event = prepared(context, state, name, planned_peak_bytes=_estimate_bytes(context, state.clients[name].size))
         state, _ = step(context, state, event, now_s)
         state, actions = step(
-            context, state, Done(request=CheckRequest(update=update(context, state, name)), result=ChangeSize()), now_s
+            context,
+            state,
+            RequestDone(request=CheckRequest(update=update(context, state, name)), result=ChangeSize()),
+            now_s,
         )
         found += actions
     return state, found
@@ -104,7 +107,7 @@ def trained(context: RunContext, state: RunState, now_s: float = 3.0) -> tuple[R
 
 def aggregated(context: RunContext, state: RunState, now_s: float = 4.0) -> tuple[RunState, Close]:
     """The round is closed, and the next one is announced."""
-    event = Done(
+    event = RequestDone(
         request=AggregationRequest(round=state.round, clients=()),
         result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}),
     )
@@ -208,7 +211,10 @@ def test_a_program_counts_from_the_next_round_on() -> None:
     for name in CLIENTS[1:]:
         state, _ = step(context, state, prepared(context, state, name), 3.0)
         state, _ = step(
-            context, state, Done(request=CheckRequest(update=update(context, state, name)), result=ChangeSize()), 3.0
+            context,
+            state,
+            RequestDone(request=CheckRequest(update=update(context, state, name)), result=ChangeSize()),
+            3.0,
         )
     state, close = aggregated(context, state)
     assert close.exported == 2

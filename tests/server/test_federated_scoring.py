@@ -45,7 +45,7 @@ from subfleet.protocol.topics import Topics
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.continuing import resume_state
 from subfleet.rounds.coordinator import list_resume_actions, step
-from subfleet.rounds.signals import CloseGeneration, Done, Reply, Request, SendTask, Tick
+from subfleet.rounds.signals import CloseGeneration, Reply, Request, RequestDone, SendTask, Tick
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import EvaluationRequest, GenerationRequest, PreparedTask
 from subfleet.search.queue import ProgramFacts
@@ -53,7 +53,7 @@ from subfleet.settings.timing import Deadlines
 from subfleet.testing.rounds import SUPERNET
 
 
-def changed(made: Done, **changes: Any) -> Done:
+def changed(made: RequestDone, **changes: Any) -> RequestDone:
     """A generation that was made, with some fields changed."""
     return replace(made, result=replace(made.result, **changes))
 
@@ -195,7 +195,7 @@ def test_what_its_runtime_lacks_a_device_does_not_score() -> None:
         for name in BY_DEVICES.network.choices
     )
     facts = ProgramFacts(planned_peak_bytes=1000, chain=Chain(links=links, fixed_bytes=0, runtime_bytes=()))
-    made = Done(request=wanted, result=PreparedTask(program=program, weights=blob("w"), facts=facts))
+    made = RequestDone(request=wanted, result=PreparedTask(program=program, weights=blob("w"), facts=facts))
     state, _ = step(BY_DEVICES, state, made, 6.0)
     client = state.clients[wanted.client_id]
     assert (client.stage, client.reason) == (

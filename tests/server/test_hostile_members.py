@@ -43,9 +43,9 @@ from subfleet.rounds.signals import (
     Close,
     CloseEvaluation,
     CloseGeneration,
-    Done,
     Event,
     FromDevice,
+    RequestDone,
     SendTask,
     Tick,
 )
@@ -103,7 +103,7 @@ class WithEve(Fleet):
         actions = self.apply(cast("FromDevice", said))
         accepted = "accepted" in answers(actions, said.message_id)
         if isinstance(said, Update):
-            actions = self.apply(Done(request=CheckRequest(update=said), result=ChangeSize()))
+            actions = self.apply(RequestDone(request=CheckRequest(update=said), result=ChangeSize()))
             if "accepted" in answers(actions, said.message_id):
                 self.accepted[said.task_id] = said
         elif isinstance(said, Evaluated) and accepted:

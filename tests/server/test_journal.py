@@ -20,11 +20,11 @@ from subfleet.protocol.exit_codes import ExitCode
 from subfleet.protocol.schema import from_plain
 from subfleet.protocol.topics import Topics
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.live import LiveState, Member
+from subfleet.rounds.live import FleetMember, LiveState
 from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.progress import Aggregating, Waiting
-from subfleet.rounds.signals import AggregationRequest, Done
+from subfleet.rounds.signals import AggregationRequest, RequestDone
 from subfleet.rounds.state import ClientState, RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest
 
@@ -38,7 +38,7 @@ def _journal(folder: Path) -> Journal:
 
 def _known(state: RunState, now_s: float) -> RunState:
     """The part of a state that outlives a server."""
-    members = {name: Member(noted_s=now_s) for name in state.live.members}
+    members = {name: FleetMember(noted_s=now_s) for name in state.live.members}
     return replace(state, live=LiveState(members=PersistentMap(members), entered_s=now_s, opened_s=now_s))
 
 
@@ -51,7 +51,7 @@ def test_a_state_is_loaded_as_it_was_saved(tmp_path: Path) -> None:
     journal.save(before, state)
     assert _journal(tmp_path).load(9.0) == _known(state, 9.0)
     after, _ = step(
-        PLAN, state, Done(request=CheckRequest(update=update(PLAN, state, "ada")), result=ChangeSize()), 3.0
+        PLAN, state, RequestDone(request=CheckRequest(update=update(PLAN, state, "ada")), result=ChangeSize()), 3.0
     )
     journal.save(state, after, counted=lambda name: (10, 20) if name == "ada" else (0, 0))
     assert _journal(tmp_path).load(9.0) == _known(after, 9.0)
@@ -64,11 +64,11 @@ def test_a_closed_round_is_loaded_with_its_record(tmp_path: Path) -> None:
     journal.save(RunState(), state)
     for name in CLIENTS:
         after, _ = step(
-            PLAN, state, Done(request=CheckRequest(update=update(PLAN, state, name)), result=ChangeSize()), 3.0
+            PLAN, state, RequestDone(request=CheckRequest(update=update(PLAN, state, name)), result=ChangeSize()), 3.0
         )
         journal.save(state, after)
         state = after
-    event = Done(
+    event = RequestDone(
         request=AggregationRequest(round=1, clients=()),
         result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="a" * 64, refused={"bob": "too large"}),
     )

@@ -33,7 +33,7 @@ from subfleet.rounds.coordinator import step
 from subfleet.rounds.networks import NOT_YET, choose_networks, list_new_networks
 from subfleet.rounds.offers import MOST_NETWORKS
 from subfleet.rounds.progress import Measuring
-from subfleet.rounds.signals import Done, Failed, Reply, Tick
+from subfleet.rounds.signals import Reply, RequestDone, RequestFailed, Tick
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import NetworksRequest
 from subfleet.settings.published import network_brought
@@ -148,11 +148,11 @@ def test_unions_are_made_beside_the_loop_and_count_once() -> None:
     assert (state.phase, state.lineages) == ("measure", ())
     assert not wanted_of(NetworksRequest, step(CONTEXT, state, Tick(), 3.0)[1]), "it is being made"
     made = choose_networks(CONTEXT, state)
-    begun, _ = step(CONTEXT, state, Done(request=wanted, result=made), 3.0)
+    begun, _ = step(CONTEXT, state, RequestDone(request=wanted, result=made), 3.0)
     assert (begun.phase, begun.lineages) == ("train", made)
-    again, _ = step(CONTEXT, begun, Done(request=wanted, result=()), 3.0)
+    again, _ = step(CONTEXT, begun, RequestDone(request=wanted, result=()), 3.0)
     assert again.lineages == made
-    lost, _ = step(CONTEXT, state, Failed(request=wanted, reason="no"), 3.0)
+    lost, _ = step(CONTEXT, state, RequestFailed(request=wanted, reason="no"), 3.0)
     assert (lost.lineages, lost.tries.retry) == ((), 1), "nobody has a network that is trained"
     late, _ = step(CONTEXT, state, Tick(), 1e9)
     assert (late.lineages, late.tries.retry) == ((), 1)

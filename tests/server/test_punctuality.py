@@ -39,7 +39,7 @@ from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.live import PUNCTUAL, Punctuality
 from subfleet.rounds.outliers import ChangeSize
-from subfleet.rounds.signals import Done, Withdraw
+from subfleet.rounds.signals import RequestDone, Withdraw
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import CheckRequest
 from subfleet.serving.narrating import told
@@ -158,7 +158,10 @@ def test_the_task_of_an_extra_is_withdrawn_when_the_round_closes() -> None:
     assert task is not None
     state = trained(CONTEXT, state, 1204.0, "ada")
     _, actions = step(
-        CONTEXT, state, Done(request=CheckRequest(update=update(CONTEXT, state, "bob")), result=ChangeSize()), 1205.0
+        CONTEXT,
+        state,
+        RequestDone(request=CheckRequest(update=update(CONTEXT, state, "bob")), result=ChangeSize()),
+        1205.0,
     )
     assert Withdraw(task_id=task.task_id) in actions
 

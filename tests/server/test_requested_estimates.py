@@ -29,7 +29,7 @@ from subfleet.methods.dynamic_selection import DynamicSelection
 from subfleet.rounds.coordinator import list_resume_actions, step
 from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.progress import Waiting
-from subfleet.rounds.signals import Action, Done, Failed, Tick
+from subfleet.rounds.signals import Action, RequestDone, RequestFailed, Tick
 from subfleet.rounds.sizing import AT_ONCE, explore_sizes
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import CostRequest, SearchRequest, TaskRequest
@@ -53,12 +53,12 @@ def asked() -> tuple[RunState, tuple[Action, ...]]:
 
 
 def estimated(state: RunState) -> tuple[RunState, tuple[Action, ...]]:
-    return step(PLAN, state, Done(request=ONNX, result=ESTIMATES), 3.0)
+    return step(PLAN, state, RequestDone(request=ONNX, result=ESTIMATES), 3.0)
 
 
 def given() -> RunState:
     state, _ = estimated(asked()[0])
-    return step(PLAN, state, Done(request=FIRST, result=explore_sizes(PLAN, state)), 4.0)[0]
+    return step(PLAN, state, RequestDone(request=FIRST, result=explore_sizes(PLAN, state)), 4.0)[0]
 
 
 def test_estimates_are_asked_for_once_and_a_search_when_they_are_there() -> None:
@@ -74,10 +74,10 @@ def test_estimates_are_asked_for_once_and_a_search_when_they_are_there() -> None
     assert (wanted_of(SearchRequest, actions), wanted_of(TaskRequest, actions)) == ([FIRST], [])
     assert step(PLAN, state, Tick(), 3.5)[1] == ()
     found = explore_sizes(PLAN, state)
-    state, actions = step(PLAN, state, Done(request=FIRST, result=found), 4.0)
+    state, actions = step(PLAN, state, RequestDone(request=FIRST, result=found), 4.0)
     assert [one.client_id for one in wanted_of(TaskRequest, actions)] == list(CLIENTS)
     assert (state.pool, state.live.requested) == (found.found, frozenset())
-    again, actions = step(PLAN, state, Done(request=FIRST, result=found), 4.0)
+    again, actions = step(PLAN, state, RequestDone(request=FIRST, result=found), 4.0)
     assert (again.pool, wanted_of(SearchRequest, actions)) == (state.pool, []), "what comes twice counts once"
 
 
@@ -86,7 +86,7 @@ def test_no_step_estimates_a_network_or_searches_it(monkeypatch: pytest.MonkeyPa
     made = explore_sizes(PLAN, state)
     monkeypatch.setattr(pareto.ParetoSearch, "explore", lambda *_: pytest.fail("a step searched"))
     monkeypatch.setattr(pareto.ParetoSearch, "over", lambda *_, **__: pytest.fail("a step made a search"))
-    state, actions = step(PLAN, state, Done(request=FIRST, result=made), 4.0)
+    state, actions = step(PLAN, state, RequestDone(request=FIRST, result=made), 4.0)
     assert len(wanted_of(TaskRequest, actions)) == len(CLIENTS)
     for name in CLIENTS:
         state, _ = step(PLAN, state, prepared(PLAN, state, name, planned_peak_bytes=10**10), 4.0)
@@ -94,15 +94,15 @@ def test_no_step_estimates_a_network_or_searches_it(monkeypatch: pytest.MonkeyPa
 
 def test_a_target_that_has_no_estimates_leaves_its_devices_out_with_the_reason() -> None:
     state, _ = asked()
-    state, _ = step(PLAN, state, Failed(request=ONNX, reason="export failed: no such operator"), 3.0)
+    state, _ = step(PLAN, state, RequestFailed(request=ONNX, reason="export failed: no such operator"), 3.0)
     made = explore_sizes(PLAN, state)
-    state, _ = step(PLAN, state, Done(request=FIRST, result=made), 3.0)
+    state, _ = step(PLAN, state, RequestDone(request=FIRST, result=made), 3.0)
     assert state.tries.waits_for == "ada, bob, cyd skipped: export failed: no such operator"
 
 
 def test_a_search_that_fails_leaves_everybody_out_with_the_reason() -> None:
     state, _ = estimated(asked()[0])
-    state, _ = step(PLAN, state, Failed(request=FIRST, reason="the search failed: no"), 3.0)
+    state, _ = step(PLAN, state, RequestFailed(request=FIRST, reason="the search failed: no"), 3.0)
     assert state.tries.waits_for == "ada, bob, cyd skipped: the search failed: no"
 
 
@@ -133,7 +133,7 @@ def test_a_server_that_is_killed_asks_for_estimates_again_and_gives_the_same_siz
         assert wanted_of(CostRequest, list_resume_actions(PLAN, found)) == [ONNX]
         found, actions = estimated(found)
         assert wanted_of(SearchRequest, actions) == [FIRST]
-        found, actions = step(PLAN, found, Done(request=FIRST, result=explore_sizes(PLAN, found)), 9.0)
+        found, actions = step(PLAN, found, RequestDone(request=FIRST, result=explore_sizes(PLAN, found)), 9.0)
         assert found.pool == given().pool
         assert {name: client.size for name, client in found.clients.items()} == {
             name: client.size for name, client in given().clients.items()
@@ -149,7 +149,7 @@ def test_what_was_found_before_a_kill_is_not_looked_for_again(tmp_path: Path) ->
     early, actions = step(PLAN, found, prepared(PLAN, found, "ada", planned_peak_bytes=10**12), 9.0)
     assert (early.clients, actions) == (found.clients, ())
     found, _ = estimated(early)
-    found, actions = step(PLAN, found, Done(request=FIRST, result=explore_sizes(PLAN, found)), 9.0)
+    found, actions = step(PLAN, found, RequestDone(request=FIRST, result=explore_sizes(PLAN, found)), 9.0)
     assert found.pool == before.pool
     assert [one.client_id for one in wanted_of(TaskRequest, actions)] == list(CLIENTS)
     sizes: list[Any] = []
@@ -187,7 +187,7 @@ def test_a_refusal_is_answered_when_a_smaller_size_can_be_chosen(tmp_path: Path)
     found = stored(state, tmp_path)
     assert step(PLAN, found, no, 9.0)[1] == (), "the device sends it again"
     found, _ = estimated(found)
-    found, _ = step(PLAN, found, Done(request=FIRST, result=explore_sizes(PLAN, found)), 9.0)
+    found, _ = step(PLAN, found, RequestDone(request=FIRST, result=explore_sizes(PLAN, found)), 9.0)
     again, actions = step(PLAN, found, no, 9.0)
     assert replies(actions) == ["accepted"]
     assert again.clients["ada"].size == after.clients["ada"].size

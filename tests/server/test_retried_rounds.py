@@ -35,7 +35,7 @@ from subfleet.rounds.context import RunContext
 from subfleet.rounds.continuing import describe_missing
 from subfleet.rounds.coordinator import build_round_info, step
 from subfleet.rounds.outliers import ChangeSize
-from subfleet.rounds.signals import AggregationRequest, Close, Done, SendTask, Tick
+from subfleet.rounds.signals import AggregationRequest, Close, RequestDone, SendTask, Tick
 from subfleet.rounds.state import ClientState, RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest
 from subfleet.settings.timing import Deadlines, LogClock
@@ -83,9 +83,12 @@ def unusable(context: RunContext, state: RunState, now_s: float) -> RunState:
         state, _ = step(context, state, prepared(context, state, name), now_s)
     for name in CLIENTS:
         state, _ = step(
-            context, state, Done(request=CheckRequest(update=update(context, state, name)), result=ChangeSize()), now_s
+            context,
+            state,
+            RequestDone(request=CheckRequest(update=update(context, state, name)), result=ChangeSize()),
+            now_s,
         )
-    event = Done(
+    event = RequestDone(
         request=AggregationRequest(round=state.round, clients=()),
         result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused=dict.fromkeys(CLIENTS, "too large")),
     )
@@ -159,9 +162,12 @@ def aggregated(context: RunContext, state: RunState, now_s: float) -> RunState:
         state, _ = step(context, state, prepared(context, state, name), now_s)
     for name in CLIENTS:
         state, _ = step(
-            context, state, Done(request=CheckRequest(update=update(context, state, name)), result=ChangeSize()), now_s
+            context,
+            state,
+            RequestDone(request=CheckRequest(update=update(context, state, name)), result=ChangeSize()),
+            now_s,
         )
-    event = Done(
+    event = RequestDone(
         request=AggregationRequest(round=state.round, clients=()),
         result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}),
     )
@@ -216,9 +222,9 @@ def test_answers_to_an_earlier_try_do_not_count() -> None:
         state, actions = step(LIVE, state, prepared(LIVE, state, name), 700.0)
         sent += [action.task for action in actions if isinstance(action, SendTask)]
     assert [(one.task_id, one.round, one.retry) for one in sent] == [(f"run/r1.1/{name}/0", 1, 1) for name in CLIENTS]
-    assert replies(step(LIVE, state, Done(request=CheckRequest(update=late), result=ChangeSize()), 701.0)[1]) == [
-        "refused"
-    ]
+    assert replies(
+        step(LIVE, state, RequestDone(request=CheckRequest(update=late), result=ChangeSize()), 701.0)[1]
+    ) == ["refused"]
     assert replies(step(LIVE, state, old, 701.0)[1]) == ["refused"]
     assert {client.stage for client in state.clients.values()} == {"out"}
 
@@ -274,11 +280,13 @@ def test_the_journal_knows_the_tries_and_forgets_who_answered_in_them(tmp_path: 
     state = moved(RunState(), training(LIVE))
     state = moved(
         state,
-        step(LIVE, state, Done(request=CheckRequest(update=update(LIVE, state, "ada")), result=ChangeSize()), 3.0)[0],
+        step(
+            LIVE, state, RequestDone(request=CheckRequest(update=update(LIVE, state, "ada")), result=ChangeSize()), 3.0
+        )[0],
     )
     state = moved(state, step(LIVE, state, Tick(), 2.0 + LIVE.config.deadlines.round_s)[0])
     assert state.phase == "aggregate"
-    event = Done(
+    event = RequestDone(
         request=AggregationRequest(round=1, clients=()),
         result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={"ada": "too large"}),
     )

@@ -15,7 +15,7 @@ from subfleet.methods.fedfa import FedFA
 from subfleet.programs.supply import Supply, build_train_request
 from subfleet.programs.worker import Snapshot, Threads, Worker
 from subfleet.protocol.programs import decode_program
-from subfleet.rounds.signals import Done
+from subfleet.rounds.signals import RequestDone
 from subfleet.rounds.state import RunState
 from subfleet.rounds.tasks import BATCHES, derive_score_training
 from subfleet.rounds.work import ScoringRequest
@@ -43,7 +43,7 @@ def test_a_score_is_planned_with_the_gradients_that_it_keeps(exports: LazyExport
     worker.finish(exports=True)
     (done,) = worker.events()
     worker.close()
-    assert isinstance(done, Done)
+    assert isinstance(done, RequestDone)
     assert [scorable.size for scorable in done.result] == list(sizes)
     training = derive_score_training(context.training(1))
     for scorable in done.result:

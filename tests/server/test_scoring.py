@@ -35,7 +35,7 @@ from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.task import Score
 from subfleet.rounds.coordinator import list_resume_actions, step
 from subfleet.rounds.outliers import ChangeSize
-from subfleet.rounds.signals import Action, AggregationRequest, Done, Reply, SendTask, Tick, Withdraw
+from subfleet.rounds.signals import Action, AggregationRequest, Reply, RequestDone, SendTask, Tick, Withdraw
 from subfleet.rounds.sizing import request_scoring
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest, Scorable, ScoringRequest, TaskRequest
@@ -66,7 +66,9 @@ def answered(state: RunState, round_number: int, now_s: float) -> tuple[RunState
     return state, tuple(action for action in actions if not isinstance(action, Reply))
 
 
-def candidates(state: RunState, name: str, planned_peak_bytes: int = 1000, packings: tuple[Packing, ...] = ()) -> Done:
+def candidates(
+    state: RunState, name: str, planned_peak_bytes: int = 1000, packings: tuple[Packing, ...] = ()
+) -> RequestDone:
     scorable = tuple(
         Scorable(
             size=size,
@@ -77,7 +79,7 @@ def candidates(state: RunState, name: str, planned_peak_bytes: int = 1000, packi
         )
         for place, size in enumerate(state.clients[name].proposals)
     )
-    return Done(request=request_scoring(state, state.clients[name]), result=scorable)
+    return RequestDone(request=request_scoring(state, state.clients[name]), result=scorable)
 
 
 def scoring() -> RunState:
@@ -154,13 +156,13 @@ def test_the_best_candidate_is_trained_in_the_same_round_and_kept_in_the_next() 
         state, actions = step(PLAN, state, prepared(PLAN, state, name), 4.0)
         assert [action.task.work.TYPE for action in actions if isinstance(action, SendTask)] == ["train"]
         state, _ = step(
-            PLAN, state, Done(request=CheckRequest(update=update(PLAN, state, name)), result=ChangeSize()), 5.0
+            PLAN, state, RequestDone(request=CheckRequest(update=update(PLAN, state, name)), result=ChangeSize()), 5.0
         )
     assert state.phase == "aggregate"
     state, _ = step(
         PLAN,
         state,
-        Done(
+        RequestDone(
             request=AggregationRequest(round=1, clients=()),
             result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}),
         ),

@@ -24,8 +24,8 @@ from subfleet.journal.rows import build_record, build_round_record
 from subfleet.link.traffic import Traffic
 from subfleet.protocol.topics import Topics
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.signals import Close, CloseGeneration, Failed, Tick
-from subfleet.rounds.state import ClientState, RunState, Trained
+from subfleet.rounds.signals import Close, CloseGeneration, RequestFailed, Tick
+from subfleet.rounds.state import AcceptedUpdate, ClientState, RunState
 from subfleet.rounds.work import GenerationRequest
 from subfleet.testing.rounds import SUPERNET
 
@@ -65,7 +65,7 @@ def test_a_round_of_the_supernet_takes_what_the_paths_that_were_drawn_take(place
             (name, tuple(added({one[at]: count} for one, count in zip(paths, counts, strict=True)).items()))
             for at, name in enumerate(kept)
         )
-        clients.append(replace(client, trained=Trained(update=replace(client.update, operator_examples=told))))
+        clients.append(replace(client, trained=AcceptedUpdate(update=replace(client.update, operator_examples=told))))
         macs = [
             estimate_cost(context.network, path_architecture(context.network, one), batch_size=1).forward_macs
             for one in paths
@@ -99,7 +99,7 @@ def test_a_generation_that_nobody_waits_for_changes_nothing() -> None:
 def test_a_search_that_fails_ends_the_run_and_says_why() -> None:
     state, actions = supernet_round(BY_SERVER)
     (wanted,) = wanted_of(GenerationRequest, actions)
-    state, _ = step(BY_SERVER, state, Failed(request=wanted, reason="the search failed: no samples"), 6.0)
+    state, _ = step(BY_SERVER, state, RequestFailed(request=wanted, reason="the search failed: no samples"), 6.0)
     assert state.phase == "failed"
     assert state.failure == ("generation 1 of the search after round 1 cannot be scored: the search failed: no samples")
 

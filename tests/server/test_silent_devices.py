@@ -15,7 +15,7 @@ from subfleet.rounds.coordinator import step
 from subfleet.rounds.members import list_expected
 from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.progress import Waiting
-from subfleet.rounds.signals import AggregationRequest, Close, Done, Tick
+from subfleet.rounds.signals import AggregationRequest, Close, RequestDone, Tick
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest
 from subfleet.settings.timing import Deadlines, LogClock
@@ -37,9 +37,12 @@ def closed(context: RunContext, state: RunState, now_s: float, *names: str) -> t
         state, _ = step(context, state, prepared(context, state, name), now_s)
     for name in names:
         state, _ = step(
-            context, state, Done(request=CheckRequest(update=update(context, state, name)), result=ChangeSize()), now_s
+            context,
+            state,
+            RequestDone(request=CheckRequest(update=update(context, state, name)), result=ChangeSize()),
+            now_s,
         )
-    event = Done(
+    event = RequestDone(
         request=AggregationRequest(round=state.round, clients=()),
         result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}),
     )

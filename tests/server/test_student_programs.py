@@ -15,7 +15,7 @@ from subfleet.rounds.assigning import build_question
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.outliers import ChangeSize
-from subfleet.rounds.signals import AggregationRequest, Close, Done
+from subfleet.rounds.signals import AggregationRequest, Close, RequestDone
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest
 
@@ -27,9 +27,12 @@ def played(context: RunContext, state: RunState) -> tuple[RunState, int]:
     for name in CLIENTS:
         state, _ = step(context, state, prepared(context, state, name), 3.0)
         state, _ = step(
-            context, state, Done(request=CheckRequest(update=update(context, state, name)), result=ChangeSize()), 3.0
+            context,
+            state,
+            RequestDone(request=CheckRequest(update=update(context, state, name)), result=ChangeSize()),
+            3.0,
         )
-    event = Done(
+    event = RequestDone(
         request=AggregationRequest(round=state.round, clients=()),
         result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}),
     )

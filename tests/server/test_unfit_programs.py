@@ -38,7 +38,7 @@ from subfleet.rounds.coordinator import step
 from subfleet.rounds.obstacles import REFUSALS, record_unfit
 from subfleet.rounds.offers import build_client
 from subfleet.rounds.outliers import ChangeSize
-from subfleet.rounds.signals import Action, AggregationRequest, Done, Event, SendTask
+from subfleet.rounds.signals import Action, AggregationRequest, Event, RequestDone, SendTask
 from subfleet.rounds.sizing import propose_sizes, request_scoring
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest, ProgramRequest, Scorable, ScoringRequest, TaskRequest
@@ -75,13 +75,16 @@ def closed(context: RunContext, state: RunState) -> RunState:
         if state.clients[name].stage == "preparing":
             state, _ = step(context, state, written(context, state, name), 3.0)
         state, _ = step(
-            context, state, Done(request=CheckRequest(update=update(context, state, name)), result=ChangeSize()), 3.0
+            context,
+            state,
+            RequestDone(request=CheckRequest(update=update(context, state, name)), result=ChangeSize()),
+            3.0,
         )
     assert state.phase == "aggregate"
     return step(
         context,
         state,
-        Done(
+        RequestDone(
             request=AggregationRequest(round=state.round, clients=()),
             result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}),
         ),
@@ -165,7 +168,7 @@ def test_a_size_that_cannot_be_exported_is_not_asked_for_again_by_any_device_of_
 
 def scored(context: RunContext, state: RunState) -> RunState:
     """The first client has candidates to score."""
-    made = Done(
+    made = RequestDone(
         request=request_scoring(state, state.clients["ada"]),
         result=tuple(
             Scorable(

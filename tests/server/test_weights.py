@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from server.coordinator_cases import CLIENTS, context_of, scaled, training, update
 
 from subfleet.methods.aggregator import by_samples
-from subfleet.rounds.state import ClientState, Trained
+from subfleet.rounds.state import AcceptedUpdate, ClientState
 from subfleet.rounds.weights import find_fraction_limit, weigh_round
 
 PLAN = context_of()
@@ -24,7 +24,7 @@ def _clients(known: dict[str, int], claimed: dict[str, int]) -> list[ClientState
             state.clients[name],
             stage="done",
             offer=replace(state.clients[name].offer, sample_count=count),
-            trained=Trained(update=replace(update(PLAN, state, name), sample_count=claimed[name])),
+            trained=AcceptedUpdate(update=replace(update(PLAN, state, name), sample_count=claimed[name])),
         )
         for name, count in known.items()
     ]
@@ -150,7 +150,7 @@ def test_by_default_a_claim_is_worth_three_equal_shares(count: int, share: float
             one,
             client_id=name,
             offer=replace(one.offer, sample_count=told),
-            trained=Trained(update=replace(one.update, client_id=name, sample_count=told)),
+            trained=AcceptedUpdate(update=replace(one.update, client_id=name, sample_count=told)),
         )
         for name, told in samples.items()
     ]

@@ -32,7 +32,7 @@ from subfleet.protocol.task import Train
 from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.state import ClientState, Offer, Submodel, Trained
+from subfleet.rounds.state import AcceptedUpdate, ClientState, Offer, Submodel
 from subfleet.serving.context import context_of
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
@@ -203,7 +203,7 @@ def client_of(context: RunContext, client: Client, blobs: BlobStore, round_numbe
         offer=Offer(class_counts=client.classes),
         given=Submodel(size=context.space[client.size], architecture=placed(context, client, round_number)),
         task=_task(client, placed(context, client, round_number), ref, round_number),
-        trained=Trained(update=result),
+        trained=AcceptedUpdate(update=result),
     )
 
 

@@ -115,7 +115,7 @@ class Journal:
         with connect(self._engine) as connection:
             (_,) = read_scalars(connection, sql.select(runs.c.run_id).where(runs.c.run_id == self._run_id))
             found = read_rows(connection, rows.order_by(state.c.part, state.c.key))
-            return build_state(map(tuple, found), type(self._first_memory)).restarted(now_s)
+            return build_state(map(tuple, found), type(self._first_memory)).restart(now_s)
 
     def profiles(self) -> tuple[Profile, ...]:
         """The profiles of the run's clients, in the order of their ids."""

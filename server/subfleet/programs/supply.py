@@ -19,7 +19,7 @@ from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import Network
 from subfleet.export.requests import EstimateRequest, EvaluateRequest, InferRequest, TrainRequest
 from subfleet.methods.aggregator import Participant
-from subfleet.programs.worker import Duty, Snapshot, Steps, Threads, wait_for
+from subfleet.programs.worker import Handler, Snapshot, Steps, Threads, wait_for
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.errors import SubfleetError
 from subfleet.protocol.programs import ProgramRef, decode_program
@@ -153,7 +153,7 @@ class Supply:
         self._deployed: set[str] = set()
 
     @property
-    def duties(self) -> Mapping[type, Duty]:
+    def duties(self) -> Mapping[type, Handler]:
         """What it does, by the type of the request."""
         works: Mapping[type, Callable[[Any, Snapshot], Steps[Any]]] = {
             TaskRequest: self._task,
@@ -163,7 +163,7 @@ class Supply:
             ProgramRequest: self._written,
             CostRequest: self._costs,
         }
-        return {kind: Duty(work=work, failure="export failed") for kind, work in works.items()}
+        return {kind: Handler(work=work, failure="export failed") for kind, work in works.items()}
 
     @property
     def digests(self) -> set[str]:

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 from subfleet.elastic.model_state import ModelState
 from subfleet.protocol.errors import FileError, SubfleetError
 from subfleet.protocol.loading import cause_of
-from subfleet.rounds.signals import Done, Failed, Request
+from subfleet.rounds.signals import Request, RequestDone, RequestFailed
 from subfleet.rounds.state import RunState
 
 _LOG = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Duty:
+class Handler:
     """How a kind of request is done.
 
     Attributes:
@@ -111,17 +111,17 @@ class _Job:
     """
 
     request: Request
-    duty: Duty
+    duty: Handler
     steps: Steps[Any]
     waits_for: "Future[Any] | None" = None
-    outcome: Done | Failed | None = None
+    outcome: RequestDone | RequestFailed | None = None
 
     def go_on(self) -> None:
         """Take the next step. Whatever it raises, the request fails, and not the run."""
         try:
             self.waits_for = self.steps.send(None)
         except StopIteration as ended:
-            self.waits_for, self.outcome = None, Done(request=self.request, result=ended.value)
+            self.waits_for, self.outcome = None, RequestDone(request=self.request, result=ended.value)
         except Exception as error:  # noqa: BLE001  # see above
             self.waits_for, self.outcome = None, _build_failure(self.request, self.duty, error)
 
@@ -134,7 +134,7 @@ class Worker:
         threads: of the coroutines; they are closed with the worker.
     """
 
-    def __init__(self, duties: Mapping[type, Duty], threads: Threads) -> None:
+    def __init__(self, duties: Mapping[type, Handler], threads: Threads) -> None:
         self._duties = duties
         self._threads = threads
         self._jobs: list[_Job] = []
@@ -158,7 +158,7 @@ class Worker:
         self._jobs.append(job)
         job.go_on()
 
-    def events(self) -> tuple[Done | Failed, ...]:
+    def events(self) -> tuple[RequestDone | RequestFailed, ...]:
         """The requests that have ended since the last call, in the order in which they were begun."""
         able = [job for job in self._jobs if job.waits_for is not None and job.waits_for.done()]
         for job in able[:_AT_ONCE]:
@@ -186,7 +186,7 @@ class Worker:
         self._threads.close()
 
 
-def _build_failure(request: Request, duty: Duty, error: Exception) -> Failed:
+def _build_failure(request: Request, duty: Handler, error: Exception) -> RequestFailed:
     if isinstance(error, duty.reasons):
         reason = str(error)
     elif isinstance(error, SubfleetError):
@@ -196,4 +196,4 @@ def _build_failure(request: Request, duty: Duty, error: Exception) -> Failed:
     known = isinstance(error, SubfleetError)
     _LOG.warning("%s (%.200r)", reason, request, exc_info=None if known else error)
     by_disk = duty.needs_disk and isinstance(error, FileError)
-    return Failed(request=request, reason=str(error) if by_disk else reason[:_MOST_CHARACTERS], by_disk=by_disk)
+    return RequestFailed(request=request, reason=str(error) if by_disk else reason[:_MOST_CHARACTERS], by_disk=by_disk)

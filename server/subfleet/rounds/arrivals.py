@@ -18,9 +18,9 @@ from subfleet.rounds.networks import begin_with
 from subfleet.rounds.obstacles import select_models
 from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.searching import fail_generation, receive_generation
-from subfleet.rounds.signals import AggregationRequest, Done, Failed, Outcome, SendTask, Withdraw
+from subfleet.rounds.signals import AggregationRequest, Outcome, RequestDone, RequestFailed, SendTask, Withdraw
 from subfleet.rounds.sizing import list_lacking, request_new, send_scoring
-from subfleet.rounds.state import ClientState, Lasts, RunState, Trained
+from subfleet.rounds.state import AcceptedUpdate, ClientState, Lasts, RunState
 from subfleet.rounds.tasks import build_deploy_task
 from subfleet.rounds.work import (
     CheckRequest,
@@ -43,7 +43,7 @@ from subfleet.search.queue import ProgramFacts, SizedProgram, WrittenProgram
 
 
 def apply_result(  # noqa: C901, PLR0912 - a case for each request
-    context: RunContext, state: RunState, event: Done, now_s: float
+    context: RunContext, state: RunState, event: RequestDone, now_s: float
 ) -> Outcome:
     """Take in the result of a request; one that nobody waits for any more changes nothing."""
     request, result = event.request, event.result
@@ -76,7 +76,7 @@ def apply_result(  # noqa: C901, PLR0912 - a case for each request
 
 
 def apply_failure(  # noqa: C901, PLR0912 - a case for each request
-    context: RunContext, state: RunState, event: Failed, now_s: float
+    context: RunContext, state: RunState, event: RequestFailed, now_s: float
 ) -> Outcome:
     """Go on without the result of a request."""
     request, reason = event.request, event.reason
@@ -259,7 +259,7 @@ def _accept_update(context: RunContext, state: RunState, update: Update, change:
     client = state.clients[update.client_id]
     took_s = max(0.0, now_s - find_sent_s(context, state, client, "training"))
     state = record_answer(state, update.client_id, "training", took_s)
-    client = replace(client, stage="done", trained=Trained(update=update, change=change, took_s=took_s))
+    client = replace(client, stage="done", trained=AcceptedUpdate(update=update, change=change, took_s=took_s))
     return state.with_clients(client), (answer, Withdraw(task_id=update.task_id))
 
 

@@ -23,7 +23,7 @@ from typing import Literal
 
 from subfleet.protocol.task import Calibrate, Evaluate, Score, Train
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.live import DUTIES, EXTRA_FROM, PUNCTUAL, Duty, Member, Punctuality
+from subfleet.rounds.live import DUTIES, EXTRA_FROM, PUNCTUAL, Duty, FleetMember, Punctuality
 from subfleet.rounds.members import explain_away, has_left, list_expected
 from subfleet.rounds.signals import Outcome, Withdraw
 from subfleet.rounds.state import ClientState, RunState
@@ -35,7 +35,7 @@ NO_SIZE = "no size was chosen for it in time"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class DutyTerms:
     """What clients are asked for in a phase, or in a part of it.
 
     Attributes:
@@ -53,23 +53,23 @@ class Work:
     at_quorum: str = ""
 
 
-WORK: Mapping[Duty, Work] = MappingProxyType(
+DUTY_TERMS: Mapping[Duty, DutyTerms] = MappingProxyType(
     {
-        "telemetry": Work(name="announcement", deadline="measure_s", at_quorum="no telemetry came in time"),
-        "training": Work(
+        "telemetry": DutyTerms(name="announcement", deadline="measure_s", at_quorum="no telemetry came in time"),
+        "training": DutyTerms(
             name="task",
             deadline="round_s",
             works=(Train, Calibrate),
             at_quorum="the round closed at its quorum",
         ),
-        "scores": Work(name="score task", deadline="round_s", share=_SCORES_FRACTION, works=(Score,)),
-        "evaluation": Work(
+        "scores": DutyTerms(name="score task", deadline="round_s", share=_SCORES_FRACTION, works=(Score,)),
+        "evaluation": DutyTerms(
             name="evaluation task",
             deadline="evaluate_s",
             works=(Evaluate,),
             at_quorum="the evaluation closed at its quorum",
         ),
-        "paths": Work(
+        "paths": DutyTerms(
             name="path score task",
             deadline="evaluate_s",
             works=(Evaluate,),
@@ -96,7 +96,7 @@ class Collection:
 
 def get_limit_s(context: RunContext, duty: Duty) -> float:
     """The deadline of a kind of task, in seconds from the beginning of the phase."""
-    work = WORK[duty]
+    work = DUTY_TERMS[duty]
     seconds: float = getattr(context.config.deadlines, work.deadline)
     return work.share * seconds
 
@@ -286,7 +286,7 @@ def record_misses(state: RunState, duty: Duty, *, spared: Iterable[str] = ()) ->
         if name not in left
         and (client.open or client.stage == "missing")
         and client.task is not None
-        and isinstance(client.task.work, WORK[duty].works)
+        and isinstance(client.task.work, DUTY_TERMS[duty].works)
     ]
     return record_missing(state, names, duty, most=None if done else 1)
 
@@ -309,7 +309,7 @@ def _explain_closed(context: RunContext, state: RunState, client_id: str, duty: 
     """Why a phase that is not at its deadline closes without a client's answer, in words."""
     known = get_punctuality(state, client_id, duty)
     if not known.missed:
-        return WORK[duty].at_quorum
+        return DUTY_TERMS[duty].at_quorum
     missed = f"it has not answered {_name_last(known.missed, duty)}"
     if not known.awaited:
         return f"{missed}, and nobody waits for it"
@@ -319,7 +319,7 @@ def _explain_closed(context: RunContext, state: RunState, client_id: str, duty: 
 
 def _name_last(count: int, duty: Duty) -> str:
     whose = "the" if duty == "telemetry" else "its"
-    return f"{whose} last {WORK[duty].name}" if count == 1 else f"{whose} last {count} {WORK[duty].name}s"
+    return f"{whose} last {DUTY_TERMS[duty].name}" if count == 1 else f"{whose} last {count} {DUTY_TERMS[duty].name}s"
 
 
 def is_unawaited(state: RunState, client_id: str) -> bool:
@@ -329,7 +329,7 @@ def is_unawaited(state: RunState, client_id: str) -> bool:
     return duty is not None and not get_punctuality(state, client_id, duty).awaited
 
 
-def describe_waits(before: Member, after: Member) -> Iterator[str]:
+def describe_waits(before: FleetMember, after: FleetMember) -> Iterator[str]:
     """What people are told of a client for which nobody waits any more, or for which somebody does again."""
     if before.punctuality is after.punctuality:
         return

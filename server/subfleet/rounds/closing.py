@@ -47,7 +47,7 @@ def begin_aggregation(context: RunContext, state: RunState, now_s: float) -> Out
     """Aggregate what has come, one update or more, with those far outside what is usual as the run treats them."""
     settings, sizes = context.config.outliers, _measure_changes(state, "done")
     far = {} if settings.outliers == "off" else find_outliers(sizes, state.outliers.changes, settings)
-    aggregation = state.entered(Aggregating(), now_s)
+    aggregation = state.enter(Aggregating(), now_s)
     if settings.outliers == "exclude":
         why = {name: outlier.why for name, outlier in far.items()}
         if why.keys() == sizes.keys():
@@ -143,7 +143,7 @@ def _close_round(context: RunContext, state: RunState, result: AggregatedRound, 
         outliers=_update_detection(context, state, result.loss),
     )
     state = replace_lineages(context, remember_round(context, state, result, done), result.lineages)
-    return begin_evaluation(context, state.entered(Waiting(), now_s), now_s), (close,)
+    return begin_evaluation(context, state.enter(Waiting(), now_s), now_s), (close,)
 
 
 def _update_detection(context: RunContext, state: RunState, loss: float) -> OutlierDetection:
@@ -169,7 +169,7 @@ def _fail_round(context: RunContext, state: RunState, now_s: float) -> Outcome:
         "learning rate and begin a new run, or mend the devices and start the server again"
     )
     forgotten = replace(state.outliers, spoiled=0)
-    return replace(state, outliers=forgotten).failed(failure, now_s), ()
+    return replace(state, outliers=forgotten).fail(failure, now_s), ()
 
 
 def _leave_out(context: RunContext, state: RunState, why: Mapping[str, str]) -> RunState:

@@ -43,7 +43,7 @@ def open_round(state: RunState, now_s: float) -> RunState:
     )
     tries = state.tries if again else Tries(lost=state.tries.lost)
     state = replace(state, round=state.aggregated_round + 1, clients=MappingProxyType({}), tries=tries, live=live)
-    return state.entered(Measuring(), now_s)
+    return state.enter(Measuring(), now_s)
 
 
 def fail_attempt(context: RunContext, state: RunState, now_s: float) -> RunState:
@@ -57,13 +57,13 @@ def fail_attempt(context: RunContext, state: RunState, now_s: float) -> RunState
     waits_for = _group_reasons({**_list_reasons(state.clients), **first})
     tries = Tries(retry=before.retry + 1, lost=before.lost + 1, waits_for=waits_for, failing=failing)
     live = replace(state.live, retries=replace(times, pause_s=_choose_pause_s(context, state)))
-    state = replace(state, tries=tries, live=live).entered(Waiting(), now_s)
+    state = replace(state, tries=tries, live=live).enter(Waiting(), now_s)
     if _is_certain(context, state, now_s):
         failure = (
             f"round {state.round} left nothing to aggregate in {tries.retry} attempts, and another would come to the "
             f"same: {waits_for}; mend what that names, and start the run again"
         )
-        return state.failed(failure, now_s)
+        return state.fail(failure, now_s)
     tried, limit_s = state.turn - times.since_turn, context.config.deadlines.retry_s
     if max(now_s - (times.since_s or 0.0), _get_log_s(context, tried)) < limit_s:
         return state
@@ -71,7 +71,7 @@ def fail_attempt(context: RunContext, state: RunState, now_s: float) -> RunState
         f"round {state.round} left nothing to aggregate for {limit_s:g} s, in {tried} tries "
         f"({waits_for}); give the devices what they lack and start the server again, or raise deadlines.retry_s"
     )
-    return state.failed(failure, now_s)
+    return state.fail(failure, now_s)
 
 
 def _update_failing(before: Mapping[str, Failing], clients: Mapping[str, ClientState]) -> Mapping[str, Failing]:

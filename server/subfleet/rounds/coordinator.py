@@ -28,19 +28,19 @@ from subfleet.rounds.context import RunContext
 from subfleet.rounds.estimation import request_estimates
 from subfleet.rounds.evaluating import record_evaluation, request_evaluations
 from subfleet.rounds.judging import build_skip_notice, judge, list_skip_notices, reply
-from subfleet.rounds.live import Member, Swept
+from subfleet.rounds.live import FleetMember, Sweep
 from subfleet.rounds.members import forget_strangers, holds_lease, record_departure
 from subfleet.rounds.obstacles import forget_refusals, record_unfit
 from subfleet.rounds.offers import build_client, remember_network, reply_to_declaration
 from subfleet.rounds.phases import advance
 from subfleet.rounds.signals import (
     Action,
-    Done,
     Event,
-    Failed,
     FromDevice,
     FromServer,
     Outcome,
+    RequestDone,
+    RequestFailed,
     SendTask,
     Tick,
     Withdraw,
@@ -172,9 +172,9 @@ def _handle_result(context: RunContext, state: RunState, event: FromServer, now_
     match event:
         case Tick():
             outcome: Outcome = forget_strangers(context, state, now_s), ()
-        case Done():
+        case RequestDone():
             outcome = apply_result(context, state, event, now_s)
-        case Failed():
+        case RequestFailed():
             outcome = apply_failure(context, state, event, now_s)
         case _:
             never(event)
@@ -182,7 +182,7 @@ def _handle_result(context: RunContext, state: RunState, event: FromServer, now_
 
 
 def _receive_presence(context: RunContext, state: RunState, presence: Presence, now_s: float) -> Outcome:
-    member = state.live.members.get(presence.client_id, Member())
+    member = state.live.members.get(presence.client_id, FleetMember())
     if not presence.online:
         # A will is only a hint, and one of an earlier session says nothing of this one.
         if presence.client_id not in state.live.members or presence.session_id not in ("", member.session_id):
@@ -199,30 +199,30 @@ def _receive_presence(context: RunContext, state: RunState, presence: Presence, 
     return state, build_skip_notice(client)
 
 
-def _mark_heard(member: Member, session_id: str, now_s: float) -> Member:
+def _mark_heard(member: FleetMember, session_id: str, now_s: float) -> FleetMember:
     return replace(member, session_id=session_id, heard_s=now_s, gone="", farewell="", silent_since=0, noted_s=now_s)
 
 
 def _receive_profile(context: RunContext, state: RunState, profile: Profile, now_s: float) -> Outcome:
-    member = state.live.members.get(profile.client_id, Member())
+    member = state.live.members.get(profile.client_id, FleetMember())
     # It comes with every heartbeat, and so does the answer to what it declares, which may have been lost.
     answer = reply_to_declaration(context, profile, state.brought.get(profile.client_id, ()))
     if state.profiles.get(profile.client_id) == profile:
         return state, answer
     state = _with_member(forget_refusals(state, profile.client_id), profile.client_id, replace(member, noted_s=now_s))
-    swept = replace(state.live, swept=Swept())  # there may be too many members now
+    swept = replace(state.live, swept=Sweep())  # there may be too many members now
     return replace(state, profiles=state.profiles.updated({profile.client_id: profile}), live=swept), answer
 
 
-def _with_member(state: RunState, client_id: str, member: Member) -> RunState:
+def _with_member(state: RunState, client_id: str, member: FleetMember) -> RunState:
     live = state.live
-    swept = live.swept if client_id in live.members else Swept()  # there may be too many of them now
+    swept = live.swept if client_id in live.members else Sweep()  # there may be too many of them now
     return replace(state, live=replace(live, members=live.members.updated({client_id: member}), swept=swept))
 
 
 def _receive_telemetry(context: RunContext, state: RunState, telemetry: Telemetry, now_s: float) -> Outcome:
     client_id, message_id = telemetry.client_id, telemetry.message_id
-    member = _mark_heard(state.live.members.get(client_id, Member()), telemetry.session_id, now_s)
+    member = _mark_heard(state.live.members.get(client_id, FleetMember()), telemetry.session_id, now_s)
     state = _with_member(state, client_id, member)
     if telemetry.round is None:
         return state, ()

@@ -39,7 +39,7 @@ def begin_evaluation(context: RunContext, state: RunState, now_s: float) -> RunS
     due = context.config.evaluation.due(state.aggregated_round, last_round)
     if not due or next(_list_evaluators(context, state, now_s), None) is None:
         return state
-    return replace(state, clients=MappingProxyType({})).entered(Evaluating(), now_s)
+    return replace(state, clients=MappingProxyType({})).enter(Evaluating(), now_s)
 
 
 def advance_evaluation(context: RunContext, state: RunState, now_s: float) -> Outcome:
@@ -125,7 +125,7 @@ def _close_evaluation(state: RunState, now_s: float) -> tuple[RunState, CloseEva
         evaluated=MappingProxyType({**state.evaluated, **last}),
         settled=state.settled.union(client.task.task_id for client in done if client.task is not None),
     )
-    return state.entered(Waiting(), now_s), close
+    return state.enter(Waiting(), now_s), close
 
 
 def _list_evaluators(context: RunContext, state: RunState, now_s: float) -> Iterator[str]:

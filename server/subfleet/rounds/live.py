@@ -102,7 +102,7 @@ _UNKNOWN: Mapping[Duty, Punctuality] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class FleetMember:
     """A client of the fleet as this server has heard it, whether it takes part or not.
 
     Attributes:
@@ -124,7 +124,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Swept:
+class Sweep:
     """When members were last looked through for those to forget.
 
     Attributes:
@@ -214,8 +214,8 @@ class LiveState:
         begun_turn: the turn in which the networks that the run begins with were chosen.
     """
 
-    members: PersistentMap[Member] = field(default_factory=PersistentMap)
-    swept: Swept = field(default_factory=Swept)
+    members: PersistentMap[FleetMember] = field(default_factory=PersistentMap)
+    swept: Sweep = field(default_factory=Sweep)
     entered_s: float = 0.0
     opened_s: float = 0.0
     retries: RetryTimes = field(default_factory=RetryTimes)
@@ -229,5 +229,5 @@ class LiveState:
     @classmethod
     def of_clients(cls, client_ids: Iterable[str], now_s: float) -> "LiveState":
         """The live state of a server that starts now and has heard none of these clients yet."""
-        members = {name: Member(noted_s=now_s) for name in client_ids}
+        members = {name: FleetMember(noted_s=now_s) for name in client_ids}
         return cls(members=PersistentMap(members), entered_s=now_s, opened_s=now_s)

@@ -10,7 +10,7 @@ from typing import Literal
 
 from subfleet.protocol.messages import Presence, Profile
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.live import Member, Swept
+from subfleet.rounds.live import FleetMember, Sweep
 from subfleet.rounds.state import RunState
 
 MOST_STRANGERS = 16_384
@@ -23,19 +23,19 @@ SILENT_SINCE = "it has been silent since round"
 """Why a client is missing that a round has not waited for; the round follows."""
 
 
-def holds_lease(context: RunContext, member: Member, now_s: float) -> bool:
+def holds_lease(context: RunContext, member: FleetMember, now_s: float) -> bool:
     """Whether a client has given a sign of life not long ago."""
     return member.heard_s is not None and now_s - member.heard_s <= context.config.deadlines.lease_s
 
 
-def record_departure(member: Member, presence: Presence, now_s: float) -> Member:
+def record_departure(member: FleetMember, presence: Presence, now_s: float) -> FleetMember:
     """The client after its goodbye or its will; a will that follows a goodbye says nothing more."""
     farewell = presence.reason or member.farewell
     gone: Literal["goodbye", "will"] = "goodbye" if farewell else "will"
     return replace(member, heard_s=None, gone=gone, farewell=farewell, noted_s=now_s)
 
 
-def has_left(context: RunContext, member: Member, now_s: float) -> bool:
+def has_left(context: RunContext, member: FleetMember, now_s: float) -> bool:
     """Whether a client has said goodbye and is waited for no more.
 
     That is so at once where a round closes at a quorum. In a strict run it has as long as a lease lasts to come back: a
@@ -47,7 +47,7 @@ def has_left(context: RunContext, member: Member, now_s: float) -> bool:
     return now_s - member.noted_s >= grace_s
 
 
-def explain_away(context: RunContext, member: Member, now_s: float) -> str:
+def explain_away(context: RunContext, member: FleetMember, now_s: float) -> str:
     """Why a client is away, in words; empty where it is there."""
     if member.gone == "goodbye":
         return f"it said goodbye ({member.farewell})"
@@ -164,7 +164,7 @@ def forget_strangers(context: RunContext, state: RunState, now_s: float) -> RunS
                 count, values = count - 1, values - _count_values(profiles.get(name))
     members = live.members.without(gone)
     until_s = min((expires_s(name) for name in members if name not in state.last), default=math.inf)
-    swept = Swept(until_s=until_s, clients=(state.turn, state.phase))
+    swept = Sweep(until_s=until_s, clients=(state.turn, state.phase))
     return replace(state, profiles=profiles.without(gone), live=replace(live, members=members, swept=swept))
 
 

@@ -89,7 +89,7 @@ def _is_too_slow(context: RunContext, state: RunState, client: ClientState, task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
+class RefusalEffect:
     """What follows from a refusal.
 
     Attributes:
@@ -104,17 +104,17 @@ class Course:
     of_program: bool = False
 
 
-REFUSALS: Mapping[RefusalReason, Course] = MappingProxyType(
+REFUSALS: Mapping[RefusalReason, RefusalEffect] = MappingProxyType(
     {
-        "memory": Course(limit="memory", lasts="passing"),
-        "disk": Course(limit="disk", lasts="passing"),
-        "link": Course(limit="link", lasts="passing"),
-        "compute": Course(limit="compute", lasts="passing"),
-        "runtime": Course(limit="runtime", lasts="lasting", of_program=True),
-        "program": Course(limit="program", lasts="lasting", of_program=True),
-        "data": Course(limit=None, lasts="lasting"),
-        "diverged": Course(limit=None, lasts="lasting"),
-        "failed": Course(limit=None, lasts="unclear"),
+        "memory": RefusalEffect(limit="memory", lasts="passing"),
+        "disk": RefusalEffect(limit="disk", lasts="passing"),
+        "link": RefusalEffect(limit="link", lasts="passing"),
+        "compute": RefusalEffect(limit="compute", lasts="passing"),
+        "runtime": RefusalEffect(limit="runtime", lasts="lasting", of_program=True),
+        "program": RefusalEffect(limit="program", lasts="lasting", of_program=True),
+        "data": RefusalEffect(limit=None, lasts="lasting"),
+        "diverged": RefusalEffect(limit=None, lasts="lasting"),
+        "failed": RefusalEffect(limit=None, lasts="unclear"),
     }
 )
 

@@ -85,7 +85,7 @@ def _advance_phase(context: RunContext, state: RunState, now_s: float) -> Outcom
 
 def _waiting(context: RunContext, state: RunState, now_s: float) -> Outcome:
     if is_search_due(context, state):
-        return state.entered(Searching(), now_s), ()
+        return state.enter(Searching(), now_s), ()
     if is_over(context, state):
         return _open_deploy(context, state, now_s)
     # A strict run waits for those who went away, but begins no round on the strength of them.
@@ -99,7 +99,7 @@ def _waiting(context: RunContext, state: RunState, now_s: float) -> Outcome:
         f"{there} of {context.config.min_clients} clients were there after {context.config.deadlines.join_s:g} s; "
         "start more clients or lower min_clients"
     )
-    return state.failed(failure, now_s), ()
+    return state.fail(failure, now_s), ()
 
 
 def _advance_measuring(context: RunContext, state: RunState, now_s: float) -> Outcome:
@@ -134,12 +134,12 @@ def _advance_measuring(context: RunContext, state: RunState, now_s: float) -> Ou
 def _announce_again(context: RunContext, state: RunState, now_s: float) -> Outcome:
     """Wait for clients anew, but not for ever: some may give signs of life and yet never say what they can give."""
     if now_s - state.live.opened_s < context.config.deadlines.join_s:
-        return state.entered(Waiting(), now_s), ()
+        return state.enter(Waiting(), now_s), ()
     failure = (
         f"no client answered the announcement of round {state.round} within {context.config.deadlines.join_s:g} s; "
         "see the clients' logs, or raise measure_s"
     )
-    return state.failed(failure, now_s), ()
+    return state.fail(failure, now_s), ()
 
 
 def _build_missing_client(state: RunState, client_id: str, reason: str) -> ClientState:
@@ -156,7 +156,7 @@ def _assign(context: RunContext, state: RunState, now_s: float) -> Outcome:
         for name, client in state.clients.items()
         if client.stage == "answered" and name not in drawn
     }
-    state = state.entered(Training(), now_s)
+    state = state.enter(Training(), now_s)
     return replace(state, clients=MappingProxyType(dict(sorted({**state.clients, **left_out}.items())))), ()
 
 
@@ -183,8 +183,8 @@ def _list_open(state: RunState) -> Iterator[str]:
 
 def _open_deploy(context: RunContext, state: RunState, now_s: float) -> Outcome:
     if not context.config.deploy_targets or not state.last:
-        return state.entered(Finished(), now_s), ()
-    return replace(state, clients=MappingProxyType({})).entered(Deploying(), now_s), ()
+        return state.enter(Finished(), now_s), ()
+    return replace(state, clients=MappingProxyType({})).enter(Deploying(), now_s), ()
 
 
 def _build_deploy_client(context: RunContext, state: RunState, last: ClientState) -> ClientState:
@@ -216,4 +216,4 @@ def _advance_deployment(context: RunContext, state: RunState, now_s: float) -> O
     unfetched = "it did not fetch its models in time"
     reasons = {name: add_absence(context, state, name, unfetched, now_s) for name in _list_open(state)}
     state, closed = close_clients(state, reasons)
-    return state.entered(Finished(), now_s), (*parted, *closed)
+    return state.enter(Finished(), now_s), (*parted, *closed)

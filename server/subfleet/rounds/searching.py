@@ -83,7 +83,7 @@ def receive_generation(
         found = _conclude(context, state, search, supernet)
         if found is None:
             return fail_generation(state, request, _NOBODY, now_s), ()
-        return found.entered(Waiting(), now_s), ()
+        return found.enter(Waiting(), now_s), ()
     if search.federated is not None and supernet is not None:
         return begin_scoring(state, context.declared(supernet).network, made, now_s), ()
     close = CloseGeneration(
@@ -101,7 +101,7 @@ def fail_generation(state: RunState, wanted: GenerationRequest, reason: str, now
     if state.phase != "search" or wanted != request_generation(state):
         return state
     failure = f"generation {wanted.number} of the search after round {wanted.round} cannot be scored: {reason}"
-    return state.failed(failure, now_s)
+    return state.fail(failure, now_s)
 
 
 def find_searched_round(context: RunContext, state: RunState) -> int:
@@ -123,7 +123,7 @@ def _collect_scores(context: RunContext, state: RunState, now_s: float) -> Outco
     scores = average_scores(told) or told.made.scores  # the server's own, where it has any
     if generation is not None and not scores and not told.asked:  # a tier for which there is no device
         memory = search.skip(get_memory(context, state), generation)
-        return replace(state, memory=memory).entered(state.at, now_s), actions
+        return replace(state, memory=memory).enter(state.at, now_s), actions
     if generation is None or not scores:
         return fail_generation(state, request_generation(state), _NOBODY, now_s), actions
     close = CloseGeneration(
@@ -139,7 +139,7 @@ def _record_generation(
     scored = ScoredGeneration(generation=close.generation, scores=close.scores)
     memory = search.record(get_memory(context, state), scored)
     at = Searching(generations=close.generation.number)
-    return replace(state, memory=memory).entered(at, now_s), (close,)
+    return replace(state, memory=memory).enter(at, now_s), (close,)
 
 
 def _find_supernet(context: RunContext, state: RunState) -> Lineage | None:

@@ -68,7 +68,7 @@ Request = (
     | CheckRequest
     | AggregationRequest
 )
-"""Work beside the loop; `Done` or `Failed` answers it."""
+"""Work beside the loop; `RequestDone` or `RequestFailed` answers it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +161,7 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Done:
+class RequestDone:
     """Work beside the loop is done.
 
     Attributes:
@@ -173,7 +173,7 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failed:
+class RequestFailed:
     """Work beside the loop cannot be done.
 
     Attributes:
@@ -187,7 +187,7 @@ class Failed:
 
 FromDevice = Presence | Profile | Telemetry | Scores | Refusal | Update | Evaluated | Deployed
 """What devices say: of an update, that it is there; its blob is still on the device."""
-FromServer = Tick | Done | Failed
+FromServer = Tick | RequestDone | RequestFailed
 """What happens at the server."""
 Event = FromDevice | FromServer
 

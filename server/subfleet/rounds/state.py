@@ -113,7 +113,7 @@ class Submodel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trained:
+class AcceptedUpdate:
     """What came back from a training task.
 
     Attributes:
@@ -162,7 +162,7 @@ class ClientState:
     first_wanted: RequestedProgram | None = None
     limit: str = ""
     task: Task | None = None
-    trained: Trained | None = None
+    trained: AcceptedUpdate | None = None
     outlier: str = ""
     evaluated: Evaluated | None = None
     models: tuple[ModelFile, ...] = ()
@@ -328,18 +328,18 @@ class RunState:
             self, clients=MappingProxyType({**self.clients, **{client.client_id: client for client in clients}})
         )
 
-    def entered(self, phase: Phase, now_s: float) -> "RunState":
+    def enter(self, phase: Phase, now_s: float) -> "RunState":
         """The state as it enters a phase, or begins the same one anew."""
         return replace(self, at=phase, live=replace(self.live, entered_s=now_s))
 
-    def failed(self, why: str, now_s: float) -> "RunState":
+    def fail(self, why: str, now_s: float) -> "RunState":
         """The state of a run that cannot go on, and why."""
-        return self.entered(Failed(why=why), now_s)
+        return self.enter(Failed(why=why), now_s)
 
     def without_request(self, made: Requested) -> "RunState":
         """The state in which nobody waits for something that was requested: it was made, or cannot be."""
         return replace(self, live=replace(self.live, requested=self.live.requested - {made}))
 
-    def restarted(self, now_s: float) -> "RunState":
+    def restart(self, now_s: float) -> "RunState":
         """The state as a server finds it that starts now: nobody was heard yet, and deadlines start anew."""
         return replace(self, live=LiveState.of_clients(self.profiles, now_s))

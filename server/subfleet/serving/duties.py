@@ -7,7 +7,7 @@ from subfleet.aggregation.aggregating import Aggregator
 from subfleet.aggregation.checking import Checker
 from subfleet.aggregation.path_scoring import scored_generation
 from subfleet.elastic.model_state import ModelState
-from subfleet.programs.worker import Duty, Threads
+from subfleet.programs.worker import Handler, Threads
 from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.networks import choose_networks
@@ -22,7 +22,7 @@ __all__ = ["duties_of"]
 
 def duties_of(
     context: RunContext, threads: Threads, aggregator: Aggregator, checker: Checker, validation: Dataset | None = None
-) -> Mapping[type, Duty]:
+) -> Mapping[type, Handler]:
     """What the server does itself, by the type of the request; `Supply.duties` are the others.
 
     Args:
@@ -33,20 +33,20 @@ def duties_of(
         validation: samples that paths of a supernet are scored on; None where there are none.
     """
 
-    def of_search(work: Callable[[RunState, ModelState], Any]) -> Duty:
+    def of_search(work: Callable[[RunState, ModelState], Any]) -> Handler:
         function = threads.work("search", lambda _, state, model: work(state, model))
-        return Duty(work=function, failure="the search failed")
+        return Handler(work=function, failure="the search failed")
 
     return {
         SearchRequest: of_search(lambda state, _: explore_sizes(context, state)),
         NetworksRequest: of_search(lambda state, _: choose_networks(context, state)),
         GenerationRequest: of_search(lambda state, model: scored_generation(context, state, model, validation)),
-        CheckRequest: Duty(
+        CheckRequest: Handler(
             work=threads.work("check", checker.check),
             failure="it could not be checked",
             reasons=(ProtocolError, FileError),
         ),
-        AggregationRequest: Duty(
+        AggregationRequest: Handler(
             work=threads.work("aggregate", aggregator.aggregate), failure="aggregation failed", needs_disk=True
         ),
     }

@@ -8,7 +8,7 @@ from subfleet.journal.records import Progress
 from subfleet.rounds.awaiting import describe_waits, is_unawaited
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.continuing import explain_early_end
-from subfleet.rounds.live import Member
+from subfleet.rounds.live import FleetMember
 from subfleet.rounds.members import Absence, list_absences
 from subfleet.rounds.networks import describe_networks, describe_readiness
 from subfleet.rounds.offers import compare_peers, find_scale_warning
@@ -40,7 +40,7 @@ def told(context: RunContext, before: RunState, after: RunState) -> Iterator[str
 def _data_told(context: RunContext, before: RunState, after: RunState) -> Iterator[str]:
     """Who has joined, for whom nobody waits any more, and whether a client's inputs go together with all others."""
     for name in after.live.members.changed(before.live.members):
-        was, now = before.live.members.get(name, Member()), after.live.members[name]
+        was, now = before.live.members.get(name, FleetMember()), after.live.members[name]
         yield from (f"client {name} {words}" for words in describe_waits(was, now))
     for name in after.profiles.changed(before.profiles):
         known, profile = before.profiles.get(name), after.profiles[name]

@@ -42,10 +42,10 @@ from subfleet.rounds.signals import (
     CloseEvaluation,
     CloseGeneration,
     Event,
-    Failed,
     GoOn,
     Reply,
     Request,
+    RequestFailed,
     SendTask,
     Tick,
     Withdraw,
@@ -209,7 +209,7 @@ class Server:
         # Before anything else: so what begins in this step is looked at in the next one, however fast it is, and a run
         # under a logical clock takes the same steps on every machine.
         for outcome in self._work.events():
-            if isinstance(outcome, Failed) and outcome.by_disk:
+            if isinstance(outcome, RequestFailed) and outcome.by_disk:
                 raise FileError(outcome.reason)
             self._apply(outcome)
         at_once, self._goes_on = self._goes_on or self._work.more, False
