@@ -39,7 +39,8 @@ quick: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not broker and not export and not long" $(ARGS)
 
 test-long: $(VENV)/.dev $(VENV)/.networks
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m long $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "long or hypothesis" \
+		--hypothesis-profile thorough $(ARGS)
 
 mutants: $(VENV)/.dev
 	$(BIN)/python scripts/mutants.py --jobs 2 $(ARGS)

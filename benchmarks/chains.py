@@ -70,8 +70,10 @@ TRAIN = """
 import json, sys
 from pathlib import Path
 from subfleet.protocol.paths import PathSettings
-from subfleet.protocol.programs import TrainJob
+
 from subfleet.protocol.schema import from_plain
+from subfleet.protocol.jobs import Job
+from subfleet.protocol.task import Train
 from subfleet.protocol.training import TrainingSettings
 job = json.loads(sys.argv[1])
 folder = Path(job["folder"])
@@ -83,16 +85,17 @@ trainer = Trainer()
 trainer.describe(str(folder / "data.npz"))
 choices = tuple((name, tuple(own)) for name, own in job["choices"])
 result = trainer.train(
-    TrainJob(
+    Job(
         program_path=folder / job["program"],
         weights_path=folder / job["weights"],
         output_path=folder / "change",
         data=str(folder / "data.npz"),
-        settings=from_plain(TrainingSettings, job["settings"]),
+        work=Train(
+            settings=from_plain(TrainingSettings, job["settings"]), paths=PathSettings() if choices else None
+        ),
         round=0,
         client_id="a",
         memory_limit_bytes=2**40,
-        paths=PathSettings() if choices else None,
         choices=choices,
     ),
     lambda: False,

@@ -108,7 +108,8 @@ def train_torch(folder: Path) -> float:
 
 def train_program(target: str, folder: Path) -> float:
     """The device's trainer; gives seconds a step."""
-    from subfleet.protocol.programs import Trainer, TrainJob
+    from subfleet.protocol.jobs import Job, Trainer
+    from subfleet.protocol.task import Train
     from subfleet.protocol.training import OptimiserSettings, TrainingSettings
 
     trainer: Trainer
@@ -122,12 +123,14 @@ def train_program(target: str, folder: Path) -> float:
 
         trainer = ExecutorchTrainer()
     trainer.describe(str(folder / "data.npz"))
-    job = TrainJob(
+    job = Job(
+        work=Train(
+            settings=TrainingSettings(batch_size=BATCH, learning_rate=0.01, optimiser=OptimiserSettings(momentum=0.9))
+        ),
         program_path=folder / f"program.{target}",
         weights_path=folder / "weights",
         output_path=folder / f"change.{target}",
         data=str(folder / "data.npz"),
-        settings=TrainingSettings(batch_size=BATCH, learning_rate=0.01, optimiser=OptimiserSettings(momentum=0.9)),
         round=0,
         client_id="a",
         memory_limit_bytes=2**40,

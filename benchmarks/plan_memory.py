@@ -66,7 +66,9 @@ np.savez(folder / "data.npz", x=x, y=y)
 TRAIN = """
 import json, sys
 from pathlib import Path
-from subfleet.protocol.programs import TrainJob
+
+from subfleet.protocol.jobs import Job
+from subfleet.protocol.task import Train
 from subfleet.protocol.training import TrainingSettings
 job = json.loads(sys.argv[1])
 folder = Path(job["folder"])
@@ -82,12 +84,12 @@ settings = TrainingSettings(
 trainer = Trainer()
 trainer.describe(str(folder / "data.npz"))
 result = trainer.train(
-    TrainJob(
+    Job(
         program_path=folder / "program",
         weights_path=folder / "weights",
         output_path=folder / "change",
         data=str(folder / "data.npz"),
-        settings=settings,
+        work=Train(settings=settings),
         round=0,
         client_id="a",
         memory_limit_bytes=2**40,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+from matrices import SHORT_EXAMPLES
 
 from subfleet.protocol.silence import silence
 
@@ -22,8 +23,9 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     silence(os.environ)  # tests import libraries themselves
     # Nothing timed is asserted, and a busy machine takes longer than any deadline.
-    settings.register_profile("untimed", deadline=None)
-    settings.load_profile("untimed")
+    settings.register_profile("short", deadline=None, max_examples=SHORT_EXAMPLES, derandomize=True)
+    settings.register_profile("thorough", deadline=None, max_examples=10 * SHORT_EXAMPLES)
+    settings.load_profile("short")
 
 
 def pytest_collection() -> None:

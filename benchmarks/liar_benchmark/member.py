@@ -18,7 +18,7 @@ from subfleet.device_profiles import ReplayedLog, load_log, load_profile
 from subfleet.edge_client.session import Device, Session
 from subfleet.edge_client.store import AgentStore
 from subfleet.edge_client.worker import TrainingWorker
-from subfleet.protocol.programs import Trainer
+from subfleet.protocol.jobs import Trainer
 from subfleet.protocol.topics import Topics
 from subfleet.transport.address import mqtt_client_id, parse_url
 from subfleet.transport.mqtt import MqttTransport

@@ -21,11 +21,12 @@ from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.calibration import Calibration, NormLayer
 from subfleet.protocol.candidate_scores import CandidateScore
 from subfleet.protocol.evaluating import EvaluationResult, EvaluationSettings
+from subfleet.protocol.jobs import TrainResult
 from subfleet.protocol.messages import Ack, Profile, RoundInfo
-from subfleet.protocol.programs import ProgramRef, TrainResult
+from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget, Reading
 from subfleet.protocol.submodel import Architecture
-from subfleet.protocol.task import Calibrate, Deploy, Evaluate, Score, ScoringCandidate, Task, Train, Work
+from subfleet.protocol.task import Calibrate, Deploy, Evaluate, Score, Task, TaskSubmodel, Train, Work
 from subfleet.protocol.training import TrainingSettings
 
 RESULT = TrainResult(sample_count=20, step_count=2, loss=1.5, accuracy=0.5, measured_peak_bytes=700, train_seconds=0.1)
@@ -79,15 +80,20 @@ def announce(
 PROGRAM = ProgramRef(program_id="p", target="fake", blob=blob("program"))
 
 
-def _task(name: str, number: int, work: Work, changes: dict[str, Any]) -> Task:
-    """A task of that work; changes are of the work where it has the field, else of the envelope."""
+def _task(
+    name: str, number: int, work: Work, changes: dict[str, Any], submodels: tuple[TaskSubmodel, ...] = ()
+) -> Task:
+    """A task of that work; changes are of the work or the submodel if those have the field, else of the envelope."""
+    submodel = TaskSubmodel(architecture=Architecture(name="w1/2 d1"), program=PROGRAM, weights=blob(f"weights {name}"))
+    parts = {one.name for one in fields(submodel)} & changes.keys()
+    submodels = submodels or (replace(submodel, **{key: changes.pop(key) for key in parts}),)
     own = {one.name for one in fields(work)}
     values: dict[str, Any] = {
         "task_id": name,
         "run_id": "run",
         "round": number,
         "client_id": "pi",
-        "architecture": Architecture(name="w1/2 d1"),
+        "submodels": submodels,
         "work": replace(work, **{key: value for key, value in changes.items() if key in own}),
         "planned_peak_bytes": 500,
         "budget": Budget(memory_bytes=1000),
@@ -102,44 +108,47 @@ def with_work(task: Task, **changes: Any) -> Task:
     return replace(task, work=replace(task.work, **changes))
 
 
+def with_submodel(task: Task, **changes: Any) -> Task:
+    """The task with other values in its only submodel."""
+    (submodel,) = task.submodels
+    return replace(task, submodels=(replace(submodel, **changes),))
+
+
 def train_task(name: str = "t1", number: int = 1, **changes: Any) -> Task:
-    return _task(
-        name, number, Train(program=PROGRAM, weights=blob(f"weights {name}"), settings=TrainingSettings()), changes
-    )
+    return _task(name, number, Train(settings=TrainingSettings()), changes)
 
 
 def calibrate_task(name: str = "c1", number: int = 1, **changes: Any) -> Task:
     norms = (NormLayer(name="norm", positions=4, momentum=0.1),)
-    work = Calibrate(
-        program=PROGRAM,
-        weights=blob(f"weights {name}"),
-        settings=TrainingSettings(),
-        calibration=Calibration(norms=norms),
-    )
+    work = Calibrate(settings=TrainingSettings(), calibration=Calibration(norms=norms))
     return _task(name, number, work, changes)
 
 
 def deploy_task(name: str = "d1", run_id: str = "run") -> Task:
     models = tuple(
-        ProgramRef(program_id=target, target=target, blob=blob(f"model {target}")) for target in ("onnx", "executorch")
+        TaskSubmodel(
+            architecture=Architecture(name="w1/2 d1"),
+            program=ProgramRef(program_id=target, target=target, blob=blob(f"model {target}")),
+        )
+        for target in ("onnx", "executorch")
     )
-    return _task(name, 3, Deploy(models=models), {"run_id": run_id, "planned_peak_bytes": 0})
+    return _task(name, 3, Deploy(), {"run_id": run_id, "planned_peak_bytes": 0}, models)
 
 
 def score_task(name: str = "s1", number: int = 1, **changes: Any) -> Task:
     """Two candidates of one program with weights of their own."""
-    candidates = tuple(
-        ScoringCandidate(
+    candidates = changes.pop("submodels", None) or tuple(
+        TaskSubmodel(
             architecture=Architecture(name=architecture), program=PROGRAM, weights=blob(f"weights {name} {part}")
         )
         for architecture, part in (("w1/2 d1", "a"), ("w1 d1", "b"))
     )
-    return _task(name, number, Score(candidates=candidates, settings=TrainingSettings()), changes)
+    return _task(name, number, Score(settings=TrainingSettings()), changes, candidates)
 
 
 def evaluate_task(name: str = "e1", number: int = 1, **changes: Any) -> Task:
     settings = EvaluationSettings(batch_size=8, per_class=True)
-    return _task(name, number, Evaluate(program=PROGRAM, weights=blob(f"weights {name}"), settings=settings), changes)
+    return _task(name, number, Evaluate(settings=settings), changes)
 
 
 @dataclass

@@ -10,7 +10,7 @@ from subfleet.agent.events import Scored
 from subfleet.protocol.candidate_scores import CandidateScore
 from subfleet.protocol.messages import Ack, Scores, Task, Update, decode, encode
 
-FIRST = score_task().work.candidates[0]  # type: ignore[union-attr]  # of a score task
+FIRST = score_task().submodels[0]
 
 
 def ack(of: str) -> Ack:
@@ -65,7 +65,7 @@ def test_a_training_takes_the_place_of_candidates_and_their_scores_are_thrown_aw
 @pytest.mark.parametrize(
     ("task", "reason"),
     [
-        (score_task(candidates=(FIRST, replace(FIRST, program=deploy_task().programs[0]))), "runtime"),
+        (score_task(submodels=(FIRST, replace(FIRST, program=deploy_task().programs[0]))), "runtime"),
         (score_task(planned_peak_bytes=1001), "memory"),
     ],
 )

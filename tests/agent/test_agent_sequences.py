@@ -4,9 +4,9 @@ from collections import Counter
 
 import pytest
 from agent.agent_cases import RESULT, SCORES, Agent, announce, blob, deploy_task, profile, score_task, train_task
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from matrices import examples
 
 from subfleet.agent.actions import Action, Fetch, Keep, Leave, Measure, Place, Save, Settle, StartWork, Weigh
 from subfleet.agent.events import (
@@ -185,5 +185,5 @@ class AgentMachine(RuleBasedStateMachine):
         assert self.agent.state.job is None or self.agent.state.job.task.task_id not in answers
 
 
-AgentMachine.TestCase.settings = hypothesis_settings(max_examples=120, stateful_step_count=40, deadline=None)
+AgentMachine.TestCase.settings = examples(40, stateful_step_count=40)
 TestAgentSequences = AgentMachine.TestCase

@@ -4,8 +4,8 @@ import pytest
 from agent.agent_cases import announce, deploy_task, evaluate_task, kinds, one, score_task, train_task
 from agent.survival_cases import BUDGET_BYTES, Board, twice_killed
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from matrices import examples
 
 from subfleet.agent.actions import StartWork
 from subfleet.agent.events import Stopping, WorkFailed
@@ -315,7 +315,7 @@ def play(board: Board, number: int, sizes: list[int], capacity_bytes: int) -> tu
     sizes=st.lists(st.integers(1, BUDGET_BYTES), min_size=1, max_size=8, unique=True),
     capacity_bytes=st.integers(1, BUDGET_BYTES),
 )
-@hypothesis_settings(max_examples=60, deadline=None)
+@examples(25)
 def test_a_device_is_killed_twice_for_each_halving_and_trains_in_every_round(
     sizes: list[int], capacity_bytes: int
 ) -> None:

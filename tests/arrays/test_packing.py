@@ -5,8 +5,9 @@ from collections.abc import Iterable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from matrices import examples
 
 from subfleet.arrays.codecs.packing import (
     Marks,
@@ -20,7 +21,7 @@ from subfleet.arrays.codecs.packing import (
 from subfleet.protocol.errors import ProtocolError
 
 
-@settings(max_examples=60, deadline=None)
+@examples(25)
 @given(bits=st.integers(0, 20), count=st.integers(0, 60), seed=st.integers(0, 2**32 - 1))
 def test_numbers_come_back(bits: int, count: int, seed: int) -> None:
     numbers = np.random.default_rng(seed).integers(0, 2**bits, count)
@@ -46,7 +47,7 @@ def marked(places: Iterable[int], size: int) -> Marks:
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@examples(50)
 @given(size=st.integers(1, 3000), share=st.floats(0, 1), seed=st.integers(0, 2**32 - 1))
 def test_marks_come_back(size: int, share: float, seed: int) -> None:
     count = max(1, round(share * size))

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
+from matrices import examples
 
 from subfleet.arrays.codecs import (
     UPDATE_CODECS,
@@ -61,7 +62,7 @@ def test_the_table_names_every_codec() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=100, deadline=None)
+@examples(30)
 @given(codec=st.sampled_from(CODECS), values=st.lists(FLOATS, max_size=200), seed=st.integers(0, 100))
 @example(codec=TopKQsgd(fraction=1.0, levels=3, bucket_size=7), values=[1.3e-44, 1.3e-44], seed=0)
 def test_what_comes_back_has_the_shape_the_size_and_is_near(
@@ -97,7 +98,7 @@ def test_values_that_did_not_change_stay_so_among_others(codec: AnyUpdateCodec) 
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@examples(25)
 @given(
     levels=st.integers(1, 127),
     bucket_size=st.integers(1, 40),
@@ -252,7 +253,7 @@ def test_what_a_codec_never_writes_is_refused(
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@examples(50)
 @given(codec=st.sampled_from(CODECS[1:]), size=st.integers(1, 300), data=st.data())
 def test_any_bytes_are_read_or_refused(codec: AnyUpdateCodec, size: int, data: st.DataObject) -> None:
     count = encoded_bytes(codec, size)

@@ -10,8 +10,8 @@ from subfleet.device.describing import description, profile_with, with_declarati
 from subfleet.device.meters import Meter
 from subfleet.device_profiles import load_profile
 from subfleet.protocol.errors import ConfigError
+from subfleet.protocol.jobs import DataSummary
 from subfleet.protocol.memory import PackingWidth
-from subfleet.protocol.programs import DataSummary
 from subfleet.protocol.schema import canonical_json
 from subfleet.protocol.submodel import Architecture, Prefix
 

@@ -15,6 +15,8 @@ from subfleet.edge_client.session import Device, Session
 from subfleet.edge_client.store import AgentStore
 from subfleet.edge_client.worker import TrainingWorker
 from subfleet.protocol.blobs import BlobRef, decode_chunk
+from subfleet.protocol.evaluating import EvaluationResult
+from subfleet.protocol.jobs import DataSummary, Job, Prediction, TrainResult
 from subfleet.protocol.messages import (
     Ack,
     BlobMissing,
@@ -30,17 +32,9 @@ from subfleet.protocol.messages import (
     decode,
     encode,
 )
-from subfleet.protocol.programs import (
-    DataSummary,
-    EvaluateJob,
-    EvaluationResult,
-    Prediction,
-    ProgramRef,
-    ScoreJob,
-    TrainJob,
-    TrainResult,
-)
+from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Reading
+from subfleet.protocol.task import Calibrate, Evaluate, Score, Train
 from subfleet.protocol.topics import CHUNK, Topics
 from subfleet.transport.base import Connected, Delivery
 from subfleet.transport.blob_store import BlobStore
@@ -69,8 +63,8 @@ class FakeTrainer:
     suffix: ClassVar[str] = ".fake"
     providers: ClassVar[tuple[str, ...]] = ("cpu",)
     held_bytes: int = 0
-    jobs: list[TrainJob] = field(default_factory=list)
-    evaluations: list[EvaluateJob] = field(default_factory=list)
+    jobs: list[Job[Train]] = field(default_factory=list)
+    evaluations: list[Job[Evaluate]] = field(default_factory=list)
     error: Exception | None = None
     gate: threading.Event = field(default_factory=threading.Event)
 
@@ -83,7 +77,7 @@ class FakeTrainer:
     def describe(self, data: str) -> DataSummary:
         raise NotImplementedError
 
-    def train(self, job: TrainJob, stopped: Callable[[], bool]) -> TrainResult:
+    def train(self, job: Job[Train], stopped: Callable[[], bool]) -> TrainResult:
         self.jobs.append(job)
         while not self.gate.wait(0.005):
             if stopped():
@@ -93,10 +87,13 @@ class FakeTrainer:
         job.output_path.write_bytes(trained(job.program_path.read_bytes(), job.weights_path.read_bytes()))
         return RESULT
 
-    def score(self, job: ScoreJob, stopped: Callable[[], bool]) -> float:
+    def calibrate(self, job: Job[Calibrate], stopped: Callable[[], bool]) -> TrainResult:
         raise NotImplementedError
 
-    def evaluate(self, job: EvaluateJob, stopped: Callable[[], bool]) -> EvaluationResult:
+    def score(self, job: Job[Score], stopped: Callable[[], bool]) -> float:
+        raise NotImplementedError
+
+    def evaluate(self, job: Job[Evaluate], stopped: Callable[[], bool]) -> EvaluationResult:
         self.evaluations.append(job)
         while not self.gate.wait(0.005):
             if stopped():

@@ -18,8 +18,9 @@ from subfleet.edge_client.work import Finished
 from subfleet.edge_client.worker import TrainingWorker
 from subfleet.protocol.candidate_scores import CandidateScore
 from subfleet.protocol.errors import DataError, FileError, MemoryLimitError, ProtocolError
+from subfleet.protocol.jobs import Job, Trainer, TrainResult
 from subfleet.protocol.messages import Deployed, Refusal, Task, Update
-from subfleet.protocol.programs import ScoreJob, Trainer, TrainJob, TrainResult
+from subfleet.protocol.task import Score, Train
 
 SAVED = Saved(
     round=announce(2, "train"),
@@ -63,7 +64,7 @@ def test_a_crash_while_saving_leaves_the_older_state(tmp_path: Path) -> None:
     assert store.load() == SAVED
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"schema":99}', b'{"schema":2,"task":7}', b"\xff\xfe"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"schema":99}', b'{"schema":3,"task":7}', b"\xff\xfe"])
 def test_a_state_file_that_cannot_be_read_is_set_aside(tmp_path: Path, content: bytes) -> None:
     store = AgentStore(tmp_path)
     (tmp_path / "agent.json").write_bytes(content)
@@ -225,7 +226,7 @@ class Trains:
     def predict(self, model_path: Path, data: str, threads: int = 1) -> None:
         raise NotImplementedError
 
-    def train(self, job: TrainJob, stopped: object) -> TrainResult:
+    def train(self, job: Job[Train], stopped: object) -> TrainResult:
         if self.hard:
             job.output_path.write_bytes(b"written")
             raise SystemExit(3)
@@ -278,9 +279,9 @@ class Scores:
 
     def __init__(self, *found: float | Exception) -> None:
         self.found = list(found)
-        self.jobs: list[ScoreJob] = []
+        self.jobs: list[Job[Score]] = []
 
-    def score(self, job: ScoreJob, stopped: object) -> float:
+    def score(self, job: Job[Score], stopped: object) -> float:
         self.jobs.append(job)
         found = self.found.pop(0)
         if isinstance(found, Exception):
@@ -307,7 +308,7 @@ def test_a_candidate_that_cannot_be_scored_takes_nothing_from_the_others(
     assert outcome.scores[0].score is None
     assert reason in outcome.scores[0].reason
     assert [job.weights_path.read_bytes() for job in trainer.jobs] == [b"weights s1 a", b"weights s1 b"]
-    assert {(job.batches, job.client_id, job.memory_limit_bytes) for job in trainer.jobs} == {(2, "pi", 1000)}
+    assert {(job.work.batches, job.client_id, job.memory_limit_bytes) for job in trainer.jobs} == {(2, "pi", 1000)}
 
 
 def scored(tmp_path: Path, trainer: Scores) -> object:

@@ -23,8 +23,9 @@ from subfleet.edge_client import cli, doctor
 from subfleet.edge_client.store import AgentStore, default_state_folder
 from subfleet.protocol.errors import ConfigError, DataError, FileError, MissingExtraError, ProtocolError
 from subfleet.protocol.exit_codes import ExitCode
+from subfleet.protocol.jobs import DataSummary, Prediction
 from subfleet.protocol.memory import MemoryPlan, Packing
-from subfleet.protocol.programs import DataSummary, Prediction, Program, encode_program
+from subfleet.protocol.programs import Program, encode_program
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.registry import Registry
 

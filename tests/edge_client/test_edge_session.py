@@ -287,7 +287,7 @@ def test_strange_messages_are_dropped_and_the_session_goes_on(rig: Rig) -> None:
     stranger = rig.broker.client("stranger")
     stranger.open(())
     for topic in ("all/round", "down/pi/task", "down/pi/chunk", "down/pi/ack", "down/pi/x/y", "down/pi/none"):
-        for payload in (b"", b"{", b"\xff" * 60, b'{"schema":2,"kind":"task"}'):
+        for payload in (b"", b"{", b"\xff" * 60, b'{"schema":3,"kind":"task"}'):
             stranger.publish(f"subfleet/1/main/{topic}", payload)
     rig.play_round()
     assert len(rig.trainer.jobs) == 1

@@ -38,7 +38,7 @@ def test_a_task_is_answered_once_and_a_training_follows(tmp_path: Path) -> None:
     assert (message.task_id, message.client_id, message.loss) == ("e1", "pi", EVALUATION.loss)
     assert (message.class_counts, message.class_correct) == (EVALUATION.class_counts, EVALUATION.class_correct)
     (job,) = rig.trainer.evaluations
-    assert (job.data, job.memory_limit_bytes, job.settings) == (
+    assert (job.data, job.memory_limit_bytes, job.work.settings) == (
         "h",
         1000,
         EvaluationSettings(batch_size=8, per_class=True),

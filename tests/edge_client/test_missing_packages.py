@@ -69,9 +69,9 @@ def remedy_of(sentence: str) -> str:
 @pytest.mark.parametrize(
     "hidden",
     mostly_long(
-        [RUNTIMES, (*RUNTIMES, "PIL"), (*RUNTIMES, "numpy"), (*TORCH, "psutil"), (*TORCH, "paho")],
-        (*RUNTIMES, "numpy"),
-        (*TORCH, "paho"),
+        [(RUNTIMES,), ((*RUNTIMES, "PIL"),), ((*RUNTIMES, "numpy"),), ((*TORCH, "psutil"),), ((*TORCH, "paho"),)],
+        ((*RUNTIMES, "numpy"),),
+        ((*TORCH, "paho"),),
     ),
 )
 def test_no_remedy_sends_a_device_to_what_it_does_not_need(

@@ -3,7 +3,16 @@
 from dataclasses import replace
 from pathlib import Path
 
-from agent.agent_cases import EVALUATION, RESULT, announce, connected, evaluate_task, train_task, with_work
+from agent.agent_cases import (
+    EVALUATION,
+    RESULT,
+    announce,
+    connected,
+    evaluate_task,
+    train_task,
+    with_submodel,
+    with_work,
+)
 from edge_client.fleet_rig import Rig
 
 from subfleet.agent.actions import Keep
@@ -25,13 +34,15 @@ def test_a_job_has_the_subspace_and_the_way_in_which_paths_are_drawn(tmp_path: P
     rig = Rig(tmp_path)
     rig.server.announce(announce(1, "train"))
     evaluation = EvaluationSettings(batch_size=8, population=POPULATION)
-    rig.server.assign(replace(with_work(rig.server.evaluate_task(), settings=evaluation), architecture=architecture))
+    rig.server.assign(
+        with_submodel(with_work(rig.server.evaluate_task(), settings=evaluation), architecture=architecture)
+    )
     rig.until(lambda: bool(rig.trainer.evaluations))
-    rig.server.assign(replace(with_work(rig.server.train_task(), paths=paths), architecture=architecture))
+    rig.server.assign(with_submodel(with_work(rig.server.train_task(), paths=paths), architecture=architecture))
     rig.until(lambda: bool(rig.trainer.jobs))
     ((training,), (asked,)) = rig.trainer.jobs, rig.trainer.evaluations
-    assert (training.choices, training.paths) == (CHOICES, paths)
-    assert (asked.choices, asked.settings.population) == (CHOICES, POPULATION)
+    assert (training.choices, training.work.paths) == (CHOICES, paths)
+    assert (asked.choices, asked.work.settings.population) == (CHOICES, POPULATION)
 
 
 def test_an_update_tells_the_examples_of_each_operator_and_an_evaluation_the_scores_of_each_path() -> None:

@@ -120,7 +120,7 @@ def test_a_state_file_of_an_earlier_release_is_taken_up(rig: Rig) -> None:
     path = rig.folder / "device" / "agent.json"
     kept = json.loads(path.read_text(encoding="utf-8"))
     assert "survival" not in kept
-    assert kept == {"schema": 2, **to_plain(rig.store.load())}
+    assert kept == {"schema": 3, **to_plain(rig.store.load())}
     rig.kill()
     rig.start()
     rig.play_round(2, "t2")

@@ -10,15 +10,9 @@ from agent.agent_cases import score_task
 from subfleet.agent.events import Scored, WorkFailed
 from subfleet.edge_client.worker import TrainingWorker
 from subfleet.protocol.errors import LoadError, TrainingError
-from subfleet.protocol.programs import (
-    DataSummary,
-    EvaluateJob,
-    EvaluationResult,
-    Prediction,
-    ScoreJob,
-    TrainJob,
-    TrainResult,
-)
+from subfleet.protocol.evaluating import EvaluationResult
+from subfleet.protocol.jobs import DataSummary, Job, Prediction, TrainResult
+from subfleet.protocol.task import Calibrate, Evaluate, Score, Train
 from subfleet.transport.blob_store import BlobStore
 
 LACKING = LoadError("the runtime lacks Gelu")
@@ -41,16 +35,19 @@ class Scorer:
     def describe(self, data: str) -> DataSummary:
         raise NotImplementedError
 
-    def train(self, job: TrainJob, stopped: Callable[[], bool]) -> TrainResult:
+    def train(self, job: Job[Train], stopped: Callable[[], bool]) -> TrainResult:
         raise NotImplementedError
 
-    def score(self, job: ScoreJob, stopped: Callable[[], bool]) -> float:
+    def calibrate(self, job: Job[Calibrate], stopped: Callable[[], bool]) -> TrainResult:
+        raise NotImplementedError
+
+    def score(self, job: Job[Score], stopped: Callable[[], bool]) -> float:
         found = next(self._found)
         if isinstance(found, Exception):
             raise found
         return found
 
-    def evaluate(self, job: EvaluateJob, stopped: Callable[[], bool]) -> EvaluationResult:
+    def evaluate(self, job: Job[Evaluate], stopped: Callable[[], bool]) -> EvaluationResult:
         raise NotImplementedError
 
     def predict(self, model_path: Path, data: str, threads: int = 1) -> Prediction:

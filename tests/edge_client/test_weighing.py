@@ -16,7 +16,7 @@ from agent.agent_cases import (
     one,
     score_task,
     train_task,
-    with_work,
+    with_submodel,
 )
 from edge_client.fleet_rig import PROGRAM, WEIGHTS, Rig
 
@@ -186,7 +186,7 @@ def test_what_a_device_tells_of_its_disk_before_a_round_is_what_a_task_may_take(
     rig.server.announce(announce(1, "train"))
     task = rig.server.train_task()
     program = rig.server.blobs.add(bytes(told.disk_budget_bytes + more_bytes - 3 * task.weights[0].size_bytes))
-    task = with_work(task, program=replace(train_task().programs[0], blob=program))
+    task = with_submodel(task, program=replace(train_task().programs[0], blob=program))
     assert needed_bytes(task) == told.disk_budget_bytes + more_bytes
     rig.server.assign(task)
     rig.until(lambda: bool(rig.server.of(Refusal)) or "t1" in rig.server.updates)
@@ -213,7 +213,7 @@ def test_100_gb_are_refused_before_a_byte_is_asked_for(tmp_path: Path) -> None:
     rig.server.announce(announce(1, "train"))
     honest = rig.server.train_task()
     huge = replace(train_task().programs[0], blob=sized("huge", 100 * 10**9))
-    rig.server.assign(with_work(honest, program=huge))
+    rig.server.assign(with_submodel(honest, program=huge))
     rig.until(lambda: bool(rig.server.of(Refusal)))
     (refusal,) = {message for message in rig.server.of(Refusal) if isinstance(message, Refusal)}
     assert refusal.reason == "disk"
@@ -235,7 +235,7 @@ def test_the_folder_keeps_within_its_limit_whatever_comes(tmp_path: Path) -> Non
         task = rig.server.train_task(f"t{number}", number)
         content = PROGRAM + str(number).encode()
         programs.append(rig.server.blobs.add(content))
-        rig.server.assign(with_work(task, program=replace(train_task().programs[0], blob=programs[-1])))
+        rig.server.assign(with_submodel(task, program=replace(train_task().programs[0], blob=programs[-1])))
         rig.until(lambda name=f"t{number}": name in rig.server.updates)  # type: ignore[misc]  # a default binds the name
         assert _files(tmp_path / "device") <= limit_bytes
         held = {update.blob for update in rig.store.load().updates}

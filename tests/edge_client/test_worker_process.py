@@ -23,7 +23,7 @@ from subfleet.protocol.children import child_command
 from subfleet.protocol.errors import BrokenError, DataError
 from subfleet.protocol.messages import Task
 from subfleet.protocol.submodel import Architecture
-from subfleet.protocol.task import ScoringCandidate
+from subfleet.protocol.task import TaskSubmodel
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +34,7 @@ TRAINER = """
 import ctypes, os, signal, sys, time
 from subfleet.protocol.errors import DataError, MemoryLimitError
 from subfleet.protocol.evaluating import EvaluationResult
-from subfleet.protocol.programs import DataSummary, TrainResult
+from subfleet.protocol.jobs import DataSummary, TrainResult
 
 def result(**other):
     plain = dict(sample_count=3, step_count=1, loss=0.5, accuracy=1.0, train_seconds=0.1)
@@ -160,8 +160,8 @@ def test_the_process_tells_what_it_trains_on_and_does_every_kind_of_work(
     goes_on(worker, place)
     assert worker.held_bytes == 4711
     program, weights = replace(PROGRAM, blob=stored(place, "p")), stored(place, "w")
-    candidate = ScoringCandidate(architecture=Architecture(), program=program, weights=weights)
-    scored = score_task(candidates=(candidate, candidate))
+    candidate = TaskSubmodel(architecture=Architecture(), program=program, weights=weights)
+    scored = score_task(submodels=(candidate, candidate))
     evaluated = evaluate_task(program=program, weights=weights)
     outcome = done(worker, scored)
     assert isinstance(outcome, Scored)

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from functools import cache
 
 import torch
-from hypothesis import settings
 from hypothesis import strategies as st
+from matrices import examples
 from torch import Tensor
 
 from subfleet.elastic.axes import Axis
@@ -23,7 +23,7 @@ from subfleet.testing.submodels import passing_on
 RESNET = PreactResNet(input_shape=(2, 6, 5), class_count=3, widths=(8, 12), depths=(2, 3), group_size=4)
 UNGROUPED_RESNET = PreactResNet(input_shape=(1, 4, 4), class_count=2, widths=(3, 5), depths=(1, 2), group_size=1)
 MLP = Mlp(input_shape=(5,), class_count=4, widths=(8, 6, 6), depths=(2, 1, 2), group_size=2)
-relaxed = settings(deadline=None, max_examples=40)
+relaxed = examples(15)
 """For tests of modules, whose time on a shared machine says nothing."""
 
 CONVOLUTIONAL: dict[str, Family] = {

@@ -11,8 +11,9 @@ import torch
 from elastic.elastic_cases import CONFIGS, CONVOLUTIONAL, LAYERED, MLP, RESNET, relaxed
 from elastic.test_growing import inputs_of
 from elastic.token_cases import LSTM, TOKEN_CONFIGS, VIT
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from matrices import examples, mostly_long
 from torch import Tensor
 
 from subfleet.elastic.building import build_module, network_of
@@ -31,6 +32,7 @@ from subfleet.protocol.errors import ConfigError
 
 EVERY = (*CONFIGS, *LAYERED.values(), *TOKEN_CONFIGS)
 CHAINS = (Vgg, DsCnn)
+PUBLISHED = ("mobilenet_v2", "mobilenet_v3_small", "efficientnet_v2_s", "resnet18", "vit_tiny")
 _declared = cache(network_of)
 
 
@@ -201,7 +203,7 @@ def test_noise_tells_copies_apart_and_leaves_the_rest() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["mobilenet_v2", "mobilenet_v3_small", "efficientnet_v2_s", "resnet18", "vit_tiny"])
+@pytest.mark.parametrize("name", mostly_long(PUBLISHED, "mobilenet_v3_small", "vit_tiny"))
 def test_published_networks_grow_as_well(name: str) -> None:
     config = preset(name, input_shape=(3, 32, 32), class_count=10, norm="batch")
     before = _declared(config)
@@ -233,7 +235,7 @@ def test_what_cannot_grow_is_one_sentence() -> None:
 
 
 @pytest.mark.slow
-@settings(relaxed, max_examples=30)
+@examples(15)
 @given(morphs())
 def test_what_was_changed_is_told_from_the_two_networks(morph: Morph) -> None:
     wider, deeper = changed_cells(morph.before, morph.after)

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 from elastic.token_cases import inputs_of
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from matrices import examples
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -85,7 +86,7 @@ def gradients(
     return outputs, dict(zip(named, found, strict=True))
 
 
-@settings(deadline=None, max_examples=40)
+@examples(15)
 @given(case=paths())
 def test_a_realised_path_gives_what_the_supernet_gives_on_it_and_learns_the_same(
     case: tuple[Network, Architecture],
@@ -114,7 +115,7 @@ def test_a_realised_path_gives_what_the_supernet_gives_on_it_and_learns_the_same
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-@settings(deadline=None, max_examples=40)
+@examples(15)
 @given(case=paths())
 def test_the_whole_supernet_gives_on_a_path_that_is_drawn_what_the_path_gives_alone(
     case: tuple[Network, Architecture],
@@ -141,7 +142,7 @@ def last_path(network: Network) -> Architecture:
     return path_architecture(network, [choice.operators[-1] for choice in network.choices.values()])
 
 
-@settings(deadline=None, max_examples=40)
+@examples(15)
 @given(case=paths())
 def test_a_path_takes_the_multiplications_and_numbers_of_its_module(case: tuple[Network, Architecture]) -> None:
     network, path = case
@@ -162,7 +163,7 @@ def test_a_path_takes_the_multiplications_and_numbers_of_its_module(case: tuple[
     assert sum(parts[name][1] for name in named) == cost.forward_macs
 
 
-@settings(deadline=None, max_examples=40)
+@examples(15)
 @given(case=subspaces())
 def test_a_subspace_has_the_tensors_of_its_operators_and_always_those_of_no_choice(
     case: tuple[Network, Architecture],

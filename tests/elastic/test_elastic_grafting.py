@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 from elastic.elastic_cases import CONVOLUTIONAL, MLP, RESNET, architectures, random_change, random_state
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
+from matrices import examples
 from torch import Tensor
 
 from subfleet.elastic.accumulator import Accumulator
@@ -89,7 +90,7 @@ def test_a_copy_is_the_last_kept_block_with_the_axes_of_its_own() -> None:
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=15)
+@examples(6)
 @given(data=st.data())
 def test_a_grafted_submodel_is_a_submodel_that_holds_its_own_tensors(data: st.DataObject) -> None:
     configs: tuple[Family, ...] = (DEEP, RESNET, *CONVOLUTIONAL.values())

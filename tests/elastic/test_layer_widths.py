@@ -11,8 +11,9 @@ import pytest
 import torch
 from elastic.elastic_cases import CONVOLUTIONAL, LAYERED, random_state
 from elastic.test_growing import inputs_of
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from matrices import examples
 from torch import Tensor
 
 from subfleet.elastic.building import build_module, init_state, network_of
@@ -36,7 +37,7 @@ Chain = Vgg | DsCnn
 VGG = Vgg(input_shape=(1, 4, 4), class_count=2, widths=(4,), depths=(3,), norm="none", layer_widths=(4, 6, 4))
 NARROWING = replace(VGG, widths=(3,), layer_widths=(6, 4, 3))
 _declared = cache(network_of)
-few = settings(deadline=None, max_examples=12)
+few = examples(6)
 """For tests that declare many networks."""
 
 

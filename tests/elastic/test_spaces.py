@@ -5,8 +5,9 @@ from random import Random
 
 import pytest
 from elastic.elastic_cases import CONFIGS, LAYERED, MLP, RESNET
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from matrices import examples
 
 from subfleet.elastic.axes import Axis
 from subfleet.elastic.building import network_of
@@ -30,7 +31,7 @@ def spaces_of(network: Network) -> tuple[SearchSpace, ...]:
 
 
 SPACES = [space for config in (*CONFIGS, *LAYERED.values()) for space in spaces_of(network_of(config))]
-relaxed = settings(deadline=None, max_examples=60)
+relaxed = examples(25)
 
 
 @st.composite

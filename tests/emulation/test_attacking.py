@@ -19,15 +19,9 @@ from subfleet.emulation.batch.figures import figures
 from subfleet.emulation.batch.run import run_batch
 from subfleet.emulation.gathered import GatheredRun
 from subfleet.protocol.errors import ConfigError
-from subfleet.protocol.programs import (
-    DataSummary,
-    EvaluateJob,
-    EvaluationResult,
-    Prediction,
-    ScoreJob,
-    TrainJob,
-    TrainResult,
-)
+from subfleet.protocol.evaluating import EvaluationResult
+from subfleet.protocol.jobs import DataSummary, Job, Prediction, TrainResult
+from subfleet.protocol.task import Calibrate, Evaluate, Score, Train
 from subfleet.protocol.training import TrainingSettings
 from subfleet.settings.attacks import Attack, Backdoor, LabelShuffling
 from subfleet.settings.fleet import DeviceSettings, FleetSettings
@@ -49,16 +43,19 @@ class Summing:
     def describe(self, data: str) -> DataSummary:
         return tasks.read_dataset(data).summary()
 
-    def train(self, job: TrainJob, stopped: Callable[[], bool]) -> TrainResult:
+    def train(self, job: Job[Train], stopped: Callable[[], bool]) -> TrainResult:
         write_change(job, {"w": weighted(tasks.read_dataset(job.data))})
         return TrainResult(
             sample_count=3, step_count=1, loss=1.0, accuracy=0.5, measured_peak_bytes=7, train_seconds=0.0
         )
 
-    def score(self, job: ScoreJob, stopped: Callable[[], bool]) -> float:
+    def calibrate(self, job: Job[Calibrate], stopped: Callable[[], bool]) -> TrainResult:
+        raise NotImplementedError
+
+    def score(self, job: Job[Score], stopped: Callable[[], bool]) -> float:
         return 4.0
 
-    def evaluate(self, job: EvaluateJob, stopped: Callable[[], bool]) -> EvaluationResult:
+    def evaluate(self, job: Job[Evaluate], stopped: Callable[[], bool]) -> EvaluationResult:
         return EvaluationResult(loss=1.0, accuracy=0.5, sample_count=2, label_count=2, measured_peak_bytes=0)
 
     def predict(self, model_path: Path, data: str, threads: int = 1) -> Prediction:
@@ -71,12 +68,12 @@ def weighted(dataset: tasks.Dataset) -> npt.NDArray[np.float32]:
 
 def sent(tmp_path: Path, attack: Attack) -> npt.NDArray[np.generic]:
     tasks.write_npz(tmp_path / "data.npz", part(0))
-    job = TrainJob(
+    job = Job(
+        work=Train(settings=TrainingSettings()),
         program_path=tmp_path / "none",
         weights_path=tmp_path / "none",
         output_path=tmp_path / "change",
         data=str(tmp_path / "data.npz"),
-        settings=TrainingSettings(),
         round=1,
         client_id="eve",
         memory_limit_bytes=10**6,

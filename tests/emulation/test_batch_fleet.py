@@ -27,18 +27,12 @@ from subfleet.emulation.gathered import EmulatedDevice, GatheredRun
 from subfleet.journal.records import ClientRow, RoundRecord
 from subfleet.methods.flexifed import FlexiFed
 from subfleet.protocol.errors import ConfigError, LoadError, MemoryLimitError, RunError
+from subfleet.protocol.evaluating import EvaluationResult
+from subfleet.protocol.jobs import DataSummary, Job, Prediction, TrainResult
 from subfleet.protocol.messages import Update, decode, encode
-from subfleet.protocol.programs import (
-    DataSummary,
-    EvaluateJob,
-    EvaluationResult,
-    Prediction,
-    ScoreJob,
-    TrainJob,
-    TrainResult,
-)
 from subfleet.protocol.schema import canonical_json
 from subfleet.protocol.submodel import Architecture, Prefix
+from subfleet.protocol.task import Calibrate, Evaluate, Score, Train
 from subfleet.protocol.topics import Topics
 from subfleet.serving.session import Server
 from subfleet.settings.fleet import HostSettings
@@ -87,7 +81,7 @@ class Refuser:
     held_bytes = 0
 
     def __init__(self) -> None:
-        self.jobs: list[TrainJob] = []
+        self.jobs: list[Job[Train]] = []
 
     def describe_runtime(self) -> str:
         return "a test's"
@@ -95,14 +89,17 @@ class Refuser:
     def describe(self, data: str) -> DataSummary:
         raise NotImplementedError
 
-    def train(self, job: TrainJob, stopped: Callable[[], bool]) -> TrainResult:
+    def train(self, job: Job[Train], stopped: Callable[[], bool]) -> TrainResult:
         self.jobs.append(job)
         raise MemoryLimitError(needed_bytes=job.memory_limit_bytes + 1, limit_bytes=job.memory_limit_bytes)
 
-    def score(self, job: ScoreJob, stopped: Callable[[], bool]) -> float:
+    def calibrate(self, job: Job[Calibrate], stopped: Callable[[], bool]) -> TrainResult:
         raise NotImplementedError
 
-    def evaluate(self, job: EvaluateJob, stopped: Callable[[], bool]) -> EvaluationResult:
+    def score(self, job: Job[Score], stopped: Callable[[], bool]) -> float:
+        raise NotImplementedError
+
+    def evaluate(self, job: Job[Evaluate], stopped: Callable[[], bool]) -> EvaluationResult:
         raise NotImplementedError
 
     def predict(self, model_path: Path, data: str, threads: int = 1) -> Prediction:
@@ -212,7 +209,7 @@ class Limited(RuntimeTrainer):
         self.largest_bytes = largest_bytes
         self.refused: list[str] = []
 
-    def train(self, job: TrainJob, stopped: Callable[[], bool]) -> TrainResult:
+    def train(self, job: Job[Train], stopped: Callable[[], bool]) -> TrainResult:
         if job.weights_path.stat().st_size > self.largest_bytes:
             self.refused.append(job.program_path.name)
             raise LoadError("no kernel for so wide a layer")

@@ -24,7 +24,7 @@ from subfleet.journal.outliers import count_outliers
 from subfleet.methods import METHODS, AnyMethod
 from subfleet.methods.fedavg import FedAvg
 from subfleet.methods.heterofl import HeteroFL
-from subfleet.protocol.programs import TrainResult
+from subfleet.protocol.jobs import TrainResult
 from subfleet.protocol.training import TrainingSettings
 from subfleet.settings.outliers import OutlierSettings
 from subfleet.settings.reading import read_run

@@ -21,7 +21,7 @@ from subfleet.emulation.gathering import gathered
 from subfleet.export.programs import export_inference_model
 from subfleet.export.requests import InferRequest
 from subfleet.protocol.errors import DataError
-from subfleet.protocol.programs import Trainer
+from subfleet.protocol.jobs import Trainer
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.transform import DataTransform

@@ -10,7 +10,8 @@ from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.hosting import SharedHost
 from subfleet.emulation.batch.run import BatchResult, run_batch
 from subfleet.methods.fedfa import FedFA
-from subfleet.protocol.programs import ScoreJob
+from subfleet.protocol.jobs import Job
+from subfleet.protocol.task import Score
 from subfleet.reporting.run_figures import violates
 from subfleet.trainers.onnx import ONNX
 from subfleet.trainers.trainer import RuntimeTrainer
@@ -32,7 +33,7 @@ class Noting(RuntimeTrainer):
         self.sign = -1 if turned else 1
         self.scores: list[float] = []
 
-    def score(self, job: ScoreJob, stopped: Callable[[], bool]) -> float:
+    def score(self, job: Job[Score], stopped: Callable[[], bool]) -> float:
         found = self.sign * super().score(job, stopped)
         self.scores.append(found)
         return found

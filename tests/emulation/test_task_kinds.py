@@ -27,7 +27,7 @@ from subfleet.export.cache import CacheFolder
 from subfleet.export.programs import export_inference_model
 from subfleet.export.requests import InferRequest
 from subfleet.journal.evaluations import describe_spread
-from subfleet.protocol.programs import Prediction
+from subfleet.protocol.jobs import Prediction
 from subfleet.reporting.report import report_html
 from subfleet.reporting.results import summary
 from subfleet.reporting.telling import reached_text

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from subfleet.elastic.families.records.choices import ChoiceCnn, ChoiceRnn
 from subfleet.elastic.network import Family
-from subfleet.export.chains.reading import read_torch_pieces
+from subfleet.export.chains.supernets import read_torch_pieces
 from subfleet.export.requests import EvaluateRequest, TrainRequest
 from subfleet.export.targets import find_target
 from subfleet.protocol.chains import LinkOperator, program_name

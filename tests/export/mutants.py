@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from subfleet.export.steps import Step
-from subfleet.export.steps.given import StepInputs
+from subfleet.export.steps.step import StepInputs
 from subfleet.export.verification.distances import Distance
 from subfleet.export.verification.verifying import Run, Trial, TrialResult
 

@@ -6,18 +6,18 @@ from functools import partial
 import pytest
 import torch
 from export.step_rig import example, run, step_of_module
+from matrices import crossed
 from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from subfleet.export.canonical.capture import capture_step
 from subfleet.export.canonical.checks import check_operators, is_functional
-from subfleet.export.canonical.cleaning import clean
-from subfleet.export.canonical.constants import fold_constants
-from subfleet.export.lowering import lower_graph
+from subfleet.export.canonical.cleaning import clean, fold_constants
 from subfleet.export.programs import write_training_program
 from subfleet.export.steps import SampleSpec, Step, inference_step
 from subfleet.export.targets import find_target
-from subfleet.export.tracing import canonical_graph
+from subfleet.export.tracing import canonical_graph, lower_graph
+from subfleet.export.versions import TARGET_NAMES
 from subfleet.protocol.errors import ExportError
 
 aten = torch.ops.aten
@@ -159,9 +159,8 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
-@pytest.fixture(name="step", params=NETWORKS)
-def _step(request: pytest.FixtureRequest) -> Step:
-    make, shape = NETWORKS[request.param]
+def step_of(name: str) -> Step:
+    make, shape = NETWORKS[name]
     return step_of_module(make(), shape)
 
 
@@ -175,7 +174,9 @@ def _assert_same(graph: fx.GraphModule, step: Step, tolerance: float) -> None:
 
 
 @pytest.mark.slow
-def test_every_pass_keeps_its_promise_and_the_numbers(step: Step) -> None:
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_pass_keeps_its_promise_and_the_numbers(name: str) -> None:
+    step = step_of(name)
     graph = capture_step(step)
     clean(graph)
     assert is_functional(graph)
@@ -201,10 +202,10 @@ def test_every_pass_keeps_its_promise_and_the_numbers(step: Step) -> None:
 
 
 @pytest.mark.export
-@pytest.mark.parametrize("target", ["onnx", "executorch"])
-def test_such_networks_become_programs(step: Step, target: str) -> None:
+@pytest.mark.parametrize(("name", "target"), crossed(NETWORKS, TARGET_NAMES, "average in place", "constants", "views"))
+def test_such_networks_become_programs(name: str, target: str) -> None:
     """Refused before, or written with a constant in the place of a moving average."""
-    program = write_training_program(step, target=target, program_id="canonical")
+    program = write_training_program(step_of(name), target=target, program_id="canonical")
     assert program.manifest.max_abs_diff < 1e-5
 
 

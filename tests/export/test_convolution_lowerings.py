@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
+from matrices import examples
 from torch import Tensor
 
 from subfleet.export.lowerings import depthwise, few_places
@@ -79,7 +80,7 @@ UNREACHED = Case(inputs=(1, 1, 1), weight=(1, 3, 1), arguments=([1], [0], [2], T
 """A transposed convolution of one place whose output has one more, which nothing reaches."""
 
 
-@settings(max_examples=200, deadline=None)
+@examples(60)
 @given(cases(depthwise=False))
 @example(UNREACHED)
 def test_a_convolution_of_any_geometry_has_pytorchs_gradients(case: Case) -> None:
@@ -89,7 +90,7 @@ def test_a_convolution_of_any_geometry_has_pytorchs_gradients(case: Case) -> Non
         check(case)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(50)
 @given(cases(depthwise=False))
 @example(UNREACHED)
 def test_a_convolution_over_few_places_has_pytorchs_gradients(case: Case) -> None:
@@ -100,13 +101,13 @@ def test_a_convolution_over_few_places_has_pytorchs_gradients(case: Case) -> Non
         check(case)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(60)
 @given(cases(depthwise=True))
 def test_a_depthwise_convolution_of_any_geometry_has_pytorchs_gradients(case: Case) -> None:
     check(case)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(50)
 @given(cases(depthwise=True))
 def test_a_depthwise_convolution_over_many_places_has_pytorchs_gradients(case: Case) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -115,7 +116,7 @@ def test_a_depthwise_convolution_over_many_places_has_pytorchs_gradients(case: C
         check(case)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(50)
 @given(cases(depthwise=True))
 def test_a_depthwise_convolution_with_samples_side_by_side_has_pytorchs_gradients(case: Case) -> None:
     with pytest.MonkeyPatch.context() as patch:

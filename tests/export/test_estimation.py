@@ -12,6 +12,7 @@ from elastic.elastic_cases import CONFIGS, DENSE, LAYERED, objective_of
 from elastic.path_cases import PATHS
 from elastic.token_cases import TOKEN_CONFIGS
 from export.export_cases import train_request
+from matrices import mostly_long
 from shared_programs import program_of
 from torch import fx
 from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_functionalize
@@ -26,12 +27,11 @@ from subfleet.elastic.memory_estimates import MemoryEstimates
 from subfleet.elastic.network import Family, Network
 from subfleet.elastic.sizes import SizeTable
 from subfleet.elastic.spaces import uniform_space
-from subfleet.export.canonical.cleaning import clean
-from subfleet.export.canonical.constants import fold_constants
+from subfleet.export.canonical.cleaning import clean, fold_constants
 from subfleet.export.estimation.coding import axes_of, code_axes
-from subfleet.export.estimation.graphs import sum_bytes
 from subfleet.export.estimation.kernels import TracedProgram
 from subfleet.export.estimation.model import EstimateModel, block_events
+from subfleet.export.estimation.target_programs import sum_bytes
 from subfleet.export.memory.blocks import KernelCall, blocks_of, peak_bytes
 from subfleet.export.recording import record
 from subfleet.export.request_steps import training_step_of
@@ -218,7 +218,8 @@ def test_fast_costs_are_the_exact_ones(family: str) -> None:
     assert Costs(network).of(architectures) == [(cost.parameters, cost.forward_macs) for cost in exact]
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.slow
+@pytest.mark.parametrize("family", mostly_long(sorted(FAMILIES), "bert_classifier", "ds_cnn", "lstm", "vgg"))
 def test_a_step_is_recorded_as_pytorch_traces_it(family: str) -> None:
     step = training_step_of(request_for(SMALL[family], "onnx", network_of(SMALL[family]).full_architecture()))
     example = step.example(torch.Generator().manual_seed(0))

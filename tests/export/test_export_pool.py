@@ -20,7 +20,7 @@ from subfleet.export.cache import CacheFolder
 from subfleet.export.estimation.model import EstimateModel
 from subfleet.export.jobs import write_atomically
 from subfleet.export.pool import ExportPool
-from subfleet.export.requests import EstimateRequest, InferRequest
+from subfleet.export.requests import EstimateRequest, EvaluateRequest, InferRequest
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.errors import ExportError, FileError
 from subfleet.protocol.programs import decode_program
@@ -71,6 +71,19 @@ def test_estimates_are_made_by_a_worker_and_stay(pool: ExportPool, folder: Path)
         assert another.submit_estimates(request).done()
     path.write_bytes(b"estimates")
     assert MemoryEstimates.unpacked(pool.submit_estimates(request).result(PATIENCE_S).read_bytes()).packed()
+
+
+def test_an_evaluation_is_written_once_and_stays(pool: ExportPool, folder: Path) -> None:
+    train = train_request("onnx")
+    request = EvaluateRequest(
+        model=train.model, architecture=train.architecture, target="onnx", batch_size=4, objective=train.objective.plain
+    )
+    path = pool.submit_evaluation(request).result(PATIENCE_S)
+    assert path == folder / request.file_name
+    manifest = decode_program(path.read_bytes()).manifest
+    assert (manifest.purpose, manifest.program_id) == ("evaluate", request.program_id)
+    with ExportPool(CacheFolder(path=folder), workers=1) as another:
+        assert another.submit_evaluation(request).done()
 
 
 def test_a_damaged_result_is_exported_anew(pool: ExportPool) -> None:

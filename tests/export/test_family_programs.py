@@ -19,8 +19,9 @@ from subfleet.elastic.building import build_module, init_state, network_of
 from subfleet.elastic.maps import extract
 from subfleet.elastic.network import Family, Network
 from subfleet.export.requests import TrainRequest
-from subfleet.protocol.programs import Trainer, TrainJob
+from subfleet.protocol.jobs import Job, Trainer
 from subfleet.protocol.submodel import Architecture, Centre, IndexSet, Prefix
+from subfleet.protocol.task import Train
 from subfleet.protocol.training import TrainingSettings
 from subfleet.tasks import Dataset, iter_batches, write_npz
 from subfleet.testing.submodels import passing_on
@@ -57,7 +58,7 @@ def dataset_for(config: Family) -> Dataset:
     )
 
 
-def write_job(folder: Path, config: Family, target: str, start: dict[str, torch.Tensor]) -> TrainJob:
+def write_job(folder: Path, config: Family, target: str, start: dict[str, torch.Tensor]) -> Job[Train]:
     request = TrainRequest(
         model=config,
         architecture=half(network_of(config)),
@@ -69,12 +70,12 @@ def write_job(folder: Path, config: Family, target: str, start: dict[str, torch.
     write_npz(folder / "data.npz", dataset_for(config))
     (folder / "program").write_bytes(program_bytes(request))
     (folder / "weights").write_bytes(encode_arrays({name: tensor.numpy() for name, tensor in start.items()}))
-    return TrainJob(
+    return Job(
+        work=Train(settings=SETTINGS),
         program_path=folder / "program",
         weights_path=folder / "weights",
         output_path=folder / "update",
         data=str(folder / "data.npz"),
-        settings=SETTINGS,
         round=1,
         client_id="laptop",
         memory_limit_bytes=2**30,

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 import torch
 from export.step_rig import draw
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from matrices import examples
 from torch import Tensor
 
 from subfleet.export.lowerings.indexing import INDEXING
@@ -30,7 +31,7 @@ def indices(draw_from: st.DrawFn) -> list[Tensor | None]:
 
 
 @pytest.mark.slow
-@settings(max_examples=80, deadline=None)
+@examples(30)
 @given(chosen=indices())
 def test_any_indices_read_what_pytorch_reads(chosen: list[Tensor | None]) -> None:
     x = draw(*SIZES)
@@ -39,7 +40,7 @@ def test_any_indices_read_what_pytorch_reads(chosen: list[Tensor | None]) -> Non
 
 
 @pytest.mark.slow
-@settings(max_examples=80, deadline=None)
+@examples(30)
 @given(chosen=indices(), broadcast=st.booleans())
 def test_any_indices_add_where_pytorch_adds(chosen: list[Tensor | None], broadcast: bool) -> None:
     """As the backward of reading does: what is named twice gets both."""

@@ -10,8 +10,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 from subfleet.export.layouts import settle_layouts
-from subfleet.export.layouts.reshaping import reshape_order
-from subfleet.export.lowerings.products import CONVOLUTIONS_AS_PRODUCTS
+from subfleet.export.layouts.transpositions import reshape_order
+from subfleet.export.lowerings.convolution_products import CONVOLUTIONS_AS_PRODUCTS
 from subfleet.export.lowerings.tables import COMMON
 
 aten = torch.ops.aten

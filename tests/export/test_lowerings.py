@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from subfleet.export.lowerings.activation import ACTIVATIONS
-from subfleet.export.lowerings.normalisation import NORMALISATIONS
-from subfleet.export.lowerings.products import CONVOLUTIONS_AS_PRODUCTS
+from subfleet.export.lowerings.convolution_products import CONVOLUTIONS_AS_PRODUCTS
+from subfleet.export.lowerings.norms import NORMALISATIONS
 
 aten = torch.ops.aten
 TABLES = {"products": CONVOLUTIONS_AS_PRODUCTS}

@@ -12,8 +12,8 @@ from torch.nn import functional
 
 from subfleet.export.programs import write_training_program
 from subfleet.export.steps import SampleSpec, inference_step
-from subfleet.export.steps.holders import StateSnapshot
-from subfleet.export.steps.module_state import call_with_state
+from subfleet.export.steps.module_calls import call_with_state
+from subfleet.export.steps.state_snapshot import StateSnapshot
 from subfleet.export.tracing import canonical_graph
 from subfleet.protocol.errors import ExportError
 

@@ -6,6 +6,7 @@ And so does a union of networks, of which each is a copy.
 import random
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from elastic.elastic_cases import CONVOLUTIONAL
 from elastic.test_cells import weights_of
 from elastic.token_cases import VIT
 from export.export_cases import RESNET
+from matrices import mostly_long
 from torch import Tensor
 
 from subfleet.elastic.building import init_state, network_of
@@ -48,8 +50,10 @@ def logits(target: str, network: Network, state: Mapping[str, Tensor], inputs: T
     return torch.cat([TARGETS[target].run(body, {"input": sample})[0] for sample in torch.split(inputs, 1)])
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("target", TARGET_NAMES)
+@pytest.mark.parametrize(
+    ("target", "case"),
+    mostly_long(product(TARGET_NAMES, CASES), ("onnx", "resnet"), ("executorch", "plain cnn"), ("onnx", "vit")),
+)
 def test_every_cell_wider_and_deeper_gives_the_same_logits(target: str, case: str) -> None:
     before = network_of(CASES[case])
     config = widened(before.config, [cell.name for cell in cells_of(before) if cell.axes], 1.5)
@@ -93,8 +97,9 @@ UNITED: Mapping[str, tuple[Family, ...]] = {
 }
 
 
-@pytest.mark.parametrize("case", UNITED)
-@pytest.mark.parametrize("target", TARGET_NAMES)
+@pytest.mark.parametrize(
+    ("target", "case"), mostly_long(product(TARGET_NAMES, UNITED), ("executorch", "mlp"), ("onnx", "vgg"))
+)
 def test_a_union_of_what_clients_bring_gives_the_logits_of_each_of_them(target: str, case: str) -> None:
     """FedADP's invariant P1 on devices: as wide and as deep as the union, a client's network computes what it did."""
     union = network_of(union_of(UNITED[case]))

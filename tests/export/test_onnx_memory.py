@@ -16,9 +16,8 @@ from onnx import TensorProto, helper
 from subfleet.export.memory.blocks import peak_bytes
 from subfleet.export.memory.heap import heap_bytes
 from subfleet.export.memory.onnx_arena import PAGE_BYTES, Arena, simulate_arena
-from subfleet.export.memory.onnx_blocks import requests_of
+from subfleet.export.memory.onnx_plan import Scratch, arena_requests, scratch_of
 from subfleet.export.memory.onnx_run import run_onnx, session_options
-from subfleet.export.memory.onnx_scratch import Scratch, scratch_of
 from subfleet.protocol.programs import ValueInfo
 from subfleet.trainers.onnx_sessions import open_session
 
@@ -96,8 +95,8 @@ def test_what_a_run_asks_for() -> None:
     ]
     body = program(nodes, {"x": SIZE}, ["y"], two=np.float32(2), flat=np.array([16, 800]))
     graph = run_onnx(body, values({"x": SIZE}))
-    assert list(requests_of(graph)) == [("a", BLOCK), ("d", BLOCK), ("a", None), ("d", None)]
-    assert peak_bytes(requests_of(graph)) == 2 * BLOCK
+    assert list(arena_requests(graph)) == [("a", BLOCK), ("d", BLOCK), ("a", None), ("d", None)]
+    assert peak_bytes(arena_requests(graph)) == 2 * BLOCK
     assert [value.name for value in graph.graph.output] == ["y"]
 
 
@@ -109,7 +108,7 @@ def test_a_value_lives_until_its_last_reader() -> None:
         ("Sub", ["c", "a"], ["y"]),
     ]
     graph = run_onnx(program(nodes, {"x": SIZE}, ["y"]), values({"x": SIZE}))
-    assert peak_bytes(requests_of(graph)) == 3 * BLOCK
+    assert peak_bytes(arena_requests(graph)) == 3 * BLOCK
 
 
 def patches(*, wanted: int, limit: int, above_bytes: int) -> Scratch:
@@ -184,7 +183,7 @@ def test_the_arena_grows_as_the_runtime_says(tmp_path: Path) -> None:
     said = subprocess.run([sys.executable, "-c", REPORT, str(path)], capture_output=True, text=True, check=True).stderr
     grown = re.findall(r"Extended allocation by (\d+) bytes", said.partition("BEGIN")[2])
     assert len(grown) >= 3
-    assert simulate_arena(requests_of(graph)).region_bytes == tuple(int(size) for size in grown)
+    assert simulate_arena(arena_requests(graph)).region_bytes == tuple(int(size) for size in grown)
 
 
 def test_the_plan_is_made_with_the_settings_of_the_trainer() -> None:

@@ -5,20 +5,19 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
+from matrices import examples
 from torch import Tensor
 
 from subfleet.export.lowerings.activation import ACTIVATIONS
 from subfleet.export.lowerings.arithmetic import ARITHMETIC
-from subfleet.export.lowerings.batch_norm import BATCH_NORMS
-from subfleet.export.lowerings.embedding import EMBEDDINGS
-from subfleet.export.lowerings.layer_norm import LAYER_NORMS
+from subfleet.export.lowerings.indexing import EMBEDDINGS
+from subfleet.export.lowerings.norms import BATCH_NORMS, LAYER_NORMS, WEIGHT_NORMS
 from subfleet.export.lowerings.pooling import AVERAGE_POOLS, MAXIMUM_POOL_BACKWARD, MAXIMUM_POOLS
 from subfleet.export.lowerings.resampling import RESAMPLINGS
 from subfleet.export.lowerings.shaping import SHAPING
 from subfleet.export.lowerings.tables import COMMON, without
-from subfleet.export.lowerings.weight_norm import WEIGHT_NORMS
 from subfleet.protocol.errors import ExportError
 
 aten = torch.ops.aten
@@ -134,7 +133,7 @@ GEOMETRY = st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(0, 2), st
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@examples(15)
 @given(
     rows=GEOMETRY,
     columns=GEOMETRY,
@@ -155,7 +154,7 @@ def test_average_pools_of_every_geometry(
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None)
+@examples(10)
 @given(sizes=st.tuples(st.integers(1, 9), st.integers(1, 9)), outputs=st.tuples(st.integers(1, 10), st.integers(1, 10)))
 def test_adaptive_pools_of_every_size(sizes: tuple[int, int], outputs: tuple[int, int]) -> None:
     x, gradient = tied(2, 3, *sizes), draw(2, 3, *outputs, seed=1)

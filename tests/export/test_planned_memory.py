@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from matrices import mostly_long
 from safetensors.numpy import save_file
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -20,10 +21,9 @@ from subfleet.elastic.building import network_of
 from subfleet.elastic.families import preset
 from subfleet.elastic.network import Family
 from subfleet.export.memory import executorch_plan
-from subfleet.export.memory.executorch_plan import BASE_BYTES, plan_executorch
-from subfleet.export.memory.executorch_run import HeapGrowth
+from subfleet.export.memory.executorch_plan import BASE_BYTES, HeapGrowth, plan_executorch
 from subfleet.export.memory.liveness import activation_peak_bytes
-from subfleet.export.memory.values import fed_bytes, optimiser_bytes, round_up_count, weights_bytes
+from subfleet.export.memory.step_bytes import fed_bytes, optimiser_bytes, round_up_count, weights_bytes
 from subfleet.export.programs import export_training_program, write_evaluation_program, write_training_program
 from subfleet.export.requests import TrainRequest
 from subfleet.export.steps import SampleSpec, Step, evaluation_step, training_step
@@ -43,20 +43,22 @@ TRAIN = """
 import json, sys
 from pathlib import Path
 from subfleet.protocol.memory import planned_for
-from subfleet.protocol.programs import TrainJob
+
 from subfleet.protocol.training import TrainingSettings
+from subfleet.protocol.jobs import Job
+from subfleet.protocol.task import Train
 from subfleet.device.runtimes import load_trainer
 target, batch_size, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
 trainer = load_trainer(target)
 trainer.describe(str(folder / "data.npz"))
-job = TrainJob(
+job = Job(
     program_path=folder / "program", weights_path=folder / "weights", output_path=folder / "change",
-    data=str(folder / "data.npz"), settings=TrainingSettings(batch_size=batch_size, learning_rate=0.01),
+    data=str(folder / "data.npz"), work=Train(settings=TrainingSettings(batch_size=batch_size, learning_rate=0.01)),
     round=0, client_id="a", memory_limit_bytes=2**40,
 )
 print(json.dumps(trainer.train(job, lambda: False).measured_peak_bytes))
 """
-EVALUATE = TRAIN.replace("TrainJob", "EvaluateJob").replace("trainer.train", "trainer.evaluate")
+EVALUATE = TRAIN.replace("Job[Train]", "Job[Evaluate]").replace("trainer.train", "trainer.evaluate")
 EVALUATE = EVALUATE.replace(
     "subfleet.protocol.training import TrainingSettings", "subfleet.protocol.evaluating import *"
 )
@@ -181,7 +183,7 @@ def test_a_fresh_process_takes_what_was_planned(name: str, target: str, tmp_path
     assert LOWEST <= planned_here(program) / measured <= HIGHEST, program.manifest.memory
 
 
-@pytest.mark.parametrize("name", EAGER)
+@pytest.mark.parametrize("name", mostly_long(EAGER, "operators"))
 def test_a_fresh_process_of_pytorch_takes_no_more_than_was_planned(name: str, tmp_path: Path) -> None:
     """Many operators, and many convolutions, of few numbers each."""
     config, share, objective = EAGER[name]
@@ -210,7 +212,7 @@ def test_an_evaluation_takes_what_was_planned(name: str, target: str, tmp_path: 
     assert abs(off) <= MAPPED_BYTES, program.manifest.memory
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", mostly_long(MODULES, "wide"))
 def test_a_process_without_the_native_binding_takes_what_was_planned_without_it(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from subfleet.export.lowerings import winograd
-from subfleet.export.lowerings.products import CONVOLUTIONS_AS_PRODUCTS, PRODUCTS_WITH_BIAS
+from subfleet.export.lowerings.convolution_products import CONVOLUTIONS_AS_PRODUCTS, PRODUCTS_WITH_BIAS
 from subfleet.export.lowerings.taps import Taps
 from subfleet.protocol.errors import ExportError
 

@@ -13,8 +13,7 @@ from subfleet.elastic.building import build_module, network_of
 from subfleet.elastic.families.records.residual import Mlp, PreactResNet
 from subfleet.elastic.network import Family
 from subfleet.export.programs import export_inference_model
-from subfleet.export.quantisation.models import export_quantised_model
-from subfleet.export.quantisation.report import QuantisationSamples, samples_of
+from subfleet.export.quantisation.models import QuantisationSamples, export_quantised_model, samples_of
 from subfleet.export.requests import InferRequest
 from subfleet.export.targets import TARGETS
 from subfleet.protocol.errors import ExportError

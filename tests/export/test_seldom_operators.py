@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from matrices import crossed
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations
@@ -113,15 +114,16 @@ def written(module: nn.Module, sample: SampleSpec, target: str) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", TARGET_NAMES)
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize(
+    ("name", "target"),
+    crossed(TRAINED, TARGET_NAMES, "bag of means", "buckets", "local response", "other diagonal", "products", "waves"),
+)
 def test_what_few_networks_have_is_written_and_verified(name: str, target: str) -> None:
     module, sample = TRAINED[name]
     assert written(module, sample, target).manifest.max_abs_diff < 1e-4
 
 
-@pytest.mark.parametrize("target", TARGET_NAMES)
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize(("name", "target"), crossed(REFUSED, TARGET_NAMES, "no number", "sort"))
 def test_what_no_program_has_is_refused_with_what_to_use(name: str, target: str) -> None:
     module, sample, words = REFUSED[name]
     with pytest.raises(ExportError) as caught:

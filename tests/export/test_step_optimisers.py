@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 import torch
 from export.step_rig import assert_close, carried, example, loaded, run, step_of_module
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from matrices import examples
 from torch import Tensor, nn
 
 from subfleet.export.steps import Step
@@ -78,7 +79,7 @@ def first_inputs(step: Step) -> dict[str, Tensor]:
 
 
 @given(optimiser=st.one_of(sgd, nesterov, adam))
-@settings(max_examples=15, deadline=None)
+@examples(6)
 def test_ten_steps_are_those_of_pytorch(optimiser: OptimiserSettings) -> None:
     step = step_of_module(build(), (4,), optimiser=optimiser)
     inputs = first_inputs(step)

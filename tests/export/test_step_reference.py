@@ -13,12 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from subfleet.export.layers import LAYERS
-from subfleet.export.layers.pooling import POOLS
-from subfleet.export.layers.randomness import DRAWS, RANDOMNESS
-from subfleet.export.layers.wholes import WHOLES
+from subfleet.export.layers.functions import POOLS, WHOLES
+from subfleet.export.layers.random_layers import DRAWS, RANDOMNESS
 from subfleet.export.steps import Step
-from subfleet.export.steps.reference.inference import InferenceReference
-from subfleet.export.steps.reference.training import TrainingReference
+from subfleet.export.steps.reference.step_references import InferenceReference, TrainingReference
 from subfleet.export.verification.examples import second_step
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.programs import ValueInfo
@@ -89,7 +87,7 @@ def test_layers_drop_what_the_step_says() -> None:
 
 def test_every_layer_of_ours_that_draws_has_its_reference() -> None:
     """A replacement that takes randomness, and no entry here, would be compared with PyTorch's own random numbers."""
-    from subfleet.export.steps.reference.randomness import _RANDOM_LAYERS
+    from subfleet.export.steps.reference.replayed_randomness import _RANDOM_LAYERS
 
     drawing = {function for function, layer in LAYERS.items() if "refuse" not in layer.__qualname__}
     deterministic = {functional.pad, functional.rms_norm, *POOLS, *WHOLES, *RANDOMNESS.keys() - DRAWS.keys()}

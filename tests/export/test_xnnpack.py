@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 from subfleet.device_profiles import own_packing_width
-from subfleet.export.memory.executorch_run import heap_growth
+from subfleet.export.memory.executorch_plan import heap_growth
 from subfleet.export.memory.heap import heap_bytes
 from subfleet.export.steps import SampleSpec, training_step
 from subfleet.export.targets.executorch import ExecutorchTarget

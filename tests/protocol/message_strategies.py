@@ -18,6 +18,7 @@ from subfleet.protocol.metric_sums import SCORE_BINS, MetricSums
 from subfleet.protocol.paths import PathScore
 from subfleet.protocol.schema import MAX_INTEGER
 from subfleet.protocol.submodel import Architecture, Explicit, Full, Prefix, Roll
+from subfleet.protocol.task import Deploy, Score, TaskSubmodel, Work
 from subfleet.protocol.text import ACTING
 from subfleet.protocol.training import OptimiserSettings, TrainingSettings
 from subfleet.protocol.transform import DataTransform
@@ -182,6 +183,18 @@ _ROUNDS: dict[str, st.SearchStrategy[Any]] = dict.fromkeys(("round", "round_coun
 
 
 @st.composite
+def _tasks(draw: st.DrawFn) -> Message:
+    """Score tasks have several submodels, others one; only models to deploy come without weights."""
+    work = draw(_of(Work))
+    weights = st.none() if isinstance(work, Deploy) else _BLOBS
+    submodels = draw(st.lists(_instances(TaskSubmodel, weights=weights), min_size=1, max_size=3))
+    count = None if isinstance(work, Score | Deploy) else 1
+    fixed = _SERVERS | {"task_id": _SHOWN, "work": st.just(work), "submodels": st.just(tuple(submodels[:count]))}
+    message: Message = draw(_instances(MESSAGES["task"], **fixed))
+    return message
+
+
+@st.composite
 def _evaluations(draw: st.DrawFn) -> Message:
     """Each class has as many right labels as labels, at most, and all labels are of some class."""
     counts = draw(st.lists(st.integers(0, 2**30), max_size=4).filter(lambda found: not found or sum(found) > 0))
@@ -210,7 +223,7 @@ def _profiles(draw: st.DrawFn) -> Message:
 
 MESSAGE_STRATEGIES: dict[str, st.SearchStrategy[Message]] = {
     **{name: _instances(kind) for name, kind in MESSAGES.items()},
-    "task": _instances(MESSAGES["task"], task_id=_SHOWN, **_SERVERS),
+    "task": _tasks(),
     "round": _instances(MESSAGES["round"], **_SERVERS, **_ROUNDS),
     "profile": _profiles(),
     "evaluated": _evaluations(),

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from matrices import examples
 from protocol.message_strategies import MESSAGE_STRATEGIES
 
 from subfleet.protocol.errors import ProtocolError
@@ -79,10 +80,10 @@ def seen(message: Message) -> str:
 def test_every_text_of_every_message_is_refused_or_shown_without_what_acts(kind: str) -> None:
     known, looked_at = set(names_of_texts(MESSAGES[kind])), set[str]()
 
-    @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @examples(40, suppress_health_check=list(HealthCheck))
     @given(message=MESSAGE_STRATEGIES[kind], acts=st.sampled_from(ACTS), ascii_only=st.booleans())
     def look(message: Message, acts: str, ascii_only: bool) -> None:
-        plain = {"schema": 2, "kind": kind, **to_plain(message)}
+        plain = {"schema": 3, "kind": kind, **to_plain(message)}
         for path, text in texts(plain):
             payload = json.dumps(changed(plain, path, f"{text}{acts}"), ensure_ascii=ascii_only).encode()
             looked_at.add(field_of(path, known))
@@ -140,13 +141,13 @@ def test_odd_versions_keep_no_device_out() -> None:
 
 
 def test_a_message_that_is_too_deep_is_no_message() -> None:
-    payload = b'{"schema":2,"kind":"missing","sha256":"\\u0061","message_id":' + b"[" * 90_000 + b"]" * 90_000 + b"}"
+    payload = b'{"schema":3,"kind":"missing","sha256":"\\u0061","message_id":' + b"[" * 90_000 + b"]" * 90_000 + b"}"
     with pytest.raises(ProtocolError):
         decode(payload)
 
 
 def test_most_messages_are_not_looked_through() -> None:
-    assert not may_act(b'{"schema":2,"kind":"claim","holder":"~ }"}')
+    assert not may_act(b'{"schema":3,"kind":"claim","holder":"~ }"}')
 
 
 def test_escapes_are_told_and_nothing_else_is_changed() -> None:

@@ -5,8 +5,9 @@ import struct
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from matrices import examples
 
 from subfleet.arrays import change, decode_arrays, encode_arrays
 from subfleet.protocol.errors import ProtocolError
@@ -41,7 +42,7 @@ def _equal(left: dict[str, Array], right: dict[str, Array]) -> bool:
 
 
 @pytest.mark.slow
-@settings(max_examples=150)
+@examples(50)
 @given(arrays=_SETS, metadata=st.none() | st.just({"key": "value"}))
 def test_the_bytes_are_those_of_the_safetensors_package(arrays: dict[str, Array], metadata: dict[str, str]) -> None:
     ours, theirs = encode_arrays(arrays, metadata), safetensors_numpy.save(arrays, metadata)

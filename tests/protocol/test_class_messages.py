@@ -10,7 +10,7 @@ from subfleet.protocol.messages import Profile, decode, encode
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture
-from subfleet.protocol.task import Task, Train
+from subfleet.protocol.task import Task, TaskSubmodel, Train
 from subfleet.protocol.training import TrainingSettings
 
 _BLOB = BlobRef(sha256="0" * 64, size_bytes=1)
@@ -37,10 +37,14 @@ def _task(classes: tuple[str, ...] = ()) -> Task:
         run_id="r",
         round=1,
         client_id="pi",
-        architecture=Architecture(),
-        work=Train(
-            program=ProgramRef(program_id="p", target="onnx", blob=_BLOB), weights=_BLOB, settings=TrainingSettings()
+        submodels=(
+            TaskSubmodel(
+                architecture=Architecture(),
+                program=ProgramRef(program_id="p", target="onnx", blob=_BLOB),
+                weights=_BLOB,
+            ),
         ),
+        work=Train(settings=TrainingSettings()),
         planned_peak_bytes=1,
         budget=Budget(memory_bytes=1),
         deadline_s=1.0,

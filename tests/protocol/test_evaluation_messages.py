@@ -37,7 +37,7 @@ def test_the_bytes_of_an_evaluation_are_fixed() -> None:
     assert encode(EVALUATED) == (
         b'{"accuracy":0.75,"class_correct":[0,3],"class_counts":[1,3],"client_id":"pi","kind":"evaluated",'
         b'"label_count":4,"loss":0.25,"measured_peak_bytes":7,"message_id":"m","round":2,"run_id":"r",'
-        b'"sample_count":4,"schema":2,"seconds":1.5,"task_id":"t"}'
+        b'"sample_count":4,"schema":3,"seconds":1.5,"task_id":"t"}'
     )
     assert decode(encode(EVALUATED), expected="evaluated") == EVALUATED
 

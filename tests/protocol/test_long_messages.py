@@ -28,7 +28,7 @@ _ENCODED = encode(_LONG)
 
 def test_a_long_message_is_compressed_and_comes_back_as_it_was() -> None:
     payload = encode(_LONG)
-    assert gzip.decompress(payload) == canonical_json({"schema": 2, "kind": "profile", **to_plain(_LONG)})
+    assert gzip.decompress(payload) == canonical_json({"schema": 3, "kind": "profile", **to_plain(_LONG)})
     assert len(payload) < 50_000 < len(canonical_json(to_plain(_LONG)))
     assert decode(payload, expected="profile") == decode(memoryview(payload)) == _LONG
 

@@ -13,7 +13,7 @@ from subfleet.protocol.limits import MAX_COUNTED_CLASSES
 from subfleet.protocol.messages import Evaluated, Message, Profile, Task, encode
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.submodel import Architecture, Explicit, Prefix
-from subfleet.protocol.task import ScoringCandidate
+from subfleet.protocol.task import TaskSubmodel
 
 RESNET50 = (64, 256, 512, 1024, 2048, *(64,) * 6, *(128,) * 8, *(256,) * 12, *(512,) * 6)
 VGG16 = (64, 64, 128, 128, 256, 256, 256, *(512,) * 6, 4096, 4096)
@@ -54,10 +54,9 @@ def _scoring() -> Task:
     weights = tuple(BlobRef(sha256=digests[3 * at + 2], size_bytes=10**7) for at in range(MAX_CANDIDATES))
     each = zip(architectures, programs, weights, strict=True)
     candidates = tuple(
-        ScoringCandidate(architecture=architecture, program=program, weights=blob)
-        for architecture, program, blob in each
+        TaskSubmodel(architecture=architecture, program=program, weights=blob) for architecture, program, blob in each
     )
-    return score_task(candidates=candidates)
+    return score_task(submodels=candidates)
 
 
 def _population() -> Task:

@@ -3,8 +3,9 @@ import json
 import math
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from matrices import examples
 from protocol.message_strategies import EVERY_MESSAGE, MESSAGE_STRATEGIES
 
 from subfleet.protocol.blobs import BlobRef
@@ -30,7 +31,7 @@ from subfleet.protocol.submodel import Architecture, Prefix
 
 pytestmark = pytest.mark.slow
 
-_QUICK = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+_QUICK = examples(15, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda children: st.lists(children, max_size=4) | st.dictionaries(st.text(max_size=8), children, max_size=4),
@@ -76,7 +77,7 @@ def test_arbitrary_json_raises_nothing_but_protocol_errors(plain: object, kind: 
 
 
 @pytest.mark.slow
-@settings(_QUICK, max_examples=150)
+@examples(50, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(message=EVERY_MESSAGE, data=st.data())
 def test_a_message_with_one_value_replaced_raises_nothing_but_protocol_errors(
     message: Message, data: st.DataObject
@@ -93,7 +94,7 @@ def test_a_message_with_one_value_replaced_raises_nothing_but_protocol_errors(
 
 
 @pytest.mark.slow
-@settings(_QUICK, max_examples=150)
+@examples(50, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(message=EVERY_MESSAGE, data=st.data())
 def test_a_message_with_bytes_spoilt_raises_nothing_but_protocol_errors(message: Message, data: st.DataObject) -> None:
     payload = bytearray(encode(message))
@@ -106,11 +107,11 @@ def test_a_message_with_bytes_spoilt_raises_nothing_but_protocol_errors(message:
 def test_the_bytes_of_a_message_are_fixed() -> None:
     message = Presence(client_id="pi-4", session_id="s", online=True, message_id="m")
     assert encode(message) == (
-        b'{"client_id":"pi-4","kind":"presence","message_id":"m","online":true,"schema":2,"session_id":"s"}'
+        b'{"client_id":"pi-4","kind":"presence","message_id":"m","online":true,"schema":3,"session_id":"s"}'
     )
     claim = Claim(session_id="s", holder="pi-4", since_s=1.5, message_id="m")
     assert encode(claim) == (
-        b'{"holder":"pi-4","kind":"claim","message_id":"m","schema":2,"session_id":"s","since_s":1.5}'
+        b'{"holder":"pi-4","kind":"claim","message_id":"m","schema":3,"session_id":"s","since_s":1.5}'
     )
 
 
@@ -118,7 +119,7 @@ def test_the_bytes_of_scores_are_fixed() -> None:
     found = (CandidateScore(score=-1.5), CandidateScore(score=None, reason="no memory"))
     message = Scores(task_id="t", run_id="r", round=1, client_id="pi", scores=found, seconds=2.0, message_id="m")
     assert encode(message) == (
-        b'{"client_id":"pi","kind":"scores","message_id":"m","round":1,"run_id":"r","schema":2,'
+        b'{"client_id":"pi","kind":"scores","message_id":"m","round":1,"run_id":"r","schema":3,'
         b'"scores":[{"reason":"","score":-1.5},{"reason":"no memory","score":null}],"seconds":2.0,"task_id":"t"}'
     )
 
@@ -193,7 +194,7 @@ def test_the_bytes_of_a_declaration_and_of_its_answer_are_fixed() -> None:
     )
     answer = Ack(of="m", status="refused", reason="no", message_id="r", problem="too_large")
     assert encode(answer) == (
-        b'{"kind":"ack","message_id":"r","of":"m","problem":"too_large","reason":"no","schema":2,"status":"refused"}'
+        b'{"kind":"ack","message_id":"r","of":"m","problem":"too_large","reason":"no","schema":3,"status":"refused"}'
     )
 
 
@@ -204,7 +205,7 @@ def test_the_bytes_of_a_declaration_and_of_its_answer_are_fixed() -> None:
         (b"[" * 100_000, "is not JSON"),
         (b"9" * 5000, "is not JSON|JSON object"),
         (b"[]", "must be a JSON object"),
-        (_presence(schema=1), "schema version is 1, but must be 2"),
+        (_presence(schema=2), "schema version is 2, but must be 3"),
         (_presence(schema=...), "schema version is None"),
         (_presence(kind="other"), "kind is 'other'"),
         (_presence(kind=["presence"]), "kind is"),

@@ -14,7 +14,7 @@ def test_the_bytes_of_a_refusal_are_fixed(reason: RefusalReason) -> None:
     )
     assert encode(refusal) == (
         b'{"available_bytes":7,"client_id":"pi","detail":"no","kind":"refusal","message_id":"m","reason":"%s","round":1,'
-        b'"run_id":"r","schema":2,"task_id":"t"}' % reason.encode()
+        b'"run_id":"r","schema":3,"task_id":"t"}' % reason.encode()
     )
     assert decode(encode(refusal)) == refusal
 

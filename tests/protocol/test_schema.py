@@ -10,8 +10,9 @@ from types import ModuleType
 from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from matrices import examples
 
 from subfleet.elastic.families.records.residual import Mlp
 from subfleet.protocol.bounds import NAMED_ONCE, Condition, Each, Length, Range, Texts, checked
@@ -296,7 +297,7 @@ def places(plain: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@examples(60)
 @given(
     changes=st.lists(
         st.tuples(

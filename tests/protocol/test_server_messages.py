@@ -12,7 +12,7 @@ from subfleet.protocol.messages import Ack, Message, Refusal, RoundInfo, decode,
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture
-from subfleet.protocol.task import Deploy, Task
+from subfleet.protocol.task import Deploy, Task, TaskSubmodel
 
 SERVERS: Mapping[str, Message] = MappingProxyType(
     {
@@ -22,8 +22,13 @@ SERVERS: Mapping[str, Message] = MappingProxyType(
             run_id="r",
             round=1,
             client_id="pi",
-            architecture=Architecture(),
-            work=Deploy(models=(ProgramRef(program_id="p", target="onnx", blob=BlobRef.of(b"p")),)),
+            submodels=(
+                TaskSubmodel(
+                    architecture=Architecture(),
+                    program=ProgramRef(program_id="p", target="onnx", blob=BlobRef.of(b"p")),
+                ),
+            ),
+            work=Deploy(),
             planned_peak_bytes=1,
             budget=Budget(memory_bytes=1),
             deadline_s=1.0,

@@ -17,13 +17,13 @@ from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.messages import decode, encode
 from subfleet.protocol.schema import canonical_json, to_plain
 from subfleet.protocol.submodel import Architecture
-from subfleet.protocol.task import ScoringCandidate, Task
+from subfleet.protocol.task import Task, TaskSubmodel
 from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.update_codecs import TopKQsgd
 
-_TRAINING = {"program": to_plain(PROGRAM), "settings": to_plain(TrainingSettings())}
+_TRAINING = {"settings": to_plain(TrainingSettings())}
 """What train and calibrate tasks have in common."""
-CANDIDATE = ScoringCandidate(architecture=Architecture(), program=PROGRAM, weights=blob("w"))
+CANDIDATE = TaskSubmodel(architecture=Architecture(), program=PROGRAM, weights=blob("w"))
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,6 @@ CANDIDATE = ScoringCandidate(architecture=Architecture(), program=PROGRAM, weigh
                 "paths": None,
                 "sends": [],
                 "update_codec": {"type": "none"},
-                "weights": to_plain(blob("weights t1")),
             },
         ),
         (
@@ -46,19 +45,16 @@ CANDIDATE = ScoringCandidate(architecture=Architecture(), program=PROGRAM, weigh
                 **_TRAINING,
                 "type": "calibrate",
                 "calibration": {"norms": [{"momentum": 0.1, "name": "norm", "positions": 4, "scale": 1.0}]},
-                "weights": to_plain(blob("weights c1")),
             },
         ),
         (
             evaluate_task(),
             {
                 "type": "evaluate",
-                "program": to_plain(PROGRAM),
                 "settings": {"batch_size": 8, "per_class": True},
-                "weights": to_plain(blob("weights e1")),
             },
         ),
-        (deploy_task(), {"type": "deploy", "models": to_plain(deploy_task().programs)}),
+        (deploy_task(), {"type": "deploy"}),
     ],
     ids=["train", "calibrate", "evaluate", "deploy"],
 )
@@ -77,11 +73,10 @@ def test_the_bytes_of_a_task_are_fixed() -> None:
     )
     settings = canonical_json(TrainingSettings())
     assert encode(score_task(retry=2, classes=("b", "a"))) == (
-        b'{%s,"budget":{"downlink_bytes":null,"memory_bytes":1000,"uplink_bytes":null},'
+        b'{"budget":{"downlink_bytes":null,"memory_bytes":1000,"uplink_bytes":null},'
         b'"classes":["b","a"],"client_id":"pi","deadline_s":60.0,"kind":"task","message_id":"m-s1",'
-        b'"planned_peak_bytes":500,"retry":2,"round":1,"run_id":"run","schema":2,"task_id":"s1","transform":null,'
-        b'"work":{"batches":2,"candidates":%s,"settings":%s,"type":"score"}}'
-        % (architecture % b"w1/2 d1", candidates, settings)
+        b'"planned_peak_bytes":500,"retry":2,"round":1,"run_id":"run","schema":3,"submodels":%s,"task_id":"s1","transform":null,'
+        b'"work":{"batches":2,"settings":%s,"type":"score"}}' % (candidates, settings)
     )
 
 
@@ -112,25 +107,31 @@ def test_a_task_has_what_its_work_needs_and_nothing_of_another(task: Task) -> No
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"candidates": []}, "candidates is empty, but must have 1 or more"),
-        (
-            {"candidates": [json.loads(canonical_json(CANDIDATE))] * 17},
-            "candidates has 17 items, but may have 16 at most",
-        ),
-        ({"batches": 1}, "batches is 1, but must be 2 or more"),
+        ({"submodels": []}, "submodels is empty, but must have 1 or more"),
+        ({"submodels": [to_plain(CANDIDATE)] * 17}, "submodels has 17 items, but may have 16 at most"),
+        ({"work": {"type": "score", "settings": {}, "batches": 1}}, "batches is 1, but must be 2 or more"),
     ],
 )
 def test_what_is_wrong_with_candidates_is_said(changes: dict[str, object], words: str) -> None:
-    plain = json.loads(encode(score_task()))
-    plain["work"] |= changes
+    plain = json.loads(encode(score_task())) | changes
     with pytest.raises(ProtocolError, match=words):
         decode(json.dumps(plain).encode())
 
 
-def test_a_deploy_task_has_a_model() -> None:
-    plain = json.loads(encode(deploy_task()))
-    plain["work"]["models"] = []
-    with pytest.raises(ProtocolError, match=r"Task\.work\.models is empty, but must have 1 or more"):
+@pytest.mark.parametrize("task", [train_task(), calibrate_task(), evaluate_task()])
+def test_a_task_that_is_not_scored_has_one_submodel(task: Task) -> None:
+    plain = json.loads(encode(task))
+    plain["submodels"] *= 2
+    with pytest.raises(ProtocolError, match="has 2 submodels, but must have 1"):
+        decode(json.dumps(plain).encode())
+
+
+@pytest.mark.parametrize("task", [train_task(), score_task(), deploy_task()])
+def test_weights_are_sent_with_a_submodel_unless_it_is_deployed(task: Task) -> None:
+    plain = json.loads(encode(task))
+    weights = to_plain(blob("w")) if plain["submodels"][0]["weights"] is None else None
+    plain["submodels"][0]["weights"] = weights
+    with pytest.raises(ProtocolError, match="each submodel must have weights, unless the task is to deploy models"):
         decode(json.dumps(plain).encode())
 
 

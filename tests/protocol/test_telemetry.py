@@ -26,7 +26,7 @@ def test_the_bytes_of_telemetry_are_fixed_with_a_disk_and_without() -> None:
     before, after = (
         b'{"client_id":"pi",',
         b'"kind":"telemetry","log_time_s":null,"memory_budget_bytes":5,"message_id":"m","reading":%s,"round":1,'
-        b'"run_id":"r","schema":2,"session_id":"s"}' % reading,
+        b'"run_id":"r","schema":3,"session_id":"s"}' % reading,
     )
     assert encode(told) == before + after
     small = dataclasses.replace(told, disk_budget_bytes=7)

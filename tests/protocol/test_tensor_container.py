@@ -4,8 +4,9 @@ import json
 import struct
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from matrices import examples
 
 from subfleet.protocol.errors import ProtocolError, TooLargeError
 from subfleet.protocol.memory import MemoryPlan
@@ -81,7 +82,7 @@ def test_arbitrary_bytes_raise_nothing_but_protocol_errors(payload: bytes) -> No
 
 
 @pytest.mark.slow
-@settings(max_examples=200)
+@examples(60)
 @given(data=st.data())
 def test_a_spoilt_container_raises_nothing_but_protocol_errors(data: st.DataObject) -> None:
     payload = bytearray.fromhex(GOLDEN_HEX)

@@ -17,9 +17,9 @@ from subfleet.edge_client.store import AgentStore
 from subfleet.edge_client.work import Finished, Outcome, output_path
 from subfleet.protocol.candidate_scores import CandidateScore
 from subfleet.protocol.evaluating import EvaluationResult
+from subfleet.protocol.jobs import TrainResult
 from subfleet.protocol.memory import PackingWidth
 from subfleet.protocol.messages import Ack, Message, Profile, RoundInfo, Telemetry, decode, encode
-from subfleet.protocol.programs import TrainResult
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.task import Calibrate, Deploy, Evaluate, Score, Task, Train
@@ -225,8 +225,9 @@ class _Worker:
             case Score():
                 scores = tuple(CandidateScore(score=score) for score in behaviour.score(task))
                 return Scored(task_id=task.task_id, scores=scores)
-            case Evaluate(weights=weights):
-                loss, accuracy = behaviour.evaluate(decode_arrays(self._store.blobs.path(weights).read_bytes()), task)
+            case Evaluate():
+                weights = decode_arrays(self._store.blobs.path(task.weights[0]).read_bytes())
+                loss, accuracy = behaviour.evaluate(weights, task)
                 return EvaluationEnded(
                     task_id=task.task_id,
                     result=EvaluationResult(
@@ -237,9 +238,9 @@ class _Worker:
                         measured_peak_bytes=10,
                     ),
                 )
-            case Train(weights=weights) | Calibrate(weights=weights):
+            case Train() | Calibrate():
                 path = output_path(self._store.work_folder, task.task_id)
-                path.write_bytes(encode_arrays(self._learned(task, self._store.blobs.path(weights))))
+                path.write_bytes(encode_arrays(self._learned(task, self._store.blobs.path(task.weights[0]))))
                 result = TrainResult(
                     sample_count=behaviour.sample_count,
                     step_count=1,

@@ -229,7 +229,7 @@ def test_the_nested_submodel_of_self_distillation_is_trained_too() -> None:
 
 def calibrating(work: Work) -> Calibrate:
     assert isinstance(work, Train)
-    return Calibrate(program=work.program, weights=work.weights, settings=work.settings, calibration=NORMS)
+    return Calibrate(settings=work.settings, calibration=NORMS)
 
 
 def test_measured_norms_are_no_training() -> None:

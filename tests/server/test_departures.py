@@ -173,7 +173,7 @@ def test_a_reason_is_on_the_wire_only_in_a_goodbye_so_that_older_servers_read_th
         assert decode(encode(message)) == message
     said = replace(goodbye("ada"), message_id="m")
     assert encode(said) == (
-        b'{"client_id":"ada","kind":"presence","message_id":"m","online":false,"reason":"it was stopped","schema":2,'
+        b'{"client_id":"ada","kind":"presence","message_id":"m","online":false,"reason":"it was stopped","schema":3,'
         b'"session_id":"ada-1"}'
     )
     assert decode(encode(said)) == said

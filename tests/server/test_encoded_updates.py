@@ -135,7 +135,8 @@ def checked(form: UpdateForm, path: Path) -> None:
 def test_an_update_takes_what_its_submodel_was_estimated_with(tmp_path: Path, codec: AnyUpdateCodec) -> None:
     context = context_of(model=MODEL, update_codec=codec)
     for candidate in context.candidates:
-        task = replace(_task(), architecture=candidate.architecture)
+        (sent,) = _task().submodels
+        task = replace(_task(), submodels=(replace(sent, architecture=candidate.architecture),))
         content = written(codec, drawn(task), "ada")
         values = sum(array.nbytes for array in decode_arrays(content).values())
         assert values == candidate.update_bytes == update_bytes(NETWORK, candidate.architecture, codec)

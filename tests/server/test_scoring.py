@@ -50,7 +50,7 @@ LARGEST = PLAN.space[-1].architecture_id
 def architectures_of(task: Task) -> tuple[Architecture, ...]:
     """The candidates of a score task."""
     assert isinstance(task.work, Score)
-    return tuple(one.architecture for one in task.work.candidates)
+    return tuple(one.architecture for one in task.submodels)
 
 
 def proposed() -> tuple[RunState, tuple[Action, ...]]:

@@ -15,7 +15,7 @@ from server.server_rig import World, config, fleet
 
 from subfleet.aggregation.checkpoint import load_checkpoint
 from subfleet.elastic.building import init_state
-from subfleet.export.quantisation.report import samples_of
+from subfleet.export.quantisation.models import samples_of
 from subfleet.export.requests import InferRequest, TrainRequest
 from subfleet.protocol.errors import ConfigError, ExportError, FileError
 from subfleet.protocol.memory import Packing

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from matrices import examples
 from tasks.data_files import MADE, folders, placed, tar_gz, zipped
 
 from subfleet.protocol.errors import DataError
@@ -23,7 +24,7 @@ MIB = 2**20
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mnist", "cifar10", "cifar10_subset", "femnist", "shakespeare", "wikitext2"])
-@settings(max_examples=25, deadline=None)
+@examples(10)
 @given(data=st.data())
 def test_damage_without_a_checksum_is_a_data_error_or_harmless(
     name: str, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from matrices import examples
 
 from subfleet.protocol.errors import DataError, FileError
 from subfleet.protocol.messages import Profile, decode, encode
@@ -35,7 +36,7 @@ def save(path: Path, arrays: Mapping[str, npt.ArrayLike]) -> str:
 
 
 @pytest.mark.slow
-@settings(max_examples=40)
+@examples(15)
 @given(inputs=INPUTS)
 def test_what_is_written_is_read_back_exactly(
     tmp_path_factory: pytest.TempPathFactory, inputs: npt.NDArray[np.float32]
@@ -148,7 +149,7 @@ def test_arrays_that_cannot_be_used_say_why(tmp_path: Path, arrays: dict[str, np
 
 
 @pytest.mark.slow
-@settings(max_examples=200)
+@examples(60)
 @given(data=st.data())
 def test_a_damaged_file_is_a_data_error_or_still_right(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -7,8 +7,9 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from matrices import examples
 
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.paths import PathSampler
@@ -46,7 +47,7 @@ def frequencies(sampler: PathSampler, budget: float, draws: int) -> Counter[tupl
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=60)
+@examples(25)
 @given(data=st.data(), sampler=st.sampled_from(SAMPLERS), resources=st.integers(1, 2))
 def test_what_is_drawn_is_valid_and_something_always_is(
     data: st.DataObject, sampler: PathSampler, resources: int
@@ -141,7 +142,7 @@ def test_places_without_a_free_operator_are_drawn_first() -> None:
     assert 140 < found["op1"] < 260
 
 
-@settings(deadline=None, max_examples=20)
+@examples(8)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_the_same_stream_draws_the_same(seed: int) -> None:
     drawn = PathDraws(places_of(TOY), [14], "greedy")

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from matrices import examples
 
 from subfleet.protocol.input_statistics import InputStatistics, scale_problem
 from subfleet.tasks import Dataset, describe_source, digits, measuring, write_npz
@@ -94,7 +95,7 @@ def test_indices_beside_numbers_are_told_of() -> None:
     assert scale_problem(tokens, replace(tokens, maximum=9000.0, mean=4000.0, deviation=2000.0)) == ""
 
 
-@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
+@examples(20, suppress_health_check=[HealthCheck.too_slow])
 @given(
     arrays.arrays(np.float32, st.tuples(st.integers(1, 9), st.integers(1, 5)), elements=st.floats(-1e6, 1e6, width=32)),
     st.integers(1, 12),

@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from matrices import examples
 
 from subfleet.protocol.training import AugmentationSettings
 from subfleet.tasks import iter_batches, sample_random
@@ -170,7 +171,7 @@ def test_words_are_numbered_by_frequency_then_name_up_to_the_limit() -> None:
     assert word_tokens(words, vocabulary).tolist() == [2, 3, 2, 1, 4, 0, 3, 2, 0, 1, 1]
 
 
-@settings(max_examples=50)
+@examples(20)
 @given(count=st.integers(0, 60), context=st.integers(1, 9))
 def test_windows_are_the_text_and_what_follows_it(count: int, context: int) -> None:
     inputs, labels = token_windows(np.arange(count), context)

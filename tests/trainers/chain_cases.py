@@ -14,17 +14,11 @@ from subfleet.arrays import encode_arrays
 from subfleet.protocol.chains import Chain, Link, LinkOperator, program_name
 from subfleet.protocol.errors import TrainingError
 from subfleet.protocol.evaluating import EvaluationSettings
+from subfleet.protocol.jobs import Job
 from subfleet.protocol.memory import MemoryPlan
 from subfleet.protocol.paths import PathSettings
-from subfleet.protocol.programs import (
-    EvaluateJob,
-    PieceProgram,
-    Program,
-    ProgramManifest,
-    TrainJob,
-    ValueInfo,
-    encode_program,
-)
+from subfleet.protocol.programs import PieceProgram, Program, ProgramManifest, ValueInfo, encode_program
+from subfleet.protocol.task import Evaluate, Train
 from subfleet.protocol.tensors import Tensor as Stored
 from subfleet.protocol.tensors import encode_container
 from subfleet.protocol.training import OptimiserSettings, TrainingSettings
@@ -343,36 +337,37 @@ def write_train_job(
     choices: Mapping[str, tuple[str, ...]] | None = None,
     dataset: Dataset | None = None,
     weights: Mapping[str, Array] | None = None,
-) -> TrainJob:
+) -> Job[Train]:
     """A job of a subspace, with the weights of its tensors alone."""
     kept = dict(choices or {})
     write_npz(folder / "data.npz", dataset or samples())
     (folder / "program").write_bytes(encode_program(program()))
     (folder / "weights").write_bytes(encode_arrays(of_subspace(weights or start(), kept)))
-    return TrainJob(
+    return Job(
+        work=Train(settings=settings, paths=PATHS),
         program_path=folder / "program",
         weights_path=folder / "weights",
         output_path=folder / "update",
         data=str(folder / "data.npz"),
-        settings=settings,
         round=3,
         client_id="device-1",
         memory_limit_bytes=2**30,
-        paths=PATHS,
         choices=tuple(kept.items()),
     )
 
 
-def write_evaluate_job(folder: Path, population: Sequence[tuple[str, ...]]) -> EvaluateJob:
+def write_evaluate_job(folder: Path, population: Sequence[tuple[str, ...]]) -> Job[Evaluate]:
     write_npz(folder / "held_out.npz", samples(seed=2))
     (folder / "evaluation").write_bytes(encode_program(program("evaluate")))
     (folder / "weights").write_bytes(encode_arrays(start()))
-    return EvaluateJob(
+    return Job(
+        work=Evaluate(settings=EvaluationSettings(batch_size=BATCH, population=tuple(population))),
         program_path=folder / "evaluation",
         weights_path=folder / "weights",
         data=str(folder / "held_out.npz"),
-        settings=EvaluationSettings(batch_size=BATCH, population=tuple(population)),
         memory_limit_bytes=2**30,
+        output_path=Path("unused"),
+        client_id="laptop",
     )
 
 

@@ -13,8 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from subfleet.arrays import encode_arrays
+from subfleet.protocol.jobs import Job
 from subfleet.protocol.memory import MemoryPlan
-from subfleet.protocol.programs import Program, ProgramManifest, TrainJob, ValueInfo, encode_program
+from subfleet.protocol.programs import Program, ProgramManifest, ValueInfo, encode_program
+from subfleet.protocol.task import Train
 from subfleet.protocol.training import TrainingSettings
 from subfleet.tasks import Dataset, write_npz
 from subfleet.trainers.runtime import RunArrays
@@ -123,17 +125,17 @@ def texts(count: int, *, longest: int = TOKENS) -> Dataset:
 
 def write_recording_job(
     folder: Path, dataset: Dataset, settings: TrainingSettings, *, batch_size: int = 0, accumulate: bool = False
-) -> TrainJob:
+) -> Job[Train]:
     plain = manifest(batch_size or settings.batch_size, accumulate=accumulate)
     write_npz(folder / "data.npz", dataset)
     (folder / "program").write_bytes(encode_program(Program(manifest=plain, body=b"-")))
     (folder / "weights").write_bytes(encode_arrays(WEIGHTS))
-    return TrainJob(
+    return Job(
+        work=Train(settings=settings),
         program_path=folder / "program",
         weights_path=folder / "weights",
         output_path=folder / "update",
         data=str(folder / "data.npz"),
-        settings=settings,
         round=3,
         client_id="device-1",
         memory_limit_bytes=2**30,

@@ -8,8 +8,10 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from subfleet.arrays import encode_arrays
+from subfleet.protocol.jobs import Job
 from subfleet.protocol.memory import MemoryPlan
-from subfleet.protocol.programs import Program, ProgramManifest, TrainJob, ValueInfo, encode_program
+from subfleet.protocol.programs import Program, ProgramManifest, ValueInfo, encode_program
+from subfleet.protocol.task import Train
 from subfleet.protocol.training import TrainingSettings
 from subfleet.tasks import Dataset, write_npz
 
@@ -141,16 +143,16 @@ def weights(seed: int = 1) -> dict[str, npt.NDArray[np.generic]]:
 
 def write_job(
     folder: Path, dataset: Dataset, *, settings: TrainingSettings, memory_limit_bytes: int = 2**30
-) -> TrainJob:
+) -> Job[Train]:
     write_npz(folder / "data.npz", dataset)
     (folder / "program").write_bytes(encode_program(program()))
     (folder / "weights").write_bytes(encode_arrays(weights()))
-    return TrainJob(
+    return Job(
+        work=Train(settings=settings),
         program_path=folder / "program",
         weights_path=folder / "weights",
         output_path=folder / "update",
         data=str(folder / "data.npz"),
-        settings=settings,
         round=3,
         client_id="device-1",
         memory_limit_bytes=memory_limit_bytes,

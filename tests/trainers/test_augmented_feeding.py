@@ -1,7 +1,7 @@
 """While a client trains, images are changed at random by the task alone; padding, scores and measured norms are not."""
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,9 @@ from trainers.recording_program import manifest
 
 from subfleet.protocol.calibration import Calibration, NormLayer
 from subfleet.protocol.errors import ProtocolError
-from subfleet.protocol.programs import ScoreJob, TrainJob, ValueInfo
+from subfleet.protocol.jobs import Job
+from subfleet.protocol.programs import ValueInfo
+from subfleet.protocol.task import Calibrate, Score, Train
 from subfleet.protocol.training import AugmentationSettings, TrainingSettings
 from subfleet.tasks import Dataset
 from subfleet.tasks.transforms.images import augmentation_draws, augmented
@@ -39,27 +41,36 @@ def image_layout(batch_size: int, shape: tuple[int, ...] = SHAPE) -> StepLayout:
     return step_layout(replace(plain, inputs=tuple(fed.get(value.name, value) for value in plain.inputs)))
 
 
-def job(augmentation: AugmentationSettings = BOTH, **changed: Any) -> TrainJob:
+def job(augmentation: AugmentationSettings = BOTH, **changed: Any) -> Job[Train]:
     settings = TrainingSettings(epochs=2, batch_size=4, augmentation=augmentation, seed=7)
-    return TrainJob(
+    return Job(
+        work=Train(settings=replace(settings, **changed)),
         program_path=Path("program"),
         weights_path=Path("weights"),
         output_path=Path("update"),
         data="data",
-        settings=replace(settings, **changed),
         round=3,
         client_id="device-1",
         memory_limit_bytes=2**30,
     )
 
 
-def fed_images(task: TrainJob, part_size: int = 4, data: Dataset | None = None) -> Iterator[tuple[int, Images, Images]]:
+def fed_images(
+    task: Job[Train], part_size: int = 4, data: Dataset | None = None
+) -> Iterator[tuple[int, Images, Images]]:
     """Of each run: its epoch, its images, and which of them are real."""
     for call in calls_of(task, image_layout(part_size), data or photos()):
         yield call.origin.epoch, np.asarray(call.fed["tokens"], np.float32), np.asarray(call.fed["mask"], np.float32)
 
 
-def of_each_sample(task: TrainJob, part_size: int = 4) -> dict[tuple[int, int], bytes]:
+def calibration(job: Job[Train], norm: NormLayer) -> Job[Calibrate]:
+    """A calibration on the data and settings of a training."""
+    values = {field.name: getattr(job, field.name) for field in fields(job)}
+    work = Calibrate(settings=job.work.settings, calibration=Calibration(norms=(norm,)))
+    return Job(**{**values, "work": work})
+
+
+def of_each_sample(task: Job[Train | Calibrate], part_size: int = 4) -> dict[tuple[int, int], bytes]:
     """What each sample looked like in each epoch. Labels tell which it is."""
     data = replace(photos(), labels=np.arange(COUNT))
     return {
@@ -108,17 +119,17 @@ def test_padding_is_fed_as_it_is_and_the_data_stay_as_they_are() -> None:
 
 
 def test_what_is_measured_or_scored_is_as_it_is() -> None:
-    measuring = replace(job(), calibration=Calibration(norms=(NORM,)))
+    measuring = calibration(job(), NORM)
     assert of_each_sample(measuring) == of_each_sample(job(AugmentationSettings()))
     task = job()
-    score = ScoreJob(
+    score = Job(
+        work=Score(settings=task.work.settings, batches=2),
         program_path=task.program_path,
         weights_path=task.weights_path,
         data="data",
-        settings=task.settings,
-        batches=2,
         client_id=task.client_id,
         memory_limit_bytes=2**30,
+        output_path=Path("unused"),
     )
     images = {image.tobytes() for image in np.asarray(photos().inputs, np.float32)}
     parts = [fed for parts in batches_to_score(score, image_layout(4), photos()) for fed in parts]
@@ -127,8 +138,8 @@ def test_what_is_measured_or_scored_is_as_it_is() -> None:
 
 def test_what_cannot_be_augmented_is_refused_before_a_step() -> None:
     with pytest.raises(ProtocolError, match=r"does not fit its program: augmentation is .* it is for images"):
-        check_settings(job().settings, image_layout(4, shape=(6,)))
+        check_settings(job().work.settings, image_layout(4, shape=(6,)))
     with pytest.raises(ProtocolError, match="choose a smaller padding"):
-        check_settings(job().settings, image_layout(4, shape=(1, 2, 9)))
-    check_settings(job().settings, image_layout(4))
-    check_settings(job(AugmentationSettings()).settings, image_layout(4, shape=(6,)))
+        check_settings(job().work.settings, image_layout(4, shape=(1, 2, 9)))
+    check_settings(job().work.settings, image_layout(4))
+    check_settings(job(AugmentationSettings()).work.settings, image_layout(4, shape=(6,)))

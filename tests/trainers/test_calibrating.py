@@ -14,7 +14,8 @@ from trainers.test_trainer_parity import CONFIGS, RUNTIMES, never, part_of_digit
 from subfleet.arrays import decode_arrays, encode_arrays
 from subfleet.protocol.calibration import Calibration, NormLayer, sum_names
 from subfleet.protocol.errors import MemoryLimitError, ProtocolError, TrainingError
-from subfleet.protocol.programs import Trainer, TrainJob
+from subfleet.protocol.jobs import Job, Trainer
+from subfleet.protocol.task import Calibrate
 from subfleet.protocol.training import OptimiserSettings, TrainingSettings
 from subfleet.tasks import Dataset, iter_batches, write_npz
 from subfleet.trainers.onnx import OnnxTrainer
@@ -61,7 +62,7 @@ def program_of(target: str, config: Family) -> bytes:
 
 def calibration_job(
     folder: Path, target: str = "onnx", config: Family = CONFIG, data: Dataset | None = None
-) -> TrainJob:
+) -> Job[Calibrate]:
     network = network_of(config)
     architecture = smallest(network)
     weights = {name: tensor.numpy() for name, tensor in extract(network, architecture, drawn(network)).items()}
@@ -69,29 +70,28 @@ def calibration_job(
     write_npz(folder / "data.npz", data or part_of_digits())
     (folder / "program").write_bytes(program_of(target, config))
     (folder / "weights").write_bytes(encode_arrays(weights))
-    return TrainJob(
+    return Job(
+        work=Calibrate(settings=SETTINGS, calibration=Calibration(norms=norm_layers(network, architecture))),
         program_path=folder / "program",
         weights_path=folder / "weights",
         output_path=folder / "sums",
         data=str(folder / "data.npz"),
-        settings=SETTINGS,
         round=4,
         client_id="laptop",
         memory_limit_bytes=2**30,
-        calibration=Calibration(norms=norm_layers(network, architecture)),
     )
 
 
-def calibrated(trainer: Trainer, job: TrainJob) -> dict[str, Any]:
-    trainer.train(job, never)
+def calibrated(trainer: Trainer, job: Job[Calibrate]) -> dict[str, Any]:
+    trainer.calibrate(job, never)
     return dict(decode_arrays(job.output_path.read_bytes()))
 
 
-def in_pytorch(job: TrainJob, config: Family, data: Dataset) -> dict[str, Any]:
+def in_pytorch(job: Job[Calibrate], config: Family, data: Dataset) -> dict[str, Any]:
     """By PyTorch's own layers, on the true smaller last batch."""
     network = network_of(config)
     order = iter_batches(
-        len(data), 16, seed=job.settings.seed, round_number=job.round, client_id=job.client_id, epoch=0
+        len(data), 16, seed=job.work.settings.seed, round_number=job.round, client_id=job.client_id, epoch=0
     )
     batches = [torch.from_numpy(data.inputs[indices[mask > 0]]) for indices, mask in order]
     return measured_moments(network, smallest(network), drawn(network), batches)
@@ -113,12 +113,12 @@ def test_the_sums_are_those_of_pytorch_and_nothing_is_changed(tmp_path: Path, ru
     trainer = trainer_of(runtime, tmp_path)
     job = calibration_job(tmp_path, trainer.target)
     before = job.weights_path.read_bytes()
-    result = trainer.train(job, never)
+    result = trainer.calibrate(job, never)
     found = job.output_path.read_bytes()
     assert_same(dict(decode_arrays(found)), in_pytorch(job, CONFIG, part_of_digits()))
     assert (result.sample_count, result.step_count) == (83, 6)
     assert job.weights_path.read_bytes() == before
-    trainer.train(job, never)
+    trainer.calibrate(job, never)
     assert job.output_path.read_bytes() == found, "the kept session begins anew"
 
 
@@ -149,16 +149,20 @@ def test_a_scaler_is_undone(tmp_path: Path) -> None:
     plain = calibration_job(tmp_path / "plain")
     scaled = calibration_job(tmp_path / "scaled", config=replace(CONFIG, scaler=True))
     first, second = calibrated(OnnxTrainer(), plain), calibrated(OnnxTrainer(), scaled)
-    assert plain.calibration is not None
-    assert scaled.calibration is not None
-    assert {norm.scale for norm in scaled.calibration.norms} == {0.5}
-    layers = plain.calibration.norms[0].name, scaled.calibration.norms[0].name
+    assert {norm.scale for norm in scaled.work.calibration.norms} == {0.5}
+    layers = plain.work.calibration.norms[0].name, scaled.work.calibration.norms[0].name
     for one, two in zip(*map(sum_names, layers), strict=True):
         np.testing.assert_allclose(second[two], first[one], rtol=1e-5)
 
 
-def other_norm(job: TrainJob) -> TrainJob:
-    return replace(job, calibration=Calibration(norms=(NormLayer(name="head", positions=1, momentum=0.1),)))
+def other_norm(job: Job[Calibrate]) -> Job[Calibrate]:
+    return replace(
+        job,
+        work=Calibrate(
+            settings=job.work.settings,
+            calibration=Calibration(norms=(NormLayer(name="head", positions=1, momentum=0.1),)),
+        ),
+    )
 
 
 @pytest.mark.parametrize(
@@ -166,12 +170,12 @@ def other_norm(job: TrainJob) -> TrainJob:
     [
         (other_norm, ProtocolError, r"names the norm tensor 'head\.running_mean', but its program has none"),
         (
-            lambda job: replace(job, settings=replace(SETTINGS, learning_rate=0.1)),
+            lambda job: replace(job, work=replace(job.work, settings=replace(SETTINGS, learning_rate=0.1))),
             ProtocolError,
             "learning rate 0.1, 1",
         ),
         (
-            lambda job: replace(job, settings=replace(SETTINGS, epochs=2)),
+            lambda job: replace(job, work=replace(job.work, settings=replace(SETTINGS, epochs=2))),
             ProtocolError,
             "in one pass over whole batches",
         ),
@@ -179,11 +183,11 @@ def other_norm(job: TrainJob) -> TrainJob:
     ],
 )
 def test_what_cannot_be_measured_says_why(
-    tmp_path: Path, change: Callable[[TrainJob], TrainJob], error: type[Exception], words: str
+    tmp_path: Path, change: Callable[[Job[Calibrate]], Job[Calibrate]], error: type[Exception], words: str
 ) -> None:
     job = calibration_job(tmp_path)
     with pytest.raises(error, match=words):
-        OnnxTrainer().train(change(job), never)
+        OnnxTrainer().calibrate(change(job), never)
     with pytest.raises(TrainingError, match="measuring was stopped after 0 steps"):
-        OnnxTrainer().train(job, lambda: True)
+        OnnxTrainer().calibrate(job, lambda: True)
     assert not job.output_path.exists()

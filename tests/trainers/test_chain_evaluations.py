@@ -10,14 +10,15 @@ from trainers.chain_cases import BATCH, Pieces, Supernet, chain, losses, samples
 
 from subfleet.protocol.errors import LoadError, MemoryLimitError, ProtocolError
 from subfleet.protocol.evaluating import EvaluationResult
-from subfleet.protocol.programs import EvaluateJob
+from subfleet.protocol.jobs import Job
+from subfleet.protocol.task import Evaluate
 from subfleet.trainers.evaluating import evaluate_job
 from subfleet.trainers.kept import Slot
 
 POPULATION = (("dense", "added", "dense"), ("identity", "identity", "added"), ("dense", "added", "dense"))
 
 
-def evaluate(job: EvaluateJob, pieces: Pieces | None = None) -> EvaluationResult:
+def evaluate(job: Job[Evaluate], pieces: Pieces | None = None) -> EvaluationResult:
     runtime = ArrayRuntime((pieces or Pieces()).load)
     return evaluate_job(job, lambda: False, target="pieces", runtime=runtime, host=Slot())
 
@@ -53,7 +54,7 @@ def test_a_population_that_cannot_be_run_is_refused(tmp_path: Path) -> None:
         evaluate(job, Pieces(refused=frozenset({"added"})))
     for odd, told in ((("dense", "dense"), "2 operators"), (("dense", "dense", "identity"), "'identity' of")):
         with pytest.raises(ProtocolError, match=told):
-            evaluate(replace(job, settings=replace(job.settings, population=(odd,))))
+            evaluate(replace(job, work=replace(job.work, settings=replace(job.work.settings, population=(odd,)))))
     held_bytes = chain().room(chain().links).held_bytes
     with pytest.raises(MemoryLimitError):
         evaluate(replace(job, memory_limit_bytes=held_bytes + 500))

@@ -20,9 +20,10 @@ from subfleet.elastic.families.records.choices import ChoiceCnn, ChoiceRnn
 from subfleet.elastic.maps import extract
 from subfleet.export.requests import EvaluateRequest, TrainRequest
 from subfleet.protocol.evaluating import EvaluationSettings
+from subfleet.protocol.jobs import Job
 from subfleet.protocol.paths import PathSettings
-from subfleet.protocol.programs import EvaluateJob, TrainJob
 from subfleet.protocol.submodel import Architecture
+from subfleet.protocol.task import Evaluate, Train
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings, TrainingSettings
 from subfleet.tasks import Dataset, iter_batches, split_batch, write_npz
 from subfleet.trainers.program_layout import Place
@@ -101,7 +102,7 @@ def arrays_of(case: Case) -> dict[str, npt.NDArray[np.generic]]:
     return {name: tensor.numpy() for name, tensor in state.items()}
 
 
-def write_job(folder: Path, case: Case, target: str) -> TrainJob:
+def write_job(folder: Path, case: Case, target: str) -> Job[Train]:
     settings = case.settings
     request = TrainRequest(
         model=case.config,
@@ -115,21 +116,20 @@ def write_job(folder: Path, case: Case, target: str) -> TrainJob:
     write_npz(folder / "data.npz", case.data())
     (folder / "program").write_bytes(program_bytes(request))
     (folder / "weights").write_bytes(encode_arrays(arrays_of(case)))
-    return TrainJob(
+    return Job(
+        work=Train(settings=settings, paths=PathSettings()),
         program_path=folder / "program",
         weights_path=folder / "weights",
         output_path=folder / "update",
         data=str(folder / "data.npz"),
-        settings=settings,
         round=2,
         client_id="phone",
         memory_limit_bytes=2**30,
-        paths=PathSettings(),
         choices=case.kept,
     )
 
 
-def plain(case: Case, job: TrainJob, paths: Sequence[dict[str, str]]) -> dict[str, npt.NDArray[np.float32]]:
+def plain(case: Case, job: Job[Train], paths: Sequence[dict[str, str]]) -> dict[str, npt.NDArray[np.float32]]:
     """Weights of the untouched supernet after an ordinary loop of PyTorch, on true smaller last batches."""
     network, data, settings = network_of(case.config), case.data(), case.settings
     module = build_module(network, case.architecture).train()
@@ -173,7 +173,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
     return found
 
 
-def trained(job: TrainJob) -> dict[str, npt.NDArray[np.float32]]:
+def trained(job: Job[Train]) -> dict[str, npt.NDArray[np.float32]]:
     before, changed = (decode_arrays(path.read_bytes()) for path in (job.weights_path, job.output_path))
     return {name: np.asarray(before[name], np.float32) + np.asarray(changed[name], np.float32) for name in changed}
 
@@ -214,13 +214,15 @@ def test_a_population_is_evaluated_as_pytorch_does(tmp_path: Path, runtime: str)
     (tmp_path / "program").write_bytes(program_bytes(request))
     (tmp_path / "weights").write_bytes(encode_arrays(arrays_of(case)))
     population = (("conv3", "identity", "identity"), ("dsconv3_half", "conv3", "dsconv3_half"))
-    job = EvaluateJob(
+    job = Job(
+        work=Evaluate(settings=EvaluationSettings(batch_size=BATCH, population=population)),
         program_path=tmp_path / "program",
         weights_path=tmp_path / "weights",
         data=str(tmp_path / "held_out.npz"),
-        settings=EvaluationSettings(batch_size=BATCH, population=population),
         memory_limit_bytes=2**30,
         choices=case.kept,
+        output_path=Path("unused"),
+        client_id="laptop",
     )
     result = trainer.evaluate(job, never)
     module = build_module(network, case.architecture).eval()

@@ -30,8 +30,9 @@ from trainers.chain_cases import (
 from subfleet.arrays import decode_arrays
 from subfleet.emulation.batch.hosting import SharedHost
 from subfleet.protocol.errors import LoadError, MemoryLimitError, ProtocolError
+from subfleet.protocol.jobs import Job, TrainResult
 from subfleet.protocol.paths import PathSettings
-from subfleet.protocol.programs import TrainJob, TrainResult
+from subfleet.protocol.task import Train
 from subfleet.protocol.training import OptimiserSettings
 from subfleet.tasks import iter_batches, split_batch
 from subfleet.trainers.kept import Slot
@@ -60,19 +61,19 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> Drawn:
     return found
 
 
-def train(job: TrainJob, pieces: Pieces | None = None, slot: Slot | None = None) -> TrainResult:
+def train(job: Job[Train], pieces: Pieces | None = None, slot: Slot | None = None) -> TrainResult:
     runtime = ArrayRuntime((pieces or Pieces()).load)
     return train_job(job, lambda: False, target="pieces", runtime=runtime, host=slot or Slot())
 
 
-def trained(job: TrainJob) -> dict[str, Floats]:
+def trained(job: Job[Train]) -> dict[str, Floats]:
     before, changed = (decode_arrays(path.read_bytes()) for path in (job.weights_path, job.output_path))
     return {name: np.asarray(before[name], np.float32) + np.asarray(changed[name], np.float32) for name in changed}
 
 
-def plain(job: TrainJob, paths: Drawn) -> tuple[dict[str, Floats], list[float]]:
+def plain(job: Job[Train], paths: Drawn) -> tuple[dict[str, Floats], list[float]]:
     """Weights and losses of plain PyTorch along the same paths; what a batch does not go through has no gradient."""
-    supernet, data, settings = Supernet(), samples(), job.settings
+    supernet, data, settings = Supernet(), samples(), job.work.settings
     supernet.load_state_dict({name: torch.from_numpy(array) for name, array in start().items()})
     sgd = torch.optim.SGD(supernet.parameters(), lr=settings.learning_rate, momentum=MOMENTUM)
     left, told = iter(paths), []
@@ -115,9 +116,9 @@ def test_a_chain_trains_what_plain_pytorch_trains_along_its_paths(tmp_path: Path
     for name, array in expected.items():
         np.testing.assert_allclose(found[name], array, rtol=2e-5, atol=2e-6, err_msg=name)
     assert len(set(drawn)) > 3
-    calls = len(told) // job.settings.epochs
+    calls = len(told) // job.work.settings.epochs
     assert result.loss == pytest.approx(sum(told[-calls:]) / 10, rel=1e-5)
-    assert result.step_count == 4 * -(-10 // job.settings.batch_size)
+    assert result.step_count == 4 * -(-10 // job.work.settings.batch_size)
 
 
 def test_what_is_not_drawn_keeps_its_momentum_and_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +151,7 @@ def test_what_is_not_drawn_keeps_its_momentum_and_its_weights(tmp_path: Path, mo
 def test_every_choice_counts_all_examples_once(tmp_path: Path, drawn: Drawn, forward_macs: int | None) -> None:
     choices = {"section0.block1": ("dense", "identity")}
     job = write_train_job(tmp_path, replace(SETTINGS, epochs=3), choices=choices)
-    result = train(replace(job, paths=PathSettings(forward_macs=forward_macs)))
+    result = train(replace(job, work=replace(job.work, paths=PathSettings(forward_macs=forward_macs))))
     counts = {choice: dict(own) for choice, own in result.operator_examples}
     kept = {**CHOICES, **choices}
     assert {choice: tuple(own) for choice, own in counts.items()} == kept
@@ -205,11 +206,11 @@ def test_without_room_for_the_leanest_path_nothing_is_loaded(tmp_path: Path) -> 
 
 def test_a_path_beyond_the_multiplications_is_never_drawn(tmp_path: Path, drawn: Drawn) -> None:
     job = write_train_job(tmp_path, replace(SETTINGS, epochs=8))
-    train(replace(job, paths=PathSettings(forward_macs=80)))
+    train(replace(job, work=replace(job.work, paths=PathSettings(forward_macs=80))))
     macs = [20 + sum(MACS[name] for name in path) for path in drawn]
     assert max(macs) == 80
     with pytest.raises(ProtocolError, match="39 multiplications"):
-        train(replace(job, paths=PathSettings(forward_macs=39)))
+        train(replace(job, work=replace(job.work, paths=PathSettings(forward_macs=39))))
 
 
 def test_an_operator_that_the_runtime_refuses_is_left_out(
@@ -254,7 +255,7 @@ def test_a_learning_rate_of_zero_changes_no_weight(tmp_path: Path) -> None:
     assert found["stem.mean"].any()
 
 
-def draw_within(job: TrainJob, limit_bytes: int, pieces: Pieces) -> None:
+def draw_within(job: Job[Train], limit_bytes: int, pieces: Pieces) -> None:
     """Train where memory is not measured, so that the plan alone keeps the limit."""
     job = replace(job, memory_limit_bytes=limit_bytes)
     train_job(job, lambda: False, target="pieces", runtime=ArrayRuntime(pieces.load), host=SharedHost())

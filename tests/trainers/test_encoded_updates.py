@@ -10,7 +10,8 @@ from trainers.softmax_program import BATCH, samples, write_job
 
 from subfleet.arrays import decode_arrays
 from subfleet.arrays.codecs import decode_change, encode_changes, encoded_bytes, rounding_numbers
-from subfleet.protocol.programs import TrainJob
+from subfleet.protocol.jobs import Job
+from subfleet.protocol.task import Train
 from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Qsgd, TopK, TopKQsgd, Uncompressed
 from subfleet.trainers.job_files import write_change
@@ -21,7 +22,7 @@ SHAPES = {"head.weight": (6, 4), "head.bias": (4,)}
 CODECS = (Uncompressed(), Qsgd(levels=7), TopK(fraction=0.5), TopKQsgd(fraction=0.5, levels=7))
 
 
-def trained(job: TrainJob) -> bytes:
+def trained(job: Job[Train]) -> bytes:
     OnnxTrainer().train(job, lambda: False)
     return job.output_path.read_bytes()
 
@@ -35,7 +36,7 @@ def decoded(codec: AnyUpdateCodec, content: bytes) -> dict[str, npt.NDArray[np.f
 def test_a_device_sends_what_the_codec_makes_of_its_change(tmp_path: Path, codec: AnyUpdateCodec) -> None:
     job = write_job(tmp_path, samples(40), settings=SETTINGS)
     change = decode_arrays(trained(job))
-    written = trained(replace(job, update_codec=codec))
+    written = trained(replace(job, work=replace(job.work, update_codec=codec)))
     expected = encode_changes(
         codec,
         change,
@@ -47,19 +48,27 @@ def test_a_device_sends_what_the_codec_makes_of_its_change(tmp_path: Path, codec
         name: array.tobytes() for name, array in expected.items()
     }
     assert found["head.weight"].nbytes == encoded_bytes(codec, 24)
-    assert trained(replace(job, update_codec=codec)) == written, "a training that is replayed sends the same"
+    assert trained(replace(job, work=replace(job.work, update_codec=codec))) == written, (
+        "a training that is replayed sends the same"
+    )
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.TYPE)
 def test_learning_rate_0_sends_no_change(tmp_path: Path, codec: AnyUpdateCodec) -> None:
     settings = replace(SETTINGS, learning_rate=0.0)
-    job = replace(write_job(tmp_path, samples(20), settings=settings), update_codec=codec)
+    job = replace(
+        write_job(tmp_path, samples(20), settings=settings),
+        work=replace(write_job(tmp_path, samples(20), settings=settings).work, update_codec=codec),
+    )
     for name, array in decoded(codec, trained(job)).items():
         assert array.tobytes() == np.zeros(SHAPES[name], np.float32).tobytes()
 
 
 def test_rounding_differs_between_rounds_and_clients(tmp_path: Path) -> None:
-    job = replace(write_job(tmp_path, samples(20), settings=SETTINGS), update_codec=Qsgd(levels=2))
+    job = replace(
+        write_job(tmp_path, samples(20), settings=SETTINGS),
+        work=replace(write_job(tmp_path, samples(20), settings=SETTINGS).work, update_codec=Qsgd(levels=2)),
+    )
     change = {"head.weight": np.linspace(-1, 1, 24, dtype=np.float32).reshape(6, 4)}
     sent = set()
     for one in (job, replace(job, round=4), replace(job, client_id="device-2")):
@@ -69,7 +78,10 @@ def test_rounding_differs_between_rounds_and_clients(tmp_path: Path) -> None:
 
 
 def test_what_is_no_weight_is_sent_as_it_is(tmp_path: Path) -> None:
-    job = replace(write_job(tmp_path, samples(20), settings=SETTINGS), update_codec=TopKQsgd())
+    job = replace(
+        write_job(tmp_path, samples(20), settings=SETTINGS),
+        work=replace(write_job(tmp_path, samples(20), settings=SETTINGS).work, update_codec=TopKQsgd()),
+    )
     change = {name: np.linspace(-1, 1, 64, dtype=np.float32) for name in ("norm.running_mean", "weight")}
     write_change(job, change, exact={"norm.running_mean"})
     found = decode_arrays(job.output_path.read_bytes())

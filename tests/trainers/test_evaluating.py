@@ -25,14 +25,9 @@ from subfleet.elastic.network import Family
 from subfleet.export.requests import EvaluateRequest, TrainRequest
 from subfleet.protocol.errors import DataError, LoadError, MemoryLimitError, ProtocolError, TrainingError
 from subfleet.protocol.evaluating import EvaluationSettings, totals_of
-from subfleet.protocol.programs import (
-    EvaluateJob,
-    ProgramManifest,
-    ProgramRef,
-    TrainJob,
-    decode_program,
-    encode_program,
-)
+from subfleet.protocol.jobs import Job
+from subfleet.protocol.programs import ProgramManifest, ProgramRef, decode_program, encode_program
+from subfleet.protocol.task import Evaluate, Train
 from subfleet.protocol.task_kinds import metrics_of, oddity
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings, TrainingSettings
 from subfleet.tasks import Dataset, write_npz
@@ -105,7 +100,7 @@ def state_of(case: Case) -> dict[str, torch.Tensor]:
     return state
 
 
-def write_job(folder: Path, case: Case, target: str, settings: EvaluationSettings = PER_CLASS) -> EvaluateJob:
+def write_job(folder: Path, case: Case, target: str, settings: EvaluationSettings = PER_CLASS) -> Job[Evaluate]:
     settings = replace(settings, objective=case.objective.name)
     request = EvaluateRequest(
         model=case.config,
@@ -118,12 +113,14 @@ def write_job(folder: Path, case: Case, target: str, settings: EvaluationSetting
     (folder / "program").write_bytes(program_bytes(request))
     arrays = {name: tensor.numpy() for name, tensor in state_of(case).items()}
     (folder / "weights").write_bytes(encode_arrays(arrays))
-    return EvaluateJob(
+    return Job(
+        work=Evaluate(settings=settings),
         program_path=folder / "program",
         weights_path=folder / "weights",
         data=str(folder / "held_out.npz"),
-        settings=settings,
         memory_limit_bytes=2**30,
+        output_path=Path("unused"),
+        client_id="laptop",
     )
 
 
@@ -200,7 +197,7 @@ def test_classes_are_counted_where_that_is_asked_and_one_sample_is_enough(tmp_pa
     assert (result.class_counts, result.class_correct, result.label_count) == ((), (), SAMPLES)
     one = part_of_digits()
     write_npz(Path(plain.data), Dataset(inputs=one.inputs[:1], labels=one.labels[:1]))
-    alone = OnnxTrainer().evaluate(replace(plain, settings=PER_CLASS), never)
+    alone = OnnxTrainer().evaluate(replace(plain, work=replace(plain.work, settings=PER_CLASS)), never)
     assert (alone.sample_count, alone.label_count, sum(alone.class_counts)) == (1, 1, 1)
 
 
@@ -209,7 +206,7 @@ def test_a_worker_evaluates_what_a_task_names(tmp_path: Path) -> None:
     store = AgentStore(tmp_path / "device")
     program = ProgramRef(program_id="p", target="onnx", blob=store.blobs.add(job.program_path.read_bytes()))
     weights = store.blobs.add(job.weights_path.read_bytes())
-    task = evaluate_task(program=program, weights=weights, settings=job.settings)
+    task = evaluate_task(program=program, weights=weights, settings=job.work.settings)
     worker = TrainingWorker(
         {"onnx": trainer}, blobs=store.blobs, work_folder=store.work_folder, data="none", held_out=job.data
     )
@@ -229,7 +226,7 @@ def test_what_cannot_be_evaluated_says_why(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="evaluating was stopped"):
         trainer.evaluate(job, lambda: True)
     with pytest.raises(ProtocolError, match="the task's batch size is 3, but its program takes 16"):
-        trainer.evaluate(replace(job, settings=EvaluationSettings(batch_size=3)), never)
+        trainer.evaluate(replace(job, work=replace(job.work, settings=EvaluationSettings(batch_size=3))), never)
     whole = part_of_digits()
     for data, words in (
         (Dataset(inputs=whole.inputs[:, :, :4], labels=whole.labels), "samples of"),
@@ -252,12 +249,12 @@ def test_what_cannot_be_evaluated_says_why(tmp_path: Path) -> None:
 def test_a_program_for_something_else_is_refused(tmp_path: Path) -> None:
     case = CASES["mlp"]
     job, trainer = write_job(tmp_path, case, "onnx"), OnnxTrainer()
-    training = TrainJob(
+    training = Job(
+        work=Train(settings=TrainingSettings(batch_size=BATCH)),
         program_path=job.program_path,
         weights_path=job.weights_path,
         output_path=tmp_path / "update",
         data=job.data,
-        settings=TrainingSettings(batch_size=BATCH),
         round=1,
         client_id="laptop",
         memory_limit_bytes=2**30,

@@ -194,14 +194,16 @@ import sys
 from pathlib import Path
 for name in ("torch", "executorch", "onnx", "onnxruntime", "safetensors"):
     sys.modules[name] = None  # importing it raises ImportError, as where it is not installed
-from subfleet.protocol.programs import TrainJob
+
 from subfleet.protocol.training import TrainingSettings
+from subfleet.protocol.jobs import Job
+from subfleet.protocol.task import Train
 from subfleet.trainers.executorch import ExecutorchTrainer
 folder = Path(sys.argv[1])
-job = TrainJob(
+job = Job(
     program_path=folder / "program", weights_path=folder / "weights", output_path=folder / "alone",
-    data=str(folder / "data.npz"), settings=TrainingSettings(epochs=2, batch_size=8, learning_rate=0.1), round=3,
-    client_id="device-1", memory_limit_bytes=2**30,
+    data=str(folder / "data.npz"), work=Train(settings=TrainingSettings(epochs=2, batch_size=8, learning_rate=0.1)),
+    round=3, client_id="device-1", memory_limit_bytes=2**30,
 )
 trainer = ExecutorchTrainer()
 trainer.describe(job.data)

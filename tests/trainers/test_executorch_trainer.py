@@ -7,7 +7,9 @@ import pytest
 
 from subfleet.arrays import decode_arrays
 from subfleet.protocol.errors import DataError, FileError, LoadError, MemoryLimitError, MissingExtraError, TrainingError
-from subfleet.protocol.programs import Program, TrainJob, encode_program
+from subfleet.protocol.jobs import Job
+from subfleet.protocol.programs import Program, encode_program
+from subfleet.protocol.task import Train
 from subfleet.protocol.training import TrainingSettings
 from subfleet.tasks import Dataset, write_npz
 from subfleet.trainers.executorch import ExecutorchTrainer
@@ -41,13 +43,13 @@ def packed() -> bytes:
 
 
 @pytest.fixture
-def job(tmp_path: Path, packed: bytes) -> TrainJob:
+def job(tmp_path: Path, packed: bytes) -> Job[Train]:
     job = write_job(tmp_path, samples(BATCH * 3 + 1), settings=SETTINGS)
     (tmp_path / "program.pte").write_bytes(packed)
     return replace(job, program_path=tmp_path / "program.pte")
 
 
-def test_both_runtimes_train_alike(job: TrainJob) -> None:
+def test_both_runtimes_train_alike(job: Job[Train]) -> None:
     other = replace(
         job, program_path=job.program_path.with_name("program"), output_path=job.output_path.with_name("onnx")
     )
@@ -64,20 +66,22 @@ def test_both_runtimes_train_alike(job: TrainJob) -> None:
     assert result.step_count == onnx_result.step_count == 12
 
 
-def test_learning_rate_0_gives_a_change_of_exact_zeros(job: TrainJob) -> None:
-    ExecutorchTrainer().train(replace(job, settings=replace(SETTINGS, learning_rate=0.0)), never)
+def test_learning_rate_0_gives_a_change_of_exact_zeros(job: Job[Train]) -> None:
+    ExecutorchTrainer().train(
+        replace(job, work=replace(job.work, settings=replace(SETTINGS, learning_rate=0.0))), never
+    )
     for array in decode_arrays(job.output_path.read_bytes()).values():
         assert not array.any()
 
 
-def test_training_a_round_twice_gives_the_same_bytes(job: TrainJob) -> None:
+def test_training_a_round_twice_gives_the_same_bytes(job: Job[Train]) -> None:
     ExecutorchTrainer().train(job, never)
     first = job.output_path.read_bytes()
     ExecutorchTrainer().train(job, never)
     assert job.output_path.read_bytes() == first
 
 
-def test_stopping_and_the_memory_limit_end_training(job: TrainJob) -> None:
+def test_stopping_and_the_memory_limit_end_training(job: Job[Train]) -> None:
     answers = iter([False, True])
     with pytest.raises(TrainingError, match="stopped after 1 steps"):
         ExecutorchTrainer().train(job, lambda: next(answers))
@@ -86,7 +90,7 @@ def test_stopping_and_the_memory_limit_end_training(job: TrainJob) -> None:
     assert not job.output_path.exists()
 
 
-def test_a_body_that_is_no_program_is_refused(job: TrainJob) -> None:
+def test_a_body_that_is_no_program_is_refused(job: Job[Train]) -> None:
     broken = Program(manifest=manifest("executorch"), body=b"no program" * 100)
     job.program_path.write_bytes(encode_program(broken))
     with pytest.raises(LoadError, match=r"ExecuTorch .*refused"):
@@ -112,7 +116,7 @@ def test_predictions_equal_a_reference_with_a_padded_last_batch(tmp_path: Path) 
         ExecutorchTrainer().predict(tmp_path / "missing.pte", str(tmp_path / "data.npz"))
 
 
-def test_without_the_package_the_binding_for_devices_is_named(job: TrainJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_the_binding_for_devices_is_named(job: Job[Train], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "subfleet_executorch", None)
     monkeypatch.setitem(sys.modules, "executorch.extension.pybindings", None)
     monkeypatch.delitem(sys.modules, "subfleet.trainers.executorch_bindings", raising=False)

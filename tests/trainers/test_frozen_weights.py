@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from subfleet.arrays import decode_arrays, encode_arrays
 from subfleet.export.programs import write_training_program
 from subfleet.export.steps import SampleSpec, training_step
-from subfleet.protocol.programs import Program, Trainer, TrainJob, encode_program
+from subfleet.protocol.jobs import Job, Trainer
+from subfleet.protocol.programs import Program, encode_program
+from subfleet.protocol.task import Train
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings, TrainingSettings
 from subfleet.tasks import Dataset, iter_batches, write_npz
 from subfleet.trainers.executorch import ExecutorchTrainer
@@ -50,17 +52,17 @@ def data() -> Dataset:
     return Dataset(inputs=inputs, labels=random.integers(0, CLASSES, 3 * BATCH))
 
 
-def job(folder: Path, program: Program) -> TrainJob:
+def job(folder: Path, program: Program) -> Job[Train]:
     write_npz(folder / "data.npz", data())
     (folder / "program").write_bytes(encode_program(program))
     weights = {name: part.detach().numpy() for name, part in network(frozen=True).named_parameters()}
     (folder / "weights").write_bytes(encode_arrays(weights))
-    return TrainJob(
+    return Job(
+        work=Train(settings=SETTINGS),
         program_path=folder / "program",
         weights_path=folder / "weights",
         output_path=folder / "update",
         data=str(folder / "data.npz"),
-        settings=SETTINGS,
         round=1,
         client_id="device-1",
         memory_limit_bytes=2**30,

@@ -15,7 +15,9 @@ from trainers.softmax_program import BATCH, program, samples, weights, write_job
 
 from subfleet.arrays import decode_arrays, encode_arrays
 from subfleet.protocol.errors import FileError, MemoryLimitError, ProtocolError, TrainingError
-from subfleet.protocol.programs import Program, TrainJob, TrainResult, encode_program
+from subfleet.protocol.jobs import Job, TrainResult
+from subfleet.protocol.programs import Program, encode_program
+from subfleet.protocol.task import Train
 from subfleet.protocol.training import TrainingSettings
 from subfleet.trainers.kept import Slot
 from subfleet.trainers.loaded import Loaded
@@ -39,7 +41,7 @@ class Bench:
     recorder: Recorder = field(default_factory=Recorder)
     slot: Slot = field(default_factory=Slot)
 
-    def train(self, job: TrainJob, *, stopped: bool = False) -> TrainResult:
+    def train(self, job: Job[Train], *, stopped: bool = False) -> TrainResult:
         runtime = ArrayRuntime(self.recorder.load)
         return train_job(job, lambda: stopped, target="recording", runtime=runtime, host=self.slot)
 
@@ -138,7 +140,7 @@ class Hoard:
         return value
 
 
-def hoard(job: TrainJob, slot: Slot, made: list["weakref.ref[Hoard]"], size_bytes: int) -> TrainResult:
+def hoard(job: Job[Train], slot: Slot, made: list["weakref.ref[Hoard]"], size_bytes: int) -> TrainResult:
     return train_job(job, lambda: False, target="recording", runtime=Hoarder(size_bytes, made), host=slot)
 
 

@@ -7,19 +7,21 @@ import numpy as np
 import pytest
 from trainers.test_augmented_feeding import COUNT, image_layout, job, photos
 
-from subfleet.protocol.programs import TrainJob
+from subfleet.protocol.jobs import Job
+from subfleet.protocol.task import Train
 from subfleet.protocol.training import AugmentationSettings, TrainingSettings
 from subfleet.trainers.feeding import Call, calls_of
 
 PER_EPOCH = math.ceil(COUNT / 4)
 
 
-def task(**settings: float) -> TrainJob:
+def task(**settings: float) -> Job[Train]:
     plain = job(AugmentationSettings())
-    return replace(plain, settings=replace(plain.settings, **{"epochs": 1, **settings}))  # type: ignore[arg-type]
+    changed = replace(plain.work.settings, **{"epochs": 1, **settings})  # type: ignore[arg-type]
+    return replace(plain, work=replace(plain.work, settings=changed))
 
 
-def calls(one: TrainJob) -> list[Call]:
+def calls(one: Job[Train]) -> list[Call]:
     return list(calls_of(one, image_layout(4), photos()))
 
 
@@ -38,8 +40,8 @@ def test_steps_are_those_that_epochs_begin_with(steps: int) -> None:
 def test_samples_are_counted_as_often_as_they_are_trained_on(steps: int, share: float) -> None:
     one = task(local_steps=steps, round_fraction=share)
     trained = sum(float(np.sum(call.fed["mask"])) for call in calls(one))
-    assert one.settings.sample_passes(COUNT) == trained
-    assert one.settings.passes_over(0) == 0
+    assert one.work.settings.sample_passes(COUNT) == trained
+    assert one.work.settings.passes_over(0) == 0
     assert TrainingSettings(epochs=3, round_fraction=share).sample_passes(COUNT) == 3 * math.ceil(share * COUNT)
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 from subfleet.edge_client.commands import run
 from subfleet.protocol.errors import DataError, TrainingError
-from subfleet.protocol.programs import Trainer
+from subfleet.protocol.jobs import Trainer
 from subfleet.protocol.task_kinds import Objective
 from subfleet.tasks import digits, write_npz
 from subfleet.trainers import executorch
@@ -25,8 +25,7 @@ pytest.importorskip("executorch")
 from subfleet.elastic.building import build_module, init_state, network_of  # noqa: E402
 from subfleet.elastic.families.records.residual import Mlp  # noqa: E402
 from subfleet.export.programs import export_inference_model  # noqa: E402
-from subfleet.export.quantisation.models import export_quantised_model  # noqa: E402
-from subfleet.export.quantisation.report import samples_of  # noqa: E402
+from subfleet.export.quantisation.models import export_quantised_model, samples_of  # noqa: E402
 from subfleet.export.requests import InferRequest  # noqa: E402
 from subfleet.protocol.submodel import Architecture  # noqa: E402
 

@@ -58,13 +58,16 @@ import sys
 from pathlib import Path
 for name in ("torch", "executorch", "onnx", "safetensors"):
     sys.modules[name] = None
-from subfleet.protocol.programs import TrainJob
+
 from subfleet.protocol.training import TrainingSettings
+from subfleet.protocol.jobs import Job
+from subfleet.protocol.task import Train
 from subfleet.trainers.onnx import OnnxTrainer
 folder = Path(sys.argv[1])
-job = TrainJob(
+job = Job(
     program_path=folder / "program", weights_path=folder / "weights", output_path=folder / "blocked",
-    data=str(folder / "data.npz"), settings=TrainingSettings(epochs=3, batch_size=8, learning_rate=0.1, seed=5),
+    data=str(folder / "data.npz"),
+    work=Train(settings=TrainingSettings(epochs=3, batch_size=8, learning_rate=0.1, seed=5)),
     round=3, client_id="device-1", memory_limit_bytes=2**30,
 )
 assert OnnxTrainer().train(job, lambda: False).step_count == 9

@@ -24,7 +24,9 @@ from subfleet.protocol.errors import (
     SubfleetError,
     TrainingError,
 )
-from subfleet.protocol.programs import Program, TrainJob, ValueInfo, encode_program
+from subfleet.protocol.jobs import Job
+from subfleet.protocol.programs import Program, ValueInfo, encode_program
+from subfleet.protocol.task import Train
 from subfleet.protocol.training import ObjectiveSettings, TrainingSettings
 from subfleet.tasks import Dataset, iter_batches, split_batch, write_npz
 from subfleet.trainers import feeding
@@ -39,21 +41,26 @@ def never() -> bool:
     return False
 
 
-def read_change(job: TrainJob) -> dict[str, npt.NDArray[np.generic]]:
+def read_change(job: Job[Train]) -> dict[str, npt.NDArray[np.generic]]:
     return decode_arrays(job.output_path.read_bytes())
 
 
-def reference(dataset: Dataset, job: TrainJob) -> tuple[dict[str, npt.NDArray[np.float64]], float, float]:
+def reference(dataset: Dataset, job: Job[Train]) -> tuple[dict[str, npt.NDArray[np.float64]], float, float]:
     """The same training in float64, on the true smaller last batch; also the last epoch's loss and accuracy."""
     start = {name: array.astype(np.float64) for name, array in weights().items()}
     new = {name: array.copy() for name, array in start.items()}
     momentum = {name: np.zeros_like(array) for name, array in new.items()}
     losses: list[float] = []
     right = 0
-    for epoch in range(job.settings.epochs):
+    for epoch in range(job.work.settings.epochs):
         losses, right = [], 0
         for indices, mask in iter_batches(
-            len(dataset), BATCH, seed=job.settings.seed, round_number=job.round, client_id=job.client_id, epoch=epoch
+            len(dataset),
+            BATCH,
+            seed=job.work.settings.seed,
+            round_number=job.round,
+            client_id=job.client_id,
+            epoch=epoch,
         ):
             real = indices[mask == 1]
             x, y = dataset.inputs[real].reshape(-1, FEATURES).astype(np.float64), dataset.labels[real]
@@ -64,7 +71,7 @@ def reference(dataset: Dataset, job: TrainJob) -> tuple[dict[str, npt.NDArray[np
             errors = (probabilities - np.eye(CLASSES)[y]) / len(y)
             for name, gradient in (("head.weight", x.T @ errors), ("head.bias", errors.sum(0))):
                 momentum[name] = MOMENTUM * momentum[name] + gradient
-                new[name] = new[name] - job.settings.learning_rate * momentum[name]
+                new[name] = new[name] - job.work.settings.learning_rate * momentum[name]
     return {name: new[name] - start[name] for name in new}, float(np.mean(losses)), right / len(dataset)
 
 
@@ -107,11 +114,11 @@ def test_training_a_round_twice_gives_the_same_bytes(tmp_path: Path) -> None:
     [
         lambda job: replace(job, round=job.round + 1),
         lambda job: replace(job, client_id="device-2"),
-        lambda job: replace(job, settings=replace(job.settings, seed=6)),
+        lambda job: replace(job, work=replace(job.work, settings=replace(job.work.settings, seed=6))),
     ],
 )
 def test_another_round_client_or_seed_gives_another_order(
-    tmp_path: Path, altered: Callable[[TrainJob], TrainJob]
+    tmp_path: Path, altered: Callable[[Job[Train]], Job[Train]]
 ) -> None:
     job = write_job(tmp_path, samples(21), settings=SETTINGS)
     OnnxTrainer().train(job, never)
@@ -171,33 +178,33 @@ def test_values_that_are_not_finite_are_no_update(tmp_path: Path) -> None:
     assert not job.output_path.exists()
 
 
-def _without_state(job: TrainJob) -> None:
+def _without_state(job: Job[Train]) -> None:
     plain = program()
     outputs = tuple(value for value in plain.manifest.outputs if value.name != "bias_momentum_new")
     changed = Program(manifest=replace(plain.manifest, outputs=outputs), body=plain.body)
     job.program_path.write_bytes(encode_program(changed))
 
 
-def _with_target(job: TrainJob) -> None:
+def _with_target(job: Job[Train]) -> None:
     plain = program()
     changed = Program(manifest=replace(plain.manifest, target="executorch"), body=plain.body)
     job.program_path.write_bytes(encode_program(changed))
 
 
-def _with_body(job: TrainJob) -> None:
+def _with_body(job: Job[Train]) -> None:
     job.program_path.write_bytes(encode_program(Program(manifest=program().manifest, body=b"no model")))
 
 
-def _with_weights(**changed: npt.NDArray[np.generic]) -> Callable[[TrainJob], None]:
-    def write(job: TrainJob) -> None:
+def _with_weights(**changed: npt.NDArray[np.generic]) -> Callable[[Job[Train]], None]:
+    def write(job: Job[Train]) -> None:
         names = {name.replace("_", "."): array for name, array in changed.items()}
         job.weights_path.write_bytes(encode_arrays({**weights(), **names}))
 
     return write
 
 
-def _with_samples(*shape: int) -> Callable[[TrainJob], None]:
-    def write(job: TrainJob) -> None:
+def _with_samples(*shape: int) -> Callable[[Job[Train]], None]:
+    def write(job: Job[Train]) -> None:
         write_npz(Path(job.data), Dataset(inputs=np.zeros((4, *shape), np.float32), labels=np.zeros(4, np.int64)))
 
     return write
@@ -222,7 +229,7 @@ def _with_samples(*shape: int) -> Callable[[TrainJob], None]:
     ],
 )
 def test_what_does_not_fit_is_one_sentence(
-    tmp_path: Path, spoil: Callable[[TrainJob], None], error: type[SubfleetError], text: str
+    tmp_path: Path, spoil: Callable[[Job[Train]], None], error: type[SubfleetError], text: str
 ) -> None:
     job = write_job(tmp_path, samples(9), settings=SETTINGS)
     spoil(job)

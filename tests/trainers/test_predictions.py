@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pytest
 
 from subfleet.protocol.errors import DataError, TrainingError
-from subfleet.protocol.programs import Prediction
+from subfleet.protocol.jobs import Prediction
 from subfleet.tasks import Dataset
 from subfleet.trainers.prediction import Model, ModelForm, predict_dataset
 

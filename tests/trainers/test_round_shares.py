@@ -4,17 +4,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from trainers.test_augmented_feeding import COUNT, image_layout, job, photos
+from trainers.test_augmented_feeding import COUNT, calibration, image_layout, job, photos
 
-from subfleet.protocol.calibration import Calibration, NormLayer
-from subfleet.protocol.programs import TrainJob
+from subfleet.protocol.calibration import NormLayer
+from subfleet.protocol.jobs import Job
+from subfleet.protocol.task import Calibrate, Train
 from subfleet.protocol.training import AugmentationSettings, TrainingSettings
 from subfleet.trainers.feeding import calls_of
 
 PLAIN = job(AugmentationSettings())
 
 
-def seen(task: TrainJob) -> list[list[int]]:
+def seen(task: Job[Train | Calibrate]) -> list[list[int]]:
     """Which samples each epoch goes over."""
     data = replace(photos(), labels=np.arange(COUNT))
     epochs: dict[int, list[int]] = {}
@@ -24,8 +25,8 @@ def seen(task: TrainJob) -> list[list[int]]:
     return [sorted(found) for found in epochs.values()]
 
 
-def part(task: TrainJob, share: float) -> TrainJob:
-    return replace(task, settings=replace(task.settings, round_fraction=share))
+def part(task: Job[Train], share: float) -> Job[Train]:
+    return replace(task, work=replace(task.work, settings=replace(task.work.settings, round_fraction=share)))
 
 
 @pytest.mark.parametrize(("share", "count"), [(1.0, 11), (0.5, 6), (0.2, 3), (0.01, 1)])
@@ -50,9 +51,7 @@ def test_the_last_call_of_a_part_is_known_as_the_last() -> None:
 
 def test_norms_are_measured_on_all_samples() -> None:
     """Whatever a round of training goes over."""
-    measuring = replace(
-        part(PLAIN, 0.2), calibration=Calibration(norms=(NormLayer(name="n", positions=1, momentum=0.1),))
-    )
+    measuring = calibration(part(PLAIN, 0.2), NormLayer(name="n", positions=1, momentum=0.1))
     assert seen(measuring)[0] == list(range(COUNT))
 
 

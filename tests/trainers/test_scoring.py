@@ -11,7 +11,9 @@ from trainers.test_trainer_parity import CONFIGS, RUNTIMES, never, part_of_digit
 
 from subfleet.arrays import decode_arrays, encode_arrays
 from subfleet.protocol.errors import DataError, MemoryLimitError, ProtocolError, TrainingError
-from subfleet.protocol.programs import ScoreJob, encode_program
+from subfleet.protocol.jobs import Job
+from subfleet.protocol.programs import encode_program
+from subfleet.protocol.task import Score
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings, TrainingSettings
 from subfleet.tasks import Dataset, iter_batches, write_npz
 from subfleet.trainers.onnx import OnnxTrainer
@@ -43,7 +45,7 @@ def score_job(
     family: str = "mlp",
     data: Dataset | None = None,
     settings: TrainingSettings = SETTINGS,
-) -> ScoreJob:
+) -> Job[Score]:
     config = SCORED[family]
     network = network_of(config)
     architecture = smallest(network)
@@ -63,27 +65,27 @@ def score_job(
     write_npz(folder / "data.npz", data or part_of_digits())
     (folder / "program").write_bytes(encode_program(program))
     (folder / "weights").write_bytes(encode_arrays({name: tensor.numpy() for name, tensor in first.items()}))
-    return ScoreJob(
+    return Job(
+        work=Score(settings=settings, batches=2),
         program_path=folder / "program",
         weights_path=folder / "weights",
         data=str(folder / "data.npz"),
-        settings=settings,
-        batches=2,
         client_id="laptop",
         memory_limit_bytes=2**30,
+        output_path=Path("unused"),
     )
 
 
-def score_in_pytorch(job: ScoreJob, family: str, batch_size: int = SETTINGS.batch_size) -> float:
+def score_in_pytorch(job: Job[Score], family: str, batch_size: int = SETTINGS.batch_size) -> float:
     """On the same first batches of the client's epoch 0 in round 0."""
     network = network_of(SCORED[family])
     dataset = part_of_digits()
     order = iter_batches(
-        len(dataset), batch_size, seed=job.settings.seed, round_number=0, client_id=job.client_id, epoch=0
+        len(dataset), batch_size, seed=job.work.settings.seed, round_number=0, client_id=job.client_id, epoch=0
     )
     batches = [
         (torch.from_numpy(dataset.inputs[indices]), torch.from_numpy(dataset.labels[indices]))
-        for indices, _ in list(order)[: job.batches]
+        for indices, _ in list(order)[: job.work.batches]
     ]
     state = build_module(network, network.full_architecture()).state_dict()
     return zico_score(network, smallest(network), state, batches)
@@ -99,7 +101,7 @@ def test_a_score_is_that_of_pytorch_and_nothing_is_trained(tmp_path: Path, runti
     assert score == pytest.approx(score_in_pytorch(job, family), rel=1e-4)
     assert trainer.score(job, never) == score, "the kept session begins anew"
     assert job.weights_path.read_bytes() == before
-    more = replace(job, batches=3)
+    more = replace(job, work=replace(job.work, batches=3))
     assert trainer.score(more, never) == pytest.approx(score_in_pytorch(more, family), rel=1e-4)
 
 
@@ -109,21 +111,21 @@ def test_batch_norm_is_scored_by_the_statistics_of_each_batch(tmp_path: Path, ru
     job = score_job(tmp_path, trainer.target, "batch norm", settings=WHOLE)
     before = job.weights_path.read_bytes()
     for batches in (2, 3, 2):  # none of them sees what another left
-        more = replace(job, batches=batches)
+        more = replace(job, work=replace(job.work, batches=batches))
         assert trainer.score(more, never) == pytest.approx(score_in_pytorch(more, "batch norm"), rel=1e-4)
     assert job.weights_path.read_bytes() == before
 
 
 def test_batches_are_smaller_where_samples_are_few_and_never_share_one(tmp_path: Path) -> None:
     job = score_job(tmp_path, "onnx")
-    larger = replace(job, settings=replace(SETTINGS, batch_size=64))
+    larger = replace(job, work=replace(job.work, settings=replace(SETTINGS, batch_size=64)))
     assert OnnxTrainer().score(larger, never) == pytest.approx(score_in_pytorch(job, "mlp", 41), rel=1e-4)
 
 
 def test_what_cannot_be_scored_says_why(tmp_path: Path) -> None:
     job, trainer = score_job(tmp_path, "onnx"), OnnxTrainer()
     with pytest.raises(DataError, match="has 83 samples, but a score needs 84 or more"):
-        trainer.score(replace(job, batches=84), never)
+        trainer.score(replace(job, work=replace(job.work, batches=84)), never)
     with pytest.raises(MemoryLimitError):
         trainer.score(replace(job, memory_limit_bytes=1000), never)
     with pytest.raises(TrainingError, match="scoring was stopped"):
@@ -136,14 +138,14 @@ def test_what_cannot_be_scored_says_why(tmp_path: Path) -> None:
 
 def test_a_program_that_sums_no_gradients_cannot_score(tmp_path: Path) -> None:
     plain = write_job(tmp_path, samples(8), settings=TrainingSettings(batch_size=BATCH))
-    job = ScoreJob(
+    job = Job(
+        work=Score(settings=plain.work.settings, batches=2),
         program_path=plain.program_path,
         weights_path=plain.weights_path,
         data=plain.data,
-        settings=plain.settings,
-        batches=2,
         client_id="laptop",
         memory_limit_bytes=2**30,
+        output_path=Path("unused"),
     )
     with pytest.raises(ProtocolError, match="the program sums no gradients"):
         OnnxTrainer().score(job, never)

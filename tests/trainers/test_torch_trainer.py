@@ -8,8 +8,10 @@ import pytest
 
 from subfleet.arrays import decode_arrays, encode_arrays
 from subfleet.protocol.errors import ConfigError, DataError, LoadError, MemoryLimitError, TrainingError
-from subfleet.protocol.programs import Program, TrainJob, encode_program
+from subfleet.protocol.jobs import Job
+from subfleet.protocol.programs import Program, encode_program
 from subfleet.protocol.schema import canonical_json, parse_json
+from subfleet.protocol.task import Train
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings, TrainingSettings
 from subfleet.tasks import Dataset, write_npz
 from subfleet.trainers.torch import TorchTrainer
@@ -53,17 +55,17 @@ def data(count: int = 10) -> Dataset:
 
 
 @pytest.fixture
-def job(tmp_path: Path, program: Program) -> TrainJob:
+def job(tmp_path: Path, program: Program) -> Job[Train]:
     write_npz(tmp_path / "data.npz", data())
     (tmp_path / "program").write_bytes(encode_program(program))
     state = {name: tensor.numpy() for name, tensor in init_state(NETWORK, 0).items()}
     (tmp_path / "weights").write_bytes(encode_arrays(state))
-    return TrainJob(
+    return Job(
+        work=Train(settings=SETTINGS),
         program_path=tmp_path / "program",
         weights_path=tmp_path / "weights",
         output_path=tmp_path / "update",
         data=str(tmp_path / "data.npz"),
-        settings=SETTINGS,
         round=1,
         client_id="laptop",
         memory_limit_bytes=2**30,
@@ -71,7 +73,7 @@ def job(tmp_path: Path, program: Program) -> TrainJob:
     )
 
 
-def test_a_program_is_plain_json_and_trains(job: TrainJob, program: Program) -> None:
+def test_a_program_is_plain_json_and_trains(job: Job[Train], program: Program) -> None:
     assert canonical_json(parse_json(program.body, max_bytes=2**20)) == program.body
     trainer = TorchTrainer()
     result = trainer.train(job, never)
@@ -89,15 +91,17 @@ TRAIN = """
 import sys
 from dataclasses import replace
 from pathlib import Path
-from subfleet.protocol.programs import TrainJob
+
 from subfleet.protocol.training import TrainingSettings
+from subfleet.protocol.jobs import Job
+from subfleet.protocol.task import Train
 from subfleet.trainers.torch import TorchTrainer
 folder = Path(sys.argv[1])
 trainer = TorchTrainer()
 trainer.describe(str(folder / "data.npz"))
-job = TrainJob(
+job = Job(
     program_path=folder / "program", weights_path=folder / "weights", output_path=folder / "update",
-    data=str(folder / "data.npz"), settings=TrainingSettings(batch_size=4, learning_rate=1e-4),
+    data=str(folder / "data.npz"), work=Train(settings=TrainingSettings(batch_size=4, learning_rate=1e-4)),
     round=1, client_id="laptop", memory_limit_bytes=2**30,
 )
 print(trainer.train(job, lambda: False).measured_peak_bytes)
@@ -158,7 +162,7 @@ def spoiled(program: Program, **changes: object) -> Program:
     ],
 )
 def test_a_body_that_is_not_what_its_manifest_says_is_refused(
-    job: TrainJob, program: Program, changes: dict[str, object], text: str
+    job: Job[Train], program: Program, changes: dict[str, object], text: str
 ) -> None:
     job.program_path.write_bytes(encode_program(spoiled(program, **changes)))
     with pytest.raises(LoadError, match=text):
@@ -166,13 +170,13 @@ def test_a_body_that_is_not_what_its_manifest_says_is_refused(
 
 
 @pytest.mark.parametrize("body", [b"no program", b"{}", b"[" * 100_000])
-def test_a_body_that_is_no_program_is_refused(job: TrainJob, program: Program, body: bytes) -> None:
+def test_a_body_that_is_no_program_is_refused(job: Job[Train], program: Program, body: bytes) -> None:
     job.program_path.write_bytes(encode_program(replace(program, body=body)))
     with pytest.raises(LoadError, match="cannot be used"):
         TorchTrainer().train(job, never)
 
 
-def test_a_program_of_another_release_names_both_formats(job: TrainJob, program: Program) -> None:
+def test_a_program_of_another_release_names_both_formats(job: Job[Train], program: Program) -> None:
     versions = {**program.manifest.versions, "subfleet.export": "999"}
     job.program_path.write_bytes(
         encode_program(replace(program, manifest=replace(program.manifest, versions=versions)))
@@ -181,7 +185,7 @@ def test_a_program_of_another_release_names_both_formats(job: TrainJob, program:
         TorchTrainer().train(job, never)
 
 
-def test_stopping_limits_and_labels_end_training(job: TrainJob) -> None:
+def test_stopping_limits_and_labels_end_training(job: Job[Train]) -> None:
     answers = iter([False, True])
     with pytest.raises(TrainingError, match="stopped after 1 steps"):
         TorchTrainer().train(job, lambda: next(answers))
@@ -210,6 +214,6 @@ def test_a_model_predicts_as_its_module_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
-def test_a_device_that_is_not_there_is_one_sentence(job: TrainJob) -> None:
+def test_a_device_that_is_not_there_is_one_sentence(job: Job[Train]) -> None:
     with pytest.raises(ConfigError, match="needs a CUDA device"):
         TorchTrainer("cuda").describe(job.data)

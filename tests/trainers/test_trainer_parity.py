@@ -11,8 +11,10 @@ from shared_programs import program_of
 
 from subfleet.arrays import decode_arrays, encode_arrays
 from subfleet.protocol.errors import ConfigError, ProtocolError
-from subfleet.protocol.programs import Trainer, TrainJob, encode_program
+from subfleet.protocol.jobs import Job, Trainer
+from subfleet.protocol.programs import encode_program
 from subfleet.protocol.submodel import Architecture
+from subfleet.protocol.task import Train
 from subfleet.protocol.training import AugmentationSettings, ObjectiveSettings, OptimiserSettings, TrainingSettings
 from subfleet.tasks import Dataset, digits, iter_batches, write_npz
 from subfleet.tasks.transforms.images import augmentation_draws, augmented
@@ -93,7 +95,7 @@ def trainer_of(runtime: str, folder: Path) -> Trainer:
 
 def write_real_job(
     folder: Path, config: Family, target: str, settings: TrainingSettings = SETTINGS, data: Dataset | None = None
-) -> TrainJob:
+) -> Job[Train]:
     network = network_of(config)
     architecture = smallest(network)
     program = program_of(
@@ -111,19 +113,19 @@ def write_real_job(
     write_npz(folder / "data.npz", data or part_of_digits())
     (folder / "program").write_bytes(encode_program(program))
     (folder / "weights").write_bytes(encode_arrays({name: tensor.numpy() for name, tensor in state.items()}))
-    return TrainJob(
+    return Job(
+        work=Train(settings=settings),
         program_path=folder / "program",
         weights_path=folder / "weights",
         output_path=folder / "update",
         data=str(folder / "data.npz"),
-        settings=settings,
         round=4,
         client_id="laptop",
         memory_limit_bytes=2**30,
     )
 
 
-def train_eagerly(config: Family, job: TrainJob) -> tuple[Changes, float, float]:
+def train_eagerly(config: Family, job: Job[Train]) -> tuple[Changes, float, float]:
     """An epoch of PyTorch on the true smaller last batch: changes, mean loss, and mean of the squares of the losses."""
     network = network_of(config)
     architecture = smallest(network)
@@ -132,14 +134,14 @@ def train_eagerly(config: Family, job: TrainJob) -> tuple[Changes, float, float]
     module.load_state_dict(start)
     optimiser = torch.optim.SGD(
         module.parameters(),
-        job.settings.learning_rate,
-        momentum=job.settings.optimiser.momentum,
-        weight_decay=job.settings.optimiser.weight_decay,
+        job.work.settings.learning_rate,
+        momentum=job.work.settings.optimiser.momentum,
+        weight_decay=job.work.settings.optimiser.weight_decay,
     )
     dataset = part_of_digits()
     losses: list[float] = []
     for indices, mask in iter_batches(
-        len(dataset), BATCH, seed=job.settings.seed, round_number=job.round, client_id=job.client_id, epoch=0
+        len(dataset), BATCH, seed=job.work.settings.seed, round_number=job.round, client_id=job.client_id, epoch=0
     ):
         real = indices[mask == 1]
         optimiser.zero_grad()
@@ -166,7 +168,9 @@ def test_an_epoch_equals_pytorch(tmp_path: Path, runtime: str) -> None:
     trainer.train(replace(job, output_path=tmp_path / "again"), never)
     assert (tmp_path / "again").read_bytes() == job.output_path.read_bytes()
 
-    still = replace(job, settings=replace(SETTINGS, learning_rate=0.0), output_path=tmp_path / "still")
+    still = replace(
+        job, work=replace(job.work, settings=replace(SETTINGS, learning_rate=0.0)), output_path=tmp_path / "still"
+    )
     trainer.train(still, never)
     assert not any(array.any() for array in decode_arrays(still.output_path.read_bytes()).values())
 
@@ -178,17 +182,16 @@ def test_squares_of_losses_are_told_and_tensors_left_out_where_a_task_asks_for_i
 ) -> None:
     trainer = trainer_of(runtime, tmp_path)
     settings = replace(SETTINGS, objective=ObjectiveSettings(squares=True), micro_batch_size=parts_of)
-    job = replace(
-        write_real_job(tmp_path, CONFIGS["mlp"], trainer.target, settings), sends=("head.bias", "stem.weight")
-    )
+    job = write_real_job(tmp_path, CONFIGS["mlp"], trainer.target, settings)
+    job = replace(job, work=replace(job.work, sends=("head.bias", "stem.weight")))
     result = trainer.train(job, never)
     expected, loss, square_loss = train_eagerly(CONFIGS["mlp"], job)
-    assert_close(job, {name: expected[name] for name in job.sends})
+    assert_close(job, {name: expected[name] for name in job.work.sends})
     assert result.loss == pytest.approx(loss, abs=1e-5)
     assert result.square_loss == pytest.approx(square_loss, rel=1e-5)
     assert square_loss > 1.01 * loss**2  # no mean squared
 
-    lacking = replace(job, sends=("head.bias", "tail.bias"), output_path=tmp_path / "lacking")
+    lacking = replace(job, work=replace(job.work, sends=("head.bias", "tail.bias")), output_path=tmp_path / "lacking")
     with pytest.raises(ProtocolError, match=r"asks for the change of 'tail\.bias', but its program has no such tensor"):
         trainer.train(lacking, never)
 
@@ -205,14 +208,17 @@ def test_augmented_training_is_training_on_the_augmented_images(tmp_path: Path) 
     images = augmented(np.asarray(dataset.inputs, np.float32), draws, augmentation)
     write_npz(tmp_path / "changed.npz", replace(dataset, inputs=images))
     plain = replace(
-        job, data=str(tmp_path / "changed.npz"), settings=SETTINGS, output_path=tmp_path / "on changed images"
+        job,
+        work=replace(job.work, settings=SETTINGS),
+        data=str(tmp_path / "changed.npz"),
+        output_path=tmp_path / "on changed images",
     )
     again = trainer.train(plain, never)
     assert plain.output_path.read_bytes() == job.output_path.read_bytes()
     assert (again.loss, again.accuracy) == (result.loss, result.accuracy)
 
 
-def assert_close(job: TrainJob, expected: Changes) -> None:
+def assert_close(job: Job[Train], expected: Changes) -> None:
     actual = decode_arrays(job.output_path.read_bytes())
     assert set(actual) == set(expected)
     assert max(np.abs(array).max() for array in expected.values()) > 1e-2
@@ -220,9 +226,9 @@ def assert_close(job: TrainJob, expected: Changes) -> None:
         assert np.abs(np.asarray(actual[name], np.float64) - array).max() < 1e-5, name
 
 
-def train_richly(job: TrainJob, dataset: Dataset) -> tuple[Changes, float]:
+def train_richly(job: Job[Train], dataset: Dataset) -> tuple[Changes, float]:
     """Epochs of PyTorch's own parts on whole batches: what `RICH` asks for."""
-    settings = job.settings
+    settings = job.work.settings
     network = network_of(CONFIGS["mlp"])
     start = extract(network, smallest(network), init_state(network, 0))
     module = build_module(network, smallest(network))

@@ -13,7 +13,9 @@ from trainers.recording_program import CLASSES, TOKENS, VOCABULARY, WEIGHTS, Rec
 
 from subfleet.arrays import decode_arrays, encode_arrays, numpy_dtype
 from subfleet.protocol.errors import DataError, MemoryLimitError, ProtocolError, SubfleetError, TrainingError
-from subfleet.protocol.programs import Program, TrainJob, TrainResult
+from subfleet.protocol.jobs import Job, TrainResult
+from subfleet.protocol.programs import Program
+from subfleet.protocol.task import Train
 from subfleet.protocol.training import ObjectiveSettings, TrainingSettings
 from subfleet.tasks import Dataset, StepOrigin, iter_batches, step_random, write_npz
 from subfleet.trainers.job_files import read_program
@@ -32,7 +34,7 @@ SETTINGS = TrainingSettings(
 )
 
 
-def train(job: TrainJob, recorder: Recorder) -> TrainResult:
+def train(job: Job[Train], recorder: Recorder) -> TrainResult:
     return train_job(job, lambda: False, target="recording", runtime=ArrayRuntime(recorder.load), host=Slot())
 
 
@@ -78,7 +80,7 @@ def test_weights_buffers_and_states_are_carried_and_the_first_two_are_sent(tmp_p
     assert second["w"].tolist() != first["w"].tolist()
     again = Recorder()
     # The last step's values, seen by one more step.
-    train(replace(job, settings=replace(SETTINGS, epochs=3)), again)
+    train(replace(job, work=replace(job.work, settings=replace(SETTINGS, epochs=3))), again)
     sent = decode_arrays(job.output_path.read_bytes())
     train(job, recorder)
     sent = decode_arrays(job.output_path.read_bytes())
@@ -149,24 +151,24 @@ def test_a_learning_rate_of_0_still_moves_running_statistics(tmp_path: Path) -> 
     assert sent["mean"].any()
 
 
-def _data(inputs: object, labels: object) -> Callable[[TrainJob], TrainJob]:
-    def write(job: TrainJob) -> TrainJob:
+def _data(inputs: object, labels: object) -> Callable[[Job[Train]], Job[Train]]:
+    def write(job: Job[Train]) -> Job[Train]:
         write_npz(Path(job.data), Dataset(inputs=np.array(inputs), labels=np.array(labels)))
         return job
 
     return write
 
 
-def _weights(**weights: object) -> Callable[[TrainJob], TrainJob]:
-    def write(job: TrainJob) -> TrainJob:
+def _weights(**weights: object) -> Callable[[Job[Train]], Job[Train]]:
+    def write(job: Job[Train]) -> Job[Train]:
         job.weights_path.write_bytes(encode_arrays({name: np.array(w, np.float32) for name, w in weights.items()}))
         return job
 
     return write
 
 
-def _settings(**changes: object) -> Callable[[TrainJob], TrainJob]:
-    return lambda job: replace(job, settings=replace(job.settings, **changes))  # type: ignore[arg-type] # of each its own
+def _settings(**changes: object) -> Callable[[Job[Train]], Job[Train]]:
+    return lambda job: replace(job, work=replace(job.work, settings=replace(job.work.settings, **changes)))  # type: ignore[arg-type] # of each its own
 
 
 @pytest.mark.parametrize(
@@ -189,7 +191,7 @@ def _settings(**changes: object) -> Callable[[TrainJob], TrainJob]:
     ],
 )
 def test_what_does_not_fit_the_program_is_refused_before_a_step(
-    tmp_path: Path, spoil: Callable[[TrainJob], TrainJob], error: type[SubfleetError], text: str
+    tmp_path: Path, spoil: Callable[[Job[Train]], Job[Train]], error: type[SubfleetError], text: str
 ) -> None:
     recorder = Recorder()
     with pytest.raises(error, match=text):

@@ -4,8 +4,9 @@ import stat
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from matrices import examples
 
 from subfleet.protocol.blobs import CHUNK_BYTES, LEAST_CHUNK_BYTES, BlobRef, ByteRange
 from subfleet.protocol.errors import FileError, NoRoomError, TooLargeError
@@ -72,7 +73,7 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
         BlobStore(tmp_path / "file" / "folder")
 
 
-@settings(max_examples=30, deadline=None)
+@examples(15)
 @given(size_bytes=st.integers(1, 5 * CHUNK_BYTES), data=st.data())
 def test_chunks_in_any_order_and_over_any_number_of_crashes_make_the_blob(
     tmp_path_factory: pytest.TempPathFactory, size_bytes: int, data: st.DataObject
@@ -211,7 +212,7 @@ class _Limited:
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@examples(25)
 @given(
     limit_bytes=st.integers(0, 100),
     steps=st.lists(

@@ -5,8 +5,9 @@ import random
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from matrices import examples
 from transport.rigs import Rig
 from transport.sides import HandClock, Side, chunk_offsets, make_exchange, run_by_hand, run_until
 
@@ -62,7 +63,7 @@ def test_a_blob_arrives_although_both_links_are_cut(rig: Rig, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-@settings(max_examples=20, deadline=None)
+@examples(8)
 @given(
     size_bytes=st.one_of(
         st.integers(1, 3 * CHUNK_BYTES), st.sampled_from([CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 1_500_000])

@@ -1,8 +1,9 @@
 import random
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
+from matrices import examples
 from transport.sides import HandClock
 
 from subfleet.transport.base import Connected, Delivery
@@ -59,7 +60,7 @@ def disturb(broker: MemoryBroker, now_s: float, chance: random.Random, seed: int
 
 
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None)
+@examples(15)
 @given(seed=st.integers(0, 2**32), loss=st.sampled_from([0.0, 0.3, 0.6]), delay_s=st.sampled_from([0.0, 5.0]))
 @example(seed=4264175, loss=0.6, delay_s=5.0)
 def test_everything_arrives_with_acks_over_a_bad_link(seed: int, loss: float, delay_s: float) -> None:

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from subfleet.agent.actions import Measure
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.candidate_scores import CandidateScore
+from subfleet.protocol.evaluating import EvaluationResult
+from subfleet.protocol.jobs import TrainResult
 from subfleet.protocol.messages import Message, RefusalReason
-from subfleet.protocol.programs import EvaluationResult, TrainResult
 from subfleet.protocol.readings import LogLow, Reading
 
 __all__ = [

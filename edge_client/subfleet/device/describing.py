@@ -10,9 +10,9 @@ from subfleet.device.meters import Meter
 from subfleet.device.monitor import LiveMeter
 from subfleet.device_profiles import DeviceProfile, load_profile, own_packing_width
 from subfleet.protocol.errors import ConfigError, FileError, ProtocolError
+from subfleet.protocol.jobs import DataSummary
 from subfleet.protocol.memory import PackingWidth
 from subfleet.protocol.messages import Profile, check_client_id, new_message_id
-from subfleet.protocol.programs import DataSummary
 from subfleet.protocol.schema import canonical_json, parse_json
 from subfleet.protocol.submodel import MAX_ARCHITECTURE_BYTES, parse_architecture
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from subfleet.device.known_runtimes import tried_once
 from subfleet.device.trying import Tried
 from subfleet.protocol.errors import BrokenError, ConfigError, MissingExtraError
-from subfleet.protocol.programs import DataSummary, Trainer
+from subfleet.protocol.jobs import DataSummary, Trainer
 from subfleet.protocol.registry import Registry
 
 _LOG = logging.getLogger(__name__)

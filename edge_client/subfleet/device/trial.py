@@ -20,9 +20,9 @@ from types import MappingProxyType
 
 from subfleet.device.runtimes import load_trainer
 from subfleet.protocol.errors import BrokenError, ConfigError, MissingExtraError, SubfleetError
-from subfleet.protocol.jobs import TrainJob
+from subfleet.protocol.jobs import Job, Trainer
 from subfleet.protocol.loading import unloadable
-from subfleet.protocol.programs import Trainer
+from subfleet.protocol.task import Train
 from subfleet.protocol.training import TrainingSettings
 
 __all__ = ["DATA", "EXPECTED", "SETTINGS", "TARGETS", "WEIGHTS", "Trial", "main", "program_file", "trial_job"]
@@ -79,14 +79,14 @@ def program_file(target: str) -> str:
     return f"{target}.program"
 
 
-def trial_job(folder: Path, target: str, output_path: Path) -> TrainJob:
+def trial_job(folder: Path, target: str, output_path: Path) -> Job[Train]:
     """Two steps of training with the files in a folder."""
-    return TrainJob(
+    return Job(
+        work=Train(settings=SETTINGS),
         program_path=folder / program_file(target),
         weights_path=folder / WEIGHTS,
         output_path=output_path,
         data=str(folder / DATA),
-        settings=SETTINGS,
         round=1,
         client_id="trial",
         memory_limit_bytes=_MEMORY_LIMIT_BYTES,

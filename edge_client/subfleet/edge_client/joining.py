@@ -21,8 +21,8 @@ from subfleet.edge_client.worker_process import WorkerProcess
 from subfleet.edge_client.workplace import Opened, Workplace
 from subfleet.protocol.errors import DataError
 from subfleet.protocol.input_statistics import scale_problem
+from subfleet.protocol.jobs import DataSummary
 from subfleet.protocol.messages import Profile
-from subfleet.protocol.programs import DataSummary
 from subfleet.protocol.topics import DEFAULT_FLEET, Topics
 from subfleet.transport.address import BrokerOptions, mqtt_client_id
 from subfleet.transport.base import Transport

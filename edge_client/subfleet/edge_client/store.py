@@ -40,7 +40,7 @@ __all__ = ["AgentStore", "default_state_folder", "read_saved"]
 
 _LOG = logging.getLogger(__name__)
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 MAX_STATE_BYTES = 64 * 2**20
 _STATE_FILE = "agent.json"
 _BLOCK_BYTES = 2**20

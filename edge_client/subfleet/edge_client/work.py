@@ -5,10 +5,10 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from subfleet.agent.events import EvaluationEnded, Scored, WorkFailed
 from subfleet.protocol.blobs import BlobRef
@@ -26,9 +26,9 @@ from subfleet.protocol.errors import (
 )
 from subfleet.protocol.evaluating import NO_HELD_OUT
 from subfleet.protocol.exhaustive import never
+from subfleet.protocol.jobs import Job, Trainer, TrainResult
 from subfleet.protocol.messages import RefusalReason
-from subfleet.protocol.programs import EvaluateJob, ProgramRef, ScoreJob, Trainer, TrainJob, TrainResult
-from subfleet.protocol.task import Calibrate, Deploy, Evaluate, Score, Task, Train
+from subfleet.protocol.task import Calibrate, Deploy, Evaluate, Score, Task, TaskSubmodel, Train
 
 __all__ = ["Finished", "Outcome", "TaskWork", "Worker", "discard", "output_path"]
 
@@ -46,6 +46,8 @@ _REASONS: Mapping[type[SubfleetError], RefusalReason] = MappingProxyType(
 )
 """By the first kind that an error is one of."""
 _OTHER_REASON: RefusalReason = "failed"
+
+WorkT = TypeVar("WorkT", bound=Train | Calibrate | Score | Evaluate)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +144,7 @@ class TaskWork:
 
     def _outcome(self, task: Task, memory_limit_bytes: int, stopped: Callable[[], bool]) -> Outcome:
         try:
-            return self._end_of(task, memory_limit_bytes, stopped)
+            return self._run(task, memory_limit_bytes, stopped)
         except MemoryError:
             detail = f"the system refused memory below the limit of {memory_limit_bytes} bytes"
             available_bytes = min(memory_limit_bytes, task.planned_peak_bytes) // 2
@@ -153,105 +155,85 @@ class TaskWork:
             _LOG.warning("task %s: the trainer raised an error of its own", task.task_id, exc_info=True)
             return WorkFailed(task_id=task.task_id, reason="failed", detail=f"{type(error).__name__}: {error}")
 
-    def _end_of(self, task: Task, memory_limit_bytes: int, stopped: Callable[[], bool]) -> Outcome:
+    def _run(self, task: Task, memory_limit_bytes: int, stopped: Callable[[], bool]) -> Outcome:
         outcome: Outcome
         match task.work:
-            case Train() | Calibrate() as work:
-                outcome = self._train(task, work, memory_limit_bytes, stopped)
+            case Train() as work:
+                job = self._job(task, work, task.submodels[0], memory_limit_bytes, self.data)
+                result = self._trainer(task.submodels[0]).train(job, stopped)
+                outcome = _finish(task, result, job.output_path)
+            case Calibrate() as work:
+                calibration = self._job(task, work, task.submodels[0], memory_limit_bytes, self.data)
+                result = self._trainer(task.submodels[0]).calibrate(calibration, stopped)
+                outcome = _finish(task, result, calibration.output_path)
             case Score() as work:
                 outcome = self._score(task, work, memory_limit_bytes, stopped)
             case Evaluate() as work:
-                outcome = self._evaluate(task, work, memory_limit_bytes, stopped)
+                if self.held_out is None:
+                    raise DataError(NO_HELD_OUT)
+                evaluation = self._job(task, work, task.submodels[0], memory_limit_bytes, self.held_out)
+                evaluated = self._trainer(task.submodels[0]).evaluate(evaluation, stopped)
+                outcome = EvaluationEnded(task_id=task.task_id, result=evaluated)
             case Deploy():
-                raise ProtocolError(f"task {task.task_id!r:.80} is to place models, which no trainer does")
+                raise ProtocolError(f"task {task.task_id!r:.80} deploys models, which no trainer does")
             case _:
                 never(task.work)
         return outcome
 
-    def _train(
-        self, task: Task, work: Train | Calibrate, memory_limit_bytes: int, stopped: Callable[[], bool]
-    ) -> Finished:
-        job = TrainJob(
-            program_path=self.blob_path(work.program.blob),
-            weights_path=self.blob_path(work.weights),
+    def _score(self, task: Task, work: Score, memory_limit_bytes: int, stopped: Callable[[], bool]) -> Scored:
+        """Score every candidate by itself: one that cannot be scored does not affect the others."""
+        scores: list[CandidateScore] = []
+        unloadable = 0
+        for candidate in task.submodels:
+            job = self._job(task, work, candidate, memory_limit_bytes, self.data)
+            try:
+                scores.append(_score_candidate(self._trainer(candidate), job, stopped))
+            except LoadError as error:
+                unloadable += 1
+                scores.append(CandidateScore(score=None, reason=str(error)))
+        if all(score.score is None for score in scores):
+            kind = LoadError if unloadable == len(scores) else TrainingError
+            raise kind(f"no candidate could be scored, the first because {scores[0].reason}")
+        return Scored(task_id=task.task_id, scores=tuple(scores))
+
+    def _job(self, task: Task, work: WorkT, submodel: TaskSubmodel, memory_limit_bytes: int, data: str) -> Job[WorkT]:
+        if submodel.weights is None:
+            raise ProtocolError(f"task {task.task_id!r:.80} has a submodel without weights")
+        return Job(
+            work=work,
+            program_path=self.blob_path(submodel.program.blob),
+            weights_path=self.blob_path(submodel.weights),
             output_path=output_path(self.work_folder, task.task_id),
-            data=self.data,
-            settings=work.settings,
+            data=data,
             round=task.round,
             client_id=task.client_id,
             memory_limit_bytes=memory_limit_bytes,
             threads=self.threads,
             classes=task.classes,
-            choices=task.architecture.choices,
+            choices=submodel.architecture.choices,
             transform=task.transform,
         )
-        if isinstance(work, Calibrate):
-            job = replace(job, calibration=work.calibration)
-        else:
-            job = replace(job, update_codec=work.update_codec, sends=work.sends, paths=work.paths)
-        result = self.trainers[work.program.target].train(job, stopped)
-        if not (math.isfinite(result.loss) and math.isfinite(result.accuracy)):
-            raise DivergedError(
-                f"the loss is {result.loss} after {result.step_count} steps; try a smaller learning rate"
-            )
-        return Finished(task_id=task.task_id, result=result, output_path=job.output_path)
 
-    def _score(self, task: Task, work: Score, memory_limit_bytes: int, stopped: Callable[[], bool]) -> Scored:
-        """Score every candidate by itself: one that cannot be scored takes nothing from the others."""
-        scores: list[CandidateScore] = []
-        unloadable = 0
-        for candidate in work.candidates:
-            job = ScoreJob(
-                program_path=self.blob_path(candidate.program.blob),
-                weights_path=self.blob_path(candidate.weights),
-                data=self.data,
-                settings=work.settings,
-                batches=work.batches,
-                client_id=task.client_id,
-                memory_limit_bytes=memory_limit_bytes,
-                threads=self.threads,
-                classes=task.classes,
-                transform=task.transform,
-            )
-            try:
-                scores.append(self._score_of(candidate.program, job, stopped))
-            except LoadError as error:
-                unloadable += 1
-                scores.append(CandidateScore(score=None, reason=str(error)))
-        if all(one.score is None for one in scores):
-            kind = LoadError if unloadable == len(scores) else TrainingError
-            raise kind(f"no candidate could be scored, the first because {scores[0].reason}")
-        return Scored(task_id=task.task_id, scores=tuple(scores))
+    def _trainer(self, submodel: TaskSubmodel) -> Trainer:
+        return self.trainers[submodel.program.target]
 
-    def _score_of(self, program: ProgramRef, job: ScoreJob, stopped: Callable[[], bool]) -> CandidateScore:
-        try:
-            score = self.trainers[program.target].score(job, stopped)
-        except (SubfleetError, MemoryError) as error:
-            if stopped() or isinstance(error, LoadError):
-                raise
-            return CandidateScore(score=None, reason=str(error) or type(error).__name__)
-        if not math.isfinite(score):
-            return CandidateScore(score=None, reason=f"the score is {score}")
-        return CandidateScore(score=score)
 
-    def _evaluate(
-        self, task: Task, work: Evaluate, memory_limit_bytes: int, stopped: Callable[[], bool]
-    ) -> EvaluationEnded:
-        if self.held_out is None:
-            raise DataError(NO_HELD_OUT)
-        job = EvaluateJob(
-            program_path=self.blob_path(work.program.blob),
-            weights_path=self.blob_path(work.weights),
-            data=self.held_out,
-            settings=work.settings,
-            memory_limit_bytes=memory_limit_bytes,
-            threads=self.threads,
-            classes=task.classes,
-            choices=task.architecture.choices,
-            transform=task.transform,
-        )
-        result = self.trainers[work.program.target].evaluate(job, stopped)
-        return EvaluationEnded(task_id=task.task_id, result=result)
+def _finish(task: Task, result: TrainResult, path: Path) -> Finished:
+    if not (math.isfinite(result.loss) and math.isfinite(result.accuracy)):
+        raise DivergedError(f"the loss is {result.loss} after {result.step_count} steps; try a smaller learning rate")
+    return Finished(task_id=task.task_id, result=result, output_path=path)
+
+
+def _score_candidate(trainer: Trainer, job: Job[Score], stopped: Callable[[], bool]) -> CandidateScore:
+    try:
+        score = trainer.score(job, stopped)
+    except (SubfleetError, MemoryError) as error:
+        if stopped() or isinstance(error, LoadError):
+            raise
+        return CandidateScore(score=None, reason=str(error) or type(error).__name__)
+    if not math.isfinite(score):
+        return CandidateScore(score=None, reason=f"the score is {score}")
+    return CandidateScore(score=score)
 
 
 def _failure(task: Task, error: SubfleetError) -> WorkFailed:

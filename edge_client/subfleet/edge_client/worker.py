@@ -7,8 +7,8 @@ from pathlib import Path
 
 from subfleet.agent.events import WorkFailed
 from subfleet.edge_client.work import Outcome, TaskWork
+from subfleet.protocol.jobs import Trainer
 from subfleet.protocol.messages import Task
-from subfleet.protocol.programs import Trainer
 from subfleet.transport.blob_store import BlobStore
 
 __all__ = ["TrainingWorker"]

@@ -18,8 +18,8 @@ from subfleet.protocol.errors import (
     SubfleetError,
     TrainingError,
 )
+from subfleet.protocol.jobs import DataSummary, TrainResult
 from subfleet.protocol.messages import Task
-from subfleet.protocol.programs import DataSummary, TrainResult
 from subfleet.protocol.schema import from_plain, parse_json, to_plain
 
 __all__ = [

@@ -5,43 +5,52 @@ its batch has, padding left out. From statistics of zero this is the batch's own
 the number of its values are its sum and its sum of squares. These add up over batches, in float64.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import numpy.typing as npt
 
 from subfleet.arrays import numpy_dtype
-from subfleet.protocol.calibration import Calibration, NormLayer, sum_names
+from subfleet.protocol.calibration import NormLayer, sum_names
 from subfleet.protocol.errors import ProtocolError
-from subfleet.protocol.programs import TrainJob
+from subfleet.protocol.jobs import Job, TrainResult
+from subfleet.protocol.task import Calibrate
 from subfleet.trainers.feeding import Call, calls_of, check_settings, constant_values
-from subfleet.trainers.job_context import JobContext
+from subfleet.trainers.job_context import JobContext, job_context
 from subfleet.trainers.job_files import read_weights, write_arrays
+from subfleet.trainers.kept import Host
 from subfleet.trainers.program_layout import places_of
-from subfleet.trainers.runtime import Array
+from subfleet.trainers.runtime import Array, Runtime
 from subfleet.trainers.session import Session
 from subfleet.trainers.step_layout import StepLayout
 from subfleet.trainers.tally import Tally
 
-__all__ = ["calibrate"]
+__all__ = ["calibrate_job"]
 
 _MEAN, _VARIANCE = "running_mean", "running_var"
 _Doubles = npt.NDArray[np.float64]
 
 
-def calibrate(job: TrainJob, context: JobContext) -> Tally:
-    """Write the sums of one pass over the data; see `train_job` for what it raises."""
+def calibrate_job(
+    job: Job[Calibrate], stopped: Callable[[], bool], *, target: str, runtime: Runtime, host: Host
+) -> TrainResult:
+    """Write the sums of one pass over the data; see `train_job` for the arguments and errors."""
+    with job_context(job, stopped, target=target, runtime=runtime, host=host) as context:
+        tally = _calibrate(job, context)
+    return tally.result(sample_count=len(context.dataset), measured_peak_bytes=context.watch.growth_bytes())
+
+
+def _calibrate(job: Job[Calibrate], context: JobContext) -> Tally:
+    work = job.work
     loaded, dataset, host = context.loaded, context.dataset, context.host
     layout, links = loaded.layout.for_training, loaded.layout.chain.links
-    if job.calibration is None:
-        raise ProtocolError("the job names no norms, but must to be calibrated")
     loaded.layout.check_paths(named=False)
     loaded.load_within(links, job, drops=False)
-    check_settings(job.settings, layout)
-    _check_norms(job.calibration, layout, job)
+    check_settings(work.settings, layout)
+    _check_norms(work, layout)
     weights = dict(read_weights(job.weights_path, layout.weights))
-    constants = constant_values(job.settings, layout, dataset, weights)
-    path, sums = tuple(places_of(links)), {norm.name: _Sums(norm) for norm in job.calibration.norms}
+    constants = constant_values(work.settings, layout, dataset, weights)
+    path, sums = tuple(places_of(links)), {norm.name: _Sums(norm) for norm in work.calibration.norms}
     host.release()
     tally, started_s = Tally(), host.now_s()
     for call in calls_of(job, layout, dataset):
@@ -84,15 +93,15 @@ class _Sums:
         return dict(zip(sum_names(self._norm.name), values, strict=True))
 
 
-def _check_norms(calibration: Calibration, layout: StepLayout, job: TrainJob) -> None:
-    settings = job.settings
+def _check_norms(work: Calibrate, layout: StepLayout) -> None:
+    settings = work.settings
     if settings.learning_rate or settings.epochs != 1 or settings.local_steps or layout.accumulates:
         raise ProtocolError(
             f"the task asks for learning rate {settings.learning_rate:g}, {settings.epochs} epochs, "
             f"{settings.local_steps} local steps and {'parts of batches' if layout.accumulates else 'whole batches'}, "
             "but norms are measured in one pass over whole batches at learning rate 0"
         )
-    lacking = {f"{norm.name}.{kind}" for norm in calibration.norms for kind in (_MEAN, _VARIANCE)} - layout.buffers
+    lacking = {f"{norm.name}.{kind}" for norm in work.calibration.norms for kind in (_MEAN, _VARIANCE)} - layout.buffers
     if lacking:
         raise ProtocolError(f"the task names the norm tensor {min(lacking)!r:.120}, but its program has none of it")
 

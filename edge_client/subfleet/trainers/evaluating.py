@@ -8,9 +8,10 @@ import numpy as np
 
 from subfleet.protocol.chains import Link
 from subfleet.protocol.errors import DivergedError, LoadError, MemoryLimitError, ProtocolError, TrainingError
-from subfleet.protocol.evaluating import EvaluationSettings
+from subfleet.protocol.evaluating import EvaluationResult, EvaluationSettings
+from subfleet.protocol.jobs import Job
 from subfleet.protocol.paths import PathScore
-from subfleet.protocol.programs import EvaluateJob, EvaluationResult
+from subfleet.protocol.task import Evaluate
 from subfleet.protocol.task_kinds import TASK_KINDS
 from subfleet.tasks import Dataset, split_batch
 from subfleet.tasks.dataset import Labels
@@ -31,7 +32,7 @@ _ROUNDING = 1e-5
 
 
 def evaluate_job(
-    job: EvaluateJob, stopped: Callable[[], bool], *, target: str, runtime: Runtime, host: Host
+    job: Job[Evaluate], stopped: Callable[[], bool], *, target: str, runtime: Runtime, host: Host
 ) -> EvaluationResult:
     """How good a model is on a device's held-out data, or each path of a population. Nothing is trained or written.
 
@@ -55,16 +56,17 @@ def evaluate_job(
         ProtocolError: program, population, weights and settings do not fit each other.
         FileError: a file of the job cannot be read.
     """
+    settings = job.work.settings
     with job_context(job, stopped, target=target, runtime=runtime, host=host) as context:
         loaded, layout = context.loaded, context.loaded.layout.for_evaluation
-        loaded.layout.check_paths(named=bool(job.settings.population))
-        _check_settings(job, layout)
+        loaded.layout.check_paths(named=bool(settings.population))
+        _check_settings(settings, layout)
         links = loaded.layout.links(dict(job.choices))
-        paths = [_path(links, operators) for operators in job.settings.population or ((),)]
+        paths = [_path(links, operators) for operators in settings.population or ((),)]
         _load(job, loaded, links, paths, drops=not host.shared)
         session = Session(loaded, links, read_weights(job.weights_path, loaded.layout.weights(links)), {})
         host.release()  # what loading left behind would stay beneath the steps' peak
-        sums = [LabelSums(layout, job.settings) for _ in paths]
+        sums = [LabelSums(layout, settings) for _ in paths]
         for fed, labels, last in _batches_of(context.dataset, layout):
             for path, own in zip(paths, sums, strict=True):
                 context.check_stopped("evaluating was stopped")
@@ -74,7 +76,7 @@ def evaluate_job(
         del session
     peak_bytes = context.watch.growth_bytes()
     results = [own.result(sample_count=len(context.dataset), measured_peak_bytes=peak_bytes) for own in sums]
-    return _mean(results) if job.settings.population else results[0]
+    return _mean(results) if settings.population else results[0]
 
 
 def _mean(results: Sequence[EvaluationResult]) -> EvaluationResult:
@@ -103,7 +105,7 @@ def _path(links: Sequence[Link], operators: Sequence[str]) -> Path:
     return path
 
 
-def _load(job: EvaluateJob, loaded: Loaded, links: Sequence[Link], paths: Sequence[Path], *, drops: bool) -> None:
+def _load(job: Job[Evaluate], loaded: Loaded, links: Sequence[Link], paths: Sequence[Path], *, drops: bool) -> None:
     """Load what the paths go through, where the largest of them has room."""
     used = {(place.link, place.operator.name) for path in paths for place in path}
     needed = tuple(
@@ -120,16 +122,16 @@ def _load(job: EvaluateJob, loaded: Loaded, links: Sequence[Link], paths: Sequen
         raise LoadError(f"a path of the population cannot be run: {why}")
 
 
-def _check_settings(job: EvaluateJob, layout: EvaluationLayout) -> None:
+def _check_settings(settings: EvaluationSettings, layout: EvaluationLayout) -> None:
     """Compare a task's batch size and kind of labels with its program; raises ProtocolError where they differ."""
-    classes = TASK_KINDS[job.settings.objective].over_classes
+    classes = TASK_KINDS[settings.objective].over_classes
     if classes != (layout.label.dtype == "I64"):
         raise ProtocolError(
-            f"the task's objective is {job.settings.objective!r}, but its program takes labels of {layout.label.dtype}"
+            f"the task's objective is {settings.objective!r}, but its program takes labels of {layout.label.dtype}"
         )
-    if job.settings.batch_size != layout.batch_size:
+    if settings.batch_size != layout.batch_size:
         raise ProtocolError(
-            f"the task's batch size is {job.settings.batch_size}, but its program takes {layout.batch_size}"
+            f"the task's batch size is {settings.batch_size}, but its program takes {layout.batch_size}"
         )
 
 

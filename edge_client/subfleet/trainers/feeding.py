@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from subfleet.protocol.errors import DataError, ProtocolError
-from subfleet.protocol.programs import ScoreJob, TrainJob
+from subfleet.protocol.jobs import Job
+from subfleet.protocol.task import Calibrate, Score, Train
 from subfleet.protocol.training import TrainingSettings
 from subfleet.tasks import Dataset, StepOrigin, iter_batches, round_part, split_batch, step_random
 from subfleet.tasks.dataset import Labels
@@ -90,10 +91,10 @@ def constant_values(
     return values
 
 
-def calls_of(job: TrainJob, layout: StepLayout, dataset: Dataset) -> Iterator[Call]:
+def calls_of(job: Job[Train | Calibrate], layout: StepLayout, dataset: Dataset) -> Iterator[Call]:
     """Every run of the program that a job asks for, in order."""
-    settings = job.settings
-    if job.calibration is None:
+    settings = job.work.settings
+    if isinstance(job.work, Train):
         dataset = _of_the_round(job, dataset)
     left = settings.step_count(len(dataset))
     epoch = 0
@@ -117,7 +118,7 @@ def calls_of(job: TrainJob, layout: StepLayout, dataset: Dataset) -> Iterator[Ca
         epoch += 1
 
 
-def batches_to_score(job: ScoreJob, layout: StepLayout, dataset: Dataset) -> Iterator[Sequence[Mapping[str, Array]]]:
+def batches_to_score(job: Job[Score], layout: StepLayout, dataset: Dataset) -> Iterator[Sequence[Mapping[str, Array]]]:
     """What is fed for the gradient of each batch of a score: its parts, none of which lets the optimiser take a step.
 
     The batches are the first ones of the client's epoch 0 in round 0. All are whole and no two share a sample: where
@@ -129,35 +130,36 @@ def batches_to_score(job: ScoreJob, layout: StepLayout, dataset: Dataset) -> Ite
     """
     if layout.apply is None:
         raise ProtocolError("the program sums no gradients, but a candidate is scored by them; export it to accumulate")
-    size = min(job.settings.batch_size, len(dataset) // job.batches)
+    settings, batch_count = job.work.settings, job.work.batches
+    size = min(settings.batch_size, len(dataset) // batch_count)
     if size < 1:
-        raise DataError(f"{job.data!r} has {len(dataset)} samples, but a score needs {job.batches} or more; use more")
-    seed = job.settings.seed
+        raise DataError(f"{job.data!r} has {len(dataset)} samples, but a score needs {batch_count} or more; use more")
+    seed = settings.seed
     batches = iter_batches(len(dataset), size, seed=seed, round_number=0, client_id=job.client_id, epoch=0)
     stay = {layout.apply.name: np.array(0, np.float32)}
-    for step, (indices, mask) in enumerate(islice(batches, job.batches)):
+    for step, (indices, mask) in enumerate(islice(batches, batch_count)):
         origin = StepOrigin(seed=seed, round_number=0, client_id=job.client_id, epoch=0, step=step)
         parts = split_batch(indices, mask, layout.batch_size)
         calls = _calls_of_batch(layout, dataset.labels, _plain_look(dataset), parts, origin, last=False)
         yield [{**call.fed, **stay} for call in calls]
 
 
-def _of_the_round(job: TrainJob, dataset: Dataset) -> Dataset:
+def _of_the_round(job: Job[Train | Calibrate], dataset: Dataset) -> Dataset:
     """The samples that a round of training goes over."""
-    kept = job.settings.round_count(len(dataset))
+    kept = job.work.settings.round_count(len(dataset))
     if kept == len(dataset):
         return dataset
-    part = round_part(len(dataset), kept, seed=job.settings.seed, round_number=job.round, client_id=job.client_id)
+    part = round_part(len(dataset), kept, seed=job.work.settings.seed, round_number=job.round, client_id=job.client_id)
     return dataset.take(part)
 
 
-def _look_in(job: TrainJob, dataset: Dataset, epoch: int) -> _Look:
+def _look_in(job: Job[Train | Calibrate], dataset: Dataset, epoch: int) -> _Look:
     """What samples look like in an epoch: changed at random where the task says so, and padding as it is.
 
     Where norms are measured instead of training, all are as they are: so are the samples that are predicted later.
     """
-    settings = job.settings
-    if settings.augmentation.name == "none" or job.calibration is not None:
+    settings = job.work.settings
+    if settings.augmentation.name == "none" or not isinstance(job.work, Train):
         return _plain_look(dataset)
     draws = augmentation_draws(
         len(dataset), seed=settings.seed, round_number=job.round, client_id=job.client_id, epoch=epoch

@@ -5,14 +5,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from subfleet.protocol.errors import TrainingError
-from subfleet.protocol.programs import EvaluateJob
+from subfleet.protocol.jobs import AnyJob
+from subfleet.protocol.task import Evaluate
 from subfleet.tasks import Dataset
 from subfleet.trainers.job_data import read_data
 from subfleet.trainers.job_files import file_sha256, read_program
 from subfleet.trainers.kept import Host
 from subfleet.trainers.loaded import Loaded
 from subfleet.trainers.memory import Watch
-from subfleet.trainers.program_layout import AnyJob, read_layout
+from subfleet.trainers.program_layout import read_layout
 from subfleet.trainers.runtime import Runtime
 
 __all__ = ["JobContext", "job_context"]
@@ -70,7 +71,7 @@ def job_context(
         FileError: it cannot be read.
     """
     manifest = read_program(job.program_path, target).manifest
-    layout = read_layout(manifest, evaluates=isinstance(job, EvaluateJob))
+    layout = read_layout(manifest, evaluates=isinstance(job.work, Evaluate))
     dataset = read_data(job, layout.values)
     sha256 = file_sha256(job.program_path)
     kept = host.take(sha256, job.threads)

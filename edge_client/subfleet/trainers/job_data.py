@@ -3,8 +3,9 @@
 import numpy as np
 
 from subfleet.protocol.errors import DataError, FileError
+from subfleet.protocol.jobs import AnyJob
 from subfleet.tasks import DataForm, Dataset, read_dataset
-from subfleet.trainers.program_layout import AnyJob, AnyLayout
+from subfleet.trainers.program_layout import AnyLayout
 from subfleet.trainers.step_layout import StepLayout
 
 __all__ = ["read_data"]

@@ -13,7 +13,9 @@ import numpy as np
 from subfleet.arrays import Arrays, array_parts, decode_arrays, numpy_dtype
 from subfleet.arrays.codecs import encode_changes, rounding_numbers
 from subfleet.protocol.errors import DivergedError, FileError, NoRoomError, ProtocolError
-from subfleet.protocol.programs import Program, TrainJob, ValueInfo, decode_program
+from subfleet.protocol.jobs import Job
+from subfleet.protocol.programs import Program, ValueInfo, decode_program
+from subfleet.protocol.task import Train
 
 __all__ = ["file_sha256", "read_program", "read_weights", "write_arrays", "write_change"]
 
@@ -75,11 +77,11 @@ def read_weights(path: Path, values: Iterable[ValueInfo]) -> Arrays:
     return weights
 
 
-def write_change(job: TrainJob, changed: Arrays, *, exact: Collection[str] = ()) -> None:
+def write_change(job: Job[Train], changed: Arrays, *, exact: Collection[str] = ()) -> None:
     """Write what training changed as a container, by the job's codec, whole or not at all.
 
     Args:
-        job: whose output it is.
+        job: its output file is written.
         changed: by tensor.
         exact: names of tensors that are no weights: no codec writes those.
 
@@ -88,14 +90,15 @@ def write_change(job: TrainJob, changed: Arrays, *, exact: Collection[str] = ())
         ProtocolError: the job asks for a tensor that its program lacks.
         FileError: the file cannot be written.
     """
-    if odd := sorted(set(job.sends) - changed.keys()):
+    work = job.work
+    if odd := sorted(set(work.sends) - changed.keys()):
         raise ProtocolError(f"the task asks for the change of {odd[0]!r:.120}, but its program has no such tensor")
-    changed = {name: changed[name] for name in job.sends or changed}
+    changed = {name: changed[name] for name in work.sends or changed}
     for name, array in changed.items():
         if not np.isfinite(array).all():
             raise DivergedError(f"tensor {name!r:.80} is not finite after training; lower the learning rate")
-    uniform = partial(rounding_numbers, seed=job.settings.seed, round_number=job.round, client_id=job.client_id)
-    write_arrays(job.output_path, encode_changes(job.update_codec, changed, exact=exact, uniform=uniform))
+    uniform = partial(rounding_numbers, seed=work.settings.seed, round_number=job.round, client_id=job.client_id)
+    write_arrays(job.output_path, encode_changes(work.update_codec, changed, exact=exact, uniform=uniform))
 
 
 def write_arrays(path: Path, arrays: Arrays) -> None:

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 
 from subfleet.protocol.chains import Link
 from subfleet.protocol.errors import LoadError, MemoryLimitError, TrainingError
+from subfleet.protocol.jobs import AnyJob
 from subfleet.trainers.job_files import read_program
-from subfleet.trainers.program_layout import AnyJob, ProgramLayout, places_of
+from subfleet.trainers.program_layout import ProgramLayout, places_of
 from subfleet.trainers.runtime import Programs, RunProgram
 
 __all__ = ["Loaded"]

@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from subfleet.protocol.class_names import CLASS_NAMES, class_names_of_text
 from subfleet.protocol.errors import DataError, FileError, ProtocolError, TrainingError
+from subfleet.protocol.jobs import Prediction
 from subfleet.protocol.model_notes import OBJECTIVE, objective_of_text
-from subfleet.protocol.programs import Prediction
 from subfleet.protocol.task_kinds import TASK_KINDS, Objective, TaskKind, metrics_of
 from subfleet.protocol.transform import DATA_TRANSFORM, DataTransform, transform_of_text
 from subfleet.tasks import DataForm, Dataset, read_dataset

@@ -12,13 +12,12 @@ from types import MappingProxyType
 from subfleet.arrays import numpy_dtype
 from subfleet.protocol.chains import Chain, Link, LinkOperator, Step, program_name
 from subfleet.protocol.errors import ProtocolError
-from subfleet.protocol.programs import EvaluateJob, PieceProgram, ProgramManifest, Role, ScoreJob, TrainJob, ValueInfo
+from subfleet.protocol.programs import PieceProgram, ProgramManifest, Role, ValueInfo
 from subfleet.trainers.evaluation_layout import EvaluationLayout, evaluation_layout
 from subfleet.trainers.step_layout import StepLayout, carried_values, step_layout
 
-__all__ = ["AnyJob", "AnyLayout", "Key", "Path", "Place", "ProgramLayout", "ProgramValues", "places_of", "read_layout"]
+__all__ = ["AnyLayout", "Key", "Path", "Place", "ProgramLayout", "ProgramValues", "places_of", "read_layout"]
 
-AnyJob = TrainJob | ScoreJob | EvaluateJob
 AnyLayout = StepLayout | EvaluationLayout
 
 _WHOLE = "whole"

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Mapping
 
 from subfleet.arrays.zico import zico
-from subfleet.protocol.programs import ScoreJob
+from subfleet.protocol.jobs import Job
+from subfleet.protocol.task import Score
 from subfleet.trainers.feeding import batches_to_score, check_settings, constant_values
 from subfleet.trainers.job_context import job_context
 from subfleet.trainers.job_files import read_weights
@@ -18,7 +19,7 @@ _LAYER_DIMENSIONS = 2
 """Of a layer's weight, or more; biases and norms have fewer."""
 
 
-def score_job(job: ScoreJob, stopped: Callable[[], bool], *, target: str, runtime: Runtime, host: Host) -> float:
+def score_job(job: Job[Score], stopped: Callable[[], bool], *, target: str, runtime: Runtime, host: Host) -> float:
     """The ZiCo score of a candidate on a device's own data; see `subfleet.arrays.zico`. Nothing is trained.
 
     Every batch starts from the given weights, buffers and gradients of zero, and no part of it lets the optimiser take
@@ -46,11 +47,11 @@ def score_job(job: ScoreJob, stopped: Callable[[], bool], *, target: str, runtim
         layout, links = loaded.layout.for_training, loaded.layout.chain.links
         loaded.layout.check_paths(named=False)
         loaded.load_within(links, job, drops=False)
-        check_settings(job.settings, layout)
+        check_settings(job.work.settings, layout)
         path = tuple(places_of(links))
         for parts in batches_to_score(job, layout, dataset):
             weights = read_weights(job.weights_path, layout.weights)
-            session = Session(loaded, links, weights, constant_values(job.settings, layout, dataset, weights))
+            session = Session(loaded, links, weights, constant_values(job.work.settings, layout, dataset, weights))
             del weights
             for fed in parts:
                 context.check_stopped("scoring was stopped")

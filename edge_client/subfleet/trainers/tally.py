@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from subfleet.protocol.errors import DivergedError, TrainingError
+from subfleet.protocol.jobs import TrainResult
+from subfleet.protocol.paths import OperatorExamples
 from subfleet.trainers.feeding import Call
 from subfleet.trainers.runtime import Array
 from subfleet.trainers.step_layout import StepLayout
@@ -51,7 +53,7 @@ class Tally:
         self.count_sum += count
 
     def end(self, train_seconds: float) -> None:
-        """Take the time of the steps.
+        """Set the time of the steps.
 
         Raises:
             TrainingError: the program counted no label in the last epoch.
@@ -59,3 +61,18 @@ class Tally:
         self.train_seconds = train_seconds
         if not self.count_sum > 0:
             raise TrainingError(f"the program counted {self.count_sum:g} labels in all; it must be exported again")
+
+    def result(
+        self, *, sample_count: int, measured_peak_bytes: int, operator_examples: OperatorExamples = ()
+    ) -> TrainResult:
+        """The result of the job, once its time is set."""
+        return TrainResult(
+            sample_count=sample_count,
+            step_count=self.step_count,
+            loss=self.loss_sum / self.count_sum,
+            accuracy=self.correct_sum / self.count_sum,
+            measured_peak_bytes=measured_peak_bytes,
+            train_seconds=self.train_seconds,
+            square_loss=None if self.square_sum is None else self.square_sum / self.count_sum,
+            operator_examples=operator_examples,
+        )

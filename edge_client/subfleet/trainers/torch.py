@@ -92,7 +92,7 @@ class _TorchPrograms:
 
     def open(self, package: Program) -> Callable[[str], RunProgram]:
         """See `Programs.open`."""
-        from subfleet.export.chains.reading import read_torch_pieces
+        from subfleet.export.chains.supernets import read_torch_pieces
         from subfleet.export.targets.torch import read_torch_step
 
         if package.manifest.chain is not None:

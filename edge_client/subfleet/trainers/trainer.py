@@ -3,16 +3,11 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from subfleet.protocol.programs import (
-    DataSummary,
-    EvaluateJob,
-    EvaluationResult,
-    Prediction,
-    ScoreJob,
-    TrainJob,
-    TrainResult,
-)
+from subfleet.protocol.evaluating import EvaluationResult
+from subfleet.protocol.jobs import DataSummary, Job, Prediction, TrainResult
+from subfleet.protocol.task import Calibrate, Evaluate, Score, Train
 from subfleet.tasks import describe_source
+from subfleet.trainers.calibrating import calibrate_job
 from subfleet.trainers.evaluating import evaluate_job
 from subfleet.trainers.kept import Host, Slot
 from subfleet.trainers.prediction import predict_dataset, read_model
@@ -71,16 +66,20 @@ class RuntimeTrainer:
         self._loaded()
         return describe_source(data)
 
-    def train(self, job: TrainJob, stopped: Callable[[], bool]) -> TrainResult:
+    def train(self, job: Job[Train], stopped: Callable[[], bool]) -> TrainResult:
         """Train; see `train_job` for what it does and raises."""
         # Before anything is measured: the library is there whatever submodel is trained.
         return train_job(job, stopped, target=self.target, runtime=self._loaded(), host=self._host)
 
-    def score(self, job: ScoreJob, stopped: Callable[[], bool]) -> float:
+    def calibrate(self, job: Job[Calibrate], stopped: Callable[[], bool]) -> TrainResult:
+        """Sum the inputs of norms; see `calibrate_job`."""
+        return calibrate_job(job, stopped, target=self.target, runtime=self._loaded(), host=self._host)
+
+    def score(self, job: Job[Score], stopped: Callable[[], bool]) -> float:
         """Score a candidate; see `score_job` for what it does and raises."""
         return score_job(job, stopped, target=self.target, runtime=self._loaded(), host=self._host)
 
-    def evaluate(self, job: EvaluateJob, stopped: Callable[[], bool]) -> EvaluationResult:
+    def evaluate(self, job: Job[Evaluate], stopped: Callable[[], bool]) -> EvaluationResult:
         """Evaluate a model, or the paths of a population; see `evaluate_job` for what it does and raises."""
         return evaluate_job(job, stopped, target=self.target, runtime=self._loaded(), host=self._host)
 

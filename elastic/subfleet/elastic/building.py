@@ -3,6 +3,7 @@
 import hashlib
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 from types import MappingProxyType
 
 import torch
@@ -17,6 +18,7 @@ __all__ = ["build_module", "init_state", "network_of", "sized_module"]
 _MODULE_SEED = 0
 
 
+@lru_cache(maxsize=32)  # an export asks several times, and each answer takes two modules
 def network_of(config: Family) -> Network:
     """Declare the network of a family's settings.
 

@@ -28,7 +28,7 @@ from subfleet.protocol.messages import Task, Update
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture
-from subfleet.protocol.task import Train
+from subfleet.protocol.task import TaskSubmodel, Train
 from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
 from subfleet.rounds.context import RunContext
@@ -213,13 +213,14 @@ def _task(client: Client, architecture: Architecture, blob: BlobRef, round_numbe
         run_id="run",
         round=round_number,
         client_id=client.name,
-        architecture=architecture,
-        work=Train(
-            program=ProgramRef(program_id="drawn", target="onnx", blob=blob),
-            weights=blob,
-            settings=TrainingSettings(),
-            update_codec=client.codec,
+        submodels=(
+            TaskSubmodel(
+                architecture=architecture,
+                program=ProgramRef(program_id="drawn", target="onnx", blob=blob),
+                weights=blob,
+            ),
         ),
+        work=Train(settings=TrainingSettings(), update_codec=client.codec),
         planned_peak_bytes=0,
         budget=Budget(memory_bytes=0),
         deadline_s=1.0,

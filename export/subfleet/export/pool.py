@@ -1,23 +1,62 @@
-"""Exports in worker processes: each request once, results on disk, a crash or a hang costs one request alone."""
+"""Exports in worker processes: one export per request, results on disk; a crash or a hang fails one request only."""
 
 import contextlib
 import logging
+import os
 import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from concurrent.futures import Future
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import TracebackType
 
 from subfleet.export.cache import CacheFolder, ExportCache
 from subfleet.export.jobs import MAX_LINE_BYTES, TAKEN_LINE, Answer, ExportJob
 from subfleet.export.requests import AnyRequest, EstimateRequest, EvaluateRequest, InferRequest, TrainRequest
-from subfleet.export.waiting_jobs import WaitingJobs
 from subfleet.protocol.errors import ExportError, ProtocolError
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json
 
-__all__ = ["ExportPool"]
+__all__ = ["ExportPool", "WaitingJobs"]
+
+Waiting = tuple[ExportJob, "Future[Path]"]
+
+
+class WaitingJobs:
+    """A queue from which some take what comes, and others what nobody has taken for a while; for any threads."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[float, Waiting]] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def put(self, job: ExportJob, future: "Future[Path]") -> None:
+        """Add a job behind the others."""
+        with self._changed:
+            self._waiting.append((time.monotonic(), (job, future)))
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Give away what waits, at once, and end whoever takes after that."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def take(self, *, after_s: float = 0.0) -> Waiting | None:
+        """The oldest job as soon as it has waited so long, 0 or more; None where the queue is closed and empty."""
+        with self._changed:
+            while True:
+                left_s = None
+                if self._waiting:
+                    left_s = after_s - (time.monotonic() - self._waiting[0][0])
+                    if left_s <= 0 or self._closed:
+                        return self._waiting.popleft()[1]
+                elif self._closed:
+                    return None
+                self._changed.wait(left_s)
+
 
 logger = logging.getLogger(__name__)
 
@@ -26,9 +65,10 @@ START_S = 10.0
 
 
 class _Process:
-    """One run of the worker program, with its pipes."""
+    """One run of the worker program, with its pipes and a folder for its temporary files, which it is killed amid."""
 
     def __init__(self, log_path: Path) -> None:
+        self._scratch = TemporaryDirectory(prefix="subfleet-export-", ignore_cleanup_errors=True)
         with log_path.open("wb") as log:  # the log is of this process alone: it does not grow for ever
             # A session of its own: Ctrl-C at the terminal is for whoever started the pool.
             self._popen = subprocess.Popen(
@@ -36,6 +76,7 @@ class _Process:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
+                env={**os.environ, "TMPDIR": self._scratch.name},
                 start_new_session=True,
             )
 
@@ -64,9 +105,10 @@ class _Process:
         self._popen.kill()
 
     def discard(self) -> None:
-        """End the process and close its pipes."""
+        """End the process, close its pipes and remove its temporary files."""
         self._popen.kill()
         self._popen.wait()
+        self._scratch.cleanup()
         for pipe in (self._popen.stdin, self._popen.stdout):
             with contextlib.suppress(OSError):  # what was not flushed has nobody to read it
                 if pipe is not None:

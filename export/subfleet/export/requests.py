@@ -180,7 +180,7 @@ class InferRequest:
         quantisation: "dynamic" and "static" write weights as 8-bit integers, and quantise activations in every run, or
             by ranges that samples have shown.
         samples_sha256: with quantisation, the content id of the samples; see
-            `subfleet.export.quantisation.report.samples_of`.
+            `subfleet.export.quantisation.models.samples_of`.
         classes: names of the classes in the network's order, which the model carries; empty where they are numbered.
         objective: that the network was trained by, which the model carries; it says what its outputs mean.
         transform: what was done to the samples that it was trained on, which the model carries; None where nothing was.

@@ -1,22 +1,208 @@
-"""A step to a flat graph of PyTorch's basic operators, lowered by the tables of a target."""
+"""Traces a step to a flat graph of PyTorch's basic operators, and lowers it by a target's table.
 
-from collections.abc import Callable, Mapping
+Only the lowerings themselves are traced, each once for all calls of an operator with the same shapes and arguments.
+"""
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
+from torch.fx._lazy_graph_module import _LazyGraphModule  # code that nothing runs is not written
 
 from subfleet.export.canonical.capture import capture_step
-from subfleet.export.canonical.checks import check_constants, check_operators
-from subfleet.export.canonical.cleaning import clean
-from subfleet.export.canonical.constants import fold_constants
+from subfleet.export.canonical.checks import check_constants, check_operators, is_functional
+from subfleet.export.canonical.cleaning import clean, fold_constants
 from subfleet.export.canonical.masks import CHOSEN, find_unbounded
-from subfleet.export.lowering import lower_graph
-from subfleet.export.steps.values import Step
+from subfleet.export.failures import as_export_errors
+from subfleet.export.nodes import append_call
+from subfleet.export.recording import record
+from subfleet.export.steps.step import Step
+from subfleet.protocol.errors import ExportError
 
-__all__ = ["canonical_graph", "inputs_of", "results_of", "trace"]
+__all__ = ["canonical_graph", "inputs_of", "lower_graph", "results_of", "trace"]
 
 aten = torch.ops.aten
+Table = Mapping[Any, Callable[..., Any]]
+
+
+def lower_graph(graph: fx.GraphModule, table: Table, only: Callable[[fx.Node], bool] | None = None) -> fx.GraphModule:
+    """Lower a graph in canonical form.
+
+    Args:
+        graph: it is left as it is.
+        table: by operator what to compute in its place; NotImplemented leaves a call as it is.
+        only: which calls; None is all.
+
+    Raises:
+        ExportError: an operator cannot be lowered.
+    """
+    listed = (node for node in graph.graph.nodes if node.op == "call_function" and node.target in table)
+    calls = {node: _OperatorCall(node) for node in listed if only is None or only(node)}
+    traced = _trace_lowerings(list({call.key: call for call in calls.values()}.values()), table)
+    new = _GraphWriter(graph, traced).write({node: call.key for node, call in calls.items()})
+    clean(new)
+    for node in new.graph.find_nodes(op="call_function", target=aten.reshape.default):
+        node.target = aten.view.default
+    return new
+
+
+class _OperatorCall:
+    """One node's call of an operator that is to be lowered."""
+
+    def __init__(self, node: fx.Node) -> None:
+        self.target = node.target
+        self.inputs = list(node.all_input_nodes)
+        references: dict[fx.Node, Any] = {given: _InputRef(index) for index, given in enumerate(self.inputs)}
+        self.arguments: Any = fx.node.map_arg((node.args, dict(node.kwargs)), references.__getitem__)
+        self.values = [given.meta["val"] for given in self.inputs]
+        alike = [(tuple(value.shape), tuple(value.stride()), value.dtype) for value in self.values]
+        self.key = repr((str(node.target), self.arguments, alike))
+
+
+@dataclass(frozen=True)
+class _InputRef:
+    """Stands for the input at a place among a call's inputs."""
+
+    index: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Lowering:
+    """What a call becomes: nodes in order, of which the first are its inputs."""
+
+    inputs: Sequence[fx.Node]
+    nodes: Sequence[fx.Node]
+    results: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class _TracedLowerings:
+    """Lowerings by the key of their calls, without those that leave it as it is, and the constants that they hold."""
+
+    lowerings: Mapping[str, _Lowering] = field(default_factory=dict)
+    graph: fx.GraphModule | None = None
+
+
+def _trace_lowerings(calls: Sequence[_OperatorCall], table: Table) -> _TracedLowerings:
+    """Trace the lowerings of different calls, all at once."""
+    if not calls:
+        return _TracedLowerings()
+    run = _LoweringRun(calls, table)
+    remedy = "use another layer, and report it with the request"
+    with as_export_errors("an operator of the training step cannot be lowered", remedy):
+        graph = record(run, run.inputs, table)
+    if not is_functional(graph):  # dead code could not be told from a change that nothing reads
+        raise ExportError("a lowering changes a tensor in place; report it with the request")
+    inputs = iter([node for node in graph.graph.nodes if node.op == "placeholder"])
+    order = {node: index for index, node in enumerate(graph.graph.nodes)}
+    results: Any = graph.graph.output_node().args[0]
+    lowerings = {}
+    for call in calls:
+        own = [next(inputs) for _ in call.values]
+        if call.key in run.results:
+            given = _insert_tensors(run.results[call.key], results)
+            nodes = sorted(_collect_dependencies(given) - set(own), key=order.__getitem__)
+            lowerings[call.key] = _Lowering(inputs=own, nodes=nodes, results=given)
+    return _TracedLowerings(lowerings=lowerings, graph=graph)
+
+
+class _LoweringRun:
+    """Runs the lowerings of calls, one after the other."""
+
+    def __init__(self, calls: Sequence[_OperatorCall], table: Table) -> None:
+        self._calls, self._table = calls, table
+        # Objects of their own: the tracer knows a tensor by its identity, and a call by its inputs.
+        self.inputs = [value.detach() for call in calls for value in call.values]
+        self.results: dict[str, Any] = {}
+        """What each gives, with places among all results; calls that are left as they are have none."""
+
+    def __call__(self, *tensors: Tensor) -> list[Tensor]:
+        """All results of all lowerings."""
+        given, tensors_found = iter(tensors), list[Tensor]()
+        self.results.clear()
+        for call in self._calls:
+            arguments, options = _insert_tensors(call.arguments, [next(given) for _ in call.values])
+            result = self._table[call.target](*arguments, **options)
+            if result is not NotImplemented:
+                self.results[call.key] = _extract_tensors(result, tensors_found)
+        return tensors_found
+
+
+def _extract_tensors(result: Any, tensors: list[Tensor]) -> Any:
+    """A result with the places of its tensors, which are added to those that were found."""
+    if isinstance(result, (tuple, list)):
+        return [_extract_tensors(item, tensors) for item in result]
+    if isinstance(result, Tensor):
+        tensors.append(result)
+        return _InputRef(len(tensors) - 1)
+    return result
+
+
+def _insert_tensors(arguments: Any, tensors: Sequence[Any]) -> Any:
+    """What stands at places, put there."""
+    if isinstance(arguments, _InputRef):
+        return tensors[arguments.index]
+    if isinstance(arguments, (tuple, list)):
+        return type(arguments)(_insert_tensors(item, tensors) for item in arguments)
+    if isinstance(arguments, dict):
+        return {name: _insert_tensors(item, tensors) for name, item in arguments.items()}
+    return arguments
+
+
+def _collect_dependencies(results: Any) -> set[fx.Node]:
+    """The nodes that results follow from, themselves included."""
+    dependencies: set[fx.Node] = set()
+    pending: list[fx.Node] = []
+    fx.node.map_arg(results, pending.append)
+    while pending:
+        node = pending.pop()
+        if node not in dependencies:
+            dependencies.add(node)
+            pending.extend(node.all_input_nodes)
+    return dependencies
+
+
+class _GraphWriter:
+    """A new graph, node by node."""
+
+    def __init__(self, old: fx.GraphModule, traced: _TracedLowerings) -> None:
+        self._old, self._traced = old, traced
+        self._graph = fx.Graph()
+        self._held: dict[str, Any] = {}
+        self._values: dict[fx.Node, Any] = {}
+
+    def write(self, keys: Mapping[fx.Node, str]) -> fx.GraphModule:
+        """Copy the old graph, with the lowering in the place of each call that has one."""
+        for node in self._old.graph.nodes:
+            lowering = self._traced.lowerings.get(keys.get(node, ""))
+            if lowering is not None:
+                self._values[node] = self._inline(lowering, node)
+            elif node.target is operator.getitem and isinstance(self._values[node.args[0]], (tuple, list)):
+                self._values[node] = self._values[node.args[0]][node.args[1]]
+            else:
+                self._values[node] = self._copy_node(node, self._values, self._old, "")
+        return _LazyGraphModule(self._held, self._graph)
+
+    def _inline(self, lowering: _Lowering, node: fx.Node) -> Any:
+        values = {given: self._values[old] for given, old in zip(lowering.inputs, node.all_input_nodes, strict=True)}
+        for inner in lowering.nodes:
+            values[inner] = self._copy_node(inner, values, self._traced.graph, "_lowered")
+        return fx.node.map_arg(lowering.results, lambda inner: values[inner])
+
+    def _copy_node(self, node: fx.Node, values: Mapping[fx.Node, Any], owner: Any, prefix: str) -> fx.Node:
+        if node.op == "call_function":
+            arguments, options = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+            new = append_call(self._graph, node.target, arguments, options, node.name)
+            new.meta.update(node.meta)
+            return new
+        new = self._graph.node_copy(node, values.__getitem__)
+        if node.op == "get_attr":
+            new.target = f"{prefix}{node.target}"
+            self._held[new.target] = getattr(owner, str(node.target))
+        return new
 
 
 def trace(step: Step, table: Mapping[Any, Callable[..., Any]]) -> fx.GraphModule:

@@ -69,8 +69,7 @@ def _export_model(job: ExportJob, request: InferRequest) -> tuple[bytes, dict[st
     from safetensors.torch import load
 
     from subfleet.export.programs import export_inference_model
-    from subfleet.export.quantisation.models import export_quantised_model
-    from subfleet.export.quantisation.report import samples_of
+    from subfleet.export.quantisation.models import export_quantised_model, samples_of
     from subfleet.tasks import DataForm, read_dataset
 
     try:

@@ -1,4 +1,4 @@
-"""What a task takes of a device's disk: the device weighs by it, and the server plans by it."""
+"""Disk space that a task takes on a device: the device checks it, and the server plans with it."""
 
 from collections.abc import Set
 
@@ -8,27 +8,27 @@ from subfleet.protocol.task import Calibrate, Deploy, Evaluate, Score, Task, Tra
 __all__ = ["PLACED_COPIES", "TRAINED_COPIES", "needed_bytes"]
 
 TRAINED_COPIES = 3
-"""How often what has the size of the weights is there while a device trains: the weights that it fetched, an update,
-and the copy of it that is sent."""
+"""Files of the size of the weights during training: weights, update, and the copy of the update that is sent."""
 PLACED_COPIES = 2
-"""How often a model is there while it is placed: as it was fetched, and where it stays."""
+"""Copies of a model while it is placed: the fetched one and the final one."""
 
 
 def needed_bytes(task: Task, lacking: Set[str] | None = None) -> int:
-    """What a task still takes of the disk: blobs that are not here, and what doing it writes.
+    """Compute the bytes that a task still takes: missing blobs, and the files that its work writes.
 
-    That is an update and the copy of it that is sent, or the placed models; scores and evaluations write nothing.
+    Training writes an update and the copy of it that is sent, deployment the models; scoring and evaluation write
+    nothing.
 
     Args:
-        task: as it was announced, or is to be.
-        lacking: digests of the task's blobs that are not here; None stands for all of them.
+        task: the task.
+        lacking: digests of the task's blobs that are missing on the device; None means all of them.
     """
     fetched_bytes = sum(blob.size_bytes for blob in task.blobs if lacking is None or blob.sha256 in lacking)
     match task.work:
-        case Train(weights=weights) | Calibrate(weights=weights):
-            written_bytes = (TRAINED_COPIES - 1) * weights.size_bytes
-        case Deploy(models=models):
-            written_bytes = (PLACED_COPIES - 1) * sum(model.blob.size_bytes for model in models)
+        case Train() | Calibrate():
+            written_bytes = (TRAINED_COPIES - 1) * sum(weights.size_bytes for weights in task.weights)
+        case Deploy():
+            written_bytes = (PLACED_COPIES - 1) * sum(program.blob.size_bytes for program in task.programs)
         case Score() | Evaluate():
             written_bytes = 0
         case _:

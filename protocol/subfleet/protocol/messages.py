@@ -71,7 +71,7 @@ __all__ = [
     "text_bytes",
 ]
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 MAX_CONTROL_BYTES = 256 * 1024
 """Of a message as JSON."""
 _PLAIN_BYTES = 4 * 1024

@@ -1,34 +1,21 @@
-"""What a device needs to know of a program, as plain data; and the seam to what runs it."""
+"""What a device needs to know about a program, and how a program is packed."""
 
 import hashlib
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.chains import Chain
 from subfleet.protocol.errors import ProtocolError
-from subfleet.protocol.evaluating import EvaluationResult
-from subfleet.protocol.input_statistics import InputStatistics
-from subfleet.protocol.jobs import EvaluateJob, ScoreJob, TrainJob, TrainResult
 from subfleet.protocol.memory import MemoryPlan
 from subfleet.protocol.schema import ADDED_LATER, canonical_json, from_plain, parse_json
 from subfleet.protocol.tensors import Tensor, decode_container, encode_container
 
 __all__ = [
-    "DataSummary",
-    "EvaluateJob",
-    "EvaluationResult",
     "PieceProgram",
-    "Prediction",
     "Program",
     "ProgramManifest",
     "ProgramRef",
-    "ScoreJob",
-    "TrainJob",
-    "TrainResult",
-    "Trainer",
     "ValueInfo",
     "decode_program",
     "encode_program",
@@ -206,124 +193,3 @@ class ProgramRef:
     program_id: str
     target: str
     blob: BlobRef
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataSummary:
-    """What is known of a client's data: counts, shapes and sizes, never samples.
-
-    Attributes:
-        sample_count: 1 or more.
-        input_shape: of one sample.
-        class_counts: labels of each class, where classes have names in their order, else up to the last one that
-            occurs; empty where labels are numbers.
-        data_bytes: what the samples and their labels take in memory while the device trains, whatever submodel.
-        class_names: of the classes that are counted; empty where the data number them.
-        other_input_shapes: of one sample, as it can be given, too: pictures are gray or coloured as a model takes them.
-        inputs: what all values of the samples are like; None where nobody has looked.
-        sizes_differ: pictures have several sizes, and `input_shape` is that of most.
-        streams: only what a transform makes of the samples is ever in memory together: they are read one by one, or
-            were transformed before.
-    """
-
-    sample_count: int
-    input_shape: tuple[int, ...]
-    class_counts: tuple[int, ...]
-    data_bytes: int = 0
-    class_names: tuple[str, ...] = ()
-    other_input_shapes: tuple[tuple[int, ...], ...] = ()
-    inputs: InputStatistics | None = None
-    sizes_differ: bool = False
-    streams: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
-    """Outputs of an inference model on a data set.
-
-    Attributes:
-        labels: predicted classes, one for each label of the data set, in its order; for targets of 0 and 1, which one.
-        metrics: of the model's kind of task, on these labels, by their names in `subfleet.protocol.task_kinds`.
-        headline: which of them it is judged by.
-        classes: the model's names of classes, in its order; empty where it numbers them.
-        numbers: in place of labels, what a model of numbers predicts.
-    """
-
-    labels: tuple[int, ...]
-    metrics: Mapping[str, float]
-    headline: str = "accuracy"
-    classes: tuple[str, ...] = ()
-    numbers: tuple[float, ...] = ()
-
-    @property
-    def accuracy(self) -> float | None:
-        """Fraction of the labels, other than those of nothing, that were predicted; None where that means nothing."""
-        return self.metrics.get("accuracy")
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The name of each predicted class: its number, where the model has none."""
-        return tuple(self.classes[label] if self.classes else str(label) for label in self.labels)
-
-
-class Trainer(Protocol):
-    """The seam between the agent and a runtime. The agent makes it by entry-point name (group `subfleet.trainers`)."""
-
-    @property
-    def target(self) -> str:
-        """The kind of program that it runs."""
-        ...
-
-    @property
-    def suffix(self) -> str:
-        """File ending of its inference models."""
-        ...
-
-    @property
-    def providers(self) -> tuple[str, ...]:
-        """What can compute, such as "cpu" and "cuda"; the first one does where nothing is said.
-
-        What makes a trainer of more than one takes the argument `provider`.
-        """
-        ...
-
-    @property
-    def held_bytes(self) -> int:
-        """Memory that is kept between two trainings. The next one uses it, or gives it back before it takes more."""
-        ...
-
-    def describe_runtime(self) -> str:
-        """Name and version of the runtime, and what it computes with, once it is loaded.
-
-        Raises:
-            MissingExtraError: it is not installed, or cannot be loaded.
-            ConfigError: it lacks the provider.
-        """
-        ...
-
-    def describe(self, data: str) -> DataSummary:
-        """Summarise a data set. Raises DataError where it cannot be used."""
-        ...
-
-    def train(self, job: TrainJob, stopped: Callable[[], bool]) -> TrainResult:
-        """Train; checks `stopped` between steps.
-
-        Raises:
-            MemoryLimitError: the process grew beyond the limit.
-            LoadError: the runtime refuses the program.
-            TrainingError: the program failed, or was stopped.
-            DataError: the data do not fit the program.
-        """
-        ...
-
-    def score(self, job: ScoreJob, stopped: Callable[[], bool]) -> float:
-        """The ZiCo score of a candidate before training; raises as `train`."""
-        ...
-
-    def evaluate(self, job: EvaluateJob, stopped: Callable[[], bool]) -> EvaluationResult:
-        """How good a model is on held-out data; nothing is trained. Raises as `train`."""
-        ...
-
-    def predict(self, model_path: Path, data: str, threads: int = 1) -> Prediction:
-        """Run an inference model (a plain .onnx or .pte file) over a data set."""
-        ...

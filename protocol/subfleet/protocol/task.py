@@ -1,5 +1,6 @@
-"""The message that gives a device something to do: an envelope, and one of five kinds of work."""
+"""The message that gives a device work: an envelope, submodels, and one of five kinds of work."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
@@ -9,7 +10,6 @@ from subfleet.protocol.calibration import Calibration
 from subfleet.protocol.candidate_scores import MAX_CANDIDATES
 from subfleet.protocol.class_names import ClassNames
 from subfleet.protocol.evaluating import EvaluationSettings
-from subfleet.protocol.exhaustive import never
 from subfleet.protocol.identifiers import ClientId, Shown, new_message_id
 from subfleet.protocol.limits import RunId, Seconds, TaskId
 from subfleet.protocol.paths import PathSettings
@@ -20,27 +20,23 @@ from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.transform import DataTransform
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
 
-__all__ = ["Calibrate", "Deploy", "Evaluate", "Score", "ScoringCandidate", "Task", "Train", "Work"]
+__all__ = ["Calibrate", "Deploy", "Evaluate", "Score", "Task", "TaskSubmodel", "Train", "Work"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Train:
-    """Train the submodel on the device's data; an `Update` answers.
+    """Train a submodel on the device's data; `Update` answers.
 
     Attributes:
-        program: trains the submodel.
-        weights: of the submodel, to begin with.
         settings: of the training.
         update_codec: encodes the update.
-        sends: names of the tensors that the update holds; empty for all.
-        paths: how a path is drawn for each batch, where the architecture is a subspace and the program a chain. The
-            task's `planned_peak_bytes` is then that of the leanest path, and the device draws paths that fit the memory
-            that it has now. None where the architecture is a single network.
+        sends: names of the tensors that the update contains; empty for all.
+        paths: how a path is drawn for each batch, if the architecture is a subspace and the program a chain. The
+            task's `planned_peak_bytes` is then that of the leanest path, and the device draws paths that fit its free
+            memory. None if the architecture is a single network.
     """
 
     TYPE: ClassVar[str] = "train"
-    program: ProgramRef
-    weights: BlobRef
     settings: TrainingSettings
     update_codec: AnyUpdateCodec = field(default_factory=Uncompressed)
     sends: tuple[str, ...] = ()
@@ -49,35 +45,16 @@ class Train:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibrate:
-    """Sum up the inputs of norms in one pass over the device's data; an `Update` with the sums answers.
+    """Sum the inputs of norms in one pass over the device's data; an `Update` with the sums answers.
 
     Attributes:
-        program: trains the submodel; at learning rate 0 it changes nothing.
-        weights: of the submodel.
-        settings: size and order of the batches.
+        settings: size and order of the batches; the learning rate is 0, so that the program changes nothing.
         calibration: the norms.
     """
 
     TYPE: ClassVar[str] = "calibrate"
-    program: ProgramRef
-    weights: BlobRef
     settings: TrainingSettings
     calibration: Calibration
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScoringCandidate:
-    """A submodel to be scored.
-
-    Attributes:
-        architecture: of the submodel.
-        program: sums its gradients.
-        weights: as they are before any training.
-    """
-
-    architecture: Architecture
-    program: ProgramRef
-    weights: BlobRef
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,45 +63,29 @@ class Score:
     """Score candidates on the device's data; `Scores` answers.
 
     Attributes:
-        candidates: from the smallest to the largest, 1 to 16.
         settings: size of the batches, and the objective.
-        batches: number of batches whose gradients are compared, 2 or more; all are of the device's first epoch in
+        batches: number of batches, 2 or more, whose gradients are compared; all are from the device's first epoch in
             round 0.
     """
 
     TYPE: ClassVar[str] = "score"
-    candidates: Annotated[tuple[ScoringCandidate, ...], Length(least=1, most=MAX_CANDIDATES)]
     settings: TrainingSettings
     batches: Annotated[int, Range(least=2)] = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluate:
-    """Evaluate the weights, as they were sent, on the device's held-out data; `Evaluated` answers.
-
-    Attributes:
-        program: evaluates the submodel.
-        weights: of the submodel.
-        settings: of the evaluation.
-    """
+    """Evaluate the weights as they were sent, on the device's held-out data; `Evaluated` answers."""
 
     TYPE: ClassVar[str] = "evaluate"
-    program: ProgramRef
-    weights: BlobRef
     settings: EvaluationSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-@checked()
 class Deploy:
-    """Keep the submodel's inference models; `Deployed` answers.
-
-    Attributes:
-        models: one for each target, 1 or more.
-    """
+    """Keep the submodel's inference models; `Deployed` answers."""
 
     TYPE: ClassVar[str] = "deploy"
-    models: Annotated[tuple[ProgramRef, ...], Length(least=1)]
 
 
 Work = Train | Calibrate | Score | Evaluate | Deploy
@@ -132,22 +93,45 @@ Work = Train | Calibrate | Score | Evaluate | Deploy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-@checked()
+class TaskSubmodel:
+    """A submodel and the files that a task works with.
+
+    Attributes:
+        architecture: of the submodel.
+        program: trains, scores or evaluates it; of a deploy task, an inference model.
+        weights: to begin with; None for a deploy task.
+    """
+
+    architecture: Architecture
+    program: ProgramRef
+    weights: BlobRef | None = None
+
+
+def _check_submodels(submodels: tuple[TaskSubmodel, ...], work: Work) -> Iterator[str]:
+    if len(submodels) != 1 and isinstance(work, Train | Calibrate | Evaluate):
+        yield f"a task to {work.TYPE} has {len(submodels)} submodels, but must have 1"
+    if any((submodel.weights is None) != isinstance(work, Deploy) for submodel in submodels):
+        yield "each submodel must have weights, unless the task is to deploy models"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+@checked(_check_submodels)
 class Task:
     """Work for one device (retained on its own topic). A device works on the newest task of the current run.
 
     Attributes:
-        task_id: names the task; the answer repeats it.
+        task_id: identifies the task; the answer repeats it.
         run_id: of the run, as is round.
         client_id: of the device.
-        architecture: the submodel; of a score task the largest candidate.
+        submodels: one; of a score task the candidates, from the smallest to the largest, 1 to 16; of a deploy task one
+            for each target.
         work: what to do.
         planned_peak_bytes: planned memory of the program that needs most.
-        budget: what the device had offered when the task was made.
+        budget: the device's offer when the task was made.
         deadline_s: seconds after which an answer is of no use.
         retry: of the announcement of the task's round.
-        classes: the run's names of classes, in the order of its model's, by which the device maps data with named
-            classes; empty where the run numbers its classes.
+        classes: the run's class names, in the order of its model's outputs, by which the device maps data with named
+            classes; empty if the run numbers its classes.
         transform: applied to each sample before it is fed; None feeds samples as they are.
     """
 
@@ -156,7 +140,7 @@ class Task:
     run_id: Annotated[RunId, Shown]
     round: int
     client_id: ClientId
-    architecture: Architecture
+    submodels: Annotated[tuple[TaskSubmodel, ...], Length(least=1, most=MAX_CANDIDATES)]
     work: Work
     planned_peak_bytes: int
     budget: Budget
@@ -167,35 +151,22 @@ class Task:
     transform: DataTransform | None = None
 
     @property
+    def architecture(self) -> Architecture:
+        """Of the submodel; of a score task, of the largest candidate."""
+        return self.submodels[-1].architecture
+
+    @property
     def programs(self) -> tuple[ProgramRef, ...]:
-        """The program of the work, those of its candidates, or its models."""
-        match self.work:
-            case Score(candidates=candidates):
-                programs = tuple(candidate.program for candidate in candidates)
-            case Deploy(models=models):
-                programs = models
-            case Train() | Calibrate() | Evaluate():
-                programs = (self.work.program,)
-            case _:
-                never(self.work)
-        return programs
+        """The program of each submodel."""
+        return tuple(submodel.program for submodel in self.submodels)
 
     @property
     def weights(self) -> tuple[BlobRef, ...]:
-        """The weights of the work, or of each of its candidates; none of a deploy task."""
-        match self.work:
-            case Score(candidates=candidates):
-                weights = tuple(candidate.weights for candidate in candidates)
-            case Deploy():
-                weights = ()
-            case Train() | Calibrate() | Evaluate():
-                weights = (self.work.weights,)
-            case _:
-                never(self.work)
-        return weights
+        """The weights of each submodel; none of a deploy task."""
+        return tuple(submodel.weights for submodel in self.submodels if submodel.weights is not None)
 
     @property
     def blobs(self) -> tuple[BlobRef, ...]:
-        """Everything to fetch, each once."""
+        """Everything to fetch, each blob once."""
         blobs = (*(program.blob for program in self.programs), *self.weights)
         return tuple({blob.sha256: blob for blob in blobs}.values())

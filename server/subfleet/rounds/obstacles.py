@@ -160,9 +160,7 @@ def record_unfit(state: RunState, client: ClientState, refusal: Refusal, why: st
 
 def _list_keys(client: ClientState) -> tuple[str, ...]:
     if client.task is not None and isinstance(client.task.work, Score):
-        programs = (
-            SizedProgram(size=one.architecture, target=client.offer.runtime) for one in client.task.work.candidates
-        )
+        programs = (SizedProgram(size=one.architecture, target=client.offer.runtime) for one in client.task.submodels)
         return tuple(f"{client.client_id}/{_SCORE}/{program.key}" for program in programs)
     return (
         ()

@@ -219,7 +219,7 @@ def _find_best(client: ClientState, scores: Scores) -> Architecture | None:
         return None
     # Candidates are ordered from smallest to largest.
     known = [(one.score, place) for place, one in enumerate(scores.scores) if one.score is not None]
-    return client.task.work.candidates[max(known)[1]].architecture if known else None
+    return client.task.submodels[max(known)[1]].architecture if known else None
 
 
 def assign_unscored(context: RunContext, state: RunState, client: ClientState) -> ClientOutcome:

@@ -10,7 +10,7 @@ from subfleet.protocol.evaluating import EvaluationSettings
 from subfleet.protocol.exhaustive import never
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget
-from subfleet.protocol.task import Calibrate, Deploy, Evaluate, Score, ScoringCandidate, Task, Train, Work
+from subfleet.protocol.task import Calibrate, Deploy, Evaluate, Score, Task, TaskSubmodel, Train, Work
 from subfleet.protocol.training import OptimiserSettings, TrainingSettings
 from subfleet.rounds.awaiting import get_limit_s
 from subfleet.rounds.context import RunContext
@@ -35,17 +35,15 @@ def build_train_task(
     work: Work
     if context.config.calibrates(state.round):
         calibration = calibration_of(network, architecture)
-        work = Calibrate(program=made.program, weights=made.weights, settings=settings, calibration=calibration)
+        work = Calibrate(settings=settings, calibration=calibration)
     else:
         work = Train(
-            program=made.program,
-            weights=made.weights,
             settings=settings,
             update_codec=context.update_codec(network, architecture, _get_budget(client)),
             sends=_list_sent(context, trainee),
             paths=client.given.paths,
         )
-    return _build_task(context, state, client, work, planned_bytes, now_s)
+    return _build_task(context, state, client, work, (_submodel(context, client, made),), planned_bytes, now_s)
 
 
 def build_draw(context: RunContext, state: RunState, client: ClientState) -> Draw:
@@ -75,10 +73,10 @@ def build_score_task(
         now_s: monotonic time.
     """
     candidates = tuple(
-        ScoringCandidate(architecture=one.size, program=one.program, weights=one.weights) for one in planned_bytes
+        TaskSubmodel(architecture=one.size, program=one.program, weights=one.weights) for one in planned_bytes
     )
-    work = Score(candidates=candidates, settings=derive_score_training(context.training(state.round)), batches=BATCHES)
-    return _build_task(context, state, client, work, max(planned_bytes.values()), now_s)
+    work = Score(settings=derive_score_training(context.training(state.round)), batches=BATCHES)
+    return _build_task(context, state, client, work, candidates, max(planned_bytes.values()), now_s)
 
 
 def name_score_task(context: RunContext, state: RunState, client_id: str) -> str:
@@ -115,28 +113,40 @@ def build_evaluate_task(
     else:
         per_class = context.config.evaluation.per_class or objective.kind.by_class
         settings = EvaluationSettings(batch_size=batch_size, per_class=per_class, objective=objective.name)
-    work = Evaluate(program=made.program, weights=made.weights, settings=settings)
-    return _build_task(context, state, client, work, planned_bytes, now_s)
+    submodels = (_submodel(context, client, made),)
+    return _build_task(context, state, client, Evaluate(settings=settings), submodels, planned_bytes, now_s)
 
 
 def build_deploy_task(
     context: RunContext, state: RunState, client: ClientState, models: Sequence[ProgramRef], now_s: float
 ) -> Task:
     """The task that brings a client its own models."""
-    return _build_task(context, state, client, Deploy(models=tuple(models)), 0, now_s)
+    architecture = client.architecture or context.space[0]
+    submodels = tuple(TaskSubmodel(architecture=architecture, program=model) for model in models)
+    return _build_task(context, state, client, Deploy(), submodels, 0, now_s)
 
 
-def _build_task(
-    context: RunContext, state: RunState, client: ClientState, work: Work, planned_bytes: int, now_s: float
+def _submodel(context: RunContext, client: ClientState, made: PreparedTask) -> TaskSubmodel:
+    architecture = client.architecture or context.space[0]
+    return TaskSubmodel(architecture=architecture, program=made.program, weights=made.weights)
+
+
+def _build_task(  # noqa: PLR0913, PLR0917 - what differs between the five kinds of work
+    context: RunContext,
+    state: RunState,
+    client: ClientState,
+    work: Work,
+    submodels: Sequence[TaskSubmodel],
+    planned_bytes: int,
+    now_s: float,
 ) -> Task:
-    architecture = work.candidates[-1].architecture if isinstance(work, Score) else client.architecture
     task_id, limit = _choose_id_and_limit_s(context, state, client, work)
     return Task(
         task_id=task_id,
         run_id=context.run_id,
         round=state.round,
         client_id=client.client_id,
-        architecture=architecture or context.space[0],
+        submodels=tuple(submodels),
         work=work,
         planned_peak_bytes=planned_bytes,
         budget=_get_budget(client),

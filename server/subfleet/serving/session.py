@@ -19,7 +19,7 @@ from subfleet.aggregation.devices import compute_device
 from subfleet.aggregation.evaluation_data import with_evaluation
 from subfleet.aggregation.views import Views
 from subfleet.elastic.model_state import ModelState
-from subfleet.export.quantisation.report import samples_of
+from subfleet.export.quantisation.models import samples_of
 from subfleet.journal.database import open_database, reporting_damage
 from subfleet.journal.evaluations import EvaluationRecord
 from subfleet.journal.generations import GenerationRecord, describe_generation

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from subfleet.protocol.class_names import check_class_names
 from subfleet.protocol.errors import DataError
-from subfleet.protocol.programs import DataSummary
+from subfleet.protocol.jobs import DataSummary
 from subfleet.protocol.transform import DataTransform
 
 __all__ = ["MAX_CLASSES", "NO_LABEL", "NO_OWNER", "Dataset", "Inputs", "Labels"]

@@ -15,7 +15,7 @@ import numpy as np
 
 from subfleet.protocol.class_names import check_class_names, in_natural_order
 from subfleet.protocol.errors import DataError, FileError
-from subfleet.protocol.programs import DataSummary
+from subfleet.protocol.jobs import DataSummary
 from subfleet.protocol.transform import DataTransform
 from subfleet.tasks.dataset import Dataset
 from subfleet.tasks.measuring import InputMeter

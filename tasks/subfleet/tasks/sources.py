@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from subfleet.protocol.errors import ConfigError, DataError, FileError
-from subfleet.protocol.programs import DataSummary
+from subfleet.protocol.jobs import DataSummary
 from subfleet.protocol.suggestion import did_you_mean
 from subfleet.tasks.arrays_file import dataset_of, read_npz, write_npz
 from subfleet.tasks.data_form import DataForm, in_form

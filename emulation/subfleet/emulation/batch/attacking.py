@@ -9,16 +9,9 @@ import numpy as np
 from subfleet import tasks
 from subfleet.arrays import decode_arrays
 from subfleet.emulation.attacks import poisoned, sent
-from subfleet.protocol.programs import (
-    DataSummary,
-    EvaluateJob,
-    EvaluationResult,
-    Prediction,
-    ScoreJob,
-    Trainer,
-    TrainJob,
-    TrainResult,
-)
+from subfleet.protocol.evaluating import EvaluationResult
+from subfleet.protocol.jobs import DataSummary, Job, Prediction, Trainer, TrainResult
+from subfleet.protocol.task import Calibrate, Evaluate, Score, Train
 from subfleet.protocol.update_codecs import Uncompressed
 from subfleet.settings.attacks import Attack
 from subfleet.trainers.job_files import read_program, write_change
@@ -56,11 +49,9 @@ class AttackingTrainer:
         """See `Trainer.describe`: an attacker claims the data that it has."""
         return self._inner.describe(data)
 
-    def train(self, job: TrainJob, stopped: Callable[[], bool]) -> TrainResult:
-        """See `Trainer.train`; what is told is the honest training's. What norms were given is honest, too."""
-        if job.calibration is not None:
-            return self._inner.train(job, stopped)
-        plain = replace(job, update_codec=Uncompressed())
+    def train(self, job: Job[Train], stopped: Callable[[], bool]) -> TrainResult:
+        """See `Trainer.train`; what is told is the honest training's."""
+        plain = replace(job, work=replace(job.work, update_codec=Uncompressed()))
         result = self._inner.train(plain, stopped)
         data = job.output_path.with_name(f"{job.output_path.name}.poisoned.npz")
         change = job.output_path.with_name(f"{job.output_path.name}.malicious")
@@ -71,23 +62,26 @@ class AttackingTrainer:
                 {name: np.asarray(array, np.float32) for name, array in decode_arrays(path.read_bytes()).items()}
                 for path in (job.output_path, change)
             )
-            write_change(job, sent(self._attack, honest, malicious), exact=self._exact(job))
+            # The codec encodes everything but buffers.
+            exact = frozenset[str]() if job.work.update_codec == Uncompressed() else self._buffers(job)
+            write_change(job, sent(self._attack, honest, malicious), exact=exact)
         finally:
             data.unlink(missing_ok=True)
             change.unlink(missing_ok=True)
         return result
 
-    def _exact(self, job: TrainJob) -> frozenset[str]:
-        """What the job's codec does not write."""
-        if job.update_codec == Uncompressed():
-            return frozenset()
+    def calibrate(self, job: Job[Calibrate], stopped: Callable[[], bool]) -> TrainResult:
+        """See `Trainer.calibrate`; the sums are honest."""
+        return self._inner.calibrate(job, stopped)
+
+    def _buffers(self, job: Job[Train]) -> frozenset[str]:
         return step_layout(read_program(job.program_path, self.target).manifest).buffers
 
-    def score(self, job: ScoreJob, stopped: Callable[[], bool]) -> float:
+    def score(self, job: Job[Score], stopped: Callable[[], bool]) -> float:
         """See `Trainer.score`."""
         return self._inner.score(job, stopped)
 
-    def evaluate(self, job: EvaluateJob, stopped: Callable[[], bool]) -> EvaluationResult:
+    def evaluate(self, job: Job[Evaluate], stopped: Callable[[], bool]) -> EvaluationResult:
         """See `Trainer.evaluate`: what is told is honest."""
         return self._inner.evaluate(job, stopped)
 

@@ -12,7 +12,7 @@ from subfleet.emulation.gathering import gathered
 from subfleet.journal.guarding import GuardedObserver
 from subfleet.journal.records import RunObserver
 from subfleet.protocol.errors import RunError, SubfleetError
-from subfleet.protocol.programs import Trainer
+from subfleet.protocol.jobs import Trainer
 from subfleet.reporting.personalised_models import OwnMetric
 from subfleet.reporting.run_figures import run_figures
 from subfleet.serving.outcome import Outcome, gallery_of, leave_results

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from subfleet.protocol.errors import ConfigError
-from subfleet.protocol.programs import Trainer
+from subfleet.protocol.jobs import Trainer
 from subfleet.trainers.executorch import ExecutorchTrainer
 from subfleet.trainers.kept import Host, Kept
 from subfleet.trainers.loaded import Loaded

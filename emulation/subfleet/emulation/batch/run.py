@@ -30,7 +30,7 @@ from subfleet.journal.guarding import GuardedObserver, Unobserved
 from subfleet.journal.records import Progress, RoundRecord, RunObserver, RunResult
 from subfleet.methods.aggregator import Participant
 from subfleet.protocol.errors import RunError
-from subfleet.protocol.programs import Trainer
+from subfleet.protocol.jobs import Trainer
 from subfleet.protocol.scratch import scratch_folder, scratch_places
 from subfleet.protocol.topics import Topics
 from subfleet.rounds.state import ClientState

@@ -6,8 +6,8 @@ from torch import fx
 from subfleet.export.canonical.likeness import are_alike
 from subfleet.export.failures import as_export_errors
 from subfleet.export.recording import trace_functional
-from subfleet.export.steps.stirring import SeededRandomness
-from subfleet.export.steps.values import DTYPES, Step
+from subfleet.export.steps.seeding import SeededRandomness
+from subfleet.export.steps.step import DTYPES, Step
 from subfleet.protocol.errors import ExportError
 
 __all__ = ["capture_step"]

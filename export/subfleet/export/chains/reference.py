@@ -8,10 +8,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from subfleet.export.steps.given import StepInputs
 from subfleet.export.steps.reference.modules import as_exits, compute_in, copy_module, tensor_of
-from subfleet.export.steps.reference.objectives import correct_count, counted_labels, loss_squares, own_loss
-from subfleet.export.steps.reference.optimisers import take_pytorch_step
+from subfleet.export.steps.reference.pytorch import (
+    correct_count,
+    counted_labels,
+    loss_squares,
+    own_loss,
+    take_pytorch_step,
+)
+from subfleet.export.steps.step import StepInputs
 from subfleet.protocol.programs import Role, ValueInfo
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 

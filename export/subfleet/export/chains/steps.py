@@ -7,17 +7,16 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
+from subfleet.export.chains.link_values import LinkValues, update_inputs, update_outputs
 from subfleet.export.chains.reference import LinkReference, UpdateReference
-from subfleet.export.chains.values import LinkValues, update_inputs, update_outputs
 from subfleet.export.layers import LayerContext
 from subfleet.export.steps import SampleSpec, Step, evaluation_step, inference_step
-from subfleet.export.steps.given import StepInputs
-from subfleet.export.steps.holders import StateSnapshot
 from subfleet.export.steps.layout import label_of, scalar
-from subfleet.export.steps.module_state import call_with_state, state_of
-from subfleet.export.steps.network_call import prepare_module, run_exits, updated_buffers
+from subfleet.export.steps.module_calls import call_with_state, prepare_module, run_exits, state_of, updated_buffers
 from subfleet.export.steps.objectives import OBJECTIVES, total
-from subfleet.export.steps.optimiser_step import apply_optimiser
+from subfleet.export.steps.optimisers import apply_optimiser
+from subfleet.export.steps.state_snapshot import StateSnapshot
+from subfleet.export.steps.step import StepInputs
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.programs import ValueInfo
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings

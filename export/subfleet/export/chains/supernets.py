@@ -7,16 +7,17 @@ from torch import nn
 
 from subfleet.elastic.building import build_module, network_of
 from subfleet.elastic.network import Network
-from subfleet.export.chains.cutting import LinkModule, links_of
-from subfleet.export.chains.pieces import Piece, Pieces, pieces_of
+from subfleet.export.chains.pieces import LinkModule, Piece, Pieces, links_of, pieces_of
 from subfleet.export.chains.steps import evaluation_steps, training_steps
 from subfleet.export.request_steps import sample_of
 from subfleet.export.requests import ProgramRequest, TrainRequest
 from subfleet.export.steps import Step
-from subfleet.protocol.errors import ExportError
-from subfleet.protocol.programs import ValueInfo
+from subfleet.export.targets.torch import read_torch_request
+from subfleet.protocol.chains import program_name
+from subfleet.protocol.errors import ExportError, ProtocolError
+from subfleet.protocol.programs import PieceProgram, Program, ValueInfo
 
-__all__ = ["Cut", "cut_of", "is_chained", "steps_of"]
+__all__ = ["Cut", "cut_of", "is_chained", "read_torch_pieces", "steps_of"]
 
 
 def is_chained(request: ProgramRequest) -> bool:
@@ -82,3 +83,18 @@ def steps_of(piece: Piece, request: ProgramRequest) -> Mapping[str, Step]:
             in_parts=request.accumulate and not request.one_part,
         )
     return evaluation_steps(piece.module, piece.values, objective=request.objective, last=piece.last)
+
+
+def read_torch_pieces(program: Program) -> Mapping[str, Step]:
+    """The steps of a chain's pieces, by their names in the manifest; raises as `read_torch_step`."""
+    request = read_torch_request(program)
+    steps = {
+        program_name(piece.name, kind): step
+        for piece in cut_of(request).pieces.pieces
+        for kind, step in steps_of(piece, request).items()
+    }
+    own = [PieceProgram(name=name, inputs=step.inputs, outputs=step.outputs) for name, step in steps.items()]
+    odd = sorted(piece_program.name for piece_program in {*own} ^ {*program.manifest.pieces})
+    if odd:
+        raise ProtocolError(f"the programs of a chain are not those of its manifest, first {odd[0]!r:.80}")
+    return steps

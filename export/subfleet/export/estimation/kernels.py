@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from subfleet.export.memory.blocks import BlockRequest, KernelCall
-from subfleet.export.steps.values import Step
+from subfleet.export.steps.step import Step
 from subfleet.protocol.programs import Role
 
 __all__ = ["TracedProgram", "layers_of"]

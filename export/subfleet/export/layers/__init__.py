@@ -5,15 +5,11 @@ from types import MappingProxyType
 from typing import Any
 
 from subfleet.export.layers.attention import ATTENTIONS
-from subfleet.export.layers.batch_norm import BATCH_NORMS
-from subfleet.export.layers.dropout import DROPOUTS
-from subfleet.export.layers.padding import PADDINGS
-from subfleet.export.layers.pooling import POOLS
-from subfleet.export.layers.randomness import RANDOMNESS
+from subfleet.export.layers.functions import PADDINGS, POOLS, WHOLES
+from subfleet.export.layers.norm_layers import BATCH_NORMS, RMS_NORMS
+from subfleet.export.layers.random_layers import DROPOUTS, RANDOMNESS
 from subfleet.export.layers.recurrent import RECURRENT
 from subfleet.export.layers.replacing import LayerContext, LayerReplacing, Replacement
-from subfleet.export.layers.rms_norm import RMS_NORMS
-from subfleet.export.layers.wholes import WHOLES
 
 __all__ = ["LAYERS", "LayerContext", "LayerReplacing", "Replacement"]
 

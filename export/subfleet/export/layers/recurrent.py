@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subfleet.export.layers.dropout import drop_elements
+from subfleet.export.layers.random_layers import drop_elements
 from subfleet.export.layers.recurrent_cells import CELLS, RecurrentCell
 from subfleet.export.layers.replacing import LayerContext, Replacement
 from subfleet.protocol.errors import ExportError

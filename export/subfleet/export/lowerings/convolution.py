@@ -1,7 +1,4 @@
-"""Convolutions and their backwards in terms of convolutions and products that a runtime computes fast.
-
-All of them are lowered: 1-D and 2-D, with stride, padding, dilation, groups, depthwise, and transposed.
-The rules that choose between forms are constants in the modules of these forms.
+"""The gradient of a convolution's input.
 
 Shapes: as in `convolution_geometry`.
 """
@@ -13,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subfleet.export.lowerings.convolution_geometry import Geometry, convolve, geometry_of
+from subfleet.export.lowerings.convolution_geometry import Geometry, convolve, geometry_of, is_linear, pad_or_cut
 from subfleet.export.lowerings.depthwise import (
     depthwise_forward,
     depthwise_input_gradient,
@@ -27,12 +24,114 @@ from subfleet.export.lowerings.few_places import (
     few_places_weight_gradient,
     has_few_places,
 )
-from subfleet.export.lowerings.input_gradient import input_gradient
-from subfleet.export.lowerings.weight_gradient import weight_gradient
 
-__all__ = ["CONVOLUTIONS_AS_CONVOLUTIONS"]
+__all__ = ["CONVOLUTIONS_AS_CONVOLUTIONS", "input_gradient", "weight_gradient"]
 
 aten = torch.ops.aten
+_FEW_CHANNELS = 32
+"""Up to here a runtime's transposed convolution is the faster one, as it copies no patches (measured)."""
+
+
+def input_gradient(gradient: Tensor, weight: Tensor, sizes: Sequence[int], at: Geometry) -> Tensor:
+    """Differentiate an ordinary convolution with respect to its input.
+
+    Args:
+        gradient: of the output, (N, O, *P).
+        weight: (O, C / G, *K).
+        sizes: of the input, S.
+        at: the convolution's settings.
+
+    Returns:
+        (N, C, *S).
+    """
+    channels = weight.shape[1] * at.groups
+    dense = set(at.stride) == {1}
+    if dense and (channels > _FEW_CHANNELS or at.groups == channels):
+        return _by_flipped_weights(gradient, weight, at)
+    return _by_transposed_convolution(gradient, weight, sizes, at)
+
+
+def _by_flipped_weights(gradient: Tensor, weight: Tensor, at: Geometry) -> Tensor:
+    """Where the stride is 1, the backward is itself a convolution."""
+    outputs, depth, *kernel = weight.shape
+    before = [reach - padding for reach, padding in zip(at.reach(kernel), at.padding, strict=True)]
+    padding = [max(amount, 0) for amount in before]
+    cut = [min(amount, 0) for amount in before]
+    flipped_cok = _flip(weight.reshape(at.groups, outputs // at.groups, depth, *kernel))
+    x = pad_or_cut(gradient, cut, cut)
+    return convolve(x, flipped_cok, padding=padding, dilation=at.dilation, groups=at.groups)
+
+
+def _flip(w_gock: Tensor) -> Tensor:
+    """(G, O / G, C / G, *K) to (C, O / G, *K), with the places of the kernel in reverse order.
+
+    In two transpositions around a copy of whole rows, which is faster than reversing K in place.
+    """
+    groups, outputs, depth, *kernel = w_gock.shape
+    flat = w_gock.reshape(groups, outputs, -1)
+    places = flat.shape[2] // depth
+    if places == 1:
+        return w_gock.transpose(1, 2).reshape(groups * depth, outputs, *kernel)
+    turned = flat.transpose(1, 2).reshape(groups * depth, places, outputs)
+    flipped = turned.index_select(1, torch.arange(places - 1, -1, -1))
+    return flipped.transpose(1, 2).reshape(groups * depth, outputs, *kernel)
+
+
+def _by_transposed_convolution(gradient: Tensor, weight: Tensor, sizes: Sequence[int], at: Geometry) -> Tensor:
+    # What the forward left over at the far edge comes back as output padding.
+    seen = at.seen(weight.shape[2:], gradient.shape[2:])
+    rest = [size + 2 * padding - part for size, padding, part in zip(sizes, at.padding, seen, strict=True)]
+    settings = (list(at.stride), list(at.padding), list(at.dilation), True, rest, at.groups)
+    d_input: Tensor = aten.convolution.default(gradient, weight, None, *settings)
+    return d_input
+
+
+_SLOWER_SUM = 4
+"""How many times longer an element of a sum of products takes than one that is moved (measured)."""
+
+
+def weight_gradient(inputs: Tensor, gradient: Tensor, kernel: Sequence[int], at: Geometry) -> Tensor:
+    """Differentiate an ordinary convolution with respect to its weights.
+
+    Args:
+        inputs: (N, C, *S).
+        gradient: of the output, (N, O, *P).
+        kernel: the sizes K.
+        at: the convolution's settings.
+
+    Returns:
+        (O, C / G, *K).
+    """
+    if at.groups == 1 and is_linear(kernel, inputs.shape[2:], gradient.shape[2:], at):
+        return _pointwise_gradient(inputs, gradient).reshape(gradient.shape[1], inputs.shape[1], *kernel)
+    (samples, channels, *sizes), (_, outputs, *places) = inputs.shape, gradient.shape
+    dims, depth = len(sizes), channels // at.groups
+    if at.groups == 1:
+        x_nsc = inputs.permute(0, *range(2, 2 + dims), 1)
+    else:
+        x_nsc = inputs.reshape(samples, at.groups, depth, *sizes).permute(1, 0, *range(3, 3 + dims), 2)
+    # At the far edge the forward may leave out some places, or the padding.
+    ends = zip(at.seen(kernel, places), sizes, at.padding, strict=True)
+    after = [seen - size - padding for seen, size, padding in ends]
+    x = pad_or_cut(x_nsc.reshape(1, at.groups * samples, *sizes, depth), [*at.padding, 0], [*after, 0])
+    g_onp1 = gradient.transpose(0, 1).unsqueeze(-1)
+    # The forward's stride spreads the gradient, so it becomes the dilation, and the other way round.
+    d_okc = convolve(x, g_onp1, stride=[*at.dilation, 1], dilation=[*at.stride, 1], groups=at.groups)
+    return d_okc.squeeze(0).permute(0, dims + 1, *range(1, dims + 1)).reshape(outputs, depth, *kernel)
+
+
+def _pointwise_gradient(inputs: Tensor, gradient: Tensor) -> Tensor:
+    """Where the kernel is a single place: (O, C)."""
+    x_ncp, g_nop = inputs.flatten(2), gradient.flatten(2)
+    samples, channels, places = x_ncp.shape
+    outputs = g_nop.shape[1]
+    if places * (channels + outputs) < _SLOWER_SUM * channels * outputs:
+        # Moving samples beside places costs less than adding up one product for each sample.
+        x_cp, g_op = (part.transpose(0, 1).reshape(-1, samples * places) for part in (x_ncp, g_nop))
+        return g_op @ x_cp.t()
+    return (g_nop @ x_ncp.transpose(1, 2)).sum(0)
+
+
 _Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Geometry", "convolve", "geometry_of", "is_linear", "pad_or_cut"]
+__all__ = ["Geometry", "axis_bands", "bands", "convolve", "geometry_of", "is_linear", "pad_or_cut"]
 
 aten = torch.ops.aten
 
@@ -86,3 +86,23 @@ def geometry_of(arguments: Sequence[Any]) -> Geometry:
 def is_linear(kernel: Sequence[int], sizes: Sequence[int], places: Sequence[int], at: Geometry) -> bool:
     """Whether each place of the output depends on its own of the input alone, and each of the input has one."""
     return math.prod(kernel) == 1 and set(at.stride) == {1} and not any(at.padding) and list(sizes) == list(places)
+
+
+def axis_bands(axis: int, kernel: int, size: int, places: int, at: Geometry, dtype: torch.dtype) -> Tensor:
+    """(K, Q, P) along one dimension: 1 where a place of the kernel connects one of the input to one of the output."""
+    step = torch.arange(kernel).reshape(-1, 1, 1) * at.dilation[axis]
+    output = torch.arange(places).reshape(1, 1, -1) * at.stride[axis]
+    return (torch.arange(size).reshape(1, -1, 1) == step + output - at.padding[axis]).to(dtype)
+
+
+def bands(
+    kernel: Sequence[int], sizes: Sequence[int], places: Sequence[int], at: Geometry, dtype: torch.dtype
+) -> Tensor:
+    """(K, Q, P) over all dimensions, each flattened."""
+    spans = zip(kernel, sizes, places, strict=True)
+    first, *others = (axis_bands(axis, *span, at, dtype) for axis, span in enumerate(spans))
+    for band in others:
+        (k, q, p), (length, size, length_out) = first.shape, band.shape
+        outer = first.reshape(k, 1, q, 1, p, 1) * band.reshape(1, length, 1, size, 1, length_out)
+        first = outer.reshape(k * length, q * size, p * length_out)
+    return first

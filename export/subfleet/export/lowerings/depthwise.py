@@ -22,8 +22,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from subfleet.export.lowerings.bands import axis_bands, bands
-from subfleet.export.lowerings.convolution_geometry import Geometry, convolve, pad_or_cut
+from subfleet.export.lowerings.convolution_geometry import Geometry, axis_bands, bands, convolve, pad_or_cut
 
 __all__ = ["depthwise_forward", "depthwise_input_gradient", "depthwise_weight_gradient", "is_depthwise", "is_small"]
 

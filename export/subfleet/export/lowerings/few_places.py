@@ -14,8 +14,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from subfleet.export.lowerings.bands import bands
-from subfleet.export.lowerings.convolution_geometry import Geometry, is_linear
+from subfleet.export.lowerings.convolution_geometry import Geometry, bands, is_linear
 
 __all__ = ["few_places_forward", "few_places_input_gradient", "few_places_weight_gradient", "has_few_places"]
 

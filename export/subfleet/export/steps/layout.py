@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from subfleet.export.steps.module_state import buffers_of
+from subfleet.export.steps.module_calls import buffers_of
 from subfleet.export.steps.objectives import OBJECTIVES
 from subfleet.export.steps.optimisers import OPTIMISERS
 from subfleet.protocol.programs import Role, ValueInfo

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from subfleet.export.steps.reference import TrainingReference
-from subfleet.export.steps.values import Step
+from subfleet.export.steps.step import Step
 from subfleet.protocol.errors import ExportError
 
 __all__ = ["check_padding", "check_samples_apart"]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from subfleet.export.layers import LAYERS, LayerContext, LayerReplacing
-from subfleet.export.steps.module_state import call_with_state, set_constants
+from subfleet.export.steps.module_calls import call_with_state, set_constants
 from subfleet.protocol.errors import ExportError
 
 __all__ = ["blocks_of", "recompute_blocks"]

@@ -13,20 +13,24 @@ import torch
 from torch import Tensor, nn
 
 from subfleet.export.layers import LayerContext
-from subfleet.export.steps.first_run import ModuleShapes, run_on_shapes
-from subfleet.export.steps.given import StepInputs
-from subfleet.export.steps.holders import StateSnapshot
 from subfleet.export.steps.layout import StepShapes, step_inputs, step_outputs
 from subfleet.export.steps.mixing import check_samples_apart
-from subfleet.export.steps.module_state import buffers_of, call_with_state, state_of
-from subfleet.export.steps.network_call import prepare_module, run_exits, updated_buffers
+from subfleet.export.steps.module_calls import (
+    buffers_of,
+    call_with_state,
+    prepare_module,
+    run_exits,
+    state_of,
+    updated_buffers,
+)
 from subfleet.export.steps.objectives import OBJECTIVES, mutual_distillation, self_distillation, total
-from subfleet.export.steps.optimiser_step import apply_optimiser
-from subfleet.export.steps.optimisers import clip_gradients
+from subfleet.export.steps.optimisers import apply_optimiser, clip_gradients
 from subfleet.export.steps.parameter_hooks import apply_post_hooks, check_hooks, copy_hooks
 from subfleet.export.steps.recompute import blocks_of, recompute_blocks
 from subfleet.export.steps.reference import TrainingReference
-from subfleet.export.steps.values import SampleSpec, Step, Student
+from subfleet.export.steps.shape_run import ModuleShapes, run_on_shapes
+from subfleet.export.steps.state_snapshot import StateSnapshot
+from subfleet.export.steps.step import SampleSpec, Step, StepInputs, Student
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.programs import ValueInfo
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Protocol
 
 from torch import Tensor, fx
 
-from subfleet.export.steps.values import Step
+from subfleet.export.steps.step import Step
 from subfleet.protocol.memory import MemoryPlan
 
 __all__ = ["Target", "WrittenProgram"]

@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 from torch import Tensor, fx
 
 from subfleet.export.layouts import settle_layouts
+from subfleet.export.lowerings.convolution_products import CONVOLUTIONS_AS_PRODUCTS, PRODUCTS_WITH_BIAS
 from subfleet.export.lowerings.pooling import MAXIMUM_POOL_BACKWARD
-from subfleet.export.lowerings.products import CONVOLUTIONS_AS_PRODUCTS, PRODUCTS_WITH_BIAS
 from subfleet.export.lowerings.tables import COMMON
 from subfleet.export.memory.executorch_plan import plan_executorch
-from subfleet.export.steps.values import Step
+from subfleet.export.steps.step import Step
 from subfleet.export.targets.base import WrittenProgram
 from subfleet.export.targets.executorch_program import constant_methods, lower_to_executorch
 from subfleet.export.targets.xnnpack.delegating import delegate

@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from subfleet.export.lowerings.convolution import CONVOLUTIONS_AS_CONVOLUTIONS
 from subfleet.export.lowerings.tables import COMMON, without
 from subfleet.export.memory.onnx_plan import plan_onnx
-from subfleet.export.steps.values import Step
+from subfleet.export.steps.step import Step
 from subfleet.export.targets.base import WrittenProgram
 from subfleet.export.targets.instead import instead_of
 from subfleet.export.targets.onnx_fusions import FUSIONS

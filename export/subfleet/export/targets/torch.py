@@ -17,7 +17,7 @@ from subfleet.elastic.families import AnyFamily
 from subfleet.elastic.families.records.residual import PreactResNet
 from subfleet.elastic.network import Family
 from subfleet.export.memory.liveness import activation_peak_bytes
-from subfleet.export.memory.values import fed_bytes, optimiser_bytes, value_bytes, weights_bytes
+from subfleet.export.memory.step_bytes import fed_bytes, optimiser_bytes, value_bytes, weights_bytes
 from subfleet.export.request_steps import step_of, training_step_of
 from subfleet.export.requests import EvaluateRequest, ProgramRequest, TrainRequest
 from subfleet.export.steps import Step

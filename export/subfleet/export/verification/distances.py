@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from subfleet.export.steps import Step
-from subfleet.export.steps.stirring import SeededRandomness
+from subfleet.export.steps.seeding import SeededRandomness
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.programs import ValueInfo
 

@@ -5,8 +5,6 @@ real samples alone, so it also says what padding must come to. In double precisi
 with; in single precision it says how far PyTorch itself is from that.
 """
 
-from subfleet.export.steps.reference.evaluation import EvaluationReference
-from subfleet.export.steps.reference.inference import InferenceReference
-from subfleet.export.steps.reference.training import TrainingReference
+from subfleet.export.steps.reference.step_references import EvaluationReference, InferenceReference, TrainingReference
 
 __all__ = ["EvaluationReference", "InferenceReference", "TrainingReference"]

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from subfleet.export.targets.onnx_operators.elementwise import ELEMENTWISE
 from subfleet.export.targets.onnx_operators.emitting import Emitter, Translation
 from subfleet.export.targets.onnx_operators.layers import LAYERS
-from subfleet.export.targets.onnx_operators.shaping import SHAPING
+from subfleet.export.targets.onnx_operators.movement import SHAPING
 
 __all__ = ["OPERATORS", "Emitter", "Translation"]
 

@@ -10,8 +10,7 @@ from torch.export import ExportedProgram
 
 from subfleet.export.nodes import shape_of
 from subfleet.export.targets.executorch_program import make_exported_program
-from subfleet.export.targets.xnnpack.emitting import XnnpackEmitter
-from subfleet.export.targets.xnnpack.graph import XnnpackGraph
+from subfleet.export.targets.xnnpack.graph import XnnpackEmitter, XnnpackGraph
 from subfleet.export.targets.xnnpack.operators import OPERATORS, is_supported
 from subfleet.export.targets.xnnpack.preparing import prepare
 from subfleet.export.targets.xnnpack.regions import DelegateRegion, split_regions

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from subfleet.export.nodes import argument, shape_of
-from subfleet.export.targets.xnnpack.emitting import Rule, XnnpackEmitter, is_floating
+from subfleet.export.targets.xnnpack.graph import Rule, XnnpackEmitter, is_floating
 from subfleet.export.targets.xnnpack.reductions import REDUCTIONS
 
 __all__ = ["OPERATORS", "is_supported", "part", "product_by_transposed"]

@@ -9,7 +9,7 @@ from torch import fx
 
 from subfleet.export.canonical.cleaning import drop_dead_code
 from subfleet.export.nodes import argument, shape_of
-from subfleet.export.targets.xnnpack.emitting import is_floating
+from subfleet.export.targets.xnnpack.graph import is_floating
 from subfleet.export.targets.xnnpack.operators import part, product_by_transposed
 
 __all__ = ["prepare"]

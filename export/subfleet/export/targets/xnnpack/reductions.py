@@ -13,8 +13,7 @@ import torch
 from torch import fx
 
 from subfleet.export.nodes import argument, shape_of
-from subfleet.export.targets.xnnpack.emitting import Rule, XnnpackEmitter
-from subfleet.export.targets.xnnpack.graph import XnnpackGraph
+from subfleet.export.targets.xnnpack.graph import Rule, XnnpackEmitter, XnnpackGraph
 
 __all__ = ["LONGEST_PRODUCT", "REDUCTIONS", "row_maxima", "row_sums"]
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from subfleet.export.layers.randomness import DRAWS
+from subfleet.export.layers.random_layers import DRAWS
 from subfleet.protocol.errors import ExportError
 
 __all__ = ["ReplayedRandomness"]
@@ -81,7 +81,7 @@ class ReplayedRandomness(TorchFunctionMode):
         if self._left:
             raise ExportError(
                 f"the network took {len(self._left)} random inputs less than its step; its forward must always do the "
-                "same, and a layer that draws needs an entry in subfleet.export.steps.reference.randomness"
+                "same, and a layer that draws needs an entry in subfleet.export.steps.reference.replayed_randomness"
             )
 
     def next(self) -> Tensor:

@@ -1,7 +1,7 @@
-"""What goes into a step and comes out: names, shapes and roles, and random examples of them."""
+"""A step: names, shapes and roles of its inputs and outputs, and random examples of them."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
@@ -13,7 +13,7 @@ from subfleet.elastic.maps import TensorMap
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.programs import Role, ValueInfo
 
-__all__ = ["DTYPES", "SampleSpec", "Step", "Student"]
+__all__ = ["DTYPES", "SampleSpec", "Step", "StepInputs", "Student"]
 
 DTYPES: Mapping[torch.dtype, str] = MappingProxyType({torch.float32: "F32", torch.int64: "I64"})
 """What a program's values may be, with their names in the tensor container."""
@@ -166,3 +166,35 @@ def _example(value: ValueInfo, generator: torch.Generator) -> Tensor:
     if value.dtype == "I64":
         return torch.randint(0, max(value.limit, 1), value.shape, generator=generator)
     return _DRAWS[value.role](value.shape, generator)
+
+
+class StepInputs:
+    """A step's input tensors by role.
+
+    Args:
+        values: the step's inputs.
+        tensors: one for each.
+    """
+
+    def __init__(self, values: Sequence[ValueInfo], tensors: Sequence[Tensor]) -> None:
+        self._pairs = tuple(zip(values, tensors, strict=True))
+
+    def pairs(self, role: Role) -> Iterator[tuple[ValueInfo, Tensor]]:
+        """What is known of each tensor of a role, and the tensor."""
+        return (pair for pair in self._pairs if pair[0].role == role)
+
+    def single(self, role: Role) -> Tensor:
+        """The only tensor of a role."""
+        return next(tensor for _, tensor in self.pairs(role))
+
+    def all(self, role: Role) -> list[Tensor]:
+        """In order."""
+        return [tensor for _, tensor in self.pairs(role)]
+
+    def by_tensor(self, role: Role) -> dict[str, Tensor]:
+        """By the submodel's tensor that each belongs to."""
+        return {value.tensor: tensor for value, tensor in self.pairs(role)}
+
+    def coefficient(self, name: str) -> Tensor | float:
+        """A scalar of `TrainingSettings`; 0 where the step takes none of that name."""
+        return next((tensor for value, tensor in self.pairs("coefficient") if value.name == name), 0.0)

@@ -9,13 +9,19 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from subfleet.export.failures import as_export_errors
 from subfleet.export.layers import LayerContext
-from subfleet.export.steps.holders import StateSnapshot
-from subfleet.export.steps.module_state import call_with_state, check_types, constants_of, set_constants, state_of
-from subfleet.export.steps.network_call import prepare_module, run_exits
-from subfleet.export.steps.repetition import RunEffects, check_repeats
-from subfleet.export.steps.stirring import SeededRandomness
-from subfleet.export.steps.values import DTYPES
-from subfleet.export.steps.watching import TensorTies, WriteWatcher
+from subfleet.export.steps.module_calls import (
+    call_with_state,
+    check_types,
+    constants_of,
+    prepare_module,
+    run_exits,
+    set_constants,
+    state_of,
+)
+from subfleet.export.steps.run_checks import RunEffects, TensorTies, WriteWatcher, check_repeats
+from subfleet.export.steps.seeding import SeededRandomness
+from subfleet.export.steps.state_snapshot import StateSnapshot
+from subfleet.export.steps.step import DTYPES
 from subfleet.protocol.programs import ValueInfo
 
 __all__ = ["ModuleShapes", "run_on_shapes"]

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable
 
-from subfleet.export.steps.values import Step
+from subfleet.export.steps.step import Step
 from subfleet.protocol.programs import Role, ValueInfo
 from subfleet.protocol.tensors import DTYPE_BYTES
 

@@ -1,6 +1,6 @@
-"""Functions that PyTorch computes by an operator of their own, in operators that every runtime has."""
+"""PyTorch functions with an operator that no runtime has, computed by operators that every runtime has."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -11,7 +11,55 @@ from torch.nn import functional
 from subfleet.export.layers.replacing import LayerContext, Replacement
 from subfleet.protocol.errors import ExportError
 
-__all__ = ["WHOLES"]
+__all__ = ["PADDINGS", "POOLS", "WHOLES"]
+
+
+def _to_one(function: Any, dims: int) -> Replacement:
+    def pool(
+        _context: LayerContext,
+        input: Tensor,  # noqa: A002 - PyTorch's name of it
+        output_size: int | Sequence[int | None] | None,
+    ) -> Tensor:
+        sizes = output_size if isinstance(output_size, Sequence) else [output_size] * dims
+        if any(size != 1 for size in sizes) or input.dim() <= dims:
+            pooled: Tensor = function(input, output_size)
+            return pooled
+        return input.mean(dim=tuple(range(-dims, 0)), keepdim=True)
+
+    return pool
+
+
+_FUNCTIONS: Mapping[Any, int] = MappingProxyType(
+    {
+        functional.adaptive_avg_pool1d: 1,
+        functional.adaptive_avg_pool2d: 2,
+        functional.adaptive_avg_pool3d: 3,
+    }
+)
+POOLS: Mapping[Any, Replacement] = MappingProxyType(
+    {function: _to_one(function, dims) for function, dims in _FUNCTIONS.items()}
+)
+
+
+def _pad(
+    _context: LayerContext,
+    input: Tensor,  # noqa: A002 - PyTorch's name of it
+    pad: Sequence[int],
+    mode: str = "constant",
+    value: float | None = None,
+) -> Tensor:
+    if mode != "circular" or min(pad) < 0:
+        return functional.pad(input, list(pad), mode, value)
+    for axis_from_last in range(len(pad) // 2):
+        dim, (before, after) = input.dim() - 1 - axis_from_last, pad[2 * axis_from_last : 2 * axis_from_last + 2]
+        size = input.shape[dim]
+        parts = [input.narrow(dim, size - before, before), input, input.narrow(dim, 0, after)]
+        input = torch.cat([part for part in parts if part.shape[dim]], dim)  # noqa: A001 - the result so far
+    return input
+
+
+PADDINGS: Mapping[Any, Replacement] = MappingProxyType({functional.pad: _pad})
+
 
 _MOST_FACTORS = 64
 """Of a product, as many operators."""

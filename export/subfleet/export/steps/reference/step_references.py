@@ -1,4 +1,4 @@
-"""One step of training in plain PyTorch."""
+"""The reference of each kind of step, in plain PyTorch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,25 +7,82 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from subfleet.export.steps.given import StepInputs
-from subfleet.export.steps.module_state import call_with_state
+from subfleet.export.steps.module_calls import call_with_state
 from subfleet.export.steps.parameter_hooks import has_hooks
 from subfleet.export.steps.reference.modules import as_exits, compute_in, copy_module, tensor_of
-from subfleet.export.steps.reference.objectives import (
+from subfleet.export.steps.reference.pytorch import (
     correct_count,
     counted_labels,
     divergence,
     loss_squares,
     mutual_divergence,
     own_loss,
+    take_pytorch_step,
 )
-from subfleet.export.steps.reference.optimisers import take_pytorch_step
-from subfleet.export.steps.reference.randomness import ReplayedRandomness
-from subfleet.export.steps.values import Student
+from subfleet.export.steps.reference.replayed_randomness import ReplayedRandomness
+from subfleet.export.steps.step import StepInputs, Student
 from subfleet.protocol.programs import ValueInfo
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 
-__all__ = ["TrainingReference"]
+__all__ = ["EvaluationReference", "InferenceReference", "TrainingReference"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferenceReference:
+    """The untouched module in evaluation mode.
+
+    Attributes:
+        module: as it was given to `inference_step`.
+        inputs: of the step.
+    """
+
+    module: nn.Module
+    inputs: tuple[ValueInfo, ...]
+
+    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """The logits, of the last exit where there are many, in the precision of the tensors.
+
+        Raises:
+            ExportError: the untouched module cannot be copied, or not be run in this precision.
+        """
+        given = StepInputs(self.inputs, tensors)
+        precision = torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
+        module = copy_module(self.module, given.by_tensor("parameter") | given.by_tensor("buffer"), precision)
+        with torch.no_grad(), compute_in(precision):
+            return (as_exits(module.eval()(given.single("input")))[-1],)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationReference:
+    """The untouched module in evaluation mode, and PyTorch's own loss of the real samples.
+
+    Attributes:
+        module: as it was given to `evaluation_step`.
+        objective: what is told.
+        inputs: of the step.
+    """
+
+    module: nn.Module
+    objective: ObjectiveSettings
+    inputs: tuple[ValueInfo, ...]
+
+    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Loss, correct, count, and the logits of all samples, padding included, in the precision of the tensors.
+
+        Raises:
+            ExportError: the untouched module cannot be copied, or not be run in this precision.
+        """
+        given = StepInputs(self.inputs, tensors)
+        real_B = given.single("sample_mask") > 0  # noqa: N806 - shapes in names
+        precision = given.single("sample_mask").dtype
+        module = copy_module(self.module, given.by_tensor("parameter") | given.by_tensor("buffer"), precision)
+        with torch.no_grad(), compute_in(precision):
+            logits = as_exits(module.eval()(given.single("input")))[-1]
+            real, labels = logits[real_B], given.single("label")[real_B]
+            count = counted_labels(self.objective, labels).sum()
+            loss = own_loss(self.objective, real, labels) / count.clamp(min=1)
+            correct = correct_count(self.objective, real, labels)
+        return loss, correct.to(precision), count.to(precision), logits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
