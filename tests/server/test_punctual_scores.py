@@ -75,9 +75,9 @@ def clients_closed(context: RunContext, state: RunState, name: str, now_s: float
         (
             1,
             76.0,
-            "no answer came in 75 s; it has not answered its last evaluation task, and is not waited for any longer",
+            "no answer came in 75 s; it has not answered its last evaluation task, and the round waits no longer",
         ),
-        (2, 0.0, "it has not answered its last 2 evaluation tasks, and nobody waits for it"),
+        (2, 0.0, "it has not answered its last 2 evaluation tasks, and the round does not wait for it"),
     ],
 )
 def test_an_evaluation_waits_until_its_deadline_once_and_a_quarter_once(

@@ -87,9 +87,9 @@ def test_a_round_waits_until_its_deadline_once_and_a_quarter_once_and_then_no_lo
     state, now_s = measuring(context), 2.0
     reasons = (
         (600.0, "no answer came in time"),
-        (150.0, "no answer came in 150 s; it has not answered its last task, and is not waited for any longer"),
-        (0.0, "it has not answered its last 2 tasks, and nobody waits for it"),
-        (0.0, "it has not answered its last 3 tasks, and nobody waits for it"),
+        (150.0, "no answer came in 150 s; it has not answered its last task, and the round waits no longer"),
+        (0.0, "it has not answered its last 2 tasks, and the round does not wait for it"),
+        (0.0, "it has not answered its last 3 tasks, and the round does not wait for it"),
     )
     for count, (seconds, reason) in enumerate(reasons, 1):
         state = trained(context, given_tasks(context, state, now_s), now_s, *OTHERS)
@@ -270,12 +270,10 @@ def test_people_are_told_once_when_nobody_waits_for_a_client_and_when_somebody_d
         said_of_cyd += sentences(before, state)
         before = state
     assert said_of_cyd == [
-        "client cyd has not answered its last 2 tasks; nobody waits for its answers until it gives one"
+        "client cyd has not answered its last 2 tasks; the run does not wait for it until it answers again"
     ]
     state = with_record(state, "cyd", "training", after_misses(0, 1.0))
-    assert list(sentences(before, state)) == [
-        "client cyd has answered its last task, and is waited for like the others again"
-    ]
+    assert list(sentences(before, state)) == ["client cyd has answered its last task, and the run waits for it again"]
 
 
 def test_a_screen_does_not_say_that_a_round_waits_for_an_extra() -> None:
@@ -305,6 +303,6 @@ def test_a_run_with_a_mute_device_has_short_rounds_from_the_third_on(tmp_path: P
     assert {row.client_id: row.status for row in world.notes.records[-1].clients} == {
         "ada": "aggregated",
         "bob": "aggregated",
-        "cyd": "missing: it has not answered its last 4 tasks, and nobody waits for it",
+        "cyd": "missing: it has not answered its last 4 tasks, and the round does not wait for it",
     }
     assert sum("nobody waits" in text for text in world.notes.said) == 1

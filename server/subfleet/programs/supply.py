@@ -25,19 +25,8 @@ from subfleet.protocol.errors import SubfleetError
 from subfleet.protocol.programs import ProgramRef, decode_program
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.training import TrainingSettings
+from subfleet.rounds import work
 from subfleet.rounds.tasks import BATCHES, derive_score_training
-from subfleet.rounds.work import (
-    CostRequest,
-    EvaluationRequest,
-    ExportedModels,
-    ModelFile,
-    ModelsRequest,
-    PreparedTask,
-    ProgramRequest,
-    Scorable,
-    ScoringRequest,
-    TaskRequest,
-)
 from subfleet.search.queue import ProgramFacts
 from subfleet.transport.blob_store import BlobStore
 
@@ -156,14 +145,14 @@ class Supply:
     def duties(self) -> Mapping[type, Handler]:
         """What it does, by the type of the request."""
         works: Mapping[type, Callable[[Any, Snapshot], Steps[Any]]] = {
-            TaskRequest: self._task,
-            ScoringRequest: self._scoring,
-            EvaluationRequest: self._evaluation,
-            ModelsRequest: self._models,
-            ProgramRequest: self._written,
-            CostRequest: self._costs,
+            work.TaskRequest: self._task,
+            work.ScoringRequest: self._scoring,
+            work.EvaluationRequest: self._evaluation,
+            work.ModelsRequest: self._models,
+            work.ProgramRequest: self._written,
+            work.CostRequest: self._costs,
         }
-        return {kind: Handler(work=work, failure="export failed") for kind, work in works.items()}
+        return {kind: Handler(work=prepare, failure="export failed") for kind, prepare in works.items()}
 
     @property
     def digests(self) -> set[str]:
@@ -179,23 +168,23 @@ class Supply:
         in_use = set(model.network_ids)
         self._programs = {key: program for key, program in self._programs.items() if key[0] in in_use}
 
-    async def _task(self, request: TaskRequest, run: Snapshot) -> PreparedTask:
+    async def _task(self, request: work.TaskRequest, run: Snapshot) -> work.PreparedTask:
         client = request.participant
         training = self._context.training(request.round, student=request.student)
         network = self._network_of(run.model, client.size)
         export = build_train_request(network, client.size, request.target, training, student=request.student)
         program = await self._program(client.size.network, export)
         weights = await self._weights_of(run.model, client)
-        return PreparedTask(program=program.ref, weights=weights, facts=program.facts)
+        return work.PreparedTask(program=program.ref, weights=weights, facts=program.facts)
 
-    async def _evaluation(self, request: EvaluationRequest, run: Snapshot) -> PreparedTask:
+    async def _evaluation(self, request: work.EvaluationRequest, run: Snapshot) -> work.PreparedTask:
         client, training = request.participant, self._context.training(request.round)
         export = build_evaluate_request(self._network_of(run.model, client.size), client.size, request.target, training)
         program = await self._program(client.size.network, export)
         weights = await self._weights_of(run.model, client, for_use=True)
-        return PreparedTask(program=program.ref, weights=weights, facts=program.facts)
+        return work.PreparedTask(program=program.ref, weights=weights, facts=program.facts)
 
-    async def _written(self, request: ProgramRequest, run: Snapshot) -> ProgramFacts:
+    async def _written(self, request: work.ProgramRequest, run: Snapshot) -> ProgramFacts:
         program, training = request.program, self._context.training(request.round)
         network = self._network_of(run.model, program.size)
         export = build_train_request(network, program.size, program.target, training)
@@ -210,14 +199,14 @@ class Supply:
                 await wait_for(file)
         return written.facts
 
-    async def _costs(self, request: CostRequest, run: Snapshot) -> MemoryEstimates:
+    async def _costs(self, request: work.CostRequest, run: Snapshot) -> MemoryEstimates:
         del run
         network = self._context.declared(request.lineage).network
         export = build_train_request(network, network.full_architecture(), request.target, self._context.training(1))
         file = await wait_for(self._exports.submit_estimates(EstimateRequest(training=export)))
         return MemoryEstimates.unpacked(file.read_bytes())
 
-    async def _scoring(self, request: ScoringRequest, run: Snapshot) -> tuple[Scorable, ...]:
+    async def _scoring(self, request: work.ScoringRequest, run: Snapshot) -> tuple[work.Scorable, ...]:
         training = derive_score_training(self._context.training(request.round))
         networks = {size: self._network_of(run.model, size) for size in request.sizes}
         exports = {
@@ -240,7 +229,7 @@ class Supply:
 
     async def _scorable(
         self, network: Network, size: Architecture, export: TrainRequest, file: "Future[Path]"
-    ) -> Scorable | None:
+    ) -> work.Scorable | None:
         try:
             program = await self._program(size.network, export, file)
         except (SubfleetError, CancelledError, OSError) as error:
@@ -250,7 +239,7 @@ class Supply:
             content = await wait_for(self._threads.submit(_LANE, _draw_first_weights, network, size))
             self._first_weights[size.architecture_id] = self._blobs.add(content)
         weights = self._first_weights[size.architecture_id]
-        return Scorable(
+        return work.Scorable(
             size=size,
             program=program.ref,
             weights=weights,
@@ -259,7 +248,7 @@ class Supply:
             packings=program.facts.packings,
         )
 
-    async def _models(self, request: ModelsRequest, run: Snapshot) -> ExportedModels:
+    async def _models(self, request: work.ModelsRequest, run: Snapshot) -> work.ExportedModels:
         config, client = self._context.config, request.participant
         content = await wait_for(self._cut(run.model, client, for_use=True))
         weights = self._blobs.add(content)
@@ -289,8 +278,8 @@ class Supply:
             kept = _copy(exported, self._models_folder / request.client_id / f"model{exported.suffix}")
             blob = self._blobs.add_file(kept)
             programs.append(ProgramRef(program_id=blob.sha256, target=target, blob=blob))
-            models.append(ModelFile(target=target, file=str(kept), **read_figures(exported)))
-        return ExportedModels(programs=tuple(programs), models=tuple(models))
+            models.append(work.ModelFile(target=target, file=str(kept), **read_figures(exported)))
+        return work.ExportedModels(programs=tuple(programs), models=tuple(models))
 
     async def _program(
         self, network_id: str, export: TrainRequest | EvaluateRequest, file: "Future[Path] | None" = None

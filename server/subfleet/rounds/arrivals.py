@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 from subfleet.protocol.exhaustive import never
 from subfleet.protocol.messages import Update
+from subfleet.rounds import work
 from subfleet.rounds.assigning import find_lasting, request_task, send_training
 from subfleet.rounds.awaiting import find_sent_s, record_answer
 from subfleet.rounds.closing import finish_aggregation, retry_aggregation
@@ -22,22 +23,6 @@ from subfleet.rounds.signals import AggregationRequest, Outcome, RequestDone, Re
 from subfleet.rounds.sizing import list_lacking, request_new, send_scoring
 from subfleet.rounds.state import AcceptedUpdate, ClientState, Lasts, RunState
 from subfleet.rounds.tasks import build_deploy_task
-from subfleet.rounds.work import (
-    CheckRequest,
-    CostRequest,
-    EvaluationRequest,
-    ExportedModels,
-    GenerationRequest,
-    ModelsRequest,
-    NetworksRequest,
-    PreparedTask,
-    ProgramRequest,
-    Scorable,
-    ScoringRequest,
-    SearchRequest,
-    SearchResult,
-    TaskRequest,
-)
 from subfleet.search.candidates import Candidate
 from subfleet.search.queue import ProgramFacts, SizedProgram, WrittenProgram
 
@@ -48,25 +33,25 @@ def apply_result(  # noqa: C901, PLR0912 - a case for each request
     """Take in the result of a request; one that nobody waits for any more changes nothing."""
     request, result = event.request, event.result
     match request:
-        case TaskRequest():
+        case work.TaskRequest():
             outcome = _receive_task(context, state, request, result, now_s)
-        case ScoringRequest():
+        case work.ScoringRequest():
             outcome = _receive_candidates(context, state, request, result, now_s)
-        case EvaluationRequest():
+        case work.EvaluationRequest():
             outcome = send_evaluation(context, state, request, result, now_s)
-        case ModelsRequest():
+        case work.ModelsRequest():
             outcome = _receive_models(context, state, request, result, now_s)
-        case ProgramRequest():
+        case work.ProgramRequest():
             outcome = _receive_program(context, state, request, result), ()
-        case CostRequest():
+        case work.CostRequest():
             outcome = _receive_estimates(context, state, request, build_target_estimates(context, request, result))
-        case SearchRequest():
+        case work.SearchRequest():
             outcome = _receive_search(context, state, request, result)
-        case NetworksRequest():
+        case work.NetworksRequest():
             outcome = begin_with(context, state, request, result), ()
-        case GenerationRequest():
+        case work.GenerationRequest():
             outcome = receive_generation(context, state, request, result, now_s)
-        case CheckRequest():
+        case work.CheckRequest():
             outcome = _accept_update(context, state, request.update, result, now_s)
         case AggregationRequest():
             outcome = finish_aggregation(context, state, request, result, now_s)
@@ -81,31 +66,31 @@ def apply_failure(  # noqa: C901, PLR0912 - a case for each request
     """Go on without the result of a request."""
     request, reason = event.request, event.reason
     match request:
-        case TaskRequest():
+        case work.TaskRequest():
             client = state.clients.get(request.client_id) if state.phase == "train" else None
             known = client is not None and (state.round, client.attempt) == (request.round, request.attempt)
             outcome: Outcome = _skip_client(context, state, client if known else None, reason), ()
-        case EvaluationRequest() | ModelsRequest():
+        case work.EvaluationRequest() | work.ModelsRequest():
             # What fails late may be of another phase, in which the client has another client state.
-            phases = ("evaluate", "search") if isinstance(request, EvaluationRequest) else ("deploy",)
+            phases = ("evaluate", "search") if isinstance(request, work.EvaluationRequest) else ("deploy",)
             known = state.phase in phases and state.round == request.round
             client = state.clients.get(request.client_id) if known else None
             outcome = _skip_client(context, state, client, reason), ()
-        case ScoringRequest():
+        case work.ScoringRequest():
             outcome = _receive_candidates(context, state, request, (), now_s)
-        case ProgramRequest():
+        case work.ProgramRequest():
             outcome = _receive_program(context, state, request, ProgramFacts.untrainable(reason)), ()
-        case CostRequest():
+        case work.CostRequest():
             outcome = _receive_estimates(
                 context, state, request, build_target_estimates(context, request, None, reason)
             )
-        case SearchRequest():
+        case work.SearchRequest():
             outcome = _skip_unsearched(state, request, reason), ()
-        case NetworksRequest():
+        case work.NetworksRequest():
             outcome = begin_with(context, state, request, ()), ()
-        case GenerationRequest():
+        case work.GenerationRequest():
             outcome = fail_generation(state, request, reason, now_s), ()
-        case CheckRequest():
+        case work.CheckRequest():
             outcome = _reject_update(context, state, request.update, reason)
         case AggregationRequest():
             outcome = retry_aggregation(context, state, request, reason, now_s)
@@ -114,7 +99,7 @@ def apply_failure(  # noqa: C901, PLR0912 - a case for each request
     return outcome
 
 
-def request_tasks(state: RunState) -> tuple[TaskRequest, ...]:
+def request_tasks(state: RunState) -> tuple[work.TaskRequest, ...]:
     """The requests for the tasks that are not out yet."""
     clients = (client for _, client in sorted(state.clients.items()) if client.stage == "preparing")
     requests = (request_task(state, client) for client in clients)
@@ -122,7 +107,7 @@ def request_tasks(state: RunState) -> tuple[TaskRequest, ...]:
 
 
 def _receive_task(
-    context: RunContext, state: RunState, wanted: TaskRequest, made: PreparedTask, now_s: float
+    context: RunContext, state: RunState, wanted: work.TaskRequest, made: work.PreparedTask, now_s: float
 ) -> Outcome:
     client = state.clients.get(wanted.client_id)
     if state.phase != "train" or client is None or wanted.round != state.round or client.stage != "preparing":
@@ -173,7 +158,11 @@ def _skip_client(context: RunContext, state: RunState, client: ClientState | Non
 
 
 def _receive_candidates(
-    context: RunContext, state: RunState, request: ScoringRequest, candidates: Sequence[Scorable], now_s: float
+    context: RunContext,
+    state: RunState,
+    request: work.ScoringRequest,
+    candidates: Sequence[work.Scorable],
+    now_s: float,
 ) -> Outcome:
     client = state.clients.get(request.client_id)
     if state.phase != "train" or client is None or request.round != state.round:
@@ -185,7 +174,7 @@ def _receive_candidates(
 
 
 def _receive_models(
-    context: RunContext, state: RunState, request: ModelsRequest, made: ExportedModels, now_s: float
+    context: RunContext, state: RunState, request: work.ModelsRequest, made: work.ExportedModels, now_s: float
 ) -> Outcome:
     client = state.clients.get(request.client_id)
     if state.phase != "deploy" or client is None or client.stage != "preparing":
@@ -200,7 +189,9 @@ def _receive_models(
     return state.with_clients(replace(client, stage="out", task=task, models=models)), (SendTask(task=task),)
 
 
-def _receive_program(context: RunContext, state: RunState, wanted: ProgramRequest, facts: ProgramFacts) -> RunState:
+def _receive_program(
+    context: RunContext, state: RunState, wanted: work.ProgramRequest, facts: ProgramFacts
+) -> RunState:
     """A program for later rounds; of one that cannot be written it is known that nobody can be given it."""
     if wanted.program not in state.queue:
         return state
@@ -209,7 +200,7 @@ def _receive_program(context: RunContext, state: RunState, wanted: ProgramReques
 
 
 def _receive_estimates(
-    context: RunContext, state: RunState, wanted: CostRequest, estimates: TargetEstimates
+    context: RunContext, state: RunState, wanted: work.CostRequest, estimates: TargetEstimates
 ) -> Outcome:
     """Sizes can be chosen for a target; what was told of it first stays."""
     known = MappingProxyType({wanted.key: estimates, **state.live.estimates})
@@ -217,7 +208,9 @@ def _receive_estimates(
     return _request_next(context, replace(state, live=replace(state.live, estimates=known)))
 
 
-def _receive_search(context: RunContext, state: RunState, request: SearchRequest, made: SearchResult) -> Outcome:
+def _receive_search(
+    context: RunContext, state: RunState, request: work.SearchRequest, made: work.SearchResult
+) -> Outcome:
     state = state.without_request(request)
     if request.turn != state.turn:
         return state, ()
@@ -229,7 +222,7 @@ def _receive_search(context: RunContext, state: RunState, request: SearchRequest
     return _request_next(context, replace(state, live=live))
 
 
-def _skip_unsearched(state: RunState, wanted: SearchRequest, reason: str) -> RunState:
+def _skip_unsearched(state: RunState, wanted: work.SearchRequest, reason: str) -> RunState:
     """A search that fails leaves nothing to give, nor a smaller size where a server before this one had given one."""
     state = state.without_request(wanted)
     if wanted.turn != state.turn:

@@ -1,4 +1,4 @@
-"""What a client is given: chosen by its method, judged by its program's plan, replaced after a refusal. Pure."""
+"""Assigns submodels to clients: chosen by the method, checked against the program's plan, replaced if refused. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -34,7 +34,7 @@ from subfleet.search.queue import ProgramFacts
 def assign_client(context: RunContext, state: RunState, client: ClientState) -> ClientOutcome:
     """Choose a submodel for a client that has answered."""
     if client.offer.budget is None:
-        return replace(client, stage="skipped", reason="it told no budget"), ()
+        return replace(client, stage="skipped", reason="the client reported no budget"), ()
     if client.offer.brought is not None and find_own_size(context, state.lineages, client) is None:
         return replace(client, stage="skipped", reason=NOT_YET), ()
     ask = build_question(context, state, client)
@@ -43,7 +43,7 @@ def assign_client(context: RunContext, state: RunState, client: ClientState) -> 
 
 
 def request_task(state: RunState, client: ClientState) -> TaskRequest | None:
-    """What a client state's task is made of; None where it has no submodel yet."""
+    """Request a client's training task; None if it has no submodel yet."""
     if client.participant is None:
         return None
     return TaskRequest(
@@ -58,7 +58,7 @@ def request_task(state: RunState, client: ClientState) -> TaskRequest | None:
 def send_training(
     context: RunContext, state: RunState, client: ClientState, made: PreparedTask, now_s: float
 ) -> ClientOutcome:
-    """Send the task if the program's own plan fits the budget, and the runtime has what it calls; else look below."""
+    """Send the training task if the program's plan fits and the runtime has its operators; else look below."""
     facts = made.facts
     lacking = lacking_operators(facts.operators, get_operators(state, client.client_id))
     if lacking:
@@ -80,17 +80,17 @@ def send_training(
 def _choose_another(
     context: RunContext, state: RunState, client: ClientState, facts: ProgramFacts, limit: Limit
 ) -> ClientOutcome:
-    """Another size in place of one whose program takes too much of something; or another subspace of the same."""
+    """Choose another size in place of one that exceeds a limit; or another subspace of the same supernet."""
     if facts.chain is not None:
         return _choose_subspace(context, state, client, facts)
     return choose_below(context, state, client, limit)
 
 
 def _choose_subspace(context: RunContext, state: RunState, client: ClientState, facts: ProgramFacts) -> ClientOutcome:
-    """Another subspace, by what its program has told: it goes by nobody else's, whoever was answered first."""
+    """Choose another subspace, by the facts of its program and of no other that was written in this attempt."""
     size = client.size
     if size is None or client.attempt + 1 >= context.config.max_attempts:
-        reason = "none of the subspaces that it was given has room, or an operator that its runtime has"
+        reason = "none of the subspaces that it was given fits, or its runtime lacks an operator"
         return replace(client, stage="skipped", given=None, reason=reason), ()
     ask = build_question(context, state, client)
     known = WrittenSize(size=size, facts=facts)
@@ -101,9 +101,9 @@ def _choose_subspace(context: RunContext, state: RunState, client: ClientState, 
 
 
 def _limit_memory(context: RunContext, state: RunState, client: ClientState) -> int:
-    """What a program may plan: what there is now, and for a size that is given for good also what its log has.
+    """The memory that a program may plan: what is free now and, for a size that the client keeps, what its log has.
 
-    The smallest size is given for good whatever the log has, as there is nothing below it.
+    The smallest size is kept whatever the log has, since there is nothing below it.
     """
     room_bytes = client.offer.budget.memory_bytes if client.offer.budget is not None else 0
     smallest = list_candidates(context, state, client.offer.runtime)[0].architecture
@@ -115,7 +115,7 @@ def _limit_memory(context: RunContext, state: RunState, client: ClientState) -> 
 def _choose_runnable(
     context: RunContext, state: RunState, client: ClientState, lacking: Sequence[str]
 ) -> ClientOutcome:
-    """Another task while attempts are left: submodels of one network mostly call the same operators."""
+    """Choose another submodel while attempts are left: submodels of one network mostly call the same operators."""
     reason = f"its runtime {client.offer.runtime!r} lacks {', '.join(lacking)}, which the program calls"[
         :MOST_CHARACTERS
     ]
@@ -135,14 +135,14 @@ def build_question(
     below_limit: Limit = "memory",
     search: Search | None = None,
 ) -> AssignmentContext:
-    """What a method is asked for a client; cost estimates of its target must be there.
+    """The question to a method: which submodel for this client? Cost estimates of its target must be known.
 
     Args:
         context: of the run.
         state: of the run.
         client: of the client.
         below: the size that it cannot have.
-        below_limit: what keeps that from it.
+        below_limit: the limit that this size exceeds.
         search: in place of the state's.
     """
     estimate = get_estimates(context, state, client.offer.runtime)
@@ -179,7 +179,7 @@ def build_question(
 
 
 def choose_below(context: RunContext, state: RunState, client: ClientState, limit: Limit) -> ClientOutcome:
-    """A smaller submodel, of those that were known when the round began: nothing depends on who was answered first."""
+    """Choose a smaller submodel, of those known when the round began: the order of answers does not matter."""
     ask = build_question(context, state, client, below=client.size, below_limit=limit)
     return give_size(context, state, client, ask, context.roles.assigner.assign(ask))
 
@@ -187,7 +187,7 @@ def choose_below(context: RunContext, state: RunState, client: ClientState, limi
 def give_size(
     context: RunContext, state: RunState, client: ClientState, ask: AssignmentContext, assigned: Assignment
 ) -> ClientOutcome:
-    """Give a client what was chosen for it; skipped where that is nothing."""
+    """Give a client the submodel that was chosen; skip the client if there is none."""
     if assigned.candidate is not None:
         ask = ask.of_network(assigned.candidate.architecture.network)
     client = replace(client, limit=find_deciding_limit(ask, assigned.candidate, assigned.only))
@@ -211,7 +211,7 @@ def give_size(
 
 def _explain_none(state: RunState, client: ClientState, ask: AssignmentContext) -> str:
     if client.offer.budget is None:
-        return "it told no budget"
+        return "the client reported no budget"
     problems = [one.problem for key, one in sorted(state.live.estimates.items()) if key.endswith(client.offer.runtime)]
     if problems and all(problems):
         return problems[0]
@@ -221,22 +221,22 @@ def _explain_none(state: RunState, client: ClientState, ask: AssignmentContext) 
 
 
 BY_METHOD = "method"
-"""A larger size would have fitted, and the method gave another."""
+"""A larger size would have fitted, but the method chose another."""
 
 
 def find_deciding_limit(ask: AssignmentContext, given: Candidate | None, only: Candidate | None = None) -> str:
-    """What keeps a client from more than it was given.
+    """The limits that keep a client from a larger size.
 
-    A limit decides where a larger size is excluded by it alone. Where every larger size exceeds several limits, these
-    decide together.
+    A limit decides if it alone excludes a larger size. If every larger size exceeds several limits, these decide
+    together.
 
     Args:
-        ask: what the method was asked for the client.
-        given: what it gave; None where nothing fits.
-        only: where nothing was given, the one size that might have been.
+        ask: the question to the method.
+        given: its choice; None if nothing fits.
+        only: if nothing fits, the one size that the method considered.
 
     Returns:
-        Names of limits with "+" between them, "method", or nothing where the largest size was given.
+        Names of limits joined by "+", "method", or an empty text if the largest size was given.
     """
     if given is None and only is not None:
         return "+".join(limit for limit in LIMITS if limit in ask.exceeded(only))
@@ -249,35 +249,35 @@ def find_deciding_limit(ask: AssignmentContext, given: Candidate | None, only: C
 
 
 def describe_refusal(refusal: Refusal) -> str:
-    """A refusal in words that may be shown in terminals, where control characters act."""
+    """A refusal in words, without control characters, so that terminals can show it."""
     return f"{refusal.reason}: {printable(refusal.detail)}"[:MOST_CHARACTERS]
 
 
 def answer_refusal(context: RunContext, state: RunState, client: ClientState, refusal: Refusal) -> ClientOutcome:
-    """A smaller task after a refusal that a smaller one may mend, while there is one and attempts are left.
+    """Choose a smaller task if that may help, and a smaller size and attempts are left; else close the client state.
 
-    Else the client state is refused. What a device cannot run at all is told by the state.
+    The state knows already which programs the device cannot run.
     """
-    course = REFUSALS[refusal.reason]
+    effect = REFUSALS[refusal.reason]
     final = replace(client, stage="refused", reason=describe_refusal(refusal))
     if state.phase != "train":
         return final, ()
     if (
-        course.limit is not None
+        effect.limit is not None
         and client.attempt + 1 < context.config.max_attempts
         and client.offer.budget
         and client.size
     ):
         smaller = lower_budget(replace(client, attempt=client.attempt + 1), refusal)
-        chosen, actions = choose_below(context, state, smaller, course.limit)
+        chosen, actions = choose_below(context, state, smaller, effect.limit)
         if chosen.open:
             return chosen, actions
-    lasts = find_lasting(context, state, client) if course.of_program else course.lasts
+    lasts = find_lasting(context, state, client) if effect.of_program else effect.lasts
     return replace(final, lasts=lasts), ()
 
 
 def find_lasting(context: RunContext, state: RunState, client: ClientState) -> Lasts:
-    """Whether a device to which a program could not be given, or of which it was refused, has nothing else left."""
+    """Whether another attempt has the same outcome: no other size is left for the device."""
     ask = build_question(context, state, client)
     assigned = context.roles.assigner.assign(ask)
     left = assigned.candidate is not None or not is_exhausted(ask, assigned.only)
@@ -285,24 +285,24 @@ def find_lasting(context: RunContext, state: RunState, client: ClientState) -> L
 
 
 def lower_budget(client: ClientState, refusal: Refusal) -> ClientState:
-    """The client state with no more in its budget than a refusal says that there is."""
+    """The client state with its budget lowered to the free bytes that a refusal reports."""
     available_bytes = refusal.available_bytes
     if client.offer.budget is None or available_bytes is None:
         return client
-    there_bytes, budget = max(0, available_bytes), client.offer.budget
+    free_bytes, budget = max(0, available_bytes), client.offer.budget
     if refusal.reason == "memory":
         return replace(
             client,
-            offer=replace(client.offer, budget=replace(budget, memory_bytes=min(budget.memory_bytes, there_bytes))),
+            offer=replace(client.offer, budget=replace(budget, memory_bytes=min(budget.memory_bytes, free_bytes))),
         )
     if refusal.reason == "disk":
-        told_bytes = there_bytes if budget.disk_bytes is None else min(budget.disk_bytes, there_bytes)
-        return replace(client, offer=replace(client.offer, budget=replace(budget, disk_bytes=told_bytes)))
+        disk_bytes = free_bytes if budget.disk_bytes is None else min(budget.disk_bytes, free_bytes)
+        return replace(client, offer=replace(client.offer, budget=replace(budget, disk_bytes=disk_bytes)))
     return client
 
 
 def remember_disk(state: RunState, refusal: Refusal) -> RunState:
-    """The state that knows what may be written to a device's disk, for rounds in which it does not tell."""
+    """The state that remembers the free bytes of a device's disk, for rounds in which it does not report them."""
     if refusal.reason != "disk" or refusal.available_bytes is None:
         return state
     known = {**state.disks, refusal.client_id: max(0, refusal.available_bytes)}

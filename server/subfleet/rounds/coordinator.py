@@ -20,6 +20,7 @@ from subfleet.protocol.messages import (
     Telemetry,
     Update,
 )
+from subfleet.rounds import signals
 from subfleet.rounds.arrivals import apply_failure, apply_result, request_tasks
 from subfleet.rounds.assigning import answer_refusal, describe_refusal, lower_budget, remember_disk
 from subfleet.rounds.awaiting import find_sent_s, record_answer
@@ -33,24 +34,12 @@ from subfleet.rounds.members import forget_strangers, holds_lease, record_depart
 from subfleet.rounds.obstacles import forget_refusals, record_unfit
 from subfleet.rounds.offers import build_client, remember_network, reply_to_declaration
 from subfleet.rounds.phases import advance
-from subfleet.rounds.signals import (
-    Action,
-    Event,
-    FromDevice,
-    FromServer,
-    Outcome,
-    RequestDone,
-    RequestFailed,
-    SendTask,
-    Tick,
-    Withdraw,
-)
 from subfleet.rounds.sizing import assign_best, assign_unscored, list_lacking, request_new, request_scoring
 from subfleet.rounds.state import ClientState, RunState
 from subfleet.rounds.work import CheckRequest, ModelsRequest, ProgramRequest
 
 
-def step(context: RunContext, state: RunState, event: Event, now_s: float) -> Outcome:
+def step(context: RunContext, state: RunState, event: signals.Event, now_s: float) -> signals.Outcome:
     """Take in an event, then move on as far as the state allows."""
     handled, actions = _handle(context, state, event, now_s)
     if isinstance(event, Presence | Profile | Telemetry) and _moves_nothing(context, state, handled, event, now_s):
@@ -91,10 +80,10 @@ def build_round_info(context: RunContext, state: RunState, now_s: float) -> Roun
     )
 
 
-def list_resume_actions(context: RunContext, state: RunState) -> tuple[Action, ...]:
+def list_resume_actions(context: RunContext, state: RunState) -> tuple[signals.Action, ...]:
     """What is to be done again when a stored state is taken up: everything that was under way."""
     ahead = (ProgramRequest(program=one, round=state.round) for one in state.queue)
-    actions: list[Action] = [*ahead]
+    actions: list[signals.Action] = [*ahead]
     if state.phase == "aggregate":
         return (request_aggregation(context, state), *actions)
     if state.phase == "deploy":
@@ -105,31 +94,31 @@ def list_resume_actions(context: RunContext, state: RunState) -> tuple[Action, .
         return tuple(actions)
     for client in state.clients.values():
         if client.stage in ("scoring", "out") and client.task is not None:
-            actions.append(SendTask(task=client.task))
+            actions.append(signals.SendTask(task=client.task))
         elif client.stage == "scoring":
             actions.append(request_scoring(state, client))
     # Tasks that are not out yet are asked for when a smaller size could be chosen, should one be too large.
     return (*actions, *(list_lacking(context, state) or request_tasks(state)))
 
 
-def _list_sent_tasks(state: RunState) -> Iterator[SendTask]:
+def _list_sent_tasks(state: RunState) -> Iterator[signals.SendTask]:
     return (
-        SendTask(task=client.task)
+        signals.SendTask(task=client.task)
         for client in state.clients.values()
         if client.stage == "out" and client.task is not None
     )
 
 
-def _list_deployments(state: RunState) -> tuple[Action, ...]:
+def _list_deployments(state: RunState) -> tuple[signals.Action, ...]:
     waiting = (client.participant for client in state.clients.values() if client.stage == "preparing")
     requests = (ModelsRequest(participant=one, round=state.round) for one in waiting if one is not None)
     return (*_list_sent_tasks(state), *requests)
 
 
-def _handle(context: RunContext, state: RunState, event: Event, now_s: float) -> Outcome:
+def _handle(context: RunContext, state: RunState, event: signals.Event, now_s: float) -> signals.Outcome:
     return (
         _handle_message(context, state, event, now_s)
-        if isinstance(event, FromDevice)
+        if isinstance(event, signals.FromDevice)
         else _handle_result(context, state, event, now_s)
     )
 
@@ -151,7 +140,7 @@ def _moves_nothing(
     return replace(now, heard_s=known.heard_s, noted_s=known.noted_s) == known
 
 
-def _handle_message(context: RunContext, state: RunState, event: FromDevice, now_s: float) -> Outcome:
+def _handle_message(context: RunContext, state: RunState, event: signals.FromDevice, now_s: float) -> signals.Outcome:
     match event:
         case Presence():
             outcome = _receive_presence(context, state, event, now_s)
@@ -168,20 +157,20 @@ def _handle_message(context: RunContext, state: RunState, event: FromDevice, now
     return outcome
 
 
-def _handle_result(context: RunContext, state: RunState, event: FromServer, now_s: float) -> Outcome:
+def _handle_result(context: RunContext, state: RunState, event: signals.FromServer, now_s: float) -> signals.Outcome:
     match event:
-        case Tick():
-            outcome: Outcome = forget_strangers(context, state, now_s), ()
-        case RequestDone():
+        case signals.Tick():
+            outcome: signals.Outcome = forget_strangers(context, state, now_s), ()
+        case signals.RequestDone():
             outcome = apply_result(context, state, event, now_s)
-        case RequestFailed():
+        case signals.RequestFailed():
             outcome = apply_failure(context, state, event, now_s)
         case _:
             never(event)
     return outcome
 
 
-def _receive_presence(context: RunContext, state: RunState, presence: Presence, now_s: float) -> Outcome:
+def _receive_presence(context: RunContext, state: RunState, presence: Presence, now_s: float) -> signals.Outcome:
     member = state.live.members.get(presence.client_id, FleetMember())
     if not presence.online:
         # A will is only a hint, and one of an earlier session says nothing of this one.
@@ -195,7 +184,7 @@ def _receive_presence(context: RunContext, state: RunState, presence: Presence, 
     client = state.clients.get(presence.client_id)
     if started_anew and client is not None and client.stage in ("scoring", "out") and client.task is not None:
         # The ack of this task may have come from the life before, which took the task with it.
-        return state, (SendTask(task=client.task),)
+        return state, (signals.SendTask(task=client.task),)
     return state, build_skip_notice(client)
 
 
@@ -203,7 +192,7 @@ def _mark_heard(member: FleetMember, session_id: str, now_s: float) -> FleetMemb
     return replace(member, session_id=session_id, heard_s=now_s, gone="", farewell="", silent_since=0, noted_s=now_s)
 
 
-def _receive_profile(context: RunContext, state: RunState, profile: Profile, now_s: float) -> Outcome:
+def _receive_profile(context: RunContext, state: RunState, profile: Profile, now_s: float) -> signals.Outcome:
     member = state.live.members.get(profile.client_id, FleetMember())
     # It comes with every heartbeat, and so does the answer to what it declares, which may have been lost.
     answer = reply_to_declaration(context, profile, state.brought.get(profile.client_id, ()))
@@ -220,7 +209,7 @@ def _with_member(state: RunState, client_id: str, member: FleetMember) -> RunSta
     return replace(state, live=replace(live, members=live.members.updated({client_id: member}), swept=swept))
 
 
-def _receive_telemetry(context: RunContext, state: RunState, telemetry: Telemetry, now_s: float) -> Outcome:
+def _receive_telemetry(context: RunContext, state: RunState, telemetry: Telemetry, now_s: float) -> signals.Outcome:
     client_id, message_id = telemetry.client_id, telemetry.message_id
     member = _mark_heard(state.live.members.get(client_id, FleetMember()), telemetry.session_id, now_s)
     state = _with_member(state, client_id, member)
@@ -237,7 +226,7 @@ def _receive_telemetry(context: RunContext, state: RunState, telemetry: Telemetr
         return state, ()
     state = record_answer(state, client_id, "telemetry", now_s - state.live.entered_s)
     client = apply_exclusion(state, build_client(context, state, profile, telemetry))
-    state, requests = remember_network(state.with_clients(client), client), tuple[Action, ...]()
+    state, requests = remember_network(state.with_clients(client), client), tuple[signals.Action, ...]()
     if client.stage == "answered":
         state, requests = request_new(state, request_estimates(context, state, client.offer.runtime))
     return state, (reply(client_id, message_id, "accepted"), *requests)
@@ -245,7 +234,7 @@ def _receive_telemetry(context: RunContext, state: RunState, telemetry: Telemetr
 
 def _receive_answer(
     context: RunContext, state: RunState, answer: Scores | Refusal | Evaluated | Deployed, now_s: float
-) -> Outcome:
+) -> signals.Outcome:
     """Take in an answer that counts; each is repeated until its ack arrives."""
     verdict, reason = judge(context, state, answer)
     ack = reply(answer.client_id, answer.message_id, verdict, reason)
@@ -253,7 +242,7 @@ def _receive_answer(
         return state, (ack,)
     if state.phase == "train" and list_lacking(context, state):
         return state, ()  # no size can be chosen yet; without an ack the client sends it again
-    client, actions = state.clients[answer.client_id], tuple[Action, ...]()
+    client, actions = state.clients[answer.client_id], tuple[signals.Action, ...]()
     match answer:
         case Scores():
             state = record_answer(
@@ -268,12 +257,12 @@ def _receive_answer(
             client = replace(client, stage="done")
         case _:
             never(answer)
-    return state.with_clients(client), (ack, Withdraw(task_id=answer.task_id), *actions)
+    return state.with_clients(client), (ack, signals.Withdraw(task_id=answer.task_id), *actions)
 
 
 def _receive_refusal(
     context: RunContext, state: RunState, client: ClientState, refusal: Refusal
-) -> tuple[RunState, ClientState, tuple[Action, ...]]:
+) -> tuple[RunState, ClientState, tuple[signals.Action, ...]]:
     why = describe_refusal(refusal)
     client = replace(client, refusals=(*client.refusals, why))
     state = remember_disk(state, refusal)
@@ -284,7 +273,7 @@ def _receive_refusal(
     return state, *answer_refusal(context, state, client, refusal)
 
 
-def _receive_update(context: RunContext, state: RunState, update: Update) -> Outcome:
+def _receive_update(context: RunContext, state: RunState, update: Update) -> signals.Outcome:
     verdict, reason = judge(context, state, update)
     if verdict == "accepted":
         return state, (CheckRequest(update=update),)

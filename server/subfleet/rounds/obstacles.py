@@ -1,4 +1,4 @@
-"""What keeps a task from a client: the plan of its program, its disk and its link, and what its refusals say. Pure."""
+"""Obstacles to a task: the plan of its program, the client's disk and link, and its earlier refusals. Pure."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ from subfleet.search.queue import ProgramFacts, SizedProgram
 
 
 def get_operators(state: RunState, client_id: str) -> tuple[str, ...]:
-    """The operators that a device's runtime lists; none where it lists none."""
+    """The operators that a device's runtime lists; empty if it lists none."""
     profile = state.profiles.get(client_id)
     return () if profile is None else profile.operators
 
@@ -48,14 +48,14 @@ def plan_bytes(
 
 
 def find_objection(context: RunContext, state: RunState, client: ClientState, task: Task) -> Limit | None:
-    """What a device would refuse a task for by its sizes; None where it would fetch it."""
+    """The limit for which a device would refuse a task by its sizes; None if it would fetch the task."""
     if explain_disk(client, task):
         return "disk"
     return "link" if _is_too_slow(context, state, client, task) else None
 
 
 def explain_disk(client: ClientState, task: Task) -> str:
-    """Why a task does not fit a device's disk; empty where it does, or nothing is known of the disk."""
+    """Why a task does not fit a device's disk; empty if it does, or the disk is unknown."""
     most_bytes = None if client.offer.budget is None else client.offer.budget.disk_bytes
     taken_bytes = needed_bytes(task)
     if most_bytes is None or taken_bytes <= most_bytes:
@@ -64,21 +64,21 @@ def explain_disk(client: ClientState, task: Task) -> str:
 
 
 def select_models(client: ClientState, programs: Sequence[ProgramRef]) -> tuple[ProgramRef, ...]:
-    """Of a device's inference models, those for which its disk has room: its own runtime's comes first."""
+    """The inference models that fit a device's disk; the model for its own runtime comes first."""
     left_bytes = None if client.offer.budget is None else client.offer.budget.disk_bytes
     if left_bytes is None:
         return tuple(programs)
-    kept = set[str]()
+    targets = set[str]()
     for program in sorted(programs, key=lambda one: one.target != client.offer.runtime):
         taken_bytes = PLACED_COPIES * program.blob.size_bytes
         if taken_bytes <= left_bytes:
-            kept.add(program.target)
+            targets.add(program.target)
             left_bytes -= taken_bytes
-    return tuple(program for program in programs if program.target in kept)
+    return tuple(program for program in programs if program.target in targets)
 
 
 def _is_too_slow(context: RunContext, state: RunState, client: ClientState, task: Task) -> bool:
-    """Whether a task cannot come before it ends; the program that the device had last is there already."""
+    """Whether a task takes longer to fetch than its deadline; the device still has its last program."""
     if client.offer.budget is None or client.offer.budget.downlink_bytes is None:
         return False
     rate_bps = max(8 * client.offer.budget.downlink_bytes / context.config.communication_s, LEAST_LINK_BPS)
@@ -90,13 +90,12 @@ def _is_too_slow(context: RunContext, state: RunState, client: ClientState, task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusalEffect:
-    """What follows from a refusal.
+    """The effect of a refusal.
 
     Attributes:
-        limit: what kept the task from the device, so that one which takes less of it may be done; None where no other
-            size changes anything.
+        limit: the limit that the task exceeds, so that a smaller task may do; None if no other size helps.
         lasts: whether the same task would be refused again.
-        of_program: whether it says something of the program, which the device is not given again.
+        of_program: whether the refusal is about the program, which the device is then not given again.
     """
 
     limit: Limit | None
@@ -124,38 +123,38 @@ LASTING_LIMITS: frozenset[Limit] = frozenset(
 
 
 def is_exhausted(ask: AssignmentContext, only: Candidate | None = None) -> bool:
-    """Whether every size is kept from a client by what lasts, so that no attempt has anything for it.
+    """Whether every size has an obstacle that lasts, so that no attempt has anything for the client.
 
     Args:
-        ask: what the method was asked for the client; the sizes below one that was too large are no others.
-        only: the one size that the method would give it.
+        ask: the question to the method.
+        only: the one size that the method would give.
     """
     asked = replace(ask, below=None)
     return all(asked.exceeded(one) & LASTING_LIMITS for one in (ask.candidates if only is None else (only,)))
 
 
 _SCORE = "score"
-"""Kind of the programs that score a size, which are others than those that train it."""
+"""Marks the programs that score a size, as opposed to those that train it."""
 _MOST = 10_000
-"""Refusals that a run remembers; the oldest go first."""
+"""Refusals that a run remembers; the oldest are dropped first."""
 
 
 def record_unfit(state: RunState, client: ClientState, refusal: Refusal, why: str) -> RunState:
-    """The state with what a refusal says of the programs of its task.
+    """The state that remembers a refusal of the programs of a task.
 
     Args:
         state: of the run.
-        client: of the device, with the size that it was given, or the candidates that it was to score.
+        client: of the device, with its size, or the candidates that it was to score.
         refusal: of its task.
-        why: the refusal in words that may be shown.
+        why: the refusal in printable words.
     """
-    course = REFUSALS[refusal.reason]
-    if course.limit is None or not course.of_program:
+    effect = REFUSALS[refusal.reason]
+    if effect.limit is None or not effect.of_program:
         return state
-    kept = {**state.unfit, **dict.fromkeys(_list_keys(client), Obstacle(limit=course.limit, why=why))}
-    for key in list(kept)[: max(0, len(kept) - _MOST)]:
-        del kept[key]
-    return replace(state, unfit=MappingProxyType(kept))
+    unfit = {**state.unfit, **dict.fromkeys(_list_keys(client), Obstacle(limit=effect.limit, why=why))}
+    for key in list(unfit)[: max(0, len(unfit) - _MOST)]:
+        del unfit[key]
+    return replace(state, unfit=MappingProxyType(unfit))
 
 
 def _list_keys(client: ClientState) -> tuple[str, ...]:
@@ -170,12 +169,12 @@ def _list_keys(client: ClientState) -> tuple[str, ...]:
 
 
 def list_unfit_sizes(state: RunState, client_id: str, target: str) -> Mapping[str, Obstacle]:
-    """By size's id, why a device cannot run the program that trains it."""
+    """By the size's id, why a device cannot run the program that trains it."""
     return _filter_prefix(state, f"{client_id}/{target}/")
 
 
 def list_unscorable_sizes(state: RunState, client_id: str, target: str) -> Mapping[str, Obstacle]:
-    """By size's id, why a device cannot run the program that scores it."""
+    """By the size's id, why a device cannot run the program that scores it."""
     return _filter_prefix(state, f"{client_id}/{_SCORE}/{target}/")
 
 
@@ -184,7 +183,7 @@ def _filter_prefix(state: RunState, prefix: str) -> Mapping[str, Obstacle]:
 
 
 def forget_refusals(state: RunState, client_id: str) -> RunState:
-    """The state in which a device may be given anything again: it has started anew, maybe with another runtime."""
+    """The state without a device's earlier refusals: it has restarted, perhaps with another runtime."""
     kept = {key: why for key, why in state.unfit.items() if not key.startswith(f"{client_id}/")}
     if len(kept) < len(state.unfit):
         state = replace(state, unfit=MappingProxyType(kept))

@@ -6,20 +6,7 @@ from heapq import nsmallest
 from types import MappingProxyType
 
 from subfleet.protocol.exhaustive import never
-from subfleet.rounds.awaiting import (
-    NO_SIZE,
-    add_absence,
-    close_clients,
-    close_phase,
-    collect,
-    count_telemetry_extras,
-    drop_departed,
-    explain_missing,
-    get_limit_s,
-    list_awaited_models,
-    list_awaited_telemetry,
-    record_missing,
-)
+from subfleet.rounds import awaiting, progress
 from subfleet.rounds.closing import begin_aggregation
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.continuing import fail_attempt, is_over, open_round
@@ -27,17 +14,6 @@ from subfleet.rounds.evaluating import advance_evaluation
 from subfleet.rounds.judging import build_skip_notice
 from subfleet.rounds.members import SILENT_SINCE, holds_lease, list_expected, list_silent_members
 from subfleet.rounds.networks import find_standing, has_awaited_programs, request_networks
-from subfleet.rounds.progress import (
-    Aggregating,
-    Deploying,
-    Evaluating,
-    Failed,
-    Finished,
-    Measuring,
-    Searching,
-    Training,
-    Waiting,
-)
 from subfleet.rounds.searching import advance_search, is_search_due
 from subfleet.rounds.selection import NOT_DRAWN, select_clients
 from subfleet.rounds.signals import Action, GoOn, Outcome
@@ -64,19 +40,19 @@ def _advance_phase(context: RunContext, state: RunState, now_s: float) -> Outcom
     """What the phase comes to now."""
     outcome: Outcome = state, ()
     match state.at:
-        case Waiting():
+        case progress.Waiting():
             outcome = _waiting(context, state, now_s)
-        case Measuring():
+        case progress.Measuring():
             outcome = _advance_measuring(context, state, now_s)
-        case Training():
+        case progress.Training():
             outcome = _advance_training(context, state, now_s)
-        case Evaluating():
+        case progress.Evaluating():
             outcome = advance_evaluation(context, state, now_s)
-        case Searching():
+        case progress.Searching():
             outcome = advance_search(context, state, now_s)
-        case Deploying():
+        case progress.Deploying():
             outcome = _advance_deployment(context, state, now_s)
-        case Aggregating() | Finished() | Failed():
+        case progress.Aggregating() | progress.Finished() | progress.Failed():
             pass  # an event ends the one, and nothing the others
         case _:
             never(state.at)
@@ -85,7 +61,7 @@ def _advance_phase(context: RunContext, state: RunState, now_s: float) -> Outcom
 
 def _waiting(context: RunContext, state: RunState, now_s: float) -> Outcome:
     if is_search_due(context, state):
-        return state.enter(Searching(), now_s), ()
+        return state.enter(progress.Searching(), now_s), ()
     if is_over(context, state):
         return _open_deploy(context, state, now_s)
     # A strict run waits for those who went away, but begins no round on the strength of them.
@@ -103,26 +79,26 @@ def _waiting(context: RunContext, state: RunState, now_s: float) -> Outcome:
 
 
 def _advance_measuring(context: RunContext, state: RunState, now_s: float) -> Outcome:
-    late = now_s - state.live.entered_s >= get_limit_s(context, "telemetry")
-    there = len(state.clients) + count_telemetry_extras(context, state, now_s)
+    late = now_s - state.live.entered_s >= awaiting.get_limit_s(context, "telemetry")
+    there = len(state.clients) + awaiting.count_telemetry_extras(context, state, now_s)
     few = not state.clients or there < context.config.min_clients
-    if not late and (few or next(list_awaited_telemetry(context, state, now_s), None) is not None):
+    if not late and (few or next(awaiting.list_awaited_telemetry(context, state, now_s), None) is not None):
         return state, ()
     if wanted := request_networks(context, state):
         if now_s - state.live.entered_s < context.config.deadlines.measure_s + context.config.deadlines.round_s:
             return request_new(state, wanted)
-        state, _ = close_clients(state, dict.fromkeys(_list_open(state), NO_SIZE))
+        state, _ = awaiting.close_clients(state, dict.fromkeys(_list_open(state), awaiting.NO_SIZE))
         return fail_attempt(context, state, now_s), ()
     missed = [name for name in sorted(list_expected(context, state, now_s)) if name not in state.clients]
     silent = [name for name in list_silent_members(state) if name not in missed]
-    reasons = {name: explain_missing(context, state, name, "telemetry", now_s, late) for name in missed}
+    reasons = {name: awaiting.explain_missing(context, state, name, "telemetry", now_s, late) for name in missed}
     members = state.live.members
     since = {name: members[name].silent_since or state.round for name in (*missed, *silent)}
     members = members.updated({name: replace(members[name], silent_since=number) for name, number in since.items()})
     state = replace(state, live=replace(state.live, members=members))
     if not state.clients:
         return _announce_again(context, state, now_s)
-    state = record_missing(state, missed, "telemetry")
+    state = awaiting.record_missing(state, missed, "telemetry")
     reasons |= {name: f"{SILENT_SINCE} {since[name]}" for name in silent}
     clients = {
         **state.clients,
@@ -134,7 +110,7 @@ def _advance_measuring(context: RunContext, state: RunState, now_s: float) -> Ou
 def _announce_again(context: RunContext, state: RunState, now_s: float) -> Outcome:
     """Wait for clients anew, but not for ever: some may give signs of life and yet never say what they can give."""
     if now_s - state.live.opened_s < context.config.deadlines.join_s:
-        return state.enter(Waiting(), now_s), ()
+        return state.enter(progress.Waiting(), now_s), ()
     failure = (
         f"no client answered the announcement of round {state.round} within {context.config.deadlines.join_s:g} s; "
         "see the clients' logs, or raise measure_s"
@@ -156,19 +132,19 @@ def _assign(context: RunContext, state: RunState, now_s: float) -> Outcome:
         for name, client in state.clients.items()
         if client.stage == "answered" and name not in drawn
     }
-    state = state.enter(Training(), now_s)
+    state = state.enter(progress.Training(), now_s)
     return replace(state, clients=MappingProxyType(dict(sorted({**state.clients, **left_out}.items())))), ()
 
 
 def _advance_training(context: RunContext, state: RunState, now_s: float) -> Outcome:
     state, unscored = (state, ()) if list_lacking(context, state) else drop_late_scores(context, state, now_s)
     state, given = give_sizes(context, state)
-    state, parted = drop_departed(context, state, now_s)
+    state, parted = awaiting.drop_departed(context, state, now_s)
     first = (*unscored, *given, *parted)
-    collection = collect(context, state, "training", now_s)
+    collection = awaiting.collect(context, state, "training", now_s)
     if not collection.closes or (not collection.late and has_awaited_programs(context, state)):
         return state, first
-    state, actions = close_phase(context, state, "training", collection, now_s)
+    state, actions = awaiting.close_phase(context, state, "training", collection, now_s)
     if not any(client.stage == "done" for client in state.clients.values()):
         # Where the next try begins at once, nobody would be told after this step.
         notices = [notice for client in state.clients.values() for notice in build_skip_notice(client)]
@@ -183,8 +159,8 @@ def _list_open(state: RunState) -> Iterator[str]:
 
 def _open_deploy(context: RunContext, state: RunState, now_s: float) -> Outcome:
     if not context.config.deploy_targets or not state.last:
-        return state.enter(Finished(), now_s), ()
-    return replace(state, clients=MappingProxyType({})).enter(Deploying(), now_s), ()
+        return state.enter(progress.Finished(), now_s), ()
+    return replace(state, clients=MappingProxyType({})).enter(progress.Deploying(), now_s), ()
 
 
 def _build_deploy_client(context: RunContext, state: RunState, last: ClientState) -> ClientState:
@@ -210,10 +186,10 @@ def _advance_deployment(context: RunContext, state: RunState, now_s: float) -> O
         actions = tuple(ModelsRequest(participant=one, round=state.round) for one in wanted if one is not None)
         more = (GoOn(),) if len(names) > AT_ONCE else ()
         return replace(state, clients=MappingProxyType({**state.clients, **new})), (*actions, *more)
-    state, parted = drop_departed(context, state, now_s)
-    if next(list_awaited_models(context, state, now_s), None) is not None:
+    state, parted = awaiting.drop_departed(context, state, now_s)
+    if next(awaiting.list_awaited_models(context, state, now_s), None) is not None:
         return state, parted
     unfetched = "it did not fetch its models in time"
-    reasons = {name: add_absence(context, state, name, unfetched, now_s) for name in _list_open(state)}
-    state, closed = close_clients(state, reasons)
-    return state.enter(Finished(), now_s), (*parted, *closed)
+    reasons = {name: awaiting.add_absence(context, state, name, unfetched, now_s) for name in _list_open(state)}
+    state, closed = awaiting.close_clients(state, reasons)
+    return state.enter(progress.Finished(), now_s), (*parted, *closed)

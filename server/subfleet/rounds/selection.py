@@ -135,7 +135,7 @@ class _Known:
     def available(self, client: ClientState) -> AvailableClient:
         """A client that has answered, as methods are told of it."""
         if client.offer.budget is None:
-            raise ValueError(f"client {client.client_id} has answered, but told no budget")
+            raise ValueError(f"client {client.client_id} has answered, but reported no budget")
         last = self.state.last.get(client.client_id)
         past = None if last is None else _build_last_update(last, self.estimate)
         size = self.estimate(list_networks(self.context, self.state)[0].space[0] if past is None else past.size)

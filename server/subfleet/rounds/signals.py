@@ -21,21 +21,9 @@ from subfleet.protocol.messages import (
     Telemetry,
     Update,
 )
+from subfleet.rounds import work
 from subfleet.rounds.live import GenerationScores
 from subfleet.rounds.state import ClientState, RunState
-from subfleet.rounds.work import (
-    AggregatedRound,
-    CheckRequest,
-    CostRequest,
-    EvaluationRequest,
-    GenerationRequest,
-    ModelsRequest,
-    NetworksRequest,
-    ProgramRequest,
-    ScoringRequest,
-    SearchRequest,
-    TaskRequest,
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +31,9 @@ class AggregationRequest:
     """Aggregate the updates of these clients into the next model. Results in `AggregatedRound`.
 
     Attributes:
-        memory: what the method remembers.
-        lineages: of the networks that the run has had.
-        brought: networks of the round's clients that are not in the union model yet.
+        memory: the method's memory.
+        lineages: of the networks of the run.
+        brought: networks of the round's clients that are not in a union model yet.
     """
 
     round: int
@@ -56,16 +44,16 @@ class AggregationRequest:
 
 
 Request = (
-    TaskRequest
-    | ScoringRequest
-    | EvaluationRequest
-    | ModelsRequest
-    | ProgramRequest
-    | CostRequest
-    | SearchRequest
-    | NetworksRequest
-    | GenerationRequest
-    | CheckRequest
+    work.TaskRequest
+    | work.ScoringRequest
+    | work.EvaluationRequest
+    | work.ModelsRequest
+    | work.ProgramRequest
+    | work.CostRequest
+    | work.SearchRequest
+    | work.NetworksRequest
+    | work.GenerationRequest
+    | work.CheckRequest
     | AggregationRequest
 )
 """Work beside the loop; `RequestDone` or `RequestFailed` answers it."""
@@ -73,12 +61,12 @@ Request = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoOn:
-    """More is to be decided: let the next step wait for nothing."""
+    """More is to be decided: take the next step without waiting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendTask:
-    """Send a task until its ack comes."""
+    """Send a task until it is acknowledged."""
 
     task: Task
 
@@ -112,7 +100,7 @@ class Close:
     """
 
     round: int
-    result: AggregatedRound
+    result: work.AggregatedRound
     seconds: float
     clients: tuple[ClientState, ...]
     exported: int = 0
@@ -123,10 +111,10 @@ class Close:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloseEvaluation:
-    """The devices' evaluation after a round is over: record it.
+    """The evaluation by devices after a round is over: record it.
 
     Attributes:
-        lineages: of the networks that the run has had.
+        lineages: of the networks of the run.
     """
 
     round: int
@@ -140,9 +128,9 @@ class CloseGeneration:
     """A generation of a search between rounds has been scored: record it.
 
     Attributes:
-        round: after which it was.
-        scores: of its paths, which the search goes by.
-        devices: what devices told, where they scored; None where the server did.
+        round: the round after which the search is.
+        scores: of its paths.
+        devices: the scoring by devices; None if the server scored.
     """
 
     round: int
@@ -174,10 +162,10 @@ class RequestDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFailed:
-    """Work beside the loop cannot be done.
+    """Work beside the loop has failed.
 
     Attributes:
-        by_disk: the server's own disk is to blame, so that neither another attempt nor other clients would help.
+        by_disk: the server's own disk is the cause, so that neither another attempt nor other clients would help.
     """
 
     request: Request
@@ -186,12 +174,12 @@ class RequestFailed:
 
 
 FromDevice = Presence | Profile | Telemetry | Scores | Refusal | Update | Evaluated | Deployed
-"""What devices say: of an update, that it is there; its blob is still on the device."""
+"""Messages of devices. An `Update` only announces its blob, which is still on the device."""
 FromServer = Tick | RequestDone | RequestFailed
-"""What happens at the server."""
+"""Events at the server."""
 Event = FromDevice | FromServer
 
 Outcome = tuple[RunState, tuple[Action, ...]]
-"""The state after something happened, and what is to be done."""
+"""The next state, and the actions that follow."""
 ClientOutcome = tuple[ClientState, tuple[Action, ...]]
-"""The same of one client's state."""
+"""The next state of one client, and the actions that follow."""
